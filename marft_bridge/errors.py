@@ -1,0 +1,38 @@
+"""Errors, named for the boundary that was crossed.
+
+    BridgeError                 one clear line for the user: what, where, what to do; the CLI exits with 2
+    ├── ConfigError             bridge.toml or a flag
+    ├── GraphError              the user's app: import, node names, tasks, rewards
+    ├── ServingError            vLLM: start, port, health, adapters
+    ├── StoreError              (trace_store.errors) the DuckDB file and its journals
+    └── TrainError              (trainers.errors) model directories, adapters, batches
+
+`StoreError` and `TrainError` live in the packages that raise them, which must not import this one; they are
+re-exported here, and `USER_ERRORS` is what the CLI catches.
+"""
+
+from __future__ import annotations
+
+from trace_store.errors import StoreError
+from trainers.errors import TrainError
+
+
+class BridgeError(Exception):
+    """Something that the user can put right. The message is one line."""
+
+
+class ConfigError(BridgeError):
+    """The configuration is missing, unreadable or contradicts itself."""
+
+
+class GraphError(BridgeError):
+    """The user's graph, tasks or reward cannot be used."""
+
+
+class ServingError(BridgeError):
+    """The model server did not start, died, or answered something unusable."""
+
+
+USER_ERRORS = (BridgeError, StoreError, TrainError)
+
+__all__ = ["USER_ERRORS", "BridgeError", "ConfigError", "GraphError", "ServingError", "StoreError", "TrainError"]

@@ -1,0 +1,71 @@
+"""Span and attribute names, each spelled once. Nothing else in the project writes one by hand.
+
+`gen_ai.*` follows the OpenTelemetry GenAI conventions, which are still in development: hence our own constants
+and `CONVENTION_VERSION` in every row. What the conventions lack (token ids, log-probs, adapter versions,
+dependencies) lives under `marft.*`.
+"""
+
+from __future__ import annotations
+
+CONVENTION_VERSION = "genai-1.44/marft-1"
+
+# Operations, the values of gen_ai.operation.name.
+INVOKE_WORKFLOW = "invoke_workflow"  # one graph run: an episode
+INVOKE_AGENT = "invoke_agent"  # one execution of a LangGraph node
+CHAT = "chat"  # one LLM call: an action
+EXECUTE_TOOL = "execute_tool"  # one tool call: an environment transition
+
+# OpenTelemetry GenAI.
+OPERATION = "gen_ai.operation.name"
+WORKFLOW_NAME = "gen_ai.workflow.name"
+AGENT_NAME = "gen_ai.agent.name"
+TOOL_NAME = "gen_ai.tool.name"
+TOOL_CALL_ID = "gen_ai.tool.call.id"
+TOOL_ARGUMENTS = "gen_ai.tool.call.arguments"
+TOOL_RESULT = "gen_ai.tool.call.result"
+PROVIDER = "gen_ai.provider.name"
+REQUEST_MODEL = "gen_ai.request.model"
+REQUEST_TEMPERATURE = "gen_ai.request.temperature"
+REQUEST_TOP_P = "gen_ai.request.top_p"
+REQUEST_TOP_K = "gen_ai.request.top_k"
+REQUEST_SEED = "gen_ai.request.seed"
+REQUEST_MAX_TOKENS = "gen_ai.request.max_tokens"
+RESPONSE_ID = "gen_ai.response.id"
+RESPONSE_MODEL = "gen_ai.response.model"
+FINISH_REASONS = "gen_ai.response.finish_reasons"
+INPUT_MESSAGES = "gen_ai.input.messages"
+OUTPUT_MESSAGES = "gen_ai.output.messages"
+USAGE_INPUT_TOKENS = "gen_ai.usage.input_tokens"
+USAGE_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+
+# Ours: what the episode was.
+RUN_ID = "marft.run.id"
+TASK_ID = "marft.task.id"
+TASK = "marft.task"  # JSON object
+SPLIT = "marft.split"
+SAMPLE = "marft.sample"
+ROUND = "marft.round"
+VARIANT = "marft.variant"
+SEED = "marft.seed"
+ADAPTERS = "marft.adapters"  # JSON object node -> version
+OUTCOME = "marft.outcome"
+OUTCOME_REASON = "marft.outcome.reason"
+SPAN_COUNT = "marft.span_count"  # on the root: how many spans the episode has, itself included
+TAGS = "marft.tags"
+SUBJECT_ID = "marft.subject.id"
+PARENT_EPISODE = "marft.parent_episode"
+
+# Ours: LangGraph coordinates, on node spans and the chat spans inside them.
+NODE = "marft.node"  # LangGraph node name, subgraph path included, "/" between
+STEP = "marft.langgraph.step"
+CHECKPOINT_NS = "marft.langgraph.checkpoint_ns"  # identifies the task; a retry or a resume repeats it
+TRIGGERED_BY = "marft.langgraph.triggered_by"  # list of checkpoint_ns whose writes triggered this task
+READS_FROM = "marft.langgraph.reads_from"  # list of checkpoint_ns that last wrote what this task could read
+
+# Ours: the exact tokens of an action, from the engine.
+PROMPT_IDS = "marft.prompt_token_ids"
+SAMPLED_IDS = "marft.sampled_token_ids"
+LOGPROBS = "marft.sampled_logprobs"
+ADAPTER = "marft.adapter"  # "node@version"
+ADAPTER_VERSION = "marft.adapter.version"
+UNTRAINABLE = "marft.untrainable"  # the reason, when the recorder knows one

@@ -1,0 +1,155 @@
+"""The records that the store keeps, as frozen dataclasses: the vocabulary that the four packages share.
+
+Three records are never mixed: a *span* says what happened, a *trajectory* says what the Markov game saw, and a
+*batch* (in `trainers`) is what the optimiser eats. This module holds the first two and the rows around them.
+Invariant: an absent value is None, never 0; token ids and log-probs come from the engine that sampled them.
+It knows nothing of DuckDB, OpenTelemetry, LangGraph or torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+EdgeKind = Literal["trigger", "data", "send", "tool"]
+RewardScope = Literal["episode", "step", "agent"]
+Outcome = Literal["terminated", "truncated", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One invocation of a command that produced records (a collect, a training round, a comparison)."""
+
+    run_id: str
+    command: str
+    started_ns: int
+    config: dict[str, Any] = field(default_factory=dict)  # resolved configuration, secrets removed
+    version: str = ""  # of marft-bridge
+
+
+@dataclass(frozen=True, slots=True)
+class SpanRow:
+    """One ended OpenTelemetry span. `trace_id` is also the episode id: one graph run is one trace."""
+
+    trace_id: str  # 32 hex digits
+    span_id: str  # 16 hex digits
+    parent_span_id: str | None
+    name: str
+    operation: str  # gen_ai.operation.name: invoke_workflow | invoke_agent | chat | execute_tool
+    start_ns: int  # unix time
+    end_ns: int
+    status: Literal["ok", "error"]
+    status_message: str | None
+    convention: str  # version of the attribute names, see conventions.CONVENTION_VERSION
+    attributes: dict[str, Any]  # JSON values only
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One LLM call of one agent: a_i in the Flex-MG.
+
+    `logprobs[k]` is the behaviour policy's log-probability of `sampled_ids[k]`; the two are parallel whenever
+    `trainable` is true. `prompt_ids` is the rollout observation that the engine really saw (profile,
+    observation and predecessors' actions, through the chat template).
+    """
+
+    action_id: str  # the span id of the chat span
+    episode_id: str
+    node: str  # the agent: LangGraph node name, subgraph path included
+    index: int  # position in a topological order of D within the episode, from 0
+    step: int | None  # LangGraph superstep
+    prompt_ids: tuple[int, ...] | None
+    sampled_ids: tuple[int, ...] | None
+    logprobs: tuple[float, ...] | None
+    model: str | None  # as the engine named it in its answer
+    adapter: str | None  # "node@version"; None for a model without an adapter
+    adapter_version: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    max_tokens: int | None
+    seed: int | None
+    finish_reason: str | None
+    completion: str | None  # text, for people; training never reads it
+    started_ns: int
+    ended_ns: int
+    trainable: bool
+    untrainable_reason: str | None = None  # set exactly when trainable is false
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """D(src, dst) = 1: the action `dst` depended on `src`. `exact` is false for an upper bound."""
+
+    episode_id: str
+    src: str  # action_id
+    dst: str  # action_id
+    kind: EdgeKind
+    exact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """One named reward. Scope `episode` is the team's; `step` and `agent` point at an action or a node."""
+
+    episode_id: str
+    name: str
+    value: float
+    source: str  # what computed it, e.g. "graphs.math_duo:reward"
+    created_ns: int
+    scope: RewardScope = "episode"
+    action_id: str | None = None
+    node: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One graph run on one task by one set of adapter versions."""
+
+    episode_id: str
+    run_id: str
+    task_id: str
+    split: str  # "train" | "heldout"
+    sample: int  # which sample of this task within the run, from 0
+    round: int | None  # training round that asked for it; None for collect and compare
+    variant: str | None  # which side of a comparison; None elsewhere
+    seed: int | None
+    adapters: dict[str, int]  # node -> adapter version; a node without an adapter is absent
+    outcome: Outcome
+    reason: str | None  # why it was truncated or failed
+    started_ns: int
+    ended_ns: int
+    span_count: int
+    task: dict[str, Any] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    subject_id: str | None = None
+    parent_episode: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """A complete episode as the Markov game saw it: actions in a topological order of D, edges and rewards."""
+
+    episode: Episode
+    actions: tuple[Action, ...]
+    edges: tuple[Edge, ...]
+    rewards: tuple[Reward, ...]
+
+    def team_reward(self, name: str) -> float | None:
+        """The latest episode-level reward called `name`; None when there is none (which is not 0)."""
+        found = [r for r in self.rewards if r.scope == "episode" and r.name == name]
+        return max(found, key=lambda r: r.created_ns).value if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRow:
+    """One published adapter version of one node."""
+
+    node: str
+    version: int
+    parent: int | None  # version it was trained from
+    path: str
+    sha256: str  # of adapter_model.safetensors
+    base_sha256: str  # of the base model's weights
+    created_ns: int
+    metrics: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,7 @@
+"""What can go wrong in training, as errors whose message is one line for the user."""
+
+from __future__ import annotations
+
+
+class TrainError(Exception):
+    """A model, an adapter or a batch cannot be used; the message says what, where and what to do."""
