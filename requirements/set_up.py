@@ -1,0 +1,129 @@
+"""The pins in cpu.txt -> a virtual environment that runs everything without a GPU: `make setup`.
+
+Invariant: the stamp in the environment holds the digest of the files that it was made from only when every step
+has ended well. So a second run has nothing to do, and a run that was cut off is done again from the start.
+
+It asks pip as the machine has configured it and knows no index. It uses the standard library only, since it runs
+before anything is installed, and syntax that an old Python can read, so that such a Python gets a clear answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+OLDEST_PYTHON = (3, 11)
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+UNFINISHED = "unfinished"
+
+ROOT = Path(__file__).resolve().parent.parent
+PINS = ROOT / "requirements" / "cpu.txt"
+PROJECT = ROOT / "pyproject.toml"
+ENVIRONMENT = ROOT / ".venv"
+STAMP = ENVIRONMENT / "marft-setup.stamp"
+
+
+class SetupError(Exception):
+    """A step failed in a way that the user can put right. The message is what to do."""
+
+
+def digest_of_inputs() -> str:
+    """The pins and the project file -> one SHA-256, in hexadecimal."""
+    digest = hashlib.sha256()
+    for path in (PINS, PROJECT):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def python_of_environment() -> Path:
+    """The environment's interpreter, whether or not it exists yet."""
+    return ENVIRONMENT / "bin" / "python"
+
+
+def stamp_of_environment() -> str | None:
+    """What the last run left behind: a digest, UNFINISHED, or None for an environment that is not ours or not there.
+
+    An interpreter that is gone (the system's Python was upgraded) counts as unfinished.
+    """
+    if not STAMP.exists():
+        return None
+    return STAMP.read_text().strip() if python_of_environment().exists() else UNFINISHED
+
+
+def torch_pin() -> str:
+    """The line of the pins that names torch."""
+    return next(line for line in PINS.read_text().splitlines() if line.startswith("torch=="))
+
+
+def pip_install(*arguments: str) -> None:
+    """Run the environment's pip; its own words reach the terminal. Raises SetupError."""
+    command = [str(python_of_environment()), "-m", "pip", "install", "--no-deps", *arguments]
+    if subprocess.run(command, check=False).returncode != 0:
+        raise SetupError("pip failed; its last lines above say why. `make setup` starts over.")
+
+
+def install_torch() -> None:
+    """Torch first: where its CPU build is missing, say what to add instead of showing a resolver's error."""
+    pin = torch_pin()
+    command = [str(python_of_environment()), "-m", "pip", "install", "--no-deps", pin]
+    run = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True)
+    if "No matching distribution found for torch" in run.stderr:
+        python = ".".join(str(part) for part in sys.version_info[:2])
+        raise SetupError(
+            f"pip does not find {pin}, the CPU build of PyTorch, for Python {python}. Add PyTorch's index to pip's: "
+            f"PIP_EXTRA_INDEX_URL={TORCH_CPU_INDEX} make setup (as a flag: --extra-index-url {TORCH_CPU_INDEX})"
+        )
+    sys.stderr.write(run.stderr)
+    if run.returncode != 0:
+        raise SetupError(f"pip could not install {pin}; its last lines above say why. `make setup` starts over.")
+
+
+def create_environment() -> None:
+    """An environment marked unfinished: a fresh one, unless a finished one, or the user's own, is there to update."""
+    fresh = stamp_of_environment() == UNFINISHED or not python_of_environment().exists()
+    if fresh:
+        try:
+            venv.create(ENVIRONMENT, clear=True, symlinks=True, with_pip=True)
+        except subprocess.CalledProcessError as error:
+            raise SetupError(
+                f"Python could not make {ENVIRONMENT.name}: install your system's venv package (Debian: python3-venv)."
+            ) from error
+    STAMP.write_text(UNFINISHED + "\n")
+
+
+def set_up() -> None:
+    """Bring the environment to what the pins say, or do nothing when it is there already. Raises SetupError."""
+    wanted = digest_of_inputs()
+    if stamp_of_environment() == wanted:
+        return
+    print(f"Setting up {ENVIRONMENT.name}: about 3.5 GB on disk and two minutes of work, once.", flush=True)
+    create_environment()
+    install_torch()
+    pip_install("-r", str(PINS))
+    pip_install("--no-build-isolation", "-e", str(ROOT))  # setuptools is among the pins
+    STAMP.write_text(wanted + "\n")
+
+
+def main() -> int:
+    """Exit status 0 when the environment is ready, 1 after one line that says what to do."""
+    if sys.version_info < OLDEST_PYTHON:
+        found = ".".join(str(part) for part in sys.version_info[:3])
+        advice = "make setup PYTHON=python3.11"
+        print(f"setup: Python 3.11 or newer is needed and {sys.executable} is {found}: {advice}", file=sys.stderr)
+        return 1
+    try:
+        set_up()
+    except SetupError as error:
+        print(f"setup: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("setup: interrupted; `make setup` starts over.", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
