@@ -1,0 +1,93 @@
+r"""The paper's duo, Reasoner -> Actor (MARFT, appendix B.3), on small word problems that can be checked.
+
+A task becomes a graph input, the graph a final state, and the final state named rewards. The graph is an
+ordinary one: it takes any LangChain chat model and knows nothing of spans, adapters or training. The profiles
+are those of the paper, shortened to what a 135M model can follow; the answer is the last number that the Actor
+writes instead of a \boxed{} expression, which so small a model almost never produces.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from typing import Any, TypedDict
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import HumanMessage, SystemMessage
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.state import CompiledStateGraph
+
+REASONER = (
+    "Two LLM agents (Reasoner -> Actor) solve math problems step by step. You are the Reasoner: analyze the "
+    "problem and guide the Actor with concise reasoning for the next operation."
+)
+ACTOR = (
+    "Two LLM agents (Reasoner -> Actor) solve math problems step by step. You are the Actor: use the problem "
+    "and the Reasoner's guidance, and give the final answer as a number."
+)
+
+TEMPLATES = (
+    "{name} has {a} {things} and gets {b} more. How many {things} does {name} have now?",
+    "There are {a} {things} in a box and {b} {things} in a bag. How many {things} are there in total?",
+    "{name} picks {a} {things} in the morning and {b} {things} in the evening. How many {things} does {name} pick?",
+    "What is {a} + {b}?",
+    "Add {b} to {a}. What is the result?",
+)
+NAMES = ("Ann", "Tom", "Mia", "Leo")
+THINGS = ("apples", "pens", "shells", "coins")
+
+
+class DuoState(TypedDict, total=False):
+    """What the two nodes share."""
+
+    question: str
+    guidance: str
+    answer: str
+
+
+def build(model: BaseChatModel) -> CompiledStateGraph:
+    """The compiled duo, in which both nodes call `model`."""
+
+    async def reasoner(state: DuoState) -> DuoState:
+        reply = await model.ainvoke([SystemMessage(REASONER), HumanMessage(f"Problem: {state['question']}")])
+        return {"guidance": str(reply.text).strip()}
+
+    async def actor(state: DuoState) -> DuoState:
+        problem = f"Problem: {state['question']}\nReasoner: {state['guidance']}"
+        reply = await model.ainvoke([SystemMessage(ACTOR), HumanMessage(problem)])
+        return {"answer": str(reply.text)}
+
+    graph = StateGraph(DuoState)
+    graph.add_node("reasoner", reasoner)
+    graph.add_node("actor", actor)
+    graph.add_edge(START, "reasoner")
+    graph.add_edge("reasoner", "actor")
+    graph.add_edge("actor", END)
+    return graph.compile(name="math_duo")
+
+
+def tasks() -> Iterator[dict[str, Any]]:
+    """All 405 tasks: every sum of two numbers from 1 to 9 in every template, in one fixed order."""
+    pick = random.Random(0)
+    for template_number, template in enumerate(TEMPLATES):
+        for a in range(1, 10):
+            for b in range(1, 10):
+                question = template.format(name=pick.choice(NAMES), things=pick.choice(THINGS), a=a, b=b)
+                yield {"id": f"sum-{template_number}-{a}-{b}", "question": question, "answer": a + b}
+
+
+def task_to_input(task: dict[str, Any]) -> DuoState:
+    """The graph never sees the answer."""
+    return {"question": task["question"]}
+
+
+def reward(task: dict[str, Any], result: dict[str, Any]) -> dict[str, float]:
+    """Team rewards of one episode, from its final state.
+
+    `correct` is 1 where the last number of the Actor's answer is the right one. `reward`, which is trained on,
+    adds partial credit: 0.1 where the right number occurs at all, so that the first rounds are not silent.
+    """
+    numbers = [int(number) for number in re.findall(r"-?\d+", result.get("answer", ""))]
+    correct = bool(numbers) and numbers[-1] == task["answer"]
+    return {"correct": float(correct), "reward": 1.0 if correct else 0.1 * (task["answer"] in numbers)}

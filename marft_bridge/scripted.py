@@ -1,0 +1,91 @@
+"""A chat model that answers from a script: for tests and dry runs, ours and our users'.
+
+It stands where the real server stands: it is asked by node, answers text, and hands exact token ids and log-probs
+to the recorder. Its tokenizer is the simplest that round-trips: one id per UTF-8 byte. It remembers what it was
+asked, so that a test can check what the model saw.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.callbacks import CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from pydantic import PrivateAttr
+
+from marft_bridge.policy import ExactTokens, hand_over_tokens, route_for_call
+
+END_OF_TURN = 256  # the id after the bytes
+
+Script = Callable[[str, str, random.Random], str]
+"""(node, prompt text, random generator seeded by the call) -> answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One call that the scripted policy answered."""
+
+    node: str
+    model: str | None
+    prompt: str
+    answer: str
+
+
+def text_to_ids(text: str) -> list[int]:
+    """One id per byte."""
+    return list(text.encode())
+
+
+class ScriptedPolicy(BaseChatModel):
+    """Answers by node: from a list (each answer once, in order), or from a function."""
+
+    script: Script | None = None
+    answers: Mapping[str, Sequence[str]] = {}
+    logprob: float = -1.0
+    """Log-prob that it reports for every token."""
+    delay_s: float = 0.0
+    """Seconds that each call takes."""
+    _asked: list[Asked] = PrivateAttr(default_factory=list)
+
+    @property
+    def asked(self) -> list[Asked]:
+        """Every call so far, in order."""
+        return self._asked
+
+    @property
+    def _llm_type(self) -> str:
+        return "scripted"
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        node, route, seed = route_for_call()
+        prompt = "\n".join(f"{message.type}: {message.text}" for message in messages) + "\nai: "
+        time.sleep(self.delay_s)
+        answer = self._answer(node, prompt, seed)
+        self._asked.append(Asked(node, route.model if route else None, prompt, answer))
+        sampled = [*text_to_ids(answer), END_OF_TURN]
+        tokens = ExactTokens(route, seed, text_to_ids(prompt), sampled, [self.logprob] * len(sampled))
+        hand_over_tokens(run_manager, tokens)
+        usage = {"input_tokens": len(prompt.encode()), "output_tokens": len(sampled)}
+        message = AIMessage(answer, usage_metadata={**usage, "total_tokens": sum(usage.values())})
+        return ChatResult(generations=[ChatGeneration(message=message, generation_info={"finish_reason": "stop"})])
+
+    def _answer(self, node: str, prompt: str, seed: int | None) -> str:
+        if self.script is not None:
+            return self.script(node, prompt, random.Random(seed))
+        answers = self.answers.get(node, ())
+        used = sum(1 for asked in self._asked if asked.node == node)
+        if used >= len(answers):
+            raise LookupError(f"the script has {len(answers)} answers for node {node!r}; call {used + 1} came")
+        return answers[used]
