@@ -1,0 +1,52 @@
+"""The model server's log -> a phase to show while it starts, and the lines worth showing when it died.
+
+It reads text only, and knows the wording of vLLM 0.2x and 0.3x; wording that it does not know changes no behaviour,
+only what a person sees.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_PHASES = (
+    ("non-default args", "reading the model's configuration"),
+    ("Initializing a V1 LLM engine", "starting the engine"),
+    ("Starting to load model", "loading weights"),
+    ("Loading weights took", "preparing the KV cache"),
+    ("torch.compile", "compiling"),
+    ("Capturing CUDA graph", "capturing CUDA graphs"),
+    ("init engine (", "opening the port"),
+)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+# "(EngineCore pid=7108) INFO 11-21 15:50:58 [core.py:133] " before a message.
+_PREFIX = re.compile(r"^(\(\w[\w-]* pid=\d+\)\s)?((INFO|WARNING|ERROR|DEBUG) \d\d-\d\d [\d:]+ \[[^\]]*\] ?)?")
+_NOISE = re.compile(r"^(\s|$|Loading safetensors checkpoint|Triton is installed|During handling of the above|[█▄▀▐▌]+)")
+_TAIL_BYTES = 256 * 1024
+
+
+def startup_phase(log_text: str) -> str:
+    """The latest phase that the log speaks of."""
+    seen = [(log_text.rfind(mark), phase) for mark, phase in _PHASES]
+    at, phase = max(seen)
+    return phase if at >= 0 else "importing vLLM"
+
+
+def last_lines(log_path: Path, count: int = 15) -> list[str]:
+    """At most `count` last lines that mean something: no stack frames, progress bars, blank or repeated lines.
+
+    Only the last 256 KiB are read. A missing file gives no lines.
+    """
+    try:
+        with log_path.open("rb") as file:
+            file.seek(max(0, log_path.stat().st_size - _TAIL_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    kept: dict[str, None] = {}  # the last occurrence decides the order
+    for line in _COLOUR.sub("", text).splitlines():
+        message = _PREFIX.sub("", line, count=1)
+        if not _NOISE.match(message):
+            kept.pop(message, None)
+            kept[message] = None
+    return [line[:400] for line in list(kept)[-count:]]
