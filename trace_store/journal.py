@@ -1,0 +1,238 @@
+"""Records -> lines of a segment file that survive a crash, and back.
+
+A line is `crc32 SPACE compact-JSON NEWLINE`. Invariant: once `sync()` has returned, every record appended before
+it can be read back after the process is killed, and a line that a crash or a full disk left half written is
+dropped and counted, never half read. Each writer has its own segment and holds an exclusive lock on it, so a
+reader knows whether it may still grow. Nothing here knows of DuckDB, or what a record means.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import secrets
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from trace_store.errors import StoreError
+from trace_store.records import AdapterRow, Reward, RunRow, SpanRow
+
+JournalRecord = RunRow | SpanRow | Reward | AdapterRow
+
+SUFFIX = ".segment"
+_KINDS: dict[str, type[JournalRecord]] = {"run": RunRow, "span": SpanRow, "reward": Reward, "adapter": AdapterRow}
+_NAMES = {record_class: kind for kind, record_class in _KINDS.items()}
+_FIELDS = {kind: tuple(field.name for field in fields(record_class)) for kind, record_class in _KINDS.items()}
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+class Journal:
+    """One writer's end of a journal folder; safe to use from several threads and across a fork."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = Path(folder)
+        self._fd: int | None = None
+        self._closed = False
+        self._reset()
+
+    def _reset(self) -> None:
+        """Forget a segment without touching it: at the start, and in a forked child, where it is the parent's."""
+        if self._fd is not None:
+            os.close(self._fd)  # the parent's descriptor keeps the lock
+        self._pid = os.getpid()
+        self._append_lock = threading.Lock()
+        self._sync_lock = threading.Lock()
+        self._fd = None
+        self._good = 0  # bytes of whole lines
+        self._synced = 0  # bytes that were acknowledged
+        self._lost: str | None = None  # set when the disk refused to keep what was appended
+
+    def append(self, record: JournalRecord) -> None:
+        """Write one record; it is acknowledged only by the next `sync()`.
+
+        Raises StoreError when the disk does not take it; earlier records stay intact and later ones may succeed.
+        """
+        line = line_of(record)
+        if self._pid != os.getpid():
+            self._reset()
+        with self._append_lock:
+            self._refuse_if_unusable()
+            try:
+                if self._fd is None:
+                    self._fd = self._new_segment()
+                self._write(self._fd, line)
+            except OSError as error:
+                self._fail(error)
+            self._good += len(line)
+
+    def _write(self, fd: int, line: bytes) -> None:
+        # Writing at the end of the whole lines overwrites what a failed append may have left behind.
+        written = 0
+        try:
+            while written < len(line):
+                written += os.pwrite(fd, line[written:], self._good + written)
+        except OSError:
+            with suppress(OSError):  # if this fails too, the next line overwrites the rest, or a reader drops it
+                os.ftruncate(fd, self._good)
+            raise
+
+    def sync(self) -> None:
+        """Acknowledge: when this returns, all records appended before it are on the disk."""
+        if self._pid != os.getpid():
+            self._reset()
+        with self._sync_lock:
+            with self._append_lock:
+                self._refuse_if_unusable()
+                fd, end = self._fd, self._good
+            if fd is None or end == self._synced:  # another thread's sync covered ours
+                return
+            try:
+                os.fsync(fd)
+            except OSError as error:
+                # The kernel may have dropped the pages: a second fsync would succeed and acknowledge a loss.
+                self._lost = str(error)
+                self._fail(error)
+            self._synced = end
+
+    def close(self) -> None:
+        """Sync and release the segment. Closing twice does nothing."""
+        if self._closed:
+            return
+        try:
+            self.sync()
+        finally:
+            with self._sync_lock, self._append_lock:
+                self._closed = True
+                if self._fd is not None:
+                    os.close(self._fd)
+                    self._fd = None
+
+    def _refuse_if_unusable(self) -> None:
+        if self._closed:
+            raise StoreError(f"journal {self._folder} is closed; open another one")
+        if self._lost is not None:
+            raise StoreError(
+                f"journal {self._folder} lost records when the disk failed ({self._lost}); check the disk and restart"
+            )
+
+    def _fail(self, error: OSError) -> NoReturn:
+        raise StoreError(
+            f"cannot write the journal {self._folder}: {error.strerror or error}; free space or fix its permissions"
+        ) from error
+
+    def _new_segment(self) -> int:
+        if not self._folder.is_dir():
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _sync_folder(self._folder.parent)
+        path = self._folder / f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}"
+        hidden = path.with_suffix(".new")
+        fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        # Locked before it gets the name that readers look for: no reader ever finds it without its writer.
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            hidden.rename(path)
+            _sync_folder(self._folder)
+        except OSError:
+            os.close(fd)
+            raise
+        self._good = self._synced = 0
+        return fd
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def line_of(record: JournalRecord) -> bytes:
+    """One record -> its journal line. Raises StoreError when it holds something that JSON cannot."""
+    kind = _NAMES.get(type(record))
+    if kind is None:
+        raise StoreError(f"a journal takes runs, spans, rewards and adapters, not {type(record).__name__}")
+    body = json_text({"kind": kind} | {name: getattr(record, name) for name in _FIELDS[kind]}).encode()
+    return b"%08x %s\n" % (zlib.crc32(body), body)
+
+
+def record_of(line: bytes) -> JournalRecord | None:
+    """One journal line -> its record; None when the line is damaged."""
+    body = line[9:-1]
+    if line[8:9] != b" " or not line.endswith(b"\n") or line[:8] != b"%08x" % zlib.crc32(body):
+        return None
+    values = json.loads(body)
+    kind = values.pop("kind", None)
+    if kind == "reward":
+        values["value"] = float(values["value"])  # NaN and infinities travel as text
+    try:
+        return _KINDS[kind](**values)
+    except (KeyError, TypeError) as error:
+        raise StoreError(
+            f"the journal has a line that this version does not know ({error}); use the marft-bridge that wrote it"
+        ) from error
+
+
+def json_text(value: Any) -> str:
+    """A JSON value -> compact standard JSON. Numbers that are not finite become "NaN", "Infinity", "-Infinity";
+    halves of a surrogate pair, which no UTF-8 text can hold, become U+FFFD."""
+    try:
+        try:
+            text = _ENCODER.encode(value)
+        except ValueError:
+            text = _ENCODER.encode(_finite(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StoreError(f"cannot store a value as JSON: {error}; record only JSON values") from error
+    return storable_text(text)
+
+
+def storable_text(text: str) -> str:
+    """The text itself, or with U+FFFD where it holds half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def lines_from(file: BinaryIO, offset: int, *, growing: bool) -> Iterator[tuple[JournalRecord | None, int]]:
+    """Records of an open segment from `offset`, each with the offset after it; None stands for a torn line.
+
+    With `growing`, damage at the end is held back, because its writer may still be writing it.
+    """
+    file.seek(offset)
+    held_back: list[int] = []
+    for line in file:
+        offset += len(line)
+        record = record_of(line)
+        if record is None and growing:
+            held_back.append(offset)
+            continue
+        yield from ((None, end) for end in held_back)
+        held_back.clear()
+        yield record, offset
+
+
+def read_segment(path: Path) -> tuple[list[JournalRecord], int]:
+    """All records of a segment whose writer is gone, and the number of torn lines that were dropped."""
+    with path.open("rb") as file:
+        found = [record for record, _ in lines_from(file, 0, growing=False)]
+    records = [record for record in found if record is not None]
+    return records, len(found) - len(records)

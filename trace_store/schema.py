@@ -1,0 +1,272 @@
+"""Every table and column of the store, declared once with a sentence; the DDL is rendered from here.
+
+Typed columns hold keys, times, token ids and log-probs; open bags (attributes, task, tags, metrics) are JSON.
+Invariant: a stored log-prob is the DOUBLE that the engine returned, and an absent value is NULL. The sentences go
+into the file as DuckDB comments, so `duckdb_columns()` explains a store to whoever opens it.
+This module knows nothing of records, journals or how rows get in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column; `sql_type` ends in NOT NULL where a value is always present."""
+
+    name: str
+    sql_type: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table; `key` names the columns of its primary key (none for tables written once per episode)."""
+
+    name: str
+    sentence: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One view for people."""
+
+    name: str
+    sentence: str
+    select: str
+
+
+RUNS = Table(
+    "runs",
+    "One invocation of a command that produced records.",
+    (
+        Column("run_id", "VARCHAR NOT NULL", "Identifies the run."),
+        Column("command", "VARCHAR NOT NULL", "What was run, for example collect, train or compare."),
+        Column("started_ns", "BIGINT NOT NULL", "Unix time of the start, in nanoseconds."),
+        Column("config", "JSON NOT NULL", "The resolved configuration, secrets removed."),
+        Column("version", "VARCHAR NOT NULL", "Version of marft-bridge that ran."),
+    ),
+    ("run_id",),
+)
+
+SPANS = Table(
+    "spans",
+    "One ended OpenTelemetry span: what happened, unchanged.",
+    (
+        Column("trace_id", "VARCHAR NOT NULL", "The trace, which is also the episode."),
+        Column("span_id", "VARCHAR NOT NULL", "The span; of a chat span also the action."),
+        Column("parent_span_id", "VARCHAR", "The enclosing span; NULL for the root."),
+        Column("name", "VARCHAR NOT NULL", "Name of the span."),
+        Column("operation", "VARCHAR NOT NULL", "invoke_workflow, invoke_agent, chat or execute_tool."),
+        Column("start_ns", "BIGINT NOT NULL", "Unix time of the start, in nanoseconds."),
+        Column("end_ns", "BIGINT NOT NULL", "Unix time of the end, in nanoseconds."),
+        Column("status", "VARCHAR NOT NULL", "ok or error."),
+        Column("status_message", "VARCHAR", "What went wrong, when status is error."),
+        Column("convention", "VARCHAR NOT NULL", "Version of the attribute names in this row."),
+        Column("attributes", "JSON NOT NULL", "All attributes; numbers that are not finite are text."),
+    ),
+    ("trace_id", "span_id"),
+)
+
+EPISODES = Table(
+    "episodes",
+    "One graph run on one task by one set of adapter versions, assembled from a complete trace.",
+    (
+        Column("episode_id", "VARCHAR NOT NULL", "The trace id of the graph run."),
+        Column("run_id", "VARCHAR NOT NULL", "The run that asked for it."),
+        Column("task_id", "VARCHAR NOT NULL", "The task."),
+        Column("split", "VARCHAR NOT NULL", "train or heldout."),
+        Column("sample", "INTEGER NOT NULL", "Which sample of the task within the run, from 0."),
+        Column("round", "INTEGER", "Training round; NULL outside training."),
+        Column("variant", "VARCHAR", "Side of a comparison; NULL elsewhere."),
+        Column("seed", "BIGINT", "Seed of the episode."),
+        Column("adapters", "JSON NOT NULL", "Node name to adapter version."),
+        Column("outcome", "VARCHAR NOT NULL", "terminated, truncated or failed."),
+        Column("reason", "VARCHAR", "Why it was truncated or failed."),
+        Column("started_ns", "BIGINT NOT NULL", "Unix time of the start, in nanoseconds."),
+        Column("ended_ns", "BIGINT NOT NULL", "Unix time of the end, in nanoseconds."),
+        Column("span_count", "INTEGER NOT NULL", "Spans of the trace, the root included."),
+        Column("task", "JSON NOT NULL", "The task's fields."),
+        Column("tags", "JSON NOT NULL", "Free labels."),
+        Column("subject_id", "VARCHAR", "The person whose data it holds, for erasure."),
+        Column("parent_episode", "VARCHAR", "The episode that this one replays or forks."),
+    ),
+    ("episode_id",),
+)
+
+ACTIONS = Table(
+    "actions",
+    "One LLM call of one agent: a_i in the Flex-MG.",
+    (
+        Column("action_id", "VARCHAR NOT NULL", "The span id of the chat span."),
+        Column("episode_id", "VARCHAR NOT NULL", "The episode."),
+        Column("node", "VARCHAR NOT NULL", "The agent: LangGraph node name; empty outside any node."),
+        Column("index", "INTEGER NOT NULL", "Position in a topological order of D, from 0."),
+        Column("step", "INTEGER", "LangGraph superstep."),
+        Column("prompt_ids", "INTEGER[]", "Token ids of the prompt that the engine saw."),
+        Column("sampled_ids", "INTEGER[]", "Token ids that the engine sampled."),
+        Column("logprobs", "DOUBLE[]", "Log-probability of each sampled id under the behaviour policy, in nats."),
+        Column("model", "VARCHAR", "Model as the engine named it."),
+        Column("adapter", "VARCHAR", "node@version; NULL without an adapter."),
+        Column("adapter_version", "INTEGER", "Version of the adapter."),
+        Column("temperature", "DOUBLE", "Sampling temperature."),
+        Column("top_p", "DOUBLE", "Nucleus sampling mass."),
+        Column("top_k", "INTEGER", "Top-k sampling."),
+        Column("max_tokens", "INTEGER", "Limit on sampled tokens."),
+        Column("seed", "BIGINT", "Sampling seed of the call."),
+        Column("finish_reason", "VARCHAR", "Why sampling ended, as the engine said."),
+        Column("completion", "VARCHAR", "The text, for people; training never reads it."),
+        Column("started_ns", "BIGINT NOT NULL", "Unix time of the start, in nanoseconds."),
+        Column("ended_ns", "BIGINT NOT NULL", "Unix time of the end, in nanoseconds."),
+        Column("trainable", "BOOLEAN NOT NULL", "Whether ids and log-probs are complete and exact."),
+        Column("untrainable_reason", "VARCHAR", "Why not, when trainable is false."),
+        Column("episode_started_ns", "BIGINT NOT NULL", "Start of the episode, so that a page reads few row groups."),
+    ),
+)
+
+EDGES = Table(
+    "edges",
+    "D(src, dst) = 1: the action dst depended on src.",
+    (
+        Column("episode_id", "VARCHAR NOT NULL", "The episode."),
+        Column("src", "VARCHAR NOT NULL", "The earlier action."),
+        Column("dst", "VARCHAR NOT NULL", "The action that depended on it."),
+        Column("kind", "VARCHAR NOT NULL", "trigger, data, send or tool."),
+        Column("exact", "BOOLEAN NOT NULL", "False for an upper bound."),
+        Column("episode_started_ns", "BIGINT NOT NULL", "Start of the episode, so that a page reads few row groups."),
+    ),
+)
+
+REWARDS = Table(
+    "rewards",
+    "One named reward; it may arrive after the run, and a later one of the same name supersedes it.",
+    (
+        Column("episode_id", "VARCHAR NOT NULL", "The episode."),
+        Column("name", "VARCHAR NOT NULL", "Name of the reward."),
+        Column("value", "DOUBLE NOT NULL", "Its value."),
+        Column("source", "VARCHAR NOT NULL", "What computed it."),
+        Column("created_ns", "BIGINT NOT NULL", "Unix time when it was computed, in nanoseconds."),
+        Column("scope", "VARCHAR NOT NULL", "episode (the team's), step or agent."),
+        Column("action_id", "VARCHAR", "The action that it is for."),
+        Column("node", "VARCHAR", "The agent that it is for."),
+    ),
+)
+
+ADAPTERS = Table(
+    "adapters",
+    "One published adapter version of one node.",
+    (
+        Column("node", "VARCHAR NOT NULL", "The agent."),
+        Column("version", "INTEGER NOT NULL", "Version, rising."),
+        Column("parent", "INTEGER", "Version that it was trained from."),
+        Column("path", "VARCHAR NOT NULL", "Directory of the adapter."),
+        Column("sha256", "VARCHAR NOT NULL", "Hash of adapter_model.safetensors."),
+        Column("base_sha256", "VARCHAR NOT NULL", "Hash of the base model's weights."),
+        Column("created_ns", "BIGINT NOT NULL", "Unix time of publication, in nanoseconds."),
+        Column("metrics", "JSON NOT NULL", "What training measured."),
+    ),
+    ("node", "version"),
+)
+
+SCHEMA_VERSION = Table(
+    "schema_version",
+    "The migrations that were applied to this file.",
+    (
+        Column("version", "INTEGER NOT NULL", "Number of the migration."),
+        Column("sentence", "VARCHAR NOT NULL", "What it changed."),
+        Column("applied_ns", "BIGINT NOT NULL", "Unix time when it was applied, in nanoseconds."),
+    ),
+    ("version",),
+)
+
+TAKEN_IN = Table(
+    "taken_in",
+    "How far each journal segment was taken in.",
+    (
+        Column("segment", "VARCHAR NOT NULL", "File name of the segment, unique for ever."),
+        Column("offset", "BIGINT NOT NULL", "Bytes taken in."),
+        Column("records", "BIGINT NOT NULL", "Records read."),
+        Column("torn", "BIGINT NOT NULL", "Lines dropped because they were damaged."),
+        Column("taken_ns", "BIGINT NOT NULL", "Unix time of the last part, in nanoseconds."),
+    ),
+    ("segment",),
+)
+
+REFUSALS = Table(
+    "refusals",
+    "Complete traces that could not be assembled.",
+    (
+        Column("trace_id", "VARCHAR NOT NULL", "The trace."),
+        Column("reason", "VARCHAR NOT NULL", "Why, in words."),
+        Column("refused_ns", "BIGINT NOT NULL", "Unix time of the refusal, in nanoseconds."),
+    ),
+    ("trace_id",),
+)
+
+TABLES = (RUNS, SPANS, EPISODES, ACTIONS, EDGES, REWARDS, ADAPTERS, SCHEMA_VERSION, TAKEN_IN, REFUSALS)
+
+EPISODE_REWARD = View(
+    "episode_reward",
+    "The latest episode reward of each name; an episode without a reward has no row.",
+    """
+    SELECT episode_id, name, arg_max(value, created_ns) AS value
+    FROM rewards WHERE scope = 'episode' GROUP BY episode_id, name
+    """,
+)
+
+EPISODE_SUMMARY = View(
+    "episode_summary",
+    "One row per episode: calls, tokens that the engine reported, seconds, and rewards by name (NULL without any).",
+    """
+    SELECT e.episode_id, e.run_id, e.task_id, e.split, e.sample, e.round, e.variant, e.outcome, e.reason,
+           coalesce(a.actions, 0) AS actions, coalesce(a.trainable_actions, 0) AS trainable_actions,
+           a.prompt_tokens, a.sampled_tokens, (e.ended_ns - e.started_ns) / 1e9 AS seconds, r.rewards
+    FROM episodes e
+    LEFT JOIN (
+        SELECT episode_id, count(*) AS actions, count(*) FILTER (WHERE trainable) AS trainable_actions,
+               sum(len(prompt_ids)) AS prompt_tokens, sum(len(sampled_ids)) AS sampled_tokens
+        FROM actions GROUP BY episode_id
+    ) a USING (episode_id)
+    LEFT JOIN (
+        SELECT episode_id, map_from_entries(list((name, value) ORDER BY name)) AS rewards
+        FROM episode_reward GROUP BY episode_id
+    ) r USING (episode_id)
+    """,
+)
+
+REWARD_BY_NODE_VERSION = View(
+    "reward_by_node_version",
+    "Mean episode reward by node and adapter version, over the episodes in which that version acted.",
+    """
+    SELECT p.node, p.adapter_version, r.name AS reward, count(*) AS episodes,
+           avg(r.value) AS mean, stddev_samp(r.value) AS deviation
+    FROM (SELECT DISTINCT episode_id, node, adapter_version FROM actions WHERE node <> '') p
+    JOIN episode_reward r USING (episode_id)
+    GROUP BY p.node, p.adapter_version, r.name
+    """,
+)
+
+VIEWS = (EPISODE_REWARD, EPISODE_SUMMARY, REWARD_BY_NODE_VERSION)
+
+
+def ddl() -> Iterator[str]:
+    """The statements that create every table, view and comment in an empty database, in order."""
+    for table in TABLES:
+        lines = [f'"{column.name}" {column.sql_type}' for column in table.columns]
+        if table.key:
+            lines.append("PRIMARY KEY (" + ", ".join(f'"{name}"' for name in table.key) + ")")
+        yield f"CREATE TABLE {table.name} (" + ", ".join(lines) + ")"
+        yield f"COMMENT ON TABLE {table.name} IS {_quoted(table.sentence)}"
+        for column in table.columns:
+            yield f'COMMENT ON COLUMN {table.name}."{column.name}" IS {_quoted(column.sentence)}'
+    for view in VIEWS:
+        yield f"CREATE VIEW {view.name} AS {view.select}"
+        yield f"COMMENT ON VIEW {view.name} IS {_quoted(view.sentence)}"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
