@@ -99,7 +99,7 @@ def set_up() -> None:
     wanted = digest_of_inputs()
     if stamp_of_environment() == wanted:
         return
-    print(f"Setting up {ENVIRONMENT.name}: about 3.5 GB on disk and two minutes of work, once.", flush=True)
+    print(f"Setting up {ENVIRONMENT.name}: about 4 GB on disk and a few minutes, once.", flush=True)
     create_environment()
     install_torch()
     pip_install("-r", str(PINS))
