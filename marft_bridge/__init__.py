@@ -1,0 +1,1 @@
+"""The command line, the recorder, the model server and the comparison: what joins graphs, traces and trainer."""
