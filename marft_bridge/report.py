@@ -29,13 +29,12 @@ from pydantic import (
 from rich.table import Table
 from rich.text import Text as RichText
 
+from marft_bridge.report_numbers import number, p_equals, p_value, percent, signed
 from marft_bridge.report_svg import difference_bar, learning_curve
 from marft_bridge.statistics import INTERVAL, PairedResult, holm
 
 SIGNIFICANCE = 0.05
 MOST_CHANGED = 5  # tasks shown per direction
-SMALLEST_P = 0.001  # below it only that is written
-MINUS = "\N{MINUS SIGN}"
 
 
 def _storable(text: str) -> str:
@@ -186,7 +185,7 @@ class Report(Comparison):
         sides = f"{self.metric} {number(self.mean_b)} ({self.b.name}) against {number(self.mean_a)} ({self.a.name})"
         numbers = (
             f"{sides}, difference {signed(self.diff)}, 95% interval {signed(low)} to {signed(high)}, "
-            f"p {'' if self.p_value < SMALLEST_P else '= '}{p_text(self.p_value)}, {self.n} pairs of {self.clusters} tasks"
+            f"{p_equals(self.p_value)}, {self.n} pairs of {self.clusters} tasks"
         )
         if self.outcome != "no difference shown":
             return numbers
@@ -229,31 +228,6 @@ def changed_tasks(changes: Iterable[TaskChange]) -> ChangedTasks:
     )
 
 
-def number(x: float | None) -> str:
-    """A figure as people read it: three decimals, fewer for large ones, two digits for tiny ones; "n/a" for None."""
-    if x is None:
-        return "n/a"
-    if 0 < abs(x) < 0.01:
-        return f"{x:.2g}".replace("-", MINUS)
-    digits = 3 if abs(x) < 10 else 1 if abs(x) < 1000 else 0
-    return f"{x:,.{digits}f}".replace("-", MINUS)
-
-
-def signed(x: float) -> str:
-    """A difference with its sign, except 0."""
-    return ("+" if x > 0 else "") + number(x)
-
-
-def percent(x: float | None) -> str:
-    """A share of 1 in whole percent; "n/a" for None."""
-    return "n/a" if x is None else f"{x:.0%}"
-
-
-def p_text(p: float) -> str:
-    """A p-value as people read it."""
-    return f"< {SMALLEST_P}" if p < SMALLEST_P else f"{p:.3f}"
-
-
 def report_table(report: Report) -> Table:
     """A report into a table: the deciding metric first, the others with corrected p-values."""
     table = Table(title=RichText(report.verdict), title_justify="left", title_style="bold")
@@ -264,7 +238,7 @@ def report_table(report: Report) -> Table:
     for row, p in rows:
         interval = f"{signed(row.ci95[0])} to {signed(row.ci95[1])}"
         table.add_row(
-            RichText(row.metric), number(row.mean_a), number(row.mean_b), signed(row.diff), interval, p_text(p)
+            RichText(row.metric), number(row.mean_a), number(row.mean_b), signed(row.diff), interval, p_value(p)
         )
     if report.metrics:
         table.caption = RichText(f"p of all rows but the first is Holm-corrected over {len(report.metrics)} metrics")
@@ -280,7 +254,7 @@ def report_page(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(number=number, percent=percent, signed=signed, p_text=p_text)
+    environment.filters.update(number=number, percent=percent, signed=signed, p_value=p_value)
     return environment.get_template("report.html.j2").render(
         report=report, interval_method=INTERVAL, difference_bar=difference_bar, learning_curve=learning_curve
     )

@@ -35,10 +35,11 @@ class Round(Protocol):
 
 def axis_ticks(low: float, high: float, most: int) -> list[float]:
     """A range into at most `most` round values (1, 2 or 5 times a power of ten apart) inside it."""
-    span = (high - low) or 1.0
-    power = 10.0 ** math.floor(math.log10(span / most))
-    step = next(power * m for m in (1, 2, 5, 10, 20) if span / (power * m) <= most - 1)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    power = 10.0 ** math.floor(math.log10(((high - low) or 1.0) / most))
+    for step in (power * m for m in (1, 2, 5, 10, 20)):
+        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+        if last - first < most:
+            break
     return [i * step for i in range(first, last + 1)]
 
 
