@@ -17,9 +17,9 @@ class _Options(BaseModel):
 class LoraOptions(_Options):
     """The adapter that each agent gets on the shared base model."""
 
-    rank: int = Field(8, ge=1, le=512)
+    rank: int = Field(default=8, ge=1, le=512)
     """Rank r of the update B A."""
-    alpha: float = Field(32.0, gt=0)
+    alpha: float = Field(default=32.0, gt=0)
     """The update is scaled by alpha / r."""
     target_modules: tuple[str, ...] = ("q_proj", "v_proj")
     """Linear layers that get an adapter, by the end of their name. Fewer modules are served faster."""
@@ -28,16 +28,16 @@ class LoraOptions(_Options):
 class CriticOptions(_Options):
     """V(rollout observation): an MLP on the frozen base model's last hidden state (paper, section 4.2.1)."""
 
-    hidden: int = Field(64, ge=1)
+    hidden: int = Field(default=64, ge=1)
     """Width of the hidden layer."""
-    lr: float = Field(3e-3, gt=0)
+    lr: float = Field(default=3e-3, gt=0)
     """Adam's learning rate."""
-    huber_delta: float = Field(1.0, gt=0)
+    huber_delta: float = Field(default=1.0, gt=0)
     """Where the Huber loss turns from quadratic to linear, in units of reward."""
-    warmup_epochs: int = Field(40, ge=0)
+    warmup_epochs: int = Field(default=40, ge=0)
     """At most this many passes over the stored episodes before training; stops earlier once explained
     variance on a held-out fifth of the episodes no longer rises."""
-    epochs: int = Field(8, ge=0)
+    epochs: int = Field(default=8, ge=0)
     """Passes over each on-policy round."""
 
 
@@ -49,13 +49,13 @@ class OfflineOptions(_Options):
     weighted by exp(advantage / beta), at most `max_weight`. `off`: only the critic learns from the traces."""
     threshold: float = 1.0
     """Reward from which `filtered` imitates an episode."""
-    beta: float = Field(0.3, gt=0)
+    beta: float = Field(default=0.3, gt=0)
     """Temperature of the advantage weights, in units of reward."""
-    max_weight: float = Field(10.0, gt=0)
+    max_weight: float = Field(default=10.0, gt=0)
     """Cap of one advantage weight."""
-    epochs: int = Field(1, ge=0)
+    epochs: int = Field(default=1, ge=0)
     """Passes over the chosen actions."""
-    minibatches: int = Field(2, ge=1)
+    minibatches: int = Field(default=2, ge=1)
     """Optimiser steps per pass and agent."""
 
 
@@ -70,26 +70,27 @@ class TrainerOptions(_Options):
 
     estimator: Literal["gae", "grpo", "rloo"] = "gae"
     """Where advantages come from: GAE along D with the critic, or a group baseline over the samples of a task."""
-    gamma: float = Field(1.0, gt=0, le=1)
+    gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount per action (one link of D)."""
-    gae_lambda: float = Field(0.95, ge=0, le=1)
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
     normalize: Literal["none", "batch", "agent"] = "agent"
     """Advantages to zero mean and unit deviation: over all actions, or over those of each agent (Dr. MAS)."""
 
     logprob_norm: Literal["sum", "token"] = "token"
     """log pi(a): the sum over the action's tokens (equation 6), or that divided by their number."""
-    clip_low: float = Field(0.2, gt=0, lt=1)
-    clip_high: float = Field(0.28, gt=0)
-    dual_clip: float | None = Field(None, gt=1)
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    clip_high: float = Field(default=0.28, gt=0)
+    dual_clip: float | None = Field(default=None, gt=1)
     """Bound c of the dual clip for negative advantages; None turns it off."""
-    kl_coef: float = Field(0.0, ge=0)
+    kl_coef: float = Field(default=0.0, ge=0)
     """Weight of the k3 KL estimate to the base model (adapter switched off), per token."""
-    kl_stop: float | None = Field(0.1, gt=0)
+    kl_stop: float | None = Field(default=0.1, gt=0)
     """An agent's update of this round ends before the backward pass of a minibatch whose approximate KL (k3,
     mean per token, against the policy at the start of the round) is above this; None never stops."""
     mismatch: Literal["truncate", "mask", "none"] = "truncate"
-    """Importance weight between engine and trainer, per token: capped, dropped when out of range, or off."""
-    mismatch_cap: float = Field(2.0, gt=1)
+    """Importance weight between engine and trainer, per action (normalised like its log-probs): capped, dropped
+    when out of range, or off."""
+    mismatch_cap: float = Field(default=2.0, gt=1)
     """C: weights are min(rho, C), or masked to zero outside [1/C, C]."""
 
     update: Literal["simultaneous", "sequential"] = "sequential"
@@ -97,17 +98,17 @@ class TrainerOptions(_Options):
     (HAPPO, A2PO). `simultaneous`: every agent against the policies that sampled."""
     agent_order: Literal["topological", "reverse", "random"] = "topological"
     """Order of a sequential update."""
-    epochs: int = Field(1, ge=1)
-    minibatches: int = Field(2, ge=1)
+    epochs: int = Field(default=1, ge=1)
+    minibatches: int = Field(default=2, ge=1)
     """Optimiser steps per epoch and agent."""
-    lr: float = Field(1e-3, gt=0)
+    lr: float = Field(default=1e-3, gt=0)
     """AdamW's learning rate of the adapters."""
-    weight_decay: float = Field(0.0, ge=0)
-    max_grad_norm: float = Field(1.0, gt=0)
-    tokens_per_microbatch: int = Field(2048, ge=64)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    tokens_per_microbatch: int = Field(default=2048, ge=64)
     """Padded tokens that one forward and backward pass takes; bounds memory, changes no result."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(default=None, ge=1)
     """CPU threads for torch; None leaves torch's choice."""
 
     @model_validator(mode="after")

@@ -1,0 +1,65 @@
+"""Folders and weight files on disk: written whole or not at all, and identified by their bytes.
+
+Invariant: a reader never sees a half-written folder. It knows nothing of what the files mean.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trainers.errors import TrainError
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A fresh folder to write into, which becomes `folder` when the block ends without an error.
+
+    An existing `folder` is replaced: it is moved aside, the new one takes its name, then the old one is deleted. A
+    crash between the two moves leaves both complete, the old one under a name that ends in `.old`.
+    """
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))  # created 0700
+    try:
+        yield fresh
+        for path in fresh.iterdir():
+            path.chmod(0o600)
+            _sync(path)
+        _sync(fresh)
+        old = fresh.with_name(fresh.name + ".old")
+        if folder.exists():
+            folder.rename(old)
+        fresh.rename(folder)
+        _sync(folder.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def weights_to_sha256(model_dir: Path) -> str:
+    """A model directory to the SHA-256 over its safetensors files (names and bytes, in order of name).
+
+    Raises:
+        TrainError: the directory has no safetensors weights.
+    """
+    files = sorted(model_dir.glob("*.safetensors"))
+    if not files:
+        raise TrainError(f"{model_dir} has no *.safetensors weights: save the model with save_pretrained")
+    total = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as stream:
+            total.update(path.name.encode() + b"\0" + hashlib.file_digest(stream, "sha256").digest())
+    return total.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,223 @@
+"""A model directory to policies: one frozen base in memory, one LoRA adapter per agent, log-probs of actions.
+
+Invariant: base weights never change; adapter weights are float32 masters; the reference policy is the same base with
+the adapters switched off. Log-probs are those of softmax(logits / T) at the temperature T that sampled the action,
+so that ratios to the engine's log-probs are unbiased. Logits exist only at sampled positions, a chunk at a time.
+It knows nothing of rewards, advantages or optimisers.
+"""
+
+# ruff: noqa: N803, N806 (shape suffixes)
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel, get_peft_model
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from trainers import adapter_files
+from trainers.batch import MicroBatch, lengths_to_groups, rows_to_rectangle
+from trainers.config import LoraOptions
+from trainers.errors import TrainError
+from trainers.files import weights_to_sha256
+from trainers.token_logprobs import hidden_to_logprobs
+
+Tick = Callable[[int], None]  # told how many actions or sequences have just been processed
+
+_HEAD_TOLERANCE = 1e-2  # relative; a scaled or soft-capped output layer is off by far more
+
+
+class PolicyModel:
+    """The policies pi_i of all agents and their reference.
+
+    Args:
+        model_dir: a Hugging Face causal language model with safetensors weights.
+        agents: node names; one adapter each.
+        device: "cpu" (float32 base) or "cuda" (bfloat16 base).
+        seed: of the A matrices. Each agent's depends on the seed and its name only; B is 0, so that an untrained
+            adapter is the base model exactly.
+
+    Raises:
+        TrainError: not a model directory, target modules that it lacks, or an output layer that is not plain.
+    """
+
+    def __init__(self, model_dir: Path, agents: Sequence[str], lora: LoraOptions, device: str, seed: int) -> None:
+        self.model_dir = model_dir
+        self.agents = tuple(agents)
+        self.lora = lora
+        self.device = torch.device(device)
+        if not self.agents or len(set(self.agents)) != len(self.agents):
+            raise TrainError(f"agents must be one or more different names, not {list(self.agents)}")
+        base = _load_base(model_dir, self.device)
+        self._backbone: Any = getattr(base, base.base_model_prefix)
+        self._head: Any = base.get_output_embeddings()
+        self.vocabulary: int = base.get_input_embeddings().num_embeddings
+        _check_output_layer(base, self._backbone, self._head, model_dir)
+        _check_targets(base, lora, model_dir)
+        # peft builds module names from adapter names, which must not contain dots; node names may
+        self._slots = {agent: f"agent{i}" for i, agent in enumerate(self.agents)}
+        self.peft = _add_adapters(base, lora, list(self._slots.values()))
+        self._parameters = {agent: self._find_parameters(slot) for agent, slot in self._slots.items()}
+        for agent in self.agents:
+            _initialise(self._parameters[agent], seed, agent)
+        self._active: str | None = None
+
+    @cached_property
+    def base_sha256(self) -> str:
+        """SHA-256 over the base model's weight files; read once."""
+        return weights_to_sha256(self.model_dir)
+
+    @property
+    def width(self) -> int:
+        """Size of a hidden state."""
+        return int(self._head.weight.shape[1])
+
+    def parameters(self, agent: str) -> dict[str, torch.nn.Parameter]:
+        """The agent's LoRA matrices by their name in a plain peft file (without the agent's name), sorted."""
+        return self._parameters[agent]
+
+    def adapter_norm(self, agent: str) -> float:
+        """Frobenius norm of the agent's whole weight update, sqrt(sum over modules of |alpha / r * B A|^2).
+
+        From the r x r Gram matrices, |B A|^2 = sum((B^T B) * (A A^T)), so no full-size update is formed.
+        """
+        total = 0.0
+        parameters = self._parameters[agent]
+        with torch.no_grad():
+            for name, a in parameters.items():
+                if "lora_A" in name:
+                    b = parameters[name.replace("lora_A", "lora_B")]
+                    total += float(((b.T @ b) * (a @ a.T)).sum())
+        return float(self.lora.alpha / self.lora.rank * max(total, 0.0) ** 0.5)
+
+    def use(self, agent: str) -> None:
+        """Switches the forward pass to the agent's adapter; nothing to do when it is active already."""
+        if self._active != agent:
+            self.peft.set_adapter(self._slots[agent])
+            self._active = agent
+
+    def logprobs(self, agent: str | None, batch: MicroBatch) -> Tensor:
+        """log pi(token) of every sampled token of the batch, shape [T]; `agent` None is the reference policy.
+
+        Differentiable with respect to the agent's adapter, unless called under `torch.no_grad()`.
+        """
+        hidden_BLH = self._hidden(agent, batch.input_ids_BL)
+        hidden_TH = hidden_BLH[batch.row_T.to(self.device), batch.column_T.to(self.device)]
+        return hidden_to_logprobs(
+            hidden_TH,
+            self._head.weight,
+            getattr(self._head, "bias", None),
+            batch.sampled_T.to(self.device),
+            batch.temperature_T.to(self.device),
+        )
+
+    @torch.no_grad()
+    def features(self, sequences: Sequence[tuple[int, ...]], budget: int, tick: Tick | None = None) -> Tensor:
+        """Token sequences to the base model's last hidden state (after the final norm) at their last token.
+
+        For a prompt this is what the critic sees of a rollout observation (paper, section 4.2.1). Shape [N, H],
+        float32 on the CPU. `budget` is in padded tokens per pass; `tick` is told how many sequences each pass took.
+        """
+        result = torch.empty(len(sequences), self.width)
+        for group in lengths_to_groups([len(s) for s in sequences], budget):
+            rows = [sequences[i] for i in group]
+            hidden_BLH = self._hidden(None, rows_to_rectangle(rows))
+            last_B = torch.tensor([len(row) - 1 for row in rows], device=self.device)
+            result[group] = hidden_BLH[torch.arange(len(rows), device=self.device), last_B].float().cpu()
+            if tick is not None:
+                tick(len(group))
+        return result
+
+    def save_adapter(self, agent: str, folder: Path) -> None:
+        """Writes the agent's adapter as a plain peft folder, whole or not at all; an existing one is replaced."""
+        adapter_files.write(folder, self._parameters[agent], self.lora, self.model_dir, self.base_sha256)
+
+    def load_adapter(self, agent: str, folder: Path) -> None:
+        """Reads an adapter folder into the agent's weights.
+
+        Raises:
+            TrainError: not an adapter, or one for another base model, shape or set of target modules.
+        """
+        adapter_files.read_into(folder, self._parameters[agent], self.lora, self.model_dir, self.base_sha256)
+
+    def _hidden(self, agent: str | None, input_ids_BL: Tensor) -> Tensor:
+        if agent is not None:
+            self.use(agent)
+        with self.peft.disable_adapter() if agent is None else nullcontext():
+            hidden_BLH: Tensor = self._backbone(input_ids=input_ids_BL.to(self.device), use_cache=False)[0]
+        return hidden_BLH
+
+    def _find_parameters(self, slot: str) -> dict[str, torch.nn.Parameter]:
+        marker = f".{slot}."
+        found = {n.replace(marker, "."): p for n, p in self.peft.named_parameters() if "lora_" in n and marker in n}
+        return dict(sorted(found.items()))
+
+
+def _load_base(model_dir: Path, device: torch.device) -> Any:
+    if not (model_dir / "config.json").is_file():
+        raise TrainError(f"{model_dir} is not a Hugging Face model directory (it has no config.json)")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            model_dir, dtype=dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise TrainError(f"{model_dir} cannot be loaded as a causal language model: {reason[0]}") from None
+    base, report = loaded
+    if report["missing_keys"]:
+        raise TrainError(f"{model_dir} lacks weights, for example {sorted(report['missing_keys'])[0]}: save it again")
+    return base.to(device).requires_grad_(False).eval()
+
+
+@torch.no_grad()
+def _check_output_layer(base: Any, backbone: Any, head: Any, model_dir: Path) -> None:
+    """Refuses models whose logits are not head(hidden), which we compute at sampled positions only."""
+    if backbone is base or head is None or not hasattr(head, "weight"):
+        raise TrainError(f"{model_dir} has no separate backbone and output layer; this architecture is not supported")
+    probe = torch.tensor([[0, 1, 2, 3]], device=head.weight.device) % len(head.weight)
+    expected = base(input_ids=probe, use_cache=False).logits.float()
+    ours = head(backbone(input_ids=probe, use_cache=False)[0]).float()
+    if float((expected - ours).abs().max()) > _HEAD_TOLERANCE * float(expected.abs().max()):
+        raise TrainError(f"{model_dir} scales or caps its logits after the output layer; this is not supported")
+
+
+def _check_targets(base: Any, lora: LoraOptions, model_dir: Path) -> None:
+    output = base.get_output_embeddings()
+    names = {name.rpartition(".")[2]: m for name, m in base.named_modules() if isinstance(m, torch.nn.Linear)}
+    for target in lora.target_modules:
+        if names.get(target) is output:
+            raise TrainError(f"lora.target_modules: {target!r} is the output layer, which stays frozen; remove it")
+        if target not in names:
+            known = ", ".join(sorted(name for name, module in names.items() if module is not output))
+            raise TrainError(f"lora.target_modules: {model_dir} has no linear layer {target!r}; it has {known}")
+
+
+def _add_adapters(base: Any, lora: LoraOptions, slots: Sequence[str]) -> PeftModel:
+    devices = [base.device] if base.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):  # peft draws from the global generator; `_initialise` overwrites it
+        peft = get_peft_model(base, adapter_files.lora_config(lora), adapter_name=slots[0])
+        for slot in slots[1:]:
+            peft.add_adapter(slot, adapter_files.lora_config(lora))
+    assert isinstance(peft, PeftModel)
+    return peft.eval()
+
+
+def _initialise(parameters: dict[str, torch.nn.Parameter], seed: int, agent: str) -> None:
+    """A from peft's default distribution (Kaiming uniform, a = sqrt 5), drawn on the CPU; B = 0."""
+    digest = hashlib.sha256(f"{seed}:{agent}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            if "lora_A" in name:
+                drawn = torch.empty(parameter.shape, dtype=torch.float32)
+                torch.nn.init.kaiming_uniform_(drawn, a=5**0.5, generator=generator)
+                parameter.copy_(drawn)
+            else:
+                parameter.zero_()
