@@ -1,4 +1,4 @@
-"""Hand-made traces for the trace store's tests: node executions and calls at given times, as the recorder writes them."""
+"""Hand-made traces for the trace store's tests: node executions and calls at given times, as the recorder does."""
 
 from __future__ import annotations
 
