@@ -46,7 +46,7 @@ class DuoState(TypedDict, total=False):
     answer: str
 
 
-def build(model: BaseChatModel) -> CompiledStateGraph:
+def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The compiled duo, in which both nodes call `model`."""
 
     async def reasoner(state: DuoState) -> DuoState:

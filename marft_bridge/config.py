@@ -125,7 +125,7 @@ class BridgeConfig(_Options):
                 f"train.trainer.lora.rank {trainer.lora.rank} is above serve.max_lora_rank {self.serve.max_lora_rank}"
             )
         needed = len(self.graph.nodes) * (self.train.keep_versions + 1)
-        if self.serve.max_loras < needed:
+        if self.serve.attach is None and self.serve.max_loras < needed:
             raise ValueError(
                 f"serve.max_loras is {self.serve.max_loras}, but {len(self.graph.nodes)} nodes with "
                 f"{self.train.keep_versions} + 1 versions need {needed}"
@@ -163,11 +163,12 @@ def toml_to_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Br
 
 def _set_dotted(raw: dict[str, Any], key: str, value: Any) -> None:
     *tables, last = key.split(".")
+    at: Any = raw
     for table in tables:
-        raw = raw.setdefault(table, {})
-        if not isinstance(raw, dict):
+        at = at.setdefault(table, {})
+        if not isinstance(at, dict):
             return  # the file gives this table another type, which validation refuses by name
-    raw[last] = value
+    at[last] = value
 
 
 def _first_problem(error: ValidationError) -> str:

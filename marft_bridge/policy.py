@@ -40,6 +40,7 @@ class Routing:
 
     routes: Mapping[str, Route]
     seed: int | None = None
+    sampled_tokens: int = 0  # by all calls so far
     _calls: dict[str, Iterator[int]] = field(default_factory=dict)
 
     def call_seed(self, node: str) -> int | None:
@@ -90,7 +91,10 @@ def namespace_to_node(checkpoint_ns: str) -> str:
 
 
 def hand_over_tokens(run_manager: Any, tokens: ExactTokens) -> None:
-    """Gives `tokens` to every recorder that listens to this call."""
+    """Gives `tokens` to every recorder that listens to this call, and counts them for the episode."""
+    routing = current_routing.get()
+    if routing is not None:
+        routing.sampled_tokens += len(tokens.sampled_ids or ())
     for handler in getattr(run_manager, "handlers", ()):
         note = getattr(handler, "note_exact_tokens", None)
         if note is not None:

@@ -28,9 +28,9 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import Span
 from opentelemetry.trace import Status, StatusCode
 
-from marft_bridge.task_writes import WriteLedger
 from marft_bridge.exporter import JournalProcessor, private_provider
 from marft_bridge.policy import ExactTokens, namespace_to_node
+from marft_bridge.task_writes import WriteLedger
 from trace_store import conventions as names
 from trace_store.errors import StoreError
 from trace_store.journal import Journal
@@ -92,7 +92,7 @@ def _never_harm(method: _Method) -> _Method:
     def guarded(self: Recorder, *args: Any, **kwargs: Any) -> None:
         try:
             method(self, *args, **kwargs)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is not the app's
             self.note_failure(method.__name__, error)
 
     return cast(_Method, guarded)

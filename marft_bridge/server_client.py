@@ -126,7 +126,7 @@ class EngineClient:
         try:
             return self._http.request(method, path, json=body)
         except httpx.HTTPError as error:
-            raise ServingError(f"model server {self.url}{path}: {error or type(error).__name__}") from error
+            raise ServingError(f"model server {self.url}{path}: {str(error) or type(error).__name__}") from error
 
     def _asked(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
         answer = self._sent(method, path, body)

@@ -25,28 +25,28 @@ class ServeOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    port: int | None = Field(None, ge=1, le=65535)
+    port: int | None = Field(default=None, ge=1, le=65535)
     """Port on 127.0.0.1; None takes a free one."""
-    max_model_len: int = Field(1024, ge=16)
+    max_model_len: int = Field(default=1024, ge=16)
     """Tokens of prompt and completion together."""
-    max_num_seqs: int = Field(64, ge=1)
+    max_num_seqs: int = Field(default=64, ge=1)
     """Requests that the engine works on at once."""
-    max_loras: int = Field(4, ge=1)
+    max_loras: int = Field(default=4, ge=1)
     """Adapters in one engine step; requests for more wait."""
-    max_lora_rank: int = Field(8, ge=1, le=512)
+    max_lora_rank: int = Field(default=8, ge=1, le=512)
     """Highest rank of an adapter; the engine's next size at or above it is used."""
     lora_target_modules: tuple[str, ...] | None = None
     """Linear layers that adapters may change, named as in an adapter (q_proj, v_proj); None for all.
     The cost of serving adapters grows with this list, not with what an adapter holds."""
-    dtype: str = Field("auto", pattern="^(auto|bfloat16|float16|float32)$")
+    dtype: str = Field(default="auto", pattern="^(auto|bfloat16|float16|float32)$")
     """Of weights and arithmetic. `auto` on a CPU: bfloat16 where it has instructions for it, else float32."""
-    kv_cache_gib: float | None = Field(None, gt=0)
+    kv_cache_gib: float | None = Field(default=None, gt=0)
     """KV cache in GiB; None is 1 on a CPU, and on a GPU what gpu_memory_utilization leaves."""
-    gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
+    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
     """Share of the GPU's memory for the engine; None leaves vLLM's own. A GPU that also trains needs a small one."""
-    startup_timeout_s: float = Field(300.0, gt=0)
+    startup_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds until a server that is not ready counts as failed."""
-    attach: str | None = Field(None, pattern="^https?://")
+    attach: str | None = Field(default=None, pattern="^https?://")
     """Address of a vLLM server that runs already; nothing is started then."""
     api_key_env: str | None = None
     """Name of the environment variable that holds the key of the server in `attach`."""

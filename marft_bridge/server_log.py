@@ -14,7 +14,7 @@ _PHASES = (
     ("Initializing a V1 LLM engine", "starting the engine"),
     ("Starting to load model", "loading weights"),
     ("Loading weights took", "preparing the KV cache"),
-    ("torch.compile", "compiling"),
+    ("Compiling a graph", "compiling"),
     ("Capturing CUDA graph", "capturing CUDA graphs"),
     ("init engine (", "opening the port"),
 )
@@ -25,11 +25,10 @@ _NOISE = re.compile(r"^(\s|$|Loading safetensors checkpoint|Triton is installed|
 _TAIL_BYTES = 256 * 1024
 
 
-def startup_phase(log_text: str) -> str:
-    """The latest phase that the log speaks of."""
-    seen = [(log_text.rfind(mark), phase) for mark, phase in _PHASES]
-    at, phase = max(seen)
-    return phase if at >= 0 else "importing vLLM"
+def startup_phase(log_text: str) -> str | None:
+    """The latest phase that this part of the log speaks of; None when it speaks of none."""
+    at, phase = max((log_text.rfind(mark), phase) for mark, phase in _PHASES)
+    return phase if at >= 0 else None
 
 
 def last_lines(log_path: Path, count: int = 15) -> list[str]:

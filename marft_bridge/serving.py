@@ -158,7 +158,7 @@ class ModelServer:
         model_dir = check_model_dir(self._model_dir)
         if importlib.util.find_spec("vllm") is None:
             raise ServingError(
-                "vLLM is not installed; run `make setup` (CPU), install marft-bridge[cuda], or attach to a running server"
+                "vLLM is not installed; run `make setup` (CPU), install marft-bridge[cuda], or set attach"
             )
         cpu = vllm_runs_on_cpu()
         if cpu and self._options.gpu_memory_utilization is not None:
@@ -188,7 +188,7 @@ class ModelServer:
     def _wait_until_ready(self, client: EngineClient, on_progress: Callable[[str], None]) -> None:
         began, told = time.monotonic(), ""
         with self._log_path.open(encoding="utf-8", errors="replace") as log:
-            phase = startup_phase("")
+            phase = "importing vLLM"
             while not client.healthy():
                 self.check()
                 elapsed = time.monotonic() - began

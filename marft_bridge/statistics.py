@@ -2,7 +2,7 @@
 
 A pair is one task and one seed run on both sides. Samples of one task are not independent, so the unit that is
 resampled and flipped is the task (the cluster), never the single run. Invariant: the same numbers and the same seed
-give the same result, whatever the order of the pairs. This module knows arrays, not episodes, stores or pages.
+give the same result up to rounding, whatever the order of the pairs. This module knows arrays, not episodes, stores or pages.
 
 Sources:
 - Efron (1987), "Better bootstrap confidence intervals", JASA 82: the BCa interval.
@@ -190,8 +190,7 @@ def _totals(name: str, values: Floats, clusters: Sequence[Any] | NDArray[Any] | 
     if len(clusters) != values.size:
         raise ValueError(f"{name}: {values.size} values but {len(clusters)} cluster labels")
     labels, index = np.unique(np.asarray(clusters), return_inverse=True)
-    order = np.lexsort((values, index))
-    sums = np.bincount(index[order], weights=values[order], minlength=labels.size).astype(np.float64)
+    sums = np.bincount(index, weights=values, minlength=labels.size).astype(np.float64)
     return _Clusters(sums, np.bincount(index, minlength=labels.size).astype(np.float64))
 
 

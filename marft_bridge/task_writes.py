@@ -108,7 +108,7 @@ class WriteHook:
                     note(loop.manager.run_id, task, writes, lambda: _accumulating_channels(loop.channels))
             original(loop, task_id, writes, **kwargs)
 
-        PregelLoop.put_writes = put_writes  # type: ignore[method-assign]
+        PregelLoop.put_writes = put_writes  # type: ignore[assignment,method-assign]
 
     def detach(self) -> None:
         """Undoes one `attach`."""

@@ -13,8 +13,8 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
-from marft_bridge.task_writes import write_hook
 from marft_bridge.record import Recorder
+from marft_bridge.task_writes import write_hook
 from trace_store.journal import Journal
 
 

@@ -1,0 +1,245 @@
+"""Names in the configuration -> the user's graph, tasks, input function and reward.
+
+A name is `package.module:attribute` or `path/file.py:attribute`. Invariant: whatever is wrong with the user's
+side (an import, a node name, a task field) is a `GraphError` of one line before any episode starts.
+It knows nothing of servers, stores or training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+
+from marft_bridge.config import GraphOptions
+from marft_bridge.errors import GraphError
+
+Task = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class App:
+    """What the user brought, loaded and checked."""
+
+    build: Callable[[BaseChatModel], Any]  # chat model -> compiled graph, its trainable nodes checked
+    train_tasks: Sequence[Task]
+    heldout_tasks: Sequence[Task]
+    task_to_input: Callable[[Task], Any]
+    reward: Callable[[Task, Any], Any]
+    reward_source: str
+
+
+def options_to_app(options: GraphOptions) -> App:
+    """Loads everything that `[graph]` names.
+
+    Raises:
+        GraphError: something does not import, does not exist, or has the wrong shape.
+    """
+    app = load_name(options.app, "graph.app")
+    reward = _callable(load_name(options.reward, "graph.reward"), "graph.reward", options.reward)
+    to_input: Callable[[Task], Any] = lambda task: task  # noqa: E731  the default is the identity
+    if options.task_to_input is not None:
+        loaded = load_name(options.task_to_input, "graph.task_to_input")
+        to_input = _callable(loaded, "graph.task_to_input", options.task_to_input)
+    train, heldout = split_tasks(read_tasks(options.tasks, options.task_fields), options.heldout)
+
+    def build(model: BaseChatModel) -> Any:
+        graph = _app_to_graph(app, options.app, model)
+        check_nodes(graph, options.nodes, options.app)
+        return graph
+
+    return App(build, train, heldout, to_input, reward, options.reward)
+
+
+def load_name(name: str, key: str) -> Any:
+    """The object called `name`; `key` is the configuration key that names it, for the message."""
+    module_name, colon, attribute = name.rpartition(":")
+    if not colon or not module_name or not attribute:
+        raise GraphError(
+            f"{key}: {name!r} is not a name of the form package.module:attribute or path/file.py:attribute"
+        )
+    try:
+        module = _import_file(Path(module_name)) if module_name.endswith(".py") else _import_module(module_name)
+    except GraphError as error:
+        raise GraphError(f"{key}: {error}") from None
+    except Exception as error:
+        raise GraphError(f"{key}: importing {module_name!r} failed: {type(error).__name__}: {error}") from error
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            public = ", ".join(sorted(word for word in vars(module) if not word.startswith("_"))[:20])
+            raise GraphError(f"{key}: {module_name!r} has no {attribute!r}; it has: {public}")
+        found = getattr(found, part)
+    return found
+
+
+def _import_module(name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:  # a console script does not look in the working directory by itself
+        sys.path.insert(0, here)
+    return importlib.import_module(name)
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise GraphError(f"there is no file {str(path)!r}")
+    name = f"_marft_app_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None  # a .py file always has a spec,
+    assert spec.loader is not None  # and a loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _callable(found: Any, key: str, name: str) -> Callable[..., Any]:
+    if not callable(found):
+        raise GraphError(f"{key}: {name!r} is a {type(found).__name__}, not a function")
+    return found  # type: ignore[no-any-return]  # whatever the user's function returns is checked where it is used
+
+
+def _app_to_graph(app: Any, name: str, model: BaseChatModel) -> Any:
+    if hasattr(app, "ainvoke"):
+        raise GraphError(
+            f"graph.app: {name!r} is a compiled graph, whose models cannot be pointed at the adapters; "
+            "name a function that takes a chat model and returns the compiled graph"
+        )
+    try:
+        graph = _callable(app, "graph.app", name)(model)
+    except GraphError:
+        raise
+    except Exception as error:
+        raise GraphError(f"graph.app: calling {name!r} failed: {type(error).__name__}: {error}") from error
+    if not hasattr(graph, "ainvoke"):
+        raise GraphError(
+            f"graph.app: {name!r} returned a {type(graph).__name__}, not a compiled graph; call .compile()"
+        )
+    return graph
+
+
+def node_names(graph: Any) -> list[str]:
+    """Every node of the graph, those of subgraphs with their path: `outer/inner`."""
+    names = [name for name in graph.nodes if not name.startswith("__")]
+    for path, subgraph in graph.get_subgraphs(recurse=True):
+        prefix = path.replace("|", "/")
+        names += [f"{prefix}/{name}" for name in subgraph.nodes if not name.startswith("__")]
+    return names
+
+
+def check_nodes(graph: Any, wanted: Sequence[str], app_name: str) -> None:
+    """Refuses a trainable node that the graph does not have."""
+    existing = node_names(graph)
+    missing = [name for name in wanted if name not in existing]
+    if missing:
+        raise GraphError(f"graph.nodes: {app_name!r} has no node {missing[0]!r}; its nodes: {', '.join(existing)}")
+
+
+def read_tasks(name: str, fields: Sequence[str]) -> list[Task]:
+    """All tasks, each with a unique `id` (made a string) and the needed fields."""
+    tasks = _read_jsonl(Path(name)) if name.endswith(".jsonl") else _iterate(name)
+    if not tasks:
+        raise GraphError(f"graph.tasks: {name!r} holds no task")
+    seen: set[str] = set()
+    for number, task in enumerate(tasks, start=1):
+        missing = [field for field in ("id", *fields) if field not in task]
+        if missing:
+            has = ", ".join(sorted(task)) or "nothing"
+            raise GraphError(f"graph.tasks: task {number} of {name!r} lacks {missing[0]!r}; it has: {has}")
+        task["id"] = str(task["id"])
+        if task["id"] in seen:
+            raise GraphError(f"graph.tasks: task {number} of {name!r} repeats the id {task['id']!r}")
+        seen.add(task["id"])
+    return tasks
+
+
+def _read_jsonl(path: Path) -> list[Task]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise GraphError(f"graph.tasks: cannot read {str(path)!r}: {error}") from None
+    tasks = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            task = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise GraphError(f"graph.tasks: line {number} of {str(path)!r} is not JSON: {error}") from None
+        if not isinstance(task, dict):
+            raise GraphError(f"graph.tasks: line {number} of {str(path)!r} is not a JSON object")
+        tasks.append(task)
+    return tasks
+
+
+def _iterate(name: str) -> list[Task]:
+    found = load_name(name, "graph.tasks")
+    try:
+        items: Iterable[Any] = found() if callable(found) else found
+        tasks = list(items)
+    except TypeError:
+        raise GraphError(
+            f"graph.tasks: {name!r} is not a JSONL file, an iterable, or a function that gives one"
+        ) from None
+    for number, task in enumerate(tasks, start=1):
+        if not isinstance(task, Mapping):
+            raise GraphError(f"graph.tasks: task {number} of {name!r} is a {type(task).__name__}, not a mapping")
+        try:
+            json.dumps(dict(task))
+        except (TypeError, ValueError) as error:
+            raise GraphError(f"graph.tasks: task {number} of {name!r} cannot be written as JSON: {error}") from None
+    return [dict(task) for task in tasks]
+
+
+def split_tasks(tasks: Sequence[Task], heldout: float) -> tuple[list[Task], list[Task]]:
+    """Training and held-out tasks, by hash of the id: a task keeps its side whatever else is in the file."""
+    sides: tuple[list[Task], list[Task]] = ([], [])
+    for task in tasks:
+        digest = hashlib.sha256(f"marft/{task['id']}".encode()).digest()
+        sides[int.from_bytes(digest[:8], "big") < heldout * 2**64].append(task)
+    for side, what in zip(sides, ("training", "held-out"), strict=True):
+        if not side:
+            raise GraphError(f"graph.tasks: {len(tasks)} tasks leave no {what} task at heldout = {heldout}; add tasks")
+    return sides
+
+
+async def result_to_rewards(app: App, task: Task, result: Any) -> dict[str, float]:
+    """Calls the user's reward and checks what it gives back: named finite numbers, a bare one being `reward`.
+
+    Raises:
+        GraphError: it raised, or gave something else.
+    """
+    try:
+        value = app.reward(task, result)
+        if inspect.isawaitable(value):
+            value = await value
+    except Exception as error:
+        raise GraphError(f"the reward {app.reward_source!r} failed: {type(error).__name__}: {error}") from error
+    named = value if isinstance(value, Mapping) else {"reward": value}
+    for name, number in named.items():
+        if isinstance(number, str) or not _is_finite(number):
+            raise GraphError(f"the reward {app.reward_source!r} gave {number!r} as {name!r}, not a finite number")
+    return {str(name): float(number) for name, number in named.items()}
+
+
+def _is_finite(number: Any) -> bool:
+    try:
+        return abs(float(number)) < float("inf")
+    except (TypeError, ValueError):
+        return False

@@ -1,0 +1,139 @@
+"""The command line: parse, call one function, print. What the commands do is in the modules named after them.
+
+A user error is one line on stderr and exit code 2; Ctrl-C is 130; anything else is a bug and shows a traceback.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from marft_bridge.config import BridgeConfig, toml_to_config
+from marft_bridge.errors import USER_ERRORS
+from marft_bridge.progress import Reporter
+
+app = typer.Typer(
+    name="marft-bridge",
+    help="Record a LangGraph app, train one adapter per node on what it did, and prove whether it got better.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Config = Annotated[Path, typer.Option("--config", "-c", help="The bridge.toml to read.")]
+Run = Annotated[str | None, typer.Option("--run", help="Run folder; overrides `run`.")]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, envvar="MARFT_SEED", help="Overrides `seed`.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")]
+DEFAULT_CONFIG = Path("bridge.toml")
+
+
+def _config(path: Path, **overrides: Any) -> BridgeConfig:
+    return toml_to_config(path, {key.replace("__", "."): value for key, value in overrides.items()})
+
+
+@app.command(epilog="Example: marft-bridge collect --config examples/math_duo/bridge.toml --run runs/try --episodes 32")
+def collect(
+    config: Config = DEFAULT_CONFIG,
+    run: Run = None,
+    seed: Seed = None,
+    episodes: Annotated[int | None, typer.Option(min=1, help="Overrides `collect.episodes`.")] = None,
+    in_flight: Annotated[int | None, typer.Option(min=1, help="Overrides `collect.in_flight`.")] = None,
+    resume: Resume = False,
+) -> None:
+    """Run the graph on training tasks and record every run."""
+    settings = _config(config, run=run, seed=seed, collect__episodes=episodes, collect__in_flight=in_flight)
+    from marft_bridge.collect import collect as run_collect
+
+    run_collect(settings, Reporter(), resume)
+
+
+@app.command(epilog="Example: marft-bridge train --config examples/math_duo/bridge.toml --run runs/try --rounds 2")
+def train(
+    config: Config = DEFAULT_CONFIG,
+    run: Run = None,
+    seed: Seed = None,
+    rounds: Annotated[int | None, typer.Option(min=0, help="Overrides `train.rounds`.")] = None,
+    resume: Resume = False,
+) -> None:
+    """Learn from the stored episodes, then from fresh ones, and publish every new adapter."""
+    settings = _config(config, run=run, seed=seed, train__rounds=rounds)
+    from marft_bridge.train import train as run_train
+
+    run_train(settings, Reporter(), resume)
+
+
+@app.command(epilog="Example: marft-bridge compare --config examples/math_duo/bridge.toml --run runs/try --before 0")
+def compare(
+    config: Config = DEFAULT_CONFIG,
+    run: Run = None,
+    seed: Seed = None,
+    tasks: Annotated[int | None, typer.Option(min=2, help="Overrides `compare.tasks`.")] = None,
+    before: Annotated[int, typer.Option(min=0, help="Version of every node before; 0 is the base model.")] = 0,
+    after: Annotated[int | None, typer.Option(min=0, help="Version after; without it each node's newest.")] = None,
+    resume: Resume = False,
+) -> None:
+    """Run held-out tasks before and after, and say with statistics which is better."""
+    settings = _config(config, run=run, seed=seed, compare__tasks=tasks)
+    from marft_bridge.compare import compare as run_compare
+
+    run_compare(settings, Reporter(), resume, (before, after))
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog="Example: marft-bridge serve --config examples/math_duo/bridge.toml --run runs/try -- sleep 60",
+)
+def serve(context: typer.Context, config: Config = DEFAULT_CONFIG, run: Run = None) -> None:
+    """Serve the model for this run folder: while a command after -- runs, or else until Ctrl-C.
+
+    The other commands on the same run folder use this server instead of starting their own.
+    """
+    settings = _config(config, run=run)
+    from marft_bridge.serve import serve as run_serve
+
+    raise typer.Exit(run_serve(settings, Reporter(), context.args))
+
+
+@app.command(epilog="Example: marft-bridge status --config examples/math_duo/bridge.toml --run runs/try")
+def status(config: Config = DEFAULT_CONFIG, run: Run = None) -> None:
+    """Show what a run folder holds: episodes, adapters, the last update, the server."""
+    settings = _config(config, run=run)
+    from marft_bridge.status import status as show_status
+
+    show_status(settings, Reporter())
+
+
+def _one_line_errors(command: Callable[[], None]) -> int:
+    try:
+        command()
+    except USER_ERRORS as error:
+        Console(stderr=True, highlight=False).print(f"marft-bridge: {error}", markup=False, style="red", soft_wrap=True)
+        return 2
+    except KeyboardInterrupt:
+        again = " ".join(["marft-bridge", *sys.argv[1:]])
+        resumable = len(sys.argv) > 1 and sys.argv[1] in ("collect", "train", "compare")
+        hint = f"; go on with: {again if '--resume' in sys.argv else again + ' --resume'}" if resumable else ""
+        Console(stderr=True, highlight=False).print(f"stopped; what was finished is kept{hint}", markup=False)
+        return 130
+    return 0
+
+
+def _raise_keyboard_interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    signal.signal(signal.SIGTERM, _raise_keyboard_interrupt)  # ends as cleanly as Ctrl-C
+    sys.exit(_one_line_errors(lambda: app()))
+
+
+if __name__ == "__main__":
+    main()

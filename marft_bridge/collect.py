@@ -1,0 +1,72 @@
+"""`marft-bridge collect`: training tasks -> recorded episodes of the graph as it is now, in the store.
+
+Every node runs at version 0, the base model. Resuming runs only what no finished episode answers yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from marft_bridge.config import BridgeConfig
+from marft_bridge.engine import Engine, begin_run, load_app, model_directory, refuse_used, still_to_run
+from marft_bridge.progress import Reporter
+from marft_bridge.rollouts import plan_episodes, task_order
+from marft_bridge.run_folder import RunFolder
+from trace_store.store import TraceStore
+
+RUN_ID = "collect"
+
+
+def collect(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
+    """Records `collect.episodes` episodes into the run folder's store, and prints what is there.
+
+    Raises:
+        BridgeError, StoreError: see the messages; what was finished before is kept.
+    """
+    folder = RunFolder(config.run_folder)
+    app = load_app(config)
+    model_dir = model_directory(config, reporter.say)
+    folder.create()
+    with TraceStore.open(folder.store) as store:
+        store.take_in()
+        refuse_used(store, RUN_ID, "collect", folder, resume)
+        begin_run(store, RUN_ID, "collect", config, folder)
+        requests = still_to_run(
+            store,
+            plan_episodes(
+                task_order(app.train_tasks, config.seed),
+                config.collect.episodes,
+                config.collect.samples_per_task,
+                seed=config.seed,
+                run_id=RUN_ID,
+                split="train",
+                adapters=dict.fromkeys(config.graph.nodes, 0),
+            ),
+        )
+        if resume:
+            reporter.say(f"{config.collect.episodes - len(requests)} episodes are there, {len(requests)} to run")
+        try:
+            if requests:
+                with Engine(config, folder, app, model_dir, reporter) as engine:
+                    asyncio.run(engine.run(requests, "collect", config.train.trainer.reward))
+        finally:
+            store.take_in()  # also after Ctrl-C: what was finished is kept
+        _print_summary(config, store, reporter)
+
+
+def _print_summary(config: BridgeConfig, store: TraceStore, reporter: Reporter) -> None:
+    outcomes = store.sql("SELECT outcome, count(*) FROM episodes WHERE run_id = ? GROUP BY outcome", (RUN_ID,))
+    rewards = store.sql(
+        "SELECT r.name, avg(r.value) FROM rewards r JOIN episodes e USING (episode_id) "
+        "WHERE e.run_id = ? AND r.scope = 'episode' GROUP BY r.name ORDER BY r.name",
+        (RUN_ID,),
+    )
+    actions, trainable, tokens = store.sql(
+        "SELECT count(*), count(*) FILTER (trainable), coalesce(sum(len(sampled_ids)), 0) "
+        "FROM actions JOIN episodes USING (episode_id) WHERE run_id = ?",
+        (RUN_ID,),
+    )[0]
+    counted = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes))
+    means = ", ".join(f"{name} {mean:.3f}" for name, mean in rewards)
+    reporter.say(f"collected {counted}; {trainable} of {actions} actions trainable, {tokens} sampled tokens")
+    reporter.say(f"mean rewards: {means}; store: {config.run_folder / 'store.duckdb'}")

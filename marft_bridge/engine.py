@@ -1,0 +1,217 @@
+"""A configuration and a run folder -> a graph that runs on the served model, recorded.
+
+`Engine` is what `collect`, `train` and `compare` share: the model directory, the server (started here, or the one
+that `marft-bridge serve` runs for this folder), the recorder with its journal, the wrapped graph and the routes of
+its nodes. Invariant: version 0 of a node is the base model itself; every other version is a registered adapter
+that the server confirmed. It knows nothing of rounds, updates or statistics.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from marft_bridge.adapters import AdapterRegistry, publish, retire
+from marft_bridge.app import App, options_to_app
+from marft_bridge.config import BridgeConfig
+from marft_bridge.errors import ConfigError, ServingError
+from marft_bridge.policy import NodeChat, Route
+from marft_bridge.prepare_model import SMOLLM2_NAME, check_model_dir, prepare_smollm2
+from marft_bridge.progress import Reporter
+from marft_bridge.record import Recorder
+from marft_bridge.rollouts import Collector, EpisodeRequest, Tally
+from marft_bridge.run_folder import RunFolder, bridge_version, write_atomically
+from marft_bridge.scripted import ScriptedPolicy
+from marft_bridge.serving import Endpoint, ModelServer, ServeOptions
+from marft_bridge.wrap import wrap
+from trace_store.journal import Journal
+from trace_store.records import RunRow
+from trace_store.store import TraceStore
+from trainers.files import weights_to_sha256
+
+PREPARED_MODEL = "smollm2-135m"
+_KEY_VARIABLE = "MARFT_SERVER_KEY"
+
+# Episodes that need not run again: cut short, or ended and rewarded.
+_FINISHED = """
+SELECT task_id, sample, variant, round FROM episodes e
+WHERE run_id = ? AND (outcome = 'truncated' OR outcome = 'terminated'
+  AND EXISTS (SELECT 1 FROM rewards r WHERE r.episode_id = e.episode_id AND r.scope = 'episode'))
+"""
+
+
+def model_directory(config: BridgeConfig, say: Callable[[str], None]) -> Path:
+    """The base model's directory, prepared first where the configuration names the packaged model."""
+    if config.model.path != PREPARED_MODEL:
+        return check_model_dir(Path(config.model.path))
+    cache = Path(os.environ.get("MARFT_CACHE") or config.model.cache)
+    if not (cache / SMOLLM2_NAME).exists():
+        say(f"preparing {SMOLLM2_NAME} in {cache} (once, about 20 s)")
+    return prepare_smollm2(cache, say)
+
+
+def load_app(config: BridgeConfig) -> App:
+    """The user's app, with its nodes checked on a scripted model: before any server starts."""
+    app = options_to_app(config.graph)
+    app.build(ScriptedPolicy())
+    return app
+
+
+def served_modules(config: BridgeConfig) -> ServeOptions:
+    """The serving options, with the adapters' modules filled in: wrapping fewer layers serves faster."""
+    options = config.serve
+    if options.lora_target_modules is None:
+        return options.model_copy(update={"lora_target_modules": config.train.trainer.lora.target_modules})
+    return options
+
+
+def write_server_file(folder: RunFolder, endpoint: Endpoint) -> None:
+    """Tells other commands on this run folder where the server is; 0600, because the key is in it."""
+    content = {"base_url": endpoint.base_url, "api_key": endpoint.api_key, "pid": os.getpid()}
+    write_atomically(folder.server, json.dumps(content) + "\n")
+
+
+def running_server(folder: RunFolder) -> tuple[str, str] | None:
+    """Address and key of a server that `marft-bridge serve` runs for this folder now; None when there is none."""
+    try:
+        content = json.loads(folder.server.read_text(encoding="utf-8"))
+        address, key = content["base_url"].removesuffix("/v1"), content["api_key"]
+        answer = httpx.get(f"{address}/v1/models", headers={"Authorization": f"Bearer {key}"}, timeout=5.0)
+    except (OSError, ValueError, KeyError, httpx.HTTPError):
+        return None
+    return (address, key) if answer.status_code == 200 else None
+
+
+class Engine:
+    """Runs episodes on the served model. Use it as a context manager.
+
+    Args:
+        journal: where records go; the store takes them in from there.
+    """
+
+    def __init__(self, config: BridgeConfig, folder: RunFolder, app: App, model_dir: Path, reporter: Reporter) -> None:
+        self.config, self.folder, self.app = config, folder, app
+        self.model_dir, self.reporter = model_dir, reporter
+        self.registry = AdapterRegistry(folder.adapters, weights_to_sha256(model_dir))
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Engine:
+        with ExitStack() as stack:
+            self.server = stack.enter_context(self._server())
+            with self.reporter.bars(), self.reporter.task("model server") as task:
+                endpoint = self.server.start(lambda phase: task.update(figures=phase))
+            self.base_name = endpoint.model
+            journal = Journal(self.folder.journal)
+            stack.callback(journal.close)
+            self._graph = wrap(self.app.build(self._chat(endpoint)), Recorder(journal))
+            stack.callback(self._graph.unwrap)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stack.close()
+
+    def _server(self) -> ModelServer:
+        options = served_modules(self.config)
+        found = running_server(self.folder) if options.attach is None else None
+        if found is not None:
+            address, os.environ[_KEY_VARIABLE] = found
+            modules = options.lora_target_modules
+            options = ServeOptions(attach=address, api_key_env=_KEY_VARIABLE, lora_target_modules=modules)
+            self.reporter.say(f"using the model server at {address}")
+        return ModelServer(options, self.model_dir, self.folder.adapters, self.folder.server_log)
+
+    def _chat(self, endpoint: Endpoint) -> NodeChat:
+        limit = self.config.collect.timeout_s
+        return NodeChat(model=endpoint.model, base_url=endpoint.base_url, api_key=endpoint.api_key, timeout=limit)
+
+    # -- adapters ---------------------------------------------------------------------------------------------
+
+    def publish(self, versions: dict[str, int]) -> None:
+        """Has the server answer to these versions."""
+        for node, version in versions.items():
+            if version > 0:
+                publish(self.server, self.registry, node, version)
+
+    def retire_all_but(self, keep: Mapping[str, Sequence[int]]) -> None:
+        """Takes every other version of these nodes out of service, so that the server's slots suffice."""
+        served = set(self.server.loaded())
+        for node, versions in keep.items():
+            for version in self.registry.versions(node):
+                if version not in versions and self.registry.served_name(node, version) in served:
+                    retire(self.server, node, version)
+
+    def route(self, node: str, version: int, temperature: float | None) -> Route:
+        """Where the calls of `node` at `version` go."""
+        name = self.registry.served_name(node, version)
+        sampling = self.config.sampling
+        return Route(
+            model=name if version else self.base_name,
+            adapter=name if version else None,
+            version=version,
+            temperature=temperature or sampling.temperature,
+            max_tokens=sampling.max_tokens,
+        )
+
+    # -- episodes ---------------------------------------------------------------------------------------------
+
+    async def run(self, requests: Sequence[EpisodeRequest], title: str, reward: str) -> Tally:
+        """Runs the requests and shows how far they are."""
+        collector = Collector(
+            self._graph,
+            self.app,
+            self.route,
+            self.config.collect.in_flight,
+            self.config.collect.timeout_s,
+            self.server.check,
+        )
+        with self.reporter.bars(), self.reporter.task(title, len(requests)) as task:
+            return await collector.requests_to_episodes(
+                requests, lambda tally: task.update(tally.finished, tally.figures(reward))
+            )
+
+    @property
+    def recording_failures(self) -> int:
+        """Callbacks that could not be recorded, so far."""
+        return self._graph.recorder.failures
+
+
+def still_to_run(store: TraceStore, requests: Sequence[EpisodeRequest]) -> list[EpisodeRequest]:
+    """The requests that no finished episode in the store answers."""
+    done = {key for run_id in {r.run_id for r in requests} for key in store.sql(_FINISHED, (run_id,))}
+    return [request for request in requests if request.key not in done]
+
+
+def begin_run(store: TraceStore, run_id: str, command: str, config: BridgeConfig, folder: RunFolder) -> None:
+    """Writes down that a command works in this folder now, and with which configuration."""
+    folder.record_config(command, config)
+    content: dict[str, Any] = config.model_dump(mode="json")
+    store.put_run(RunRow(run_id, command, time.time_ns(), content, bridge_version()))
+
+
+def refuse_used(store: TraceStore, run_id: str, command: str, folder: RunFolder, resume: bool) -> None:
+    """Refuses to add a second run of `command` to a folder unless the user resumes it."""
+    used = any(run.run_id == run_id for run in store.runs())
+    if used and not resume:
+        raise ConfigError(
+            f"{command}: {folder.path} already holds a run of it; go on with --resume, or choose another --run folder"
+        )
+    if resume and not used:
+        raise ConfigError(f"{command}: nothing to resume in {folder.path}; leave out --resume")
+
+
+def check_versions(engine: Engine, versions: dict[str, int]) -> None:
+    """Refuses versions that were never published."""
+    for node, version in versions.items():
+        if version > 0:
+            engine.registry.get(node, version)
+        elif version < 0:
+            raise ServingError(f"node {node!r}: version {version} is negative")

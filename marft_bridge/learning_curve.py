@@ -1,0 +1,53 @@
+"""A training run's episodes and metrics -> the points of its learning curve.
+
+The reward of a point is the mean over the episodes that its version was trained *from*, so the first point, of the
+collected episodes, shows the graph before training.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from marft_bridge import collect, train
+from marft_bridge.report import LearningPoint
+from marft_bridge.statistics import mean_interval
+from trace_store.store import TraceStore
+
+_NODE_FIGURES = ("approx_kl", "clipfrac", "grad_norm", "adapter_norm")
+
+_REWARDS = """
+SELECT coalesce(e.round, 0), r.value FROM episodes e JOIN rewards r USING (episode_id)
+WHERE e.run_id IN (?, ?) AND r.scope = 'episode' AND r.name = ? ORDER BY 1, e.episode_id
+"""
+
+
+def run_to_learning_curve(store: TraceStore, metrics: Path, reward: str) -> tuple[LearningPoint, ...]:
+    """One point per round of the training run in this folder, the collected episodes being round 0."""
+    lines = {line["round"]: line for line in train.read_metrics(metrics)}
+    rewards: dict[int, list[float]] = {}
+    for round_number, value in store.sql(_REWARDS, (collect.RUN_ID, train.RUN_ID, reward)):
+        rewards.setdefault(round_number, []).append(value)
+    points = []
+    for round_number, values in sorted(rewards.items()):
+        interval = mean_interval(values)
+        points.append(
+            LearningPoint(
+                round=round_number,
+                phase="offline" if round_number == 0 else "online",
+                episodes=len(values),
+                reward_mean=interval.mean,
+                reward_low=interval.low,
+                reward_high=interval.high,
+                nodes=_node_figures(lines.get(round_number, {})),
+            )
+        )
+    return tuple(points)
+
+
+def _node_figures(line: dict[str, Any]) -> dict[str, dict[str, float | None]]:
+    agents = line.get("agents") or line.get("replay", {}).get("agents", {})
+    return {
+        node: {name: agent[name] for name in _NODE_FIGURES if agent.get(name) is not None}
+        for node, agent in agents.items()
+    }

@@ -1,0 +1,227 @@
+"""Requests for episodes -> recorded, rewarded episodes, many in flight at a time.
+
+An episode is finished when its spans and its rewards are synced to the journal; only then is it counted and
+reported. Invariants: an episode that fails is a row with a reason, not the end of the run; a disk that refuses or
+a server that died ends the run, and loses nothing that was reported. It knows nothing of DuckDB or torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from marft_bridge.app import App, Task, result_to_rewards
+from marft_bridge.errors import GraphError
+from marft_bridge.policy import Route, Routing, current_routing
+from marft_bridge.record import EpisodeContext, current_episode
+from marft_bridge.wrap import RecordedGraph
+from trace_store.records import Reward
+
+MAX_FAILED_SHARE = 0.5  # a run in which more fails than works is stopped: something is broken
+MIN_FAILED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRequest:
+    """One episode to run. (task, sample, variant, round) identifies it within a run."""
+
+    run_id: str
+    task: Task
+    split: str
+    sample: int
+    seed: int
+    adapters: Mapping[str, int]  # node -> version
+    round: int | None = None
+    variant: str | None = None
+    temperature: float | None = None  # None: the collector's
+
+    @property
+    def key(self) -> tuple[str, int, str | None, int | None]:
+        """What resuming compares."""
+        return (self.task["id"], self.sample, self.variant, self.round)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What has happened so far, for the progress line and the summary."""
+
+    finished: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    reward_sums: Counter[str] = field(default_factory=Counter)
+    rewarded: int = 0
+    sampled_tokens: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def mean(self, name: str) -> float | None:
+        """Mean of one reward over the episodes that have rewards."""
+        return self.reward_sums[name] / self.rewarded if self.rewarded else None
+
+    def figures(self, reward: str) -> str:
+        """For a progress bar."""
+        seconds = max(time.monotonic() - self.began, 1e-9)
+        mean = self.mean(reward)
+        parts = [f"{self.sampled_tokens / seconds:.0f} tok/s"]
+        parts += [f"{reward} {mean:.3f}"] if mean is not None else []
+        parts += [f"{self.outcomes['failed']} failed"] if self.outcomes["failed"] else []
+        return "  ".join(parts)
+
+
+RouteOf = Callable[[str, int, float | None], Route]
+"""(node, version, temperature) -> where its calls go."""
+
+
+class Collector:
+    """Runs episodes of one recorded graph.
+
+    Args:
+        graph: the wrapped graph.
+        app: the user's input function and reward.
+        route_of: how a node at a version is reached.
+        in_flight: episodes at the same time.
+        timeout_s: after this an episode is cut short and recorded as truncated.
+        check_server: raises when the model server has died; asked whenever an episode fails.
+    """
+
+    def __init__(
+        self,
+        graph: RecordedGraph,
+        app: App,
+        route_of: RouteOf,
+        in_flight: int,
+        timeout_s: float,
+        check_server: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._graph, self._app, self._route_of = graph, app, route_of
+        self._in_flight, self._timeout_s, self._check_server = in_flight, timeout_s, check_server
+
+    async def requests_to_episodes(
+        self, requests: Iterable[EpisodeRequest], on_finished: Callable[[Tally], None] = lambda _: None
+    ) -> Tally:
+        """Runs all requests, at most `in_flight` at a time, in their order as places become free.
+
+        Raises:
+            StoreError: the journal could not be written.
+            ServingError: the model server died.
+            GraphError: the reward is broken, or most episodes fail.
+        """
+        # Sync nodes run in the loop's thread pool, whose default size on two cores is six.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(max_workers=self._in_flight + 4))
+        tally, waiting = Tally(), iter(requests)
+
+        async def work() -> None:
+            for request in waiting:  # one shared iterator: each request goes to one worker
+                await self._run(request, tally)
+                on_finished(tally)
+
+        workers = [asyncio.create_task(work()) for _ in range(self._in_flight)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+        return tally
+
+    async def _run(self, request: EpisodeRequest, tally: Tally) -> None:
+        episode = EpisodeContext(
+            run_id=request.run_id,
+            task_id=request.task["id"],
+            split=request.split,
+            sample=request.sample,
+            task=request.task,
+            round=request.round,
+            variant=request.variant,
+            seed=request.seed,
+            adapters=request.adapters,
+        )
+        routes = {node: self._route_of(node, at, request.temperature) for node, at in request.adapters.items()}
+        routing = Routing(routes, request.seed)
+        current_episode.set(episode)  # this task's own context: nobody else sees it
+        current_routing.set(routing)
+        outcome, reason, result = await self._graph_to_result(episode, request.task)
+        recorder = self._graph.recorder
+        if recorder.failure is not None:
+            raise recorder.failure
+        if outcome == "failed":
+            self._check_server()
+        if outcome == "terminated" and episode.episode_id is not None:
+            rewards = await result_to_rewards(self._app, request.task, result)
+            self._keep(episode.episode_id, rewards)
+            tally.reward_sums.update(rewards)
+            tally.rewarded += 1
+        tally.sampled_tokens += routing.sampled_tokens
+        tally.finished += 1
+        tally.outcomes[outcome] += 1
+        if reason is not None:
+            tally.reasons[reason] += 1
+        _stop_when_most_fail(tally)
+
+    async def _graph_to_result(self, episode: EpisodeContext, task: Task) -> tuple[str, str | None, Any]:
+        running = asyncio.ensure_future(self._graph.ainvoke(self._app.task_to_input(task)))
+        try:
+            done, _ = await asyncio.wait({running}, timeout=self._timeout_s)
+            if not done:
+                episode.cut_short = f"longer than {self._timeout_s:g} s"
+                running.cancel()
+                await asyncio.wait({running})
+                return "truncated", episode.cut_short, None
+            return "terminated", None, running.result()
+        except asyncio.CancelledError:
+            running.cancel()
+            await asyncio.wait({running})
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the graph raises is a failed episode
+            return "failed", f"{type(error).__name__}: {error}", None
+
+    def _keep(self, episode_id: str, rewards: Mapping[str, float]) -> None:
+        journal, now = self._graph.recorder.journal, time.time_ns()
+        for name, value in rewards.items():
+            journal.append(Reward(episode_id, name, value, self._app.reward_source, now))
+        journal.sync()
+
+
+def _stop_when_most_fail(tally: Tally) -> None:
+    failed = tally.outcomes["failed"]
+    if failed >= MIN_FAILED and failed > MAX_FAILED_SHARE * tally.finished:
+        reason, count = tally.reasons.most_common(1)[0]
+        raise GraphError(f"{failed} of {tally.finished} episodes failed, {count} of them with: {reason}")
+
+
+def task_order(tasks: Sequence[Task], seed: int) -> list[Task]:
+    """The tasks in a seeded order that does not depend on their order in the file."""
+    ordered = sorted(tasks, key=lambda task: str(task["id"]))
+    random.Random(seed).shuffle(ordered)
+    return ordered
+
+
+def plan_episodes(
+    tasks: Sequence[Task], episodes: int, samples_per_task: int, *, seed: int, **common: Any
+) -> list[EpisodeRequest]:
+    """`episodes` requests over `tasks` in order, from the start again when they run out.
+
+    Groups of `samples_per_task` stay together. A task that comes again gets new sample numbers; every request
+    gets its own seed, which depends on the run's seed, the task and the sample only.
+    """
+    used: Counter[str] = Counter()
+    requests: list[EpisodeRequest] = []
+    for number in range(-(-episodes // samples_per_task)):
+        task = tasks[number % len(tasks)]
+        for _ in range(samples_per_task):
+            sample = used[task["id"]]
+            used[task["id"]] += 1
+            episode_seed = _derived_seed(seed, common.get("round"), task["id"], sample)
+            requests.append(EpisodeRequest(task=task, sample=sample, seed=episode_seed, **common))
+    return requests[:episodes]
+
+
+def _derived_seed(seed: int, round_number: int | None, task_id: str, sample: int) -> int:
+    digest = hashlib.sha256(f"{seed}/{round_number}/{task_id}/{sample}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1

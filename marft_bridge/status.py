@@ -1,0 +1,50 @@
+"""`marft-bridge status`: a run folder -> a few lines on how far it is."""
+
+from __future__ import annotations
+
+from marft_bridge.config import BridgeConfig
+from marft_bridge.engine import running_server
+from marft_bridge.errors import ConfigError, StoreError
+from marft_bridge.progress import Reporter
+from marft_bridge.run_folder import RunFolder
+from marft_bridge.train import read_metrics
+from trace_store.store import TraceStore
+
+
+def status(config: BridgeConfig, reporter: Reporter) -> None:
+    """Prints what the folder holds. While a command writes into the store, says so instead of its counts.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    folder = RunFolder(config.run_folder)
+    if not folder.path.is_dir():
+        raise ConfigError(f"status: there is no run folder {folder.path}; `marft-bridge collect` makes one")
+    reporter.say(f"run folder {folder.path}")
+    _say_store(folder, reporter)
+    for node in config.graph.nodes:
+        versions = sorted(int(p.parent.name) for p in (folder.adapters / node).glob("*/marft.json"))
+        reporter.say(f"  {node}: {'adapters ' + ', '.join(map(str, versions)) if versions else 'no adapter yet'}")
+    lines = read_metrics(folder.metrics)
+    if lines:
+        reporter.say(f"  last update: round {lines[-1]['round']} of {config.train.rounds} ({lines[-1]['phase']})")
+    found = running_server(folder)
+    reporter.say(f"  server: {found[0] if found else 'none running'}")
+    if (folder.path / "report.html").exists():
+        reporter.say(f"  report: {folder.path / 'report.html'}")
+
+
+def _say_store(folder: RunFolder, reporter: Reporter) -> None:
+    if not folder.store.exists():
+        reporter.say("  no store yet")
+        return
+    try:
+        with TraceStore.open(folder.store, read_only=True) as store:
+            rows = store.sql(
+                "SELECT run_id, coalesce(variant, ''), outcome, count(*) FROM episodes GROUP BY ALL ORDER BY ALL"
+            )
+    except StoreError as error:
+        reporter.say(f"  store: {error}")
+        return
+    for run_id, variant, outcome, count in rows:
+        reporter.say(f"  {run_id}{' ' + variant if variant else ''}: {count} episodes {outcome}")

@@ -1,0 +1,202 @@
+"""`marft-bridge train`: stored episodes, then fresh ones -> adapter versions, each published as soon as it exists.
+
+    version 1         from what was collected: critic warm-up, then replay
+    version r + 1     from round r: episodes by version r, one MARFT update
+
+Invariant: the checkpoint is the truth. A version's adapter files and the server follow from it, so a run that is
+killed anywhere goes on from its last finished update, and episodes of the round that was cut short are used, not
+run again. This module composes trainer, engine and store; none of them knows another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from marft_bridge import collect
+from marft_bridge.app import App
+from marft_bridge.config import BridgeConfig
+from marft_bridge.engine import Engine, begin_run, load_app, model_directory, refuse_used, still_to_run
+from marft_bridge.errors import ConfigError
+from marft_bridge.progress import Reporter, Task
+from marft_bridge.rollouts import plan_episodes, task_order
+from marft_bridge.run_folder import RunFolder, write_atomically
+from trace_store.records import Trajectory
+from trace_store.store import TraceStore
+from trainers import checkpoint
+from trainers.marft import MarftTrainer
+
+RUN_ID = "train"
+
+
+def train(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
+    """Trains one adapter per node and publishes every version.
+
+    Raises:
+        BridgeError, StoreError, TrainError: see the messages; the last checkpoint stays usable.
+    """
+    folder = RunFolder(config.run_folder)
+    folder.require_store("train")
+    app = load_app(config)
+    model_dir = model_directory(config, reporter.say)
+    with TraceStore.open(folder.store) as store:
+        store.take_in()
+        refuse_used(store, RUN_ID, "train", folder, resume)
+        collected = list(store.trajectories(run_ids=[collect.RUN_ID], split="train"))
+        if not collected:
+            raise ConfigError(f"train: {folder.store} holds no collected episode; run `marft-bridge collect` first")
+        begin_run(store, RUN_ID, "train", config, folder)
+        with Engine(config, folder, app, model_dir, reporter) as engine:
+            try:
+                _Training(config, app, folder, store, engine, reporter).run(collected)
+            finally:
+                store.take_in()
+
+
+class _Training:
+    """One run of the outer loop."""
+
+    def __init__(
+        self, config: BridgeConfig, app: App, folder: RunFolder, store: TraceStore, engine: Engine, reporter: Reporter
+    ) -> None:
+        self.config, self.folder, self.store, self.engine, self.reporter = config, folder, store, engine, reporter
+        self.nodes = config.graph.nodes
+        self.tasks = task_order(app.train_tasks, config.seed)
+        self.options = config.train
+        self.phase: Task | None = None
+        self.trainer = MarftTrainer(self.options.trainer, engine.model_dir, self.nodes, config.seed, self._show_phase)
+
+    def run(self, collected: Sequence[Trajectory]) -> None:
+        """From wherever the checkpoint is to the last round."""
+        if (self.folder.checkpoint / checkpoint.STATE_FILE).exists():
+            checkpoint.load(self.trainer, self.folder.checkpoint)
+            self._forget_metrics_after(self.trainer.rounds)
+            self.reporter.say(f"resuming after round {self.trainer.rounds} of {self.options.rounds}")
+        else:
+            self._replay(collected)
+        self._publish()
+        while self.trainer.rounds < self.options.rounds:
+            self._round(self.trainer.rounds + 1)
+        last = self._version()
+        self.reporter.say(f"trained {', '.join(f'{node}@{last}' for node in self.nodes)} in {self.folder.adapters}")
+
+    def _version(self) -> int:
+        return self.trainer.rounds + 1
+
+    def _replay(self, collected: Sequence[Trajectory]) -> None:
+        self.reporter.say(f"learning from {len(collected)} stored episodes")
+        with self._showing("warm-up"):
+            warm_up = self.trainer.warm_up(collected)
+        with self._showing("replay"):
+            replay = self.trainer.replay(collected)
+        self._commit({"phase": "offline", "round": 0, "warm_up": warm_up, "replay": replay})
+        explained = warm_up["critic"]["explained_variance"]
+        self.reporter.say(
+            f"offline: critic explains {_figure(explained)} of the variance; "
+            f"{replay['mode']} used {replay['used']} of {len(collected)} episodes"
+        )
+
+    def _round(self, number: int) -> None:
+        version = self._version()
+        requests = plan_episodes(
+            self._tasks_of(number),
+            self.options.episodes_per_round,
+            self.options.samples_per_task,
+            seed=self.config.seed,
+            run_id=RUN_ID,
+            split="train",
+            adapters=dict.fromkeys(self.nodes, version),
+            round=number,
+        )
+        remaining = still_to_run(self.store, requests)
+        title = f"round {number}/{self.options.rounds} rollouts"
+        if remaining:
+            asyncio.run(self.engine.run(remaining, title, self.options.trainer.reward))
+        self.store.take_in()
+        episodes = list(self.store.trajectories(run_ids=[RUN_ID], round=number))
+        with self._showing(f"round {number}/{self.options.rounds}"):
+            metrics = self.trainer.update(episodes)
+        self._commit({"phase": "online", "round": number, **metrics})
+        self._publish()
+        self._say_round(number, episodes, metrics)
+
+    def _tasks_of(self, number: int) -> list[dict[str, Any]]:
+        """A window that moves on by a round's worth of tasks each round, and around."""
+        needed = math.ceil(self.options.episodes_per_round / self.options.samples_per_task)
+        start = (number - 1) * needed % len(self.tasks)
+        return [*self.tasks[start:], *self.tasks[:start]]
+
+    # -- the commit point and what follows from it ------------------------------------------------------------
+
+    def _commit(self, metrics: dict[str, Any]) -> None:
+        """Metrics first: a line of a round that the checkpoint does not have is dropped on resume."""
+        with self.folder.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(metrics) + "\n")
+        self.folder.metrics.chmod(0o600)
+        checkpoint.save(self.trainer, self.folder.checkpoint)
+
+    def _forget_metrics_after(self, rounds: int) -> None:
+        lines = [line for line in read_metrics(self.folder.metrics) if line["round"] <= rounds]
+        write_atomically(self.folder.metrics, "".join(json.dumps(line) + "\n" for line in lines))
+
+    def _publish(self) -> None:
+        """Makes the newest version of every node from the trainer's state, and has it served."""
+        version, registry = self._version(), self.engine.registry
+        lines = read_metrics(self.folder.metrics)
+        newest: dict[str, Any] = lines[-1] if lines else {}
+        for node in self.nodes:
+            if version not in registry.versions(node):
+                self.trainer.model.save_adapter(node, registry.new_folder(node, version))
+                agent = newest.get("agents", newest.get("replay", {}).get("agents", {})).get(node, {})
+                parent = version - 1 if version > 1 else None
+                row = registry.register(node, version, parent, agent)
+                self.store.put_adapter(row)
+        keep = range(max(1, version - self.options.keep_versions + 1), version + 1)
+        self.engine.retire_all_but(dict.fromkeys(self.nodes, keep))
+        self.engine.publish(dict.fromkeys(self.nodes, version))
+
+    # -- what people see --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _showing(self, name: str) -> Iterator[None]:
+        with self.reporter.bars(), self.reporter.task(name) as self.phase:
+            yield
+        self.phase = None
+
+    def _show_phase(self, phase: str, done: int, total: int) -> None:
+        if self.phase is not None:
+            self.phase.update(figures=f"{phase} {done}/{total}")
+
+    def _say_round(self, number: int, episodes: Sequence[Trajectory], metrics: dict[str, Any]) -> None:
+        rewards = [r for e in episodes if (r := e.team_reward(self.options.trainer.reward)) is not None]
+        mean = sum(rewards) / len(rewards) if rewards else None
+        nodes = "  ".join(
+            f"{node}@{self._version()}: KL {_figure(agent.get('approx_kl'))} clip {_figure(agent.get('clipfrac'))}"
+            for node, agent in metrics["agents"].items()
+        )
+        self.reporter.say(
+            f"round {number}/{self.options.rounds}: reward {_figure(mean)} over {len(rewards)} episodes; "
+            f"{nodes}; update {metrics['seconds']:.0f} s; {self.options.rounds - number} rounds left"
+        )
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; none when the file is missing. A torn last line is left out."""
+    if not path.exists():
+        return []
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
