@@ -1,8 +1,7 @@
-"""Adapter folders and questions -> HTTP requests to a vLLM server, and its answers -> values or one clear error.
+"""Questions about models and adapters -> HTTP requests to a vLLM server; its answers -> values or one clear error.
 
-Invariant: the server is only ever sent the real path of a folder inside the adapter root that holds safetensors
-weights. vLLM itself accepts any absolute path, would download a relative one, and falls back to pickle weights.
-It does not know who started the server.
+Invariant: whatever goes wrong becomes a ServingError that names the address and what the server said.
+It sends the paths that it is given (`adapter_files` checks them) and does not know who started the server.
 """
 
 from __future__ import annotations
@@ -13,63 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from safetensors import SafetensorError, safe_open
 
 from marft_bridge.errors import ServingError
 
-_NAME = re.compile(r"[A-Za-z0-9._@-]+")
-_PICKLES = {".bin", ".pt", ".pth", ".pkl"}
-
-
-def checked_adapter_name(name: str) -> str:
-    """`name` as it is; ServingError when the server would read more than a name in it."""
-    if not _NAME.fullmatch(name):
-        raise ServingError(f"adapter name {name!r} may hold only letters, digits and . _ @ -")
-    return name
-
-
-def checked_adapter_folder(folder: Path, root: Path, served_modules: tuple[str, ...] | None) -> Path:
-    """The real path of an adapter folder that is safe to send.
-
-    Args:
-        root: the folder that adapters must lie in, symbolic links followed.
-        served_modules: the linear layers that the server wraps, None for all. vLLM drops the weights of other
-            layers without a word, so such an adapter is refused here.
-
-    Raises:
-        ServingError: what is wrong with the folder.
-    """
-    real_root, real = root.resolve(), folder.resolve()
-    if real == real_root or not real.is_relative_to(real_root):
-        raise ServingError(f"adapter path {str(real)!r} is not inside the adapter root {str(real_root)!r}")
-    if not real.is_dir():
-        raise ServingError(f"adapter path {str(real)!r} does not exist")
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
-        file = (real / name).resolve()
-        if not file.is_file():
-            raise ServingError(f"adapter {str(real)!r} has no {name}")
-        if not file.is_relative_to(real_root):
-            raise ServingError(f"{name} of adapter {str(real)!r} points outside the adapter root")
-    pickles = sorted(file.name for file in real.iterdir() if file.suffix in _PICKLES)
-    if pickles:
-        raise ServingError(f"adapter {str(real)!r} holds {pickles[0]}: pickle files are not served; remove it")
-    beyond = sorted(adapter_modules(real / "adapter_model.safetensors") - set(served_modules)) if served_modules else []
-    if served_modules and beyond:
-        raise ServingError(
-            f"adapter {str(real)!r} changes {', '.join(beyond)}, but the server was started for "
-            f"{', '.join(served_modules)} only; add them to lora_target_modules"
-        )
-    return real
-
-
-def adapter_modules(weights: Path) -> set[str]:
-    """Names of the linear layers that have a LoRA pair in this file, without their place in the model."""
-    try:
-        with safe_open(weights, framework="numpy") as file:
-            names = list(file.keys())
-    except SafetensorError as error:
-        raise ServingError(f"{str(weights)!r} is not a safetensors file ({error})") from error
-    return {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in names if ".lora_" in name}
+_WRAPPED = re.compile(r"Worker failed with error '(.*)', please check", re.DOTALL)
 
 
 class EngineClient:
@@ -144,4 +90,5 @@ def _message(answer: httpx.Response) -> str:
         text = str(said["error"]["message"] if "error" in said else said.get("detail", said))
     except (ValueError, KeyError, TypeError, AttributeError):
         text = answer.text
-    return " ".join(text.split())[:600] or "no message"
+    wrapped = _WRAPPED.search(text)  # vLLM hides the reason behind two sentences about its own processes
+    return " ".join((wrapped[1] if wrapped else text).split())[:600] or "no message"

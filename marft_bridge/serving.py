@@ -20,9 +20,10 @@ from pathlib import Path
 from types import TracebackType
 
 from marft_bridge import server_guard
+from marft_bridge.adapter_files import LayerShapes, checked_adapter_folder, checked_adapter_name, model_layers
 from marft_bridge.errors import ServingError
 from marft_bridge.prepare_model import check_model_dir
-from marft_bridge.server_client import EngineClient, checked_adapter_folder, checked_adapter_name
+from marft_bridge.server_client import EngineClient
 from marft_bridge.server_command import BASE_NAME, ServeOptions, server_argv, server_environment, vllm_runs_on_cpu
 from marft_bridge.server_log import last_lines, startup_phase
 
@@ -42,7 +43,7 @@ class ModelServer:
     """One vLLM server and the adapters in it.
 
     Args:
-        model_dir: the base model; unused with `attach`.
+        model_dir: the base model. With `attach` it may be missing here; then adapters are not compared with it.
         adapter_root: adapters are served from inside this folder only. With `attach` the server must see it under
             the same path.
         log_path: receives the server's output, 0600.
@@ -55,6 +56,7 @@ class ModelServer:
         self._adapter_root, self._log_path = adapter_root, log_path
         self._guard: subprocess.Popen[bytes] | None = None
         self._client: EngineClient | None = None
+        self._base_layers: LayerShapes | None = None
 
     def __enter__(self) -> ModelServer:
         return self
@@ -103,8 +105,10 @@ class ModelServer:
             ServingError: the folder is not one that may be served, or the server's own refusal (rank, base model).
         """
         checked_adapter_name(name)
-        modules = self._options.lora_target_modules
-        folder = checked_adapter_folder(path, self._adapter_root, modules)
+        if self._base_layers is None and self._model_dir.is_dir():
+            self._base_layers = model_layers(self._model_dir)
+        served = self._options.lora_target_modules
+        folder = checked_adapter_folder(path, self._adapter_root, served, self._base_layers)
         self._running().load_adapter(name, folder)
 
     def unload_adapter(self, name: str) -> None:
@@ -147,7 +151,7 @@ class ModelServer:
             )
         cold, hot = client.logprob_gap(base, 1.0), client.logprob_gap(base, 2.0)
         # Dividing the logits by 2 halves the gap; unprocessed log-probs keep it.
-        if cold is None or hot is None or abs(hot - cold / 2) > 0.05 * abs(cold):
+        if cold is None or hot is None or abs(hot - cold / 2) > abs(hot - cold):
             raise ServingError(
                 f"the server at {address} does not report the log-probs that it samples from; start it with "
                 "--logprobs-mode processed_logprobs"

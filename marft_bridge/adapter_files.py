@@ -1,0 +1,118 @@
+"""An adapter folder -> its real path, once it is safe and right to send to the model server.
+
+vLLM accepts any absolute path, downloads a relative one, falls back to pickle weights, drops the weights of layers
+that it does not wrap, and pads weights of a wrong shape, all without a word. Invariant: what passes here is a folder
+inside the adapter root with safetensors weights that fit the base model layer by layer. Only headers are read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from marft_bridge.errors import ServingError
+
+_NAME = re.compile(r"[A-Za-z0-9._@-]+")
+_PICKLES = {".bin", ".pt", ".pth", ".pkl"}
+_WEIGHTS = "adapter_model.safetensors"
+
+LayerShapes = Mapping[str, set[tuple[int, ...]]]
+"""Name of a linear layer from "layers.N." on -> the (outputs, inputs) found under it."""
+
+
+def checked_adapter_name(name: str) -> str:
+    """`name` as it is; ServingError when the server would read more than a name in it."""
+    if not _NAME.fullmatch(name):
+        raise ServingError(f"adapter name {name!r} may hold only letters, digits and . _ @ -")
+    return name
+
+
+def checked_adapter_folder(folder: Path, root: Path, served: tuple[str, ...] | None, base: LayerShapes | None) -> Path:
+    """The real path of an adapter folder that may be sent.
+
+    Args:
+        root: the folder that adapters must lie in, symbolic links followed.
+        served: the linear layers that the server wraps, None for all.
+        base: shapes of the base model; None when its files are not at hand.
+
+    Raises:
+        ServingError: what is wrong with the folder.
+    """
+    real_root, real = root.resolve(), folder.resolve()
+    if real == real_root or not real.is_relative_to(real_root):
+        raise ServingError(f"adapter path {str(real)!r} is not inside the adapter root {str(real_root)!r}")
+    if not real.is_dir():
+        raise ServingError(f"adapter path {str(real)!r} does not exist")
+    for name in ("adapter_config.json", _WEIGHTS):
+        file = (real / name).resolve()
+        if not file.is_file():
+            raise ServingError(f"adapter {str(real)!r} has no {name}")
+        if not file.is_relative_to(real_root):
+            raise ServingError(f"{name} of adapter {str(real)!r} points outside the adapter root")
+    pickles = sorted(file.name for file in real.iterdir() if file.suffix in _PICKLES)
+    if pickles:
+        raise ServingError(f"adapter {str(real)!r} holds {pickles[0]}: pickle files are not served; remove it")
+    layers = adapter_layers(real / _WEIGHTS)
+    beyond = {_last(layer) for layer in layers} - set(served) if served else set()
+    if served and beyond:
+        raise ServingError(
+            f"adapter {str(real)!r} changes {', '.join(sorted(beyond))}, but the server was started for "
+            f"{', '.join(served)} only; add them to lora_target_modules"
+        )
+    if base is not None:
+        _check_fit(real, layers, base)
+    return real
+
+
+def adapter_layers(weights: Path) -> dict[str, tuple[int, int]]:
+    """Layer name from "layers.N." on -> (outputs, inputs) of its LoRA pair B A."""
+    shapes = {name: shape for name, shape in _shapes(weights).items() if ".lora_A." in name or ".lora_B." in name}
+    outputs = {name.split(".lora_B.")[0]: shape[0] for name, shape in shapes.items() if ".lora_B." in name}
+    inputs = {name.split(".lora_A.")[0]: shape[-1] for name, shape in shapes.items() if ".lora_A." in name}
+    if not outputs or outputs.keys() != inputs.keys():
+        raise ServingError(f"{str(weights)!r} does not hold pairs of lora_A and lora_B")
+    return {_from_layers(name): (outputs[name], inputs[name]) for name in outputs}
+
+
+def model_layers(model_dir: Path) -> LayerShapes:
+    """Shapes of the two-dimensional weights of a model directory, all its safetensors files together."""
+    found: dict[str, set[tuple[int, ...]]] = {}
+    for file in sorted(model_dir.glob("*.safetensors")):
+        for name, shape in _shapes(file).items():
+            if name.endswith(".weight") and len(shape) == 2:
+                found.setdefault(_from_layers(name.removesuffix(".weight")), set()).add(shape)
+    return found
+
+
+def _check_fit(adapter: Path, layers: Mapping[str, tuple[int, int]], base: LayerShapes) -> None:
+    known = {_last(layer) for layer in base}
+    for layer, shape in layers.items():
+        if layer not in base and _last(layer) in known:  # a model may store its layers under names of its own
+            raise ServingError(f"adapter {str(adapter)!r} changes {layer}, which the base model has not")
+        if layer in base and not {shape, shape[::-1]} & base[layer]:  # GPT-2's Conv1D stores the transpose
+            wanted = " or ".join(f"{rows} x {columns}" for rows, columns in sorted(base[layer]))
+            raise ServingError(
+                f"adapter {str(adapter)!r} belongs to another base model: {layer} is {wanted} here, "
+                f"{shape[0]} x {shape[1]} in the adapter"
+            )
+
+
+def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        with safe_open(file, framework="numpy") as tensors:
+            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ServingError(f"{str(file)!r} is not a safetensors file ({error})") from error
+
+
+def _from_layers(name: str) -> str:
+    """Prefixes differ between a checkpoint, an adapter and a running model; from "layers.N." on they agree."""
+    at = name.find("layers.")
+    return name[at:] if at >= 0 else _last(name)
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
