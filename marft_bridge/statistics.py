@@ -2,7 +2,8 @@
 
 A pair is one task and one seed run on both sides. Samples of one task are not independent, so the unit that is
 resampled and flipped is the task (the cluster), never the single run. Invariant: the same numbers and the same seed
-give the same result up to rounding, whatever the order of the pairs. This module knows arrays, not episodes, stores or pages.
+give the same result up to rounding, whatever the order of the pairs. This module knows arrays, not episodes, stores or
+pages.
 
 Sources:
 - Efron (1987), "Better bootstrap confidence intervals", JASA 82: the BCa interval.

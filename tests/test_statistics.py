@@ -85,6 +85,38 @@ def _expanded_level(level: float, clusters: int) -> float:
     return float(2 * scipy.stats.norm.cdf(z) - 1)
 
 
+def test_sign_flip_counts_ties_that_rounding_pulls_apart() -> None:
+    # In tenths 1, 1, 2, 3, 7 make 14; as extreme as 7 + 2 + 1 + 1 - 3 = 8 is every pattern that turns round at most 3:
+    # nothing, 1, 1, 2, 3, 1 + 1, 1 + 2, 1 + 2. With their mirror images 16 of 32. Sums of tenths are not exact.
+    result = paired_difference("reward", np.zeros(5), [-0.3, 0.1, 0.1, 0.2, 0.7], seed=1, resamples=40_000)
+    assert result.p_value == pytest.approx(0.5, abs=0.01)
+
+
+def test_interval_of_few_tasks_is_as_wide_as_t_says() -> None:
+    diffs = np.random.default_rng(8).normal(0.4, 1.0, 8)
+    other = scipy.stats.bootstrap(
+        (diffs,), np.mean, n_resamples=40_000, method="BCa", confidence_level=_expanded_level(0.8, 8), rng=3
+    )
+    result = paired_difference("reward", np.zeros(8), diffs, seed=2, level=0.8, resamples=40_000)
+    assert result.ci95 == pytest.approx(tuple(other.confidence_interval), abs=0.06 * other.standard_error)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_unit_of_the_metric_changes_neither_interval_nor_p_value(seed: int) -> None:
+    # Whole numbers add up exactly and tie often; tenths of them do neither, and must be told the same.
+    diffs = np.random.default_rng(seed).integers(-3, 6, 9)
+    whole = paired_difference("x", np.zeros(9), diffs, seed=seed, resamples=3000)
+    tenths = paired_difference("x", np.zeros(9), diffs / 10, seed=seed, resamples=3000)
+    assert np.array(tenths.ci95) * 10 == pytest.approx(np.array(whole.ci95))
+    assert tenths.p_value == whole.p_value
+
+
+def test_interval_at_an_extreme_level_reaches_the_extremes() -> None:
+    result = paired_difference("x", np.zeros(5), [0.0, 0.0, 0.0, 0.0, 10.0], seed=0, level=0.9999)
+    assert result.ci95[0] <= result.diff < result.ci95[1]
+    assert result.ci95[1] >= 8.0  # four of five draws, or all, hit the one task that moved
+
+
 def test_interval_equals_scipy_bca_bootstrap() -> None:
     rng = np.random.default_rng(8)
     a, b = rng.random(40), rng.random(40) + rng.exponential(0.6, 40)
