@@ -1,4 +1,4 @@
-"""Owns: credit along the dependencies D of an episode, group baselines, normalisation; all against hand-worked values."""
+"""Owns: credit along the dependencies D of an episode, group baselines, normalisation; against hand-worked values."""
 
 from __future__ import annotations
 

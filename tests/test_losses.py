@@ -3,7 +3,7 @@
 Numbers are worked by hand; gradients are checked by finite differences in float64.
 """
 
-# ruff: noqa: N806 (shape suffixes)
+# ruff: noqa: N803, N806 (shape suffixes)
 from __future__ import annotations
 
 import math

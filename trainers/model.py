@@ -20,6 +20,7 @@ import torch
 from peft import PeftModel, get_peft_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from trainers import adapter_files
 from trainers.batch import MicroBatch, lengths_to_groups, rows_to_rectangle
@@ -163,6 +164,9 @@ def _load_base(model_dir: Path, device: torch.device) -> Any:
     if not (model_dir / "config.json").is_file():
         raise TrainError(f"{model_dir} is not a Hugging Face model directory (it has no config.json)")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    shows_bars = transformers_logging.is_progress_bar_enabled()
+    # a library does not draw on its caller's terminal
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
@@ -170,6 +174,9 @@ def _load_base(model_dir: Path, device: torch.device) -> Any:
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise TrainError(f"{model_dir} cannot be loaded as a causal language model: {reason[0]}") from None
+    finally:
+        if shows_bars:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
     base, report = loaded
     if report["missing_keys"]:
         raise TrainError(f"{model_dir} lacks weights, for example {sorted(report['missing_keys'])[0]}: save it again")
