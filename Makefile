@@ -18,7 +18,8 @@ setup: ## .venv with everything, from requirements/cpu.txt; does nothing when it
 
 demo: setup ## record, train and compare the two-agent math graph on a local vLLM; SEED=7 RUN=runs/mine
 	$(if $(SEED),MARFT_SEED='$(SEED)' )RUN='$(RUN)' PATH="$(CURDIR)/$(VENV):$$PATH" \
-	  $(VENV)/marft-bridge serve --config examples/math_duo/bridge.toml -- sh examples/math_duo/demo.sh
+	  $(VENV)/marft-bridge serve --config examples/math_duo/bridge.toml --run '$(RUN)' \
+	  -- sh examples/math_duo/demo.sh
 
 lint: setup ## ruff and mypy
 	$(VENV)/ruff check .
