@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 BASE_NAME = "base"
 _ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _GIB = 1 << 30
+_CPU_BATCHED_TOKENS = 4096
 
 
 class ServeOptions(BaseModel):
@@ -96,6 +97,9 @@ def server_argv(options: ServeOptions, model_dir: Path, port: int, cpu: bool) ->
         argv += ["--gpu-memory-utilization", str(options.gpu_memory_utilization)]
     if cpu:
         argv += ["--enforce-eager"]
+        # A seeded request whose prompt is prefilled in parts ends the CPU engine ("CPU Generator does not use offset").
+        batched = max(_CPU_BATCHED_TOKENS, options.max_model_len)
+        argv += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(batched)]
     return argv
 
 
