@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from marft_bridge.errors import ServingError
+from marft_bridge.run_folder import write_atomically
 from marft_bridge.serving import ModelServer
 from trace_store.records import AdapterRow
 
@@ -99,7 +99,7 @@ class AdapterRegistry:
         }
         for file in filter(Path.is_file, folder.iterdir()):
             file.chmod(0o600)
-        _write_atomically(folder / _RECORD, json.dumps(record, indent=2, allow_nan=False) + "\n")
+        write_atomically(folder / _RECORD, json.dumps(record, indent=2, allow_nan=False) + "\n")
         return AdapterRow(path=str(folder), **record)
 
     def get(self, node: str, version: int) -> AdapterRow:
@@ -135,8 +135,8 @@ class AdapterRegistry:
         return sorted(int(record.parent.name) for record in records if record.parent.name.isdecimal())
 
     def _folder(self, node: str, version: int) -> Path:
-        if version < 0:
-            raise ServingError(f"adapter version {version} of node {node!r} is negative")
+        if version < 1:
+            raise ServingError(f"node {node!r} has no adapter v{version}: versions count from 1, 0 is the base model")
         return self.root / safe_node_name(node) / str(version)
 
 
@@ -172,13 +172,3 @@ def retire(server: ModelServer, node: str, version: int) -> None:
 def _file_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    """The file holds the old text or the new one, also after a power cut. 0600."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

@@ -61,6 +61,13 @@ def test_the_server_listens_on_this_machine_only_and_samples_from_what_it_report
     assert "--trust-remote-code" not in argv
 
 
+def test_a_prompt_is_never_prefilled_in_parts_on_a_cpu() -> None:
+    """A seeded request that is ends the CPU engine ("CPU Generator does not use offset")."""
+    argv = server_argv(ServeOptions(max_model_len=6000), Path("model"), 4321, cpu=True)
+    assert "--no-enable-chunked-prefill" in argv
+    assert int(value_after(argv, "--max-num-batched-tokens")) >= 6000
+
+
 def test_a_gpu_keeps_its_own_defaults() -> None:
     argv = server_argv(ServeOptions(gpu_memory_utilization=0.4), Path("model"), 1, cpu=False)
     assert value_after(argv, "--dtype") == "auto"
