@@ -132,6 +132,24 @@ def test_a_retried_attempt_keeps_its_actions_but_neither_edges_nor_training() ->
     assert reasons == {"x": None, "bad": "attempt failed and was retried", "good": None, "y": None}
 
 
+def test_of_two_successful_attempts_the_later_counts() -> None:
+    t = SampleTrace()
+    t.call("x", t.node("a:1", 10, 20, step=1), 11, 19)
+    t.call("z", t.node("a:1", 30, 40, step=1), 31, 39)
+    t.call("y", t.node("b:1", 50, 60, step=2, after=("a:1",)), 51, 59)
+    trajectory = spans_to_trajectory(t.spans())
+    assert edges_of(trajectory) == {("z", "y", "trigger")}
+    assert trajectory.actions[0].untrainable_reason == "attempt was superseded by a later one"
+
+
+def test_a_node_does_not_depend_on_the_subgraph_that_contains_it() -> None:
+    t = SampleTrace()
+    sub = t.node("sub:1", 10, 90, step=1)
+    t.call("s1", t.node("sub:1|one:1", 20, 30, step=1, reads=("sub:1",), inside=sub), 21, 29)
+    t.call("s2", t.node("sub:1|two:1", 40, 50, step=2, after=("sub:1",), inside=sub), 41, 49)
+    assert edges_of(spans_to_trajectory(t.spans())) == set()
+
+
 def test_a_node_that_never_succeeded_has_no_trainable_action() -> None:
     t = SampleTrace()
     t.call("one", t.node("a:1", 10, 20, ok=False), 11, 19)

@@ -211,6 +211,18 @@ def test_a_failed_fsync_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.Mon
         journal.close()
 
 
+def test_a_sync_with_nothing_new_costs_no_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    journal = Journal(tmp_path)
+    journal.append(reward(1))
+    with monkeypatch.context() as counted:
+        counted.setattr(os, "fsync", calls.append)
+        journal.sync()
+        journal.sync()
+    assert len(calls) == 1
+    journal.close()
+
+
 def test_a_folder_that_cannot_be_made_is_a_store_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     journal = Journal(tmp_path / "file" / "j")

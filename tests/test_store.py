@@ -198,7 +198,9 @@ def test_direct_writes_are_stored_once(path: Path) -> None:
     rewards = [
         reward("e"),
         Reward("e", "reward", 0.5, "test", 1, "step", action_id="x"),
+        Reward("e", "reward", 0.5, "test", 1, "step", action_id="y"),
         Reward("e", "reward", 0.5, "test", 1, "agent", node="a"),
+        Reward("e", "reward", 0.5, "test", 1, "agent", node="b"),
         reward("e", 2.0, at=2),
     ]
     with TraceStore.open(path) as store:
@@ -206,7 +208,7 @@ def test_direct_writes_are_stored_once(path: Path) -> None:
             store.put_run(run)
             for adapter in adapters:
                 store.put_adapter(adapter)
-        assert [store.put_rewards(rewards), store.put_rewards(rewards)] == [4, 0]
+        assert [store.put_rewards(rewards), store.put_rewards(rewards)] == [6, 0]
         assert store.runs() == [run]
         assert store.adapters() == [adapters[1], adapters[0]]
         assert store.adapters("b") == [adapters[0]]
