@@ -1,1 +1,48 @@
-"""The command line, the recorder, the model server and the comparison: what joins graphs, traces and trainer."""
+"""The command line, the recorder, the model server and the comparison: what joins graphs, traces and trainer.
+
+The public names are loaded when they are first used, so that `import marft_bridge` costs no torch and no LangGraph.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from marft_bridge.errors import BridgeError
+    from marft_bridge.policy import NodeChat
+    from marft_bridge.record import EpisodeContext, Recorder, current_episode
+    from marft_bridge.scripted import ScriptedPolicy
+    from marft_bridge.wrap import RecordedGraph, wrap
+
+__all__ = [
+    "BridgeError",
+    "EpisodeContext",
+    "NodeChat",
+    "RecordedGraph",
+    "Recorder",
+    "ScriptedPolicy",
+    "current_episode",
+    "wrap",
+]
+
+_HOME = {
+    "BridgeError": "errors",
+    "EpisodeContext": "record",
+    "NodeChat": "policy",
+    "RecordedGraph": "wrap",
+    "Recorder": "record",
+    "ScriptedPolicy": "scripted",
+    "current_episode": "record",
+    "wrap": "wrap",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +32,8 @@ Run = Annotated[str | None, typer.Option("--run", help="Run folder; overrides `r
 Seed = Annotated[int | None, typer.Option("--seed", min=0, envvar="MARFT_SEED", help="Overrides `seed`.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")]
 DEFAULT_CONFIG = Path("bridge.toml")
+RESUMABLE = ("collect", "train", "compare")
+INTERRUPTED = 130
 
 
 def _config(path: Path, **overrides: Any) -> BridgeConfig:
@@ -110,18 +112,20 @@ def status(config: Config = DEFAULT_CONFIG, run: Run = None) -> None:
     show_status(settings, Reporter())
 
 
-def _one_line_errors(command: Callable[[], None]) -> int:
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command line and returns its exit code: 0, 2 for a user error, 130 after Ctrl-C."""
+    stderr = Console(stderr=True, highlight=False)
     try:
-        command()
+        app(list(arguments))
     except USER_ERRORS as error:
-        Console(stderr=True, highlight=False).print(f"marft-bridge: {error}", markup=False, style="red", soft_wrap=True)
+        stderr.print(f"marft-bridge: {error}", markup=False, style="red", soft_wrap=True)
         return 2
-    except KeyboardInterrupt:
-        again = " ".join(["marft-bridge", *sys.argv[1:]])
-        resumable = len(sys.argv) > 1 and sys.argv[1] in ("collect", "train", "compare")
-        hint = f"; go on with: {again if '--resume' in sys.argv else again + ' --resume'}" if resumable else ""
-        Console(stderr=True, highlight=False).print(f"stopped; what was finished is kept{hint}", markup=False)
-        return 130
+    except SystemExit as leave:
+        if leave.code == INTERRUPTED:
+            again = " ".join(["marft-bridge", *(word for word in arguments if word != "--resume"), "--resume"])
+            hint = f"; go on with: {again}" if arguments[0] in RESUMABLE else ""
+            stderr.print(f"stopped; what was finished is kept{hint}", markup=False, soft_wrap=True)
+        return leave.code if isinstance(leave.code, int) else 0
     return 0
 
 
@@ -132,7 +136,7 @@ def _raise_keyboard_interrupt(*_: Any) -> None:
 def main() -> None:
     """Entry point of the console script."""
     signal.signal(signal.SIGTERM, _raise_keyboard_interrupt)  # ends as cleanly as Ctrl-C
-    sys.exit(_one_line_errors(lambda: app()))
+    sys.exit(run(sys.argv[1:]))
 
 
 if __name__ == "__main__":

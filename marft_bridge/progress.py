@@ -37,12 +37,13 @@ class Task:
         elif time.monotonic() - self._told >= LINE_EVERY_S:
             self._line()
 
-    def finish(self) -> None:
-        """Leaves the last state as a line."""
+    def finish(self, quiet: bool = False) -> None:
+        """Takes the bar away and, unless `quiet`, leaves the last state as a line."""
         if self._bar is not None:
             assert self._reporter.live is not None
             self._reporter.live.remove_task(self._bar)
-        self._line()
+        if not quiet:
+            self._line()
 
     def _line(self) -> None:
         self._told = time.monotonic()
@@ -83,6 +84,13 @@ class Reporter:
                 yield self
         finally:
             self.live = None
+
+    @contextmanager
+    def overall(self, name: str, total: int) -> Iterator[Task]:
+        """A bar above the others for work whose parts report themselves; without a terminal it stays silent."""
+        task = Task(self, name, total)
+        yield task
+        task.finish(quiet=True)
 
     @contextmanager
     def task(self, name: str, total: int | None = None) -> Iterator[Task]:

@@ -162,7 +162,15 @@ class Collector:
         tally.outcomes[outcome] += 1
         if reason is not None:
             tally.reasons[reason] += 1
-        _stop_when_most_fail(tally)
+        if (broken := _most_fail(tally)) is not None:
+            await self._wait_for_dying_server()
+            raise GraphError(broken)
+
+    async def _wait_for_dying_server(self) -> None:
+        """A server that is about to end refuses calls some seconds before; its own error says more than theirs."""
+        for _ in range(20):
+            self._check_server()
+            await asyncio.sleep(0.5)
 
     async def _graph_to_result(self, episode: EpisodeContext, task: Task) -> tuple[str, str | None, Any]:
         running = asyncio.ensure_future(self._graph.ainvoke(self._app.task_to_input(task)))
@@ -188,11 +196,12 @@ class Collector:
         journal.sync()
 
 
-def _stop_when_most_fail(tally: Tally) -> None:
+def _most_fail(tally: Tally) -> str | None:
     failed = tally.outcomes["failed"]
-    if failed >= MIN_FAILED and failed > MAX_FAILED_SHARE * tally.finished:
-        reason, count = tally.reasons.most_common(1)[0]
-        raise GraphError(f"{failed} of {tally.finished} episodes failed, {count} of them with: {reason}")
+    if failed < MIN_FAILED or failed <= MAX_FAILED_SHARE * tally.finished:
+        return None
+    reason, count = tally.reasons.most_common(1)[0]
+    return f"{failed} of {tally.finished} episodes failed, {count} of them with: {reason}"
 
 
 def task_order(tasks: Sequence[Task], seed: int) -> list[Task]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from marft_bridge.config import BridgeConfig
 from marft_bridge.engine import model_directory, running_server, served_modules, write_server_file
@@ -43,21 +46,18 @@ def serve(config: BridgeConfig, reporter: Reporter, command: Sequence[str]) -> i
 
 
 def _run_beside(server: ModelServer, command: Sequence[str]) -> int:
+    """The command has a process group of its own, so that a signal reaches all of it, once, from here."""
     try:
-        child = subprocess.Popen(command)
+        child = subprocess.Popen(command, process_group=0)
     except OSError as error:
         raise ConfigError(f"serve: cannot run {command[0]!r}: {error.strerror}") from None
     try:
         while child.poll() is None:
             server.check()
             time.sleep(0.5)
-    except KeyboardInterrupt:
-        # The terminal sent Ctrl-C to the command too; a SIGTERM came only here.
-        child.terminate()
-        child.wait()
-        raise
-    except ServingError:
-        child.terminate()
+    except BaseException:  # Ctrl-C, SIGTERM, or the server died: the command ends before the server does
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGINT)
         child.wait()
         raise
     return child.returncode

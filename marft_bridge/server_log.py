@@ -21,7 +21,9 @@ _PHASES = (
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # "(EngineCore pid=7108) INFO 11-21 15:50:58 [core.py:133] " before a message.
 _PREFIX = re.compile(r"^(\(\w[\w-]* pid=\d+\)\s)?((INFO|WARNING|ERROR|DEBUG) \d\d-\d\d [\d:]+ \[[^\]]*\] ?)?")
-_NOISE = re.compile(r"^(\s|$|Loading safetensors checkpoint|Triton is installed|During handling of the above|[█▄▀▐▌]+)")
+_NOISE = re.compile(
+    r"^(\s|$|[█▄▀▐▌]|Loading safetensors checkpoint|Triton is installed|During handling of the above|Route: /)"
+)
 _TAIL_BYTES = 256 * 1024
 
 

@@ -86,6 +86,8 @@ class ModelServer:
         code = self._guard.poll() if self._guard else None
         if code is not None:
             raise ServingError(self._with_log(f"the model server ended with exit code {code}"))
+        if self._guard is None and self._client is not None and not self._client.healthy():
+            raise ServingError(self._with_log(f"the model server at {self._options.attach} does not answer any more"))
 
     def stop(self) -> None:
         """End the server and all its processes; returns when they are gone. Safe to call twice."""

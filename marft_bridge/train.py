@@ -80,8 +80,11 @@ class _Training:
         else:
             self._replay(collected)
         self._publish()
-        while self.trainer.rounds < self.options.rounds:
-            self._round(self.trainer.rounds + 1)
+        with self.reporter.bars(), self.reporter.overall("train", self.options.rounds) as overall:
+            overall.update(self.trainer.rounds)
+            while self.trainer.rounds < self.options.rounds:
+                figures = self._round(self.trainer.rounds + 1)
+                overall.update(self.trainer.rounds, figures)
         last = self._version()
         self.reporter.say(f"trained {', '.join(f'{node}@{last}' for node in self.nodes)} in {self.folder.adapters}")
 
@@ -101,7 +104,8 @@ class _Training:
             f"{replay['mode']} used {replay['used']} of {len(collected)} episodes"
         )
 
-    def _round(self, number: int) -> None:
+    def _round(self, number: int) -> str:
+        """Rollouts, update, publication; returns the figures for the progress bar."""
         version = self._version()
         requests = plan_episodes(
             self._tasks_of(number),
@@ -123,7 +127,7 @@ class _Training:
             metrics = self.trainer.update(episodes)
         self._commit({"phase": "online", "round": number, **metrics})
         self._publish()
-        self._say_round(number, episodes, metrics)
+        return self._say_round(number, episodes, metrics)
 
     def _tasks_of(self, number: int) -> list[dict[str, Any]]:
         """A window that moves on by a round's worth of tasks each round, and around."""
@@ -172,7 +176,7 @@ class _Training:
         if self.phase is not None:
             self.phase.update(figures=f"{phase} {done}/{total}")
 
-    def _say_round(self, number: int, episodes: Sequence[Trajectory], metrics: dict[str, Any]) -> None:
+    def _say_round(self, number: int, episodes: Sequence[Trajectory], metrics: dict[str, Any]) -> str:
         rewards = [r for e in episodes if (r := e.team_reward(self.options.trainer.reward)) is not None]
         mean = sum(rewards) / len(rewards) if rewards else None
         nodes = "  ".join(
@@ -183,6 +187,8 @@ class _Training:
             f"round {number}/{self.options.rounds}: reward {_figure(mean)} over {len(rewards)} episodes; "
             f"{nodes}; update {metrics['seconds']:.0f} s; {self.options.rounds - number} rounds left"
         )
+        kls = [agent["approx_kl"] for agent in metrics["agents"].values() if agent.get("approx_kl") is not None]
+        return f"reward {_figure(mean)}  KL {_figure(max(kls, default=None))}"
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
