@@ -100,6 +100,7 @@ def test_the_server_s_environment_is_offline_and_uses_every_core(monkeypatch: py
 CRASH = """\
 (APIServer pid=1) INFO 11-21 15:50:47 [model.py:733] Resolved architecture: LlamaForCausalLM
 Loading safetensors checkpoint shards: 100% Completed | 1/1 [00:00<00:00,  1.01it/s]
+(APIServer pid=1) INFO 11-21 15:50:48 [launcher.py:195] Route: /ping, Methods: POST
 (EngineCore pid=2) ERROR 11-21 15:51:08 [core.py:1] Traceback (most recent call last):
 (EngineCore pid=2) ERROR 11-21 15:51:08 [core.py:1]   File "core.py", line 1, in run
 (EngineCore pid=2) ERROR 11-21 15:51:08 [core.py:1]     raise ValueError(message)
