@@ -30,7 +30,7 @@ from opentelemetry.trace import Status, StatusCode
 
 from marft_bridge.exporter import JournalProcessor, private_provider
 from marft_bridge.policy import ExactTokens, namespace_to_node
-from marft_bridge.task_writes import WriteLedger
+from marft_bridge.task_writes import WriteLedger, accumulating_channels
 from trace_store import conventions as names
 from trace_store.errors import StoreError
 from trace_store.journal import Journal
@@ -212,12 +212,12 @@ class Recorder(BaseCallbackHandler):
         self._add_run(run_id, _Run(parent.trace, span, True, checkpoint_ns))
 
     @_never_harm
-    def note_task_writes(self, graph_run_id: UUID, task: Any, writes: Any, accumulating: Callable[[], Any]) -> None:
+    def note_task_writes(self, loop: Any, task: Any, writes: Any) -> None:
         """What a task wrote, from `task_writes.WriteHook`, before the next superstep starts."""
-        graph_run = self._runs.get(graph_run_id)
+        graph_run = self._runs.get(loop.manager.run_id)
         if graph_run is not None and task is not None:
             checkpoint_ns = task.config["configurable"]["checkpoint_ns"]
-            graph_run.trace.ledger.note_writes(checkpoint_ns, writes, accumulating())
+            graph_run.trace.ledger.note_writes(checkpoint_ns, writes, accumulating_channels(loop))
 
     # -- LLM calls --------------------------------------------------------------------------------------------
 

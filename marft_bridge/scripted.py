@@ -78,7 +78,11 @@ class ScriptedPolicy(BaseChatModel):
         tokens = ExactTokens(route, seed, text_to_ids(prompt), sampled, [self.logprob] * len(sampled))
         hand_over_tokens(run_manager, tokens)
         usage = {"input_tokens": len(prompt.encode()), "output_tokens": len(sampled)}
-        message = AIMessage(answer, usage_metadata={**usage, "total_tokens": sum(usage.values())})
+        message = AIMessage(
+            answer,
+            usage_metadata={**usage, "total_tokens": sum(usage.values())},
+            response_metadata={"model_name": route.model if route else "scripted"},
+        )
         return ChatResult(generations=[ChatGeneration(message=message, generation_info={"finish_reason": "stop"})])
 
     def _answer(self, node: str, prompt: str, seed: int | None) -> str:

@@ -10,7 +10,7 @@ not seen here. Tasks are named by their checkpoint namespace (`node:task_id`, ch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from langgraph.channels import BinaryOperatorAggregate
 from langgraph.pregel._loop import PregelLoop
@@ -77,8 +77,17 @@ class WriteLedger:
         return fired, [ns for ns in readable if ns != checkpoint_ns]
 
 
-def _accumulating_channels(channels: Any) -> list[str]:
-    return [name for name, channel in channels.items() if isinstance(channel, BinaryOperatorAggregate)]
+def accumulating_channels(loop: Any) -> list[str]:
+    """The state channels of a running graph that have a reducer, so that earlier writers still show in them."""
+    return [name for name, channel in loop.channels.items() if isinstance(channel, BinaryOperatorAggregate)]
+
+
+@runtime_checkable
+class SeesTaskWrites(Protocol):
+    """A callback handler that wants to know what every task of its graphs wrote. It must not raise."""
+
+    def note_task_writes(self, loop: Any, task: Any, writes: Any) -> None:
+        """Called when LangGraph commits the writes of `task` in the graph that `loop` runs."""
 
 
 class WriteHook:
@@ -102,10 +111,9 @@ class WriteHook:
 
         def put_writes(loop: Any, task_id: str, writes: Any, **kwargs: Any) -> None:
             for handler in getattr(loop.manager, "handlers", ()):
-                note = getattr(handler, "note_task_writes", None)
-                if note is not None:
+                if isinstance(handler, SeesTaskWrites):
                     task = getattr(loop, "tasks", {}).get(task_id)
-                    note(loop.manager.run_id, task, writes, lambda: _accumulating_channels(loop.channels))
+                    handler.note_task_writes(loop, task, writes)
             original(loop, task_id, writes, **kwargs)
 
         PregelLoop.put_writes = put_writes  # type: ignore[assignment,method-assign]

@@ -6,6 +6,7 @@ using the original graph again. For spans from a whole process see the recorder 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,16 +26,14 @@ class RecordedGraph:
         self._app = app
         self.recorder = recorder
         write_hook.attach()
-        self._attached = True
+        self._detach = weakref.finalize(self, write_hook.detach)  # once: by unwrap, or when nobody holds this any more
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._app, name)
 
     def unwrap(self) -> Any:
         """The original graph; this wrapper records no dependencies any more."""
-        if self._attached:
-            write_hook.detach()
-            self._attached = False
+        self._detach()
         return self._app
 
     def _recorded(self, config: RunnableConfig | None) -> RunnableConfig:
@@ -76,11 +75,11 @@ def wrap(app: Any, store: str | Path | Recorder) -> RecordedGraph:
     Args:
         app: a compiled LangGraph graph.
         store: path of the DuckDB store (its journal is written beside it, and taken in when the store is next
-            opened for writing), or a recorder that several graphs share.
+            opened and told to `take_in`), or a recorder that several graphs share.
 
-    Wrapping a wrapped graph with the same recorder gives it back unchanged.
+    Wrapping a graph that is wrapped already gives it back unchanged, with the recorder that it has.
     """
-    if isinstance(app, RecordedGraph) and (app.recorder is store or not isinstance(store, Recorder)):
+    if isinstance(app, RecordedGraph):
         return app
     if not isinstance(store, Recorder):
         path = Path(store)
