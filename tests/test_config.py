@@ -1,0 +1,88 @@
+"""Owns: bridge.toml is read exactly or refused in one line that says what, where and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from marft_bridge.config import toml_to_config
+from marft_bridge.errors import ConfigError
+
+MINIMAL = """
+[graph]
+app = "a:b"
+nodes = ["x", "y"]
+tasks = "t.jsonl"
+reward = "a:r"
+"""
+
+
+def config_file(folder: Path, text: str) -> Path:
+    path = folder / "bridge.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_minimal_file_takes_every_default(tmp_path: Path) -> None:
+    config = toml_to_config(config_file(tmp_path, MINIMAL))
+    assert config.graph.nodes == ("x", "y")
+    assert config.run_folder == Path("runs/app")
+    assert config.train.trainer.estimator == "gae"
+
+
+def test_a_flag_overrides_the_file_and_an_absent_flag_does_not(tmp_path: Path) -> None:
+    path = config_file(tmp_path, MINIMAL + "[collect]\nepisodes = 7\n")
+    config = toml_to_config(path, {"seed": 3, "collect.episodes": None, "train.rounds": 2, "run": "elsewhere"})
+    assert (config.seed, config.collect.episodes, config.train.rounds) == (3, 7, 2)
+    assert config.run_folder == Path("elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seeed = 1\n" + MINIMAL, "unknown key 'seeed'; did you mean 'seed'?"),
+        (MINIMAL + "[train]\nroundz = 1\n", "unknown key 'train.roundz'; did you mean 'rounds'?"),
+        (
+            MINIMAL + "[train.trainer.critic]\nhidde = 1\n",
+            "unknown key 'train.trainer.critic.hidde'; did you mean 'hidden'?",
+        ),
+        (MINIMAL + "[collect]\nqqq = 1\n", "unknown key 'collect.qqq'; known here: episodes, in_flight"),
+        (MINIMAL + "[serve]\nmax_lorass = 1\n", "unknown key 'serve.max_lorass'; did you mean 'max_loras'?"),
+        ("[graph]\nnodes = ['x']\n", "the key 'graph.app' is missing (and 2 more)"),
+        ("seed = \n", "is not valid TOML"),
+        ("graph = 3\n", "graph: Input should be"),
+        (MINIMAL + "[train]\nrounds = -1\n", "train.rounds: Input should be greater than or equal to 0"),
+        (MINIMAL + "[train.trainer]\nestimator = 'grpo'\n", "set train.samples_per_task to 2 or more"),
+        (
+            MINIMAL + "[train]\nsamples_per_task = 2\n[train.trainer]\nestimator = 'grpo'\ngae_lambda = 0.5\n",
+            "gae_lambda applies to estimator 'gae' only",
+        ),
+        (MINIMAL + "[train]\nepisodes_per_round = 9\nsamples_per_task = 2\n", "must be a multiple"),
+        (MINIMAL + "[serve]\nmax_loras = 3\n", "2 nodes with 1 + 1 versions need 4"),
+        (MINIMAL + "[train.trainer.lora]\nrank = 16\n", "rank 16 is above serve.max_lora_rank 8"),
+    ],
+    ids=lambda value: value[-40:].strip() if isinstance(value, str) else None,
+)
+def test_what_is_wrong_is_named_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        toml_to_config(config_file(tmp_path, text))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    if "TOML" not in message:
+        assert "bridge.toml" in str(caught.value)
+
+
+def test_a_missing_and_an_unreadable_file_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no configuration at .*none.toml; name one with --config"):
+        toml_to_config(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="cannot read"):
+        toml_to_config(tmp_path)
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot read"):
+        toml_to_config(tmp_path / "binary.toml")
+
+
+def test_the_example_configuration_is_valid() -> None:
+    for path in (Path(__file__).parents[1] / "examples").glob("*/bridge.toml"):
+        toml_to_config(path)
