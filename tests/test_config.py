@@ -74,7 +74,7 @@ def test_what_is_wrong_is_named_in_one_line(tmp_path: Path, text: str, message: 
 
 
 def test_a_missing_and_an_unreadable_file_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no configuration at .*none.toml; name one with --config"):
+    with pytest.raises(ConfigError, match=r"no configuration at .*none\.toml; name one with --config"):
         toml_to_config(tmp_path / "none.toml")
     with pytest.raises(ConfigError, match="cannot read"):
         toml_to_config(tmp_path)

@@ -1,0 +1,76 @@
+"""Owns: the whole path on a tiny model and a scripted policy, in seconds: span -> store -> trajectory -> update -> adapter.
+
+The same path on the real engine is in test_end_to_end.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+from peft import PeftModel
+from safetensors.torch import load_file
+from tiny_policy import save_tiny_llama
+from transformers import AutoModelForCausalLM
+
+from graphs import math_duo
+from marft_bridge.adapters import AdapterRegistry
+from marft_bridge.app import App
+from marft_bridge.policy import Route
+from marft_bridge.record import Recorder
+from marft_bridge.rollouts import Collector, plan_episodes
+from marft_bridge.scripted import END_OF_TURN, ScriptedPolicy
+from marft_bridge.wrap import wrap
+from trace_store.journal import Journal
+from trace_store.store import TraceStore
+from trainers.config import TrainerOptions
+from trainers.marft import MarftTrainer
+
+NODES = ("reasoner", "actor")
+TASKS = [{"id": f"t{n}", "question": f"{n} + 1?", "answer": n + 1} for n in range(8)]
+
+
+def sometimes_right(node: str, prompt: str, chance: random.Random) -> str:
+    answer = int(prompt.split("Problem: ")[1].split(" ")[0]) + chance.choice([1, 2])
+    return str(answer) if node == "actor" else "add"
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("model"), vocabulary=END_OF_TURN + 1)
+
+
+def test_recorded_episodes_become_an_adapter_that_peft_loads(tmp_path: Path, tiny_model: Path) -> None:
+    app = App(math_duo.build, TASKS, TASKS, math_duo.task_to_input, math_duo.reward, "graphs.math_duo:reward")
+    journal = Journal(tmp_path / "store.duckdb.journal")
+    graph = wrap(math_duo.build(ScriptedPolicy(script=sometimes_right)), Recorder(journal))
+    collector = Collector(graph, app, lambda node, version, _: Route("base", None, version, 1.0, 16), 8, 30.0)
+    common = {"run_id": "r", "split": "train", "adapters": dict.fromkeys(NODES, 0)}
+    asyncio.run(collector.requests_to_episodes(plan_episodes(TASKS, 16, 1, seed=0, **common)))
+    graph.unwrap()
+
+    with TraceStore.open(tmp_path / "store.duckdb") as store:
+        taken = store.take_in()
+        episodes = list(store.trajectories(run_ids=["r"]))
+    assert (taken.episodes, taken.spans, taken.torn, taken.refused) == (16, 16 * 5, 0, 0)
+    rewards = [episode.team_reward("reward") for episode in episodes]
+    assert {0.0, 1.0} <= set(rewards)  # something to learn from
+
+    options = TrainerOptions.model_validate({"lora": {"rank": 4}, "tokens_per_microbatch": 512, "mismatch": "none"})
+    trainer = MarftTrainer(options, tiny_model, NODES, seed=0)
+    trainer.warm_up(episodes)
+    trainer.replay(episodes)
+    metrics = trainer.update(episodes)
+    assert metrics["episodes"] == 16
+    assert metrics["drops"] == {}
+
+    registry = AdapterRegistry(tmp_path / "adapters", trainer.model.base_sha256)
+    for node in NODES:
+        trainer.model.save_adapter(node, registry.new_folder(node, 1))
+        row = registry.register(node, 1, None, metrics["agents"][node])
+        assert trainer.adapter_norm(node) > 0
+        weights = load_file(Path(row.path) / "adapter_model.safetensors")
+        assert any(tensor.abs().max() > 0 for name, tensor in weights.items() if "lora_B" in name)
+        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), row.path)
