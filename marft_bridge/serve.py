@@ -57,7 +57,7 @@ def _run_beside(server: ModelServer, command: Sequence[str]) -> int:
             time.sleep(0.5)
     except BaseException:  # Ctrl-C, SIGTERM, or the server died: the command ends before the server does
         with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGINT)
+            os.killpg(child.pid, signal.SIGTERM)  # SIGINT is ignored by what a shell put in the background
         child.wait()
         raise
     return child.returncode

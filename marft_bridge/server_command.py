@@ -97,6 +97,9 @@ def server_argv(options: ServeOptions, model_dir: Path, port: int, cpu: bool) ->
         argv += ["--gpu-memory-utilization", str(options.gpu_memory_utilization)]
     if cpu:
         argv += ["--enforce-eager"]
+        # Prompts share prefixes in whole blocks only, and vLLM's 128 tokens on a CPU are longer than most profiles:
+        # with 32 a duo of short prompts decoded 1.6 times as fast through adapters.
+        argv += ["--block-size", "32"]
         # A seeded request whose prompt is prefilled in parts ends the CPU engine ("CPU Generator does not use offset").
         batched = max(_CPU_BATCHED_TOKENS, options.max_model_len)
         argv += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(batched)]

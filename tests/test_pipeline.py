@@ -1,6 +1,6 @@
-"""Owns: the whole path on a tiny model and a scripted policy, in seconds: span -> store -> trajectory -> update -> adapter.
+"""Owns: the whole path in seconds, span -> store -> trajectory -> update -> adapter.
 
-The same path on the real engine is in test_end_to_end.py.
+On a tiny model and a scripted policy. The same path on the real engine is in test_end_to_end.py.
 """
 
 from __future__ import annotations

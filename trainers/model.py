@@ -27,6 +27,7 @@ from trainers.batch import MicroBatch, lengths_to_groups, rows_to_rectangle
 from trainers.config import LoraOptions
 from trainers.errors import TrainError
 from trainers.files import weights_to_sha256
+from trainers.prefix import backbone_to_hidden, can_share_prefixes, shared_prefix
 from trainers.token_logprobs import hidden_to_logprobs
 
 Tick = Callable[[int], None]  # told how many actions or sequences have just been processed
@@ -60,6 +61,7 @@ class PolicyModel:
         self._head: Any = base.get_output_embeddings()
         self.vocabulary: int = base.get_input_embeddings().num_embeddings
         _check_output_layer(base, self._backbone, self._head, model_dir)
+        self._shares_prefixes = can_share_prefixes(self._backbone, self.device)
         _check_targets(base, lora, model_dir)
         # peft builds module names from adapter names, which must not contain dots; node names may
         self._slots = {agent: f"agent{i}" for i, agent in enumerate(self.agents)}
@@ -108,10 +110,8 @@ class PolicyModel:
 
         Differentiable with respect to the agent's adapter, unless called under `torch.no_grad()`.
         """
-        hidden_BLH = self._hidden(agent, batch.input_ids_BL)
-        hidden_TH = hidden_BLH[batch.row_T.to(self.device), batch.column_T.to(self.device)]
         return hidden_to_logprobs(
-            hidden_TH,
+            self._hidden_at(agent, batch.input_ids_BL, batch.row_T, batch.column_T),
             self._head.weight,
             getattr(self._head, "bias", None),
             batch.sampled_T.to(self.device),
@@ -128,9 +128,9 @@ class PolicyModel:
         result = torch.empty(len(sequences), self.width)
         for group in lengths_to_groups([len(s) for s in sequences], budget):
             rows = [sequences[i] for i in group]
-            hidden_BLH = self._hidden(None, rows_to_rectangle(rows))
-            last_B = torch.tensor([len(row) - 1 for row in rows], device=self.device)
-            result[group] = hidden_BLH[torch.arange(len(rows), device=self.device), last_B].float().cpu()
+            last_B = torch.tensor([len(row) - 1 for row in rows])
+            hidden_BH = self._hidden_at(None, rows_to_rectangle(rows), torch.arange(len(rows)), last_B)
+            result[group] = hidden_BH.float().cpu()
             if tick is not None:
                 tick(len(group))
         return result
@@ -147,12 +147,18 @@ class PolicyModel:
         """
         adapter_files.read_into(folder, self._parameters[agent], self.lora, self.model_dir, self.base_sha256)
 
-    def _hidden(self, agent: str | None, input_ids_BL: Tensor) -> Tensor:
+    def _hidden_at(self, agent: str | None, input_ids_BL: Tensor, row_N: Tensor, column_N: Tensor) -> Tensor:
+        """Last hidden states at the given positions, shape [N, H].
+
+        All calls of a node begin with its profile. That prefix goes through the model once, and the rows attend to
+        its keys and values; gradients flow back through them, so the result is that of the plain pass.
+        """
         if agent is not None:
             self.use(agent)
+        shared = shared_prefix(input_ids_BL, int(column_N.min())) if self._shares_prefixes else 0
         with self.peft.disable_adapter() if agent is None else nullcontext():
-            hidden_BLH: Tensor = self._backbone(input_ids=input_ids_BL.to(self.device), use_cache=False)[0]
-        return hidden_BLH
+            hidden_BLH = backbone_to_hidden(self._backbone, input_ids_BL.to(self.device), shared)
+        return hidden_BLH[row_N.to(self.device), (column_N - shared).to(self.device)]
 
     def _find_parameters(self, slot: str) -> dict[str, torch.nn.Parameter]:
         marker = f".{slot}."

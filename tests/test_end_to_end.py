@@ -1,0 +1,294 @@
+"""Owns: the main job on real parts: one real vLLM, real spans, real DuckDB, real updates.
+
+(a) Every sampled token id and log-prob in the store is what the engine answered, and so are the prompt ids; also
+    when the answer is streamed.
+(b) The trainer's log-probs of those ids are the engine's, within TOLERANCE.
+(c) A published update is what is served: the engine's log-probs moved, and are the trainer's.
+(d) collect and train killed with SIGKILL go on with --resume and lose no finished episode.
+(e) The three commands end in a report.
+
+TOLERANCE: with an engine in float32 the two differ by arithmetic order only: 1e-3 nats per token, where the measured
+largest difference is 1e-4. An update of one round moves the mean log-prob of a token by hundredths, so the check
+in (c) can tell a served adapter from one that is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from conftest import RunningServer
+
+from graphs import math_duo
+from marft_bridge.adapters import AdapterRegistry, publish
+from marft_bridge.app import App
+from marft_bridge.engine import write_server_file
+from marft_bridge.policy import NodeChat, Route
+from marft_bridge.record import Recorder
+from marft_bridge.report import Report
+from marft_bridge.rollouts import Collector, plan_episodes
+from marft_bridge.run_folder import RunFolder
+from marft_bridge.wrap import RecordedGraph, wrap
+from trace_store.journal import Journal, read_segment
+from trace_store.records import Action, Reward, Trajectory
+from trace_store.store import TraceStore
+from trainers.config import TrainerOptions
+from trainers.marft import MarftTrainer
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[1]
+NODES = ("reasoner", "actor")
+TOLERANCE = 1e-3
+TEMPERATURE = 0.8
+MAX_TOKENS = 16
+
+
+class Wire:
+    """An HTTP client that keeps every chat answer as the engine sent it, apart from what our code makes of it."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, dict[str, Any]] = {}
+        self.client = httpx.AsyncClient(event_hooks={"response": [self._keep]}, timeout=120)
+
+    async def _keep(self, response: httpx.Response) -> None:
+        body = json.loads(await response.aread())
+        self.answers[body["id"]] = body
+
+
+def rig(server: RunningServer, folder: Path, **chat: Any) -> tuple[RecordedGraph, App]:
+    endpoint = server.endpoint
+    model = NodeChat(model=endpoint.model, base_url=endpoint.base_url, api_key=endpoint.api_key, **chat)
+    app = App(math_duo.build, [], [], math_duo.task_to_input, math_duo.reward, "graphs.math_duo:reward")
+    return wrap(math_duo.build(model), Recorder(Journal(folder / "store.duckdb.journal"))), app
+
+
+def run_episodes(
+    graph: RecordedGraph, app: App, version: int, count: int, run_id: str, folder: Path
+) -> list[Trajectory]:
+    def route(node: str, at: int, _: float | None) -> Route:
+        name = AdapterRegistry.served_name(node, at)
+        return Route(name if at else "base", name if at else None, at, TEMPERATURE, MAX_TOKENS)
+
+    common = {"run_id": run_id, "split": "train", "adapters": dict.fromkeys(NODES, version)}
+    requests = plan_episodes(list(math_duo.tasks()), count, 1, seed=1, **common)
+    asyncio.run(Collector(graph, app, route, 16, 120.0).requests_to_episodes(requests))
+    with TraceStore.open(folder / "store.duckdb") as store:
+        store.take_in()
+        return list(store.trajectories(run_ids=[run_id]))
+
+
+def actions_of(episodes: Sequence[Trajectory], node: str) -> list[Action]:
+    return [action for episode in episodes for action in episode.actions if action.node == node]
+
+
+def differences(trainer: MarftTrainer, node: str, actions: Sequence[Action]) -> list[float]:
+    """Engine minus trainer, per sampled token."""
+    scored = trainer.logprobs_of(node, actions)
+    return [
+        engine - ours
+        for action, row in zip(actions, scored, strict=True)
+        for engine, ours in zip(action.logprobs or (), row, strict=True)
+    ]
+
+
+def mean_size(values: Sequence[float]) -> float:
+    return sum(map(abs, values)) / len(values)
+
+
+def test_tokens_are_the_engines_and_what_is_trained_is_what_is_served(
+    vllm_server: RunningServer, tmp_path: Path
+) -> None:
+    wire = Wire()
+    graph, app = rig(vllm_server, tmp_path, http_async_client=wire.client)
+    episodes = run_episodes(graph, app, 0, 24, "first", tmp_path)
+    assert len(episodes) == 24
+
+    # (a) The store against the bytes on the wire, found by the engine's own response id.
+    with TraceStore.open(tmp_path / "store.duckdb") as store:
+        spans = [span for e in episodes for span in store.spans(e.episode.episode_id) if span.operation == "chat"]
+    response_ids = {span.span_id: span.attributes["gen_ai.response.id"] for span in spans}
+    actions = [action for episode in episodes for action in episode.actions]
+    assert len(actions) == len(wire.answers) == 48
+    for action in actions:
+        answer = wire.answers[response_ids[action.action_id]]
+        choice = answer["choices"][0]
+        assert action.prompt_ids == tuple(answer["prompt_token_ids"])
+        assert action.sampled_ids == tuple(choice["token_ids"])
+        assert action.logprobs == tuple(entry["logprob"] for entry in choice["logprobs"]["content"])
+        assert (action.trainable, action.model, action.completion) == (True, "base", choice["message"]["content"])
+        assert len(action.sampled_ids) == answer["usage"]["completion_tokens"]
+
+    # (b) The same numbers, from transformers.
+    options = TrainerOptions.model_validate({"lr": 3e-3, "minibatches": 1, "tokens_per_microbatch": 1024})
+    trainer = MarftTrainer(options, vllm_server.model_dir, NODES, seed=0)
+    for node in NODES:
+        assert max(map(abs, differences(trainer, node, actions_of(episodes, node)))) < TOLERANCE
+
+    # (c) Update, publish, and sample from the new version.
+    rewarded = [e for e in episodes if e.team_reward("reward") is not None]
+    assert len({e.team_reward("reward") for e in rewarded}) > 1, "no signal in this sample: choose another seed"
+    untrained = {node: trainer.logprobs_of(node, actions_of(episodes, node)) for node in NODES}
+    metrics = trainer.update(rewarded)
+    registry = AdapterRegistry(vllm_server.adapter_root, trainer.model.base_sha256)
+    version = 501  # of this test's own: the session's server keeps what other tests loaded
+    for node in NODES:
+        assert trainer.adapter_norm(node) > 0
+        assert metrics["agents"][node]["steps"] >= 1
+        trainer.model.save_adapter(node, registry.new_folder(node, version))
+        registry.register(node, version, None, {})
+        publish(vllm_server.server, registry, node, version)
+    after = run_episodes(graph, app, version, 24, "second", tmp_path)
+    graph.unwrap()
+    for node in NODES:
+        fresh = actions_of(after, node)
+        assert {action.adapter for action in fresh} == {f"{node}@{version}"}
+        assert {action.model for action in fresh} == {f"{node}@{version}"}
+        assert max(map(abs, differences(trainer, node, fresh))) < TOLERANCE
+        moved = [
+            new - old
+            for new_row, old_row in zip(
+                trainer.logprobs_of(node, actions_of(episodes, node)), untrained[node], strict=True
+            )
+            for new, old in zip(new_row, old_row, strict=True)
+        ]
+        assert mean_size(moved) > 10 * TOLERANCE
+        # Scored with the adapter switched off, what the engine sampled does not fit: the adapter is really served.
+        off = MarftTrainer(options, vllm_server.model_dir, [node], seed=0)
+        assert mean_size(differences(off, node, fresh)) > 10 * TOLERANCE
+
+
+def test_a_streamed_answer_has_the_same_exact_tokens(vllm_server: RunningServer, tmp_path: Path) -> None:
+    graph, _ = rig(vllm_server, tmp_path, streaming=True, max_tokens=MAX_TOKENS, temperature=TEMPERATURE)
+    asyncio.run(graph.ainvoke({"question": "What is 2 + 3?"}))
+    graph.unwrap()
+    with TraceStore.open(tmp_path / "store.duckdb") as store:
+        store.take_in()
+        (episode,) = store.trajectories()
+    trainer = MarftTrainer(TrainerOptions(), vllm_server.model_dir, NODES, seed=0)
+    for action in episode.actions:
+        assert action.prompt_ids
+        assert len(action.sampled_ids or ()) == len(action.logprobs or ()) > 0
+        rescored = trainer.logprobs_of(action.node, [action])[0]
+        # Outside a command the recorder is told no temperature that it could get wrong: it is the model's own.
+        assert action.temperature == TEMPERATURE
+        assert max(abs(a - b) for a, b in zip(action.logprobs or (), rescored, strict=True)) < TOLERANCE
+
+
+# -- the commands, as a user runs them -------------------------------------------------------------------------
+
+
+class Shell:
+    """Runs `marft-bridge` on one run folder, against the session's server."""
+
+    def __init__(self, server: RunningServer, folder: Path) -> None:
+        self.run = RunFolder(folder / "run")
+        self.run.create()
+        write_server_file(self.run, server.endpoint)
+        text = (ROOT / "examples/math_duo/bridge.toml").read_text()
+        self.config = folder / "bridge.toml"
+        self.config.write_text(text)
+
+    def start(self, command: str, *flags: str) -> subprocess.Popen[str]:
+        argv = [
+            sys.executable,
+            "-m",
+            "marft_bridge",
+            command,
+            "--config",
+            str(self.config),
+            "--run",
+            str(self.run.path),
+        ]
+        return subprocess.Popen([*argv, *flags], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    def finish(self, command: str, *flags: str) -> str:
+        process = self.start(command, *flags)
+        output, _ = process.communicate(timeout=600)
+        assert process.returncode == 0, output
+        return output
+
+    def acknowledged(self) -> set[str]:
+        """Episodes whose reward has reached the journal: what a killed command had finished."""
+        records = [r for path in self.run.journal.glob("*.segment") for r in read_segment(path)[0]]
+        return {record.episode_id for record in records if isinstance(record, Reward)}
+
+    def kill_when(self, process: subprocess.Popen[str], episodes: int) -> set[str]:
+        """SIGKILLs the command once that many episodes are acknowledged; returns those acknowledged before the kill."""
+        for _ in range(3000):
+            finished = self.acknowledged() if self.run.journal.exists() else set()
+            if len(finished) >= episodes:
+                break
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        return finished
+
+    def stored(self, run_id: str) -> list[Trajectory]:
+        with TraceStore.open(self.run.store) as store:
+            return list(store.trajectories(run_ids=[run_id]))
+
+
+def rewarded_ids(episodes: Sequence[Trajectory]) -> set[str]:
+    return {e.episode.episode_id for e in episodes if e.team_reward("reward") is not None}
+
+
+def test_killed_commands_resume_without_loss_and_end_in_a_report(vllm_server: RunningServer, tmp_path: Path) -> None:
+    shell = Shell(vllm_server, tmp_path)
+    collect = ("--episodes", "20", "--in-flight", "4")
+
+    # (d) collect, killed in the middle.
+    finished = shell.kill_when(shell.start("collect", *collect), 6)
+    assert 6 <= len(finished) < 20
+    assert "there, " in shell.finish("collect", *collect, "--resume")
+    collected = shell.stored("collect")
+    assert finished <= rewarded_ids(collected)
+    whole = [(e.episode.task_id, e.episode.sample) for e in collected if e.episode.outcome == "terminated"]
+    assert len(whole) == len(set(whole)) == 20  # each planned episode once
+
+    # (d) train, killed in its first round of rollouts: after the offline phase, before the first update.
+    text = shell.config.read_text().replace("episodes_per_round = 64", "episodes_per_round = 12")
+    shell.config.write_text(text)
+    finished = shell.kill_when(shell.start("train", "--rounds", "2"), 4)
+    assert not any(line["round"] == 1 for line in map(json.loads, shell.run.metrics.read_text().splitlines()))
+    output = shell.finish("train", "--rounds", "2", "--resume")
+    assert "resuming after round 0 of 2" in output
+    trained = shell.stored("train")
+    assert finished <= rewarded_ids(trained)
+    for round_number in (1, 2):
+        of_round = [e for e in trained if e.episode.round == round_number and e.episode.outcome == "terminated"]
+        assert len({e.episode.task_id for e in of_round}) == len(of_round) == 12
+        # On-policy: every action of round r came from version r.
+        assert {a.adapter for e in of_round for a in e.actions} == {f"{node}@{round_number}" for node in NODES}
+    lines = [json.loads(line) for line in shell.run.metrics.read_text().splitlines()]
+    assert [(line["phase"], line["round"]) for line in lines] == [("offline", 0), ("online", 1), ("online", 2)]
+    with TraceStore.open(shell.run.store) as store:
+        assert [(row.node, row.version, row.parent) for row in store.adapters()] == [
+            *(("actor", 1, None), ("actor", 2, 1), ("actor", 3, 2)),
+            *(("reasoner", 1, None), ("reasoner", 2, 1), ("reasoner", 3, 2)),
+        ]
+
+    # (e) compare, and what it leaves behind.
+    output = shell.finish("compare", "--tasks", "10")
+    assert "report.html" in output
+    report = Report.model_validate_json((shell.run.path / "report.json").read_text())
+    raw = json.loads((shell.run.path / "report.json").read_text())
+    assert {"metric", "n", "mean_a", "mean_b", "diff", "ci95", "p_value", "test", "a", "b", "seed"} <= raw.keys()
+    assert (report.n, report.a.adapters, report.b.adapters) == (10, dict.fromkeys(NODES, 0), dict.fromkeys(NODES, 3))
+    assert [point.round for point in report.learning_curve] == [0, 1, 2]
+    compared = [e.episode for e in shell.stored("compare-1")]
+    sides = [{(e.task_id, e.seed) for e in compared if e.variant == side} for side in ("before", "after")]
+    assert sides[0] == sides[1]
+    assert {e.split for e in compared} == {"heldout"}
+    assert {task for task, _ in sides[0]}.isdisjoint(e.episode.task_id for e in [*collected, *trained])
+    assert "compare-1 after: 10 episodes terminated" in shell.finish("status")
