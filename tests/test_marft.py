@@ -399,3 +399,29 @@ def test_sampling_with_the_trainers_own_policy_gives_the_log_probs_that_it_recom
     action = sample(trainer, "actor", [1, 2, 3], 6, torch.Generator().manual_seed(0))
     assert action.logprobs is not None
     assert trainer.logprobs_of("actor", [action])[0] == pytest.approx(list(action.logprobs), abs=1e-5)
+
+
+def test_the_engines_log_probs_as_old_ones_give_the_same_update_and_are_checked(tmp_path: Path) -> None:
+    model_dir = save_tiny_llama(tmp_path)
+    sampler = MarftTrainer(TrainerOptions(), model_dir, AGENTS, seed=0)
+
+    def episode(number: int, error: float) -> Trajectory:
+        actions = [make_action(agent, [1, 2, number], [3, 4 + number]) for agent in AGENTS]
+        exact = [tuple(sampler.logprobs_of(a.node, [a])[0]) for a in actions]
+        told = [replace(a, logprobs=tuple(x + error for x in row)) for a, row in zip(actions, exact, strict=True)]
+        return make_trajectory(told, float(number % 2))
+
+    def updated(proximal: str, error: float) -> dict[str, dict[str, torch.nn.Parameter]]:
+        options = TrainerOptions.model_validate({"proximal": proximal, "mismatch": "none", "minibatches": 2})
+        trainer = MarftTrainer(options, model_dir, AGENTS, seed=0)
+        trainer.update([episode(number, error) for number in range(8)])
+        return {agent: trainer.model.parameters(agent) for agent in AGENTS}
+
+    ours, engines = updated("recomputed", 0.0), updated("engine", 0.0)
+    for agent in AGENTS:
+        for name, weight in ours[agent].items():
+            torch.testing.assert_close(weight, engines[agent][name], atol=1e-6, rtol=1e-4)
+    with pytest.raises(TrainError, match=r"differ from the trainer's by 0\.030 nats a token: serve in float32"):
+        updated("engine", -0.03)
+    with pytest.raises(ValueError, match="set mismatch to 'none'"):
+        TrainerOptions.model_validate({"proximal": "engine"})

@@ -87,6 +87,10 @@ class TrainerOptions(_Options):
     kl_stop: float | None = Field(default=0.1, gt=0)
     """An agent's update of this round ends before the backward pass of a minibatch whose approximate KL (k3,
     mean per token, against the policy at the start of the round) is above this; None never stops."""
+    proximal: Literal["recomputed", "engine"] = "recomputed"
+    """Where pi_old comes from: a pass of the trainer at the start of the round, or the log-probs that the engine
+    recorded. `engine` saves that pass; it is checked on a sample and refused where the two differ (serve in
+    float32), and needs mismatch 'none', since the weight between engine and trainer would be 1."""
     mismatch: Literal["truncate", "mask", "none"] = "truncate"
     """Importance weight between engine and trainer, per action (normalised like its log-probs): capped, dropped
     when out of range, or off."""
@@ -117,6 +121,8 @@ class TrainerOptions(_Options):
             raise ValueError(f"gae_lambda applies to estimator 'gae' only, not to {self.estimator!r}")
         if self.update == "simultaneous" and "agent_order" in self.model_fields_set:
             raise ValueError("agent_order applies to update 'sequential' only")
+        if self.proximal == "engine" and self.mismatch != "none":
+            raise ValueError("proximal 'engine' leaves no mismatch to weight: set mismatch to 'none'")
         if self.mismatch == "none" and "mismatch_cap" in self.model_fields_set:
             raise ValueError("mismatch_cap has no effect with mismatch 'none'")
         return self

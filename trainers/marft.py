@@ -37,6 +37,9 @@ from trainers.model import PolicyModel, Tick
 
 Progress = Callable[[str, int, int], None]
 
+_SPOT_CHECKS = 8  # actions per agent and round that are scored again when the engine's log-probs are taken
+_ENGINE_GAP = 0.01  # nats per token; a float32 engine differs by 1e-5, a bfloat16 one by 3e-2
+
 
 class MarftTrainer:
     """One adapter per agent on one frozen base model, a critic, and their optimisers.
@@ -148,10 +151,7 @@ class MarftTrainer:
             reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(data.drops.items()))
             raise TrainError(f"no action of this round can be trained on: {reasons or 'there were no trajectories'}")
         rows_of = {agent: data.of(agent) for agent in self.agents}
-        old_T: list[Tensor] = [torch.empty(0)] * len(data.items)
-        for agent, rows in rows_of.items():
-            for i, logp_T in zip(rows, self._logprobs(agent, data, rows, "old log-probs"), strict=True):
-                old_T[i] = logp_T
+        old_T, sampling = self._old_logprobs(data, rows_of)
         advantages_A, fit_critic = self.credit.advantages(data)
         normal_A = normalize(advantages_A, [item.agent for item in data.items], self.options.normalize)
 
@@ -177,7 +177,7 @@ class MarftTrainer:
             agents[agent] = {
                 "actions": len(rows),
                 **learned,
-                **_sampling_metrics([data.items[i] for i in rows], [old_T[i] for i in rows]),
+                **sampling[agent],
                 "advantage_mean": float(advantages_A[rows].mean()) if rows else None,
                 "advantage_std": float(advantages_A[rows].std()) if rows else None,
                 "factor_mean": float(factor_A[rows].mean()) if rows else None,
@@ -219,6 +219,28 @@ class MarftTrainer:
 
     def _read(self, trajectories: Sequence[Trajectory], on_policy: bool) -> Round:
         return trajectories_to_round(trajectories, self.agents, self.options.reward, self.model.vocabulary, on_policy)
+
+    def _old_logprobs(
+        self, data: Round, rows_of: dict[str, list[int]]
+    ) -> tuple[list[Tensor], dict[str, dict[str, Any]]]:
+        """log pi_old of every action, each shape [T of the action], and how engine and trainer differ, by agent."""
+        from_engine = self.options.proximal == "engine"
+        old_T = [torch.tensor(item.behaviour, device=self.model.device) for item in data.items]
+        sampling: dict[str, dict[str, Any]] = {}
+        for agent, rows in rows_of.items():
+            scored = rows[:: max(1, len(rows) // _SPOT_CHECKS)][:_SPOT_CHECKS] if from_engine else rows
+            ours_T = self._logprobs(agent, data, scored, "old log-probs")
+            sampling[agent] = _sampling_metrics([data.items[i] for i in rows], [data.items[i] for i in scored], ours_T)
+            gap = sampling[agent]["engine_logprob_gap"]
+            if not from_engine:
+                for i, logp_T in zip(rows, ours_T, strict=True):
+                    old_T[i] = logp_T
+            elif gap is not None and gap > _ENGINE_GAP:
+                raise TrainError(
+                    f"the engine's log-probs of {agent!r} differ from the trainer's by {gap:.3f} nats a token: "
+                    "serve in float32, or set trainer.proximal to 'recomputed'"
+                )
+        return old_T, sampling
 
     def _logprobs(
         self, agent: str, data: Round, rows: Sequence[int], phase: str, reference: bool = False
@@ -280,17 +302,20 @@ def _ratios(new_T: Sequence[Tensor], old_T: Sequence[Tensor], options: TrainerOp
     )
 
 
-def _sampling_metrics(items: Sequence[ActionItem], old_T: Sequence[Tensor]) -> dict[str, Any]:
-    """How the engine that sampled differs from the trainer, per token."""
+def _sampling_metrics(
+    items: Sequence[ActionItem], scored: Sequence[ActionItem], ours: Sequence[Tensor]
+) -> dict[str, Any]:
+    """The tokens of an agent's actions, and how engine and trainer differ on those that the trainer scored."""
     if not items:
         names = ("entropy", "engine_ratio_mean", "engine_ratio_max", "engine_logprob_gap")
         return {"tokens": 0, **dict.fromkeys(names)}
-    ours_T = torch.cat(list(old_T)).double().cpu()
-    gap_T = ours_T - torch.tensor([logp for item in items for logp in item.behaviour], dtype=torch.float64)
+    engine_T = [logp for item in items for logp in item.behaviour]
+    ours_T = torch.cat(list(ours)).double().cpu()
+    gap_T = ours_T - torch.tensor([logp for item in scored for logp in item.behaviour], dtype=torch.float64)
     ratio_T = gap_T.exp()
     return {
-        "tokens": len(ours_T),
-        "entropy": float(-ours_T.mean()),
+        "tokens": len(engine_T),
+        "entropy": -sum(engine_T) / len(engine_T),
         "engine_ratio_mean": float(ratio_T.mean()),
         "engine_ratio_max": float(ratio_T.max()),
         "engine_logprob_gap": float(gap_T.abs().mean()),
