@@ -5,8 +5,6 @@ Every node runs at version 0, the base model. Resuming runs only what no finishe
 
 from __future__ import annotations
 
-import asyncio
-
 from marft_bridge.config import BridgeConfig
 from marft_bridge.engine import Engine, begin_run, load_app, model_directory, refuse_used, still_to_run
 from marft_bridge.progress import Reporter
@@ -48,7 +46,7 @@ def collect(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
         try:
             if requests:
                 with Engine(config, folder, app, model_dir, reporter) as engine:
-                    asyncio.run(engine.run(requests, "collect", config.train.trainer.reward))
+                    engine.run(requests, "collect", config.train.trainer.reward)
         finally:
             store.take_in()  # also after Ctrl-C: what was finished is kept
         _print_summary(config, store, reporter)

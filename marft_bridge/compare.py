@@ -7,7 +7,6 @@ its pair out of the comparison, and the report says how many pairs that were.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -79,7 +78,7 @@ def compare(config: BridgeConfig, reporter: Reporter, resume: bool, versions: tu
             requests = still_to_run(store, _plan(config, run_id, tasks, sides))
             try:
                 if requests:
-                    asyncio.run(engine.run(requests, "compare", config.compare.metric))
+                    engine.run(requests, "compare", config.compare.metric)
             finally:
                 store.take_in()
         report = _report(config, folder, store, run_id, sides, (time.monotonic() - began) / 60, reporter)

@@ -8,11 +8,12 @@ that the server confirmed. It knows nothing of rounds, updates or statistics.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -84,18 +85,16 @@ def running_server(folder: RunFolder) -> tuple[str, str] | None:
     try:
         content = json.loads(folder.server.read_text(encoding="utf-8"))
         address, key = content["base_url"].removesuffix("/v1"), content["api_key"]
-        answer = httpx.get(f"{address}/v1/models", headers={"Authorization": f"Bearer {key}"}, timeout=5.0)
+        answer = httpx.get(
+            f"{address}/v1/models", headers={"Authorization": f"Bearer {key}"}, timeout=5.0, trust_env=False
+        )
     except (OSError, ValueError, KeyError, httpx.HTTPError):
         return None
     return (address, key) if answer.status_code == 200 else None
 
 
 class Engine:
-    """Runs episodes on the served model. Use it as a context manager.
-
-    Args:
-        journal: where records go; the store takes them in from there.
-    """
+    """Runs episodes on the served model. Use it as a context manager."""
 
     def __init__(self, config: BridgeConfig, folder: RunFolder, app: App, model_dir: Path, reporter: Reporter) -> None:
         self.config, self.folder, self.app = config, folder, app
@@ -111,7 +110,8 @@ class Engine:
             self.base_name = endpoint.model
             journal = Journal(self.folder.journal)
             stack.callback(journal.close)
-            self._graph = wrap(self.app.build(self._chat(endpoint)), Recorder(journal))
+            chat = stack.enter_context(self._chat(endpoint))
+            self._graph = wrap(self.app.build(chat), Recorder(journal))
             stack.callback(self._graph.unwrap)
             self._stack = stack.pop_all()
         return self
@@ -129,9 +129,23 @@ class Engine:
             self.reporter.say(f"using the model server at {address}")
         return ModelServer(options, self.model_dir, self.folder.adapters, self.folder.server_log)
 
-    def _chat(self, endpoint: Endpoint) -> NodeChat:
-        limit = self.config.collect.timeout_s
-        return NodeChat(model=endpoint.model, base_url=endpoint.base_url, api_key=endpoint.api_key, timeout=limit)
+    @contextmanager
+    def _chat(self, endpoint: Endpoint) -> Iterator[NodeChat]:
+        """The nodes' model. No proxy of the environment sees the key; as many connections as calls in flight."""
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.config.collect.in_flight)
+        options: dict[str, Any] = {"trust_env": False, "limits": limits, "timeout": self.config.collect.timeout_s}
+        with httpx.Client(**options) as client, asyncio.Runner() as self._loop:
+            async_client = httpx.AsyncClient(**options)  # its connections belong to the one loop of this engine
+            try:
+                yield NodeChat(
+                    model=endpoint.model,
+                    base_url=endpoint.base_url,
+                    api_key=endpoint.api_key,
+                    http_client=client,
+                    http_async_client=async_client,
+                )
+            finally:
+                self._loop.run(async_client.aclose())
 
     # -- adapters ---------------------------------------------------------------------------------------------
 
@@ -163,7 +177,7 @@ class Engine:
 
     # -- episodes ---------------------------------------------------------------------------------------------
 
-    async def run(self, requests: Sequence[EpisodeRequest], title: str, reward: str) -> Tally:
+    def run(self, requests: Sequence[EpisodeRequest], title: str, reward: str) -> Tally:
         """Runs the requests and shows how far they are."""
         collector = Collector(
             self._graph,
@@ -174,14 +188,14 @@ class Engine:
             self.server.check,
         )
         with self.reporter.bars(), self.reporter.task(title, len(requests)) as task:
-            return await collector.requests_to_episodes(
-                requests, lambda tally: task.update(tally.finished, tally.figures(reward))
+            tally = self._loop.run(
+                collector.requests_to_episodes(
+                    requests, lambda tally: task.update(tally.finished, tally.figures(reward))
+                )
             )
-
-    @property
-    def recording_failures(self) -> int:
-        """Callbacks that could not be recorded, so far."""
-        return self._graph.recorder.failures
+        if lost := self._graph.recorder.failures:
+            self.reporter.say(f"{lost} callbacks could not be recorded; episodes that lack spans are not used")
+        return tally
 
 
 def still_to_run(store: TraceStore, requests: Sequence[EpisodeRequest]) -> list[EpisodeRequest]:

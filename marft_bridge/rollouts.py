@@ -113,7 +113,8 @@ class Collector:
             GraphError: the reward is broken, or most episodes fail.
         """
         # Sync nodes run in the loop's thread pool, whose default size on two cores is six.
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(max_workers=self._in_flight + 4))
+        threads = ThreadPoolExecutor(max_workers=self._in_flight + 4)
+        asyncio.get_running_loop().set_default_executor(threads)
         tally, waiting = Tally(), iter(requests)
 
         async def work() -> None:
@@ -128,6 +129,7 @@ class Collector:
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
+            threads.shutdown(wait=False)
         return tally
 
     async def _run(self, request: EpisodeRequest, tally: Tally) -> None:

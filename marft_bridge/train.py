@@ -10,7 +10,6 @@ run again. This module composes trainer, engine and store; none of them knows an
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -120,7 +119,7 @@ class _Training:
         remaining = still_to_run(self.store, requests)
         title = f"round {number}/{self.options.rounds} rollouts"
         if remaining:
-            asyncio.run(self.engine.run(remaining, title, self.options.trainer.reward))
+            self.engine.run(remaining, title, self.options.trainer.reward)
         self.store.take_in()
         episodes = list(self.store.trajectories(run_ids=[RUN_ID], round=number))
         with self._showing(f"round {number}/{self.options.rounds}"):

@@ -38,9 +38,10 @@ def smollm2_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def vllm_server(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """The real engine on the real small model, with room for 8 adapters on q_proj and v_proj."""
+    """The real engine on the real small model in float32, with room for 8 adapters on q_proj and v_proj."""
     pytest.importorskip("vllm", exc_type=ImportError)
     folder = tmp_path_factory.mktemp("vllm")
-    options = ServeOptions(max_loras=8, lora_target_modules=("q_proj", "v_proj"), startup_timeout_s=600)
+    modules = ("q_proj", "v_proj")
+    options = ServeOptions(dtype="float32", max_loras=8, lora_target_modules=modules, startup_timeout_s=600)
     with ModelServer(options, smollm2_dir, folder / "adapters", folder / "vllm.log") as server:
         yield RunningServer(server, server.start(), folder / "adapters", smollm2_dir, folder / "vllm.log")

@@ -44,7 +44,7 @@ def test_hidden_states_after_a_shared_prefix_are_those_of_the_plain_pass(tmp_pat
 
 def test_log_probs_and_gradients_do_not_depend_on_sharing(tmp_path: Path) -> None:
     model = PolicyModel(save_tiny_llama(tmp_path), ["a"], LoraOptions(rank=4), "cpu", seed=0)
-    model.peft.double()  # so that the two differ by rounding far below the tolerance
+    model.peft.double()  # norms still round to float32; the rest does not
     for name, weight in model.parameters("a").items():
         if "lora_B" in name:  # an adapter that does something, so that the prefix depends on it
             weight.data = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)).double() * 0.1
@@ -64,7 +64,7 @@ def test_log_probs_and_gradients_do_not_depend_on_sharing(tmp_path: Path) -> Non
                 gradients[name] += part
         results.append((torch.cat(logps), gradients))
     (shared_logp, shared_grad), (plain_logp, plain_grad) = results
-    torch.testing.assert_close(shared_logp, plain_logp, atol=1e-10, rtol=1e-8)
+    torch.testing.assert_close(shared_logp, plain_logp, atol=1e-6, rtol=1e-4)
     for name, gradient in plain_grad.items():
         assert float(gradient.abs().max()) > 0
-        torch.testing.assert_close(shared_grad[name], gradient, atol=1e-10, rtol=1e-8)
+        torch.testing.assert_close(shared_grad[name], gradient, atol=1e-6, rtol=1e-4)
