@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from marft_bridge.errors import BridgeError
     from marft_bridge.policy import NodeChat
     from marft_bridge.record import EpisodeContext, Recorder, current_episode
+    from marft_bridge.recorded_graph import RecordedGraph, wrap
     from marft_bridge.scripted import ScriptedPolicy
-    from marft_bridge.wrap import RecordedGraph, wrap
 
 __all__ = [
     "BridgeError",
@@ -30,11 +30,11 @@ _HOME = {
     "BridgeError": "errors",
     "EpisodeContext": "record",
     "NodeChat": "policy",
-    "RecordedGraph": "wrap",
+    "RecordedGraph": "recorded_graph",
     "Recorder": "record",
     "ScriptedPolicy": "scripted",
     "current_episode": "record",
-    "wrap": "wrap",
+    "wrap": "recorded_graph",
 }
 
 

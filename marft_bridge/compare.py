@@ -81,7 +81,7 @@ def compare(config: BridgeConfig, reporter: Reporter, resume: bool, versions: tu
                     engine.run(requests, "compare", config.compare.metric)
             finally:
                 store.take_in()
-        report = _report(config, folder, store, run_id, sides, (time.monotonic() - began) / 60, reporter)
+        report = episodes_to_report(config, folder, store, run_id, sides, (time.monotonic() - began) / 60, reporter)
     json_path, html_path = write_report(report, folder.path)
     reporter.console.print(report_table(report))
     reporter.say(f"report: {json_path} and {html_path}")
@@ -177,7 +177,7 @@ def _difference(config: BridgeConfig, pairs: Sequence[Pair], measured: _Measured
     return paired_difference(measured.name, before, after, clusters=tasks, seed=config.seed)
 
 
-def _report(
+def episodes_to_report(
     config: BridgeConfig,
     folder: RunFolder,
     store: TraceStore,
@@ -186,6 +186,15 @@ def _report(
     minutes: float,
     reporter: Reporter,
 ) -> Report:
+    """One comparison's stored episodes into its report.
+
+    Args:
+        sides: adapter versions by side.
+        minutes: how long the comparison took.
+
+    Raises:
+        ConfigError: fewer than two pairs have the deciding metric.
+    """
     metric = config.compare.metric
     pairs, left_out = _paired(store, run_id, metric)
     if len(pairs) < 2:

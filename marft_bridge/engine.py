@@ -28,11 +28,11 @@ from marft_bridge.policy import NodeChat, Route
 from marft_bridge.prepare_model import SMOLLM2_NAME, check_model_dir, prepare_smollm2
 from marft_bridge.progress import Reporter
 from marft_bridge.record import Recorder
+from marft_bridge.recorded_graph import wrap
 from marft_bridge.rollouts import Collector, EpisodeRequest, Tally
 from marft_bridge.run_folder import RunFolder, bridge_version, write_atomically
 from marft_bridge.scripted import ScriptedPolicy
 from marft_bridge.serving import Endpoint, ModelServer, ServeOptions
-from marft_bridge.wrap import wrap
 from trace_store.journal import Journal
 from trace_store.records import RunRow
 from trace_store.store import TraceStore

@@ -21,7 +21,7 @@ from marft_bridge.app import App, Task, result_to_rewards
 from marft_bridge.errors import GraphError
 from marft_bridge.policy import Route, Routing, current_routing
 from marft_bridge.record import EpisodeContext, current_episode
-from marft_bridge.wrap import RecordedGraph
+from marft_bridge.recorded_graph import RecordedGraph
 from trace_store.records import Reward
 
 MAX_FAILED_SHARE = 0.5  # a run in which more fails than works is stopped: something is broken

@@ -35,10 +35,10 @@ from marft_bridge.app import App
 from marft_bridge.engine import write_server_file
 from marft_bridge.policy import NodeChat, Route
 from marft_bridge.record import Recorder
+from marft_bridge.recorded_graph import RecordedGraph, wrap
 from marft_bridge.report import Report
 from marft_bridge.rollouts import Collector, plan_episodes
 from marft_bridge.run_folder import RunFolder
-from marft_bridge.wrap import RecordedGraph, wrap
 from trace_store.journal import Journal, read_segment
 from trace_store.records import Action, Reward, Trajectory
 from trace_store.store import TraceStore

@@ -20,9 +20,9 @@ from marft_bridge.adapters import AdapterRegistry
 from marft_bridge.app import App
 from marft_bridge.policy import Route
 from marft_bridge.record import Recorder
+from marft_bridge.recorded_graph import wrap
 from marft_bridge.rollouts import Collector, plan_episodes
 from marft_bridge.scripted import END_OF_TURN, ScriptedPolicy
-from marft_bridge.wrap import wrap
 from trace_store.journal import Journal
 from trace_store.store import TraceStore
 from trainers.config import TrainerOptions

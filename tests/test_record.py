@@ -21,9 +21,9 @@ from langgraph.types import Send
 
 from graphs import math_duo
 from marft_bridge.record import EpisodeContext, Recorder, current_episode
+from marft_bridge.recorded_graph import RecordedGraph, wrap
 from marft_bridge.scripted import END_OF_TURN, ScriptedPolicy, text_to_ids
 from marft_bridge.task_writes import WriteLedger
-from marft_bridge.wrap import RecordedGraph, wrap
 from trace_store import conventions as names
 from trace_store.assemble import spans_to_trajectory
 from trace_store.journal import Journal, read_segment

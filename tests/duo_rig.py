@@ -1,0 +1,53 @@
+"""A collector over a scripted duo with a store beside it: rollouts without a model server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from graphs import math_duo
+from marft_bridge.app import App
+from marft_bridge.policy import Route
+from marft_bridge.record import Recorder
+from marft_bridge.recorded_graph import wrap
+from marft_bridge.rollouts import Collector, EpisodeRequest, Tally
+from marft_bridge.scripted import ScriptedPolicy
+from trace_store.journal import Journal
+from trace_store.store import TraceStore
+
+TASKS = [{"id": f"t{n}", "question": f"{n} + 1?", "answer": n + 1} for n in range(8)]
+COMMON: dict[str, Any] = {"run_id": "run", "split": "train", "adapters": {"reasoner": 0, "actor": 3}}
+
+
+def route_of(node: str, version: int, temperature: float | None) -> Route:
+    name = f"{node}@{version}"
+    return Route(name if version else "base", name if version else None, version, temperature or 0.7, 16)
+
+
+def right_answer(node: str, prompt: str, _random: Any) -> str:
+    question = prompt.split("Problem: ")[1]
+    return str(int(question.split(" ")[0]) + 1) if node == "actor" else "add one"
+
+
+class Rig:
+    """A collector over a scripted duo, and the store beside it."""
+
+    def __init__(self, folder: Path, script: Callable[..., str] = right_answer, **changes: Any) -> None:
+        self.path = folder / "store.duckdb"
+        self.policy = ScriptedPolicy(script=script, delay_s=changes.pop("delay_s", 0.0))
+        reward = changes.pop("reward", math_duo.reward)
+        app = App(math_duo.build, TASKS, TASKS, math_duo.task_to_input, reward, "test:reward")
+        journal = Journal(self.path.with_name("store.duckdb.journal"))
+        graph = wrap(math_duo.build(self.policy), Recorder(journal))
+        options = {"in_flight": 4, "timeout_s": 30.0} | changes
+        self.collector = Collector(graph, app, route_of, **options)
+
+    def run(self, requests: list[EpisodeRequest]) -> Tally:
+        return asyncio.run(self.collector.requests_to_episodes(requests))
+
+    def store(self) -> TraceStore:
+        store = TraceStore.open(self.path)
+        store.take_in()
+        return store
