@@ -19,12 +19,12 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 REASONER = (
-    "Two LLM agents (Reasoner -> Actor) solve math problems step by step. You are the Reasoner: analyze the "
-    "problem and guide the Actor with concise reasoning for the next operation."
+    "Two LLM agents (Reasoner -> Actor) collaborate to solve math problems. You are the Reasoner: guide the Actor "
+    "with one short hint."
 )
 ACTOR = (
-    "Two LLM agents (Reasoner -> Actor) solve math problems step by step. You are the Actor: use the problem "
-    "and the Reasoner's guidance, and give the final answer as a number."
+    "Two LLM agents (Reasoner -> Actor) collaborate. You are the Actor: execute the operation with the Reasoner's "
+    "guidance and reply with the final number only."
 )
 
 TEMPLATES = (
@@ -50,11 +50,11 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The compiled duo, in which both nodes call `model`."""
 
     async def reasoner(state: DuoState) -> DuoState:
-        reply = await model.ainvoke([SystemMessage(REASONER), HumanMessage(f"Problem: {state['question']}")])
+        reply = await model.ainvoke([SystemMessage(REASONER), HumanMessage(state["question"])])
         return {"guidance": str(reply.text).strip()}
 
     async def actor(state: DuoState) -> DuoState:
-        problem = f"Problem: {state['question']}\nReasoner: {state['guidance']}"
+        problem = f"{state['question']}\nReasoner: {state['guidance']}\nActor, what is the number?"
         reply = await model.ainvoke([SystemMessage(ACTOR), HumanMessage(problem)])
         return {"answer": str(reply.text)}
 

@@ -129,13 +129,11 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _raise_keyboard_interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt
-
-
 def main() -> None:
     """Entry point of the console script."""
-    signal.signal(signal.SIGTERM, _raise_keyboard_interrupt)  # ends as cleanly as Ctrl-C
+    # SIGTERM ends as cleanly as Ctrl-C; and both do where a shell put the command in the background, ignoring SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     sys.exit(run(sys.argv[1:]))
 
 

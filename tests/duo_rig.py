@@ -27,7 +27,7 @@ def route_of(node: str, version: int, temperature: float | None) -> Route:
 
 
 def right_answer(node: str, prompt: str, _random: Any) -> str:
-    question = prompt.split("Problem: ")[1]
+    question = prompt.split("human: ")[1]
     return str(int(question.split(" ")[0]) + 1) if node == "actor" else "add one"
 
 

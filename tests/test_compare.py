@@ -35,7 +35,7 @@ class Sides(Rig):
             self.run([replace(request, variant=name, adapters=adapters) for request in plan])
 
     def answer(self, node: str, prompt: str, _random: Any) -> str:
-        number = int(prompt.split("Problem: ")[1].split(" ")[0])
+        number = int(prompt.split("human: ")[1].split(" ")[0])
         if self.side == AFTER and number == 7:
             raise ConnectionResetError("cut")
         if node == "reasoner":

@@ -33,7 +33,7 @@ TASKS = [{"id": f"t{n}", "question": f"{n} + 1?", "answer": n + 1} for n in rang
 
 
 def sometimes_right(node: str, prompt: str, chance: random.Random) -> str:
-    answer = int(prompt.split("Problem: ")[1].split(" ")[0]) + chance.choice([1, 2])
+    answer = int(prompt.split("human: ")[1].split(" ")[0]) + chance.choice([1, 2])
     return str(answer) if node == "actor" else "add"
 
 
