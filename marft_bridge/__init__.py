@@ -9,9 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from marft_bridge.episode import EpisodeContext, current_episode
     from marft_bridge.errors import BridgeError
     from marft_bridge.policy import NodeChat
-    from marft_bridge.record import EpisodeContext, Recorder, current_episode
+    from marft_bridge.record import Recorder
     from marft_bridge.recorded_graph import RecordedGraph, wrap
     from marft_bridge.scripted import ScriptedPolicy
 
@@ -28,12 +29,12 @@ __all__ = [
 
 _HOME = {
     "BridgeError": "errors",
-    "EpisodeContext": "record",
+    "EpisodeContext": "episode",
     "NodeChat": "policy",
     "RecordedGraph": "recorded_graph",
     "Recorder": "record",
     "ScriptedPolicy": "scripted",
-    "current_episode": "record",
+    "current_episode": "episode",
     "wrap": "recorded_graph",
 }
 

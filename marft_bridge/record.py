@@ -13,21 +13,22 @@ import json
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage, message_to_dict
-from langchain_core.outputs import ChatGeneration, LLMResult
-from langgraph.errors import GraphBubbleUp, GraphRecursionError
+from langchain_core.outputs import LLMResult
+from langgraph.errors import GraphBubbleUp
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import Span
 from opentelemetry.trace import Status, StatusCode
 
+from marft_bridge.call_attributes import answer_to_attributes, tokens_to_attributes
+from marft_bridge.episode import EpisodeContext, current_episode, end_to_outcome, episode_to_attributes
 from marft_bridge.exporter import JournalProcessor, private_provider
 from marft_bridge.policy import ExactTokens, namespace_to_node
 from marft_bridge.task_writes import WriteLedger, accumulating_channels
@@ -37,29 +38,6 @@ from trace_store.journal import Journal
 
 log = logging.getLogger("marft_bridge")
 _Method = TypeVar("_Method", bound=Callable[..., None])
-
-
-@dataclass(slots=True)
-class EpisodeContext:
-    """What the recorder writes on the root span of the run that starts in this context."""
-
-    run_id: str
-    task_id: str
-    split: str
-    sample: int = 0
-    task: Mapping[str, Any] = field(default_factory=dict)
-    round: int | None = None
-    variant: str | None = None
-    seed: int | None = None
-    adapters: Mapping[str, int] = field(default_factory=dict)
-    tags: Mapping[str, str] = field(default_factory=dict)
-    subject_id: str | None = None
-    parent_episode: str | None = None
-    cut_short: str | None = None  # set by whoever cancels the run: why, making it truncated instead of failed
-    episode_id: str | None = None  # set by the recorder when the run starts
-
-
-current_episode: ContextVar[EpisodeContext | None] = ContextVar("marft_episode", default=None)
 
 
 @dataclass(slots=True)
@@ -168,24 +146,8 @@ class Recorder(BaseCallbackHandler):
         if episode is None:
             self._recorded += 1
             episode = EpisodeContext(self._session, f"{self._session}/{self._recorded}", split="live")
-        attributes = {
-            names.OPERATION: names.INVOKE_WORKFLOW,
-            names.WORKFLOW_NAME: name,
-            names.RUN_ID: episode.run_id,
-            names.TASK_ID: episode.task_id,
-            names.TASK: json.dumps(episode.task),
-            names.SPLIT: episode.split,
-            names.SAMPLE: episode.sample,
-            names.ROUND: episode.round,
-            names.VARIANT: episode.variant,
-            names.SEED: episode.seed,
-            names.ADAPTERS: json.dumps(dict(episode.adapters)),
-            names.TAGS: json.dumps(dict(episode.tags)),
-            names.SUBJECT_ID: episode.subject_id,
-            names.PARENT_EPISODE: episode.parent_episode,
-        }
         opened = _Trace(run_id, episode)
-        span = self._start_span(opened, f"{names.INVOKE_WORKFLOW} {name}", None, attributes)
+        span = self._start_span(opened, f"{names.INVOKE_WORKFLOW} {name}", None, episode_to_attributes(episode, name))
         episode.episode_id = trace.format_trace_id(span.get_span_context().trace_id)
         self._add_run(run_id, _Run(opened, span, True, ""))
 
@@ -288,24 +250,7 @@ class Recorder(BaseCallbackHandler):
         run = self._runs.get(run_id)
         if run is None:
             return
-        generation = response.generations[0][0]
-        output = response.llm_output or {}
-        info = generation.generation_info or {}
-        message = generation.message if isinstance(generation, ChatGeneration) else None
-        metadata = message.response_metadata if message is not None else {}
-        usage: Mapping[str, Any] = getattr(message, "usage_metadata", None) or {}
-        finish = info.get("finish_reason") or metadata.get("finish_reason")
-        attributes = {
-            names.RESPONSE_ID: output.get("id") or metadata.get("id"),
-            names.RESPONSE_MODEL: output.get("model_name") or metadata.get("model_name"),
-            names.FINISH_REASONS: [finish] if finish else None,
-            names.USAGE_INPUT_TOKENS: usage.get("input_tokens"),
-            names.USAGE_OUTPUT_TOKENS: usage.get("output_tokens"),
-            names.OUTPUT_MESSAGES: json.dumps([_output_to_json(generation.text, message)], default=str),
-        }
-        if len(response.generations[0]) > 1:
-            attributes[names.UNTRAINABLE] = f"n={len(response.generations[0])}: one call with several answers"
-        run.span.set_attributes(_present(attributes | _token_attributes(run.tokens)))
+        run.span.set_attributes(_present(answer_to_attributes(response) | tokens_to_attributes(run.tokens)))
         self._close(run_id, None)
 
     @_never_harm
@@ -382,23 +327,13 @@ class Recorder(BaseCallbackHandler):
         unfinished = TimeoutError("not finished when the run ended")
         for run_id in [other for other in owner.runs if other != owner.root]:
             self._close(run_id, unfinished)
-        outcome, reason = _outcome(owner.episode, error)
+        outcome, reason = end_to_outcome(owner.episode, error)
         root.span.set_attributes(
             _present({names.OUTCOME: outcome, names.OUTCOME_REASON: reason, names.SPAN_COUNT: owner.spans})
         )
         self._runs.pop(owner.root, None)
         _end_span(root.span, error if outcome == "failed" else None)
         self.journal.sync()
-
-
-def _outcome(episode: EpisodeContext, error: BaseException | None) -> tuple[str, str | None]:
-    if episode.cut_short is not None:
-        return "truncated", episode.cut_short
-    if error is None:
-        return "terminated", None
-    if isinstance(error, GraphRecursionError):
-        return "truncated", "recursion limit reached"
-    return "failed", f"{type(error).__name__}: {error}"
 
 
 def _end_span(span: Span, error: BaseException | None) -> None:
@@ -410,29 +345,3 @@ def _end_span(span: Span, error: BaseException | None) -> None:
 def _present(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Absent stays absent: an attribute of None is not written."""
     return {key: value for key, value in attributes.items() if value is not None}
-
-
-def _output_to_json(text: str, message: BaseMessage | None) -> dict[str, Any]:
-    tool_calls: Iterable[Any] = getattr(message, "tool_calls", ())
-    return {"role": "assistant", "content": text, "tool_calls": list(tool_calls)}
-
-
-def _token_attributes(tokens: ExactTokens | None) -> dict[str, Any]:
-    if tokens is None:
-        return {}
-    attributes: dict[str, Any] = {
-        names.PROMPT_IDS: tokens.prompt_ids,
-        names.SAMPLED_IDS: tokens.sampled_ids,
-        names.LOGPROBS: tokens.logprobs,
-        names.REQUEST_SEED: tokens.seed,
-    }
-    if tokens.route is not None:
-        attributes |= {
-            names.REQUEST_TEMPERATURE: tokens.route.temperature,
-            names.REQUEST_TOP_P: 1.0,
-            names.REQUEST_MAX_TOKENS: tokens.route.max_tokens,
-            names.REQUEST_MODEL: tokens.route.model,
-            names.ADAPTER: tokens.route.adapter,
-            names.ADAPTER_VERSION: tokens.route.version,
-        }
-    return attributes

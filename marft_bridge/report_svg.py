@@ -36,10 +36,13 @@ class Round(Protocol):
 def axis_ticks(low: float, high: float, most: int) -> list[float]:
     """A range into at most `most` round values (1, 2 or 5 times a power of ten apart) inside it."""
     power = 10.0 ** math.floor(math.log10(((high - low) or 1.0) / most))
-    for step in (power * m for m in (1, 2, 5, 10, 20)):
-        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-        if last - first < most:
-            break
+
+    def ends(step: float) -> tuple[int, int]:
+        return math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+
+    fitting = (step for step in (power * m for m in (1, 2, 5, 10)) if ends(step)[1] - ends(step)[0] < most)
+    step = next(fitting, power * 20)
+    first, last = ends(step)
     return [i * step for i in range(first, last + 1)]
 
 

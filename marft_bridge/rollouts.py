@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marft_bridge.app import App, Task, result_to_rewards
+from marft_bridge.episode import EpisodeContext, current_episode
 from marft_bridge.errors import GraphError
 from marft_bridge.policy import Route, Routing, current_routing
-from marft_bridge.record import EpisodeContext, current_episode
 from marft_bridge.recorded_graph import RecordedGraph
 from trace_store.records import Reward
 

@@ -20,7 +20,8 @@ from langgraph.pregel._loop import PregelLoop
 from langgraph.types import Send
 
 from graphs import math_duo
-from marft_bridge.record import EpisodeContext, Recorder, current_episode
+from marft_bridge.episode import EpisodeContext, current_episode
+from marft_bridge.record import Recorder
 from marft_bridge.recorded_graph import RecordedGraph, wrap
 from marft_bridge.scripted import END_OF_TURN, ScriptedPolicy, text_to_ids
 from marft_bridge.task_writes import WriteLedger

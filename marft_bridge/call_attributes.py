@@ -1,0 +1,62 @@
+"""LLM answers and exact tokens -> attributes of a chat span. None marks what nobody said; nothing is made up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+from langchain_core.outputs import ChatGeneration, LLMResult
+
+from marft_bridge.policy import ExactTokens
+from trace_store import conventions as names
+
+
+def answer_to_attributes(response: LLMResult) -> dict[str, Any]:
+    """What the model answered, as LangChain reports it."""
+    generation = response.generations[0][0]
+    output = response.llm_output or {}
+    info = generation.generation_info or {}
+    message = generation.message if isinstance(generation, ChatGeneration) else None
+    metadata = message.response_metadata if message is not None else {}
+    usage: Mapping[str, Any] = getattr(message, "usage_metadata", None) or {}
+    finish = info.get("finish_reason") or metadata.get("finish_reason")
+    attributes = {
+        names.RESPONSE_ID: output.get("id") or metadata.get("id"),
+        names.RESPONSE_MODEL: output.get("model_name") or metadata.get("model_name"),
+        names.FINISH_REASONS: [finish] if finish else None,
+        names.USAGE_INPUT_TOKENS: usage.get("input_tokens"),
+        names.USAGE_OUTPUT_TOKENS: usage.get("output_tokens"),
+        names.OUTPUT_MESSAGES: json.dumps([_message_to_json(generation.text, message)], default=str),
+    }
+    if len(response.generations[0]) > 1:
+        attributes[names.UNTRAINABLE] = f"n={len(response.generations[0])}: one call with several answers"
+    return attributes
+
+
+def tokens_to_attributes(tokens: ExactTokens | None) -> dict[str, Any]:
+    """The engine's exact tokens and how they were sampled; nothing for a model that does not tell."""
+    if tokens is None:
+        return {}
+    attributes: dict[str, Any] = {
+        names.PROMPT_IDS: tokens.prompt_ids,
+        names.SAMPLED_IDS: tokens.sampled_ids,
+        names.LOGPROBS: tokens.logprobs,
+        names.REQUEST_SEED: tokens.seed,
+    }
+    if tokens.route is not None:
+        attributes |= {
+            names.REQUEST_TEMPERATURE: tokens.route.temperature,
+            names.REQUEST_TOP_P: 1.0,
+            names.REQUEST_MAX_TOKENS: tokens.route.max_tokens,
+            names.REQUEST_MODEL: tokens.route.model,
+            names.ADAPTER: tokens.route.adapter,
+            names.ADAPTER_VERSION: tokens.route.version,
+        }
+    return attributes
+
+
+def _message_to_json(text: str, message: BaseMessage | None) -> dict[str, Any]:
+    tool_calls: Iterable[Any] = getattr(message, "tool_calls", ())
+    return {"role": "assistant", "content": text, "tool_calls": list(tool_calls)}
