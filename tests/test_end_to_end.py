@@ -35,7 +35,7 @@ from marft_bridge.app import App
 from marft_bridge.engine import write_server_file
 from marft_bridge.policy import NodeChat, Route
 from marft_bridge.record import Recorder
-from marft_bridge.recorded_graph import RecordedGraph, wrap
+from marft_bridge.recorded_graph import wrap
 from marft_bridge.report import Report
 from marft_bridge.rollouts import Collector, plan_episodes
 from marft_bridge.run_folder import RunFolder
@@ -54,43 +54,61 @@ TEMPERATURE = 0.8
 MAX_TOKENS = 16
 
 
-class Wire:
-    """An HTTP client that keeps every chat answer as the engine sent it, apart from what our code makes of it."""
-
-    def __init__(self) -> None:
-        self.answers: dict[str, dict[str, Any]] = {}
-        self.client = httpx.AsyncClient(event_hooks={"response": [self._keep]}, timeout=120)
-
-    async def _keep(self, response: httpx.Response) -> None:
-        body = json.loads(await response.aread())
-        self.answers[body["id"]] = body
-
-
 def answer_length(_task: dict[str, Any], result: dict[str, Any]) -> float:
     """A reward that differs between episodes from the first one on; being right is too rare for two dozen."""
     return len(result["answer"]) / 100
 
 
-def rig(server: RunningServer, folder: Path, **chat: Any) -> tuple[RecordedGraph, App]:
-    endpoint = server.endpoint
-    model = NodeChat(model=endpoint.model, base_url=endpoint.base_url, api_key=endpoint.api_key, **chat)
-    app = App(math_duo.build, [], [], math_duo.task_to_input, answer_length, "answer_length")
-    return wrap(math_duo.build(model), Recorder(Journal(folder / "store.duckdb.journal"))), app
+class Rig:
+    """The duo on the session's server, recorded, and every chat answer as the engine sent it.
 
+    The answers are kept apart from what our code makes of them.
+    """
 
-def run_episodes(
-    graph: RecordedGraph, app: App, version: int, count: int, run_id: str, folder: Path
-) -> list[Trajectory]:
-    def route(node: str, at: int, _: float | None) -> Route:
-        name = AdapterRegistry.served_name(node, at)
-        return Route(name if at else "base", name if at else None, at, TEMPERATURE, MAX_TOKENS)
+    def __init__(self, server: RunningServer, folder: Path, **chat: Any) -> None:
+        self.answers: dict[str, dict[str, Any]] = {}
+        self.store = folder / "store.duckdb"
+        hooks = {} if chat.get("streaming") else {"response": [self._keep]}
+        self._client = httpx.AsyncClient(event_hooks=hooks, timeout=120, trust_env=False)
+        endpoint = server.endpoint
+        model = NodeChat(
+            model=endpoint.model,
+            base_url=endpoint.base_url,
+            api_key=endpoint.api_key,
+            http_async_client=self._client,
+            **chat,
+        )
+        self.graph = wrap(math_duo.build(model), Recorder(Journal(folder / "store.duckdb.journal")))
 
-    common = {"run_id": run_id, "split": "train", "adapters": dict.fromkeys(NODES, version)}
-    requests = plan_episodes(list(math_duo.tasks()), count, 1, seed=1, **common)
-    asyncio.run(Collector(graph, app, route, 16, 120.0).requests_to_episodes(requests))
-    with TraceStore.open(folder / "store.duckdb") as store:
-        store.take_in()
-        return list(store.trajectories(run_ids=[run_id]))
+    def __enter__(self) -> Rig:
+        self.loop = asyncio.Runner()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.graph.unwrap()
+        self.graph.recorder.journal.close()
+        self.loop.run(self._client.aclose())
+        self.loop.close()
+
+    async def _keep(self, response: httpx.Response) -> None:
+        body = json.loads(await response.aread())
+        self.answers[body["id"]] = body
+
+    def episodes(self, run_id: str) -> list[Trajectory]:
+        with TraceStore.open(self.store) as store:
+            store.take_in()
+            return list(store.trajectories(run_ids=[run_id]))
+
+    def run(self, version: int, count: int, run_id: str) -> list[Trajectory]:
+        def route(node: str, at: int, _: float | None) -> Route:
+            name = AdapterRegistry.served_name(node, at)
+            return Route(name if at else "base", name if at else None, at, TEMPERATURE, MAX_TOKENS)
+
+        app = App(math_duo.build, [], [], math_duo.task_to_input, answer_length, "answer_length")
+        common = {"run_id": run_id, "split": "train", "adapters": dict.fromkeys(NODES, version)}
+        requests = plan_episodes(list(math_duo.tasks()), count, 1, seed=1, **common)
+        self.loop.run(Collector(self.graph, app, route, 16, 120.0).requests_to_episodes(requests))
+        return self.episodes(run_id)
 
 
 def actions_of(episodes: Sequence[Trajectory], node: str) -> list[Action]:
@@ -114,19 +132,45 @@ def mean_size(values: Sequence[float]) -> float:
 def test_tokens_are_the_engines_and_what_is_trained_is_what_is_served(
     vllm_server: RunningServer, tmp_path: Path
 ) -> None:
-    wire = Wire()
-    graph, app = rig(vllm_server, tmp_path, http_async_client=wire.client)
-    episodes = run_episodes(graph, app, 0, 24, "first", tmp_path)
-    assert len(episodes) == 24
+    options = TrainerOptions.model_validate({"lr": 3e-3, "minibatches": 1, "tokens_per_microbatch": 1024})
+    trainer = MarftTrainer(options, vllm_server.model_dir, NODES, seed=0)
+    untrained = MarftTrainer(options, vllm_server.model_dir, NODES, seed=0)
+    version = 501  # of this test's own: the session's server keeps what other tests loaded
+    with Rig(vllm_server, tmp_path) as rig:
+        episodes = rig.run(0, 24, "first")
+        assert len(episodes) == 24
+        assert_store_holds_what_was_on_the_wire(rig, episodes)  # (a)
+        for node in NODES:  # (b)
+            assert max(map(abs, differences(trainer, node, actions_of(episodes, node)))) < TOLERANCE
 
-    # (a) The store against the bytes on the wire, found by the engine's own response id.
-    with TraceStore.open(tmp_path / "store.duckdb") as store:
+        # (c) Update, publish, and sample from the new version.
+        assert len({e.team_reward("reward") for e in episodes}) > 1
+        metrics = trainer.update(episodes)
+        registry = AdapterRegistry(vllm_server.adapter_root, trainer.model.base_sha256)
+        for node in NODES:
+            assert trainer.adapter_norm(node) > 0
+            assert metrics["agents"][node]["steps"] >= 1
+            trainer.model.save_adapter(node, registry.new_folder(node, version))
+            registry.register(node, version, None, {})
+            publish(vllm_server.server, registry, node, version)
+        after = rig.run(version, 24, "second")
+    for node in NODES:
+        fresh = actions_of(after, node)
+        assert {(action.adapter, action.model) for action in fresh} == {(f"{node}@{version}",) * 2}
+        assert max(map(abs, differences(trainer, node, fresh))) < TOLERANCE
+        # Without the update, what the engine sampled does not fit: the adapter is really served, and it moved.
+        assert mean_size(differences(untrained, node, fresh)) > 10 * TOLERANCE
+
+
+def assert_store_holds_what_was_on_the_wire(rig: Rig, episodes: Sequence[Trajectory]) -> None:
+    """The stored actions against the engine's answers, found by the engine's own response ids."""
+    with TraceStore.open(rig.store) as store:
         spans = [span for e in episodes for span in store.spans(e.episode.episode_id) if span.operation == "chat"]
     response_ids = {span.span_id: span.attributes["gen_ai.response.id"] for span in spans}
     actions = [action for episode in episodes for action in episode.actions]
-    assert len(actions) == len(wire.answers) == 48
+    assert len(actions) == len(rig.answers) == 2 * len(episodes)
     for action in actions:
-        answer = wire.answers[response_ids[action.action_id]]
+        answer = rig.answers[response_ids[action.action_id]]
         choice = answer["choices"][0]
         assert action.prompt_ids == tuple(answer["prompt_token_ids"])
         assert action.sampled_ids == tuple(choice["token_ids"])
@@ -134,59 +178,18 @@ def test_tokens_are_the_engines_and_what_is_trained_is_what_is_served(
         assert (action.trainable, action.model, action.completion) == (True, "base", choice["message"]["content"])
         assert len(action.sampled_ids) == answer["usage"]["completion_tokens"]
 
-    # (b) The same numbers, from transformers.
-    options = TrainerOptions.model_validate({"lr": 3e-3, "minibatches": 1, "tokens_per_microbatch": 1024})
-    trainer = MarftTrainer(options, vllm_server.model_dir, NODES, seed=0)
-    for node in NODES:
-        assert max(map(abs, differences(trainer, node, actions_of(episodes, node)))) < TOLERANCE
-
-    # (c) Update, publish, and sample from the new version.
-    assert len({e.team_reward("reward") for e in episodes}) > 1
-    untrained = {node: trainer.logprobs_of(node, actions_of(episodes, node)) for node in NODES}
-    metrics = trainer.update(episodes)
-    registry = AdapterRegistry(vllm_server.adapter_root, trainer.model.base_sha256)
-    version = 501  # of this test's own: the session's server keeps what other tests loaded
-    for node in NODES:
-        assert trainer.adapter_norm(node) > 0
-        assert metrics["agents"][node]["steps"] >= 1
-        trainer.model.save_adapter(node, registry.new_folder(node, version))
-        registry.register(node, version, None, {})
-        publish(vllm_server.server, registry, node, version)
-    after = run_episodes(graph, app, version, 24, "second", tmp_path)
-    graph.unwrap()
-    for node in NODES:
-        fresh = actions_of(after, node)
-        assert {action.adapter for action in fresh} == {f"{node}@{version}"}
-        assert {action.model for action in fresh} == {f"{node}@{version}"}
-        assert max(map(abs, differences(trainer, node, fresh))) < TOLERANCE
-        moved = [
-            new - old
-            for new_row, old_row in zip(
-                trainer.logprobs_of(node, actions_of(episodes, node)), untrained[node], strict=True
-            )
-            for new, old in zip(new_row, old_row, strict=True)
-        ]
-        assert mean_size(moved) > 10 * TOLERANCE
-        # Scored with the adapter switched off, what the engine sampled does not fit: the adapter is really served.
-        off = MarftTrainer(options, vllm_server.model_dir, [node], seed=0)
-        assert mean_size(differences(off, node, fresh)) > 10 * TOLERANCE
-
 
 def test_a_streamed_answer_has_the_same_exact_tokens(vllm_server: RunningServer, tmp_path: Path) -> None:
-    graph, _ = rig(vllm_server, tmp_path, streaming=True, max_tokens=MAX_TOKENS, temperature=TEMPERATURE)
-    asyncio.run(graph.ainvoke({"question": "What is 2 + 3?"}))
-    graph.unwrap()
-    with TraceStore.open(tmp_path / "store.duckdb") as store:
-        store.take_in()
-        (episode,) = store.trajectories()
+    with Rig(vllm_server, tmp_path, streaming=True, max_tokens=MAX_TOKENS, temperature=TEMPERATURE) as rig:
+        rig.loop.run(rig.graph.ainvoke({"question": "What is 2 + 3?"}))
+        with TraceStore.open(rig.store) as store:
+            store.take_in()
+            (episode,) = store.trajectories()
     trainer = MarftTrainer(TrainerOptions(), vllm_server.model_dir, NODES, seed=0)
     for action in episode.actions:
-        assert action.prompt_ids
-        assert len(action.sampled_ids or ()) == len(action.logprobs or ()) > 0
-        rescored = trainer.logprobs_of(action.node, [action])[0]
-        # Outside a command the recorder is told no temperature that it could get wrong: it is the model's own.
-        assert action.temperature == TEMPERATURE
-        assert max(abs(a - b) for a, b in zip(action.logprobs or (), rescored, strict=True)) < TOLERANCE
+        assert action.trainable, action.untrainable_reason
+        assert action.temperature == TEMPERATURE  # outside a command the model's own setting holds
+        assert max(map(abs, differences(trainer, action.node, [action]))) < TOLERANCE
 
 
 # -- the commands, as a user runs them -------------------------------------------------------------------------
