@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from uuid import UUID
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.messages import BaseMessage
@@ -69,7 +70,7 @@ class ExactTokens:
 class TakesExactTokens(Protocol):
     """A callback handler that wants the exact tokens of a call, by the call's run id."""
 
-    def note_exact_tokens(self, run_id: Any, tokens: ExactTokens) -> None:
+    def note_exact_tokens(self, run_id: UUID, tokens: ExactTokens) -> None:
         """Called once per LLM call, before its end is announced."""
 
 
@@ -90,15 +91,27 @@ def namespace_to_node(checkpoint_ns: str) -> str:
     return "/".join(part.partition(":")[0] for part in checkpoint_ns.split("|")) if checkpoint_ns else ""
 
 
-def hand_over_tokens(run_manager: Any, tokens: ExactTokens) -> None:
-    """Gives `tokens` to every recorder that listens to this call, and counts them for the episode."""
+# LangChain does not pass the run manager to a model that streams, so a recorder announces each call here just before
+# it starts, in the context that the call runs in: the call's run id, and who listens.
+announced_call: ContextVar[tuple[UUID, tuple[TakesExactTokens, ...]] | None] = ContextVar("marft_call_id", default=None)
+
+
+def announce_call(run_id: UUID, listener: TakesExactTokens) -> None:
+    """Says that an LLM call is about to start and that `listener` wants its exact tokens."""
+    announced = announced_call.get()
+    others = announced[1] if announced is not None and announced[0] == run_id else ()
+    announced_call.set((run_id, (*others, listener)))
+
+
+def hand_over_tokens(announced: tuple[UUID, tuple[TakesExactTokens, ...]] | None, tokens: ExactTokens) -> None:
+    """Gives the tokens of the announced call to all who listen, and counts them for the episode."""
     routing = current_routing.get()
     if routing is not None:
         routing.sampled_tokens += len(tokens.sampled_ids or ())
-    for handler in getattr(run_manager, "handlers", ()):
-        note = getattr(handler, "note_exact_tokens", None)
-        if note is not None:
-            note(run_manager.run_id, tokens)
+    if announced is not None:
+        run_id, listeners = announced
+        for listener in listeners:
+            listener.note_exact_tokens(run_id, tokens)
 
 
 def route_for_call() -> tuple[str, Route | None, int | None]:
@@ -166,13 +179,13 @@ class NodeChat(ChatOpenAI):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call = ExactTokens()
+        call, announced = ExactTokens(), announced_call.get()
         token = _current_call.set(call)
         try:
             return super()._generate(messages, stop, run_manager, **kwargs)
         finally:
             _current_call.reset(token)
-            hand_over_tokens(run_manager, call)
+            hand_over_tokens(announced, call)
 
     async def _agenerate(
         self,
@@ -181,13 +194,13 @@ class NodeChat(ChatOpenAI):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call = ExactTokens()
+        call, announced = ExactTokens(), announced_call.get()
         token = _current_call.set(call)
         try:
             return await super()._agenerate(messages, stop, run_manager, **kwargs)
         finally:
             _current_call.reset(token)
-            hand_over_tokens(run_manager, call)
+            hand_over_tokens(announced, call)
 
     def _stream(
         self,
@@ -197,7 +210,7 @@ class NodeChat(ChatOpenAI):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         # A generator runs in the context of whoever pulls it, so the call is set anew around each pull.
-        call = ExactTokens()
+        call, announced = ExactTokens(), announced_call.get()
         chunks = super()._stream(messages, stop, run_manager, **kwargs)
         try:
             while True:
@@ -210,7 +223,7 @@ class NodeChat(ChatOpenAI):
                     return
                 yield chunk
         finally:
-            hand_over_tokens(run_manager, call)
+            hand_over_tokens(announced, call)
 
     async def _astream(
         self,
@@ -219,7 +232,7 @@ class NodeChat(ChatOpenAI):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        call = ExactTokens()
+        call, announced = ExactTokens(), announced_call.get()
         chunks = super()._astream(messages, stop, run_manager, **kwargs)
         try:
             while True:
@@ -232,7 +245,7 @@ class NodeChat(ChatOpenAI):
                     return
                 yield chunk
         finally:
-            hand_over_tokens(run_manager, call)
+            hand_over_tokens(announced, call)
 
 
 def _add_wire_tokens(call: ExactTokens, body: Mapping[str, Any]) -> None:

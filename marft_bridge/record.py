@@ -30,7 +30,7 @@ from opentelemetry.trace import Status, StatusCode
 from marft_bridge.call_attributes import answer_to_attributes, tokens_to_attributes
 from marft_bridge.episode import EpisodeContext, current_episode, end_to_outcome, episode_to_attributes
 from marft_bridge.exporter import JournalProcessor, private_provider
-from marft_bridge.policy import ExactTokens, namespace_to_node
+from marft_bridge.policy import ExactTokens, announce_call, namespace_to_node
 from marft_bridge.task_writes import WriteLedger, accumulating_channels
 from trace_store import conventions as names
 from trace_store.errors import StoreError
@@ -195,6 +195,7 @@ class Recorder(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """Opens a chat span under the node that calls."""
+        announce_call(run_id, self)
         prompt = [message_to_dict(message) for message in messages[0]]
         self._open_call(run_id, parent_run_id, metadata or {}, kwargs, prompt)
 

@@ -19,7 +19,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from pydantic import PrivateAttr
 
-from marft_bridge.policy import ExactTokens, hand_over_tokens, route_for_call
+from marft_bridge.policy import ExactTokens, announced_call, hand_over_tokens, route_for_call
 
 END_OF_TURN = 256  # the id after the bytes
 
@@ -76,7 +76,7 @@ class ScriptedPolicy(BaseChatModel):
         self._asked.append(Asked(node, route.model if route else None, prompt, answer))
         sampled = [*text_to_ids(answer), END_OF_TURN]
         tokens = ExactTokens(route, seed, text_to_ids(prompt), sampled, [self.logprob] * len(sampled))
-        hand_over_tokens(run_manager, tokens)
+        hand_over_tokens(announced_call.get(), tokens)
         usage = {"input_tokens": len(prompt.encode()), "output_tokens": len(sampled)}
         message = AIMessage(
             answer,
