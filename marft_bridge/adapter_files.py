@@ -69,7 +69,7 @@ def checked_adapter_folder(folder: Path, root: Path, served: tuple[str, ...] | N
 
 def adapter_layers(weights: Path) -> dict[str, tuple[int, int]]:
     """Layer name from "layers.N." on -> (outputs, inputs) of its LoRA pair B A."""
-    shapes = {name: shape for name, shape in _shapes(weights).items() if ".lora_A." in name or ".lora_B." in name}
+    shapes = {name: shape for name, shape in weight_shapes(weights).items() if ".lora_A." in name or ".lora_B." in name}
     outputs = {name.split(".lora_B.")[0]: shape[0] for name, shape in shapes.items() if ".lora_B." in name}
     inputs = {name.split(".lora_A.")[0]: shape[-1] for name, shape in shapes.items() if ".lora_A." in name}
     if not outputs or outputs.keys() != inputs.keys():
@@ -81,7 +81,7 @@ def model_layers(model_dir: Path) -> LayerShapes:
     """Shapes of the two-dimensional weights of a model directory, all its safetensors files together."""
     found: dict[str, set[tuple[int, ...]]] = {}
     for file in sorted(model_dir.glob("*.safetensors")):
-        for name, shape in _shapes(file).items():
+        for name, shape in weight_shapes(file).items():
             if name.endswith(".weight") and len(shape) == 2:
                 found.setdefault(_from_layers(name.removesuffix(".weight")), set()).add(shape)
     return found
@@ -100,7 +100,8 @@ def _check_fit(adapter: Path, layers: Mapping[str, tuple[int, int]], base: Layer
             )
 
 
-def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
+def weight_shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes in a safetensors file, from its header; ServingError when it is none."""
     try:
         with safe_open(file, framework="numpy") as tensors:
             return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118

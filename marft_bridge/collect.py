@@ -1,6 +1,6 @@
 """`marft-bridge collect`: training tasks -> recorded episodes of the graph as it is now, in the store.
 
-Every node runs at version 0, the base model. Resuming runs only what no finished episode answers yet.
+Every node runs at version 0, an adapter that changes nothing. Resuming runs only what no finished episode answers yet.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ def collect(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
         try:
             if requests:
                 with Engine(config, folder, app, model_dir, reporter) as engine:
+                    engine.publish(dict.fromkeys(config.graph.nodes, 0))
                     engine.run(requests, "collect", config.train.trainer.reward)
         finally:
             store.take_in()  # also after Ctrl-C: what was finished is kept

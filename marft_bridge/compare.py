@@ -99,7 +99,7 @@ def _versions(engine: Engine, at: int | None) -> dict[str, int]:
     if at is not None:
         return dict.fromkeys(engine.config.graph.nodes, at)
     newest = {node: engine.registry.latest(node) for node in engine.config.graph.nodes}
-    missing = [node for node, row in newest.items() if row is None]
+    missing = [node for node, row in newest.items() if row is None or row.version == 0]
     if missing:
         raise ConfigError(f"compare: node {missing[0]!r} has no trained adapter; run `marft-bridge train` first")
     return {node: row.version for node, row in newest.items() if row is not None}

@@ -2,8 +2,8 @@
 
 `Engine` is what `collect`, `train` and `compare` share: the model directory, the server (started here, or the one
 that `marft-bridge serve` runs for this folder), the recorder with its journal, the wrapped graph and the routes of
-its nodes. Invariant: version 0 of a node is the base model itself; every other version is a registered adapter
-that the server confirmed. It knows nothing of rounds, updates or statistics.
+its nodes. Invariant: every call of a trainable node goes through a registered adapter that the server confirmed;
+version 0 is one that changes nothing. It knows nothing of rounds, updates or statistics.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import httpx
 from marft_bridge.adapters import AdapterRegistry, publish, retire
 from marft_bridge.app import App, options_to_app
 from marft_bridge.config import BridgeConfig
-from marft_bridge.errors import ConfigError, ServingError
+from marft_bridge.errors import ConfigError
+from marft_bridge.null_adapter import write_null_adapter
 from marft_bridge.policy import NodeChat, Route
 from marft_bridge.prepare_model import SMOLLM2_NAME, check_model_dir, prepare_smollm2
 from marft_bridge.progress import Reporter
@@ -107,7 +108,7 @@ class Engine:
             self.server = stack.enter_context(self._server())
             with self.reporter.bars(), self.reporter.task("model server") as task:
                 endpoint = self.server.start(lambda phase: task.update(figures=phase))
-            self.base_name = endpoint.model
+            self._register_null_adapters()
             journal = Journal(self.folder.journal)
             stack.callback(journal.close)
             chat = stack.enter_context(self._chat(endpoint))
@@ -147,13 +148,19 @@ class Engine:
             finally:
                 self._loop.run(async_client.aclose())
 
+    def _register_null_adapters(self) -> None:
+        for node in self.config.graph.nodes:
+            if 0 not in self.registry.versions(node):
+                modules = self.config.train.trainer.lora.target_modules
+                write_null_adapter(self.registry.new_folder(node, 0), self.model_dir, modules)
+                self.registry.register(node, 0, None, {})
+
     # -- adapters ---------------------------------------------------------------------------------------------
 
     def publish(self, versions: dict[str, int]) -> None:
         """Has the server answer to these versions."""
         for node, version in versions.items():
-            if version > 0:
-                publish(self.server, self.registry, node, version)
+            publish(self.server, self.registry, node, version)
 
     def retire_all_but(self, keep: Mapping[str, Sequence[int]]) -> None:
         """Takes every other version of these nodes out of service, so that the server's slots suffice."""
@@ -168,8 +175,8 @@ class Engine:
         name = self.registry.served_name(node, version)
         sampling = self.config.sampling
         return Route(
-            model=name if version else self.base_name,
-            adapter=name if version else None,
+            model=name,
+            adapter=name,
             version=version,
             temperature=temperature or sampling.temperature,
             max_tokens=sampling.max_tokens,
@@ -225,7 +232,4 @@ def refuse_used(store: TraceStore, run_id: str, command: str, folder: RunFolder,
 def check_versions(engine: Engine, versions: dict[str, int]) -> None:
     """Refuses versions that were never published."""
     for node, version in versions.items():
-        if version > 0:
-            engine.registry.get(node, version)
-        elif version < 0:
-            raise ServingError(f"node {node!r}: version {version} is negative")
+        engine.registry.get(node, version)

@@ -26,10 +26,10 @@ from marft_bridge.errors import GraphError
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where the calls of one node go, and how they sample. An adapter of None means the base model, version 0."""
+    """Where the calls of one node go, and how they sample."""
 
     model: str  # the name under which the server serves it
-    adapter: str | None
+    adapter: str | None  # None for a model without an adapter
     version: int | None
     temperature: float
     max_tokens: int

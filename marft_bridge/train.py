@@ -156,8 +156,7 @@ class _Training:
             if version not in registry.versions(node):
                 self.trainer.model.save_adapter(node, registry.new_folder(node, version))
                 agent = newest.get("agents", newest.get("replay", {}).get("agents", {})).get(node, {})
-                parent = version - 1 if version > 1 else None
-                row = registry.register(node, version, parent, agent)
+                row = registry.register(node, version, version - 1, agent)
                 self.store.put_adapter(row)
         keep = range(max(1, version - self.options.keep_versions + 1), version + 1)
         self.engine.retire_all_but(dict.fromkeys(self.nodes, keep))

@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from graphs import math_duo
 from marft_bridge.adapters import AdapterRegistry, publish
 from marft_bridge.app import App
 from marft_bridge.engine import write_server_file
+from marft_bridge.null_adapter import write_null_adapter
 from marft_bridge.policy import NodeChat, Route
 from marft_bridge.record import Recorder
 from marft_bridge.recorded_graph import wrap
@@ -99,14 +101,19 @@ class Rig:
             store.take_in()
             return list(store.trajectories(run_ids=[run_id]))
 
-    def run(self, version: int, count: int, run_id: str) -> list[Trajectory]:
+    def run(self, versions: Sequence[int], count: int, run_id: str) -> list[Trajectory]:
+        """`count` episodes that take turns between the versions."""
+
         def route(node: str, at: int, _: float | None) -> Route:
             name = AdapterRegistry.served_name(node, at)
-            return Route(name if at else "base", name if at else None, at, TEMPERATURE, MAX_TOKENS)
+            return Route(name, name, at, TEMPERATURE, MAX_TOKENS)
 
         app = App(math_duo.build, [], [], math_duo.task_to_input, answer_length, "answer_length")
-        common = {"run_id": run_id, "split": "train", "adapters": dict.fromkeys(NODES, version)}
-        requests = plan_episodes(list(math_duo.tasks()), count, 1, seed=1, **common)
+        plan = plan_episodes(list(math_duo.tasks()), count, 1, seed=1, run_id=run_id, split="train", adapters={})
+        requests = [
+            replace(request, adapters=dict.fromkeys(NODES, versions[number % len(versions)]))
+            for number, request in enumerate(plan)
+        ]
         self.loop.run(Collector(self.graph, app, route, 16, 120.0).requests_to_episodes(requests))
         return self.episodes(run_id)
 
@@ -135,9 +142,14 @@ def test_tokens_are_the_engines_and_what_is_trained_is_what_is_served(
     options = TrainerOptions.model_validate({"lr": 3e-3, "minibatches": 1, "tokens_per_microbatch": 1024})
     trainer = MarftTrainer(options, vllm_server.model_dir, NODES, seed=0)
     untrained = MarftTrainer(options, vllm_server.model_dir, NODES, seed=0)
-    version = 501  # of this test's own: the session's server keeps what other tests loaded
+    null, version = 500, 501  # of this test's own: the session's server keeps what other tests loaded
+    registry = AdapterRegistry(vllm_server.adapter_root, trainer.model.base_sha256)
+    for node in NODES:
+        write_null_adapter(registry.new_folder(node, null), vllm_server.model_dir, options.lora.target_modules)
+        registry.register(node, null, None, {})
+        publish(vllm_server.server, registry, node, null)
     with Rig(vllm_server, tmp_path) as rig:
-        episodes = rig.run(0, 24, "first")
+        episodes = rig.run([null], 24, "first")
         assert len(episodes) == 24
         assert_store_holds_what_was_on_the_wire(rig, episodes)  # (a)
         for node in NODES:  # (b)
@@ -146,17 +158,19 @@ def test_tokens_are_the_engines_and_what_is_trained_is_what_is_served(
         # (c) Update, publish, and sample from the new version.
         assert len({e.team_reward("reward") for e in episodes}) > 1
         metrics = trainer.update(episodes)
-        registry = AdapterRegistry(vllm_server.adapter_root, trainer.model.base_sha256)
         for node in NODES:
             assert trainer.adapter_norm(node) > 0
             assert metrics["agents"][node]["steps"] >= 1
             trainer.model.save_adapter(node, registry.new_folder(node, version))
-            registry.register(node, version, None, {})
+            registry.register(node, version, null, {})
             publish(vllm_server.server, registry, node, version)
-        after = rig.run(version, 24, "second")
+        both = rig.run([null, version], 48, "second")  # side by side in the engine's batches, as compare does
     for node in NODES:
-        fresh = actions_of(after, node)
+        before = [action for action in actions_of(both, node) if action.adapter_version == null]
+        fresh = [action for action in actions_of(both, node) if action.adapter_version == version]
+        assert len(before) == len(fresh) == 24
         assert {(action.adapter, action.model) for action in fresh} == {(f"{node}@{version}",) * 2}
+        assert max(map(abs, differences(untrained, node, before))) < TOLERANCE
         assert max(map(abs, differences(trainer, node, fresh))) < TOLERANCE
         # Without the update, what the engine sampled does not fit: the adapter is really served, and it moved.
         assert mean_size(differences(untrained, node, fresh)) > 10 * TOLERANCE
@@ -175,7 +189,7 @@ def assert_store_holds_what_was_on_the_wire(rig: Rig, episodes: Sequence[Traject
         assert action.prompt_ids == tuple(answer["prompt_token_ids"])
         assert action.sampled_ids == tuple(choice["token_ids"])
         assert action.logprobs == tuple(entry["logprob"] for entry in choice["logprobs"]["content"])
-        assert (action.trainable, action.model, action.completion) == (True, "base", choice["message"]["content"])
+        assert (action.trainable, action.completion) == (True, choice["message"]["content"])
         assert len(action.sampled_ids) == answer["usage"]["completion_tokens"]
 
 
@@ -293,8 +307,8 @@ def test_killed_commands_resume_without_loss_and_end_in_a_report(vllm_server: Ru
     assert [(line["phase"], line["round"]) for line in lines] == [("offline", 0), ("online", 1), ("online", 2)]
     with TraceStore.open(shell.run.store) as store:
         assert [(row.node, row.version, row.parent) for row in store.adapters()] == [
-            *(("actor", 1, None), ("actor", 2, 1), ("actor", 3, 2)),
-            *(("reasoner", 1, None), ("reasoner", 2, 1), ("reasoner", 3, 2)),
+            *(("actor", 1, 0), ("actor", 2, 1), ("actor", 3, 2)),
+            *(("reasoner", 1, 0), ("reasoner", 2, 1), ("reasoner", 3, 2)),
         ]
 
     # (e) compare, and what it leaves behind.
