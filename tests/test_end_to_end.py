@@ -149,8 +149,8 @@ def test_tokens_are_the_engines_and_what_is_trained_is_what_is_served(
         registry.register(node, null, None, {})
         publish(vllm_server.server, registry, node, null)
     with Rig(vllm_server, tmp_path) as rig:
-        episodes = rig.run([null], 24, "first")
-        assert len(episodes) == 24
+        episodes = rig.run([null], 12, "first")
+        assert len(episodes) == 12
         assert_store_holds_what_was_on_the_wire(rig, episodes)  # (a)
         for node in NODES:  # (b)
             assert max(map(abs, differences(trainer, node, actions_of(episodes, node)))) < TOLERANCE
@@ -164,11 +164,11 @@ def test_tokens_are_the_engines_and_what_is_trained_is_what_is_served(
             trainer.model.save_adapter(node, registry.new_folder(node, version))
             registry.register(node, version, null, {})
             publish(vllm_server.server, registry, node, version)
-        both = rig.run([null, version], 48, "second")  # side by side in the engine's batches, as compare does
+        both = rig.run([null, version], 24, "second")  # side by side in the engine's batches, as compare does
     for node in NODES:
         before = [action for action in actions_of(both, node) if action.adapter_version == null]
         fresh = [action for action in actions_of(both, node) if action.adapter_version == version]
-        assert len(before) == len(fresh) == 24
+        assert len(before) == len(fresh) == 12
         assert {(action.adapter, action.model) for action in fresh} == {(f"{node}@{version}",) * 2}
         assert max(map(abs, differences(untrained, node, before))) < TOLERANCE
         assert max(map(abs, differences(trainer, node, fresh))) < TOLERANCE
@@ -270,14 +270,14 @@ def rewarded_ids(episodes: Sequence[Trajectory]) -> set[str]:
 
 def test_killed_commands_resume_without_loss_and_end_in_a_report(vllm_server: RunningServer, tmp_path: Path) -> None:
     shell = Shell(vllm_server, tmp_path)
-    collect = ("--episodes", "20", "--in-flight", "4")
+    collect = ("--episodes", "16", "--in-flight", "4")
 
     # (d) collect, killed in the middle.
-    finished, _ = shell.signal_after(shell.start("collect", *collect), 5, signal.SIGKILL, set())
-    assert 5 <= len(finished) < 20
+    finished, _ = shell.signal_after(shell.start("collect", *collect), 4, signal.SIGKILL, set())
+    assert 4 <= len(finished) < 16
     # Ctrl-C on the resumed run: a clean stop with the way on, and resumed again.
     process = shell.start("collect", *collect, "--resume")
-    more, output = shell.signal_after(process, 4, signal.SIGINT, finished)
+    more, output = shell.signal_after(process, 3, signal.SIGINT, finished)
     finished |= more
     assert process.returncode == 130
     assert "stopped; what was finished is kept; go on with: marft-bridge collect" in output
@@ -286,10 +286,10 @@ def test_killed_commands_resume_without_loss_and_end_in_a_report(vllm_server: Ru
     collected = shell.stored("collect")
     assert finished <= rewarded_ids(collected)
     whole = [(e.episode.task_id, e.episode.sample) for e in collected if e.episode.outcome == "terminated"]
-    assert len(whole) == len(set(whole)) == 20  # each planned episode once
+    assert len(whole) == len(set(whole)) == 16  # each planned episode once
 
     # (d) train, killed in its first round of rollouts: after the offline phase, before the first update.
-    text = shell.config.read_text().replace("episodes_per_round = 64", "episodes_per_round = 12")
+    text = shell.config.read_text().replace("episodes_per_round = 64", "episodes_per_round = 8")
     shell.config.write_text(text)
     known = {e.episode.episode_id for e in collected}
     finished, _ = shell.signal_after(shell.start("train", "--rounds", "2"), 4, signal.SIGKILL, known)
@@ -300,7 +300,7 @@ def test_killed_commands_resume_without_loss_and_end_in_a_report(vllm_server: Ru
     assert finished <= rewarded_ids(trained)
     for round_number in (1, 2):
         of_round = [e for e in trained if e.episode.round == round_number and e.episode.outcome == "terminated"]
-        assert len({e.episode.task_id for e in of_round}) == len(of_round) == 12
+        assert len({e.episode.task_id for e in of_round}) == len(of_round) == 8
         # On-policy: every action of round r came from version r.
         assert {a.adapter for e in of_round for a in e.actions} == {f"{node}@{round_number}" for node in NODES}
     lines = [json.loads(line) for line in shell.run.metrics.read_text().splitlines()]
@@ -317,11 +317,15 @@ def test_killed_commands_resume_without_loss_and_end_in_a_report(vllm_server: Ru
     report = Report.model_validate_json((shell.run.path / "report.json").read_text())
     raw = json.loads((shell.run.path / "report.json").read_text())
     assert {"metric", "n", "mean_a", "mean_b", "diff", "ci95", "p_value", "test", "a", "b", "seed"} <= raw.keys()
-    assert (report.n, report.a.adapters, report.b.adapters) == (10, dict.fromkeys(NODES, 0), dict.fromkeys(NODES, 3))
+    assert (report.clusters, report.n, report.a.adapters, report.b.adapters) == (
+        *(10, 20),
+        dict.fromkeys(NODES, 0),
+        dict.fromkeys(NODES, 3),
+    )
     assert [point.round for point in report.learning_curve] == [0, 1, 2]
     compared = [e.episode for e in shell.stored("compare-1")]
     sides = [{(e.task_id, e.seed) for e in compared if e.variant == side} for side in ("before", "after")]
     assert sides[0] == sides[1]
     assert {e.split for e in compared} == {"heldout"}
     assert {task for task, _ in sides[0]}.isdisjoint(e.episode.task_id for e in [*collected, *trained])
-    assert "compare-1 after: 10 episodes terminated" in shell.finish("status")
+    assert "compare-1 after: 20 episodes terminated" in shell.finish("status")
