@@ -77,7 +77,9 @@ def compare(
     run: Run = None,
     seed: Seed = None,
     tasks: Annotated[int | None, typer.Option(min=2, help="Overrides `compare.tasks`.")] = None,
-    before: Annotated[int, typer.Option(min=0, help="Version of every node before; 0 is the base model.")] = 0,
+    before: Annotated[
+        int, typer.Option(min=0, help="Version of every node before; 0 changes nothing in the base model.")
+    ] = 0,
     after: Annotated[int | None, typer.Option(min=0, help="Version after; without it each node's newest.")] = None,
     resume: Resume = False,
 ) -> None:

@@ -2,7 +2,7 @@
 
     bridge.json     the resolved configuration of each command, with versions
     store.duckdb    spans and trajectories (its journal beside it)
-    adapters/       <node>/<version>/
+    adapters/       <node>/<version>/; version 0 changes nothing
     checkpoint/     the trainer's newest state
     metrics.jsonl   one line per update
     vllm.log, server.json, report.json, report.html

@@ -100,7 +100,7 @@ class _Training:
         explained = warm_up["critic"]["explained_variance"]
         self.reporter.say(
             f"offline: critic explains {_figure(explained)} of the variance; "
-            f"{replay['mode']} used {replay['used']} of {len(collected)} episodes"
+            f"{replay['mode']} replay of {replay['used']} actions from {len(collected)} stored episodes"
         )
 
     def _round(self, number: int) -> str:
