@@ -135,8 +135,8 @@ class AdapterRegistry:
         return sorted(int(record.parent.name) for record in records if record.parent.name.isdecimal())
 
     def _folder(self, node: str, version: int) -> Path:
-        if version < 1:
-            raise ServingError(f"node {node!r} has no adapter v{version}: versions count from 1, 0 is the base model")
+        if version < 0:
+            raise ServingError(f"node {node!r} has no adapter v{version}: versions count from 0")
         return self.root / safe_node_name(node) / str(version)
 
 

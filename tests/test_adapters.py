@@ -194,8 +194,8 @@ def test_an_unknown_version_is_said_with_those_that_exist(registry: AdapterRegis
 
 
 def test_the_base_model_is_no_version(registry: AdapterRegistry) -> None:
-    with pytest.raises(ServingError, match="versions count from 1"):
-        registry.new_folder("planner", 0)
+    with pytest.raises(ServingError, match="versions count from 0"):
+        registry.new_folder("planner", -1)
 
 
 def test_an_interrupted_version_does_not_exist_and_its_folder_is_taken_again(registry: AdapterRegistry) -> None:
