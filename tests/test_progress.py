@@ -1,0 +1,48 @@
+"""Owns: long work shows how far it is: bars on a terminal, plain lines elsewhere, and no markup from a model's text."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from marft_bridge import progress
+from marft_bridge.progress import Reporter
+
+
+def reporter(terminal: bool) -> tuple[Reporter, io.StringIO]:
+    shown = io.StringIO()
+    return Reporter(Console(file=shown, force_terminal=terminal, width=120, highlight=False)), shown
+
+
+def test_output_that_is_no_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    to, shown = reporter(terminal=False)
+    with to.bars(), to.overall("train", 2) as overall, to.task("rollouts", 64) as task:
+        overall.update(1, "KL 0.1")
+        task.update(32, "90 tok/s")
+        task.update(64, "95 tok/s")
+    lines = shown.getvalue().splitlines()
+    assert "rollouts 32/64  90 tok/s  [0 s]" in lines
+    assert lines[-1] == "rollouts 64/64  95 tok/s  [0 s]"
+    assert "\x1b" not in shown.getvalue()
+
+
+def test_a_terminal_gets_nested_bars_with_figures() -> None:
+    to, shown = reporter(terminal=True)
+    with to.bars(), to.overall("train", 6) as overall:
+        overall.update(2, "reward 0.209  KL 0.019")
+        with to.bars(), to.task("round 3/6 rollouts", 64) as task:
+            task.update(16, "120 tok/s")
+            assert to.live is not None
+            to.live.refresh()
+    for text in ("train", "2/6", "reward 0.209  KL 0.019", "round 3/6 rollouts", "16/64", "120 tok/s"):
+        assert text in shown.getvalue()
+    assert to.live is None
+
+
+def test_text_of_a_model_is_never_markup() -> None:
+    to, shown = reporter(terminal=False)
+    to.say("[red]7[/red] [link=file:///etc/passwd]x[/link]")
+    assert shown.getvalue() == "[red]7[/red] [link=file:///etc/passwd]x[/link]\n"
