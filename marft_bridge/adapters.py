@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from marft_bridge.errors import ServingError
-from marft_bridge.run_folder import write_atomically
+from marft_bridge.files import write_atomically
 from marft_bridge.serving import ModelServer
 from trace_store.records import AdapterRow
 

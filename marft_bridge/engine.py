@@ -24,6 +24,7 @@ from marft_bridge.adapters import AdapterRegistry, publish, retire
 from marft_bridge.app import App, options_to_app
 from marft_bridge.config import BridgeConfig
 from marft_bridge.errors import ConfigError
+from marft_bridge.files import write_atomically
 from marft_bridge.null_adapter import write_null_adapter
 from marft_bridge.policy import NodeChat, Route
 from marft_bridge.prepare_model import SMOLLM2_NAME, check_model_dir, prepare_smollm2
@@ -31,7 +32,7 @@ from marft_bridge.progress import Reporter
 from marft_bridge.record import Recorder
 from marft_bridge.recorded_graph import wrap
 from marft_bridge.rollouts import Collector, EpisodeRequest, Tally
-from marft_bridge.run_folder import RunFolder, bridge_version, write_atomically
+from marft_bridge.run_folder import RunFolder, bridge_version
 from marft_bridge.scripted import ScriptedPolicy
 from marft_bridge.serving import Endpoint, ModelServer, ServeOptions
 from trace_store.journal import Journal

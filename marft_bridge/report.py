@@ -8,8 +8,6 @@ the texts in it come from models. It does not know where the numbers come from, 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -29,6 +27,7 @@ from pydantic import (
 from rich.table import Table
 from rich.text import Text as RichText
 
+from marft_bridge.files import write_atomically
 from marft_bridge.report_numbers import number, p_equals, p_value, percent, signed
 from marft_bridge.report_svg import difference_bar, learning_curve
 from marft_bridge.statistics import INTERVAL, PairedResult, holm
@@ -266,19 +265,6 @@ def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
     page = report_page(report)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     json_path, html_path = folder / "report.json", folder / "report.html"
-    _replace_file(json_path, content + "\n")
-    _replace_file(html_path, page)
+    write_atomically(json_path, content + "\n")
+    write_atomically(html_path, page)
     return json_path, html_path
-
-
-def _replace_file(path: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # created 0600
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -13,8 +13,6 @@ Invariant: a folder that holds records is not written into again unless the user
 from __future__ import annotations
 
 import json
-import os
-import secrets
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +20,7 @@ from typing import Any
 
 from marft_bridge.config import BridgeConfig
 from marft_bridge.errors import ConfigError
+from marft_bridge.files import write_atomically
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +84,3 @@ class RunFolder:
 def bridge_version() -> str:
     """Of the installed distribution."""
     return version("marft-bridge")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces `path` by `text`, 0600: a reader sees the old file or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -22,9 +22,10 @@ from marft_bridge.app import App
 from marft_bridge.config import BridgeConfig
 from marft_bridge.engine import Engine, begin_run, load_app, model_directory, refuse_used, still_to_run
 from marft_bridge.errors import ConfigError
+from marft_bridge.files import write_atomically
 from marft_bridge.progress import Reporter, Task
 from marft_bridge.rollouts import plan_episodes, task_order
-from marft_bridge.run_folder import RunFolder, write_atomically
+from marft_bridge.run_folder import RunFolder
 from trace_store.records import Trajectory
 from trace_store.store import TraceStore
 from trainers import checkpoint

@@ -149,7 +149,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     def full_disk(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("marft_bridge.report.os.fsync", full_disk)
+    monkeypatch.setattr("marft_bridge.files.os.fsync", full_disk)
     with pytest.raises(OSError, match="No space"):
         write_report(sample_report(name_b="second"), tmp_path)
     assert path.read_bytes() == before
