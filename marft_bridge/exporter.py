@@ -1,8 +1,8 @@
 """Ended OpenTelemetry spans -> `SpanRow` lines in the journal, at once and in the thread that ended them.
 
 Why not a BatchSpanProcessor: it drops the oldest spans when its queue is full and everything when the process is
-killed. Invariant: after `Journal.sync()` every span that ended before is on disk. A failure here is counted and
-kept for the recorder to report; it never reaches the app.
+killed. Invariant: after `Journal.sync()` every span that ended before is on disk. A failure here is kept
+for the recorder to report; it never reaches the app.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ class JournalProcessor(SpanProcessor):
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self.failure: StoreError | None = None  # the first write that the disk refused
-        self.lost = 0  # spans that could not be written
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Nothing is written before a span ends."""
@@ -61,7 +60,6 @@ class JournalProcessor(SpanProcessor):
         try:
             self._journal.append(span_to_row(span))
         except StoreError as error:
-            self.lost += 1
             self.failure = self.failure or error
 
     def shutdown(self) -> None:

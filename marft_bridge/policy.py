@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -114,6 +115,26 @@ def hand_over_tokens(announced: tuple[UUID, tuple[TakesExactTokens, ...]] | None
             listener.note_exact_tokens(run_id, tokens)
 
 
+@contextmanager
+def _handed_over() -> Iterator[ExactTokens]:
+    """The tokens of one call, handed over to whoever it was announced to when the block ends, however it ends."""
+    call, announced = ExactTokens(), announced_call.get()
+    try:
+        yield call
+    finally:
+        hand_over_tokens(announced, call)
+
+
+@contextmanager
+def _collecting(call: ExactTokens) -> Iterator[None]:
+    """What the engine answers inside the block is added to `call`."""
+    token = _current_call.set(call)
+    try:
+        yield
+    finally:
+        _current_call.reset(token)
+
+
 def route_for_call() -> tuple[str, Route | None, int | None]:
     """The calling node, its route in this episode (None outside one) and the seed of this call."""
     routing = current_routing.get()
@@ -179,13 +200,8 @@ class NodeChat(ChatOpenAI):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call, announced = ExactTokens(), announced_call.get()
-        token = _current_call.set(call)
-        try:
+        with _handed_over() as call, _collecting(call):
             return super()._generate(messages, stop, run_manager, **kwargs)
-        finally:
-            _current_call.reset(token)
-            hand_over_tokens(announced, call)
 
     async def _agenerate(
         self,
@@ -194,13 +210,8 @@ class NodeChat(ChatOpenAI):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call, announced = ExactTokens(), announced_call.get()
-        token = _current_call.set(call)
-        try:
+        with _handed_over() as call, _collecting(call):
             return await super()._agenerate(messages, stop, run_manager, **kwargs)
-        finally:
-            _current_call.reset(token)
-            hand_over_tokens(announced, call)
 
     def _stream(
         self,
@@ -210,20 +221,14 @@ class NodeChat(ChatOpenAI):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         # A generator runs in the context of whoever pulls it, so the call is set anew around each pull.
-        call, announced = ExactTokens(), announced_call.get()
         chunks = super()._stream(messages, stop, run_manager, **kwargs)
-        try:
+        with _handed_over() as call:
             while True:
-                token = _current_call.set(call)
-                try:
+                with _collecting(call):
                     chunk = next(chunks, None)
-                finally:
-                    _current_call.reset(token)
                 if chunk is None:
                     return
                 yield chunk
-        finally:
-            hand_over_tokens(announced, call)
 
     async def _astream(
         self,
@@ -232,20 +237,14 @@ class NodeChat(ChatOpenAI):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        call, announced = ExactTokens(), announced_call.get()
         chunks = super()._astream(messages, stop, run_manager, **kwargs)
-        try:
+        with _handed_over() as call:
             while True:
-                token = _current_call.set(call)
-                try:
+                with _collecting(call):
                     chunk = await anext(chunks, None)
-                finally:
-                    _current_call.reset(token)
                 if chunk is None:
                     return
                 yield chunk
-        finally:
-            hand_over_tokens(announced, call)
 
 
 def _add_wire_tokens(call: ExactTokens, body: Mapping[str, Any]) -> None:

@@ -49,7 +49,6 @@ class _Trace:
     ledger: WriteLedger = field(default_factory=WriteLedger)
     runs: dict[UUID, _Run] = field(default_factory=dict)
     spans: int = 0
-    lost: str | None = None  # why the record of this run is not whole
 
 
 @dataclass(slots=True)
