@@ -1,9 +1,9 @@
 """Records -> lines of a segment file that survive a crash, and back.
 
-A line is `crc32 SPACE compact-JSON NEWLINE`. Invariant: once `sync()` has returned, every record appended before
-it can be read back after the process is killed, and a line that a crash or a full disk left half written is
-dropped and counted, never half read. Each writer has its own segment and holds an exclusive lock on it, so a
-reader knows whether it may still grow. Nothing here knows of DuckDB, or what a record means.
+A line is `crc32 SPACE compact-JSON NEWLINE`. Invariants: a record whose `append()` returned can be read back after
+the process is killed, and one that a `sync()` covered after the machine is; a line that a crash or a full disk
+left half written is dropped and counted, never half read. Each writer has its own segment and holds an exclusive
+lock on it, so a reader knows whether it may still grow. Nothing here knows of DuckDB, or what a record means.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from trace_store.records import AdapterRow, Reward, RunRow, SpanRow
 JournalRecord = RunRow | SpanRow | Reward | AdapterRow
 
 SUFFIX = ".segment"
+IDLE_S = 1.0  # after this long without a wish for a sync, the thread that syncs ends
 _KINDS: dict[str, type[JournalRecord]] = {"run": RunRow, "span": SpanRow, "reward": Reward, "adapter": AdapterRow}
 _NAMES = {record_class: kind for kind, record_class in _KINDS.items()}
 _FIELDS = {kind: tuple(field.name for field in fields(record_class)) for kind, record_class in _KINDS.items()}
@@ -53,6 +54,10 @@ class Journal:
         self._good = 0  # bytes of whole lines
         self._synced = 0  # bytes that were acknowledged
         self._lost: str | None = None  # set when the disk refused to keep what was appended
+        self._wish = threading.Condition()  # guards the next two
+        self._wished = False  # somebody asked for a sync that has not begun
+        self._syncer: threading.Thread | None = None
+        self.failure: StoreError | None = None  # the first loss that no caller waited for
 
     def append(self, record: JournalRecord) -> None:
         """Write one record; it is acknowledged only by the next `sync()`.
@@ -95,11 +100,57 @@ class Journal:
                 return
             try:
                 os.fsync(fd)
+                removed = os.fstat(fd).st_nlink == 0
             except OSError as error:
                 # The kernel may have dropped the pages: a second fsync would succeed and acknowledge a loss.
                 self._lost = str(error)
                 self._fail(error)
+            if removed:
+                self._abandon_removed()
             self._synced = end
+
+    def _abandon_removed(self) -> NoReturn:
+        """Somebody deleted the segment under its writer: what comes from now on goes to a new one."""
+        with self._append_lock:
+            if self._fd is not None:
+                os.close(self._fd)
+                self._fd = None
+        raise StoreError(f"a segment of {self._folder} was deleted while it was written; its records are lost")
+
+    def sync_soon(self) -> None:
+        """Ask for a sync without waiting for it: one fsync in a thread covers all who asked meanwhile.
+
+        For those who must not stall, such as an app's event loop. A loss shows in `failure`.
+        """
+        if self._pid != os.getpid():
+            self._reset()
+        with self._wish:
+            self._wished = True
+            if self._syncer is not None:
+                self._wish.notify()
+                return
+            self._syncer = threading.Thread(target=self._sync_while_wished, name="journal-sync", daemon=True)
+            try:
+                self._syncer.start()
+            except RuntimeError:  # the interpreter is ending, or the system has no thread left
+                self._syncer, self._wished = None, False
+                self._sync_unattended()
+
+    def _sync_while_wished(self) -> None:
+        while True:
+            with self._wish:
+                if not self._wish.wait_for(lambda: self._wished, IDLE_S):
+                    self._syncer = None
+                    return
+                self._wished = False
+            self._sync_unattended()
+
+    def _sync_unattended(self) -> None:
+        try:
+            self.sync()
+        except StoreError as error:
+            if not self._closed:  # closing syncs by itself, and says what it could not
+                self.failure = self.failure or error
 
     def close(self) -> None:
         """Sync and release the segment. Closing twice does nothing."""
