@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from marft_bridge.episode import EpisodeContext, current_episode
     from marft_bridge.errors import BridgeError
+    from marft_bridge.instrumentation import instrument, uninstrument
     from marft_bridge.policy import NodeChat
     from marft_bridge.record import Recorder
     from marft_bridge.recorded_graph import RecordedGraph, wrap
@@ -24,6 +25,8 @@ __all__ = [
     "Recorder",
     "ScriptedPolicy",
     "current_episode",
+    "instrument",
+    "uninstrument",
     "wrap",
 ]
 
@@ -35,6 +38,8 @@ _HOME = {
     "Recorder": "record",
     "ScriptedPolicy": "scripted",
     "current_episode": "episode",
+    "instrument": "instrumentation",
+    "uninstrument": "instrumentation",
     "wrap": "recorded_graph",
 }
 

@@ -1,0 +1,124 @@
+"""A whole process -> recorded: every LangGraph run in it, whatever module starts it, gets the recorder's callbacks.
+
+`instrument` stands in front of the two methods that every way of running a graph ends in (`Pregel.stream` and
+`Pregel.astream`) and adds one callback handler to the run's config. Invariants: what is not a graph run (a chain,
+a lone model call) is not touched; a recorder is attached to a run once, however it came there; `uninstrument`
+puts the methods back, or, where somebody else has wrapped them meanwhile, leaves ours there doing nothing.
+A failure in here is counted and the run goes on unrecorded. It knows nothing of spans.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from langchain_core.callbacks import BaseCallbackManager
+from langchain_core.runnables.config import var_child_runnable_config
+from langgraph.pregel import Pregel
+
+from marft_bridge.errors import BridgeError
+from marft_bridge.record import Recorder
+from marft_bridge.task_hooks import task_hooks
+from trace_store.journal import Journal
+
+_METHODS = ("stream", "astream")
+
+
+@dataclass(frozen=True, slots=True)
+class _Active:
+    """Who records this process, and which methods stand in front of LangGraph's."""
+
+    recorder: Recorder
+    store: Path | None  # None: a recorder was given
+    replaced: dict[str, tuple[Callable[..., Any], Callable[..., Any]]]  # name -> LangGraph's, ours
+
+
+_active: _Active | None = None
+_lock = threading.Lock()
+
+
+def instrument(store: str | Path | Recorder) -> Recorder:
+    """Records every LangGraph run of this process from now on; gives back the recorder, for its counts of losses.
+
+    Args:
+        store: path of the DuckDB store (its journal is written beside it), or a recorder.
+
+    Raises:
+        BridgeError: the process is instrumented for another store already. For the same one, nothing changes.
+    """
+    global _active
+    path = None if isinstance(store, Recorder) else Path(store).absolute()
+    with _lock:
+        if _active is not None:
+            same = _active.recorder is store if path is None else _active.store == path
+            if not same:
+                raise BridgeError(
+                    f"this process records into {_active.store or 'another recorder'} already; "
+                    "call marft_bridge.uninstrument() first"
+                )
+            return _active.recorder
+        recorder = store if isinstance(store, Recorder) else Recorder(Journal(Path(f"{path}.journal")))
+        originals = {name: getattr(Pregel, name) for name in _METHODS}
+        replaced = {name: (original, _in_front_of(original)) for name, original in originals.items()}
+        _active = _Active(recorder, path, replaced)
+        for name, (_, ours) in replaced.items():
+            setattr(Pregel, name, ours)
+        task_hooks.attach()
+        return recorder
+
+
+def uninstrument() -> None:
+    """Ends what `instrument` began; does nothing when nothing records.
+
+    Runs under way are recorded to their end, but their dependencies only up to here.
+    """
+    global _active
+    with _lock:
+        if _active is None:
+            return
+        for name, (original, ours) in _active.replaced.items():
+            if getattr(Pregel, name) is ours:
+                setattr(Pregel, name, original)
+        _active = None
+        task_hooks.detach()
+
+
+def _in_front_of(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def method(graph: Any, input: Any, config: Any = None, **kwargs: Any) -> Any:
+        return original(graph, input, _recorded(graph, config), **kwargs)
+
+    return method
+
+
+def _recorded(graph: Any, config: Any) -> Any:
+    """The config with the process's recorder among its callbacks; the same config where it is there already."""
+    active = _active
+    if active is None:
+        return config
+    try:
+        inherited = var_child_runnable_config.get()
+        if any(_holds(each, active.recorder) for each in (config, graph.config, inherited)):
+            return config
+        return {**(config or {}), "callbacks": _with(active.recorder, (config or {}).get("callbacks"))}
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is not the app's
+        active.recorder.note_failure("instrument", error)
+        return config
+
+
+def _holds(config: Any, recorder: Recorder) -> bool:
+    callbacks = (config or {}).get("callbacks") or ()
+    handlers = callbacks.inheritable_handlers if isinstance(callbacks, BaseCallbackManager) else callbacks
+    return any(handler is recorder for handler in handlers)
+
+
+def _with(recorder: Recorder, callbacks: Any) -> Any:
+    if isinstance(callbacks, BaseCallbackManager):
+        manager = callbacks.copy()
+        manager.add_handler(recorder)
+        return manager
+    return [*(callbacks or ()), recorder]
