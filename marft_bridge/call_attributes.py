@@ -9,7 +9,7 @@ from typing import Any
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 
-from marft_bridge.policy import ExactTokens
+from marft_bridge.exact_tokens import ExactTokens
 from trace_store import conventions as names
 
 
@@ -44,17 +44,33 @@ def tokens_to_attributes(tokens: ExactTokens | None) -> dict[str, Any]:
         names.SAMPLED_IDS: tokens.sampled_ids,
         names.LOGPROBS: tokens.logprobs,
         names.REQUEST_SEED: tokens.seed,
+        names.PROVIDER: tokens.provider,
+        names.RESPONSE_ID: tokens.response_id,
+        names.RESPONSE_MODEL: tokens.model,
+        names.FINISH_REASONS: [tokens.finish_reason] if tokens.finish_reason else None,
+        names.USAGE_INPUT_TOKENS: tokens.prompt_tokens,
+        names.USAGE_OUTPUT_TOKENS: tokens.completion_tokens,
+        names.UNTRAINABLE: _untrainable(tokens),
     }
     if tokens.route is not None:
         attributes |= {
             names.REQUEST_TEMPERATURE: tokens.route.temperature,
             names.REQUEST_TOP_P: 1.0,
-            names.REQUEST_MAX_TOKENS: tokens.route.max_tokens,
+            names.REQUEST_MAX_TOKENS: tokens.max_tokens,
             names.REQUEST_MODEL: tokens.route.model,
             names.ADAPTER: tokens.route.adapter,
             names.ADAPTER_VERSION: tokens.route.version,
         }
-    return attributes
+    # What the engine did not say may still be known from LangChain's report of the same answer.
+    return {name: value for name, value in attributes.items() if value is not None}
+
+
+def _untrainable(tokens: ExactTokens) -> str | None:
+    if tokens.choices > 1:
+        return f"n={tokens.choices}: one call with several answers"
+    if tokens.route is not None and not tokens.route.trainable:
+        return f"node {tokens.node} is declared frozen"
+    return None
 
 
 def _message_to_json(text: str, message: BaseMessage | None) -> dict[str, Any]:

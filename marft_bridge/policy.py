@@ -7,126 +7,83 @@ go to the recorder only, never into the app's messages or state. It knows nothin
 
 from __future__ import annotations
 
-import hashlib
-import itertools
+import logging
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-from uuid import UUID
+from typing import Any
+from urllib.parse import urlsplit
 
+from langchain_core.caches import BaseCache
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_openai import ChatOpenAI
-from langgraph.config import get_config
+from pydantic import Field, PrivateAttr
 
-from marft_bridge.errors import GraphError
+from marft_bridge.exact_tokens import (
+    ExactTokens,
+    TakesExactTokens,
+    add_wire_answer,
+    announce_call,
+    announced_call,
+    hand_over_tokens,
+    handed_over,
+)
+from marft_bridge.routing import (
+    Route,
+    Routing,
+    calling_node,
+    calling_route,
+    current_routing,
+    namespace_to_node,
+    route_for_call,
+)
+from marft_bridge.wire_rules import payload_to_routed
 
+__all__ = [
+    "ExactTokens",
+    "NodeChat",
+    "Route",
+    "Routing",
+    "TakesExactTokens",
+    "announce_call",
+    "announced_call",
+    "calling_node",
+    "current_routing",
+    "hand_over_tokens",
+    "namespace_to_node",
+    "route_for_call",
+]
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Where the calls of one node go, and how they sample."""
-
-    model: str  # the name under which the server serves it
-    adapter: str | None  # None for a model without an adapter
-    version: int | None
-    temperature: float
-    max_tokens: int
+PROVIDER = "vllm"
+log = logging.getLogger("marft_bridge")
 
 
 @dataclass(slots=True)
-class Routing:
-    """The routes of one episode. Its seed and the order of a node's calls give each call its own seed."""
+class _Call:
+    """One call while it is being answered: its tokens, and what the app itself wants to see of the answer."""
 
-    routes: Mapping[str, Route]
-    seed: int | None = None
-    sampled_tokens: int = 0  # by all calls so far
-    _calls: dict[str, Iterator[int]] = field(default_factory=dict)
-
-    def call_seed(self, node: str) -> int | None:
-        """A seed for the next call of `node`: the same episode seed gives the same sequence."""
-        if self.seed is None:
-            return None
-        number = next(self._calls.setdefault(node, itertools.count()))
-        digest = hashlib.sha256(f"{self.seed}/{node}/{number}".encode()).digest()
-        return int.from_bytes(digest[:4], "big") >> 1
-
-
-current_routing: ContextVar[Routing | None] = ContextVar("marft_routing", default=None)
+    tokens: ExactTokens
+    shows_logprobs: bool = False
+    shows_usage: bool = True
+    streamed: bool = False
 
 
 @dataclass(slots=True)
-class ExactTokens:
-    """What the engine answered about one call, and what was asked of it. None where it said nothing."""
+class _Told:
+    """What was said already, so that it is said once for each node. Copies of a model share it."""
 
-    route: Route | None = None
-    seed: int | None = None
-    prompt_ids: list[int] | None = None
-    sampled_ids: list[int] | None = None
-    logprobs: list[float] | None = None
+    left_out: set[tuple[str, str]] = field(default_factory=set)
 
 
-class TakesExactTokens(Protocol):
-    """A callback handler that wants the exact tokens of a call, by the call's run id."""
-
-    def note_exact_tokens(self, run_id: UUID, tokens: ExactTokens) -> None:
-        """Called once per LLM call, before its end is announced."""
-
-
-_current_call: ContextVar[ExactTokens | None] = ContextVar("marft_call", default=None)
-
-
-def calling_node() -> str:
-    """Name of the LangGraph node that the caller runs in, subgraph path included; "" outside any node."""
-    try:
-        config = get_config()
-    except RuntimeError:
-        return ""
-    return namespace_to_node(config.get("configurable", {}).get("checkpoint_ns", ""))
-
-
-def namespace_to_node(checkpoint_ns: str) -> str:
-    """`outer:<id>|inner:<id>` becomes `outer/inner`."""
-    return "/".join(part.partition(":")[0] for part in checkpoint_ns.split("|")) if checkpoint_ns else ""
-
-
-# LangChain does not pass the run manager to a model that streams, so a recorder announces each call here just before
-# it starts, in the context that the call runs in: the call's run id, and who listens.
-announced_call: ContextVar[tuple[UUID, tuple[TakesExactTokens, ...]] | None] = ContextVar("marft_call_id", default=None)
-
-
-def announce_call(run_id: UUID, listener: TakesExactTokens) -> None:
-    """Says that an LLM call is about to start and that `listener` wants its exact tokens."""
-    announced = announced_call.get()
-    others = announced[1] if announced is not None and announced[0] == run_id else ()
-    announced_call.set((run_id, (*others, listener)))
-
-
-def hand_over_tokens(announced: tuple[UUID, tuple[TakesExactTokens, ...]] | None, tokens: ExactTokens) -> None:
-    """Gives the tokens of the announced call to all who listen, and counts them for the episode."""
-    routing = current_routing.get()
-    if routing is not None:
-        routing.sampled_tokens += len(tokens.sampled_ids or ())
-    if announced is not None:
-        run_id, listeners = announced
-        for listener in listeners:
-            listener.note_exact_tokens(run_id, tokens)
+_current_call: ContextVar[_Call | None] = ContextVar("marft_call", default=None)
 
 
 @contextmanager
-def _handed_over() -> Iterator[ExactTokens]:
-    """The tokens of one call, handed over to whoever it was announced to when the block ends, however it ends."""
-    call, announced = ExactTokens(), announced_call.get()
-    try:
-        yield call
-    finally:
-        hand_over_tokens(announced, call)
-
-
-@contextmanager
-def _collecting(call: ExactTokens) -> Iterator[None]:
+def _collecting(call: _Call) -> Iterator[None]:
     """What the engine answers inside the block is added to `call`."""
     token = _current_call.set(call)
     try:
@@ -135,51 +92,89 @@ def _collecting(call: ExactTokens) -> Iterator[None]:
         _current_call.reset(token)
 
 
-def route_for_call() -> tuple[str, Route | None, int | None]:
-    """The calling node, its route in this episode (None outside one) and the seed of this call."""
-    routing = current_routing.get()
-    node = calling_node()
-    if routing is None:
-        return node, None, None
-    route = routing.routes.get(node)
-    if route is None:
-        known = ", ".join(sorted(routing.routes))
-        raise GraphError(f"node {node!r} calls a NodeChat but has no route; trainable nodes: {known}")
-    return node, route, routing.call_seed(node)
-
-
 class NodeChat(ChatOpenAI):
     """A ChatOpenAI whose served model is the adapter of the node that calls it.
 
     Inside an episode the route decides model, temperature and length, and sampling is from the whole
-    distribution (top_p 1, no top_k). Outside one it is a plain ChatOpenAI on the model it was built with.
+    distribution (top_p 1, no top_k, no penalties); see `wire_rules`. Outside one it is a plain ChatOpenAI on the
+    model it was built with.
     """
+
+    cache: BaseCache | bool | None = Field(default=False, exclude=True)
+    """Off: a remembered answer is no sample."""
+    auto_tools: bool = Field(default=True, exclude=True)
+    """Whether the server can tell a tool call from text by itself (vLLM: --tool-call-parser)."""
+    _told: _Told = PrivateAttr(default_factory=_Told)
+
+    def same_server(self, other: Any) -> bool:
+        """Whether `other` is this model or a copy of it: both use one client."""
+        return isinstance(other, NodeChat) and other.root_async_client is self.root_async_client
+
+    def say_left_out(self, node: str, what: list[str]) -> None:
+        """Tells the user, once for each node, what of the app's settings the served model does not get."""
+        new = [name for name in what if (node, name) not in self._told.left_out]
+        if new:
+            self._told.left_out.update((node, name) for name in new)
+            log.warning("node %r: in training its model's %s has no effect; [sampling] decides", node, ", ".join(new))
+
+    def _routed(self) -> bool:
+        """Whether the routes of an episode apply: one that the app built itself answers from its own server."""
+        routing = current_routing.get()
+        return routing is not None and (routing.chat is None or self.same_server(routing.chat))
+
+    def _asks_for_tokens(self) -> bool:
+        """Any server but OpenAI's own, which refuses the field, may be one that tells token ids."""
+        host = urlsplit(self.openai_api_base or "").hostname or "api.openai.com"
+        return self._routed() or host != "api.openai.com"
+
+    def _use_responses_api(self, payload: dict[str, Any]) -> bool:
+        return not self._routed() and super()._use_responses_api(payload)
 
     def _get_request_payload(self, input_: Any, *, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
         payload = super()._get_request_payload(input_, stop=stop, **kwargs)
-        _, route, seed = route_for_call()
         call = _current_call.get()
         if call is not None:
-            call.route, call.seed = route, seed
-        if route is not None:
-            payload.pop("max_completion_tokens", None)
-            payload |= {"model": route.model, "temperature": route.temperature, "max_tokens": route.max_tokens}
-            payload["top_p"] = 1.0
-            if seed is not None:
-                payload["seed"] = seed
-        payload["logprobs"] = True
-        payload["extra_body"] = {**(payload.get("extra_body") or {}), "return_token_ids": True}
+            call.shows_logprobs = bool(payload.get("logprobs"))
+        if self._routed():
+            node, route, seed = route_for_call()
+            assert route is not None  # there is a routing
+            payload, left_out = payload_to_routed(payload, node, route, seed, auto_tools=self.auto_tools)
+            self.say_left_out(node, left_out)
+            if call is not None:
+                call.tokens.node, call.tokens.route, call.tokens.seed = node, route, seed
+                call.tokens.max_tokens, call.tokens.provider = payload["max_tokens"], PROVIDER
+        if self._asks_for_tokens() and "messages" in payload:
+            payload["logprobs"] = True
+            payload["extra_body"] = {**(payload.get("extra_body") or {}), "return_token_ids": True}
         return payload
+
+    def _get_invocation_params(self, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
+        """What callbacks are told: the model that really answers."""
+        params = super()._get_invocation_params(stop, **kwargs)
+        route = calling_route()[1] if self._routed() else None
+        if route is not None:
+            params |= {"model": route.model, "model_name": route.model, "temperature": route.temperature}
+        return params
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        params = super()._get_ls_params(stop, **kwargs)
+        if self._routed():
+            params["ls_provider"] = PROVIDER
+        return params
 
     def _create_chat_result(self, response: Any, generation_info: dict[str, Any] | None = None) -> ChatResult:
         result = super()._create_chat_result(response, generation_info)
         call = _current_call.get()
-        if call is not None:
-            body = response if isinstance(response, dict) else response.model_dump(warnings=False)
-            if len(body["choices"]) == 1:  # several choices of one prompt are not one action
-                _add_wire_tokens(call, body)
+        if call is None:
+            return result
+        if not call.streamed:  # a stream of structured output ends with the whole answer once more
+            add_wire_answer(
+                call.tokens, response if isinstance(response, dict) else response.model_dump(warnings=False)
+            )
         for generation in result.generations:
-            _drop_unasked_logprobs(self, generation.generation_info)
+            _hide_unasked(call, generation)
+        if not call.shows_usage and result.llm_output is not None:
+            result.llm_output.pop("token_usage", None)
         return result
 
     def _convert_chunk_to_generation_chunk(
@@ -187,11 +182,24 @@ class NodeChat(ChatOpenAI):
     ) -> ChatGenerationChunk | None:
         converted = super()._convert_chunk_to_generation_chunk(chunk, default_chunk_class, base_generation_info)
         call = _current_call.get()
-        if call is not None and len(chunk.get("choices") or ()) <= 1:
-            _add_wire_tokens(call, chunk)
+        if call is None:
+            return converted
+        # A stream of structured output is one of events, some of which hold a chunk.
+        wire: Mapping[str, Any] = (chunk.get("chunk") or {}) if "type" in chunk else chunk
+        call.streamed = True
+        add_wire_answer(call.tokens, wire)
+        if wire.get("usage") and not wire.get("choices") and not call.shows_usage:
+            return None  # the extra chunk that only we asked for
         if converted is not None:
-            _drop_unasked_logprobs(self, converted.generation_info)
+            _hide_unasked(call, converted)
         return converted
+
+    def _stream_call(self, tokens: ExactTokens, options: dict[str, Any]) -> _Call:
+        """A streamed call, and in `options` the request for the engine's own count of its tokens."""
+        shows_usage = self._should_stream_usage(**options)
+        if self._asks_for_tokens():
+            options["stream_usage"] = True
+        return _Call(tokens, shows_usage=shows_usage)
 
     def _generate(
         self,
@@ -200,7 +208,7 @@ class NodeChat(ChatOpenAI):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        with _handed_over() as call, _collecting(call):
+        with handed_over(run_manager.run_id if run_manager else None) as tokens, _collecting(_Call(tokens)):
             return super()._generate(messages, stop, run_manager, **kwargs)
 
     async def _agenerate(
@@ -210,7 +218,7 @@ class NodeChat(ChatOpenAI):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        with _handed_over() as call, _collecting(call):
+        with handed_over(run_manager.run_id if run_manager else None) as tokens, _collecting(_Call(tokens)):
             return await super()._agenerate(messages, stop, run_manager, **kwargs)
 
     def _stream(
@@ -221,8 +229,9 @@ class NodeChat(ChatOpenAI):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         # A generator runs in the context of whoever pulls it, so the call is set anew around each pull.
-        chunks = super()._stream(messages, stop, run_manager, **kwargs)
-        with _handed_over() as call:
+        with handed_over(run_manager.run_id if run_manager else None) as tokens:
+            call = self._stream_call(tokens, kwargs)
+            chunks = super()._stream(messages, stop, run_manager, **kwargs)
             while True:
                 with _collecting(call):
                     chunk = next(chunks, None)
@@ -237,8 +246,9 @@ class NodeChat(ChatOpenAI):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        chunks = super()._astream(messages, stop, run_manager, **kwargs)
-        with _handed_over() as call:
+        with handed_over(run_manager.run_id if run_manager else None) as tokens:
+            call = self._stream_call(tokens, kwargs)
+            chunks = super()._astream(messages, stop, run_manager, **kwargs)
             while True:
                 with _collecting(call):
                     chunk = await anext(chunks, None)
@@ -247,20 +257,12 @@ class NodeChat(ChatOpenAI):
                 yield chunk
 
 
-def _add_wire_tokens(call: ExactTokens, body: Mapping[str, Any]) -> None:
-    """Adds what one answer or one streamed chunk says; a field that is absent stays None."""
-    choice = (body.get("choices") or [{}])[0]
-    prompt_ids = body.get("prompt_token_ids")
-    if prompt_ids is not None and call.prompt_ids is None:
-        call.prompt_ids = list(prompt_ids)
-    if choice.get("token_ids") is not None:
-        call.sampled_ids = [*(call.sampled_ids or ()), *choice["token_ids"]]
-    content = (choice.get("logprobs") or {}).get("content")
-    if content is not None:
-        call.logprobs = [*(call.logprobs or ()), *(float(entry["logprob"]) for entry in content)]
-
-
-def _drop_unasked_logprobs(model: ChatOpenAI, generation_info: dict[str, Any] | None) -> None:
-    """The recorder asked for log-probs; the app gets them only where it asked for them itself."""
-    if generation_info is not None and not model.logprobs:
-        generation_info.pop("logprobs", None)
+def _hide_unasked(call: _Call, generation: Any) -> None:
+    """The recorder asked for log-probs and counts; the app gets them only where it asked for them itself."""
+    info = generation.generation_info
+    if info is not None and not call.shows_logprobs:
+        info.pop("logprobs", None)
+    if not call.shows_usage and hasattr(generation.message, "usage_metadata"):
+        generation.message.usage_metadata = None
+        if info is not None:
+            info.pop("token_usage", None)

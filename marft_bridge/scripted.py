@@ -19,7 +19,8 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from pydantic import PrivateAttr
 
-from marft_bridge.policy import ExactTokens, announced_call, hand_over_tokens, route_for_call
+from marft_bridge.exact_tokens import ExactTokens, announced_call, hand_over_tokens
+from marft_bridge.routing import route_for_call
 
 END_OF_TURN = 256  # the id after the bytes
 
@@ -75,7 +76,11 @@ class ScriptedPolicy(BaseChatModel):
         answer = self._answer(node, prompt, seed)
         self._asked.append(Asked(node, route.model if route else None, prompt, answer))
         sampled = [*text_to_ids(answer), END_OF_TURN]
-        tokens = ExactTokens(route, seed, text_to_ids(prompt), sampled, [self.logprob] * len(sampled))
+        tokens = ExactTokens(
+            *(route, seed, text_to_ids(prompt), sampled, [self.logprob] * len(sampled)),
+            node=node,
+            max_tokens=route.max_tokens if route else None,
+        )
         hand_over_tokens(announced_call.get(), tokens)
         usage = {"input_tokens": len(prompt.encode()), "output_tokens": len(sampled)}
         message = AIMessage(

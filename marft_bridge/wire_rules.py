@@ -1,0 +1,114 @@
+"""A chat request as the app asks for it -> the request that the served model gets under a route.
+
+Invariant: every field of the app's request is carried, decided by the route, left out with a word in the log (once
+per node), or refused by name; none disappears in silence. What stays: messages, tools, response format, stop
+sequences, n. What the route decides: model, temperature, seed, and sampling from the whole distribution, because the
+trainer's ratios need it. Length is the smaller of both. It knows nothing of clients and LangChain models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from langchain_core.utils.function_calling import convert_to_openai_tool
+
+from marft_bridge.errors import GraphError
+from marft_bridge.routing import Route
+
+_CARRIED = frozenset(
+    {
+        *("messages", "model", "stream", "stream_options", "stop", "n", "tools", "tool_choice"),
+        *("parallel_tool_calls", "response_format", "logprobs", "top_logprobs", "timeout"),
+    }
+)
+_LENGTH = frozenset({"max_tokens", "max_completion_tokens"})
+# Samplers that change the distribution, and with it what a log-prob means.
+_DECIDED = frozenset({"temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias"})
+_DECIDED_EXTRA = frozenset({"top_k", "min_p", "repetition_penalty", "temperature", "top_p", "seed"})
+# Of a hosted service: billing, storage, caching, effort. A local model has nothing that they could mean.
+_HOSTED = frozenset(
+    {
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+        *("prompt_cache_retention", "prompt_cache_options", "reasoning_effort", "reasoning", "verbosity"),
+        *("include", "truncation", "context_management", "extra_headers", "extra_query"),
+    }
+)
+_CARRIED_EXTRA = frozenset({"chat_template_kwargs", "structured_outputs", "documents", "return_token_ids"})
+_NO_PARSER = (
+    "binds tools and leaves the choice to the model, which the model server was not told how to read; "
+    "set serve.tool_call_parser (hermes for Qwen and SmolLM, llama3_json for Llama 3), or name the tool in tool_choice"
+)
+
+
+def payload_to_routed(
+    payload: Mapping[str, Any], node: str, route: Route, seed: int | None, *, auto_tools: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """The request to send, and the names of the app's fields that it leaves out.
+
+    Args:
+        payload: the request as the app asks for it, in OpenAI's form.
+        auto_tools: whether the server can tell a tool call from text by itself.
+
+    Raises:
+        GraphError: a field that the served model cannot honour and that cannot be left out either.
+    """
+    extra = dict(payload.get("extra_body") or {})
+    asked = {name for name, value in payload.items() if value is not None and name != "extra_body"}
+    unknown = asked - _CARRIED - _LENGTH - _DECIDED - _HOSTED
+    unknown |= {f"extra_body.{name}" for name in extra.keys() - _CARRIED_EXTRA - _DECIDED_EXTRA}
+    if unknown:
+        raise GraphError(
+            f"node {node!r} asks its model for {min(unknown)!r}, which the served model cannot do; "
+            "take it out of the call, or leave the node out of graph.nodes"
+        )
+    _check_tools(payload, node, auto_tools)
+    limits = [payload[name] for name in _LENGTH if payload.get(name) is not None]
+    routed = {name: value for name, value in payload.items() if name in _CARRIED}
+    routed |= {"model": route.model, "temperature": route.temperature, "top_p": 1.0}
+    routed["max_tokens"] = min([route.max_tokens, *limits])
+    if seed is not None:
+        routed["seed"] = seed
+    routed["extra_body"] = {name: value for name, value in extra.items() if name in _CARRIED_EXTRA}
+    return routed, sorted((asked & (_DECIDED | _HOSTED)) | (extra.keys() & _DECIDED_EXTRA))
+
+
+def _check_tools(payload: Mapping[str, Any], node: str, auto_tools: bool) -> None:
+    tools = payload.get("tools") or ()
+    for tool in tools:
+        if tool.get("type") != "function":
+            raise GraphError(f"node {node!r} binds {tool.get('type')!r}, a tool that only a hosted service runs")
+    if tools and not auto_tools and payload.get("tool_choice") in (None, "auto"):
+        raise GraphError(f"node {node!r} {_NO_PARSER}")
+
+
+def tools_to_openai(asked: Mapping[str, Any], node: str) -> dict[str, Any]:
+    """Call options of `node` with tools bound in any provider's form -> in OpenAI's; the rest as it is.
+
+    Raises:
+        GraphError: tools or a tool choice in a form that is not known here.
+    """
+    options = dict(asked)
+    if options.get("tools"):
+        try:
+            # A tool that a provider runs itself has a type and no schema: left as it is, and refused later by name.
+            options["tools"] = [
+                tool
+                if isinstance(tool, dict) and "type" in tool and not {"input_schema", "properties"} & tool.keys()
+                else convert_to_openai_tool(tool)
+                for tool in options["tools"]
+            ]
+        except Exception as error:
+            why = " ".join(str(error).split())
+            raise GraphError(f"node {node!r} binds tools in a form that cannot be read as OpenAI's: {why}") from error
+    choice = options.get("tool_choice")
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    if kind == "any":
+        options["tool_choice"] = "required"
+    elif isinstance(choice, dict) and kind in ("auto", "none"):
+        options["tool_choice"] = kind
+    elif isinstance(choice, dict) and kind == "tool":
+        options["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}}
+    if isinstance(choice, dict) and choice.get("disable_parallel_tool_use"):
+        options["parallel_tool_calls"] = False
+    return options
