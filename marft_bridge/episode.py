@@ -59,12 +59,14 @@ def episode_to_attributes(episode: EpisodeContext, workflow: str) -> dict[str, A
     }
 
 
-def end_to_outcome(episode: EpisodeContext, error: BaseException | None) -> tuple[str, str | None]:
-    """How a run ended, and why: (terminated | truncated | failed, reason)."""
+def end_to_outcome(
+    episode: EpisodeContext, error: BaseException | None, interrupted: bool = False
+) -> tuple[str, str | None]:
+    """How a run ended, and why: (terminated | truncated | failed, reason). A resume is an episode of its own."""
     if episode.cut_short is not None:
         return "truncated", episode.cut_short
     if error is None:
-        return "terminated", None
+        return ("truncated", "interrupted") if interrupted else ("terminated", None)
     if isinstance(error, GraphRecursionError):
         return "truncated", "recursion limit reached"
     return "failed", f"{type(error).__name__}: {error}"

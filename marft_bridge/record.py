@@ -21,23 +21,33 @@ from uuid import UUID
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage, message_to_dict
 from langchain_core.outputs import LLMResult
-from langgraph.errors import GraphBubbleUp
+from langgraph.errors import GraphBubbleUp, GraphInterrupt, ParentCommand
+from langgraph.types import PregelExecutableTask
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import Span
 from opentelemetry.trace import Status, StatusCode
 
+from marft_bridge.action_links import AnswerIndex, reads_to_attributes, sources_to_attributes
 from marft_bridge.call_attributes import answer_to_attributes, tokens_to_attributes
 from marft_bridge.episode import EpisodeContext, current_episode, end_to_outcome, episode_to_attributes
-from marft_bridge.exporter import JournalProcessor, private_provider
+from marft_bridge.exporter import private_provider
 from marft_bridge.policy import ExactTokens, announce_call, namespace_to_node
-from marft_bridge.task_writes import WriteLedger, accumulating_channels
+from marft_bridge.record_options import RecordOptions
+from marft_bridge.recording import options_to_processor
+from marft_bridge.redaction import Redact
+from marft_bridge.state_reads import Reads, state_keys
+from marft_bridge.task_hooks import is_subgraph
+from marft_bridge.task_writes import ENTRY, Sources, TaskStart, WriteLedger
 from trace_store import conventions as names
 from trace_store.errors import StoreError
 from trace_store.journal import Journal
 
 log = logging.getLogger("marft_bridge")
+_DEFAULTS = RecordOptions()
 _Method = TypeVar("_Method", bound=Callable[..., None])
+_BREAKPOINTS = ("interrupt_before", "interrupt_after")
+_REMEMBERED_INTERRUPTS = 10_000
 
 
 @dataclass(slots=True)
@@ -46,9 +56,24 @@ class _Trace:
 
     root: UUID
     episode: EpisodeContext
+    thread_id: str | None = None
     ledger: WriteLedger = field(default_factory=WriteLedger)
+    answers: AnswerIndex = field(default_factory=AnswerIndex)
+    tasks: dict[str, _Task] = field(default_factory=dict)  # checkpoint_ns -> the task, from its start on
     runs: dict[UUID, _Run] = field(default_factory=dict)
     spans: int = 0
+    interrupted: bool = False
+    loop: Any = None  # LangGraph's, of the outermost graph
+
+
+@dataclass(slots=True)
+class _Task:
+    """A task that LangGraph runs: where it comes from, and what its node reads."""
+
+    sources: Sources
+    reads: Reads | None
+    inherits: bool
+    span: Span | None = None  # of its latest attempt
 
 
 @dataclass(slots=True)
@@ -59,6 +84,7 @@ class _Run:
     span: Span  # its own, or the nearest ancestor's
     owns_span: bool
     checkpoint_ns: str
+    task: _Task | None = None  # the task around it, where LangGraph told us of it
     tokens: ExactTokens | None = None
 
 
@@ -81,14 +107,16 @@ class Recorder(BaseCallbackHandler):
     run_inline = True  # in the caller's context, before the call goes on
     raise_error = False
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, options: RecordOptions = _DEFAULTS, redact: Redact | None = None) -> None:
+        """`redact` is the function that `options.redact_with` would name. Raises a BridgeError for unusable options."""
         self.journal = journal
-        self._processor = JournalProcessor(journal)
+        self._processor = options_to_processor(journal, options, redact)
         self._tracer = private_provider(self._processor).get_tracer("marft_bridge")
         self._runs: dict[UUID, _Run] = {}
         self._lock = threading.Lock()
         self._session = f"session-{uuid.uuid4().hex[:12]}"
         self._recorded = 0
+        self._interrupted: dict[str, str] = {}  # thread -> the episode that its next run goes on with
         self.failures = 0  # callbacks that could not be recorded
 
     @property
@@ -120,15 +148,15 @@ class Recorder(BaseCallbackHandler):
     ) -> None:
         """A root run opens a trace; a node execution opens a span; any other chain passes its parent's on."""
         parent = self._runs.get(parent_run_id) if parent_run_id is not None else None
-        if parent is None:
-            self._open_trace(run_id, str(kwargs.get("name") or "graph"))
-            return
         metadata = metadata or {}
+        if parent is None:
+            self._open_trace(run_id, str(kwargs.get("name") or "graph"), metadata.get("thread_id"))
+            return
         checkpoint_ns = str(metadata.get("langgraph_checkpoint_ns") or "")
         if checkpoint_ns and checkpoint_ns != parent.checkpoint_ns and kwargs.get("name") == metadata["langgraph_node"]:
             self._open_node(run_id, parent, checkpoint_ns, metadata)
         else:
-            self._add_run(run_id, _Run(parent.trace, parent.span, False, parent.checkpoint_ns))
+            self._add_run(run_id, _Run(parent.trace, parent.span, False, parent.checkpoint_ns, parent.task))
 
     @_never_harm
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
@@ -138,47 +166,90 @@ class Recorder(BaseCallbackHandler):
     @_never_harm
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """Ends it with an error; LangGraph's own control flow (interrupts, handoffs) is none."""
+        run = self._runs.get(run_id)
+        if run is not None and isinstance(error, GraphInterrupt):
+            run.trace.interrupted = True
+        if run is not None and run.owns_span and run.checkpoint_ns and isinstance(error, ParentCommand):
+            run.trace.ledger.note_handoff(run.checkpoint_ns)
         self._close(run_id, None if isinstance(error, GraphBubbleUp) else error)
 
-    def _open_trace(self, run_id: UUID, name: str) -> None:
+    def _open_trace(self, run_id: UUID, name: str, thread_id: Any) -> None:
         episode = current_episode.get()
         if episode is None:
             self._recorded += 1
             episode = EpisodeContext(self._session, f"{self._session}/{self._recorded}", split="live")
-        opened = _Trace(run_id, episode)
+        opened = _Trace(run_id, episode, thread_id=str(thread_id) if thread_id is not None else None)
+        if episode.parent_episode is None and opened.thread_id is not None:
+            episode.parent_episode = self._interrupted.pop(opened.thread_id, None)
         span = self._start_span(opened, f"{names.INVOKE_WORKFLOW} {name}", None, episode_to_attributes(episode, name))
         episode.episode_id = trace.format_trace_id(span.get_span_context().trace_id)
         self._add_run(run_id, _Run(opened, span, True, ""))
 
     def _open_node(self, run_id: UUID, parent: _Run, checkpoint_ns: str, metadata: dict[str, Any]) -> None:
-        step = int(metadata["langgraph_step"])
-        fired, readable = parent.trace.ledger.task_started(
-            checkpoint_ns, metadata["langgraph_node"], step, metadata.get("langgraph_triggers") or ()
-        )
+        task = parent.trace.tasks.get(checkpoint_ns)
+        attributes = sources_to_attributes(task.sources if task else None, None)
+        attributes |= {names.READS_FROM: None, names.MAY_READ_FROM: None}  # known when it ends
+        caller = parent.trace.tasks.get(str(attributes.get(names.CALLED_BY)))
+        around = caller.span if caller is not None and caller.span is not None else parent.span
+        span = self._start_node_span(parent.trace, around, checkpoint_ns, int(metadata["langgraph_step"]), attributes)
+        if task is not None:
+            task.span = span
+        self._add_run(run_id, _Run(parent.trace, span, True, checkpoint_ns, task))
+
+    def _start_node_span(
+        self, owner: _Trace, around: Span, checkpoint_ns: str, step: int, attributes: dict[str, Any]
+    ) -> Span:
         node = namespace_to_node(checkpoint_ns)
-        span = self._start_span(
-            parent.trace,
-            f"{names.INVOKE_AGENT} {node}",
-            parent.span,
-            {
-                names.OPERATION: names.INVOKE_AGENT,
-                names.AGENT_NAME: node,
-                names.NODE: node,
-                names.STEP: step,
-                names.CHECKPOINT_NS: checkpoint_ns,
-                names.TRIGGERED_BY: fired,
-                names.READS_FROM: readable,
-            },
-        )
-        self._add_run(run_id, _Run(parent.trace, span, True, checkpoint_ns))
+        about: dict[str, Any] = {
+            names.OPERATION: names.INVOKE_AGENT,
+            names.AGENT_NAME: node,
+            names.NODE: node,
+            names.STEP: step,
+            names.CHECKPOINT_NS: checkpoint_ns,
+        }
+        return self._start_span(owner, f"{names.INVOKE_AGENT} {node}", around, about | attributes)
+
+    # -- tasks, from `task_hooks` -----------------------------------------------------------------------------
 
     @_never_harm
-    def note_task_writes(self, loop: Any, task: Any, writes: Any) -> None:
-        """What a task wrote, from `task_writes.WriteHook`, before the next superstep starts."""
+    def note_task_start(self, graph_run: UUID, task: PregelExecutableTask, reads: Reads | None, inherits: bool) -> None:
+        """A task is about to run: where it comes from, before its node span opens."""
+        run = self._runs.get(graph_run)
+        if run is not None:
+            self._start_task(run.trace, task, reads, inherits)
+
+    def _start_task(self, owner: _Trace, task: PregelExecutableTask, reads: Reads | None, inherits: bool) -> _Task:
+        start = _task_to_start(task)
+        keys = state_keys(task.input) if reads is not None else None
+        started = _Task(owner.ledger.task_started(start, keys), reads, inherits)
+        owner.tasks[start.ns] = started
+        return started
+
+    @_never_harm
+    def note_task_writes(self, loop: Any, task: PregelExecutableTask, writes: Any, cached: bool) -> None:
+        """What a task wrote, before the next superstep starts; a task that was not run gets its span here."""
         graph_run = self._runs.get(loop.manager.run_id)
-        if graph_run is not None and task is not None:
-            checkpoint_ns = task.config["configurable"]["checkpoint_ns"]
-            graph_run.trace.ledger.note_writes(checkpoint_ns, writes, accumulating_channels(loop))
+        if graph_run is None:
+            return
+        owner, start = graph_run.trace, _task_to_start(task)
+        if owner.root == loop.manager.run_id:
+            owner.loop = loop
+        if cached:
+            sources = self._start_task(owner, task, None, False).sources
+            if task.name != ENTRY:
+                attributes = sources_to_attributes(sources, None) | {names.CACHED: True}
+                self._start_node_span(owner, graph_run.span, start.ns, start.step, attributes).end()
+        noted = owner.tasks.get(start.ns)
+        owner.ledger.note_writes(
+            start.ns,
+            start.path,
+            start.step,
+            writes,
+            loop.channels,
+            loop.trigger_to_nodes.__contains__,
+            is_subgraph=is_subgraph(task),
+            inherits=noted is not None and noted.inherits,
+        )
 
     # -- LLM calls --------------------------------------------------------------------------------------------
 
@@ -196,7 +267,7 @@ class Recorder(BaseCallbackHandler):
         """Opens a chat span under the node that calls."""
         announce_call(run_id, self)
         prompt = [message_to_dict(message) for message in messages[0]]
-        self._open_call(run_id, parent_run_id, metadata or {}, kwargs, prompt)
+        self._open_call(run_id, parent_run_id, metadata or {}, kwargs, prompt, messages[0])
 
     @_never_harm
     def on_llm_start(
@@ -210,10 +281,16 @@ class Recorder(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """A plain completion model is recorded like a chat model."""
-        self._open_call(run_id, parent_run_id, metadata or {}, kwargs, prompts)
+        self._open_call(run_id, parent_run_id, metadata or {}, kwargs, prompts, [])
 
     def _open_call(
-        self, run_id: UUID, parent_run_id: UUID | None, metadata: dict[str, Any], kwargs: dict[str, Any], prompt: Any
+        self,
+        run_id: UUID,
+        parent_run_id: UUID | None,
+        metadata: dict[str, Any],
+        kwargs: dict[str, Any],
+        prompt: Any,
+        messages: list[BaseMessage],
     ) -> None:
         parent = self._runs.get(parent_run_id) if parent_run_id is not None else None
         if parent is None:
@@ -234,8 +311,11 @@ class Recorder(BaseCallbackHandler):
             names.STEP: metadata.get("langgraph_step") if in_node else None,
             names.CHECKPOINT_NS: parent.checkpoint_ns or None,
         }
+        attributes |= parent.trace.answers.prompt_to_attributes(messages)
+        if parent.task is not None:
+            attributes |= reads_to_attributes(parent.task.sources, parent.task.reads)
         span = self._start_span(parent.trace, f"{names.CHAT} {model}", parent.span, attributes)
-        self._add_run(run_id, _Run(parent.trace, span, True, parent.checkpoint_ns))
+        self._add_run(run_id, _Run(parent.trace, span, True, parent.checkpoint_ns, parent.task))
 
     @_never_harm
     def note_exact_tokens(self, run_id: UUID, tokens: ExactTokens) -> None:
@@ -251,6 +331,7 @@ class Recorder(BaseCallbackHandler):
         if run is None:
             return
         run.span.set_attributes(_present(answer_to_attributes(response) | tokens_to_attributes(run.tokens)))
+        run.trace.answers.add(response, trace.format_span_id(run.span.get_span_context().span_id))
         self._close(run_id, None)
 
     @_never_harm
@@ -284,7 +365,7 @@ class Recorder(BaseCallbackHandler):
             names.CHECKPOINT_NS: parent.checkpoint_ns or None,
         }
         span = self._start_span(parent.trace, f"{names.EXECUTE_TOOL} {name}", parent.span, attributes)
-        self._add_run(run_id, _Run(parent.trace, span, True, parent.checkpoint_ns))
+        self._add_run(run_id, _Run(parent.trace, span, True, parent.checkpoint_ns, parent.task))
 
     @_never_harm
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
@@ -320,6 +401,8 @@ class Recorder(BaseCallbackHandler):
         self._runs.pop(run_id, None)
         run.trace.runs.pop(run_id, None)
         if run.owns_span:
+            if run.task is not None and run.task.span is run.span:
+                run.span.set_attributes(_present(reads_to_attributes(run.task.sources, run.task.reads)))
             _end_span(run.span, error)
 
     def _close_trace(self, root: _Run, error: BaseException | None) -> None:
@@ -327,13 +410,29 @@ class Recorder(BaseCallbackHandler):
         unfinished = TimeoutError("not finished when the run ended")
         for run_id in [other for other in owner.runs if other != owner.root]:
             self._close(run_id, unfinished)
-        outcome, reason = end_to_outcome(owner.episode, error)
+        interrupted = owner.interrupted or getattr(owner.loop, "status", None) in _BREAKPOINTS
+        outcome, reason = end_to_outcome(owner.episode, error, interrupted)
+        if interrupted and owner.thread_id is not None and owner.episode.episode_id is not None:
+            self._interrupted[owner.thread_id] = owner.episode.episode_id
+            while len(self._interrupted) > _REMEMBERED_INTERRUPTS:
+                self._interrupted.pop(next(iter(self._interrupted)))
         root.span.set_attributes(
             _present({names.OUTCOME: outcome, names.OUTCOME_REASON: reason, names.SPAN_COUNT: owner.spans})
         )
         self._runs.pop(owner.root, None)
         _end_span(root.span, error if outcome == "failed" else None)
         self.journal.sync()
+
+
+def _task_to_start(task: PregelExecutableTask) -> TaskStart:
+    return TaskStart(
+        ns=task.config["configurable"]["checkpoint_ns"],
+        node=task.name,
+        step=int(task.config["metadata"]["langgraph_step"]),
+        path=task.path,
+        subscribed=task.triggers,
+        input=task.input,
+    )
 
 
 def _end_span(span: Span, error: BaseException | None) -> None:

@@ -1,87 +1,119 @@
 """A compiled LangGraph graph -> the same graph, recorded.
 
-`wrap` changes no result and needs no edit of the app: it adds one callback handler to each call. Undo it by
-using the original graph again. For spans from a whole process see the recorder in `record`.
+`wrap` changes no result and needs no edit of the app. What it gives back is a graph of the same class with the same
+nodes, so every way of running it, copying it (`with_config`) or putting it into another graph works and is recorded;
+the graph that was given is not touched. For every graph of a process see `instrumentation`.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import merge_configs
+from langchain_core.runnables.config import var_child_runnable_config
+from langgraph.pregel import Pregel
 
+from marft_bridge.errors import ConfigError, GraphError
 from marft_bridge.record import Recorder
-from marft_bridge.task_writes import write_hook
+from marft_bridge.record_options import RecordOptions
+from marft_bridge.redaction import Redact
+from marft_bridge.task_hooks import task_hooks
 from trace_store.journal import Journal
 
 
-class RecordedGraph:
-    """Stands in for a compiled graph: what is not a way to run it is the graph's own."""
+class RecordedGraph(Pregel[Any, Any, Any, Any]):
+    """What `wrap` adds to a graph's own class, in front of it.
 
-    def __init__(self, app: Any, recorder: Recorder) -> None:
-        self._app = app
-        self.recorder = recorder
-        write_hook.attach()
-        self._detach = weakref.finalize(self, write_hook.detach)  # once: by unwrap, or when nobody holds this any more
+    LangGraph copies a graph by calling its class with the attributes of the instance, so what belongs to the
+    recording lies in a class of its own for each wrapped graph.
+    """
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._app, name)
+    recorder: ClassVar[Recorder]
+    _original: ClassVar[Any]
+    _detach: ClassVar[weakref.finalize[Any, Any]]  # runs once: at unwrap, or when the class is no longer used
 
     def unwrap(self) -> Any:
-        """The original graph; this wrapper records no dependencies any more."""
-        self._detach()
-        return self._app
+        """The original graph. This one, and copies of it, record nothing any more."""
+        type(self)._detach()
+        return type(self)._original
 
-    def _recorded(self, config: RunnableConfig | None) -> RunnableConfig:
-        return merge_configs(config, {"callbacks": [self.recorder]})
+    def _with_recorder(self, config: RunnableConfig | None) -> RunnableConfig | None:
+        return config_with_recorder(self, config, self.recorder) if type(self)._detach.alive else config
 
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """As the graph's own."""
-        return self._app.invoke(input, self._recorded(config), **kwargs)
+    def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:  # type: ignore[override]
+        """As the graph's own; `invoke` and `batch` come through here."""
+        return super().stream(input, self._with_recorder(config), **kwargs)
 
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """As the graph's own."""
-        return await self._app.ainvoke(input, self._recorded(config), **kwargs)
-
-    def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
-        """As the graph's own."""
-        return iter(self._app.stream(input, self._recorded(config), **kwargs))
-
-    async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
-        """As the graph's own."""
-        async for part in self._app.astream(input, self._recorded(config), **kwargs):
-            yield part
-
-    def batch(self, inputs: list[Any], config: Any = None, **kwargs: Any) -> list[Any]:
-        """As the graph's own; every input is an episode of its own."""
-        return list(self._app.batch(inputs, self._recorded_each(config, len(inputs)), **kwargs))
-
-    async def abatch(self, inputs: list[Any], config: Any = None, **kwargs: Any) -> list[Any]:
-        """As the graph's own; every input is an episode of its own."""
-        return list(await self._app.abatch(inputs, self._recorded_each(config, len(inputs)), **kwargs))
-
-    def _recorded_each(self, config: Any, count: int) -> list[RunnableConfig]:
-        configs: Sequence[Any] = config if isinstance(config, Sequence) else [config] * count
-        return [self._recorded(one) for one in configs]
+    def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:  # type: ignore[override]
+        """As the graph's own; `ainvoke` and `abatch` come through here."""
+        return super().astream(input, self._with_recorder(config), **kwargs)
 
 
-def wrap(app: Any, store: str | Path | Recorder) -> RecordedGraph:
+def config_with_recorder(graph: Pregel[Any, Any, Any, Any], config: Any, recorder: Recorder) -> Any:
+    """The config with the recorder among its callbacks; the same config where the run has it already."""
+    inherited = var_child_runnable_config.get()
+    if any(_holds(each, recorder) for each in (config, graph.config, inherited)):
+        return config
+    return {**(config or {}), "callbacks": _with_handler((config or {}).get("callbacks"), recorder)}
+
+
+def _holds(config: Any, recorder: Recorder) -> bool:
+    callbacks = (config or {}).get("callbacks") or ()
+    handlers = callbacks.inheritable_handlers if isinstance(callbacks, BaseCallbackManager) else callbacks
+    return any(handler is recorder for handler in handlers)
+
+
+def _with_handler(callbacks: Any, recorder: Recorder) -> Any:
+    if isinstance(callbacks, BaseCallbackManager):
+        manager = callbacks.copy()
+        manager.add_handler(recorder)
+        return manager
+    return [*(callbacks or ()), recorder]
+
+
+def wrap(
+    app: Any, store: str | Path | Recorder, options: RecordOptions | None = None, redact: Redact | None = None
+) -> RecordedGraph:
     """Records every run of `app`.
 
     Args:
         app: a compiled LangGraph graph.
         store: path of the DuckDB store (its journal is written beside it, and taken in when the store is next
             opened and told to `take_in`), or a recorder that several graphs share.
+        options: what may be written and where else it goes, as the table `[record]` of `bridge.toml` says it.
+        redact: a function (attribute name, text) -> text to write instead, called on every text after the patterns.
 
     Wrapping a graph that is wrapped already gives it back unchanged, with the recorder that it has.
+
+    Raises:
+        GraphError: `app` is not a compiled graph.
+        ConfigError: options or a function are given where a recorder with its own is in use already.
     """
+    settled = isinstance(app, RecordedGraph) or isinstance(store, Recorder)
+    if settled and (options is not None or redact is not None):
+        raise ConfigError("wrap: options and redact belong to the recorder, which exists already; make it with them")
     if isinstance(app, RecordedGraph):
         return app
     if not isinstance(store, Recorder):
         path = Path(store)
-        store = Recorder(Journal(path.with_name(path.name + ".journal")))
-    return RecordedGraph(app, store)
+        store = Recorder(Journal(path.with_name(path.name + ".journal")), options or RecordOptions(), redact)
+    return _graph_to_recorded(app, store)
+
+
+def _graph_to_recorded(app: Any, recorder: Recorder) -> RecordedGraph:
+    if not isinstance(app, Pregel):
+        raise GraphError(
+            f"wrap: a {type(app).__name__} is not a compiled graph; call .compile() on a builder, and record a graph "
+            "inside another runnable with marft_bridge.instrument()"
+        )
+    own = type(app)
+    cls: Any = type(f"Recorded{own.__name__}", (RecordedGraph, own), {"recorder": recorder, "_original": app})
+    task_hooks.attach()
+    cls._detach = weakref.finalize(cls, task_hooks.detach)
+    recorded: RecordedGraph = cls.__new__(cls)
+    recorded.__dict__.update(vars(app))
+    return recorded

@@ -1,129 +1,291 @@
-"""Writes of LangGraph tasks -> which task triggered which, and from whom a task could read.
+"""Writes of LangGraph tasks -> for each task: who triggered it, who sent to it, and whose values it could read.
 
-A `WriteLedger` follows one run. Every task's writes are noted when LangGraph commits them (before the next
-superstep starts), and a task that starts asks what fired it. Invariant: tasks of one superstep never depend on
-each other. Triggers are exact: the writers of the trigger channels since these were last consumed, so joins and
-loops come out right. Reads are an upper bound: a StateGraph node may read every state key, and whether it did is
-not seen here. Tasks are named by their checkpoint namespace (`node:task_id`, chained by `|` through subgraphs).
+A `WriteLedger` follows one run. Every task's writes are noted when LangGraph commits them, and a task that starts
+asks for its `Sources`. Tasks are named by their checkpoint namespace (`node:task_id`, chained by `|` through
+subgraphs); "the graph" of a task is its namespace without the last segment. Invariants: only writes of earlier
+supersteps count, so tasks of one superstep never depend on each other; a trigger counts once, for the superstep
+that it fires; values that a subgraph only passes through keep their writers. What cannot be told apart is kept as
+a bound and marked so. It knows nothing of spans, callbacks or what a node does inside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, runtime_checkable
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from langgraph.channels import BinaryOperatorAggregate
-from langgraph.pregel._loop import PregelLoop
-from langgraph.types import Send
+from langgraph._internal._constants import ERROR, INTERRUPT, NO_WRITES, RESUME, RETURN, TASKS
+from langgraph.channels import BinaryOperatorAggregate, Topic
+from langgraph.channels.delta import DeltaChannel
+from langgraph.channels.named_barrier_value import NamedBarrierValue, NamedBarrierValueAfterFinish
+from langgraph.checkpoint.base import writes_sort_key
+from langgraph.pregel._algo import task_path_str
+from langgraph.types import Overwrite, Send
 
-_SENDS = "__pregel_tasks"  # the channel that carries Send objects
-_ENTRY = "__start__"  # LangGraph's own task that writes the input; not a node of the app
+Writers = dict[str, bool]
+"""Task -> whether it is known to have written (True), or may have (False)."""
+
+ENTRY = "__start__"  # LangGraph's own task that writes the input; not a node of the app
+_NOT_STATE = frozenset({ERROR, INTERRUPT, NO_WRITES, RESUME, RETURN, TASKS})
+_SCAN_LIMIT = 1000  # values of a functional task's arguments that are looked at
 
 
-def _graph_of(checkpoint_ns: str) -> str:
-    """The graph instance that a task belongs to: its namespace without the last segment."""
+def graph_of(checkpoint_ns: str) -> str:
+    """The graph instance that a task belongs to."""
     return checkpoint_ns.rpartition("|")[0]
 
 
-def _is_control(channel: str) -> bool:
-    return channel.startswith(("branch:", "join:", "__"))
+def is_entry(checkpoint_ns: str) -> bool:
+    """Whether a task is LangGraph's own, that writes a graph's input."""
+    return checkpoint_ns.rpartition("|")[2].startswith(ENTRY + ":")
+
+
+@dataclass(slots=True)
+class Sources:
+    """Where a task comes from, as known when it starts."""
+
+    triggered_by: list[str] = field(default_factory=list)
+    sent_by: list[str] = field(default_factory=list)  # one task, or all that it may have been
+    readable: dict[str, Writers] = field(default_factory=dict)  # state key -> whose values it holds
+    given: list[str] = field(default_factory=list)  # functional tasks whose results it was called with
+    maybe_given: list[str] = field(default_factory=list)  # functional tasks that had returned when it was called
+    caller: str | None = None  # the task that called it as a function
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStart:
+    """A task that starts, in LangGraph's terms."""
+
+    ns: str
+    node: str
+    step: int
+    path: tuple[Any, ...]
+    subscribed: Sequence[str]  # all channels that can trigger it
+    input: Any
+
+
+@dataclass(slots=True)
+class _Trigger:
+    """Who wrote a channel that fires tasks, since it was last consumed, and who fired its last superstep."""
+
+    required: frozenset[str]  # for a join: the names that must have been written
+    waiting: list[tuple[int, str | None, Any]] = field(default_factory=list)  # (step, writer, value)
+    fired_step: int | None = None
+    fired: list[str] = field(default_factory=list)
+
+    def consume(self, step: int) -> list[str]:
+        """The writers that fire `step`: none while a join still waits for others."""
+        if self.fired_step == step:
+            return self.fired
+        ready = [entry for entry in self.waiting if entry[0] < step]
+        if self.required and not self.required <= {value for _, _, value in ready}:
+            return []
+        self.waiting = [entry for entry in self.waiting if entry[0] >= step]
+        self.fired_step, self.fired = step, list(dict.fromkeys(ns for _, ns, _ in ready if ns is not None))
+        return self.fired
+
+
+@dataclass(slots=True)
+class _Graph:
+    """One graph instance of the run."""
+
+    triggers: dict[str, _Trigger] = field(default_factory=dict)
+    # state key -> (step, writers after it), the newest last; two suffice, a reader is never more than one step late
+    state: dict[str, list[tuple[int, Writers]]] = field(default_factory=dict)
+    sends: list[tuple[int, Any, int, Send, str | None]] = field(default_factory=list)  # step, path, number, packet, ns
+    paths: dict[tuple[Any, ...], str] = field(default_factory=dict)
+    returned: list[str] = field(default_factory=list)  # functional tasks that nothing later has waited for
+    issuer: str | None = None  # the task inside that handed off to the graph around, by Command(graph=PARENT)
+
+    def writers(self, key: str, step: int | None) -> Writers:
+        """Whose values `key` holds for a task of `step`; None asks for the latest."""
+        for written, writers in reversed(self.state.get(key, ())):
+            if step is None or written < step:
+                return writers
+        return {}
+
+    def set_writers(self, key: str, step: int, writers: Writers, keep: bool) -> None:
+        """Notes writers of `key`; with `keep` the earlier ones stay visible, as under a reducer."""
+        history = self.state.setdefault(key, [])
+        if history and history[-1][0] == step:
+            history[-1] = (step, {**history[-1][1], **writers})  # another task of this superstep, under a reducer
+            return
+        held = {**history[-1][1], **writers} if keep and history else dict(writers)
+        history.append((step, held))
+        del history[:-2]
 
 
 class WriteLedger:
-    """Who wrote what in one run. Not thread-safe by itself: LangGraph commits writes on one thread per graph."""
+    """Who wrote what in one run. Safe to use from the threads that its tasks run in."""
 
     def __init__(self) -> None:
-        # (graph, trigger channel) -> writers, and the superstep that consumed them (None: not yet)
-        self._triggers: dict[tuple[str, str], tuple[list[str], int | None]] = {}
-        # (graph, state channel) -> writers whose values it still holds
-        self._state: dict[tuple[str, str], list[str]] = {}
+        self._lock = threading.Lock()
+        self._graphs: dict[str, _Graph] = {}
+        self._starts: dict[str, Sources] = {}
+        self._results: dict[int, tuple[Any, list[str]]] = {}  # id of a functional result -> it, and whose it is
+        self._covers: dict[str, list[str]] = {}  # functional task -> those that had returned when it was called
 
-    def note_writes(self, checkpoint_ns: str, writes: Iterable[tuple[str, Any]], accumulating: Iterable[str]) -> None:
-        """Notes what the task `checkpoint_ns` wrote. `accumulating` names the channels with a reducer."""
-        graph, reducers = _graph_of(checkpoint_ns), set(accumulating)
-        writer = [] if checkpoint_ns.rpartition("|")[2].startswith(_ENTRY + ":") else [checkpoint_ns]
-        for channel, value in writes:
-            if channel == _SENDS and isinstance(value, Send):
-                self._add_trigger((graph, f"{_SENDS}:{value.node}"), writer)
-            elif _is_control(channel):
-                self._add_trigger((graph, channel), writer)
-            elif channel in reducers:
-                held = self._state.setdefault((graph, channel), [])
-                held.extend(ns for ns in writer if ns not in held)
+    def _graph(self, name: str) -> _Graph:
+        return self._graphs.setdefault(name, _Graph())
+
+    # -- a task starts ----------------------------------------------------------------------------------------
+
+    def task_started(self, task: TaskStart, keys: Sequence[str] | None = None) -> Sources:
+        """What fired the task that starts now, and whose values lie in its reach: those of `keys`, None for all."""
+        with self._lock:
+            graph = self._graph(graph_of(task.ns))
+            graph.paths[task.path] = task.ns
+            sources = Sources()
+            if task.path[-1] is True:
+                self._add_call(graph, task, sources)
             else:
-                self._state[(graph, channel)] = list(writer)
+                for channel in task.subscribed:
+                    if channel in graph.triggers:
+                        new = graph.triggers[channel].consume(task.step)
+                        sources.triggered_by.extend(ns for ns in new if ns not in sources.triggered_by)
+                if task.path[0] == "__pregel_push":
+                    sources.sent_by = _senders(graph, task)
+                else:
+                    reach = graph.state if keys is None else keys
+                    sources.readable = {key: graph.writers(key, task.step) for key in reach}
+            self._starts[task.ns] = sources
+            return sources
 
-    def _add_trigger(self, key: tuple[str, str], writer: Sequence[str]) -> None:
-        writers, consumed = self._triggers.get(key, ([], None))
-        fresh = [] if consumed is not None else writers
-        self._triggers[key] = ([*fresh, *(ns for ns in writer if ns not in fresh)], None)
+    def _add_call(self, graph: _Graph, task: TaskStart, sources: Sources) -> None:
+        sources.caller = graph.paths.get(task.path[1])
+        for value in _values_in(task.input):
+            found = self._results.get(id(value))
+            if found is not None:
+                target = sources.given if len(found[1]) == 1 else sources.maybe_given
+                target.extend(ns for ns in found[1] if ns not in target)
+        waited = [ns for ns in graph.returned if ns != sources.caller]
+        sources.maybe_given += [ns for ns in waited if ns not in sources.given and ns not in sources.maybe_given]
+        self._covers[task.ns] = waited
 
-    def task_started(
-        self, checkpoint_ns: str, node: str, step: int, subscribed: Iterable[str]
-    ) -> tuple[list[str], list[str]]:
-        """What fired the task that starts now, and whose writes it can read: two lists of checkpoint namespaces."""
-        graph = _graph_of(checkpoint_ns)
-        channels = [f"{_SENDS}:{node}" if name in (_SENDS, "__pregel_push") else name for name in subscribed]
-        fired: list[str] = []
-        for channel in channels:
-            writers, consumed = self._triggers.get((graph, channel), ([], None))
-            if consumed is None or consumed == step:
-                fired.extend(ns for ns in writers if ns not in fired)
-                self._triggers[(graph, channel)] = (writers, step)
-        readable: list[str] = []
-        for (owner, _), writers in self._state.items():
-            if owner == graph:
-                readable.extend(ns for ns in writers if ns not in readable)
-        return fired, [ns for ns in readable if ns != checkpoint_ns]
+    # -- a task's writes are committed ------------------------------------------------------------------------
+
+    def note_writes(
+        self,
+        ns: str,
+        path: tuple[Any, ...],
+        step: int,
+        writes: Iterable[tuple[str, Any]],
+        channels: Mapping[str, Any],
+        fires: Callable[[str], bool],
+        *,
+        is_subgraph: bool = False,
+        inherits: bool = False,
+    ) -> None:
+        """Notes what a task wrote.
+
+        Args:
+            ns, path, step: the task.
+            writes: (channel, value).
+            channels: the graph's channels, by name.
+            fires: whether a channel can trigger tasks.
+            is_subgraph: the node is a graph by itself, so its writers are inside.
+            inherits: the entry of a graph that was given the state of the task around it as it is.
+        """
+        with self._lock:
+            name = graph_of(ns)
+            graph = self._graph(name)
+            inside = self._graphs.get(ns) if is_subgraph else None
+            issuer = self._graphs[ns].issuer if ns in self._graphs else None
+            if issuer is not None:
+                inside = None
+            for number, (channel, value) in enumerate(writes):
+                writer = None if is_entry(ns) else issuer or ns
+                if channel == RETURN:
+                    self._note_result(graph, ns, value)
+                elif channel == TASKS and isinstance(value, Send):
+                    graph.sends = [entry for entry in graph.sends if entry[0] >= step - 1]
+                    graph.sends.append((step, writes_sort_key(task_path_str(path)), number, value, writer))
+                elif channel not in _NOT_STATE:
+                    spec = channels.get(channel)
+                    if fires(channel):
+                        required = spec.names if isinstance(spec, _JOINS) else ()
+                        trigger = graph.triggers.setdefault(channel, _Trigger(frozenset(required)))
+                        trigger.waiting.append((step, writer, value))
+                    if not channel.startswith(("branch:", "join:", "__")) or channel == "__root__":
+                        if is_entry(ns):
+                            writers = self._entry_writers(name, channel, inherits)
+                        elif inside is not None and channel in inside.state:
+                            writers = inside.writers(channel, None)
+                        else:
+                            writers = {issuer or ns: True}
+                        graph.set_writers(channel, step, writers, _accumulates(spec) and not _replaces(value))
+
+    def note_handoff(self, ns: str) -> None:
+        """A task ended by a command for the graph around its own: that graph's writes are this task's."""
+        with self._lock:
+            deeper = self._graphs[ns].issuer if ns in self._graphs else None
+            graph = self._graph(graph_of(ns))
+            graph.issuer = deeper or ns
+
+    def _entry_writers(self, graph: str, key: str, inherits: bool) -> Writers:
+        """Whose values a graph's input holds: those of the task around it, as far as they are known."""
+        if graph not in self._starts:
+            return {}
+        sources = self._starts[graph]
+        if inherits:
+            return dict(sources.readable.get(key, {}))
+        if sources.sent_by:
+            return dict.fromkeys(sources.sent_by, len(sources.sent_by) == 1)
+        # The function around it made up this input, from whatever it had.
+        held = {ns for writers in sources.readable.values() for ns in writers}
+        return dict.fromkeys(sorted(held | set(sources.given) | set(sources.maybe_given)), False)
+
+    def _note_result(self, graph: _Graph, ns: str, value: Any) -> None:
+        if value is not None and not isinstance(value, (bool, int, float)):  # small ones are one object for all
+            held = self._results.setdefault(id(value), (value, []))
+            if ns not in held[1]:
+                held[1].append(ns)
+        covered = self._covers.get(ns, [])
+        graph.returned = [other for other in graph.returned if other not in covered] + [ns]
 
 
-def accumulating_channels(loop: Any) -> list[str]:
-    """The state channels of a running graph that have a reducer, so that earlier writers still show in them."""
-    return [name for name, channel in loop.channels.items() if isinstance(channel, BinaryOperatorAggregate)]
+_JOINS = (NamedBarrierValue, NamedBarrierValueAfterFinish)
 
 
-@runtime_checkable
-class SeesTaskWrites(Protocol):
-    """A callback handler that wants to know what every task of its graphs wrote. It must not raise."""
-
-    def note_task_writes(self, loop: Any, task: Any, writes: Any) -> None:
-        """Called when LangGraph commits the writes of `task` in the graph that `loop` runs."""
+def _accumulates(spec: Any) -> bool:
+    return isinstance(spec, (BinaryOperatorAggregate, DeltaChannel)) or (isinstance(spec, Topic) and spec.accumulate)
 
 
-class WriteHook:
-    """Listens to the writes that LangGraph commits, while at least one recorder is attached.
-
-    LangGraph offers no callback for a task's writes, and its public streams leave the routing ones out, so the
-    hook stands in front of `PregelLoop.put_writes`. It runs only for graphs whose callbacks hold a recorder,
-    changes nothing, and is taken away again when the last recorder lets go.
-    """
-
-    def __init__(self) -> None:
-        self._users = 0
-        self._original: Callable[..., None] | None = None
-
-    def attach(self) -> None:
-        """Starts listening; calls nest."""
-        self._users += 1
-        if self._original is not None:
-            return
-        original = self._original = PregelLoop.put_writes
-
-        def put_writes(loop: Any, task_id: str, writes: Any, **kwargs: Any) -> None:
-            for handler in getattr(loop.manager, "handlers", ()):
-                if isinstance(handler, SeesTaskWrites):
-                    task = getattr(loop, "tasks", {}).get(task_id)
-                    handler.note_task_writes(loop, task, writes)
-            original(loop, task_id, writes, **kwargs)
-
-        PregelLoop.put_writes = put_writes  # type: ignore[assignment,method-assign]
-
-    def detach(self) -> None:
-        """Undoes one `attach`."""
-        self._users -= 1
-        if self._users == 0 and self._original is not None:
-            PregelLoop.put_writes = self._original  # type: ignore[method-assign]
-            self._original = None
+def _replaces(value: Any) -> bool:
+    """Whether a write under a reducer drops what was there."""
+    if isinstance(value, Overwrite) or (isinstance(value, dict) and "__overwrite__" in value):
+        return True
+    items = value if isinstance(value, list) else [value]
+    return any(getattr(item, "id", None) == "__remove_all__" for item in items)
 
 
-write_hook = WriteHook()
+def _senders(graph: _Graph, task: TaskStart) -> list[str]:
+    """Who sent the packet that started `task`: LangGraph numbers packets by their senders' paths."""
+    step = max((entry[0] for entry in graph.sends if entry[0] < task.step), default=None)
+    pending = sorted((entry for entry in graph.sends if entry[0] == step), key=lambda entry: entry[1:3])
+
+    def matches(packet: Send) -> bool:
+        return packet.node == task.node and packet.arg is task.input
+
+    number = task.path[1]
+    if isinstance(number, int) and number < len(pending) and matches(pending[number][3]):
+        found = [pending[number][4]]
+    else:
+        found = [entry[4] for entry in pending if matches(entry[3])]
+        found = found or [entry[4] for entry in pending if entry[3].node == task.node]
+    return list(dict.fromkeys(ns for ns in found if ns is not None))
+
+
+def _values_in(call_input: Any) -> list[Any]:
+    """The objects in a functional task's arguments, through lists, tuples and dicts."""
+    found: list[Any] = []
+    waiting = [call_input]
+    while waiting and len(found) < _SCAN_LIMIT:
+        value = waiting.pop()
+        found.append(value)
+        if isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, (list, tuple)):
+            waiting.extend(value)
+    return found

@@ -20,6 +20,7 @@ from trace_store.records import Action, Episode, Outcome, SpanRow, Trajectory
 
 __all__ = ["Incomplete", "Malformed", "spans_to_trajectory"]
 
+_READS_WERE_BOUNDS = "genai-1.44/marft-1"  # under these names, reads_from held all that may have been read
 LOGPROB_TOLERANCE = 1e-4  # engines in low precision report log-probs a little above 0
 
 
@@ -141,19 +142,45 @@ class _Trace:
         for ns, attempts in self._attempts.items():
             kept = next((span for span in attempts if span.span_id not in self.lost_attempts), attempts[-1])
             bag, outer = Bag(kept), self.execution_span(kept)
+            reads, maybe = _reads(bag)
             executions[ns] = Execution(
                 ns=ns,
-                step=bag.small(c.STEP),
+                step=bag.small(c.STEP) if bag.text(c.CALLED_BY) is None else None,
                 parent=None if outer is None else _namespace(outer),
                 triggered_by=bag.texts(c.TRIGGERED_BY),
-                reads_from=bag.texts(c.READS_FROM),
+                sent_by=bag.texts(c.SENT_BY),
+                reads_from=reads or (),
+                may_read_from=maybe or (),
             )
         for span in self.spans.values():
             around = self.execution_span(span) if span.operation == c.CHAT else None
             if around is not None and self.loss_of(span) is None:
-                call = Call(span.span_id, span.start_ns, max(span.start_ns, span.end_ns))
-                executions[_namespace(around)].calls.append(call)
+                executions[_namespace(around)].calls.append(_span_to_call(span))
         return executions
+
+
+def _span_to_call(span: SpanRow) -> Call:
+    bag = Bag(span)
+    reads, maybe = _reads(bag)
+    return Call(
+        action_id=span.span_id,
+        start=span.start_ns,
+        end=max(span.start_ns, span.end_ns),
+        reads_from=reads,
+        may_read_from=maybe,
+        saw_answers=bag.texts(c.SAW_ANSWERS),
+        saw_tool_results=bag.texts(c.SAW_TOOL_RESULTS),
+    )
+
+
+def _reads(bag: Bag) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+    """What was read and what may have been; None for what the span does not say."""
+    if not (bag.has(c.READS_FROM) or bag.has(c.MAY_READ_FROM)):
+        return None, None
+    reads, maybe = bag.texts(c.READS_FROM), bag.texts(c.MAY_READ_FROM)
+    if bag.convention == _READS_WERE_BOUNDS:
+        return (), (*reads, *maybe)
+    return reads, maybe
 
 
 def _namespace(span: SpanRow) -> str:

@@ -25,6 +25,15 @@ class Bag:
     def __init__(self, span: SpanRow) -> None:
         self._span = span
 
+    @property
+    def convention(self) -> str:
+        """The version of the names that the span was written with."""
+        return self._span.convention
+
+    def has(self, key: str) -> bool:
+        """Whether the span says anything under this name."""
+        return self._span.attributes.get(key) is not None
+
     def text(self, key: str) -> str | None:
         """A text, as it is."""
         value = self._span.attributes.get(key)

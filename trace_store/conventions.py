@@ -7,7 +7,7 @@ dependencies) lives under `marft.*`.
 
 from __future__ import annotations
 
-CONVENTION_VERSION = "genai-1.44/marft-1"
+CONVENTION_VERSION = "genai-1.44/marft-2"
 
 # Operations, the values of gen_ai.operation.name.
 INVOKE_WORKFLOW = "invoke_workflow"  # one graph run: an episode
@@ -60,7 +60,13 @@ NODE = "marft.node"  # LangGraph node name, subgraph path included, "/" between
 STEP = "marft.langgraph.step"
 CHECKPOINT_NS = "marft.langgraph.checkpoint_ns"  # identifies the task; a retry or a resume repeats it
 TRIGGERED_BY = "marft.langgraph.triggered_by"  # list of checkpoint_ns whose writes triggered this task
-READS_FROM = "marft.langgraph.reads_from"  # list of checkpoint_ns that last wrote what this task could read
+SENT_BY = "marft.langgraph.sent_by"  # list of checkpoint_ns that sent this task's input by Send: one, or the candidates
+CALLED_BY = "marft.langgraph.called_by"  # checkpoint_ns of the task that called this one as a function
+READS_FROM = "marft.langgraph.reads_from"  # list of checkpoint_ns whose values were seen to be read, up to here
+MAY_READ_FROM = "marft.langgraph.may_read_from"  # list of checkpoint_ns whose values may have been read, up to here
+CACHED = "marft.langgraph.cached"  # true: the task's writes came from a cache or an earlier run, nothing was run
+SAW_ANSWERS = "marft.saw_answers"  # list of span ids of calls whose answers are messages of this prompt
+SAW_TOOL_RESULTS = "marft.saw_tool_results"  # list of span ids of calls whose tools' results are in this prompt
 
 # Ours: the exact tokens of an action, from the engine.
 PROMPT_IDS = "marft.prompt_token_ids"

@@ -1,16 +1,20 @@
 """Node executions and calls -> the dependency function D of the Flex-MG, as edges, and its topological order.
 
-Sources: calls inside one node execution follow each other in time (`data`); between executions LangGraph's
-trigger writes give `trigger` edges and the last writers of a channel give inexact `data` edges. Executions nest
-(a subgraph is a node). Invariants: D is acyclic, two executions of one superstep never depend on each other, and
-the result does not depend on the order of the input. Spans, attributes and token ids are not known here.
+An edge has a kind. `trigger`: a write of the one node made the other run. `send`: it ran on what the one sent. `data`:
+it read a value that the one wrote, or its prompt holds the one's answer. `tool`: its prompt holds the result of a
+tool that the one called. A pair may have several kinds. An edge is exact when the relation was observed between the
+two node executions, and inexact where it is only an upper bound: what may have been read, and calls of one
+execution that follow each other in time, since what a node does inside is not looked into. A node without a call
+passes on what it depends on itself. Executions nest (a subgraph is a node). Invariants: D is acyclic, two
+executions of one superstep never depend on each other, and the result does not depend on the order of the input.
+Spans, attributes and token ids are not known here.
 """
 
 from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -23,11 +27,18 @@ class DependencyCycleError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One LLM call whose execution counts. Times in nanoseconds, `start <= end`."""
+    """One LLM call whose execution counts. Times in nanoseconds, `start <= end`.
+
+    Reads are those of its execution up to this call; None where only those of the whole execution are known.
+    """
 
     action_id: str
     start: int
     end: int
+    reads_from: tuple[str, ...] | None = None
+    may_read_from: tuple[str, ...] | None = None
+    saw_answers: tuple[str, ...] = ()  # actions whose answers are in its prompt
+    saw_tool_results: tuple[str, ...] = ()  # actions whose tools' results are in its prompt
 
 
 @dataclass(slots=True)
@@ -35,18 +46,33 @@ class Execution:
     """One node execution. `ns` is its checkpoint namespace, `calls` those made by the node itself."""
 
     ns: str
-    step: int | None
+    step: int | None  # None for one that runs whenever it is called: supersteps do not order it
     parent: str | None  # ns of the enclosing execution
-    triggered_by: tuple[str, ...]
-    reads_from: tuple[str, ...]
+    triggered_by: tuple[str, ...] = ()
+    sent_by: tuple[str, ...] = ()  # one execution, or all that it may have been
+    reads_from: tuple[str, ...] = ()
+    may_read_from: tuple[str, ...] = ()
     calls: list[Call] = field(default_factory=list)
+
+    def control(self) -> list[tuple[str, bool]]:
+        """What made it run, and whether exactly that."""
+        return [*((ns, True) for ns in self.triggered_by), *((ns, len(self.sent_by) == 1) for ns in self.sent_by)]
+
+    def sources(self) -> list[tuple[str, bool]]:
+        """Everything that it depends on, and whether exactly."""
+        read = [*((ns, True) for ns in self.reads_from), *((ns, False) for ns in self.may_read_from)]
+        return self.control() + read
+
+
+_Beyond = Callable[[Execution], Iterable[tuple[str, bool]]]
 
 
 def executions_to_edges(episode_id: str, executions: Mapping[str, Execution]) -> list[Edge]:
-    """All edges of one episode, one per pair of actions, unordered.
+    """All edges of one episode, one per pair of actions and kind, unordered.
 
-    A namespace in `triggered_by` or `reads_from` that is not among the executions lies outside the episode
-    (its input, or a cached node), so it gives no edge. Raises DependencyCycleError for an execution inside itself.
+    A namespace or an action that is named as a source but is not among the executions lies outside the episode (its
+    input, an earlier run of the thread, an attempt that failed), so it gives no edge. Raises DependencyCycleError for
+    an execution inside itself.
     """
     return _Derivation(episode_id, executions).edges()
 
@@ -57,7 +83,7 @@ class _Derivation:
     def __init__(self, episode_id: str, executions: Mapping[str, Execution]) -> None:
         self._episode_id = episode_id
         self._executions = executions
-        self._found: dict[tuple[str, str], Edge] = {}
+        self._found: dict[tuple[str, str, EdgeKind], bool] = {}  # -> exact
         self._successors: dict[str, set[str]] = {}
         self._predecessors: dict[str, set[str]] = {}
         # Calls of the executions inside each execution, however deep, without its own.
@@ -74,25 +100,27 @@ class _Derivation:
             self._outer[ns] = tuple(outer)
 
     def edges(self) -> list[Edge]:
+        for ns in self._executions:
+            if not self._nested[ns]:
+                self._link_inside(ns)
         # From the innermost executions outwards: the first and last actions of a subgraph follow from its inside.
         levels: dict[int, list[str]] = {}
         for ns, outer in self._outer.items():
             levels.setdefault(len(outer), []).append(ns)
         for depth in sorted(levels, reverse=True):
             for ns in levels[depth]:
-                self._link_inside(ns)
-            self._link_between(levels[depth], "trigger", lambda e: e.triggered_by, lambda e: e.triggered_by)
-            # What a node without a call wrote depends on whatever it read, as well as on what triggered it.
-            self._link_between(
-                levels[depth], "data", lambda e: e.reads_from, lambda e: (*e.triggered_by, *e.reads_from)
-            )
-        return list(self._found.values())
+                if self._nested[ns]:
+                    self._link_inside(ns)
+            self._link_first_calls(levels[depth], "trigger", lambda e: [(ns, True) for ns in e.triggered_by])
+            self._link_first_calls(levels[depth], "send", lambda e: [(ns, len(e.sent_by) == 1) for ns in e.sent_by])
+            self._link_reads(levels[depth])
+        self._link_prompts()
+        return [Edge(self._episode_id, *key, exact) for key, exact in self._found.items()]
 
     def _add(self, src: str, dst: str, kind: EdgeKind, exact: bool) -> None:
-        if (src, dst) not in self._found:
-            self._found[src, dst] = Edge(self._episode_id, src, dst, kind, exact)
-            self._successors.setdefault(src, set()).add(dst)
-            self._predecessors.setdefault(dst, set()).add(src)
+        self._found[src, dst, kind] = exact or self._found.get((src, dst, kind), False)
+        self._successors.setdefault(src, set()).add(dst)
+        self._predecessors.setdefault(dst, set()).add(src)
 
     def _link_inside(self, ns: str) -> None:
         """Edges between the calls of one execution: each depends on the latest that ended before it began.
@@ -104,12 +132,12 @@ class _Derivation:
         for call in own.calls:
             last_own, last_nested = own.latest_start_before(call), nested.latest_start_before(call)
             for before in own.ended_between(max(last_own, last_nested), call):
-                self._add(before.action_id, call.action_id, "data", True)
+                self._add(before.action_id, call.action_id, "data", False)
             done = nested.ended_between(last_own, call)
             ids = {before.action_id for before in done}
             for before in done:
                 if not ids & self._successors.get(before.action_id, set()):
-                    self._add(before.action_id, call.action_id, "data", True)
+                    self._add(before.action_id, call.action_id, "data", False)
         if not own.calls:
             return
         starts = {call.action_id: call.start for call in nested.calls}
@@ -117,40 +145,71 @@ class _Derivation:
             earlier = [starts[p] for p in self._predecessors.get(call.action_id, set()) if p in starts]
             after = max([own.latest_start_before(call), *earlier])
             for before in own.ended_between(after, call):
-                self._add(before.action_id, call.action_id, "data", True)
+                self._add(before.action_id, call.action_id, "data", False)
 
-    def _link_between(
-        self,
-        namespaces: Sequence[str],
-        kind: EdgeKind,
-        sources: Callable[[Execution], tuple[str, ...]],
-        beyond: Callable[[Execution], tuple[str, ...]],
+    def _link_first_calls(
+        self, namespaces: Sequence[str], kind: EdgeKind, sources: Callable[[Execution], Iterable[tuple[str, bool]]]
     ) -> None:
-        new: list[tuple[str, str]] = []
+        """Edges into what an execution does first, from what its sources do last."""
+        new: list[tuple[str, str, bool]] = []
         for ns in namespaces:
             firsts = self._ends(ns, self._predecessors)
-            if not firsts:
-                continue
-            for source in self._with_calls(sources(self._executions[ns]), beyond):
-                if not self._may_depend(ns, source):
-                    continue
-                new += [(src, dst) for src in self._ends(source, self._successors) for dst in firsts]
-        # Added together, so that no edge changes which actions are first or last for the next one.
-        for src, dst in new:
-            self._add(src, dst, kind, kind == "trigger")
+            if firsts:
+                # A trigger is passed on by what was triggered; what was sent may be made of anything.
+                beyond = Execution.control if kind == "trigger" else Execution.sources
+                found = self._last_calls(ns, sources(self._executions[ns]), beyond)
+                new += [(src, dst, exact) for src, exact in found for dst in firsts]
+        self._add_together(new, kind)
 
-    def _with_calls(self, sources: Iterable[str], beyond: Callable[[Execution], tuple[str, ...]]) -> Iterable[str]:
-        """The nearest executions, going back, that contain a call; safe against cycles."""
-        waiting, seen = list(sources), set()
+    def _link_reads(self, namespaces: Sequence[str]) -> None:
+        """Edges into each call, from what wrote the values that its execution had read by then."""
+        new: list[tuple[str, str, bool]] = []
+        for ns in namespaces:
+            execution = self._executions[ns]
+            for call in execution.calls:
+                known = execution.reads_from if call.reads_from is None else call.reads_from
+                maybe = execution.may_read_from if call.may_read_from is None else call.may_read_from
+                sources = [*((read, True) for read in known), *((read, False) for read in maybe)]
+                new += [(src, call.action_id, exact) for src, exact in self._last_calls(ns, sources, Execution.sources)]
+        self._add_together(new, "data")
+
+    def _link_prompts(self) -> None:
+        """Edges between calls that the messages of a prompt tell of."""
+        calls = {call.action_id: call for execution in self._executions.values() for call in execution.calls}
+        for call in calls.values():
+            sources: tuple[tuple[EdgeKind, tuple[str, ...]], ...]
+            sources = (("data", call.saw_answers), ("tool", call.saw_tool_results))
+            for kind, seen in sources:
+                for src in seen:
+                    if src in calls and calls[src].end <= call.start:  # else a message of another call, under its id
+                        self._add(src, call.action_id, kind, True)
+
+    def _add_together(self, new: Iterable[tuple[str, str, bool]], kind: EdgeKind) -> None:
+        """Added at once, so that no edge changes which actions are first or last for the next one."""
+        for src, dst, exact in new:
+            self._add(src, dst, kind, exact)
+
+    def _last_calls(self, ns: str, sources: Iterable[tuple[str, bool]], beyond: _Beyond) -> Iterator[tuple[str, bool]]:
+        """What the sources of `ns` did last, and whether it is exactly they; through executions without a call."""
+        for source, exact in self._with_calls(sources, beyond).items():
+            if self._may_depend(ns, source):
+                yield from ((action, exact) for action in self._ends(source, self._successors))
+
+    def _with_calls(self, sources: Iterable[tuple[str, bool]], beyond: _Beyond) -> dict[str, bool]:
+        """The nearest executions, going back, that contain a call -> whether an exact way leads there."""
+        reached: dict[str, bool] = {}
+        found: dict[str, bool] = {}
+        waiting = list(sources)
         while waiting:
-            ns = waiting.pop()
-            if ns in seen or ns not in self._executions:
+            ns, exact = waiting.pop()
+            if ns not in self._executions or (ns in reached and reached[ns] >= exact):
                 continue
-            seen.add(ns)
+            reached[ns] = exact
             if self._executions[ns].calls or self._nested[ns]:
-                yield ns
+                found[ns] = exact
             else:
-                waiting.extend(beyond(self._executions[ns]))
+                waiting.extend((further, exact and sure) for further, sure in beyond(self._executions[ns]))
+        return found
 
     def _may_depend(self, ns: str, source: str) -> bool:
         if ns == source or ns in self._outer[source] or source in self._outer[ns]:
