@@ -189,9 +189,8 @@ class Recorder(BaseCallbackHandler):
         task = parent.trace.tasks.get(checkpoint_ns)
         attributes = sources_to_attributes(task.sources if task else None, None)
         attributes |= {names.READS_FROM: None, names.MAY_READ_FROM: None}  # known when it ends
-        caller = parent.trace.tasks.get(str(attributes.get(names.CALLED_BY)))
-        around = caller.span if caller is not None and caller.span is not None else parent.span
-        span = self._start_node_span(parent.trace, around, checkpoint_ns, int(metadata["langgraph_step"]), attributes)
+        step = int(metadata["langgraph_step"])
+        span = self._start_node_span(parent.trace, parent.span, checkpoint_ns, step, attributes)
         if task is not None:
             task.span = span
         self._add_run(run_id, _Run(parent.trace, span, True, checkpoint_ns, task))

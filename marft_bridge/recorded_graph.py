@@ -44,11 +44,11 @@ class RecordedGraph(Pregel[Any, Any, Any, Any]):
     def _with_recorder(self, config: RunnableConfig | None) -> RunnableConfig | None:
         return config_with_recorder(self, config, self.recorder) if type(self)._detach.alive else config
 
-    def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:  # type: ignore[override]
+    def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
         """As the graph's own; `invoke` and `batch` come through here."""
         return super().stream(input, self._with_recorder(config), **kwargs)
 
-    def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:  # type: ignore[override]
+    def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
         """As the graph's own; `ainvoke` and `abatch` come through here."""
         return super().astream(input, self._with_recorder(config), **kwargs)
 

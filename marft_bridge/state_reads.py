@@ -72,7 +72,8 @@ class Reads:
 
     def note(self, key: Any) -> None:
         """The value of one key was read, or its presence asked for."""
-        if self._noting and isinstance(key, str):
+        # Once it left as a whole, a read of one key may be the copying of all of them.
+        if self._noting and not self.everything and isinstance(key, str):
             self.keys.add(key)
 
     def note_everything(self) -> None:

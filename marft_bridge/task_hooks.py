@@ -9,6 +9,7 @@ recorder gets equal values, and no error of ours. What the notes mean is known t
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import threading
@@ -18,7 +19,7 @@ from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.callbacks import AsyncCallbackHandler, AsyncCallbackManager, BaseCallbackHandler
 from langgraph._internal._constants import PUSH
 from langgraph.pregel import _runner
 from langgraph.pregel._loop import PregelLoop
@@ -59,6 +60,18 @@ class _NodeBegins(BaseCallbackHandler):
 
     def on_chain_start(self, *args: Any, **kwargs: Any) -> None:
         """The node's own code comes next; a retry begins anew."""
+        self._reads.begin()
+
+
+class _AsyncNodeBegins(AsyncCallbackHandler):
+    """The same for a task that runs on an event loop, where handlers are called side by side."""
+
+    def __init__(self, reads: Reads) -> None:
+        self._reads = reads
+
+    async def on_chain_start(self, *args: Any, **kwargs: Any) -> None:
+        """As above, once the others have had their turn."""
+        await asyncio.sleep(0)
         self._reads.begin()
 
 
@@ -186,5 +199,6 @@ def _watch(task: PregelExecutableTask) -> tuple[PregelExecutableTask, Reads | No
         return task, None
     manager: Any = task.config["callbacks"]
     manager = manager.copy()
-    manager.add_handler(_NodeBegins(reads), inherit=False)
+    begins = _AsyncNodeBegins if isinstance(manager, AsyncCallbackManager) else _NodeBegins
+    manager.add_handler(begins(reads), inherit=False)
     return replace(task, input=state, config={**task.config, "callbacks": manager}), reads

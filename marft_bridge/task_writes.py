@@ -94,7 +94,6 @@ class _Graph:
     # state key -> (step, writers after it), the newest last; two suffice, a reader is never more than one step late
     state: dict[str, list[tuple[int, Writers]]] = field(default_factory=dict)
     sends: list[tuple[int, Any, int, Send, str | None]] = field(default_factory=list)  # step, path, number, packet, ns
-    paths: dict[tuple[Any, ...], str] = field(default_factory=dict)
     returned: list[str] = field(default_factory=list)  # functional tasks that nothing later has waited for
     issuer: str | None = None  # the task inside that handed off to the graph around, by Command(graph=PARENT)
 
@@ -135,7 +134,6 @@ class WriteLedger:
         """What fired the task that starts now, and whose values lie in its reach: those of `keys`, None for all."""
         with self._lock:
             graph = self._graph(graph_of(task.ns))
-            graph.paths[task.path] = task.ns
             sources = Sources()
             if task.path[-1] is True:
                 self._add_call(graph, task, sources)
@@ -153,13 +151,13 @@ class WriteLedger:
             return sources
 
     def _add_call(self, graph: _Graph, task: TaskStart, sources: Sources) -> None:
-        sources.caller = graph.paths.get(task.path[1])
+        sources.caller = graph_of(task.ns)  # LangGraph names it below the task that calls it
         for value in _values_in(task.input):
             found = self._results.get(id(value))
             if found is not None:
                 target = sources.given if len(found[1]) == 1 else sources.maybe_given
                 target.extend(ns for ns in found[1] if ns not in target)
-        waited = [ns for ns in graph.returned if ns != sources.caller]
+        waited = list(graph.returned)
         sources.maybe_given += [ns for ns in waited if ns not in sources.given and ns not in sources.maybe_given]
         self._covers[task.ns] = waited
 
