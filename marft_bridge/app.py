@@ -1,28 +1,27 @@
 """Names in the configuration -> the user's graph, tasks, input function and reward.
 
-A name is `package.module:attribute` or `path/file.py:attribute`. Invariant: whatever is wrong with the user's
-side (an import, a node name, a task field) is a `GraphError` of one line before any episode starts.
-It knows nothing of servers, stores or training.
+Invariant: whatever is wrong with the user's side (an import, a node name, a task field) is a `GraphError` of one
+line before any episode starts. It knows nothing of servers, stores or training.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-import importlib
-import importlib.util
 import inspect
 import json
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 
+from marft_bridge.app_graph import app_to_product, check_nodes, load_app_object, opened_graph
 from marft_bridge.config import GraphOptions
 from marft_bridge.errors import GraphError
+from marft_bridge.load_name import load_name
 
 Task = dict[str, Any]
 
@@ -31,12 +30,27 @@ Task = dict[str, Any]
 class App:
     """What the user brought, loaded and checked."""
 
-    build: Callable[[BaseChatModel], Any]  # chat model -> compiled graph, its trainable nodes checked
+    build: Callable[[BaseChatModel], Any]  # chat model -> compiled graph, or what `opened_graph` makes one of
     train_tasks: Sequence[Task]
     heldout_tasks: Sequence[Task]
     task_to_input: Callable[[Task], Any]
     reward: Callable[[Task, Any], Any]
     reward_source: str
+    name: str = "the app"
+    nodes: tuple[str, ...] = ()  # that must exist: trained,
+    frozen: tuple[str, ...] = ()  # or run on the served model untrained
+
+    @contextmanager
+    def opened(self, model: BaseChatModel, runner: asyncio.Runner) -> Iterator[Any]:
+        """The compiled graph, its nodes checked, until the block ends; on the loop that it will run on.
+
+        Raises:
+            GraphError: the app cannot be opened, or lacks a node.
+        """
+        with opened_graph(self.build(model), self.name, runner) as graph:
+            check_nodes(graph, self.nodes, self.name)
+            check_nodes(graph, self.frozen, self.name, "graph.frozen")
+            yield graph
 
 
 def options_to_app(options: GraphOptions) -> App:
@@ -45,7 +59,7 @@ def options_to_app(options: GraphOptions) -> App:
     Raises:
         GraphError: something does not import, does not exist, or has the wrong shape.
     """
-    app = load_name(options.app, "graph.app")
+    app = load_app_object(options.app, "graph.app")
     reward = _callable(load_name(options.reward, "graph.reward"), "graph.reward", options.reward)
     to_input: Callable[[Task], Any] = lambda task: task  # noqa: E731  the default is the identity
     if options.task_to_input is not None:
@@ -54,101 +68,20 @@ def options_to_app(options: GraphOptions) -> App:
     train, heldout = split_tasks(read_tasks(options.tasks, options.task_fields), options.heldout)
 
     def build(model: BaseChatModel) -> Any:
-        graph = _app_to_graph(app, options.app, model)
-        check_nodes(graph, options.nodes, options.app)
-        return graph
+        return app_to_product(app, options.app, model)
 
-    return App(build, train, heldout, to_input, reward, options.reward)
-
-
-def load_name(name: str, key: str) -> Any:
-    """The object called `name`; `key` is the configuration key that names it, for the message."""
-    module_name, colon, attribute = name.rpartition(":")
-    if not colon or not module_name or not attribute:
-        raise GraphError(
-            f"{key}: {name!r} is not a name of the form package.module:attribute or path/file.py:attribute"
-        )
-    try:
-        module = _import_file(Path(module_name)) if module_name.endswith(".py") else _import_module(module_name)
-    except GraphError as error:
-        raise GraphError(f"{key}: {error}") from None
-    except Exception as error:
-        raise GraphError(f"{key}: importing {module_name!r} failed: {type(error).__name__}: {error}") from error
-    found: Any = module
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            public = ", ".join(sorted(word for word in vars(module) if not word.startswith("_"))[:20])
-            raise GraphError(f"{key}: {module_name!r} has no {attribute!r}; it has: {public}")
-        found = getattr(found, part)
-    return found
-
-
-def _import_module(name: str) -> ModuleType:
-    here = str(Path.cwd())
-    if here not in sys.path:  # a console script does not look in the working directory by itself
-        sys.path.insert(0, here)
-    return importlib.import_module(name)
-
-
-def _import_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise GraphError(f"there is no file {str(path)!r}")
-    name = f"_marft_app_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None  # a .py file always has a spec,
-    assert spec.loader is not None  # and a loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+    return App(
+        *(build, train, heldout, to_input, reward, options.reward),
+        name=options.app,
+        nodes=options.nodes,
+        frozen=options.frozen,
+    )
 
 
 def _callable(found: Any, key: str, name: str) -> Callable[..., Any]:
     if not callable(found):
         raise GraphError(f"{key}: {name!r} is a {type(found).__name__}, not a function")
     return found  # type: ignore[no-any-return]  # whatever the user's function returns is checked where it is used
-
-
-def _app_to_graph(app: Any, name: str, model: BaseChatModel) -> Any:
-    if hasattr(app, "ainvoke"):
-        raise GraphError(
-            f"graph.app: {name!r} is a compiled graph, whose models cannot be pointed at the adapters; "
-            "name a function that takes a chat model and returns the compiled graph"
-        )
-    try:
-        graph = _callable(app, "graph.app", name)(model)
-    except GraphError:
-        raise
-    except Exception as error:
-        raise GraphError(f"graph.app: calling {name!r} failed: {type(error).__name__}: {error}") from error
-    if not hasattr(graph, "ainvoke"):
-        raise GraphError(
-            f"graph.app: {name!r} returned a {type(graph).__name__}, not a compiled graph; call .compile()"
-        )
-    return graph
-
-
-def node_names(graph: Any) -> list[str]:
-    """Every node of the graph, those of subgraphs with their path: `outer/inner`."""
-    names = [name for name in graph.nodes if not name.startswith("__")]
-    for path, subgraph in graph.get_subgraphs(recurse=True):
-        prefix = path.replace("|", "/")
-        names += [f"{prefix}/{name}" for name in subgraph.nodes if not name.startswith("__")]
-    return names
-
-
-def check_nodes(graph: Any, wanted: Sequence[str], app_name: str) -> None:
-    """Refuses a trainable node that the graph does not have."""
-    existing = node_names(graph)
-    missing = [name for name in wanted if name not in existing]
-    if missing:
-        raise GraphError(f"graph.nodes: {app_name!r} has no node {missing[0]!r}; its nodes: {', '.join(existing)}")
 
 
 def read_tasks(name: str, fields: Sequence[str]) -> list[Task]:

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from marft_bridge.errors import ConfigError
+from marft_bridge.record_options import RecordOptions
 from marft_bridge.serving import ServeOptions
 from trainers.config import TrainerOptions
 
@@ -27,9 +28,11 @@ class GraphOptions(_Options):
     """The user's app. A name is `package.module:attribute` or `path/file.py:attribute`."""
 
     app: str
-    """A compiled graph, or a function that takes a chat model and gives one back."""
+    """A LangGraph graph, or a function that gives one back; also a graph of a langgraph.json, by its name there."""
     nodes: tuple[str, ...] = Field(min_length=1)
     """The LLM nodes to train, by LangGraph name."""
+    frozen: tuple[str, ...] = ()
+    """LLM nodes that run on the served model too, but are not trained. Any other node keeps its own model."""
     tasks: str
     """A JSONL file, or the name of an iterable (or of a function that gives one) of JSON objects."""
     reward: str
@@ -106,6 +109,7 @@ class BridgeConfig(_Options):
     model: ModelOptions = ModelOptions()
     serve: ServeOptions = ServeOptions()
     sampling: SamplingOptions = SamplingOptions()
+    record: RecordOptions = RecordOptions()
     collect: CollectOptions = CollectOptions()
     train: TrainOptions = TrainOptions()
     compare: CompareOptions = CompareOptions()
@@ -124,13 +128,19 @@ class BridgeConfig(_Options):
             raise ValueError(
                 f"train.trainer.lora.rank {trainer.lora.rank} is above serve.max_lora_rank {self.serve.max_lora_rank}"
             )
-        needed = len(self.graph.nodes) * (self.train.keep_versions + 1)
+        if twice := sorted(set(self.graph.nodes) & set(self.graph.frozen)):
+            raise ValueError(f"graph.frozen: {twice[0]!r} is in graph.nodes too; a node is either trained or frozen")
+        needed = len(self.graph.nodes) * (self.train.keep_versions + 1) + len(self.graph.frozen)
         if self.serve.attach is None and self.serve.max_loras < needed:
             raise ValueError(
                 f"serve.max_loras is {self.serve.max_loras}, but {len(self.graph.nodes)} nodes with "
-                f"{self.train.keep_versions} + 1 versions need {needed}"
+                f"{self.train.keep_versions} + 1 versions{self._and_frozen} need {needed}"
             )
         return self
+
+    @property
+    def _and_frozen(self) -> str:
+        return f" and {len(self.graph.frozen)} frozen" if self.graph.frozen else ""
 
     @property
     def run_folder(self) -> Path:

@@ -2,8 +2,8 @@
 
 `Engine` is what `collect`, `train` and `compare` share: the model directory, the server (started here, or the one
 that `marft-bridge serve` runs for this folder), the recorder with its journal, the wrapped graph and the routes of
-its nodes. Invariant: every call of a trainable node goes through a registered adapter that the server confirmed;
-version 0 is one that changes nothing. It knows nothing of rounds, updates or statistics.
+its nodes. Invariant: every call of a trainable or frozen node goes through a registered adapter that the server
+confirmed; version 0 is one that changes nothing. It knows nothing of rounds, updates or statistics.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from marft_bridge.config import BridgeConfig
 from marft_bridge.errors import ConfigError
 from marft_bridge.files import write_atomically
 from marft_bridge.null_adapter import write_null_adapter
-from marft_bridge.policy import NodeChat, Route
+from marft_bridge.policy import NodeChat
 from marft_bridge.prepare_model import SMOLLM2_NAME, check_model_dir, prepare_smollm2
 from marft_bridge.progress import Reporter
 from marft_bridge.record import Recorder
 from marft_bridge.recorded_graph import wrap
+from marft_bridge.redirect import redirected_models
 from marft_bridge.rollouts import Collector, EpisodeRequest, Tally
+from marft_bridge.routing import Route
 from marft_bridge.run_folder import RunFolder, bridge_version
 from marft_bridge.scripted import ScriptedPolicy
 from marft_bridge.serving import Endpoint, ModelServer, ServeOptions
@@ -64,8 +66,8 @@ def model_directory(config: BridgeConfig, say: Callable[[str], None]) -> Path:
 def load_app(config: BridgeConfig) -> App:
     """The user's app, with its nodes checked on a scripted model: before any server starts."""
     app = options_to_app(config.graph)
-    app.build(ScriptedPolicy())
-    return app
+    with asyncio.Runner() as runner, app.opened(ScriptedPolicy(), runner):
+        return app
 
 
 def served_modules(config: BridgeConfig) -> ServeOptions:
@@ -112,8 +114,11 @@ class Engine:
             self._register_null_adapters()
             journal = Journal(self.folder.journal)
             stack.callback(journal.close)
-            chat = stack.enter_context(self._chat(endpoint))
-            self._graph = wrap(self.app.build(chat), Recorder(journal))
+            self._chat = stack.enter_context(self._model(endpoint))
+            stack.enter_context(redirected_models())
+            self.publish(dict.fromkeys(self.app.frozen, 0))
+            graph = stack.enter_context(self.app.opened(self._chat, self._loop))
+            self._graph = wrap(graph, Recorder(journal, self.config.record))
             stack.callback(self._graph.unwrap)
             self._stack = stack.pop_all()
         return self
@@ -132,7 +137,7 @@ class Engine:
         return ModelServer(options, self.model_dir, self.folder.adapters, self.folder.server_log)
 
     @contextmanager
-    def _chat(self, endpoint: Endpoint) -> Iterator[NodeChat]:
+    def _model(self, endpoint: Endpoint) -> Iterator[NodeChat]:
         """The nodes' model. No proxy of the environment sees the key; as many connections as calls in flight."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.config.collect.in_flight)
         options: dict[str, Any] = {"trust_env": False, "limits": limits, "timeout": self.config.collect.timeout_s}
@@ -145,12 +150,14 @@ class Engine:
                     api_key=endpoint.api_key,
                     http_client=client,
                     http_async_client=async_client,
+                    # A server that is not ours may have a parser; if it has none, its own refusal says so.
+                    auto_tools=self.config.serve.attach is not None or self.config.serve.tool_call_parser is not None,
                 )
             finally:
                 self._loop.run(async_client.aclose())
 
     def _register_null_adapters(self) -> None:
-        for node in self.config.graph.nodes:
+        for node in (*self.config.graph.nodes, *self.app.frozen):
             if 0 not in self.registry.versions(node):
                 modules = self.config.train.trainer.lora.target_modules
                 write_null_adapter(self.registry.new_folder(node, 0), self.model_dir, modules)
@@ -194,6 +201,7 @@ class Engine:
             self.config.collect.in_flight,
             self.config.collect.timeout_s,
             self.server.check,
+            self._chat,
         )
         with self.reporter.bars(), self.reporter.task(title, len(requests)) as task:
             tally = self._loop.run(
@@ -203,6 +211,8 @@ class Engine:
             )
         if lost := self._graph.recorder.failures:
             self.reporter.say(f"{lost} callbacks could not be recorded; episodes that lack spans are not used")
+        for line in tally.silent(self.config.graph.nodes):
+            self.reporter.say(line)
         return tally
 
 

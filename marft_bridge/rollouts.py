@@ -11,17 +11,22 @@ import asyncio
 import hashlib
 import random
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 
 from marft_bridge.app import App, Task, result_to_rewards
 from marft_bridge.episode import EpisodeContext, current_episode
 from marft_bridge.errors import GraphError
-from marft_bridge.policy import Route, Routing, current_routing
 from marft_bridge.recorded_graph import RecordedGraph
+from marft_bridge.routing import Route, Routing, current_routing
 from trace_store.records import Reward
 
 MAX_FAILED_SHARE = 0.5  # a run in which more fails than works is stopped: something is broken
@@ -58,6 +63,8 @@ class Tally:
     reward_sums: Counter[str] = field(default_factory=Counter)
     rewarded: int = 0
     sampled_tokens: int = 0
+    answered: Counter[str] = field(default_factory=Counter)  # node -> recorded calls that its adapter answered
+    elsewhere: Counter[str] = field(default_factory=Counter)  # node without a route -> calls of its own model
     began: float = field(default_factory=time.monotonic)
 
     def mean(self, name: str) -> float | None:
@@ -72,6 +79,33 @@ class Tally:
         parts += [f"{reward} {mean:.3f}"] if mean is not None else []
         parts += [f"{self.outcomes['failed']} failed"] if self.outcomes["failed"] else []
         return "  ".join(parts)
+
+    def silent(self, nodes: Sequence[str]) -> list[str]:
+        """A line about each of these nodes that made no call to learn from, in any episode so far."""
+        if not self.outcomes["terminated"]:
+            return []  # nothing ran to its end: the failures say more
+        others = ", ".join(f"{node} ({calls})" for node, calls in self.elsewhere.most_common(5))
+        seen = f"; calls came from nodes that are not in graph.nodes: {others}" if others else ""
+        return [
+            f"node {node!r} made no recorded call through its adapter in {self.finished} episodes: it did not run, or "
+            f"calls its model in a way that cannot be redirected (not a LangChain chat model, or in a thread without "
+            f"LangGraph's context){seen}"
+            for node in nodes
+            if not self.answered[node]
+        ]
+
+
+class _Interrupts(GraphCallbackHandler):
+    """Marks the episode of a run that stops to ask somebody: nobody answers, so its return is not known."""
+
+    run_inline = True
+
+    def __init__(self, episode: EpisodeContext) -> None:
+        self._episode = episode
+
+    def on_interrupt(self, event: GraphInterruptEvent) -> None:  # noqa: ARG002  LangGraph's signature
+        """Comes before the end of the run is announced."""
+        self._episode.cut_short = "interrupted"
 
 
 RouteOf = Callable[[str, int, float | None], Route]
@@ -88,6 +122,8 @@ class Collector:
         in_flight: episodes at the same time.
         timeout_s: after this an episode is cut short and recorded as truncated.
         check_server: raises when the model server has died; asked whenever an episode fails.
+        chat: the served model, which answers for the models of the nodes that have a route; None leaves every model
+            of the graph as it is. Needs `redirect.redirected_models`.
     """
 
     def __init__(
@@ -98,8 +134,9 @@ class Collector:
         in_flight: int,
         timeout_s: float,
         check_server: Callable[[], None] = lambda: None,
+        chat: BaseChatModel | None = None,
     ) -> None:
-        self._graph, self._app, self._route_of = graph, app, route_of
+        self._graph, self._app, self._route_of, self._chat = graph, app, route_of, chat
         self._in_flight, self._timeout_s, self._check_server = in_flight, timeout_s, check_server
 
     async def requests_to_episodes(
@@ -145,7 +182,9 @@ class Collector:
             adapters=request.adapters,
         )
         routes = {node: self._route_of(node, at, request.temperature) for node, at in request.adapters.items()}
-        routing = Routing(routes, request.seed)
+        for node in self._app.frozen:
+            routes[node] = replace(self._route_of(node, 0, request.temperature), trainable=False)
+        routing = Routing(routes, request.seed, self._chat)
         current_episode.set(episode)  # this task's own context: nobody else sees it
         current_routing.set(routing)
         outcome, reason, result = await self._graph_to_result(episode, request.task)
@@ -160,6 +199,8 @@ class Collector:
             tally.reward_sums.update(rewards)
             tally.rewarded += 1
         tally.sampled_tokens += routing.sampled_tokens
+        tally.answered.update(routing.answered)
+        tally.elsewhere.update(routing.elsewhere)
         tally.finished += 1
         tally.outcomes[outcome] += 1
         if reason is not None:
@@ -175,7 +216,9 @@ class Collector:
             await asyncio.sleep(0.5)
 
     async def _graph_to_result(self, episode: EpisodeContext, task: Task) -> tuple[str, str | None, Any]:
-        running = asyncio.ensure_future(self._graph.ainvoke(self._app.task_to_input(task)))
+        thread = uuid.uuid4().hex  # a thread of its own: an app with a checkpointer remembers nothing of the others
+        config: Any = {"configurable": {"thread_id": thread}, "callbacks": [_Interrupts(episode)]}
+        running = asyncio.ensure_future(self._graph.ainvoke(self._app.task_to_input(task), config))
         try:
             done, _ = await asyncio.wait({running}, timeout=self._timeout_s)
             if not done:
@@ -183,13 +226,24 @@ class Collector:
                 running.cancel()
                 await asyncio.wait({running})
                 return "truncated", episode.cut_short, None
-            return "terminated", None, running.result()
+            result = running.result()
         except asyncio.CancelledError:
             running.cancel()
             await asyncio.wait({running})
             raise
         except Exception as error:  # noqa: BLE001 - whatever the graph raises is a failed episode
             return "failed", f"{type(error).__name__}: {error}", None
+        else:
+            return ("truncated", episode.cut_short, None) if episode.cut_short else ("terminated", None, result)
+        finally:
+            await self._forget(thread)
+
+    async def _forget(self, thread: str) -> None:
+        """Takes the episode out of the app's checkpointer: nothing will ask for it, and memory is not to grow."""
+        checkpointer: Any = getattr(self._graph, "checkpointer", None)
+        if hasattr(checkpointer, "adelete_thread"):
+            with suppress(NotImplementedError):
+                await checkpointer.adelete_thread(thread)
 
     def _keep(self, episode_id: str, rewards: Mapping[str, float]) -> None:
         journal, now = self._graph.recorder.journal, time.time_ns()

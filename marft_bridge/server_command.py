@@ -45,6 +45,9 @@ class ServeOptions(BaseModel):
     """KV cache in GiB; None is 1 on a CPU, and on a GPU what gpu_memory_utilization leaves."""
     gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
     """Share of the GPU's memory for the engine; None leaves vLLM's own. A GPU that also trains needs a small one."""
+    tool_call_parser: str | None = Field(default=None, pattern="^[a-z0-9_-]+$")
+    """How vLLM tells a tool call in the model's text (hermes, llama3_json, ...); None: only a named or required
+    tool can be called. A server in `attach` has its own."""
     startup_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds until a server that is not ready counts as failed."""
     attach: str | None = Field(default=None, pattern="^https?://")
@@ -89,6 +92,8 @@ def server_argv(options: ServeOptions, model_dir: Path, port: int, cpu: bool) ->
     # Log-probs after the temperature; sampling defaults of the model directory (top_p, penalties) left out.
     argv += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     argv += ["--disable-uvicorn-access-log", "--disable-log-stats"]
+    if options.tool_call_parser is not None:
+        argv += ["--enable-auto-tool-choice", "--tool-call-parser", options.tool_call_parser]
     if options.lora_target_modules:
         argv += ["--lora-target-modules", *options.lora_target_modules]
     if kv_gib is not None:
