@@ -8,7 +8,7 @@ RUN ?= runs/math_duo
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint
+.PHONY: help setup demo test lint bench
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -28,3 +28,6 @@ lint: setup ## ruff and mypy
 
 test: lint ## lint, then every test
 	$(VENV)/pytest --durations=10
+
+bench: setup ## measure, print a table, write runs/bench/latest.json; BENCH=name runs one
+	PYTHONPATH=tests $(VENV)/python -m benchmarks $(if $(BENCH),'$(BENCH)')

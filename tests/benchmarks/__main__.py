@@ -1,0 +1,49 @@
+"""`python -m benchmarks [NAME]`: runs every bench or one, prints a table, writes runs/bench/latest.json."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks import trace_overhead  # noqa: F401 - makes its benches known
+from benchmarks.harness import (
+    BENCHES,
+    Measurement,
+    bench_to_measurements,
+    figures_to_file,
+    measurements_to_figure,
+    print_figures,
+)
+from marft_bridge.errors import USER_ERRORS
+
+RESULTS = Path("runs/bench")
+
+
+def main(arguments: list[str]) -> int:
+    """0; 1 when a bench failed, after the others have run; 2 when there is none of that name."""
+    console = Console()
+    unknown = [name for name in arguments if name not in BENCHES]
+    if unknown:
+        console.print(f"no bench is called {', '.join(unknown)}; there are: {', '.join(BENCHES)}", markup=False)
+        return 2
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    measured: dict[str, list[Measurement]] = {}
+    failed = False
+    for name in arguments or list(BENCHES):
+        # On the disk of the results: the default for temporary files may be memory, where a sync costs nothing.
+        with tempfile.TemporaryDirectory(dir=RESULTS, prefix=f".{name}-") as folder, console.status(name):
+            try:
+                measured[name] = bench_to_measurements(BENCHES[name], Path(folder))
+            except USER_ERRORS as error:
+                console.print(f"{name}: {error}", markup=False)
+                failed = True
+    figures_to_file([measurements_to_figure(name, each) for name, each in measured.items()], RESULTS / "latest.json")
+    print_figures(console, measured)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
