@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from marft_bridge.config import BridgeConfig, toml_to_config
-from marft_bridge.errors import USER_ERRORS
+from marft_bridge.errors import USER_ERRORS, ConfigError
 from marft_bridge.progress import Reporter
 
 app = typer.Typer(
@@ -112,6 +112,34 @@ def status(config: Config = DEFAULT_CONFIG, run: Run = None) -> None:
     from marft_bridge.status import status as show_status
 
     show_status(settings, Reporter())
+
+
+@app.command(epilog="Example: marft-bridge ingest traces.json --config examples/math_duo/bridge.toml --run runs/try")
+def ingest(
+    files: Annotated[list[Path] | None, typer.Argument(help="OTLP files: protobuf, JSON or JSON lines, gzip.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="A bridge.toml: its run folder, redaction.")
+    ] = None,
+    run: Run = None,
+    store: Annotated[Path | None, typer.Option(help="The store, instead of a run folder's.")] = None,
+    listen: Annotated[bool, typer.Option("--listen", help="Receive OTLP over HTTP on loopback until Ctrl-C.")] = False,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="With --listen; 4318 without it, 0 takes a free one.")
+    ] = None,
+    token_env: Annotated[str | None, typer.Option(help="With --listen: variable that holds the token.")] = None,
+    quiet_seconds: Annotated[
+        float | None, typer.Option(min=0, help="With --listen: a whole trace is done after so long without a span; 10.")
+    ] = None,
+) -> None:
+    """Take in traces that OpenInference, OpenLLMetry or LangSmith recorded, as far as they go."""
+    if store is not None and run is not None:
+        raise ConfigError("ingest: --store and --run both say where to; leave one out")
+    settings = _config(config or DEFAULT_CONFIG, run=run) if config is not None or store is None else None
+    from marft_bridge.ingest.command import flags_to_receiver
+    from marft_bridge.ingest.command import ingest as run_ingest
+
+    receiver = flags_to_receiver(listen, port, token_env, quiet_seconds)
+    run_ingest(files or [], settings, store, receiver, Reporter())
 
 
 def run(arguments: Sequence[str]) -> int:

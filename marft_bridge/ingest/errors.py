@@ -1,0 +1,13 @@
+"""What can go wrong with traces from elsewhere, as an error whose message is one line for the user."""
+
+from __future__ import annotations
+
+from marft_bridge.errors import BridgeError
+
+
+class IngestError(BridgeError):
+    """A file or a request that is no OTLP trace data, or a receiver that cannot start."""
+
+
+class TooLarge(IngestError):  # noqa: N818 - says what the data is
+    """More than what may be held in memory at once."""
