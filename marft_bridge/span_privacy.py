@@ -1,12 +1,14 @@
 """A span as it was recorded -> the span as it may be written: redacted, or without its content.
 
-Invariants: what a redaction could not clean is dropped, never written; an LLM call whose texts changed loses its token
-ids and log-probs, which decode to what was taken out, and says so; ids, edges and numbers stay as they are.
+Invariants: what a redaction could not clean is dropped, never written; HTTP headers never are written; an LLM call
+whose texts changed loses its token ids and log-probs, which decode to what was taken out, and says so; ids, edges and
+numbers stay as they are.
 Where the span goes afterwards (journal, exporter) is not known here.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections import Counter
@@ -85,7 +87,7 @@ class SpanPrivacy:
             elif kind is Kind.STRUCTURE or (kind is Kind.TOKENS and self._content):
                 cleaned[key] = value
             elif self._content:
-                cleaned[key] = self._redactor.value_to_clean(key, value, changed)
+                cleaned[key] = self._redactor.value_to_clean(key, _without_headers(value), changed)
         found.update(changed)
         return cleaned, changed
 
@@ -95,6 +97,28 @@ class SpanPrivacy:
             first = self.failures == 1
         if first:  # the message may quote the text that was to be hidden
             log.warning("redaction failed with %s; the content of such spans is dropped", type(error).__name__)
+
+
+def _without_headers(value: Any) -> Any:
+    """Messages without the HTTP headers that LangChain puts into `response_metadata` of an answer when it is asked to:
+    they hold cookies and keys, come back in the next prompt, and are no part of what the model is told."""
+    if not isinstance(value, str) or '"headers"' not in value or '"response_metadata"' not in value:
+        return value
+    try:
+        parsed = json.loads(value)
+    except ValueError:
+        return value
+    waiting = [parsed]
+    while waiting:
+        at = waiting.pop()
+        if isinstance(at, dict):
+            metadata = at.get("response_metadata")
+            if isinstance(metadata, dict):
+                metadata.pop("headers", None)
+            waiting += at.values()
+        elif isinstance(at, list):
+            waiting += at
+    return json.dumps(parsed, ensure_ascii=False)
 
 
 def _without_content(row: SpanRow, labels: Mapping[str, Any], name: str, reason: str) -> SpanRow:
