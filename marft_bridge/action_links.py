@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 
 from marft_bridge.state_reads import Reads
-from marft_bridge.task_writes import Sources
+from marft_bridge.task_writes import Sources, Writers
 from trace_store import conventions as names
 
 
@@ -48,6 +48,20 @@ def reads_to_attributes(sources: Sources | None, reads: Reads | None) -> dict[st
         return {}
     known, maybe = sources_to_reads(sources, reads)
     return {names.READS_FROM: known, names.MAY_READ_FROM: maybe}
+
+
+def around_to_input_writers(around: Sources, reads: Reads | None, inherits: bool, key: str) -> Writers:
+    """Whose values a graph's input holds under `key`, given the task around the graph.
+
+    `inherits`: the input is the very state of that task. Else its function made the input up, from whatever it had
+    read by then.
+    """
+    if inherits:
+        return dict(around.readable.get(key, {}))
+    if around.sent_by:
+        return dict.fromkeys(around.sent_by, len(around.sent_by) == 1)
+    known, maybe = sources_to_reads(around, reads)
+    return dict.fromkeys((*known, *maybe), False)
 
 
 class AnswerIndex:

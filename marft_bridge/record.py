@@ -28,7 +28,12 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import Span
 from opentelemetry.trace import Status, StatusCode
 
-from marft_bridge.action_links import AnswerIndex, reads_to_attributes, sources_to_attributes
+from marft_bridge.action_links import (
+    AnswerIndex,
+    around_to_input_writers,
+    reads_to_attributes,
+    sources_to_attributes,
+)
 from marft_bridge.call_attributes import answer_to_attributes, tokens_to_attributes
 from marft_bridge.episode import EpisodeContext, current_episode, end_to_outcome, episode_to_attributes
 from marft_bridge.exporter import private_provider
@@ -38,7 +43,7 @@ from marft_bridge.recording import options_to_processor
 from marft_bridge.redaction import Redact
 from marft_bridge.state_reads import Reads, state_keys
 from marft_bridge.task_hooks import is_subgraph
-from marft_bridge.task_writes import ENTRY, Sources, TaskStart, WriteLedger
+from marft_bridge.task_writes import ENTRY, Sources, TaskStart, WriteLedger, Writers, graph_of
 from trace_store import conventions as names
 from trace_store.errors import StoreError
 from trace_store.journal import Journal
@@ -238,7 +243,6 @@ class Recorder(BaseCallbackHandler):
             if task.name != ENTRY:
                 attributes = sources_to_attributes(sources, None) | {names.CACHED: True}
                 self._start_node_span(owner, graph_run.span, start.ns, start.step, attributes).end()
-        noted = owner.tasks.get(start.ns)
         owner.ledger.note_writes(
             start.ns,
             start.path,
@@ -247,7 +251,7 @@ class Recorder(BaseCallbackHandler):
             loop.channels,
             loop.trigger_to_nodes.__contains__,
             is_subgraph=is_subgraph(task),
-            inherits=noted is not None and noted.inherits,
+            input_writers=functools.partial(_input_writers, owner, start.ns),
         )
 
     # -- LLM calls --------------------------------------------------------------------------------------------
@@ -421,6 +425,13 @@ class Recorder(BaseCallbackHandler):
         self._runs.pop(owner.root, None)
         _end_span(root.span, error if outcome == "failed" else None)
         self.journal.sync()
+
+
+def _input_writers(owner: _Trace, entry: str, key: str) -> Writers:
+    around, task = owner.tasks.get(graph_of(entry)), owner.tasks.get(entry)
+    if around is None or task is None:
+        return {}  # the outermost graph: its input comes from outside the episode
+    return around_to_input_writers(around.sources, around.reads, task.inherits, key)
 
 
 def _task_to_start(task: PregelExecutableTask) -> TaskStart:

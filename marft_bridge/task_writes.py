@@ -121,7 +121,6 @@ class WriteLedger:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._graphs: dict[str, _Graph] = {}
-        self._starts: dict[str, Sources] = {}
         self._results: dict[int, tuple[Any, list[str]]] = {}  # id of a functional result -> it, and whose it is
         self._covers: dict[str, list[str]] = {}  # functional task -> those that had returned when it was called
 
@@ -147,7 +146,6 @@ class WriteLedger:
                 else:
                     reach = graph.state if keys is None else keys
                     sources.readable = {key: graph.writers(key, task.step) for key in reach}
-            self._starts[task.ns] = sources
             return sources
 
     def _add_call(self, graph: _Graph, task: TaskStart, sources: Sources) -> None:
@@ -173,7 +171,7 @@ class WriteLedger:
         fires: Callable[[str], bool],
         *,
         is_subgraph: bool = False,
-        inherits: bool = False,
+        input_writers: Callable[[str], Writers] = lambda _: {},
     ) -> None:
         """Notes what a task wrote.
 
@@ -183,11 +181,10 @@ class WriteLedger:
             channels: the graph's channels, by name.
             fires: whether a channel can trigger tasks.
             is_subgraph: the node is a graph by itself, so its writers are inside.
-            inherits: the entry of a graph that was given the state of the task around it as it is.
+            input_writers: for a graph's entry: whose values its input holds, by key.
         """
         with self._lock:
-            name = graph_of(ns)
-            graph = self._graph(name)
+            graph = self._graph(graph_of(ns))
             inside = self._graphs.get(ns) if is_subgraph else None
             issuer = self._graphs[ns].issuer if ns in self._graphs else None
             if issuer is not None:
@@ -207,7 +204,7 @@ class WriteLedger:
                         trigger.waiting.append((step, writer, value))
                     if not channel.startswith(("branch:", "join:", "__")) or channel == "__root__":
                         if is_entry(ns):
-                            writers = self._entry_writers(name, channel, inherits)
+                            writers = input_writers(channel)
                         elif inside is not None and channel in inside.state:
                             writers = inside.writers(channel, None)
                         else:
@@ -220,19 +217,6 @@ class WriteLedger:
             deeper = self._graphs[ns].issuer if ns in self._graphs else None
             graph = self._graph(graph_of(ns))
             graph.issuer = deeper or ns
-
-    def _entry_writers(self, graph: str, key: str, inherits: bool) -> Writers:
-        """Whose values a graph's input holds: those of the task around it, as far as they are known."""
-        if graph not in self._starts:
-            return {}
-        sources = self._starts[graph]
-        if inherits:
-            return dict(sources.readable.get(key, {}))
-        if sources.sent_by:
-            return dict.fromkeys(sources.sent_by, len(sources.sent_by) == 1)
-        # The function around it made up this input, from whatever it had.
-        held = {ns for writers in sources.readable.values() for ns in writers}
-        return dict.fromkeys(sorted(held | set(sources.given) | set(sources.maybe_given)), False)
 
     def _note_result(self, graph: _Graph, ns: str, value: Any) -> None:
         if value is not None and not isinstance(value, (bool, int, float)):  # small ones are one object for all
