@@ -63,7 +63,10 @@ def stand_in_for(model: BaseChatModel, chat: NodeChat, node: str) -> NodeChat:
         update |= {"stop": _first(model, _STOP_NAMES), "max_tokens": _first(model, _LENGTH_NAMES)}
         carried = {*_KEPT, *_STOP_NAMES, *_LENGTH_NAMES, *_CONNECTION}
         chat.say_left_out(node, sorted(name for name in given - carried if _is_setting(getattr(model, name, None))))
-    return chat.model_copy(update=update)
+    stand_in = chat.model_copy(update=update)
+    # Callbacks are told the serialised model; made anew for each copy, it takes longer than all the rest.
+    stand_in.__dict__["_serialized"] = {**chat._serialized, "name": update["name"]}
+    return stand_in
 
 
 def _first(model: BaseChatModel, names: tuple[str, ...]) -> Any:
