@@ -1,4 +1,5 @@
-"""Owns: what was acknowledged survives a kill and a full disk; a damaged line is dropped, counted and hurts no other.
+"""Owns: what was acknowledged survives a kill and a full disk; a damaged line is dropped, counted and hurts no other;
+a sync that nobody waits for stalls nobody, and its failure is kept.
 
 The writer that is killed, and the one whose disk is full, are real processes.
 """
@@ -19,6 +20,7 @@ from pathlib import Path
 import pytest
 from sample_spans import chain
 
+import trace_store.journal as journal_module
 from trace_store.errors import StoreError
 from trace_store.journal import Journal, read_segment
 from trace_store.records import AdapterRow, Reward, RunRow, SpanRow
@@ -41,6 +43,7 @@ while True:
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
+import trace_store.journal as journal_module
 from trace_store.errors import StoreError
 from trace_store.journal import Journal
 from trace_store.records import Reward
@@ -221,6 +224,98 @@ def test_a_sync_with_nothing_new_costs_no_fsync(tmp_path: Path, monkeypatch: pyt
         journal.sync()
     assert len(calls) == 1
     journal.close()
+
+
+def test_syncs_that_nobody_waits_for_are_one_fsync_and_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = threading.Event()
+    calls: list[int] = []
+
+    def slow(fd: int) -> None:
+        calls.append(fd)
+        synced.set()
+
+    journal = Journal(tmp_path)
+    journal.append(reward(0))
+    with monkeypatch.context() as watched:
+        watched.setattr(os, "fsync", slow)
+        for number in range(1, 50):
+            journal.append(reward(number))
+            journal.sync_soon()
+        assert synced.wait(10)
+        journal.sync()  # all of it is covered, or this covers the rest
+        assert len(calls) <= 2
+    journal.close()
+
+
+def test_a_sync_that_nobody_waits_for_does_not_wait_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = threading.Event()
+    reached = threading.Event()
+
+    def stuck(fd: int) -> None:
+        reached.set()
+        disk.wait(10)
+
+    journal = Journal(tmp_path)
+    journal.append(reward(1))
+    with monkeypatch.context() as slow:
+        slow.setattr(os, "fsync", stuck)
+        journal.sync_soon()
+        assert reached.wait(10)
+        journal.append(reward(2))  # with the disk still stuck
+        journal.sync_soon()
+        disk.set()
+        journal.close()
+    assert read_segment(segments(tmp_path)[0]) == ([reward(1), reward(2)], 0)
+
+
+def test_a_loss_that_nobody_waited_for_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path)
+    journal.append(reward(1))
+    failed = threading.Event()
+
+    def failing(fd: int) -> None:
+        failed.set()
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", failing)
+        journal.sync_soon()
+        assert failed.wait(10)
+        with pytest.raises(StoreError, match="lost records when the disk failed"):
+            journal.sync()
+    assert "Input/output error" in str(journal.failure)
+    with pytest.raises(StoreError, match="lost records when the disk failed"):
+        journal.append(reward(2))
+
+
+def test_the_thread_that_syncs_ends_when_nobody_asks_and_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "IDLE_S", 0.05)
+    journal = Journal(tmp_path)
+    for number in range(2):
+        journal.append(reward(number))
+        journal.sync_soon()
+        syncer = journal._syncer
+        assert syncer is not None
+        syncer.join(10)
+        assert not syncer.is_alive()
+    assert journal.failure is None
+
+
+def test_a_segment_that_is_deleted_under_its_writer_is_said_and_followed_by_another(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append(reward(1))
+    journal.sync()
+    segments(tmp_path)[0].unlink()
+    journal.append(reward(2))
+    with pytest.raises(StoreError, match="was deleted while it was written; its records are lost"):
+        journal.sync()
+    journal.append(reward(3))
+    journal.close()
+    assert [read_segment(path)[0] for path in segments(tmp_path)] == [[reward(3)]]
 
 
 def test_a_folder_that_cannot_be_made_is_a_store_error(tmp_path: Path) -> None:
