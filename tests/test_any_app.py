@@ -20,10 +20,13 @@ import numpy as np
 import openai
 import pytest
 from fake_vllm import FakeVllm, running
+from langchain.agents import create_agent
 from langchain_core.language_models import BaseChatModel
+from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
+from langgraph.graph.message import add_messages
 from langgraph.types import interrupt
 from rich.console import Console
 from safetensors.numpy import save_file
@@ -72,9 +75,11 @@ class Lab:
         graph.add_edge(list(nodes)[-1], END)
         return graph
 
-    def collect(self, build: Callable[[BaseChatModel], Any], frozen: tuple[str, ...] = ()) -> Tally:
-        """Six episodes of the app with its node `writer` declared trainable."""
-        graph = {"app": "a:b", "nodes": ["writer"], "tasks": "t.jsonl", "reward": "a:r", "frozen": frozen}
+    def collect(
+        self, build: Callable[[BaseChatModel], Any], frozen: tuple[str, ...] = (), node: str = "writer"
+    ) -> Tally:
+        """Six episodes of the app with one node declared trainable."""
+        graph = {"app": "a:b", "nodes": [node], "tasks": "t.jsonl", "reward": "a:r", "frozen": frozen}
         config = BridgeConfig.model_validate({"graph": graph, "serve": {"attach": self.ours.url}})
         app = App(
             *(build, TASKS, TASKS, lambda task: {"log": task["log"]}, lambda _, state: len(state["log"]), "a:r"),
@@ -85,9 +90,9 @@ class Lab:
         run.create()
         text = io.StringIO()
         reporter = Reporter(Console(file=text))
-        plan = plan_episodes(TASKS, 6, 1, seed=0, run_id="r", split="train", adapters={"writer": 0})
+        plan = plan_episodes(TASKS, 6, 1, seed=0, run_id="r", split="train", adapters={node: 0})
         with Engine(config, run, app, self.model_dir(), reporter) as engine:
-            engine.publish({"writer": 0})
+            engine.publish({node: 0})
             tally = engine.run(plan, "collect", "reward")
         self.said = [line for line in text.getvalue().splitlines() if not line.endswith(" s]")]  # those are progress
         with TraceStore.open(run.store) as store:
@@ -216,3 +221,37 @@ def test_options_make_the_app_that_the_engine_opens(lab: Lab) -> None:
     }
     app = options_to_app(BridgeConfig.model_validate({"graph": options}).graph)
     assert (app.name, app.nodes, app.frozen) == ("graphs.math_duo:build", ("reasoner",), ("actor",))
+
+
+def test_an_agent_with_tools_is_collected_under_the_name_of_its_model_node(lab: Lab) -> None:
+    @tool
+    def look_up(word: str) -> str:
+        """Looks a word up."""
+        return f"{word} is a bird"
+
+    def answer(body: dict[str, Any]) -> Any:
+        return "a bird" if body["messages"][-1]["role"] == "tool" else [("look_up", {"word": "owl"})]
+
+    class Chat(TypedDict):
+        messages: Annotated[list[Any], add_messages]
+        log: Annotated[list[str], operator.add]
+
+    lab.ours.answer, lab.ours.auto_tools = answer, True
+    agent = create_agent(lab.model(), [look_up])
+    graph = StateGraph(Chat)
+    graph.add_node("ask", lambda state: {"messages": [("user", state["log"][0])]})
+    graph.add_node("researcher", agent)
+    graph.add_edge(START, "ask")
+    graph.add_edge("ask", "researcher")
+    app = graph.compile()
+    lab.collect(lambda _: app, node="researcher/model")
+    assert lab.hosted.asked == []
+    for trajectory in lab.stored:
+        first, second = trajectory.actions
+        assert [action.trainable for action in (first, second)] == [True, True]
+        assert (first.node, first.adapter, first.finish_reason) == (
+            *("researcher/model", "researcher.2Fmodel@0", "tool_calls"),
+        )
+        assert second.finish_reason == "stop"
+        assert (first.action_id, second.action_id) in {(edge.src, edge.dst) for edge in trajectory.edges}
+    assert lab.said == []

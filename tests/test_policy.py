@@ -47,9 +47,9 @@ def test_a_namespace_names_its_node(namespace: str, node: str) -> None:
 def test_a_node_that_runs_a_subgraph_twice_names_its_nodes_alike() -> None:
     seen: list[str] = []
 
-    def look(_: State) -> State:
+    def look(state: State) -> State:
         seen.append(calling_node())
-        return {}
+        return state
 
     inner = StateGraph(State)
     inner.add_node("b", look)
