@@ -5,6 +5,7 @@ Terminated and truncated are kept apart from here on: a run that was cut short h
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -67,6 +68,10 @@ def end_to_outcome(
         return "truncated", episode.cut_short
     if error is None:
         return ("truncated", "interrupted") if interrupted else ("terminated", None)
+    if isinstance(error, GeneratorExit):
+        return "truncated", "the stream was closed before its end"
+    if isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)):
+        return "truncated", "cancelled"
     if isinstance(error, GraphRecursionError):
         return "truncated", "recursion limit reached"
     return "failed", f"{type(error).__name__}: {error}"

@@ -14,7 +14,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 from uuid import UUID
 
@@ -28,22 +28,17 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import Span
 from opentelemetry.trace import Status, StatusCode
 
-from marft_bridge.action_links import (
-    AnswerIndex,
-    around_to_input_writers,
-    reads_to_attributes,
-    sources_to_attributes,
-)
+from marft_bridge.action_links import reads_to_attributes, sources_to_attributes
 from marft_bridge.call_attributes import answer_to_attributes, tokens_to_attributes
 from marft_bridge.episode import EpisodeContext, current_episode, end_to_outcome, episode_to_attributes
 from marft_bridge.exporter import private_provider
+from marft_bridge.open_trace import OpenRun, OpenTrace
 from marft_bridge.policy import ExactTokens, announce_call, namespace_to_node
 from marft_bridge.record_options import RecordOptions
 from marft_bridge.recording import options_to_processor
 from marft_bridge.redaction import Redact
-from marft_bridge.state_reads import Reads, state_keys
-from marft_bridge.task_hooks import is_subgraph
-from marft_bridge.task_writes import ENTRY, Sources, TaskStart, WriteLedger, Writers, graph_of
+from marft_bridge.state_reads import Reads
+from marft_bridge.task_writes import ENTRY
 from trace_store import conventions as names
 from trace_store.errors import StoreError
 from trace_store.journal import Journal
@@ -51,46 +46,26 @@ from trace_store.journal import Journal
 log = logging.getLogger("marft_bridge")
 _DEFAULTS = RecordOptions()
 _Method = TypeVar("_Method", bound=Callable[..., None])
-_BREAKPOINTS = ("interrupt_before", "interrupt_after")
 _REMEMBERED_INTERRUPTS = 10_000
 
 
-@dataclass(slots=True)
-class _Trace:
-    """One graph run while it is being recorded."""
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """What a recorder could not write, or was told not to."""
 
-    root: UUID
-    episode: EpisodeContext
-    thread_id: str | None = None
-    ledger: WriteLedger = field(default_factory=WriteLedger)
-    answers: AnswerIndex = field(default_factory=AnswerIndex)
-    tasks: dict[str, _Task] = field(default_factory=dict)  # checkpoint_ns -> the task, from its start on
-    runs: dict[UUID, _Run] = field(default_factory=dict)
-    spans: int = 0
-    interrupted: bool = False
-    loop: Any = None  # LangGraph's, of the outermost graph
+    callbacks: int  # notes of LangChain or LangGraph that could not be recorded; their episodes lack spans
+    spans: int  # spans that the journal refused
+    unredacted: int  # spans that lost their content because redacting it failed
+    redactions: Mapping[str, int]  # places where text was replaced, by pattern
 
-
-@dataclass(slots=True)
-class _Task:
-    """A task that LangGraph runs: where it comes from, and what its node reads."""
-
-    sources: Sources
-    reads: Reads | None
-    inherits: bool
-    span: Span | None = None  # of its latest attempt
-
-
-@dataclass(slots=True)
-class _Run:
-    """One callback run: with a span of its own, or passing its parent's on."""
-
-    trace: _Trace
-    span: Span  # its own, or the nearest ancestor's
-    owns_span: bool
-    checkpoint_ns: str
-    task: _Task | None = None  # the task around it, where LangGraph told us of it
-    tokens: ExactTokens | None = None
+    def __str__(self) -> str:
+        parts = [
+            (self.callbacks, "callbacks could not be recorded"),
+            (self.spans, "spans could not be written"),
+            (self.unredacted, "spans lost their content because redacting it failed"),
+            *((count, f"replacements of {pattern}") for pattern, count in sorted(self.redactions.items())),
+        ]
+        return ", ".join(f"{count} {what}" for count, what in parts if count)
 
 
 def _never_harm(method: _Method) -> _Method:
@@ -117,12 +92,18 @@ class Recorder(BaseCallbackHandler):
         self.journal = journal
         self._processor = options_to_processor(journal, options, redact)
         self._tracer = private_provider(self._processor).get_tracer("marft_bridge")
-        self._runs: dict[UUID, _Run] = {}
+        self._runs: dict[UUID, OpenRun] = {}
         self._lock = threading.Lock()
         self._session = f"session-{uuid.uuid4().hex[:12]}"
         self._recorded = 0
         self._interrupted: dict[str, str] = {}  # thread -> the episode that its next run goes on with
         self.failures = 0  # callbacks that could not be recorded
+
+    @property
+    def losses(self) -> Losses:
+        """What is not in the record, so far."""
+        privacy = self._processor.privacy
+        return Losses(self.failures, self._processor.lost, privacy.failures, dict(privacy.redactions))
 
     @property
     def failure(self) -> StoreError | None:
@@ -135,7 +116,9 @@ class Recorder(BaseCallbackHandler):
             self.failures += 1
             first = self.failures == 1
         if first:
-            log.warning("recording failed in %s: %s: %s; the app goes on", where, type(error).__name__, error)
+            # Without the error's text, which may quote a prompt or a key.
+            log.warning("recording failed in %s: %s; the app goes on", where, type(error).__name__)
+            log.debug("recording failed", exc_info=error)
 
     # -- runs and nodes ---------------------------------------------------------------------------------------
 
@@ -161,7 +144,7 @@ class Recorder(BaseCallbackHandler):
         if checkpoint_ns and checkpoint_ns != parent.checkpoint_ns and kwargs.get("name") == metadata["langgraph_node"]:
             self._open_node(run_id, parent, checkpoint_ns, metadata)
         else:
-            self._add_run(run_id, _Run(parent.trace, parent.span, False, parent.checkpoint_ns, parent.task))
+            self._add_run(run_id, OpenRun(parent.trace, parent.span, False, parent.checkpoint_ns, parent.task))
 
     @_never_harm
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
@@ -183,14 +166,14 @@ class Recorder(BaseCallbackHandler):
         if episode is None:
             self._recorded += 1
             episode = EpisodeContext(self._session, f"{self._session}/{self._recorded}", split="live")
-        opened = _Trace(run_id, episode, thread_id=str(thread_id) if thread_id is not None else None)
+        opened = OpenTrace(run_id, episode, thread_id=str(thread_id) if thread_id is not None else None)
         if episode.parent_episode is None and opened.thread_id is not None:
             episode.parent_episode = self._interrupted.pop(opened.thread_id, None)
         span = self._start_span(opened, f"{names.INVOKE_WORKFLOW} {name}", None, episode_to_attributes(episode, name))
         episode.episode_id = trace.format_trace_id(span.get_span_context().trace_id)
-        self._add_run(run_id, _Run(opened, span, True, ""))
+        self._add_run(run_id, OpenRun(opened, span, True, ""))
 
-    def _open_node(self, run_id: UUID, parent: _Run, checkpoint_ns: str, metadata: dict[str, Any]) -> None:
+    def _open_node(self, run_id: UUID, parent: OpenRun, checkpoint_ns: str, metadata: dict[str, Any]) -> None:
         task = parent.trace.tasks.get(checkpoint_ns)
         attributes = sources_to_attributes(task.sources if task else None, None)
         attributes |= {names.READS_FROM: None, names.MAY_READ_FROM: None}  # known when it ends
@@ -198,10 +181,10 @@ class Recorder(BaseCallbackHandler):
         span = self._start_node_span(parent.trace, parent.span, checkpoint_ns, step, attributes)
         if task is not None:
             task.span = span
-        self._add_run(run_id, _Run(parent.trace, span, True, checkpoint_ns, task))
+        self._add_run(run_id, OpenRun(parent.trace, span, True, checkpoint_ns, task))
 
     def _start_node_span(
-        self, owner: _Trace, around: Span, checkpoint_ns: str, step: int, attributes: dict[str, Any]
+        self, owner: OpenTrace, around: Span, checkpoint_ns: str, step: int, attributes: dict[str, Any]
     ) -> Span:
         node = namespace_to_node(checkpoint_ns)
         about: dict[str, Any] = {
@@ -220,14 +203,7 @@ class Recorder(BaseCallbackHandler):
         """A task is about to run: where it comes from, before its node span opens."""
         run = self._runs.get(graph_run)
         if run is not None:
-            self._start_task(run.trace, task, reads, inherits)
-
-    def _start_task(self, owner: _Trace, task: PregelExecutableTask, reads: Reads | None, inherits: bool) -> _Task:
-        start = _task_to_start(task)
-        keys = state_keys(task.input) if reads is not None else None
-        started = _Task(owner.ledger.task_started(start, keys), reads, inherits)
-        owner.tasks[start.ns] = started
-        return started
+            run.trace.start_task(task, reads, inherits)
 
     @_never_harm
     def note_task_writes(self, loop: Any, task: PregelExecutableTask, writes: Any, cached: bool) -> None:
@@ -235,24 +211,16 @@ class Recorder(BaseCallbackHandler):
         graph_run = self._runs.get(loop.manager.run_id)
         if graph_run is None:
             return
-        owner, start = graph_run.trace, _task_to_start(task)
+        owner = graph_run.trace
         if owner.root == loop.manager.run_id:
             owner.loop = loop
         if cached:
-            sources = self._start_task(owner, task, None, False).sources
+            started = owner.start_task(task, None, False)
             if task.name != ENTRY:
-                attributes = sources_to_attributes(sources, None) | {names.CACHED: True}
-                self._start_node_span(owner, graph_run.span, start.ns, start.step, attributes).end()
-        owner.ledger.note_writes(
-            start.ns,
-            start.path,
-            start.step,
-            writes,
-            loop.channels,
-            loop.trigger_to_nodes.__contains__,
-            is_subgraph=is_subgraph(task),
-            input_writers=functools.partial(_input_writers, owner, start.ns),
-        )
+                attributes = sources_to_attributes(started.sources, None) | {names.CACHED: True}
+                step = int(task.config["metadata"]["langgraph_step"])
+                self._start_node_span(owner, graph_run.span, started.ns, step, attributes).end()
+        owner.note_writes(loop, task, writes)
 
     # -- LLM calls --------------------------------------------------------------------------------------------
 
@@ -318,7 +286,7 @@ class Recorder(BaseCallbackHandler):
         if parent.task is not None:
             attributes |= reads_to_attributes(parent.task.sources, parent.task.reads)
         span = self._start_span(parent.trace, f"{names.CHAT} {model}", parent.span, attributes)
-        self._add_run(run_id, _Run(parent.trace, span, True, parent.checkpoint_ns, parent.task))
+        self._add_run(run_id, OpenRun(parent.trace, span, True, parent.checkpoint_ns, parent.task))
 
     @_never_harm
     def note_exact_tokens(self, run_id: UUID, tokens: ExactTokens) -> None:
@@ -368,7 +336,7 @@ class Recorder(BaseCallbackHandler):
             names.CHECKPOINT_NS: parent.checkpoint_ns or None,
         }
         span = self._start_span(parent.trace, f"{names.EXECUTE_TOOL} {name}", parent.span, attributes)
-        self._add_run(run_id, _Run(parent.trace, span, True, parent.checkpoint_ns, parent.task))
+        self._add_run(run_id, OpenRun(parent.trace, span, True, parent.checkpoint_ns, parent.task))
 
     @_never_harm
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
@@ -385,12 +353,12 @@ class Recorder(BaseCallbackHandler):
 
     # -- spans ------------------------------------------------------------------------------------------------
 
-    def _start_span(self, owner: _Trace, name: str, parent: Span | None, attributes: dict[str, Any]) -> Span:
+    def _start_span(self, owner: OpenTrace, name: str, parent: Span | None, attributes: dict[str, Any]) -> Span:
         context = trace.set_span_in_context(parent, Context()) if parent is not None else Context()
         owner.spans += 1
         return cast(Span, self._tracer.start_span(name, context=context, attributes=_present(attributes)))
 
-    def _add_run(self, run_id: UUID, run: _Run) -> None:
+    def _add_run(self, run_id: UUID, run: OpenRun) -> None:
         run.trace.runs[run_id] = run
         self._runs[run_id] = run
 
@@ -408,14 +376,13 @@ class Recorder(BaseCallbackHandler):
                 run.span.set_attributes(_present(reads_to_attributes(run.task.sources, run.task.reads)))
             _end_span(run.span, error)
 
-    def _close_trace(self, root: _Run, error: BaseException | None) -> None:
+    def _close_trace(self, root: OpenRun, error: BaseException | None) -> None:
         owner = root.trace
         unfinished = TimeoutError("not finished when the run ended")
         for run_id in [other for other in owner.runs if other != owner.root]:
             self._close(run_id, unfinished)
-        interrupted = owner.interrupted or getattr(owner.loop, "status", None) in _BREAKPOINTS
-        outcome, reason = end_to_outcome(owner.episode, error, interrupted)
-        if interrupted and owner.thread_id is not None and owner.episode.episode_id is not None:
+        outcome, reason = end_to_outcome(owner.episode, error, owner.was_interrupted)
+        if owner.was_interrupted and owner.thread_id is not None and owner.episode.episode_id is not None:
             self._interrupted[owner.thread_id] = owner.episode.episode_id
             while len(self._interrupted) > _REMEMBERED_INTERRUPTS:
                 self._interrupted.pop(next(iter(self._interrupted)))
@@ -425,24 +392,6 @@ class Recorder(BaseCallbackHandler):
         self._runs.pop(owner.root, None)
         _end_span(root.span, error if outcome == "failed" else None)
         self.journal.sync()
-
-
-def _input_writers(owner: _Trace, entry: str, key: str) -> Writers:
-    around, task = owner.tasks.get(graph_of(entry)), owner.tasks.get(entry)
-    if around is None or task is None:
-        return {}  # the outermost graph: its input comes from outside the episode
-    return around_to_input_writers(around.sources, around.reads, task.inherits, key)
-
-
-def _task_to_start(task: PregelExecutableTask) -> TaskStart:
-    return TaskStart(
-        ns=task.config["configurable"]["checkpoint_ns"],
-        node=task.name,
-        step=int(task.config["metadata"]["langgraph_step"]),
-        path=task.path,
-        subscribed=task.triggers,
-        input=task.input,
-    )
 
 
 def _end_span(span: Span, error: BaseException | None) -> None:

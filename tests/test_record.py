@@ -21,12 +21,14 @@ from langgraph.types import Send
 
 from graphs import math_duo
 from marft_bridge.episode import EpisodeContext, current_episode
+from marft_bridge.errors import GraphError
 from marft_bridge.record import Recorder
 from marft_bridge.recorded_graph import RecordedGraph, wrap
 from marft_bridge.scripted import END_OF_TURN, ScriptedPolicy, text_to_ids
 from marft_bridge.task_writes import WriteLedger
 from trace_store import conventions as names
 from trace_store.assemble import spans_to_trajectory
+from trace_store.errors import StoreError
 from trace_store.journal import Journal, read_segment
 from trace_store.records import SpanRow, Trajectory
 
@@ -251,6 +253,73 @@ def test_wrapping_twice_records_once_and_unwrap_takes_the_hook_away(recorder: Re
     assert once.unwrap() is plain
     once.unwrap()
     assert PregelLoop.put_writes is original
+
+
+def test_a_wrapped_graph_is_a_graph_and_every_use_of_it_is_recorded(recorder: Recorder) -> None:
+    plain = graph_of([(START, "a"), ("a", "b"), ("b", END)], echo()).compile(name="inner")
+    recorded = wrap(plain, recorder)
+    assert isinstance(recorded, type(plain))
+    assert recorded.get_graph().draw_mermaid() == plain.get_graph().draw_mermaid()
+    start = {"log": []}
+    recorded.with_config(tags=["mine"]).invoke(start)
+    (recorded | (lambda state: state["log"])).invoke(start)
+    recorded.with_retry().invoke(start)
+    list(recorded.batch_as_completed([start, start]))
+    asyncio.run(recorded.abatch([start]))
+    outer = StateGraph(Log)
+    outer.add_node("team", recorded)  # the graph around it is not recorded, so each is an episode of its own
+    outer.add_edge(START, "team")
+    outer.compile().invoke(start)
+    trajectories = [spans_to_trajectory(spans) for spans in spans_of(recorder).values()]
+    assert [trajectory.episode.outcome for trajectory in trajectories] == ["terminated"] * 7
+    assert [len(trajectory.edges) for trajectory in trajectories[:6]] == [2] * 6  # a trigger, and what b may have read
+    assert plain.invoke(start) == {"log": ["a", "b"]}
+    assert len(spans_of(recorder)) == 7
+
+
+def test_a_graph_that_was_given_as_something_else_is_refused(recorder: Recorder) -> None:
+    with pytest.raises(GraphError, match=r"a StateGraph is not a compiled graph; call \.compile\(\)"):
+        wrap(graph_of([(START, "a")], echo()), recorder)
+
+
+def test_a_stream_that_is_not_read_to_its_end_truncates_its_episode(recorder: Recorder) -> None:
+    recorded = wrap(graph_of([(START, "a"), ("a", "b"), ("b", END)], echo()).compile(), recorder)
+    stream = recorded.stream({"log": []}, stream_mode="updates")
+    next(iter(stream))
+    stream.close()  # type: ignore[attr-defined]
+    episode = only_trajectory(recorder).episode
+    assert (episode.outcome, episode.reason) == ("truncated", "the stream was closed before its end")
+
+
+def test_a_run_that_its_caller_cancels_is_truncated(recorder: Recorder) -> None:
+    async def slow(_: Any) -> Any:
+        await asyncio.sleep(60)
+
+    graph = StateGraph(Log)
+    graph.add_node("a", slow)
+    graph.add_edge(START, "a")
+
+    async def impatient() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(wrap(graph.compile(), recorder).ainvoke({"log": []}), 0.05)
+
+    asyncio.run(impatient())
+    episode = only_trajectory(recorder).episode
+    assert (episode.outcome, episode.reason) == ("truncated", "cancelled")
+
+
+def test_losses_are_counted_and_said_in_words(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = wrap(graph_of([(START, "a"), ("a", END)], echo()).compile(), recorder)
+    recorded.invoke({"log": []})
+    assert str(recorder.losses) == ""
+
+    def refuses(_: Any) -> None:
+        raise StoreError("no space left")
+
+    monkeypatch.setattr(recorder.journal, "append", refuses)
+    monkeypatch.setattr(recorder, "_open_call", lambda *_: 1 / 0)
+    assert recorded.invoke({"log": []}) == {"log": ["a"]}
+    assert str(recorder.losses) == "1 callbacks could not be recorded, 2 spans could not be written"
 
 
 def test_a_path_records_into_the_journal_beside_that_store(tmp_path: Path) -> None:
