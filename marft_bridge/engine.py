@@ -209,8 +209,10 @@ class Engine:
                     requests, lambda tally: task.update(tally.finished, tally.figures(reward))
                 )
             )
-        if lost := self._graph.recorder.failures:
-            self.reporter.say(f"{lost} callbacks could not be recorded; episodes that lack spans are not used")
+        losses = self._graph.recorder.losses
+        if said := str(losses):
+            missing = "; episodes that lack spans are not used" if losses.callbacks or losses.spans else ""
+            self.reporter.say(f"recording: {said}{missing}")
         for line in tally.silent(self.config.graph.nodes):
             self.reporter.say(line)
         return tally

@@ -277,6 +277,7 @@ class Recorder(BaseCallbackHandler):
             names.REQUEST_TOP_P: asked.get("top_p"),
             names.REQUEST_MAX_TOKENS: asked.get("max_tokens") or asked.get("max_completion_tokens"),
             names.REQUEST_SEED: asked.get("seed"),
+            names.REQUEST_STOP: [stop] if isinstance(stop := asked.get("stop"), str) else stop,
             names.INPUT_MESSAGES: json.dumps(prompt, default=str),
             names.NODE: namespace_to_node(parent.checkpoint_ns) if in_node else None,
             names.STEP: metadata.get("langgraph_step") if in_node else None,
