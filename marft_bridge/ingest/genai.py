@@ -16,7 +16,7 @@ from trace_store import conventions as c
 DIALECT = "genai"
 SYSTEM = "gen_ai.system"  # the provider's former name
 _CONVERSATION = "gen_ai.conversation.id"
-_LLM_OPERATIONS = {c.CHAT, "text_completion", "generate_content"}
+_LLM_OPERATIONS = (c.CHAT, "text_completion", "generate_content")
 _PLAIN = (
     c.REQUEST_MODEL,
     c.REQUEST_TEMPERATURE,

@@ -75,7 +75,7 @@ class _Session:
         self._store_path, self._reporter = store_path, reporter
         self.report = IngestReport()
         self.door = Door(options)
-        self.room = WaitingRoom(store_path.with_name(store_path.name + ".spool"))
+        self.room = WaitingRoom(store_path.with_name(store_path.name + ".spool"), time.monotonic())
         self._journal = Journal(store_path.with_name(store_path.name + ".journal"))
         self._writer = TraceWriter(self._journal, self.door, {"listen": True, "quiet_s": quiet_s}, self.report)
         self._lock = threading.Lock()

@@ -58,8 +58,8 @@ def span_to_reading(span: WireSpan) -> Reading:
 def _kind(a: dict[str, Any]) -> Kind:
     if text(a.get(_REQUEST_TYPE)) in {"chat", "completion"}:
         return "llm"
-    said = a.get(_KIND)
-    if said in {"tool", "agent"}:
+    said = text(a.get(_KIND))
+    if said in ("tool", "agent"):
         return "tool" if said == "tool" else "agent"
     # A whole graph is an agent to its operation name and a workflow to its own attribute.
     return "other" if said is not None else genai.operation_to_kind(a.get(c.OPERATION))

@@ -48,8 +48,11 @@ class _Waiting:
 class WaitingRoom:
     """Where spans wait for the rest of their trace. Safe to use from several threads."""
 
-    def __init__(self, folder: Path) -> None:
-        """Takes over what an earlier receiver left. Raises IngestError when another one is using the folder."""
+    def __init__(self, folder: Path, now: float) -> None:
+        """Takes over what an earlier receiver left, as if it came now: senders may be about to repeat the rest.
+
+        Raises IngestError when another receiver is using the folder.
+        """
         self._folder = folder
         self._lock_file = _lock(folder)
         self._lock = threading.Lock()
@@ -66,7 +69,7 @@ class WaitingRoom:
             self.torn += torn
             for record in records:
                 if isinstance(record, SpanRow):
-                    self._add(row_to_span(record), len(line_of(record)), 0.0)
+                    self._add(row_to_span(record), len(line_of(record)), now)
         self._journal = Journal(folder)
         self._rewrite(left)
 
