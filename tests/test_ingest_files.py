@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import shlex
 import tracemalloc
 from pathlib import Path
 
@@ -209,6 +210,13 @@ def test_the_command_takes_files_into_a_store(tmp_path: Path, capsys: pytest.Cap
         assert (run.command, run.config) == ("ingest", {"files": ["one", "two"]})
         assert {episode.run_id for episode in opened.episodes()} == {run.run_id}
     assert store.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_help_ends_with_an_example_that_parses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["ingest", "--help"]) == 0
+    example = shlex.split(" ".join(capsys.readouterr().out.split()).split("Example: ")[1])
+    assert example[:2] == ["marft-bridge", "ingest"]
+    assert cli.run([*example[1:], "--help"]) == 0
 
 
 def test_a_trace_may_be_spread_over_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -336,11 +336,13 @@ def test_what_clients_authenticate_with_is_never_written(tmp_path: Path) -> None
         "llm.invocation_parameters": json.dumps(
             {"model": "m", "max_tokens": 5, "extra_headers": {"X-Auth": SECRET}, "openai_api_key": SECRET}
         ),
+        "input.value": json.dumps({"access_token": SECRET, "refresh-token": SECRET, "id_token": SECRET, "tokens": 3}),
+        "output.value": json.dumps({"auth_token": SECRET, "bearer_token": SECRET, "api-token": SECRET}),
         "metadata": json.dumps({"nested": [{"password": SECRET, "deep": json.dumps({"cookie": SECRET})}]}),
     }
     call = hand_made("2", "1", "model", 10, 80, attributes=attributes)
     report, _, spans = taken_in(tmp_path, ROOT, call)
-    assert report.settings == 6
+    assert report.settings == 12
     for path in tmp_path.rglob("*"):
         assert path.name == "trace" or path.is_dir() or SECRET.encode() not in path.read_bytes()
     kept = next(span for span in spans if span.operation == c.CHAT).attributes

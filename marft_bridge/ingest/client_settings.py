@@ -22,7 +22,7 @@ _NAMES = (
     r"|(?:[\w-]*[-_])?(?:password|passwd|secret)|(?:access|refresh|auth|bearer|id|api)[-_]token|secret[-_](?:access[-_])?key"
 )
 _NAME = re.compile(_NAMES, re.IGNORECASE)
-_MENTIONED = re.compile(r"authorization|api[-_]?key|cookie|headers|passw|secret|token", re.IGNORECASE)
+_MENTIONED = re.compile(r"authorization|api[-_]?key|cookie|headers|passw|secret|[hrdi][-_]token", re.IGNORECASE)
 
 
 def without_client_secrets(span: WireSpan) -> tuple[WireSpan, int]:
