@@ -46,8 +46,8 @@ class ServeOptions(BaseModel):
     gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
     """Share of the GPU's memory for the engine; None leaves vLLM's own. A GPU that also trains needs a small one."""
     tool_call_parser: str | None = Field(default=None, pattern="^[a-z0-9_-]+$")
-    """How vLLM tells a tool call in the model's text (hermes, llama3_json, ...); None: only a named or required
-    tool can be called. A server in `attach` has its own."""
+    """How vLLM tells a tool call in the model's text (hermes, llama3_json, ...); None: no tools. A server in `attach`
+    has its own."""
     startup_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds until a server that is not ready counts as failed."""
     attach: str | None = Field(default=None, pattern="^https?://")

@@ -36,8 +36,8 @@ _HOSTED = frozenset(
 )
 _CARRIED_EXTRA = frozenset({"chat_template_kwargs", "structured_outputs", "documents", "return_token_ids"})
 _NO_PARSER = (
-    "binds tools and leaves the choice to the model, which the model server was not told how to read; "
-    "set serve.tool_call_parser (hermes for Qwen and SmolLM, llama3_json for Llama 3), or name the tool in tool_choice"
+    "binds tools, and the model server was not told how its model writes a tool call; "
+    "set serve.tool_call_parser (hermes for Qwen and SmolLM, llama3_json for Llama 3)"
 )
 
 
@@ -78,7 +78,7 @@ def _check_tools(payload: Mapping[str, Any], node: str, auto_tools: bool) -> Non
     for tool in tools:
         if tool.get("type") != "function":
             raise GraphError(f"node {node!r} binds {tool.get('type')!r}, a tool that only a hosted service runs")
-    if tools and not auto_tools and payload.get("tool_choice") in (None, "auto"):
+    if tools and not auto_tools and payload.get("tool_choice") != "none":
         raise GraphError(f"node {node!r} {_NO_PARSER}")
 
 

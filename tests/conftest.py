@@ -42,6 +42,12 @@ def vllm_server(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     pytest.importorskip("vllm", exc_type=ImportError)
     folder = tmp_path_factory.mktemp("vllm")
     modules = ("q_proj", "v_proj")
-    options = ServeOptions(dtype="float32", max_loras=8, lora_target_modules=modules, startup_timeout_s=600)
+    options = ServeOptions(
+        dtype="float32",
+        max_loras=8,
+        lora_target_modules=modules,
+        tool_call_parser="hermes",
+        startup_timeout_s=600,
+    )
     with ModelServer(options, smollm2_dir, folder / "adapters", folder / "vllm.log") as server:
         yield RunningServer(server, server.start(), folder / "adapters", smollm2_dir, folder / "vllm.log")
