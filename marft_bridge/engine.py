@@ -31,6 +31,7 @@ from marft_bridge.prepare_model import SMOLLM2_NAME, check_model_dir, prepare_sm
 from marft_bridge.progress import Reporter
 from marft_bridge.record import Recorder
 from marft_bridge.recorded_graph import wrap
+from marft_bridge.recording import check_options
 from marft_bridge.redirect import redirected_models
 from marft_bridge.rollouts import Collector, EpisodeRequest, Tally
 from marft_bridge.routing import Route
@@ -64,7 +65,8 @@ def model_directory(config: BridgeConfig, say: Callable[[str], None]) -> Path:
 
 
 def load_app(config: BridgeConfig) -> App:
-    """The user's app, with its nodes checked on a scripted model: before any server starts."""
+    """The user's app, with its nodes checked on a scripted model, and how it is recorded: before any server starts."""
+    check_options(config.record)
     app = options_to_app(config.graph)
     with asyncio.Runner() as runner, app.opened(ScriptedPolicy(), runner):
         return app

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
+from typing import Any
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
@@ -17,6 +19,7 @@ from opentelemetry.sdk.trace import Event, ReadableSpan, Span, SpanLimits, SpanP
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import Link, Status, StatusCode, format_span_id, format_trace_id
 
+from marft_bridge.span_ids import SystemIds
 from marft_bridge.span_privacy import SPAN_NAME, SpanPrivacy
 from trace_store import conventions
 from trace_store.errors import StoreError
@@ -26,11 +29,11 @@ from trace_store.records import SpanRow
 log = logging.getLogger("marft_bridge")
 
 
-def span_to_row(span: ReadableSpan) -> SpanRow:
-    """One ended span as the store keeps it."""
+def span_to_row(span: ReadableSpan, beside: Mapping[str, Any]) -> SpanRow:
+    """One ended span, with the attributes that were kept beside it, as the store keeps it."""
     context = span.get_span_context()
     assert context is not None  # a span that ended had one
-    attributes = {key: _to_json(value) for key, value in (span.attributes or {}).items()}
+    attributes = {key: _to_json(value) for key, value in (span.attributes or {}).items()} | dict(beside)
     return SpanRow(
         trace_id=format_trace_id(context.trace_id),
         span_id=format_span_id(context.span_id),
@@ -83,15 +86,25 @@ class JournalProcessor(SpanProcessor):
         self.privacy = privacy
         self.failure: StoreError | None = None  # the first write that the disk refused
         self.lost = 0  # spans that ended and are not in the journal
+        self._beside: dict[int, Mapping[str, Any]] = {}  # span id -> attributes that it gets when it ends
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Nothing is written before a span ends."""
+
+    def keep_beside(self, span: Span, attributes: Mapping[str, Any]) -> None:
+        """Attributes, JSON values, that the span gets when it ends.
+
+        The SDK checks each element of a list; for the token ids of a call that takes longer than all the rest.
+        """
+        self._beside[span.get_span_context().span_id] = attributes
 
     def on_end(self, span: ReadableSpan) -> None:
         """Writes the span, then hands it on. What goes wrong is remembered and counted, never raised."""
         row = None
         try:
-            row = self.privacy.row_to_clean(span_to_row(span))
+            context = span.get_span_context()
+            beside = self._beside.pop(context.span_id, {}) if context is not None else {}
+            row = self.privacy.row_to_clean(span_to_row(span, beside))
             self._journal.append(row)
         except Exception as error:  # noqa: BLE001 - raised here, it would end up in the app
             self._note_loss(error)
@@ -125,6 +138,7 @@ def private_provider(processor: SpanProcessor) -> TracerProvider:
     unlimited = SpanLimits.UNSET  # the SDK's default of 128 attributes drops the oldest ones, which are the ids
     provider = TracerProvider(
         sampler=ALWAYS_ON,
+        id_generator=SystemIds(),
         resource=Resource({"service.name": "marft-bridge"}),
         shutdown_on_exit=False,
         span_limits=SpanLimits(

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from langchain_core.callbacks import BaseCallbackManager
-from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.pregel import Pregel
 
-from marft_bridge.errors import BridgeError
+from marft_bridge.errors import BridgeError, ConfigError
 from marft_bridge.record import Recorder
+from marft_bridge.record_options import RecordOptions
+from marft_bridge.recorded_graph import config_with_recorder, store_to_recorder
+from marft_bridge.redaction import Redact
 from marft_bridge.task_hooks import task_hooks
-from trace_store.journal import Journal
 
 _METHODS = ("stream", "astream")
 
@@ -41,13 +41,17 @@ _active: _Active | None = None
 _lock = threading.Lock()
 
 
-def instrument(store: str | Path | Recorder) -> Recorder:
+def instrument(
+    store: str | Path | Recorder, options: RecordOptions | None = None, redact: Redact | None = None
+) -> Recorder:
     """Records every LangGraph run of this process from now on; gives back the recorder, for its counts of losses.
 
     Args:
         store: path of the DuckDB store (its journal is written beside it), or a recorder.
+        options, redact: what may be written, as for `wrap`.
 
     Raises:
+        ConfigError: options or a function are given where a recorder with its own is in use already.
         BridgeError: the process is instrumented for another store already. For the same one, nothing changes.
     """
     global _active
@@ -60,8 +64,10 @@ def instrument(store: str | Path | Recorder) -> Recorder:
                     f"this process records into {_active.store or 'another recorder'} already; "
                     "call marft_bridge.uninstrument() first"
                 )
+            if options is not None or redact is not None:
+                raise ConfigError("instrument: this process is recorded already, with the options it was given first")
             return _active.recorder
-        recorder = store if isinstance(store, Recorder) else Recorder(Journal(Path(f"{path}.journal")))
+        recorder = store_to_recorder(store, options, redact)
         originals = {name: getattr(Pregel, name) for name in _METHODS}
         replaced = {name: (original, _in_front_of(original)) for name, original in originals.items()}
         _active = _Active(recorder, path, replaced)
@@ -101,24 +107,7 @@ def _recorded(graph: Any, config: Any) -> Any:
     if active is None:
         return config
     try:
-        inherited = var_child_runnable_config.get()
-        if any(_holds(each, active.recorder) for each in (config, graph.config, inherited)):
-            return config
-        return {**(config or {}), "callbacks": _with(active.recorder, (config or {}).get("callbacks"))}
+        return config_with_recorder(graph, config, active.recorder)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is not the app's
         active.recorder.note_failure("instrument", error)
         return config
-
-
-def _holds(config: Any, recorder: Recorder) -> bool:
-    callbacks = (config or {}).get("callbacks") or ()
-    handlers = callbacks.inheritable_handlers if isinstance(callbacks, BaseCallbackManager) else callbacks
-    return any(handler is recorder for handler in handlers)
-
-
-def _with(recorder: Recorder, callbacks: Any) -> Any:
-    if isinstance(callbacks, BaseCallbackManager):
-        manager = callbacks.copy()
-        manager.add_handler(recorder)
-        return manager
-    return [*(callbacks or ()), recorder]

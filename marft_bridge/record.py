@@ -11,9 +11,11 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import os
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 from uuid import UUID
@@ -77,6 +79,7 @@ def _never_harm(method: _Method) -> _Method:
             method(self, *args, **kwargs)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is not the app's
             self.note_failure(method.__name__, error)
+            self._mark_torn((*args, *kwargs.values()))
 
     return cast(_Method, guarded)
 
@@ -91,11 +94,11 @@ class Recorder(BaseCallbackHandler):
         """`redact` is the function that `options.redact_with` would name. Raises a BridgeError for unusable options."""
         self.journal = journal
         self._processor = options_to_processor(journal, options, redact)
-        self._tracer = private_provider(self._processor).get_tracer("marft_bridge")
+        self._tracer = private_provider(self._processor).get_tracer("marft_bridge", names.CONVENTION_VERSION)
         self._runs: dict[UUID, OpenRun] = {}
+        self._nodes: dict[str, OpenRun] = {}  # checkpoint_ns -> the attempt that runs
         self._lock = threading.Lock()
-        self._session = f"session-{uuid.uuid4().hex[:12]}"
-        self._recorded = 0
+        self._begin_session()
         self._interrupted: dict[str, str] = {}  # thread -> the episode that its next run goes on with
         self.failures = 0  # callbacks that could not be recorded
 
@@ -108,7 +111,7 @@ class Recorder(BaseCallbackHandler):
     @property
     def failure(self) -> StoreError | None:
         """The first write that the disk refused, or None."""
-        return self._processor.failure
+        return self._processor.failure or self.journal.failure
 
     def note_failure(self, where: str, error: Exception) -> None:
         """Counts a callback that could not be recorded; the first one is logged."""
@@ -119,6 +122,14 @@ class Recorder(BaseCallbackHandler):
             # Without the error's text, which may quote a prompt or a key.
             log.warning("recording failed in %s: %s; the app goes on", where, type(error).__name__)
             log.debug("recording failed", exc_info=error)
+
+    def _mark_torn(self, given: Iterable[Any]) -> None:
+        """The trace that a failed callback was about counts a span more than it has, so it is never taken for whole."""
+        for value in given:
+            run_id: Any = value if isinstance(value, UUID) else getattr(getattr(value, "manager", None), "run_id", None)
+            with suppress(Exception):  # what broke the callback may break this
+                self._runs[run_id].trace.spans += 1
+                return
 
     # -- runs and nodes ---------------------------------------------------------------------------------------
 
@@ -135,8 +146,8 @@ class Recorder(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """A root run opens a trace; a node execution opens a span; any other chain passes its parent's on."""
-        parent = self._runs.get(parent_run_id) if parent_run_id is not None else None
         metadata = metadata or {}
+        parent = self._parent_of(parent_run_id, metadata)
         if parent is None:
             self._open_trace(run_id, str(kwargs.get("name") or "graph"), metadata.get("thread_id"))
             return
@@ -163,15 +174,25 @@ class Recorder(BaseCallbackHandler):
 
     def _open_trace(self, run_id: UUID, name: str, thread_id: Any) -> None:
         episode = current_episode.get()
-        if episode is None:
-            self._recorded += 1
-            episode = EpisodeContext(self._session, f"{self._session}/{self._recorded}", split="live")
+        if episode is None or episode.recorder not in (None, self):
+            episode = self._live_episode()
         opened = OpenTrace(run_id, episode, thread_id=str(thread_id) if thread_id is not None else None)
         if episode.parent_episode is None and opened.thread_id is not None:
             episode.parent_episode = self._interrupted.pop(opened.thread_id, None)
         span = self._start_span(opened, f"{names.INVOKE_WORKFLOW} {name}", None, episode_to_attributes(episode, name))
         episode.episode_id = trace.format_trace_id(span.get_span_context().trace_id)
         self._add_run(run_id, OpenRun(opened, span, True, ""))
+
+    def _live_episode(self) -> EpisodeContext:
+        """An episode that no command asked for; a forked child counts its own."""
+        with self._lock:
+            if self._pid != os.getpid():
+                self._begin_session()
+            self._recorded += 1
+            return EpisodeContext(self._session, f"{self._session}/{self._recorded}", split="live")
+
+    def _begin_session(self) -> None:
+        self._pid, self._session, self._recorded = os.getpid(), f"session-{uuid.uuid4().hex[:12]}", 0
 
     def _open_node(self, run_id: UUID, parent: OpenRun, checkpoint_ns: str, metadata: dict[str, Any]) -> None:
         task = parent.trace.tasks.get(checkpoint_ns)
@@ -181,7 +202,8 @@ class Recorder(BaseCallbackHandler):
         span = self._start_node_span(parent.trace, parent.span, checkpoint_ns, step, attributes)
         if task is not None:
             task.span = span
-        self._add_run(run_id, OpenRun(parent.trace, span, True, checkpoint_ns, task))
+        self._nodes[checkpoint_ns] = opened = OpenRun(parent.trace, span, True, checkpoint_ns, task)
+        self._add_run(run_id, opened)
 
     def _start_node_span(
         self, owner: OpenTrace, around: Span, checkpoint_ns: str, step: int, attributes: dict[str, Any]
@@ -263,7 +285,7 @@ class Recorder(BaseCallbackHandler):
         prompt: Any,
         messages: list[BaseMessage],
     ) -> None:
-        parent = self._runs.get(parent_run_id) if parent_run_id is not None else None
+        parent = self._parent_of(parent_run_id, metadata)
         if parent is None:
             return  # called outside any recorded graph: not an action of a game
         asked = kwargs.get("invocation_params") or {}
@@ -302,7 +324,8 @@ class Recorder(BaseCallbackHandler):
         run = self._runs.get(run_id)
         if run is None:
             return
-        run.span.set_attributes(_present(answer_to_attributes(response) | tokens_to_attributes(run.tokens)))
+        run.span.set_attributes(_present(answer_to_attributes(response)))
+        self._processor.keep_beside(run.span, tokens_to_attributes(run.tokens))
         run.trace.answers.add(response, trace.format_span_id(run.span.get_span_context().span_id))
         self._close(run_id, None)
 
@@ -321,10 +344,11 @@ class Recorder(BaseCallbackHandler):
         *,
         run_id: UUID,
         parent_run_id: UUID | None = None,
+        metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         """Opens a tool span: an environment transition, never an action."""
-        parent = self._runs.get(parent_run_id) if parent_run_id is not None else None
+        parent = self._parent_of(parent_run_id, metadata or {})
         if parent is None:
             return
         name = (serialized or {}).get("name") or kwargs.get("name") or "tool"
@@ -359,6 +383,11 @@ class Recorder(BaseCallbackHandler):
         owner.spans += 1
         return cast(Span, self._tracer.start_span(name, context=context, attributes=_present(attributes)))
 
+    def _parent_of(self, parent_run_id: UUID | None, metadata: Mapping[str, Any]) -> OpenRun | None:
+        """The run around a new one. A call that was given callbacks of its own has no parent, but tells its task."""
+        parent = self._runs.get(parent_run_id) if parent_run_id is not None else None
+        return parent or self._nodes.get(str(metadata.get("langgraph_checkpoint_ns")))
+
     def _add_run(self, run_id: UUID, run: OpenRun) -> None:
         run.trace.runs[run_id] = run
         self._runs[run_id] = run
@@ -372,6 +401,8 @@ class Recorder(BaseCallbackHandler):
             return
         self._runs.pop(run_id, None)
         run.trace.runs.pop(run_id, None)
+        if self._nodes.get(run.checkpoint_ns) is run:
+            del self._nodes[run.checkpoint_ns]
         if run.owns_span:
             if run.task is not None and run.task.span is run.span:
                 run.span.set_attributes(_present(reads_to_attributes(run.task.sources, run.task.reads)))
@@ -380,7 +411,7 @@ class Recorder(BaseCallbackHandler):
     def _close_trace(self, root: OpenRun, error: BaseException | None) -> None:
         owner = root.trace
         unfinished = TimeoutError("not finished when the run ended")
-        for run_id in [other for other in owner.runs if other != owner.root]:
+        for run_id in [other for other in list(owner.runs) if other != owner.root]:
             self._close(run_id, unfinished)
         outcome, reason = end_to_outcome(owner.episode, error, owner.was_interrupted)
         if owner.was_interrupted and owner.thread_id is not None and owner.episode.episode_id is not None:
@@ -392,7 +423,7 @@ class Recorder(BaseCallbackHandler):
         )
         self._runs.pop(owner.root, None)
         _end_span(root.span, error if outcome == "failed" else None)
-        self.journal.sync()
+        self.journal.sync_soon()  # not sync: this may be the thread of the app's event loop
 
 
 def _end_span(span: Span, error: BaseException | None) -> None:

@@ -93,15 +93,26 @@ def wrap(
         GraphError: `app` is not a compiled graph.
         ConfigError: options or a function are given where a recorder with its own is in use already.
     """
-    settled = isinstance(app, RecordedGraph) or isinstance(store, Recorder)
-    if settled and (options is not None or redact is not None):
-        raise ConfigError("wrap: options and redact belong to the recorder, which exists already; make it with them")
     if isinstance(app, RecordedGraph):
+        if options is not None or redact is not None:
+            raise ConfigError("wrap: this graph is recorded already, with the options that its recorder was given")
         return app
+    return _graph_to_recorded(app, store_to_recorder(store, options, redact))
+
+
+def store_to_recorder(
+    store: str | Path | Recorder, options: RecordOptions | None, redact: Redact | None = None
+) -> Recorder:
+    """The recorder that is given, or a new one that writes its journal beside the store at this path.
+
+    Raises:
+        ConfigError: options or a function for a recorder that has its own.
+    """
     if not isinstance(store, Recorder):
-        path = Path(store)
-        store = Recorder(Journal(path.with_name(path.name + ".journal")), options or RecordOptions(), redact)
-    return _graph_to_recorded(app, store)
+        return Recorder(Journal(Path(f"{Path(store).absolute()}.journal")), options or RecordOptions(), redact)
+    if options is not None or redact is not None:
+        raise ConfigError("options and redact belong to the recorder, which exists already; make it with them")
+    return store
 
 
 def _graph_to_recorded(app: Any, recorder: Recorder) -> RecordedGraph:

@@ -180,6 +180,7 @@ class Collector:
             variant=request.variant,
             seed=request.seed,
             adapters=request.adapters,
+            recorder=self._graph.recorder,
         )
         routes = {node: self._route_of(node, at, request.temperature) for node, at in request.adapters.items()}
         for node in self._app.frozen:
@@ -195,7 +196,7 @@ class Collector:
             self._check_server()
         if outcome == "terminated" and episode.episode_id is not None:
             rewards = await result_to_rewards(self._app, request.task, result)
-            self._keep(episode.episode_id, rewards)
+            await self._keep(episode.episode_id, rewards)
             tally.reward_sums.update(rewards)
             tally.rewarded += 1
         tally.sampled_tokens += routing.sampled_tokens
@@ -245,11 +246,11 @@ class Collector:
             with suppress(NotImplementedError):
                 await checkpointer.adelete_thread(thread)
 
-    def _keep(self, episode_id: str, rewards: Mapping[str, float]) -> None:
+    async def _keep(self, episode_id: str, rewards: Mapping[str, float]) -> None:
         journal, now = self._graph.recorder.journal, time.time_ns()
         for name, value in rewards.items():
             journal.append(Reward(episode_id, name, value, self._app.reward_source, now))
-        journal.sync()
+        await asyncio.to_thread(journal.sync)  # other episodes go on meanwhile, and share the sync
 
 
 def _most_fail(tally: Tally) -> str | None:

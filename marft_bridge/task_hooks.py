@@ -15,11 +15,13 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 from uuid import UUID
 
 from langchain_core.callbacks import AsyncCallbackHandler, AsyncCallbackManager, BaseCallbackHandler
+from langchain_core.tracers.context import _configure_hooks
 from langgraph._internal._constants import PUSH
 from langgraph.pregel import _runner
 from langgraph.pregel._loop import PregelLoop
@@ -30,6 +32,11 @@ from marft_bridge.state_reads import Reads, release_state, watch_state, watched_
 from marft_bridge.task_writes import ENTRY
 
 log = logging.getLogger("marft_bridge")
+
+# A call inside a node that is given callbacks of its own inherits none: `llm.invoke(x, {"callbacks": [mine]})`. Then
+# LangChain asks this variable, whose value is the recorder of the task around the call.
+_task_recorder: ContextVar[BaseCallbackHandler | None] = ContextVar("marft_task_recorder", default=None)
+_HOOK = (_task_recorder, True, None, None)
 
 
 @runtime_checkable
@@ -94,6 +101,7 @@ class TaskHooks:
         with self._lock:
             self._users += 1
             if self._users == 1:
+                _configure_hooks.append(_HOOK)
                 self._stand_before(PregelLoop, "put_writes", _put_writes_and_note)
                 self._stand_before(PregelLoop, "output_writes", _output_writes_and_note)
                 self._stand_before(_runner, "run_with_retry", _run_watched)
@@ -104,6 +112,7 @@ class TaskHooks:
         with self._lock:
             self._users -= 1
             if self._users == 0:
+                _configure_hooks.remove(_HOOK)
                 while self._originals:
                     owner, name, original = self._originals.pop()
                     setattr(owner, name, original)
@@ -158,7 +167,7 @@ def _arun_watched(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _seers(callbacks: Any) -> list[SeesTasks]:
-    return [handler for handler in getattr(callbacks, "handlers", ()) if isinstance(handler, SeesTasks)]
+    return [handler for handler in getattr(callbacks, "handlers", ()) if hasattr(handler, "note_task_writes")]
 
 
 def _note_writes(loop: Any, task_id: str, writes: Any, *, cached: bool) -> None:
@@ -179,11 +188,13 @@ def _watched(task: PregelExecutableTask, seers: list[SeesTasks]) -> Iterator[Pre
     manager: Any = task.config["callbacks"]
     for seer in seers:
         seer.note_task_start(manager.parent_run_id, task, reads, around is not None)
+    token = _task_recorder.set(cast(BaseCallbackHandler, seers[0]))
     try:
         # A graph's entry copies its input into the graph's own state: that is no read of the node around it.
         with around.paused() if around is not None else nullcontext():
             yield watched
     finally:
+        _task_recorder.reset(token)
         if reads is not None:
             release_state(watched.input)
 

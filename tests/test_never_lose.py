@@ -3,6 +3,7 @@
 - An app that is killed at any moment leaves every run that it had reported as a whole episode, and no other.
 - A disk that is full, gone or refusing, and a recorder that breaks in every callback, change no result; what was
   lost is said, what comes later is recorded again.
+- A disk that is slow stalls no event loop, and the app's seeded random numbers stay what they were.
 - Calls from threads, executors and nested loops belong to the run that made them, wherever Python lets us know
   it; a call whose run cannot be known is mixed into no other run.
 """
@@ -247,6 +248,66 @@ def test_a_recorder_that_breaks_in_every_callback_changes_no_result(tmp_path: Pa
     # Three runs of: start and end of the run, of its node and of its call.
     assert graph.recorder.failures >= 3 * 6
     assert trajectories_in(tmp_path / "store.duckdb") == []
+
+
+def test_a_run_of_which_one_callback_failed_is_not_taken_for_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store.duckdb"
+    graph = wrap(numbered_graph(), store)
+    graph.invoke({"number": 1})
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("broken on purpose")
+
+    for name in ("_open_call", "_open_node"):
+        with monkeypatch.context() as once:
+            once.setattr(graph.recorder, name, broken)
+            assert graph.invoke({"number": 2}) == {"number": 2}
+    graph.invoke({"number": 3})
+    assert [completions(one) for one in trajectories_in(store)] == [["draft 1"], ["draft 3"]]
+
+
+# What the app would notice
+
+
+def test_the_apps_random_numbers_stay_its_own_and_repeat_no_trace(tmp_path: Path) -> None:
+    def dice(_: Number) -> Number:
+        return {"number": random.getrandbits(64)}
+
+    graph = StateGraph(Number)
+    graph.add_node("dice", dice)
+    graph.add_edge(START, "dice")
+    plain = graph.compile()
+    recorded = wrap(plain, tmp_path / "store.duckdb")
+    results = []
+    for each in (plain, recorded, recorded):
+        random.seed(7)
+        results.append(each.invoke({"number": 0}))
+    assert results[0] == results[1] == results[2]
+    assert len(trajectories_in(tmp_path / "store.duckdb")) == 2
+
+
+def test_a_slow_disk_does_not_stall_the_apps_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = wrap(numbered_graph(), tmp_path / "store.duckdb")
+    syncs: list[int] = []
+
+    def slow(fd: int) -> None:
+        syncs.append(fd)
+        time.sleep(0.3)
+
+    async def run() -> float:
+        began = time.monotonic()
+        for number in range(10):
+            await graph.ainvoke({"number": number})
+        return time.monotonic() - began
+
+    asyncio.run(run())  # makes the segment
+    graph.recorder.journal.sync()
+    monkeypatch.setattr(os, "fsync", slow)
+    assert asyncio.run(run()) < 10 * 0.3
+    graph.recorder.journal.close()
+    assert syncs
 
 
 # Contexts

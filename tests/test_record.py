@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
+from langchain_core.callbacks import BaseCallbackHandler
 from langgraph.graph import END, START, StateGraph
 from langgraph.pregel._loop import PregelLoop
 from langgraph.types import Send
@@ -306,6 +307,50 @@ def test_a_run_that_its_caller_cancels_is_truncated(recorder: Recorder) -> None:
     asyncio.run(impatient())
     episode = only_trajectory(recorder).episode
     assert (episode.outcome, episode.reason) == ("truncated", "cancelled")
+
+
+def test_a_call_that_is_given_callbacks_of_its_own_is_an_action_of_its_node_all_the_same(recorder: Recorder) -> None:
+    heard: list[str] = []
+
+    class Mine(BaseCallbackHandler):
+        def on_chat_model_start(self, *args: Any, **kwargs: Any) -> None:
+            heard.append("call")
+
+    model = echo()
+    chain = model | (lambda message: message.content)
+    inner = graph_of([(START, "x"), ("x", END)], model).compile()
+
+    def direct(_: Log) -> Log:
+        return {"log": [str(model.invoke("hello", {"callbacks": [Mine()]}).content)]}
+
+    async def through_others(state: Log) -> Log:
+        said = await chain.ainvoke("hello", {"callbacks": [Mine()]})
+        return {"log": [said, *(await inner.ainvoke(state, {"callbacks": [Mine()]}))["log"]]}
+
+    graph = StateGraph(Log)
+    graph.add_node("direct", direct)
+    graph.add_node("through_others", through_others)
+    graph.add_edge(START, "direct")
+    graph.add_edge("direct", "through_others")
+    asyncio.run(wrap(graph.compile(), recorder).ainvoke({"log": []}))
+    assert len(heard) == 3
+    nodes = [action.node for action in only_trajectory(recorder).actions]
+    assert nodes == ["direct", "through_others", "through_others/x"]
+    assert recorder._runs == recorder._nodes == {}
+
+
+def test_an_episode_belongs_to_the_recorder_that_it_was_made_for(recorder: Recorder, tmp_path: Path) -> None:
+    other = Recorder(Journal(tmp_path / "other"))
+    recorded = wrap(graph_of([(START, "a"), ("a", END)], echo()).compile(), recorder)
+    episode = EpisodeContext("run", "task", "train", recorder=recorder)
+
+    async def run() -> None:
+        current_episode.set(episode)
+        await recorded.ainvoke({"log": []}, {"callbacks": [other]})
+
+    asyncio.run(run())
+    assert episode.episode_id == only_trajectory(recorder).episode.episode_id
+    assert only_trajectory(other).episode.split == "live"
 
 
 def test_losses_are_counted_and_said_in_words(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 from marft_bridge.ingest.client_settings import OWN_SCOPE, without_client_secrets
 from marft_bridge.ingest.dialects import span_to_reading
 from marft_bridge.ingest.otlp import WireSpan
 from marft_bridge.record_options import RecordOptions
-from marft_bridge.recording import options_to_processor
-from marft_bridge.span_privacy import SpanPrivacy
+from marft_bridge.recording import options_to_privacy
 from trace_store import conventions as c
-from trace_store.journal import Journal
 from trace_store.records import SpanRow
 
 
@@ -27,8 +24,8 @@ class Door:
     def __init__(self, options: RecordOptions) -> None:
         """Raises GraphError when the redaction function that `options` name cannot be used."""
         # Content is needed to tell what a span is; where none may be kept, it goes once that is known.
-        self.privacy = _options_to_privacy(options, content=True)
-        self._structure = None if options.content else _options_to_privacy(options, content=False)
+        self.privacy = options_to_privacy(options.model_copy(update={"content": True}))
+        self._structure = None if options.content else options_to_privacy(options)
         self._lock = threading.Lock()
         self.settings = 0  # entries left out because a client authenticates with them
 
@@ -44,12 +41,6 @@ class Door:
     def row_to_written(self, row: SpanRow) -> SpanRow:
         """A finished row as it may be written: without content where the options say so."""
         return row if self._structure is None else self._structure.row_to_clean(row)
-
-
-def _options_to_privacy(options: RecordOptions, *, content: bool) -> SpanPrivacy:
-    """What a recorder with these options would clean with; its journal stays untouched and its exporter unmade."""
-    without_export = {"content": content, "otlp_endpoint": None, "otlp_headers_env": None}
-    return options_to_processor(Journal(Path()), options.model_copy(update=without_export)).privacy
 
 
 def _to_row(span: WireSpan) -> SpanRow:
