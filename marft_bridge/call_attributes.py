@@ -11,6 +11,7 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 
 from marft_bridge.exact_tokens import ExactTokens
 from trace_store import conventions as names
+from trace_store.packed import floats_to_text, ints_to_text
 
 
 def answer_to_attributes(response: LLMResult) -> dict[str, Any]:
@@ -40,9 +41,9 @@ def tokens_to_attributes(tokens: ExactTokens | None) -> dict[str, Any]:
     if tokens is None:
         return {}
     attributes: dict[str, Any] = {
-        names.PROMPT_IDS: tokens.prompt_ids,
-        names.SAMPLED_IDS: tokens.sampled_ids,
-        names.LOGPROBS: tokens.logprobs,
+        names.PROMPT_IDS: None if tokens.prompt_ids is None else ints_to_text(tokens.prompt_ids),
+        names.SAMPLED_IDS: None if tokens.sampled_ids is None else ints_to_text(tokens.sampled_ids),
+        names.LOGPROBS: None if tokens.logprobs is None else floats_to_text(tokens.logprobs),
         names.REQUEST_SEED: tokens.seed,
         names.PROVIDER: tokens.provider,
         names.RESPONSE_ID: tokens.response_id,

@@ -26,14 +26,13 @@ from langchain_core.outputs import LLMResult
 from langgraph.errors import GraphBubbleUp, GraphInterrupt, ParentCommand
 from langgraph.types import PregelExecutableTask
 from opentelemetry import trace
-from opentelemetry.context import Context
-from opentelemetry.sdk.trace import Span
+from opentelemetry.sdk.trace import Span, Tracer
 from opentelemetry.trace import Status, StatusCode
 
 from marft_bridge.action_links import reads_to_attributes, sources_to_attributes
 from marft_bridge.call_attributes import answer_to_attributes, tokens_to_attributes
 from marft_bridge.episode import EpisodeContext, current_episode, end_to_outcome, episode_to_attributes
-from marft_bridge.exporter import private_provider
+from marft_bridge.exporter import open_span, private_provider
 from marft_bridge.open_trace import OpenRun, OpenTrace
 from marft_bridge.policy import ExactTokens, announce_call, namespace_to_node
 from marft_bridge.record_options import RecordOptions
@@ -94,7 +93,8 @@ class Recorder(BaseCallbackHandler):
         """`redact` is the function that `options.redact_with` would name. Raises a BridgeError for unusable options."""
         self.journal = journal
         self._processor = options_to_processor(journal, options, redact)
-        self._tracer = private_provider(self._processor).get_tracer("marft_bridge", names.CONVENTION_VERSION)
+        provider = private_provider(self._processor)
+        self._tracer = cast(Tracer, provider.get_tracer("marft_bridge", names.CONVENTION_VERSION))
         self._runs: dict[UUID, OpenRun] = {}
         self._nodes: dict[str, OpenRun] = {}  # checkpoint_ns -> the attempt that runs
         self._lock = threading.Lock()
@@ -324,8 +324,7 @@ class Recorder(BaseCallbackHandler):
         run = self._runs.get(run_id)
         if run is None:
             return
-        run.span.set_attributes(_present(answer_to_attributes(response)))
-        self._processor.keep_beside(run.span, tokens_to_attributes(run.tokens))
+        self._processor.say(run.span, answer_to_attributes(response) | tokens_to_attributes(run.tokens))
         run.trace.answers.add(response, trace.format_span_id(run.span.get_span_context().span_id))
         self._close(run_id, None)
 
@@ -368,7 +367,7 @@ class Recorder(BaseCallbackHandler):
         """Ends the tool span with its result as text."""
         run = self._runs.get(run_id)
         if run is not None:
-            run.span.set_attribute(names.TOOL_RESULT, str(getattr(output, "content", output)))
+            self._processor.say(run.span, {names.TOOL_RESULT: str(getattr(output, "content", output))})
             self._close(run_id, None)
 
     @_never_harm
@@ -379,9 +378,10 @@ class Recorder(BaseCallbackHandler):
     # -- spans ------------------------------------------------------------------------------------------------
 
     def _start_span(self, owner: OpenTrace, name: str, parent: Span | None, attributes: dict[str, Any]) -> Span:
-        context = trace.set_span_in_context(parent, Context()) if parent is not None else Context()
         owner.spans += 1
-        return cast(Span, self._tracer.start_span(name, context=context, attributes=_present(attributes)))
+        span = open_span(self._tracer, name, parent)
+        self._processor.say(span, attributes)
+        return span
 
     def _parent_of(self, parent_run_id: UUID | None, metadata: Mapping[str, Any]) -> OpenRun | None:
         """The run around a new one. A call that was given callbacks of its own has no parent, but tells its task."""
@@ -405,7 +405,7 @@ class Recorder(BaseCallbackHandler):
             del self._nodes[run.checkpoint_ns]
         if run.owns_span:
             if run.task is not None and run.task.span is run.span:
-                run.span.set_attributes(_present(reads_to_attributes(run.task.sources, run.task.reads)))
+                self._processor.say(run.span, reads_to_attributes(run.task.sources, run.task.reads))
             _end_span(run.span, error)
 
     def _close_trace(self, root: OpenRun, error: BaseException | None) -> None:
@@ -418,9 +418,8 @@ class Recorder(BaseCallbackHandler):
             self._interrupted[owner.thread_id] = owner.episode.episode_id
             while len(self._interrupted) > _REMEMBERED_INTERRUPTS:
                 self._interrupted.pop(next(iter(self._interrupted)))
-        root.span.set_attributes(
-            _present({names.OUTCOME: outcome, names.OUTCOME_REASON: reason, names.SPAN_COUNT: owner.spans})
-        )
+        told = {names.OUTCOME: outcome, names.OUTCOME_REASON: reason, names.SPAN_COUNT: owner.spans}
+        self._processor.say(root.span, told)
         self._runs.pop(owner.root, None)
         _end_span(root.span, error if outcome == "failed" else None)
         self.journal.sync_soon()  # not sync: this may be the thread of the app's event loop
@@ -430,8 +429,3 @@ def _end_span(span: Span, error: BaseException | None) -> None:
     if error is not None:
         span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
     span.end()
-
-
-def _present(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Absent stays absent: an attribute of None is not written."""
-    return {key: value for key, value in attributes.items() if value is not None}

@@ -12,7 +12,7 @@ import json
 import logging
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -61,6 +61,8 @@ class SpanPrivacy:
         return cleaned
 
     def _redacted(self, row: SpanRow, found: Counter[str]) -> SpanRow:
+        if self._content and self._redactor.passes(row.name, row.status_message or "", *_texts(row.attributes)):
+            return row  # nearly always: nothing in it looks like a secret
         attributes, changed = self._cleaned(row.attributes, found)
         name = self._redactor.value_to_clean(SPAN_NAME, row.name, found)
         if not self._content:
@@ -97,6 +99,14 @@ class SpanPrivacy:
             first = self.failures == 1
         if first:  # the message may quote the text that was to be hidden
             log.warning("redaction failed with %s; the content of such spans is dropped", type(error).__name__)
+
+
+def _texts(attributes: Mapping[str, Any]) -> Iterator[str]:
+    """What is to be looked through, as text."""
+    for key, value in attributes.items():
+        kind = key_to_kind(key)
+        if kind is Kind.CONTENT or kind is Kind.LABEL:
+            yield value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _without_headers(value: Any) -> Any:

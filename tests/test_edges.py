@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import operator
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
@@ -437,12 +438,16 @@ def _chain_with_breakpoint() -> Any:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_functional_task_depends_on_the_results_that_it_is_given(asynchronous: bool, recorder: Recorder) -> None:
+    both_run = threading.Barrier(2, timeout=30)  # so that neither returns before the other is called
+
     @task
     def draft(topic: str) -> list[str]:
+        both_run.wait()
         return [str(model.invoke(topic).content)]
 
     @task
     def unrelated() -> list[str]:
+        both_run.wait()
         return [str(model.invoke("aside").content)]
 
     @task

@@ -361,7 +361,7 @@ def test_losses_are_counted_and_said_in_words(recorder: Recorder, monkeypatch: p
     def refuses(_: Any) -> None:
         raise StoreError("no space left")
 
-    monkeypatch.setattr(recorder.journal, "append", refuses)
+    monkeypatch.setattr(recorder.journal, "append_all", refuses)
     monkeypatch.setattr(recorder, "_open_call", lambda *_: 1 / 0)
     assert recorded.invoke({"log": []}) == {"log": ["a"]}
     assert str(recorder.losses) == "1 callbacks could not be recorded, 2 spans could not be written"

@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 from trace_store import conventions as c
+from trace_store.packed import FLOATS, INTS, text_to_values
 from trace_store.records import SpanRow
 
 _BIGINT = 2**63
@@ -96,8 +97,8 @@ class Bag:
         return tuple(value)
 
     def token_ids(self, key: str) -> tuple[int, ...] | None:
-        """A list of integers from 0 that a 32-bit column holds."""
-        value = self._parsed(key)
+        """A list of integers from 0 that a 32-bit column holds; packed, as JSON, or as it is."""
+        value = self._unpacked(key, INTS, "token ids")
         if value is None:
             return None
         if not isinstance(value, (list, tuple)) or not set(map(type, value)) <= {int}:  # a bool is no token id
@@ -107,8 +108,8 @@ class Bag:
         return tuple(value)
 
     def numbers(self, key: str) -> tuple[float, ...] | None:
-        """A list of numbers, the journal's texts for those that are not finite included."""
-        value = self._parsed(key)
+        """A list of numbers, also those that are not finite; packed, as JSON, or as it is."""
+        value = self._unpacked(key, FLOATS, "numbers")
         if value is None:
             return None
         try:
@@ -139,6 +140,17 @@ class Bag:
                 if isinstance(part, dict) and isinstance(part.get("content"), str)
             ]
         return "".join(found) if found else None
+
+    def _unpacked(self, key: str, prefix: str, what: str) -> Any:
+        value = self._span.attributes.get(key)
+        if isinstance(value, str):
+            try:
+                unpacked = text_to_values(value, prefix)
+            except ValueError:
+                raise self._wrong(key, f"a packed list of {what}") from None
+            if unpacked is not None:
+                return unpacked
+        return self._parsed(key)
 
     def _parsed(self, key: str) -> Any:
         value = self._span.attributes.get(key)

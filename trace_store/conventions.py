@@ -69,7 +69,7 @@ CACHED = "marft.langgraph.cached"  # true: the task's writes came from a cache o
 SAW_ANSWERS = "marft.saw_answers"  # list of span ids of calls whose answers are messages of this prompt
 SAW_TOOL_RESULTS = "marft.saw_tool_results"  # list of span ids of calls whose tools' results are in this prompt
 
-# Ours: the exact tokens of an action, from the engine.
+# Ours: the exact tokens of an action, from the engine; the three lists packed (see `packed`), or as JSON.
 PROMPT_IDS = "marft.prompt_token_ids"
 SAMPLED_IDS = "marft.sampled_token_ids"
 LOGPROBS = "marft.sampled_logprobs"

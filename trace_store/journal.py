@@ -16,7 +16,7 @@ import secrets
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -66,7 +66,11 @@ class Journal:
 
         Raises StoreError when the disk does not take it; earlier records stay intact and later ones may succeed.
         """
-        line = line_of(record)
+        self.append_all((record,))
+
+    def append_all(self, records: Sequence[JournalRecord]) -> None:
+        """Write records in one go: all of them, or none when StoreError is raised."""
+        line = b"".join(map(line_of, records))
         if self._pid != os.getpid():
             self._reset()
         with self._append_lock:
