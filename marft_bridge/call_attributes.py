@@ -13,6 +13,9 @@ from marft_bridge.exact_tokens import ExactTokens
 from trace_store import conventions as names
 from trace_store.packed import floats_to_text, ints_to_text
 
+to_json = json.JSONEncoder(default=str).encode
+"""A value as JSON text; what JSON does not know, as its text."""
+
 
 def answer_to_attributes(response: LLMResult) -> dict[str, Any]:
     """What the model answered, as LangChain reports it."""
@@ -29,7 +32,7 @@ def answer_to_attributes(response: LLMResult) -> dict[str, Any]:
         names.FINISH_REASONS: [finish] if finish else None,
         names.USAGE_INPUT_TOKENS: usage.get("input_tokens"),
         names.USAGE_OUTPUT_TOKENS: usage.get("output_tokens"),
-        names.OUTPUT_MESSAGES: json.dumps([_message_to_json(generation.text, message)], default=str),
+        names.OUTPUT_MESSAGES: to_json([_message_to_json(generation.text, message)]),
     }
     if len(response.generations[0]) > 1:
         attributes[names.UNTRAINABLE] = f"n={len(response.generations[0])}: one call with several answers"

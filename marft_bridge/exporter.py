@@ -1,7 +1,7 @@
-"""Ended OpenTelemetry spans -> `SpanRow` lines in the journal, at once and in the thread that ended them.
+"""Ended OpenTelemetry spans -> `SpanRow` lines in the journal, when their run ends, in the thread that ended it.
 
 Why not a BatchSpanProcessor: it drops the oldest spans when its queue is full and everything when the process is
-killed. Invariants: after `Journal.sync()` every span that ended before is on disk; nothing leaves here, to the journal
+killed. Invariants: after `Journal.sync()` every run that ended before is on disk; nothing leaves here, to the journal
 or to an exporter, that `SpanPrivacy` has not passed; every span that could not be written is counted. A failure
 never reaches the app.
 """

@@ -28,7 +28,7 @@ _BREAKPOINTS = ("interrupt_before", "interrupt_after")
 class OpenTask:
     """A task that LangGraph runs: where it comes from, and what its node reads."""
 
-    ns: str
+    start: TaskStart
     sources: Sources
     reads: Reads | None
     inherits: bool
@@ -71,13 +71,15 @@ class OpenTrace:
         """A task starts; see `task_hooks.SeesTasks.note_task_start`."""
         start = _task_to_start(task)
         keys = state_keys(task.input) if reads is not None else None
-        started = OpenTask(start.ns, self.ledger.task_started(start, keys), reads, inherits)
+        started = OpenTask(start, self.ledger.task_started(start, keys), reads, inherits)
         self.tasks[start.ns] = started
         return started
 
     def note_writes(self, loop: Any, task: PregelExecutableTask, writes: Any) -> None:
         """What a task of the graph that `loop` runs wrote."""
-        start = _task_to_start(task)
+        ns = task.config["configurable"]["checkpoint_ns"]
+        # A task that ran is known; one that failed before it ran may still have writes, of its error.
+        start = self.tasks[ns].start if ns in self.tasks else _task_to_start(task)
         self.ledger.note_writes(
             start.ns,
             start.path,

@@ -9,7 +9,6 @@ logged once, and never reaches the app. It knows nothing of DuckDB, adapters' fi
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import os
 import threading
@@ -30,7 +29,7 @@ from opentelemetry.sdk.trace import Span, Tracer
 from opentelemetry.trace import Status, StatusCode
 
 from marft_bridge.action_links import reads_to_attributes, sources_to_attributes
-from marft_bridge.call_attributes import answer_to_attributes, tokens_to_attributes
+from marft_bridge.call_attributes import answer_to_attributes, to_json, tokens_to_attributes
 from marft_bridge.episode import EpisodeContext, current_episode, end_to_outcome, episode_to_attributes
 from marft_bridge.exporter import open_span, private_provider
 from marft_bridge.open_trace import OpenRun, OpenTrace
@@ -240,8 +239,8 @@ class Recorder(BaseCallbackHandler):
             started = owner.start_task(task, None, False)
             if task.name != ENTRY:
                 attributes = sources_to_attributes(started.sources, None) | {names.CACHED: True}
-                step = int(task.config["metadata"]["langgraph_step"])
-                self._start_node_span(owner, graph_run.span, started.ns, step, attributes).end()
+                at = started.start
+                self._start_node_span(owner, graph_run.span, at.ns, at.step, attributes).end()
         owner.note_writes(loop, task, writes)
 
     # -- LLM calls --------------------------------------------------------------------------------------------
@@ -300,7 +299,7 @@ class Recorder(BaseCallbackHandler):
             names.REQUEST_MAX_TOKENS: asked.get("max_tokens") or asked.get("max_completion_tokens"),
             names.REQUEST_SEED: asked.get("seed"),
             names.REQUEST_STOP: [stop] if isinstance(stop := asked.get("stop"), str) else stop,
-            names.INPUT_MESSAGES: json.dumps(prompt, default=str),
+            names.INPUT_MESSAGES: to_json(prompt),
             names.NODE: namespace_to_node(parent.checkpoint_ns) if in_node else None,
             names.STEP: metadata.get("langgraph_step") if in_node else None,
             names.CHECKPOINT_NS: parent.checkpoint_ns or None,
