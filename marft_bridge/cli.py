@@ -17,6 +17,7 @@ from rich.console import Console
 from marft_bridge.config import BridgeConfig, toml_to_config
 from marft_bridge.errors import USER_ERRORS, ConfigError
 from marft_bridge.progress import Reporter
+from marft_bridge.traces.cli import app as traces
 
 app = typer.Typer(
     name="marft-bridge",
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(traces)
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The bridge.toml to read.")]
 Run = Annotated[str | None, typer.Option("--run", help="Run folder; overrides `run`.")]

@@ -1,4 +1,7 @@
-"""The commands of `marft-bridge traces`: parse, call one function, print. What they do is in the modules named after them."""
+"""The commands of `marft-bridge traces`: parse, call one function, print.
+
+What they do is in the modules named after them, which are imported when their command runs.
+"""
 
 from __future__ import annotations
 
