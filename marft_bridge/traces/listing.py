@@ -233,8 +233,8 @@ def list_unassembled(path: Path, which: str, limit: int, as_json: bool, console:
 
 
 def time_to_text(ns: int) -> str:
-    """Unix time in nanoseconds -> UTC to the second."""
-    return datetime.fromtimestamp(ns // 10**9, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    """Unix time in nanoseconds -> UTC to the minute."""
+    return datetime.fromtimestamp(ns // 10**9, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def tokens_to_text(prompt: int | None, sampled: int | None) -> str | None:

@@ -101,8 +101,12 @@ def print_table(
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column, name in zip(columns, names, strict=True):
+        number = column in numbers
         table.add_column(
-            Text(name), justify="right" if column in numbers else "left", overflow="fold", no_wrap=column in _WHOLE
+            Text(name),
+            justify="right" if number else "left",
+            overflow="fold",
+            no_wrap=number or column in _WHOLE,
         )
     for row_cells in cells:
         table.add_row(*map(Text, row_cells))

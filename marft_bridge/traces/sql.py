@@ -82,9 +82,8 @@ def _run(con: duckdb.DuckDBPyConnection, statement: str, limit: int | None, seco
         rows = result.fetchall() if limit is None else result.fetchmany(limit + 1)
     finally:
         timer.cancel()
-    return Answer(
-        columns, rows if limit is None else list(islice(rows, limit)), limit is not None and len(rows) > limit
-    )
+    cut = limit is not None and len(rows) > limit
+    return Answer(columns, rows[:limit], cut)
 
 
 def _message(error: duckdb.Error) -> str:
