@@ -1,16 +1,37 @@
-"""Owns: a store is always at a whole, known schema version; what is newer or foreign is refused in one line."""
+"""Owns: a store is always at a whole, known schema version, however it got there and whatever kills it on the way; what
+is newer or foreign is refused in one line.
+
+`schemas/version_1.sql` is what version 1 wrote into a file, frozen; rows of that time are put into it by SQL here.
+"""
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
+from sample_spans import START, chain
 
 from trace_store import schema
 from trace_store.errors import StoreError
-from trace_store.migrations import MIGRATIONS, Migration, migrate, migration, version_of
+from trace_store.migrations import MIGRATIONS, Migration, migrate, newest_version, version_of
 from trace_store.store import TraceStore
+from trace_store.views import VIEWS
+
+VERSION_1 = (Path(__file__).parent / "schemas/version_1.sql").read_text()
+NEWEST = newest_version()
+LAYOUT = {
+    "columns": "SELECT table_name, column_index, column_name, data_type, is_nullable, column_default, comment"
+    " FROM duckdb_columns() WHERE NOT internal ORDER BY ALL",
+    "tables": "SELECT table_name, sql, comment FROM duckdb_tables() WHERE NOT internal ORDER BY ALL",
+    "views": "SELECT view_name, sql, comment FROM duckdb_views() WHERE NOT internal ORDER BY ALL",
+    "constraints": "SELECT table_name, constraint_type, constraint_column_names FROM duckdb_constraints() ORDER BY ALL",
+}
 
 
 @pytest.fixture
@@ -18,55 +39,188 @@ def con() -> duckdb.DuckDBPyConnection:
     return duckdb.connect()
 
 
+def layout(con: duckdb.DuckDBPyConnection) -> dict[str, list[tuple[Any, ...]]]:
+    return {name: con.execute(query).fetchall() for name, query in LAYOUT.items()}
+
+
+def put_version_1(con: duckdb.DuckDBPyConnection) -> None:
+    con.execute(VERSION_1)
+    con.execute("INSERT INTO schema_version VALUES (1, 'all tables and views', 1700000000000000000)")
+
+
+def put(con: duckdb.DuckDBPyConnection, table: str, values: list[Any]) -> None:
+    con.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(values))})", values)  # noqa: S608 - a name from here
+
+
+def put_rows_of_version_1(con: duckdb.DuckDBPyConnection, episodes: int = 3) -> None:
+    """Traces with two calls each, as version 1 stored them: the spans are real, the engine counted x but not y."""
+    for k in range(episodes):
+        sample = chain(str(k), START + k)
+        for span in sample.spans():
+            attributes = dict(span.attributes)
+            if span.span_id == "x":
+                attributes["gen_ai.usage.input_tokens"] = 3
+            if span.span_id == "y":
+                attributes.pop("gen_ai.usage.output_tokens")
+                attributes["gen_ai.usage.input_tokens"] = ("many", 2**40, None)[k % 3]
+            values = [span.trace_id, span.span_id, span.parent_span_id, span.name, span.operation, span.start_ns]
+            values += [span.end_ns, span.status, span.status_message, span.convention, json.dumps(attributes)]
+            put(con, "spans", values)
+        episode = [sample.trace_id, "run", "task", "train", 0, None, None, 2**62, "{}", "terminated", None, START + k]
+        episode += [START + k + 40, 5, "{}", "{}", None, None]
+        put(con, "episodes", episode)
+        for index, (name, node, ids) in enumerate((("x", "a", [4, 5]), ("y", "b", None))):
+            values = [name, sample.trace_id, node, index, index + 1, [1, 2, 3], ids, ids and [-0.1, -1 / 3], "m"]
+            values += [f"{node}@1", 1, 0.7, 1.0, None, 16, 7, "stop", "text", START + k + 11, START + k + 19]
+            values += [ids is not None, None if ids else "no ids", START + k]
+            put(con, "actions", values)
+        con.execute("INSERT INTO edges VALUES (?, 'x', 'y', 'trigger', true, ?)", [sample.trace_id, START + k])
+        con.execute("INSERT INTO rewards VALUES (?, 'reward', 0.5, 't', 1, 'episode', NULL, NULL)", [sample.trace_id])
+    con.execute("INSERT INTO runs VALUES ('run', 'collect', 1, '{\"a\":1}', '0.1.0')")
+    con.execute("INSERT INTO adapters VALUES ('a', 1, 0, 'p', 's', 'b', 1, '{\"kl\":0.1}')")
+    con.execute("INSERT INTO taken_in VALUES ('1-a.segment', 10, 2, 0, 1)")
+    con.execute("INSERT INTO refusals VALUES ('bad', 'why', 1)")
+
+
+def rows(con: duckdb.DuckDBPyConnection, table: str) -> list[tuple[Any, ...]]:
+    return con.execute(f"FROM {table} ORDER BY ALL").fetchall()
+
+
 def test_a_new_database_gets_every_declared_table_column_and_sentence(con: duckdb.DuckDBPyConnection) -> None:
     assert version_of(con) == 0
-    assert migrate(con) == len(MIGRATIONS)
+    assert migrate(con) == NEWEST
     found = con.execute(
         "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal"
-        " AND table_name IN (SELECT table_name FROM duckdb_tables()) ORDER BY table_name, column_index"
+        " AND table_name IN (SELECT table_name FROM duckdb_tables())"
     ).fetchall()
     declared = [(table.name, column.name, column.sentence) for table in schema.TABLES for column in table.columns]
     assert sorted(found) == sorted(declared)
     views = con.execute("SELECT view_name, comment FROM duckdb_views() WHERE NOT internal").fetchall()
-    assert sorted(views) == sorted((view.name, view.sentence) for view in schema.VIEWS)
-    assert con.execute("SELECT version FROM schema_version").fetchall() == [(len(MIGRATIONS),)]
+    assert sorted(views) == sorted((view.name, view.sentence) for view in VIEWS)
+    assert con.execute("SELECT version FROM schema_version").fetchall() == [(NEWEST,)]
+
+
+def test_migrations_are_numbered_without_a_gap() -> None:
+    assert [step.version for step in MIGRATIONS] == list(range(2, NEWEST + 1))
+
+
+def test_an_older_store_becomes_what_a_new_one_is(con: duckdb.DuckDBPyConnection) -> None:
+    put_version_1(con)
+    fresh = duckdb.connect()
+    assert migrate(con) == migrate(fresh) == NEWEST
+    assert layout(con) == layout(fresh)
+    versions = con.execute("SELECT version, sentence FROM schema_version ORDER BY version").fetchall()
+    assert versions == [(1, "all tables and views"), *((step.version, step.sentence) for step in MIGRATIONS)]
+
+
+def test_an_older_store_keeps_every_row_and_gains_the_counts_that_its_spans_know(
+    con: duckdb.DuckDBPyConnection,
+) -> None:
+    put_version_1(con)
+    put_rows_of_version_1(con)
+    names = [table.name for table in schema.TABLES if table.name not in ("adapter_episodes", "prices")]
+    before = {name: rows(con, name) for name in names}
+    order = con.execute("SELECT episode_id, action_id FROM actions ORDER BY rowid").fetchall()
+    migrate(con)
+    after = {name: rows(con, name) for name in names}
+    counts = con.execute("SELECT action_id, prompt_tokens, sampled_tokens FROM actions ORDER BY ALL").fetchall()
+    assert counts == [("x", 3, 2)] * 3 + [("y", None, None)] * 3
+    assert [(*row[:-3], row[-1]) for row in after.pop("actions")] == before.pop("actions")
+    assert [row for row in after.pop("schema_version") if row[0] == 1] == before.pop("schema_version")
+    assert after == before
+    assert con.execute("SELECT episode_id, action_id FROM actions ORDER BY rowid").fetchall() == order
+    assert rows(con, "prices") == rows(con, "adapter_episodes") == []
+
+
+def test_an_older_file_is_read_as_trajectories_once_it_was_opened_for_writing(tmp_path: Path) -> None:
+    path = tmp_path / "s.duckdb"
+    with duckdb.connect(str(path)) as con:
+        put_version_1(con)
+        put_rows_of_version_1(con)
+    with pytest.raises(StoreError, match=f"store {path} has schema version 1 and needs {NEWEST}; open it once for"):
+        TraceStore.open(path, read_only=True)
+    TraceStore.open(path).close()
+    with TraceStore.open(path, read_only=True) as store:
+        trajectories = list(store.trajectories())
+    assert [t.episode.started_ns for t in trajectories] == [START, START + 1, START + 2]
+    first, second = trajectories[0].actions
+    assert (first.sampled_ids, first.logprobs, first.prompt_tokens) == ((4, 5), (-0.1, -1 / 3), 3)
+    assert (second.sampled_ids, second.trainable, second.prompt_tokens) == (None, False, None)
+    assert trajectories[2].team_reward("reward") == 0.5
+
+
+def test_a_view_that_somebody_made_survives(con: duckdb.DuckDBPyConnection) -> None:
+    put_version_1(con)
+    put_rows_of_version_1(con)
+    con.execute("CREATE VIEW mine AS SELECT count(*) AS n FROM actions")
+    migrate(con)
+    assert rows(con, "mine") == [(6,)]
 
 
 def test_migrating_twice_changes_nothing(con: duckdb.DuckDBPyConnection) -> None:
     migrate(con)
-    before = con.execute("SELECT * FROM schema_version").fetchall()
+    before = rows(con, "schema_version")
     migrate(con)
-    assert con.execute("SELECT * FROM schema_version").fetchall() == before
+    assert rows(con, "schema_version") == before
 
 
 def test_an_older_database_gets_only_what_it_lacks(con: duckdb.DuckDBPyConnection) -> None:
     migrate(con)
-    steps = list(MIGRATIONS)
-
-    @migration("a column for notes", steps)
-    def _notes(con: duckdb.DuckDBPyConnection) -> None:
-        con.execute("ALTER TABLE runs ADD COLUMN note VARCHAR")
-
-    assert migrate(con, migrations=steps) == 2
+    notes = Migration(NEWEST + 1, "a column for notes", ("ALTER TABLE runs ADD COLUMN note VARCHAR",))
+    assert migrate(con, migrations=[*MIGRATIONS, notes]) == NEWEST + 1
     assert con.execute("SELECT version, sentence FROM schema_version ORDER BY version").fetchall() == [
-        (1, MIGRATIONS[0].sentence),
-        (2, "a column for notes"),
+        (NEWEST, "all tables and views"),
+        (NEWEST + 1, "a column for notes"),
     ]
     assert con.execute("SELECT note FROM runs").fetchall() == []
 
 
 def test_a_migration_that_fails_leaves_the_version_before_it(con: duckdb.DuckDBPyConnection) -> None:
-    migrate(con)
-
-    def half(con: duckdb.DuckDBPyConnection) -> None:
-        con.execute("CREATE TABLE half (x INTEGER)")
-        con.execute("SELECT * FROM nowhere")
-
+    put_version_1(con)
+    before = layout(con)
+    half = Migration(NEWEST + 1, "half", ("CREATE TABLE half (x INTEGER)", "SELECT * FROM nowhere"))
     with pytest.raises(duckdb.Error, match="nowhere"):
-        migrate(con, migrations=[*MIGRATIONS, Migration(2, "half", half)])
-    assert version_of(con) == 1
-    with pytest.raises(duckdb.Error, match="half"):
-        con.execute("SELECT * FROM half")
+        migrate(con, migrations=[*MIGRATIONS, half])
+    assert version_of(con) == 1  # nor is the step before it there: one opening is one transaction
+    assert layout(con) == before
+
+
+OPENER = """
+import sys
+from pathlib import Path
+from trace_store.store import TraceStore
+print("ready", flush=True)
+TraceStore.open(Path(sys.argv[1])).close()
+"""
+
+
+def test_a_migration_that_is_killed_anywhere_leaves_a_whole_version(tmp_path: Path) -> None:
+    path = tmp_path / "s.duckdb"
+    with duckdb.connect(str(path)) as con:
+        put_version_1(con)
+        put_rows_of_version_1(con, 30)
+        con.execute("INSERT INTO actions SELECT a.* FROM actions a, range(2000)")  # some time to be killed in
+        expected = con.execute("SELECT count(*), sum(hash(action_id, prompt_ids, logprobs)) FROM actions").fetchone()
+        old = layout(con)
+    new = duckdb.connect()
+    migrate(new)
+    found, delay = [], 0.0
+    while not found or found[-1] != NEWEST:
+        opener = subprocess.Popen([sys.executable, "-c", OPENER, str(path)], stdout=subprocess.PIPE)
+        assert opener.stdout is not None
+        with opener:
+            opener.stdout.readline()
+            try:
+                opener.wait(delay)
+            except subprocess.TimeoutExpired:
+                opener.send_signal(signal.SIGKILL)
+        with duckdb.connect(str(path)) as con:
+            found.append(version_of(con))
+            assert layout(con) == (old if found[-1] == 1 else layout(new))
+            counted = con.execute("SELECT count(*), sum(hash(action_id, prompt_ids, logprobs)) FROM actions").fetchone()
+            assert counted == expected
+        delay += 0.02
+    assert found.count(1) >= 3  # it was killed while it worked, and not only before
 
 
 def test_a_newer_store_is_refused_with_both_versions(tmp_path: Path) -> None:
@@ -74,7 +228,7 @@ def test_a_newer_store_is_refused_with_both_versions(tmp_path: Path) -> None:
     TraceStore.open(path).close()
     with duckdb.connect(str(path)) as con:
         con.execute("INSERT INTO schema_version VALUES (9, 'from the future', 0)")
-    expected = f"store {path} has schema version 9, this marft-bridge knows up to 1; upgrade marft-bridge"
+    expected = f"store {path} has schema version 9, this marft-bridge knows up to {NEWEST}; upgrade marft-bridge"
     for read_only in (False, True):
         with pytest.raises(StoreError) as refused:
             TraceStore.open(path, read_only=read_only)
@@ -82,7 +236,7 @@ def test_a_newer_store_is_refused_with_both_versions(tmp_path: Path) -> None:
 
 
 def test_an_older_store_is_not_changed_for_reading_only(con: duckdb.DuckDBPyConnection) -> None:
-    with pytest.raises(StoreError, match="store old has schema version 0 and needs 1; open it once for writing"):
+    with pytest.raises(StoreError, match=f"store old has schema version 0 and needs {NEWEST}; open it once"):
         migrate(con, "old", read_only=True)
     assert version_of(con) == 0
 

@@ -229,6 +229,8 @@ def _span_to_action(trace: _Trace, span: SpanRow) -> Action:
         ended_ns=span.end_ns,
         trainable=reason is None,
         untrainable_reason=reason,
+        prompt_tokens=bag.small(c.USAGE_INPUT_TOKENS),
+        sampled_tokens=bag.small(c.USAGE_OUTPUT_TOKENS),
     )
 
 

@@ -1,14 +1,15 @@
 """A database of any known version -> the current version, by ordered migrations.
 
-Invariant: a migration and its row in `schema_version` are one transaction, so a file is always at a whole version.
-A file that a newer marft-bridge wrote is refused, never guessed at. Version 1 is the schema as declared; once
-there is a second version, version 1 has to be frozen as text.
+An empty database gets the schema as it is declared. Where tables exist, each migration changes only these, in text of
+its own, because what is declared will move on; views and comments are then set as they are declared now.
+Invariants: all of it is one transaction, so a file is always at a whole version; a file that a newer marft-bridge
+wrote is refused, never guessed at.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -17,39 +18,78 @@ import duckdb
 from trace_store import schema
 from trace_store.errors import StoreError
 
-Change = Callable[[duckdb.DuckDBPyConnection], None]
-
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One step from version - 1 to version."""
+    """One step from version - 1 to version; `statements` are SQL that leaves the tables as that version has them."""
 
     version: int
     sentence: str
-    change: Change
+    statements: tuple[str, ...]
 
 
-MIGRATIONS: list[Migration] = []
+FIRST = 1  # an empty database is brought to the current version at once, so there is no migration to this one
+
+# Counts as `assemble` reads them: whole numbers that the column holds. Another number never came from an engine.
+_COUNT_OF_SPAN = """
+CASE WHEN json_type(s.attributes, '$."{key}"') IN ('UBIGINT', 'BIGINT')
+     THEN TRY_CAST(json_extract_string(s.attributes, '$."{key}"') AS INTEGER) END
+"""
+
+MIGRATIONS = (
+    Migration(
+        2,
+        "counted tokens of actions; prices; which episodes an adapter was trained on",
+        (
+            # Made anew, and not by adding columns: what belongs to the record comes before what only speeds up reading.
+            """
+            CREATE TABLE actions_2 (
+                action_id VARCHAR NOT NULL, episode_id VARCHAR NOT NULL, node VARCHAR NOT NULL,
+                "index" INTEGER NOT NULL, step INTEGER, prompt_ids INTEGER[], sampled_ids INTEGER[],
+                logprobs DOUBLE[], model VARCHAR, adapter VARCHAR, adapter_version INTEGER, temperature DOUBLE,
+                top_p DOUBLE, top_k INTEGER, max_tokens INTEGER, seed BIGINT, finish_reason VARCHAR,
+                completion VARCHAR, started_ns BIGINT NOT NULL, ended_ns BIGINT NOT NULL,
+                trainable BOOLEAN NOT NULL, untrainable_reason VARCHAR,
+                prompt_tokens INTEGER, sampled_tokens INTEGER, episode_started_ns BIGINT NOT NULL
+            )
+            """,
+            # In the order of the rows, which a join would not keep and the zone maps of the last column live on.
+            """
+            INSERT INTO actions_2
+            SELECT * EXCLUDE (episode_started_ns), NULL, NULL, episode_started_ns FROM actions
+            """,
+            f"""
+            UPDATE actions_2 SET prompt_tokens = {_COUNT_OF_SPAN.format(key="gen_ai.usage.input_tokens")},
+                                 sampled_tokens = {_COUNT_OF_SPAN.format(key="gen_ai.usage.output_tokens")}
+            FROM spans s WHERE s.trace_id = episode_id AND s.span_id = action_id
+            """,  # noqa: S608 - constants
+            "DROP TABLE actions",
+            "ALTER TABLE actions_2 RENAME TO actions",
+            """
+            CREATE TABLE adapter_episodes (
+                node VARCHAR NOT NULL, version INTEGER NOT NULL, episode_id VARCHAR NOT NULL,
+                PRIMARY KEY (node, version, episode_id)
+            )
+            """,
+            """
+            CREATE TABLE prices (
+                model VARCHAR NOT NULL, since_ns BIGINT NOT NULL, currency VARCHAR NOT NULL,
+                per_million_prompt DOUBLE NOT NULL, per_million_sampled DOUBLE NOT NULL,
+                PRIMARY KEY (model, since_ns)
+            )
+            """,
+        ),
+    ),
+)
 
 
-def migration(sentence: str, into: list[Migration] = MIGRATIONS) -> Callable[[Change], Change]:
-    """Register the decorated function as the next version."""
-
-    def register(change: Change) -> Change:
-        into.append(Migration(len(into) + 1, sentence, change))
-        return change
-
-    return register
-
-
-@migration("all tables and views")
-def _create(con: duckdb.DuckDBPyConnection) -> None:
-    for statement in schema.ddl():
-        con.execute(statement)
+def newest_version(migrations: Sequence[Migration] = MIGRATIONS) -> int:
+    """The version that this program writes."""
+    return migrations[-1].version if migrations else FIRST
 
 
 def version_of(con: duckdb.DuckDBPyConnection) -> int:
-    """The version of an open database: 0 when nothing was applied yet."""
+    """The version of an open database: 0 when it is not a store yet."""
     known = con.execute(
         "SELECT count(*) FROM duckdb_tables() WHERE table_name = 'schema_version' AND NOT internal"
     ).fetchone()
@@ -71,7 +111,7 @@ def migrate(
     Raises StoreError when the file is newer than this program, is some other DuckDB database, or is older and
     cannot be changed because it is open for reading only. `name` is what the message calls the store.
     """
-    found, newest = version_of(con), len(migrations)
+    found, newest = version_of(con), newest_version(migrations)
     if found > newest:
         raise StoreError(
             f"store {name} has schema version {found}, this marft-bridge knows up to {newest}; upgrade marft-bridge"
@@ -83,17 +123,30 @@ def migrate(
         )
     if found == 0 and _has_tables(con):
         raise StoreError(f"store {name} is a DuckDB database that marft-bridge did not make; give another path")
-    for step in migrations[found:]:
-        con.execute("BEGIN")
-        try:
-            step.change(con)
-            con.execute("INSERT INTO schema_version VALUES (?, ?, ?)", [step.version, step.sentence, time.time_ns()])
-            con.execute("COMMIT")
-        except BaseException:
-            with suppress(duckdb.Error):  # a failed COMMIT has rolled back already
-                con.execute("ROLLBACK")
-            raise
+    if found == newest:
+        return newest
+    con.execute("BEGIN")
+    try:
+        if found == 0:
+            _apply(con, newest, "all tables and views", tuple(schema.ddl()))
+        else:
+            for step in migrations:
+                if step.version > found:
+                    _apply(con, step.version, step.sentence, step.statements)
+            for statement in (*schema.views(), *schema.comments()):
+                con.execute(statement)
+        con.execute("COMMIT")
+    except BaseException:
+        with suppress(duckdb.Error):  # a failed COMMIT has rolled back already
+            con.execute("ROLLBACK")
+        raise
     return newest
+
+
+def _apply(con: duckdb.DuckDBPyConnection, version: int, sentence: str, statements: Sequence[str]) -> None:
+    for statement in statements:
+        con.execute(statement)
+    con.execute("INSERT INTO schema_version VALUES (?, ?, ?)", [version, sentence, time.time_ns()])
 
 
 def _has_tables(con: duckdb.DuckDBPyConnection) -> bool:

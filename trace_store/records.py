@@ -75,6 +75,8 @@ class Action:
     ended_ns: int
     trainable: bool
     untrainable_reason: str | None = None  # set exactly when trainable is false
+    prompt_tokens: int | None = None  # as the engine counted them, which is also known where it told no ids
+    sampled_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,15 @@
 Typed columns hold keys, times, token ids and log-probs; open bags (attributes, task, tags, metrics) are JSON.
 Invariant: a stored log-prob is the DOUBLE that the engine returned, and an absent value is NULL. The sentences go
 into the file as DuckDB comments, so `duckdb_columns()` explains a store to whoever opens it.
-This module knows nothing of records, journals or how rows get in.
+The views are in `views`. This module knows nothing of records, journals or how rows get in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from trace_store.views import VIEWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +31,6 @@ class Table:
     sentence: str
     columns: tuple[Column, ...]
     key: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """One view for people."""
-
-    name: str
-    sentence: str
-    select: str
 
 
 RUNS = Table(
@@ -124,6 +117,8 @@ ACTIONS = Table(
         Column("ended_ns", "BIGINT NOT NULL", "Unix time of the end, in nanoseconds."),
         Column("trainable", "BOOLEAN NOT NULL", "Whether ids and log-probs are complete and exact."),
         Column("untrainable_reason", "VARCHAR", "Why not, when trainable is false."),
+        Column("prompt_tokens", "INTEGER", "Prompt tokens as the engine counted them, with or without their ids."),
+        Column("sampled_tokens", "INTEGER", "Sampled tokens as the engine counted them, with or without their ids."),
         Column("episode_started_ns", "BIGINT NOT NULL", "Start of the episode, so that a page reads few row groups."),
     ),
 )
@@ -172,6 +167,30 @@ ADAPTERS = Table(
     ("node", "version"),
 )
 
+ADAPTER_EPISODES = Table(
+    "adapter_episodes",
+    "The episodes that an adapter version was trained on; what its parent versions were trained on counts as well.",
+    (
+        Column("node", "VARCHAR NOT NULL", "The agent."),
+        Column("version", "INTEGER NOT NULL", "Version of the adapter."),
+        Column("episode_id", "VARCHAR NOT NULL", "An episode that its update learned from."),
+    ),
+    ("node", "version", "episode_id"),
+)
+
+PRICES = Table(
+    "prices",
+    "What a model costs from some time on; nothing is known of the cost of a model that is not here.",
+    (
+        Column("model", "VARCHAR NOT NULL", "Model as the engine named it: actions.model."),
+        Column("since_ns", "BIGINT NOT NULL", "Unix time from which the price holds, in nanoseconds; 0 for always."),
+        Column("currency", "VARCHAR NOT NULL", "For example EUR."),
+        Column("per_million_prompt", "DOUBLE NOT NULL", "Price of a million prompt tokens."),
+        Column("per_million_sampled", "DOUBLE NOT NULL", "Price of a million sampled tokens."),
+    ),
+    ("model", "since_ns"),
+)
+
 SCHEMA_VERSION = Table(
     "schema_version",
     "The migrations that were applied to this file.",
@@ -207,50 +226,10 @@ REFUSALS = Table(
     ("trace_id",),
 )
 
-TABLES = (RUNS, SPANS, EPISODES, ACTIONS, EDGES, REWARDS, ADAPTERS, SCHEMA_VERSION, TAKEN_IN, REFUSALS)
-
-EPISODE_REWARD = View(
-    "episode_reward",
-    "The latest episode reward of each name; an episode without a reward has no row.",
-    """
-    SELECT episode_id, name, arg_max(value, created_ns) AS value
-    FROM rewards WHERE scope = 'episode' GROUP BY episode_id, name
-    """,
+TABLES = (
+    *(RUNS, SPANS, EPISODES, ACTIONS, EDGES, REWARDS, ADAPTERS, ADAPTER_EPISODES, PRICES),
+    *(SCHEMA_VERSION, TAKEN_IN, REFUSALS),
 )
-
-EPISODE_SUMMARY = View(
-    "episode_summary",
-    "One row per episode: calls, tokens that the engine reported, seconds, and rewards by name (NULL without any).",
-    """
-    SELECT e.episode_id, e.run_id, e.task_id, e.split, e.sample, e.round, e.variant, e.outcome, e.reason,
-           coalesce(a.actions, 0) AS actions, coalesce(a.trainable_actions, 0) AS trainable_actions,
-           a.prompt_tokens, a.sampled_tokens, (e.ended_ns - e.started_ns) / 1e9 AS seconds, r.rewards
-    FROM episodes e
-    LEFT JOIN (
-        SELECT episode_id, count(*) AS actions, count(*) FILTER (WHERE trainable) AS trainable_actions,
-               sum(len(prompt_ids)) AS prompt_tokens, sum(len(sampled_ids)) AS sampled_tokens
-        FROM actions GROUP BY episode_id
-    ) a USING (episode_id)
-    LEFT JOIN (
-        SELECT episode_id, map_from_entries(list((name, value) ORDER BY name)) AS rewards
-        FROM episode_reward GROUP BY episode_id
-    ) r USING (episode_id)
-    """,
-)
-
-REWARD_BY_NODE_VERSION = View(
-    "reward_by_node_version",
-    "Mean episode reward by node and adapter version, over the episodes in which that version acted.",
-    """
-    SELECT p.node, p.adapter_version, r.name AS reward, count(*) AS episodes,
-           avg(r.value) AS mean, stddev_samp(r.value) AS deviation
-    FROM (SELECT DISTINCT episode_id, node, adapter_version FROM actions WHERE node <> '') p
-    JOIN episode_reward r USING (episode_id)
-    GROUP BY p.node, p.adapter_version, r.name
-    """,
-)
-
-VIEWS = (EPISODE_REWARD, EPISODE_SUMMARY, REWARD_BY_NODE_VERSION)
 
 
 def ddl() -> Iterator[str]:
@@ -260,11 +239,23 @@ def ddl() -> Iterator[str]:
         if table.key:
             lines.append("PRIMARY KEY (" + ", ".join(f'"{name}"' for name in table.key) + ")")
         yield f"CREATE TABLE {table.name} (" + ", ".join(lines) + ")"
+    yield from views()
+    yield from comments()
+
+
+def views() -> Iterator[str]:
+    """The statements that create every view, or replace an older one of that name, in order."""
+    for view in VIEWS:
+        yield f"CREATE OR REPLACE VIEW {view.name} AS {view.select}"
+
+
+def comments() -> Iterator[str]:
+    """The statements that put every sentence into a database that has the tables and views."""
+    for table in TABLES:
         yield f"COMMENT ON TABLE {table.name} IS {_quoted(table.sentence)}"
         for column in table.columns:
             yield f'COMMENT ON COLUMN {table.name}."{column.name}" IS {_quoted(column.sentence)}'
     for view in VIEWS:
-        yield f"CREATE VIEW {view.name} AS {view.select}"
         yield f"COMMENT ON VIEW {view.name} IS {_quoted(view.sentence)}"
 
 
