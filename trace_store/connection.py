@@ -10,17 +10,19 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import duckdb
 
-from trace_store.errors import StoreError
+from trace_store.errors import StoreBusyError, StoreError
 
 # 'latest' is the default, and would make a file that the oldest supported DuckDB cannot read.
 _CONFIG: dict[str, str] = {"storage_compatibility_version": "v2.0.0", "autoinstall_known_extensions": "false"}
 _HOLDER = re.compile(r"Conflicting lock is held in (?P<program>.*?) \(PID (?P<pid>\d+)")
+LOOK_EVERY_S = 0.05  # at a store that somebody else has open
 _umask_lock = threading.RLock()
 
 
@@ -35,8 +37,30 @@ def private_files() -> Iterator[None]:
             os.umask(before)
 
 
-def connect(path: Path, *, read_only: bool) -> duckdb.DuckDBPyConnection:
-    """Open a DuckDB file. Raises StoreError when it is missing, held by another process, or not DuckDB's."""
+def connect(
+    path: Path, *, read_only: bool, wait_s: float = 0.0, say: Callable[[str], None] = lambda _: None
+) -> duckdb.DuckDBPyConnection:
+    """Open a DuckDB file.
+
+    Whoever else has it open is waited for, up to `wait_s` seconds; `say` is then told, once, for whom and how long.
+    Raises StoreBusyError when another process still holds it, and StoreError when it is missing or not DuckDB's.
+    """
+    until = time.monotonic() + wait_s
+    told = False
+    while True:
+        try:
+            return _connect_now(path, read_only=read_only)
+        except StoreBusyError as busy:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise
+            if not told:
+                say(f"store {path} is in use by {busy.holder}; waiting up to {wait_s:g} s for it")
+                told = True
+        time.sleep(min(LOOK_EVERY_S, left))
+
+
+def _connect_now(path: Path, *, read_only: bool) -> duckdb.DuckDBPyConnection:
     if read_only and not path.exists():
         raise StoreError(f"store {path} does not exist; collect some episodes into it first")
     if not path.parent.is_dir():
@@ -45,20 +69,23 @@ def connect(path: Path, *, read_only: bool) -> duckdb.DuckDBPyConnection:
         with private_files():
             return duckdb.connect(str(path), read_only=read_only, config=dict(_CONFIG))
     except duckdb.Error as error:
-        raise StoreError(_opening_failure(path, str(error))) from error
+        raise _opening_failure(path, str(error)) from error
 
 
-def _opening_failure(path: Path, message: str) -> str:
+def connect_memory() -> duckdb.DuckDBPyConnection:
+    """An empty database in memory, which installs and loads no extension by itself."""
+    return duckdb.connect(":memory:", config={**_CONFIG, "autoload_known_extensions": "false"})
+
+
+def _opening_failure(path: Path, message: str) -> StoreError:
     holder = _HOLDER.search(message)
     if holder:
-        return (
-            f"store {path} is in use by process {holder['pid']} ({holder['program']}); wait until it ends, or stop it"
-        )
+        return StoreBusyError(path, f"process {holder['pid']} ({holder['program']})")
     if "not a valid DuckDB" in message:
-        return f"store {path} is not a DuckDB file; give another path"
+        return StoreError(f"store {path} is not a DuckDB file; give another path")
     if "different configuration" in message:
-        return f"store {path} is already open in this process in another mode; close that one first"
-    return f"store {path} cannot be opened: {first_line(message)}; check the path and its permissions"
+        return StoreError(f"store {path} is already open in this process in another mode; close that one first")
+    return StoreError(f"store {path} cannot be opened: {first_line(message)}; check the path and its permissions")
 
 
 @contextmanager

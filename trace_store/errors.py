@@ -5,3 +5,11 @@ from __future__ import annotations
 
 class StoreError(Exception):
     """The store file or its journal cannot be used; the message says what, where and what to do."""
+
+
+class StoreBusyError(StoreError):
+    """Another process has the store open, so that this one cannot open it now; `holder` says which."""
+
+    def __init__(self, path: object, holder: str) -> None:
+        super().__init__(f"store {path} is in use by {holder}; wait until it ends, or stop it")
+        self.holder = holder
