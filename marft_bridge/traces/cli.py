@@ -80,3 +80,18 @@ def sql(
 
     form: Literal["table", "json", "csv"] = "json" if as_json else "csv" if as_csv else "table"
     show_sql(flags_to_store(config, run, store), question, form, limit or None, seconds, _console())
+
+
+@app.command(epilog="Example: marft-bridge traces doctor --config examples/math_duo/bridge.toml")
+def doctor(
+    config: Config = None,
+    run: Run = None,
+    store: Store = None,
+    limit: Annotated[int, typer.Option(min=0, help="Print at most so many faults of each law; 0 for all.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Check every law of a store, and say what is wrong with which episode; exit code 1 when something is."""
+    from marft_bridge.traces.doctor import doctor as check
+
+    if not check(flags_to_store(config, run, store), limit or None, as_json, _console()):
+        raise typer.Exit(1)

@@ -93,7 +93,8 @@ def filters_to_episodes(store: TraceStore, filters: Filters, limit: int) -> list
             SELECT * FROM episodes e WHERE {where} ORDER BY started_ns DESC, episode_id DESC LIMIT ?
         ), counted AS (
             SELECT episode_id, count(*) AS actions, count(*) FILTER (WHERE trainable) AS trainable,
-                   sum(len(prompt_ids)) AS prompt_tokens, sum(len(sampled_ids)) AS sampled_tokens
+                   sum(coalesce(prompt_tokens, len(prompt_ids))) AS prompt_tokens,
+                   sum(coalesce(sampled_tokens, len(sampled_ids))) AS sampled_tokens
             FROM actions
             WHERE episode_started_ns >= (SELECT min(started_ns) FROM chosen)
               AND episode_id IN (SELECT episode_id FROM chosen)
@@ -114,11 +115,13 @@ def filters_to_episodes(store: TraceStore, filters: Filters, limit: int) -> list
     )
     for episode_id, name, value in found:
         rewards.setdefault(episode_id, {})[name] = value
-    return [ListedEpisode(row[0], row[0][:length], *row[1:], rewards.get(row[0], {})) for row in rows]
+    complete = [(row[0], row[0][:length], *row[1:], rewards.get(row[0], {})) for row in rows]
+    return [ListedEpisode(*values) for values in complete]
 
 
 def _conditions(filters: Filters) -> tuple[str, list[Any]]:
-    where, values = ["true"], []
+    where: list[str] = ["true"]
+    values: list[Any] = []
     for column, value in (
         ("run_id", filters.run_id),
         ("split", filters.split),

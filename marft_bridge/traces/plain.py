@@ -99,7 +99,7 @@ def print_table(
             for name, cell in zip(names, row_cells, strict=True):
                 console.print(Text(f"{name}: {cell}"), soft_wrap=True)
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for column, name in zip(columns, names, strict=True):
         number = column in numbers
         table.add_column(

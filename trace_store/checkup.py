@@ -1,0 +1,277 @@
+"""A store file -> everything that is wrong with it, as faults, a page of episodes at a time.
+
+Rows are read without trusting them: an edge to nowhere or an action stored twice is a finding, never a crash. The laws
+of one episode are in `doctor`; here are those between tables, of the journal beside the file, and of the files
+themselves. Invariant: nothing is changed, and memory holds one page.
+"""
+
+# ruff: noqa: S608 - statements are put together from constants; every value is bound
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from trace_store import conventions as c
+from trace_store import schema
+from trace_store.assemble import Incomplete, Malformed, spans_to_trajectory
+from trace_store.attributes import Bag
+from trace_store.doctor import Fault, Level, assembled_to_faults, conversation_to_faults, trajectory_to_faults
+from trace_store.journal import SUFFIX, lines_from
+from trace_store.records import Action, Edge, Episode, Reward, SpanRow, Trajectory
+from trace_store.rows import rows_to_records
+from trace_store.store import TraceStore
+from trace_store.views import VIEWS
+
+_PAGE = 200  # episodes
+_MOST_ROWS = 10_000  # findings of one law between tables
+
+# (law, level, what is said of the number and the name in the 2nd and 3rd column, query; the 1st is the episode)
+_BETWEEN_TABLES: tuple[tuple[str, Level, str, str], ...] = (
+    (
+        "rows",
+        "error",
+        "{0} actions of an episode that is not stored",
+        "SELECT episode_id, count(*), NULL FROM actions ANTI JOIN episodes USING (episode_id) GROUP BY ALL",
+    ),
+    (
+        "rows",
+        "error",
+        "{0} edges of an episode that is not stored",
+        "SELECT episode_id, count(*), NULL FROM edges ANTI JOIN episodes USING (episode_id) GROUP BY ALL",
+    ),
+    (
+        "rows",
+        "warning",
+        "{0} rewards of a trace that is not stored",
+        "SELECT episode_id, count(*), NULL FROM rewards ANTI JOIN episodes USING (episode_id)"
+        " ANTI JOIN spans ON trace_id = episode_id GROUP BY ALL",
+    ),
+    (
+        "rows",
+        "error",
+        "action {1} is stored {0} times",
+        "SELECT episode_id, count(*), action_id FROM actions GROUP BY ALL HAVING count(*) > 1",
+    ),
+    (
+        "rows",
+        "error",
+        "edge {1} is stored {0} times",
+        "SELECT episode_id, count(*), kind || ' ' || src || ' -> ' || dst FROM edges"
+        " GROUP BY episode_id, kind, src, dst HAVING count(*) > 1",
+    ),
+    (
+        "rows",
+        "error",
+        "reward {1} is stored {0} times",
+        "SELECT episode_id, count(*), name FROM rewards"
+        " GROUP BY episode_id, name, source, created_ns, scope, action_id, node HAVING count(*) > 1",
+    ),
+    (
+        "rows",
+        "error",
+        "{0} actions have another start of the episode than the episode, so that reading misses them",
+        "SELECT a.episode_id, count(*), NULL FROM actions a JOIN episodes e USING (episode_id)"
+        " WHERE a.episode_started_ns <> e.started_ns GROUP BY ALL",
+    ),
+    (
+        "rows",
+        "error",
+        "{0} edges have another start of the episode than the episode, so that reading misses them",
+        "SELECT x.episode_id, count(*), NULL FROM edges x JOIN episodes e USING (episode_id)"
+        " WHERE x.episode_started_ns <> e.started_ns GROUP BY ALL",
+    ),
+    (
+        "rows",
+        "error",
+        "it is an episode and a refused trace: {1}",
+        "SELECT trace_id, 1, f.reason FROM refusals f JOIN episodes ON episode_id = trace_id",
+    ),
+    (
+        "spans",
+        "error",
+        "{0} spans are stored, the episode says {1}",
+        "SELECT episode_id, coalesce(s.number, 0), span_count FROM episodes"
+        " LEFT JOIN (SELECT trace_id, count(*) AS number FROM spans GROUP BY ALL) s ON s.trace_id = episode_id"
+        " WHERE coalesce(s.number, 0) <> span_count",
+    ),
+    (
+        "rows",
+        "warning",
+        "{0} episodes of the run {1}, which is not in `runs`",
+        "SELECT NULL, count(*), run_id FROM episodes ANTI JOIN runs USING (run_id)"
+        " WHERE split <> 'live' GROUP BY run_id",  # nobody's command asked for a live one
+    ),
+    (
+        "adapters",
+        "error",
+        "{0} actions ran adapter {1}, which is not in `adapters`",
+        "SELECT NULL, count(*), adapter FROM actions ANTI JOIN adapters d ON adapter = d.node || '@' || d.version"
+        " WHERE adapter_version > 0 AND adapter IS NOT NULL GROUP BY adapter",  # version 0 changes nothing
+    ),
+    (
+        "adapters",
+        "error",
+        "adapter {1} was trained from version {0}, which is not in `adapters`",
+        "SELECT NULL, a.parent, a.node || '@' || a.version FROM adapters a"
+        " ANTI JOIN adapters p ON p.node = a.node AND p.version = a.parent WHERE a.parent > 0",
+    ),
+)
+
+
+def store_to_faults(store: TraceStore, checked: Callable[[int], object] = lambda _: None) -> Iterator[Fault]:
+    """Checks an open store by every law; `checked` is told how many episodes are done.
+
+    Raises StoreError when the journal beside it cannot be read.
+    """
+    broken = list(_schema_faults(store))
+    yield from broken
+    yield from file_faults(store.path, store.journal_folder)
+    if broken:  # nothing can be asked of tables that are not there
+        return
+    yield from journal_faults(store)
+    damaged: set[str | None] = set()
+    for fault in _faults_between_tables(store):
+        damaged.add(fault.episode_id)
+        yield fault
+    yield from _faults_of_others(store)
+    for number, trajectory in enumerate(_stored_trajectories(store), start=1):
+        spans = store.spans(trajectory.episode.episode_id)
+        found = list(trajectory_to_faults(trajectory))
+        # Rows that break a law differ from their spans too; said once is enough.
+        if not found and trajectory.episode.episode_id not in damaged:
+            found = list(assembled_to_faults(trajectory, spans))
+        yield from found
+        if not found:
+            yield from conversation_to_faults(trajectory, _saw_answers(spans))
+        checked(number)
+
+
+def _schema_faults(store: TraceStore) -> Iterator[Fault]:
+    rows = store.sql(
+        "SELECT table_name, list(column_name ORDER BY column_index) FROM duckdb_columns()"
+        " WHERE NOT internal GROUP BY ALL"
+    )
+    known = dict(rows)
+    for name, columns in (
+        *((table.name, [column.name for column in table.columns]) for table in schema.TABLES),
+        *((view.name, None) for view in VIEWS),
+    ):
+        if name not in known:
+            yield Fault("schema", f"there is no table or view {name}")
+        elif columns is not None and known[name] != columns:
+            different = sorted(set(columns).symmetric_difference(known[name]))
+            yield Fault(
+                "schema", f"table {name} has other columns than it should: {', '.join(different) or 'their order'}"
+            )
+
+
+def _faults_between_tables(store: TraceStore) -> Iterator[Fault]:
+    for law, level, sentence, query in _BETWEEN_TABLES:
+        rows = store.sql(f"SELECT * FROM ({query}) ORDER BY ALL LIMIT ?", (_MOST_ROWS,))
+        for episode_id, number, name in rows:
+            yield Fault(law, sentence.format(number, name), episode_id, level)
+        if len(rows) == _MOST_ROWS:
+            yield Fault(law, f"only the first {_MOST_ROWS} of such findings are listed", None, level)
+
+
+def _faults_of_others(store: TraceStore) -> Iterator[Fault]:
+    """Traces that are no episodes, and should be."""
+    for why, query in (
+        (
+            "all its spans are there, but it was not assembled",
+            "SELECT DISTINCT trace_id FROM spans ANTI JOIN episodes ON episode_id = trace_id"
+            " ANTI JOIN refusals USING (trace_id) ORDER BY trace_id",
+        ),
+        ("it was refused, but its spans make an episode", "SELECT trace_id FROM refusals ORDER BY trace_id"),
+    ):
+        for (trace_id,) in store.sql(query):
+            spans = store.spans(trace_id)
+            try:
+                spans_to_trajectory(spans)
+            except (Incomplete, Malformed):
+                continue
+            yield Fault("spans", why, trace_id)
+
+
+def _stored_trajectories(store: TraceStore) -> Iterator[Trajectory]:
+    """Every episode with its rows as they are, by (start, id)."""
+    after: tuple[int, str] = (-(2**63), "")
+    while True:
+        rows = store.sql(
+            f"SELECT {_names(schema.EPISODES)} FROM episodes"
+            " WHERE started_ns >= ? AND (started_ns, episode_id) > (?, ?) ORDER BY started_ns, episode_id LIMIT ?",
+            (after[0], *after, _PAGE),
+        )
+        page = rows_to_records(Episode, schema.EPISODES, rows)
+        if not page:
+            return
+        ids = [episode.episode_id for episode in page]
+        near = (page[0].started_ns, page[-1].started_ns, ids)
+        where = "episode_started_ns BETWEEN ? AND ? AND episode_id = ANY(?)"
+        found = store.sql(f'SELECT {_names(schema.ACTIONS)} FROM actions WHERE {where} ORDER BY "index"', near)
+        actions: dict[str, list[Action]] = {}
+        for action in rows_to_records(Action, schema.ACTIONS, found):
+            actions.setdefault(action.episode_id, []).append(action)
+        edges: dict[str, list[Edge]] = {}
+        for edge in rows_to_records(
+            Edge, schema.EDGES, store.sql(f"SELECT {_names(schema.EDGES)} FROM edges WHERE {where}", near)
+        ):
+            edges.setdefault(edge.episode_id, []).append(edge)
+        rewards: dict[str, list[Reward]] = {}
+        for reward in rows_to_records(
+            Reward,
+            schema.REWARDS,
+            store.sql(f"SELECT {_names(schema.REWARDS)} FROM rewards WHERE episode_id = ANY(?)", (ids,)),
+        ):
+            rewards.setdefault(reward.episode_id, []).append(reward)
+        for episode in page:
+            key = episode.episode_id
+            yield Trajectory(
+                episode, tuple(actions.pop(key, ())), tuple(edges.pop(key, ())), tuple(rewards.pop(key, ()))
+            )
+        after = (page[-1].started_ns, page[-1].episode_id)
+
+
+def _names(table: schema.Table) -> str:
+    return ", ".join(f'"{column.name}"' for column in table.columns)
+
+
+def _saw_answers(spans: Sequence[SpanRow]) -> dict[str, tuple[str, ...]]:
+    return {span.span_id: Bag(span).texts(c.SAW_ANSWERS) for span in spans if span.operation == c.CHAT}
+
+
+def journal_faults(store: TraceStore) -> Iterator[Fault]:
+    """Segments beside the store that it has not taken in, and lines that crashes left half written."""
+    taken = dict(store.sql('SELECT segment, "offset" FROM taken_in'))
+    for segment, torn in store.sql("SELECT segment, torn FROM taken_in WHERE torn > 0 ORDER BY segment"):
+        yield Fault("journal", f"{torn} damaged lines of {segment} were dropped when it was taken in", None, "warning")
+    folder = store.journal_folder
+    for path in sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else ():
+        try:
+            with path.open("rb") as file:
+                records = torn = 0
+                for record, _ in lines_from(file, taken.get(path.name, 0), growing=False):
+                    records += record is not None
+                    torn += record is None
+        except FileNotFoundError:  # taken in meanwhile
+            continue
+        if records:
+            message = f"{records} records of {path.name} are not taken in yet; the next command that writes does so"
+            yield Fault("journal", message, None, "warning")
+        if torn:
+            message = f"{path.name} has {torn} damaged lines: a crash, or a line that is being written"
+            yield Fault("journal", message, None, "warning")
+
+
+def file_faults(store: Path, journal: Path) -> Iterator[Fault]:
+    """Files that others than their owner may read or write."""
+    segments = sorted(journal.iterdir()) if journal.is_dir() else []
+    for path in (store, store.with_name(store.name + ".wal"), journal, *segments):
+        try:
+            mode = stat.S_IMODE(path.stat().st_mode)
+        except FileNotFoundError:  # no log and no journal is as it should be
+            continue
+        if mode & 0o077:
+            wanted = 0o700 if path.is_dir() else 0o600
+            yield Fault("files", f"{path} is open to others ({mode:04o}); chmod {wanted:o} it")
