@@ -5,6 +5,7 @@ What they do is in the modules named after them, which are imported when their c
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -95,3 +96,83 @@ def doctor(
 
     if not check(flags_to_store(config, run, store), limit or None, as_json, _console()):
         raise typer.Exit(1)
+
+
+@app.command(epilog="Example: marft-bridge traces show 4be1 --text --config examples/math_duo/bridge.toml")
+def show(
+    episode: Annotated[str, typer.Argument(help="The first digits of an episode's id, as `traces list` prints it.")],
+    config: Config = None,
+    run: Run = None,
+    store: Store = None,
+    text: Annotated[bool, typer.Option("--text", help="Also prompts and answers, cut short.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Also prompts and answers, all of them.")] = False,
+    matrix: Annotated[bool, typer.Option("--matrix", help="Only D, as a matrix of the actions.")] = False,
+    gamma: Annotated[float, typer.Option(min=0, max=1, help="Discount of the advantages.")] = 1.0,
+    lam: Annotated[float, typer.Option("--lambda", min=0, max=1, help="Lambda of GAE.")] = 0.95,
+    as_json: AsJson = False,
+) -> None:
+    """Draw one episode: supersteps, calls and tools, who depended on whom, rewards, advantages."""
+    if as_json and (matrix or text or full):
+        raise ConfigError("traces show: --json prints all there is; leave --matrix, --text and --full out")
+    if matrix and (text or full):
+        raise ConfigError("traces show: --matrix has no room for prompts and answers; leave --text and --full out")
+    from marft_bridge.traces.drawing import SHORT_TEXT
+    from marft_bridge.traces.show import show as show_episode
+
+    characters = None if full else SHORT_TEXT if text else 0
+    path = flags_to_store(config, run, store)
+    show_episode(path, episode, _console(), matrix=matrix, as_json=as_json, text=characters, gamma=gamma, lam=lam)
+
+
+@app.command(epilog="Example: marft-bridge traces export archive --config examples/math_duo/bridge.toml")
+def export(
+    target: Annotated[Path, typer.Argument(help="A folder for Parquet files, or a DuckLake catalog: NAME.ducklake.")],
+    config: Config = None,
+    run: Run = None,
+    store: Store = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add to a folder what it lacks of a store, as Parquet by run and day."""
+    from marft_bridge.traces import exports
+
+    exports.export(flags_to_store(config, run, store), target, as_json, _console())
+
+
+@app.command("import", epilog="Example: marft-bridge traces import archive --store other.duckdb")
+def import_(
+    folder: Annotated[Path, typer.Argument(help="A folder that `traces export` wrote.")],
+    config: Config = None,
+    run: Run = None,
+    store: Store = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add to a store what it lacks of an export."""
+    from marft_bridge.traces import exports
+
+    exports.import_(folder, flags_to_store(config, run, store), as_json, _console())
+
+
+@app.command(epilog="Example: marft-bridge traces vacuum --config examples/math_duo/bridge.toml")
+def vacuum(config: Config = None, run: Run = None, store: Store = None, as_json: AsJson = False) -> None:
+    """Rewrite a store's file without the space of deleted rows; say its size before and after."""
+    from marft_bridge.traces.erase import vacuum_store
+
+    vacuum_store(flags_to_store(config, run, store), as_json, _console())
+
+
+@app.command(epilog="Example: marft-bridge traces erase --subject u-17 --dry-run --run runs/try")
+def erase(
+    config: Config = None,
+    run: Run = None,
+    store: Store = None,
+    subject: Annotated[str | None, typer.Option(help="All that is recorded of this subject.")] = None,
+    older_than: Annotated[str | None, typer.Option(help="All traces that ended so long ago: 90d, 12h, 4w.")] = None,
+    exports: Annotated[list[Path] | None, typer.Option(help="An export folder to erase it from as well.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be erased.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Erase a subject, or what is old, and rewrite the file so that no byte of it is left."""
+    from marft_bridge.traces import erase as erasing
+
+    wish = erasing.flags_to_wish(subject, older_than, exports or (), time.time_ns())
+    erasing.erase(flags_to_store(config, run, store), wish, dry_run, as_json, _console())

@@ -12,10 +12,10 @@ from pathlib import Path
 from rich.console import Console
 
 from marft_bridge.progress import Reporter
+from marft_bridge.traces.opening import store_to_read
 from marft_bridge.traces.plain import print_line, text_to_line, value_to_json
 from trace_store.checkup import store_to_faults
 from trace_store.doctor import Fault
-from trace_store.store import TraceStore
 
 
 def doctor(path: Path, most: int | None, as_json: bool, console: Console) -> bool:
@@ -29,7 +29,7 @@ def doctor(path: Path, most: int | None, as_json: bool, console: Console) -> boo
     reporter = Reporter(Console(stderr=True, highlight=False))
     counts: Counter[tuple[str, str]] = Counter()
     shown: list[Fault] = []
-    with TraceStore.open(path, read_only=True) as store:
+    with store_to_read(path) as store:
         episodes = store.sql("SELECT count(*) FROM episodes")[0][0]
         with reporter.bars(), reporter.overall("episodes", episodes) as task:
             for fault in store_to_faults(store, task.update):

@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from marft_bridge.errors import ConfigError
+from marft_bridge.traces.opening import store_to_read
 from marft_bridge.traces.plain import print_line, print_table, value_to_json
 from trace_store.assemble import Incomplete, Malformed, spans_to_trajectory
 from trace_store.store import TraceStore
@@ -197,7 +198,7 @@ def refuse_flags(waiting: bool, refused: bool, filters: Mapping[str, str | None]
 
 def list_episodes(path: Path, filters: Filters, limit: int, as_json: bool, console: Console) -> None:
     """Prints the episodes of a store: a table on a terminal, lines with tabs or JSON elsewhere."""
-    with TraceStore.open(path, read_only=True) as store:
+    with store_to_read(path) as store:
         episodes = filters_to_episodes(store, filters, limit)
         number = store.sql("SELECT count(*) FROM episodes")[0][0]
     if as_json:
@@ -226,7 +227,7 @@ def list_episodes(path: Path, filters: Filters, limit: int, as_json: bool, conso
 
 def list_unassembled(path: Path, which: str, limit: int, as_json: bool, console: Console) -> None:
     """Prints the traces of a store that are `waiting` or `refused`."""
-    with TraceStore.open(path, read_only=True) as store:
+    with store_to_read(path) as store:
         traces = waiting_traces(store, limit) if which == "waiting" else refused_traces(store, limit)
     if as_json:
         print_line(console, value_to_json([asdict(trace) for trace in traces]))

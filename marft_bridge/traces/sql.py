@@ -16,10 +16,10 @@ import duckdb
 from rich.console import Console
 
 from marft_bridge.errors import ConfigError
+from marft_bridge.traces.opening import store_to_read
 from marft_bridge.traces.plain import print_csv, print_line, print_table, text_to_line, value_to_json
 from trace_store.connection import connect, first_line
 from trace_store.queries import QUERIES
-from trace_store.store import TraceStore
 
 Form = Literal["table", "json", "csv"]
 
@@ -52,7 +52,7 @@ def statement_to_answer(path: Path, statement: str, limit: int | None, seconds: 
         ConfigError: it is not one statement that reads, or DuckDB refuses it; the message is one line.
         StoreError: the store cannot be opened.
     """
-    with TraceStore.open(path, read_only=True):  # who may open what, and which version, is decided there
+    with store_to_read(path):  # who may open what, and which version, is decided there
         con = connect(path, read_only=True)
         try:
             for lock in _LOCKS:
