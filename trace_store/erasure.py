@@ -1,0 +1,195 @@
+"""A subject or an age -> the traces that hold it, and a store and exports without them.
+
+Chosen by subject: episodes that name the subject, traces that never became episodes whose spans do, and whatever
+replays or goes on with one of them (`parent_episode`, to any depth), because it repeats what was said there. Chosen by
+age: what ended before then.
+Invariants: a chosen trace goes from every table but `adapter_episodes`, which keeps only that an adapter learned from
+an episode of that number; deleting is one transaction; the files of an export are exchanged for files without the
+rows, and killed at any moment, it still reads as a whole. That the bytes of deleted rows leave the store file is seen
+to by `compaction`. What the user is told is decided elsewhere.
+"""
+
+# ruff: noqa: S608 - statements are put together from constants and quoted paths; every value is bound
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+
+from trace_store import conventions as c
+from trace_store.connection import connect_memory, one_line_errors, private_files
+from trace_store.journal import SUFFIX, lines_from
+from trace_store.manifest import (
+    Manifest,
+    PartFile,
+    changing,
+    file_to_part,
+    read_manifest,
+    remove_empty_folders,
+    sync,
+    write_manifest,
+)
+from trace_store.migrations import newest_version
+from trace_store.parquet import TRAVELLING, quoted, trace_column
+from trace_store.records import Reward, SpanRow
+from trace_store.store import TraceStore
+
+KEPT = "adapter_episodes"
+EMPTIED = tuple(table for table in TRAVELLING if trace_column(table) and table.name != KEPT)
+
+# Every trace: of those that are no episodes, what their spans say.
+_TRACES = f"""
+known AS (
+    SELECT episode_id AS trace_id, subject_id, parent_episode, started_ns, ended_ns FROM episodes
+    UNION ALL
+    SELECT s.trace_id, max(json_extract_string(s.attributes, '$."{c.SUBJECT_ID}"')),
+           max(json_extract_string(s.attributes, '$."{c.PARENT_EPISODE}"')),
+           min(s.start_ns), max(greatest(s.start_ns, s.end_ns))
+    FROM spans s ANTI JOIN episodes e ON e.episode_id = s.trace_id GROUP BY s.trace_id
+)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What is to go: ids of traces, and of those chosen by subject the ones that only replay the subject's."""
+
+    trace_ids: tuple[str, ...]
+    replays: tuple[str, ...] = ()
+
+
+def subject_to_traces(store: TraceStore, subject: str, also: Sequence[str] = ()) -> Chosen:
+    """The traces of one subject in a store, or in anything that reads like one.
+
+    `also` are traces that are the subject's as another place knows: what goes on with them is chosen, too.
+    """
+    rows = store.sql(
+        f"WITH RECURSIVE {_TRACES}, chosen AS ("
+        " SELECT trace_id, true AS own FROM known WHERE subject_id = ?"
+        " UNION SELECT unnest(?::VARCHAR[]), true"
+        " UNION SELECT k.trace_id, false FROM known k JOIN chosen ON k.parent_episode = chosen.trace_id"
+        ") SELECT trace_id, bool_or(own) FROM chosen GROUP BY trace_id ORDER BY trace_id",
+        (subject, list(also)),
+    )
+    return Chosen(tuple(trace for trace, _ in rows), tuple(trace for trace, own in rows if not own))
+
+
+def age_to_traces(store: TraceStore, before_ns: int) -> Chosen:
+    """The traces that ended before a Unix time, with those of which only rewards or a refusal are stored."""
+    rows = store.sql(
+        f"WITH {_TRACES} SELECT trace_id FROM known WHERE ended_ns < $1"
+        " UNION SELECT episode_id FROM rewards r ANTI JOIN known k ON k.trace_id = r.episode_id"
+        " GROUP BY episode_id HAVING max(created_ns) < $1"
+        " UNION SELECT trace_id FROM refusals f ANTI JOIN known k ON k.trace_id = f.trace_id WHERE refused_ns < $1"
+        " ORDER BY 1",
+        (before_ns,),
+    )
+    return Chosen(tuple(trace for (trace,) in rows))
+
+
+def rows_of(store: TraceStore, trace_ids: Sequence[str]) -> dict[str, int]:
+    """How many rows of each table are about these traces; tables without any are left out."""
+    counts: dict[str, int] = {}
+    for table in EMPTIED:
+        query = f'SELECT count(*) FROM {table.name} WHERE "{trace_column(table)}" = ANY(?)'
+        ((number,),) = store.sql(query, (list(trace_ids),))
+        if number:
+            counts[table.name] = int(number)
+    return counts
+
+
+def delete_traces(store: TraceStore, trace_ids: Sequence[str]) -> dict[str, int]:
+    """Delete every row about these traces; their numbers by table. The bytes stay until the file is rewritten."""
+    deleted: dict[str, int] = {}
+    with store.transaction() as con:
+        for table in EMPTIED:
+            statement = f'DELETE FROM {table.name} WHERE "{trace_column(table)}" = ANY(?)'
+            found = con.execute(statement, [list(trace_ids)]).fetchone()
+            if found and found[0]:
+                deleted[table.name] = int(found[0])
+    return deleted
+
+
+def export_to_rows(folder: Path, trace_ids: Sequence[str]) -> dict[str, int]:
+    """Path of each file of an export that is about these traces -> rows that are."""
+    manifest = read_manifest(folder, newest_version())
+    con = connect_memory()
+    try:
+        return {file.path: count for file, count in _files_about(con, folder, manifest, trace_ids)}
+    finally:
+        con.close()
+
+
+def erase_from_export(folder: Path, trace_ids: Sequence[str]) -> dict[str, int]:
+    """Exchange the files of an export that are about these traces for files that are not.
+
+    Returns the path of each old file, which is gone, and the rows that went with it.
+    """
+    names = {table.name: trace_column(table) for table in EMPTIED}
+    con = connect_memory()
+    try:
+        with changing(folder), one_line_errors(folder), private_files():
+            manifest = read_manifest(folder, newest_version())
+            about = list(_files_about(con, folder, manifest, trace_ids))
+            kept: list[PartFile] = []
+            token = f"{time.time_ns():x}{secrets.token_hex(4)}"
+            for number, (file, count) in enumerate(about):
+                if count == file.rows:
+                    continue
+                old = folder / file.path
+                fresh = old.with_name(f"{token}-{number}.parquet")
+                con.execute(
+                    f"COPY (SELECT * FROM read_parquet({quoted(old)}, hive_partitioning=false)"
+                    f' WHERE "{names[file.table]}" NOT IN (SELECT unnest(?::VARCHAR[])))'
+                    f" TO {quoted(fresh)} (FORMAT parquet, COMPRESSION zstd)",
+                    [list(trace_ids)],
+                )
+                sync(fresh.parent)
+                kept.append(file_to_part(folder, fresh, file.table, file.rows - count))
+            gone = {file.path for file, _ in about}
+            if gone:
+                files = (*(file for file in manifest.files if file.path not in gone), *kept)
+                write_manifest(folder, Manifest(manifest.schema_version, files))
+            for path in gone:
+                (folder / path).unlink()
+                sync((folder / path).parent)
+            remove_empty_folders(folder)
+    finally:
+        con.close()
+    return {file.path: count for file, count in about}
+
+
+def _files_about(
+    con: duckdb.DuckDBPyConnection, folder: Path, manifest: Manifest, trace_ids: Sequence[str]
+) -> Iterator[tuple[PartFile, int]]:
+    for table in EMPTIED:
+        for file in manifest.of(table.name):
+            with one_line_errors(folder / file.path):
+                found = con.execute(
+                    f"SELECT count(*) FROM read_parquet({quoted(folder / file.path)}, hive_partitioning=false)"
+                    f' WHERE "{trace_column(table)}" = ANY(?)',
+                    [list(trace_ids)],
+                ).fetchone()
+            if found and found[0]:
+                yield file, int(found[0])
+
+
+def segments_to_records(folder: Path, trace_ids: Collection[str], subject: str | None) -> dict[Path, int]:
+    """Segments of a folder that are left after an intake -> their records about these traces or this subject.
+
+    Somebody is still writing such a segment, so it is not touched; when its writer ends, an intake removes it.
+    """
+    found: dict[Path, int] = {}
+    for path in sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else ():
+        with path.open("rb") as file:
+            for record, _ in lines_from(file, 0, growing=True):
+                about = isinstance(record, Reward) and record.episode_id in trace_ids
+                if isinstance(record, SpanRow):
+                    named = subject is not None and subject in record.attributes.values()
+                    about = named or record.trace_id in trace_ids
+                found[path] = found.get(path, 0) + about
+    return {path: count for path, count in found.items() if count}

@@ -1,0 +1,101 @@
+"""Episodes that lie elsewhere -> the reading methods of a `TraceStore`: a folder of Parquet files, a DuckLake catalog.
+
+Nothing is imported: an empty database in memory gets views with the names and types of the store's tables, so the same
+queries, views and trajectories come out of it. Invariants: nothing is written; DuckDB may open the files of the
+manifest and no others, and its settings are locked. DuckLake is used where its extension is installed; nothing is
+ever downloaded.
+"""
+
+# ruff: noqa: S608 - statements are put together from constants and quoted paths
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import duckdb
+
+from trace_store import schema
+from trace_store.connection import connect_memory, first_line, one_line_errors
+from trace_store.errors import StoreError
+from trace_store.manifest import read_manifest
+from trace_store.migrations import newest_version
+from trace_store.parquet import TRAVELLING, parquet_relation, quoted
+from trace_store.store import TraceStore
+
+CATALOG_SUFFIX = ".ducklake"
+
+
+def path_to_reader(path: Path) -> TraceStore:
+    """A folder that `traces export` wrote, or a DuckLake catalog (by its suffix), as a store to read from."""
+    return catalog_to_reader(path) if path.suffix == CATALOG_SUFFIX else folder_to_reader(path)
+
+
+def folder_to_reader(folder: Path) -> TraceStore:
+    """A folder of Parquet files as a store to read from.
+
+    The hashes of the files are not checked, which takes as long as reading them; an import does.
+    Raises StoreError when the folder is no export, is damaged, or was written by a newer marft-bridge.
+    """
+    manifest = read_manifest(folder, newest_version())
+    con = connect_memory()
+    try:
+        with one_line_errors(folder):
+            paths = ", ".join(quoted((folder / file.path).resolve()) for file in manifest.files)
+            con.execute(f"SET allowed_paths = [{paths}]")
+            con.execute("SET enable_external_access = false")
+            _create_views(con, {t.name: parquet_relation(t, folder, manifest.of(t.name)) for t in TRAVELLING})
+            con.execute("SET lock_configuration = true")
+    except BaseException:
+        con.close()
+        raise
+    return TraceStore(folder, con, read_only=True)
+
+
+def catalog_to_reader(catalog: Path) -> TraceStore:
+    """A DuckLake catalog that `export_to_catalog` filled, as a store to read from.
+
+    Raises StoreError when DuckDB's extension is not installed, or the catalog is missing or no such catalog.
+    """
+    if not catalog.exists():
+        raise StoreError(f"DuckLake catalog {catalog} does not exist; export into it first")
+    con = connect_memory()
+    try:
+        load_ducklake(con)
+        with one_line_errors(catalog):
+            con.execute(f"ATTACH {quoted(Path(f'ducklake:{catalog}'))} AS lake (READ_ONLY)")
+            _create_views(con, {table.name: f"lake.{table.name}" for table in TRAVELLING})
+            con.execute("SET lock_configuration = true")
+    except BaseException:
+        con.close()
+        raise
+    return TraceStore(catalog, con, read_only=True)
+
+
+def load_ducklake(con: duckdb.DuckDBPyConnection) -> None:
+    """Load DuckDB's extension for DuckLake. Raises StoreError when it is not installed."""
+    try:
+        con.execute("LOAD ducklake")
+    except duckdb.Error as error:
+        raise StoreError(
+            f"DuckDB's extension ducklake cannot be loaded ({first_line(str(error))});"
+            " install it once with `INSTALL ducklake` in DuckDB, or export Parquet without a catalog"
+        ) from None
+
+
+def require_ducklake() -> None:
+    """Raises StoreError when DuckDB's extension for DuckLake is not installed."""
+    with connect_memory() as con:
+        load_ducklake(con)
+
+
+def _create_views(con: duckdb.DuckDBPyConnection, relations: Mapping[str, str]) -> None:
+    """The store's tables as views of the relations; tables that do not travel are empty."""
+    for table in schema.TABLES:
+        columns = ", ".join(f'"{column.name}"' for column in table.columns)
+        if table.name in relations:
+            con.execute(f"CREATE VIEW {table.name} AS SELECT {columns} FROM {relations[table.name]}")
+        else:
+            typed = ", ".join(f'"{column.name}" {column.sql_type}' for column in table.columns)
+            con.execute(f"CREATE TABLE {table.name} ({typed})")
+    for statement in schema.views():
+        con.execute(statement)
