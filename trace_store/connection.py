@@ -20,7 +20,8 @@ import duckdb
 from trace_store.errors import StoreBusyError, StoreError
 
 # 'latest' is the default, and would make a file that the oldest supported DuckDB cannot read.
-_CONFIG: dict[str, str] = {"storage_compatibility_version": "v2.0.0", "autoinstall_known_extensions": "false"}
+STORAGE_VERSION = "v2.0.0"
+_CONFIG: dict[str, str] = {"storage_compatibility_version": STORAGE_VERSION, "autoinstall_known_extensions": "false"}
 _HOLDER = re.compile(r"Conflicting lock is held in (?P<program>.*?) \(PID (?P<pid>\d+)")
 LOOK_EVERY_S = 0.05  # at a store that somebody else has open
 _umask_lock = threading.RLock()
