@@ -23,6 +23,7 @@ import httpx
 from marft_bridge.adapters import AdapterRegistry, publish, retire
 from marft_bridge.app import App, options_to_app
 from marft_bridge.config import BridgeConfig
+from marft_bridge.episode import CANCELLED
 from marft_bridge.errors import ConfigError
 from marft_bridge.files import write_atomically
 from marft_bridge.null_adapter import write_null_adapter
@@ -46,10 +47,10 @@ from trainers.files import weights_to_sha256
 PREPARED_MODEL = "smollm2-135m"
 _KEY_VARIABLE = "MARFT_SERVER_KEY"
 
-# Episodes that need not run again: cut short, or ended and rewarded.
+# Episodes that need not run again: cut short by a limit of theirs, or ended and rewarded.
 _FINISHED = """
 SELECT task_id, sample, variant, round FROM episodes e
-WHERE run_id = ? AND (outcome = 'truncated' OR outcome = 'terminated'
+WHERE run_id = ? AND (outcome = 'truncated' AND reason <> ? OR outcome = 'terminated'
   AND EXISTS (SELECT 1 FROM rewards r WHERE r.episode_id = e.episode_id AND r.scope = 'episode'))
 """
 
@@ -222,7 +223,7 @@ class Engine:
 
 def still_to_run(store: TraceStore, requests: Sequence[EpisodeRequest]) -> list[EpisodeRequest]:
     """The requests that no finished episode in the store answers."""
-    done = {key for run_id in {r.run_id for r in requests} for key in store.sql(_FINISHED, (run_id,))}
+    done = {key for run_id in {r.run_id for r in requests} for key in store.sql(_FINISHED, (run_id, CANCELLED))}
     return [request for request in requests if request.key not in done]
 
 

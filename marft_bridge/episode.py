@@ -17,6 +17,12 @@ from langgraph.errors import GraphRecursionError
 from trace_store import conventions as names
 
 
+CANCELLED = "cancelled"  # the reason of an episode that whoever ran it gave up, as a command does on Ctrl-C
+
+
+SUBJECT_METADATA = "marft_subject_id"  # key of a graph run's metadata: whose data the run holds
+
+
 @dataclass(slots=True)
 class EpisodeContext:
     """What the recorder writes on the root span of the run that starts in this context."""
@@ -72,7 +78,7 @@ def end_to_outcome(
     if isinstance(error, GeneratorExit):
         return "truncated", "the stream was closed before its end"
     if isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)):
-        return "truncated", "cancelled"
+        return "truncated", CANCELLED
     if isinstance(error, GraphRecursionError):
         return "truncated", "recursion limit reached"
     return "failed", f"{type(error).__name__}: {error}"
