@@ -115,7 +115,12 @@ def _records_to_rows(con: duckdb.DuckDBPyConnection, records: Iterable[JournalRe
     insert_runs(con, runs)
     insert_adapters(con, adapters)
     new_rewards = insert_rewards(con, rewards)
-    new_spans = insert(con, schema.SPANS, records_to_rows(schema.SPANS, spans.values()))
+    new_spans = insert(
+        con,
+        schema.SPANS,
+        records_to_rows(schema.SPANS, spans.values()),
+        where="NOT EXISTS (SELECT 1 FROM spans s WHERE s.trace_id = arriving.trace_id AND s.span_id = arriving.span_id)",
+    )
     episodes, refused = _assemble_traces(con, spans.values())
     return TakenIn(spans=new_spans, episodes=episodes, rewards=new_rewards, refused=refused)
 
@@ -208,7 +213,7 @@ def insert(con: duckdb.DuckDBPyConnection, table: schema.Table, rows: list[Row],
         return 0
     con.register("arriving", rows_to_arrow(table, rows))
     try:
-        conflict = "ON CONFLICT DO NOTHING" if table.key else ""
+        conflict = "ON CONFLICT DO NOTHING" if table.key and table.indexed else ""
         statement = f"INSERT INTO {table.name} SELECT * FROM arriving WHERE {where} {conflict}"  # noqa: S608 - constants
         found = con.execute(statement).fetchone()
     finally:

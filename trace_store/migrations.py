@@ -39,7 +39,7 @@ CASE WHEN json_type(s.attributes, '$."{key}"') IN ('UBIGINT', 'BIGINT')
 MIGRATIONS = (
     Migration(
         2,
-        "counted tokens of actions; prices; which episodes an adapter was trained on",
+        "counted tokens of actions; prices; which episodes an adapter was trained on; spans without an index",
         (
             # Made anew, and not by adding columns: what belongs to the record comes before what only speeds up reading.
             """
@@ -78,6 +78,17 @@ MIGRATIONS = (
                 PRIMARY KEY (model, since_ns)
             )
             """,
+            # DuckDB cannot drop a primary key. The order of the rows is that of the zone maps, as above.
+            """
+            CREATE TABLE spans_2 (
+                trace_id VARCHAR NOT NULL, span_id VARCHAR NOT NULL, parent_span_id VARCHAR, "name" VARCHAR NOT NULL,
+                operation VARCHAR NOT NULL, start_ns BIGINT NOT NULL, end_ns BIGINT NOT NULL, status VARCHAR NOT NULL,
+                status_message VARCHAR, convention VARCHAR NOT NULL, attributes JSON NOT NULL
+            )
+            """,
+            "INSERT INTO spans_2 SELECT * FROM spans",
+            "DROP TABLE spans",
+            "ALTER TABLE spans_2 RENAME TO spans",
         ),
     ),
 )

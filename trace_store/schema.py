@@ -25,12 +25,13 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table; `key` names the columns of its primary key (none for tables written once per episode)."""
+    """One table; `key` names the columns that make a row itself (none for tables written once per episode)."""
 
     name: str
     sentence: str
     columns: tuple[Column, ...]
     key: tuple[str, ...] = ()
+    indexed: bool = True  # whether DuckDB holds the key, as a primary key; its upkeep grows with the table
 
 
 RUNS = Table(
@@ -63,6 +64,7 @@ SPANS = Table(
         Column("attributes", "JSON NOT NULL", "All attributes; numbers that are not finite are text."),
     ),
     ("trace_id", "span_id"),
+    indexed=False,  # by far the most rows, in random order of their ids: who writes looks for a span near its start
 )
 
 EPISODES = Table(
@@ -236,7 +238,7 @@ def ddl() -> Iterator[str]:
     """The statements that create every table, view and comment in an empty database, in order."""
     for table in TABLES:
         lines = [f'"{column.name}" {column.sql_type}' for column in table.columns]
-        if table.key:
+        if table.key and table.indexed:
             lines.append("PRIMARY KEY (" + ", ".join(f'"{name}"' for name in table.key) + ")")
         yield f"CREATE TABLE {table.name} (" + ", ".join(lines) + ")"
     yield from views()
