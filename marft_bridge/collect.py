@@ -10,6 +10,7 @@ from marft_bridge.engine import Engine, begin_run, load_app, model_directory, re
 from marft_bridge.progress import Reporter
 from marft_bridge.rollouts import plan_episodes, task_order
 from marft_bridge.run_folder import RunFolder
+from marft_bridge.run_store import keeping_what_runs, store_up_to_date, take_in_what_ran
 from trace_store.store import TraceStore
 
 RUN_ID = "collect"
@@ -25,32 +26,30 @@ def collect(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
     app = load_app(config)
     model_dir = model_directory(config, reporter.say)
     folder.create()
-    with TraceStore.open(folder.store) as store:
-        store.take_in()
-        refuse_used(store, RUN_ID, "collect", folder, resume)
-        begin_run(store, RUN_ID, "collect", config, folder)
-        requests = still_to_run(
-            store,
-            plan_episodes(
-                task_order(app.train_tasks, config.seed),
-                config.collect.episodes,
-                config.collect.samples_per_task,
-                seed=config.seed,
-                run_id=RUN_ID,
-                split="train",
-                adapters=dict.fromkeys(config.graph.nodes, 0),
-            ),
-        )
+    plan = plan_episodes(
+        task_order(app.train_tasks, config.seed),
+        config.collect.episodes,
+        config.collect.samples_per_task,
+        seed=config.seed,
+        run_id=RUN_ID,
+        split="train",
+        adapters=dict.fromkeys(config.graph.nodes, 0),
+    )
+    with folder.held_by("collect"):
+        with store_up_to_date(folder, reporter) as store:
+            refuse_used(store, RUN_ID, "collect", folder, resume)
+            begin_run(store, RUN_ID, "collect", config, folder)
+            requests = still_to_run(store, plan)
         if resume:
-            reporter.say(f"{config.collect.episodes - len(requests)} episodes are there, {len(requests)} to run")
-        try:
-            if requests:
-                with Engine(config, folder, app, model_dir, reporter) as engine:
-                    engine.publish(dict.fromkeys(config.graph.nodes, 0))
-                    engine.run(requests, "collect", config.train.trainer.reward)
-        finally:
-            store.take_in()  # also after Ctrl-C: what was finished is kept
-        _print_summary(config, store, reporter)
+            reporter.say(f"{len(plan) - len(requests)} episodes are there, {len(requests)} to run")
+        if requests:
+            with (
+                keeping_what_runs(folder, reporter, "collect"),
+                Engine(config, folder, app, model_dir, reporter) as engine,
+            ):
+                engine.publish(dict.fromkeys(config.graph.nodes, 0))
+                engine.run(requests, "collect", config.train.trainer.reward)
+        take_in_what_ran(folder, reporter, lambda store: _print_summary(config, store, reporter))
 
 
 def _print_summary(config: BridgeConfig, store: TraceStore, reporter: Reporter) -> None:

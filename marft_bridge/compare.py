@@ -35,6 +35,7 @@ from marft_bridge.report import (
 )
 from marft_bridge.rollouts import EpisodeRequest, plan_episodes
 from marft_bridge.run_folder import RunFolder, bridge_version
+from marft_bridge.run_store import WAIT_IN_RUN_S, keeping_what_runs, store_up_to_date
 from marft_bridge.statistics import PairedResult, minimum_detectable_effect, paired_difference
 from trace_store.records import Action, Trajectory
 from trace_store.store import TraceStore
@@ -62,26 +63,30 @@ def compare(config: BridgeConfig, reporter: Reporter, resume: bool, versions: tu
             f"compare.tasks asks for {config.compare.tasks} held-out tasks, but graph.heldout leaves {len(tasks)}"
         )
     began = time.monotonic()
-    with TraceStore.open(folder.store) as store:
-        store.take_in()
-        run_id = _run_id(store, resume)
+    with folder.held_by("compare"):
+        with store_up_to_date(folder, reporter) as store:
+            run_id = _run_id(store, resume)
         with Engine(config, folder, app, model_dir, reporter) as engine:
             sides = {name: _versions(engine, at) for name, at in zip((BEFORE, AFTER), versions, strict=True)}
             for side in sides.values():
                 check_versions(engine, side)
-            _refuse_other_sides(store, run_id, sides)
-            begin_run(store, run_id, "compare", config, folder)
+            with store_up_to_date(folder, reporter) as store:
+                _refuse_other_sides(store, run_id, sides)
+                begin_run(store, run_id, "compare", config, folder)
+                requests = still_to_run(store, _plan(config, run_id, tasks, sides))
             newest = {node: [side[node] for side in sides.values()] for node in config.graph.nodes}
             engine.retire_all_but(newest)
             for side in sides.values():
                 engine.publish(side)
-            requests = still_to_run(store, _plan(config, run_id, tasks, sides))
-            try:
-                if requests:
+            if requests:
+                with keeping_what_runs(folder, reporter, "compare"):
                     engine.run(requests, "compare", config.compare.metric)
-            finally:
-                store.take_in()
-        report = episodes_to_report(config, folder, store, run_id, sides, (time.monotonic() - began) / 60, reporter)
+        minutes = (time.monotonic() - began) / 60
+        with (
+            keeping_what_runs(folder, reporter, "compare"),
+            store_up_to_date(folder, reporter, WAIT_IN_RUN_S) as store,
+        ):
+            report = episodes_to_report(config, folder, store, run_id, sides, minutes, reporter)
     json_path, html_path = write_report(report, folder.path)
     reporter.console.print(report_table(report))
     reporter.say(f"report: {json_path} and {html_path}")

@@ -6,13 +6,19 @@
     checkpoint/     the trainer's newest state
     metrics.jsonl   one line per update
     vllm.log, server.json, report.json, report.html
+    lock            held by the command that works in the folder
 
-Invariant: a folder that holds records is not written into again unless the user says --resume.
+Invariants: a folder that holds records is not written into again unless the user says --resume; one command at a time
+works in a folder.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -72,6 +78,28 @@ class RunFolder:
         """Refuses a command that needs collected episodes where there are none."""
         if not self.store.exists():
             raise ConfigError(f"{command}: {self.path} has no store; run `marft-bridge collect` first, or name --run")
+
+    @contextmanager
+    def held_by(self, command: str) -> Iterator[None]:
+        """Keeps the other commands out of the folder meanwhile; a command that dies lets go of it.
+
+        Raises:
+            ConfigError: another command works in the folder; the message names it.
+        """
+        handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(handle, 200, 0).decode(errors="replace") or "another command"
+                raise ConfigError(
+                    f"{command}: {self.path} is in use by {holder}; wait until it ends, or choose another --run folder"
+                ) from None
+            os.truncate(handle, 0)  # what a killed command left
+            os.pwrite(handle, f"`marft-bridge {command}` (process {os.getpid()})".encode(), 0)
+            yield
+        finally:
+            os.close(handle)
 
     def record_config(self, command: str, config: BridgeConfig) -> None:
         """Adds the resolved configuration of `command` to bridge.json."""

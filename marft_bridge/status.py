@@ -10,9 +10,11 @@ from marft_bridge.run_folder import RunFolder
 from marft_bridge.train import read_metrics
 from trace_store.store import TraceStore
 
+WAIT_S = 3.0  # commands hold the store for moments only
+
 
 def status(config: BridgeConfig, reporter: Reporter) -> None:
-    """Prints what the folder holds. While a command writes into the store, says so instead of its counts.
+    """Prints what the folder holds. Where another process keeps the store to itself, says so instead of its counts.
 
     Raises:
         ConfigError: there is no such folder.
@@ -39,7 +41,7 @@ def _say_store(folder: RunFolder, reporter: Reporter) -> None:
         reporter.say("  no store yet")
         return
     try:
-        with TraceStore.open(folder.store, read_only=True) as store:
+        with TraceStore.open(folder.store, read_only=True, wait_s=WAIT_S) as store:
             rows = store.sql(
                 "SELECT run_id, coalesce(variant, ''), outcome, count(*) FROM episodes GROUP BY ALL ORDER BY ALL"
             )

@@ -31,7 +31,7 @@ def ingest_files(paths: Sequence[Path], store_path: Path, options: RecordOptions
     report.note_cleaning(door)
     traces = spans_to_traces(spans)
     report.traces = len(traces)
-    with open_store(store_path) as store:
+    with open_store(store_path, reporter) as store:
         store.take_in()
         known = decided_traces(store, traces)
         report.stored_before = len(known)

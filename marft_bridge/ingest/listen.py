@@ -119,7 +119,7 @@ class _Session:
         self.report.late += self.room.late
         self.report.note_cleaning(self.door)
         try:
-            with open_store(self._store_path) as store:
+            with open_store(self._store_path, self._reporter) as store:
                 store.take_in()
                 report_stored(store, self.report)
         except StoreError as error:
@@ -134,7 +134,7 @@ class _Session:
             return
         self._reporter.say(f"{len(left)} traces are left from an earlier receiver")
         try:
-            with open_store(self._store_path) as store:
+            with open_store(self._store_path, self._reporter) as store:
                 store.take_in()
                 known = decided_traces(store, left)
         except StoreError as error:

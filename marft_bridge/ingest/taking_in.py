@@ -18,10 +18,13 @@ from marft_bridge.ingest.otlp import WireSpan
 from marft_bridge.ingest.report import IngestReport
 from marft_bridge.ingest.spans_to_rows import spans_to_rows
 from marft_bridge.ingest.trace_tree import NotAnEpisode
+from marft_bridge.progress import Reporter
 from marft_bridge.run_folder import bridge_version
 from trace_store.journal import Journal
 from trace_store.records import RunRow
 from trace_store.store import TraceStore
+
+WAIT_S = 10.0  # for who else has the store open: the other commands hold it for moments only
 
 
 class TraceWriter:
@@ -75,7 +78,10 @@ def report_stored(store: TraceStore, report: IngestReport) -> None:
         report.refuse(trace_id, reason)
 
 
-def open_store(path: Path) -> TraceStore:
-    """The store at `path`, made private to its owner when it is new."""
+def open_store(path: Path, reporter: Reporter) -> TraceStore:
+    """The store at `path`, made private to its owner when it is new. Says for whom it waits.
+
+    Raises StoreBusyError when another process has it open for longer than that.
+    """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return TraceStore.open(path)
+    return TraceStore.open(path, wait_s=WAIT_S, say=reporter.say)
