@@ -9,7 +9,7 @@ becomes a trajectory (`assemble`) and how a journal is read (`intake`) is decide
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -38,14 +38,24 @@ class TraceStore:
         self._write_lock = threading.Lock()
 
     @classmethod
-    def open(cls, path: Path, read_only: bool = False) -> Self:
+    def open(
+        cls,
+        path: Path,
+        read_only: bool = False,
+        *,
+        wait_s: float = 0.0,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> Self:
         """Open or create a store, and bring it to the current schema version.
 
-        Raises StoreError when another process has it open for writing, when it is not a store or a newer one,
-        and, for reading only, when it does not exist.
+        One process may have a store open for writing, or any number for reading. Whoever is in the way is waited
+        for, up to `wait_s` seconds; `say` is then told, once, for whom.
+
+        Raises StoreBusyError when another process is still in the way, and StoreError when it is not a store or a
+        newer one, and, for reading only, when it does not exist or is an older one.
         """
         path = Path(path)
-        con = connect(path, read_only=read_only)
+        con = connect(path, read_only=read_only, wait_s=wait_s, say=say)
         try:
             with one_line_errors(path), private_files():
                 migrate(con, str(path), read_only=read_only)
