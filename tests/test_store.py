@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sample_spans import START, SampleTrace, chain
 
-from trace_store import store as store_module
+from trace_store import reading
 from trace_store.assemble import spans_to_trajectory
 from trace_store.errors import StoreError
 from trace_store.intake import TakenIn
@@ -231,7 +231,8 @@ def test_the_latest_reward_counts_and_an_absent_one_is_none(path: Path) -> None:
 
 
 def test_trajectories_are_filtered_paged_and_limited_in_order(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "EPISODES_PER_PAGE", 2)
+    monkeypatch.setattr(reading, "EPISODES_PER_STRETCH", 3)
+    monkeypatch.setattr(reading, "PAGE", (2, 1000))
     started = [START, START, START, START + 1, START + 5, START + 5, START + 9]  # ties across pages
     traces = [
         chain(str(k), at).spans(RUN_ID=f"r{k % 2}", SPLIT=("train", "heldout")[k // 4], ROUND=k % 3, VARIANT=f"v{k}")
@@ -253,7 +254,7 @@ def test_trajectories_are_filtered_paged_and_limited_in_order(path: Path, monkey
 
 
 def test_a_stream_that_is_read_while_rewards_arrive_does_not_break(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "EPISODES_PER_PAGE", 1)
+    monkeypatch.setattr(reading, "EPISODES_PER_STRETCH", 1)
     with TraceStore.open(path) as store:
         record(store, *chain("1").spans(), *chain("2", START + 1).spans())
         store.take_in()

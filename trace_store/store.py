@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,10 +22,9 @@ from trace_store.connection import connect, one_line_errors, private_files
 from trace_store.errors import StoreError
 from trace_store.intake import TakenIn
 from trace_store.migrations import migrate
-from trace_store.records import Action, AdapterRow, Edge, Episode, Reward, RunRow, SpanRow, Trajectory
+from trace_store.reading import Wanted, find_action, find_trajectory, stream_trajectories
+from trace_store.records import Action, AdapterRow, Episode, Reward, RunRow, SpanRow, Trajectory
 from trace_store.rows import rows_to_records
-
-EPISODES_PER_PAGE = 1000
 
 
 class TraceStore:
@@ -96,6 +95,10 @@ class TraceStore:
                     self._con.execute("ROLLBACK")
                 raise
 
+    def transaction(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
+        """One write transaction, for the modules of this package that change several tables at once."""
+        return self._transaction()
+
     def take_in(self) -> TakenIn:
         """Take in what recorders have journaled since the last time, and assemble the traces that are complete."""
         if self.read_only:
@@ -118,6 +121,14 @@ class TraceStore:
                     raise StoreError(
                         f"store {self.path} has another adapter {adapter.node}@{adapter.version}; publish a new version"
                     )
+
+    def put_adapter_episodes(self, node: str, version: int, episode_ids: Sequence[str]) -> None:
+        """Store which episodes a version of a node's adapter was trained on, besides those of its parents."""
+        with self._transaction() as con:
+            con.execute(
+                "INSERT INTO adapter_episodes SELECT ?, ?, unnest(?::VARCHAR[]) ON CONFLICT DO NOTHING",
+                [node, version, list(episode_ids)],
+            )
 
     def put_rewards(self, rewards: Sequence[Reward]) -> int:
         """Store rewards and return how many were new; all but the value is a reward's key."""
@@ -142,7 +153,7 @@ class TraceStore:
         variant: str | None = None,
     ) -> list[Episode]:
         """Episodes that match everything that is given, by (start, id)."""
-        where, values = _matching(None if run_id is None else [run_id], split, round, variant)
+        where, values = Wanted(None if run_id is None else [run_id], split, round, variant).condition()
         rows = self.sql(f"SELECT * FROM episodes WHERE {where} ORDER BY started_ns, episode_id", values)
         return rows_to_records(Episode, schema.EPISODES, rows)
 
@@ -155,51 +166,30 @@ class TraceStore:
         variant: str | None = None,
         limit: int | None = None,
     ) -> Iterator[Trajectory]:
-        """Stream the trajectories of matching episodes, by (start, id); memory holds one page of them."""
-        where, values = _matching(run_ids, split, round, variant)
-        after: tuple[int, str] = (-(2**63), "")
-        left = limit
-        while left is None or left > 0:
-            size = EPISODES_PER_PAGE if left is None else min(left, EPISODES_PER_PAGE)
-            # The first comparison lets DuckDB skip row groups; the second is exact.
-            rows = self.sql(
-                f"SELECT * FROM episodes WHERE {where} AND started_ns >= ? AND (started_ns, episode_id) > (?, ?)"
-                " ORDER BY started_ns, episode_id LIMIT ?",
-                (*values, after[0], *after, size),
-            )
-            page = rows_to_records(Episode, schema.EPISODES, rows)
-            yield from self._filled(page)
-            if len(page) < size:
-                return
-            after = (page[-1].started_ns, page[-1].episode_id)
-            left = None if left is None else left - size
+        """Stream the trajectories of matching episodes, by (start, id); memory holds a page of them.
 
-    def _filled(self, page: list[Episode]) -> Iterator[Trajectory]:
-        """Episodes in order of their start -> trajectories, with one query per table."""
-        if not page:
-            return
-        ids = [episode.episode_id for episode in page]
-        near = "episode_started_ns BETWEEN ? AND ? AND episode_id = ANY(?)"
-        span = (page[0].started_ns, page[-1].started_ns, ids)
-        actions: dict[str, list[Action]] = {key: [] for key in ids}
-        edges: dict[str, list[Edge]] = {key: [] for key in ids}
-        rewards: dict[str, list[Reward]] = {key: [] for key in ids}
-        rows = self.sql(f'SELECT * FROM actions WHERE {near} ORDER BY episode_id, "index"', span)
-        for action in rows_to_records(Action, schema.ACTIONS, rows):
-            actions[action.episode_id].append(action)
-        for edge in rows_to_records(Edge, schema.EDGES, self.sql(f"SELECT * FROM edges WHERE {near}", span)):
-            edges[edge.episode_id].append(edge)
-        rows = self.sql(
-            "SELECT * FROM rewards WHERE episode_id = ANY(?) ORDER BY created_ns, name, scope, action_id, node, source",
-            (ids,),
-        )
-        for reward in rows_to_records(Reward, schema.REWARDS, rows):
-            rewards[reward.episode_id].append(reward)
-        for episode in page:
-            key = episode.episode_id
-            position = {action.action_id: action.index for action in actions[key]}
-            edges[key].sort(key=lambda edge: (position[edge.dst], position[edge.src]))
-            yield Trajectory(episode, tuple(actions.pop(key)), tuple(edges.pop(key)), tuple(rewards.pop(key)))
+        Raises StoreError, when it gets there, at an edge whose actions are not there.
+        """
+        wanted = Wanted(run_ids, split, round, variant)
+        return stream_trajectories(self._snapshot, wanted, limit)
+
+    def trajectory(self, episode_id: str) -> Trajectory | None:
+        """The trajectory of one episode; None when there is no such episode."""
+        with self._snapshot() as con:
+            return find_trajectory(con, episode_id)
+
+    def action(self, episode_id: str, action_id: str) -> Action | None:
+        """One action, or None. It is found through its episode, which every span, edge and reward names beside it."""
+        with self._snapshot() as con:
+            return find_action(con, episode_id, action_id)
+
+    @contextmanager
+    def _snapshot(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A connection of its own that sees one state of the store throughout."""
+        with one_line_errors(self.path), private_files(), self._con.cursor() as cursor:
+            cursor.execute("BEGIN")
+            yield cursor
+            cursor.execute("COMMIT")
 
     def spans(self, episode_id: str) -> list[SpanRow]:
         """The spans of one trace, by (start, id)."""
@@ -222,20 +212,3 @@ class TraceStore:
 
     def _number(self, query: str) -> int:
         return int(self.sql(query)[0][0])
-
-
-def _matching(
-    run_ids: Sequence[str] | None,
-    split: str | None,
-    round: int | None,  # noqa: A002
-    variant: str | None,
-) -> tuple[str, tuple[Any, ...]]:
-    """What is asked for -> a condition on episodes and its parameters; None asks for nothing."""
-    asked = {
-        "run_id = ANY(?)": None if run_ids is None else list(run_ids),
-        "split = ?": split,
-        '"round" = ?': round,
-        "variant = ?": variant,
-    }
-    given = {condition: value for condition, value in asked.items() if value is not None}
-    return " AND ".join(["true", *given]), tuple(given.values())

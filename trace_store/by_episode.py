@@ -1,0 +1,103 @@
+"""Rows of one table -> records of one episode after the other, made when they are asked for.
+
+A query for many episodes costs little more than one for a few, but a number takes ten times more memory as a Python
+object than in a column. So rows are fetched together, kept as columns, and become records a few episodes at a time,
+which also lets the processor's caches and the allocator reuse what the last ones left.
+Invariant: with pyarrow and without it the records are equal; without it they take more time and memory.
+Knows neither which rows are asked for nor what a trajectory is.
+"""
+
+# ruff: noqa: S608 - statements are put together from constants; every value is bound
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from importlib.util import find_spec
+from itertools import pairwise
+from operator import le
+from typing import Any, Generic, Protocol
+
+import duckdb
+
+from trace_store.rows import R, arrow_to_columns, columns_to_records
+from trace_store.schema import Table
+
+
+class _Columns(Protocol):
+    """The answer to a query."""
+
+    def ids(self) -> list[str]:
+        """The column `episode_id`."""
+
+    def rearrange(self, numbers: Sequence[int]) -> None:
+        """Puts the rows into the order of these numbers of rows."""
+
+    def between(self, begin: int, end: int) -> Mapping[str, Sequence[Any]]:
+        """The columns of the rows from `begin` up to `end`, by name."""
+
+
+class RowsByEpisode(Generic[R]):
+    """The rows of one table that match a condition; within an episode they keep the order of the query."""
+
+    def __init__(
+        self,
+        con: duckdb.DuckDBPyConnection,
+        record_class: type[R],
+        table: Table,
+        condition: str,
+        values: Sequence[Any],
+        episode_ids: Sequence[str],
+    ) -> None:
+        """`condition` comes after the FROM of the query, and `values` are bound to it; all must be of `episode_ids`."""
+        names = [field.name for field in fields(record_class)]
+        query = "SELECT " + ", ".join(f'"{name}"' for name in names) + f" FROM {table.name} {condition}"
+        columns: type[_ArrowColumns | _PlainColumns] = _ArrowColumns if find_spec("pyarrow") else _PlainColumns
+        self._columns: _Columns = columns(con, query, values)
+        self._class: type[R] = record_class
+        self._table = table
+        self._rank = {episode_id: rank for rank, episode_id in enumerate(episode_ids)}
+        self._ranks = list(map(self._rank.__getitem__, self._columns.ids()))  # rising from here on
+        if not all(map(le, self._ranks, self._ranks[1:])):
+            self._columns.rearrange(sorted(range(len(self._ranks)), key=self._ranks.__getitem__))
+            self._ranks.sort()
+
+    def of(self, episode_ids: Sequence[str]) -> Iterator[list[R]]:
+        """The records of each of these episodes, which must follow one another in those of the beginning."""
+        first = self._rank[episode_ids[0]]
+        bounds = [bisect_left(self._ranks, rank) for rank in range(first, first + len(episode_ids) + 1)]
+        begin, end = bounds[0], bounds[-1]
+        records = columns_to_records(self._class, self._table, self._columns.between(begin, end)) if begin < end else []
+        return (records[one - begin : other - begin] for one, other in pairwise(bounds))
+
+
+class _ArrowColumns:
+    def __init__(self, con: duckdb.DuckDBPyConnection, query: str, values: Sequence[Any]) -> None:
+        self._table = con.sql(query, params=list(values)).to_arrow_table()
+
+    def ids(self) -> list[str]:
+        found: list[str] = self._table.column("episode_id").to_pylist()
+        return found
+
+    def rearrange(self, numbers: Sequence[int]) -> None:
+        self._table = self._table.combine_chunks().take(list(numbers))
+
+    def between(self, begin: int, end: int) -> Mapping[str, Sequence[Any]]:
+        return arrow_to_columns(self._table.slice(begin, end - begin))
+
+
+class _PlainColumns:
+    def __init__(self, con: duckdb.DuckDBPyConnection, query: str, values: Sequence[Any]) -> None:
+        answer = con.execute(query, list(values))
+        self._names = [column[0] for column in answer.description or ()]
+        self._rows = answer.fetchall()
+
+    def ids(self) -> list[str]:
+        place = self._names.index("episode_id")
+        return [row[place] for row in self._rows]
+
+    def rearrange(self, numbers: Sequence[int]) -> None:
+        self._rows = [self._rows[number] for number in numbers]
+
+    def between(self, begin: int, end: int) -> Mapping[str, Sequence[Any]]:
+        return dict(zip(self._names, zip(*self._rows[begin:end], strict=True), strict=True))

@@ -1,0 +1,186 @@
+"""Rows of a store -> trajectories: a whole store in order and in bounded memory, or one episode at once.
+
+Keys are read a stretch ahead, with the memory that each episode will need and with the rewards (whose table is not in
+the order of episodes, so that it is scanned once a stretch); episodes, actions and edges follow a page at a time.
+Invariants: trajectories come in the order (start, episode id); each page is one snapshot of the store; nothing is held
+open between pages, so a slow reader blocks nobody and one that stops early leaves nothing behind. What is written
+meanwhile may be seen or not, but every episode is seen at most once, and all that were there at the start are seen.
+Knows four tables by the names of their columns, and neither files nor locks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+
+from trace_store import schema
+from trace_store.by_episode import RowsByEpisode
+from trace_store.errors import StoreError
+from trace_store.records import Action, Edge, Episode, Reward, Trajectory
+
+Snapshot = Callable[[], AbstractContextManager[duckdb.DuckDBPyConnection]]
+"""Opens a connection on one unchanging state of the store."""
+
+EPISODES_PER_STRETCH = 16_384
+PAGE = (8192, 24 << 20)  # at most so many episodes, and bytes of columns
+PIECE = (128, 1 << 20)
+
+_FIRST = (-(2**63), "")  # stands before every key
+
+# `started_ns >= ?` repeats what follows it, as a condition by which row groups are skipped.
+_KEYS = """
+SELECT started_ns, episode_id, strlen(task::VARCHAR) FROM episodes
+WHERE {where} AND started_ns >= ? AND (started_ns, episode_id) > (?, ?)
+ORDER BY started_ns, episode_id LIMIT ?
+"""
+_SIZES = """
+SELECT episode_id, sum(
+    4 * coalesce(len(prompt_ids), 0) + 12 * coalesce(len(sampled_ids), 0) + coalesce(strlen(completion), 0)
+)::BIGINT
+FROM actions WHERE {near} GROUP BY episode_id
+"""
+_NEAR = "episode_started_ns BETWEEN ? AND ? AND episode_id = ANY(?)"
+_REWARD_ORDER = "ORDER BY created_ns, name, scope, action_id, node, source"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which episodes are asked for; None asks for nothing in particular."""
+
+    run_ids: Sequence[str] | None = None
+    split: str | None = None
+    round: int | None = None
+    variant: str | None = None
+
+    def condition(self) -> tuple[str, tuple[Any, ...]]:
+        """A condition on `episodes` and the values to bind."""
+        asked = {
+            "run_id = ANY(?)": None if self.run_ids is None else list(self.run_ids),
+            "split = ?": self.split,
+            '"round" = ?': self.round,
+            "variant = ?": self.variant,
+        }
+        given = {condition: value for condition, value in asked.items() if value is not None}
+        return " AND ".join(["true", *given]), tuple(given.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    started_ns: int
+    episode_id: str
+    size: int  # bytes of columns, about
+
+
+def stream_trajectories(snapshot: Snapshot, wanted: Wanted, limit: int | None = None) -> Iterator[Trajectory]:
+    """The trajectories of the episodes that are wanted, by (start, id), at most `limit` of them.
+
+    Raises StoreError at an edge whose actions are not there.
+    """
+    where, values = wanted.condition()
+    after: tuple[int, str] = _FIRST
+    left = limit
+    while left is None or left > 0:
+        size = EPISODES_PER_STRETCH if left is None else min(left, EPISODES_PER_STRETCH)
+        with snapshot() as con:
+            found = con.execute(_KEYS.format(where=where), [*values, after[0], *after, size]).fetchall()
+            keys = _with_sizes(con, found)
+            rewards = _rewards_of(con, keys)
+        for page in _cut(keys, *PAGE):
+            with snapshot() as con:
+                rows = _Page(con, page, rewards)
+            for piece in _cut(page, *PIECE):
+                yield from rows.trajectories(piece)
+        if len(keys) < size:
+            return
+        after = (keys[-1].started_ns, keys[-1].episode_id)
+        left = None if left is None else left - size
+
+
+def find_trajectory(con: duckdb.DuckDBPyConnection, episode_id: str) -> Trajectory | None:
+    """The trajectory of one episode; None when there is no such episode."""
+    started_ns = _start_of(con, episode_id)
+    if started_ns is None:
+        return None
+    keys = [_Key(started_ns, episode_id, 0)]
+    (trajectory,) = _Page(con, keys, _rewards_of(con, keys)).trajectories(keys)
+    return trajectory
+
+
+def find_action(con: duckdb.DuckDBPyConnection, episode_id: str, action_id: str) -> Action | None:
+    """One action of one episode; None when there is no such action."""
+    condition = "WHERE episode_started_ns = ? AND episode_id = ? AND action_id = ?"
+    values = [_start_of(con, episode_id), episode_id, action_id]
+    (found,) = RowsByEpisode(con, Action, schema.ACTIONS, condition, values, [episode_id]).of([episode_id])
+    return found[0] if found else None
+
+
+def _start_of(con: duckdb.DuckDBPyConnection, episode_id: str) -> int | None:
+    """When an episode started: by the primary key, and it leads to the few row groups that hold the rest."""
+    found = con.execute("SELECT started_ns FROM episodes WHERE episode_id = ?", [episode_id]).fetchall()
+    return int(found[0][0]) if found else None
+
+
+def _with_sizes(con: duckdb.DuckDBPyConnection, keys: Sequence[tuple[int, str, int]]) -> list[_Key]:
+    if not keys:
+        return []
+    near = [keys[0][0], keys[-1][0], [episode_id for _, episode_id, _ in keys]]
+    sizes = dict(con.execute(_SIZES.format(near=_NEAR), near).fetchall())
+    return [_Key(started_ns, episode_id, task + sizes.get(episode_id, 0)) for started_ns, episode_id, task in keys]
+
+
+def _rewards_of(con: duckdb.DuckDBPyConnection, keys: Sequence[_Key]) -> RowsByEpisode[Reward]:
+    ids = [key.episode_id for key in keys]
+    return RowsByEpisode(con, Reward, schema.REWARDS, f"WHERE episode_id = ANY(?) {_REWARD_ORDER}", [ids], ids)
+
+
+def _cut(keys: Sequence[_Key], number: int, size: int) -> Iterator[list[_Key]]:
+    """Keys in order -> groups within a number and a size; one that is too large has a group of its own."""
+    group: list[_Key] = []
+    total = 0
+    for key in keys:
+        if group and (len(group) == number or total + key.size > size):
+            yield group
+            group, total = [], 0
+        group.append(key)
+        total += key.size
+    if group:
+        yield group
+
+
+class _Page:
+    """The rows of consecutive episodes in all tables."""
+
+    def __init__(self, con: duckdb.DuckDBPyConnection, keys: Sequence[_Key], rewards: RowsByEpisode[Reward]) -> None:
+        ids = [key.episode_id for key in keys]
+        near = [keys[0].started_ns, keys[-1].started_ns, ids]
+        itself = _NEAR.replace("episode_started_ns", "started_ns")
+        self.episodes = RowsByEpisode(con, Episode, schema.EPISODES, f"WHERE {itself}", near, ids)
+        self.actions = RowsByEpisode(con, Action, schema.ACTIONS, f"WHERE {_NEAR}", near, ids)
+        self.edges = RowsByEpisode(con, Edge, schema.EDGES, f"WHERE {_NEAR}", near, ids)
+        self.rewards = rewards
+
+    def trajectories(self, keys: Sequence[_Key]) -> Iterator[Trajectory]:
+        """Those of some episodes of the page, in the order of `keys`; an episode that was erased has none."""
+        ids = [key.episode_id for key in keys]
+        tables = (self.episodes.of(ids), self.actions.of(ids), self.edges.of(ids), self.rewards.of(ids))
+        for episode, actions, edges, rewards in zip(*tables, strict=True):
+            if episode:
+                yield _trajectory(episode[0], actions, edges, rewards)
+
+
+def _trajectory(episode: Episode, actions: list[Action], edges: list[Edge], rewards: list[Reward]) -> Trajectory:
+    actions.sort(key=lambda action: action.index)
+    position = {action.action_id: action.index for action in actions}
+    try:
+        # Edges of one pair stay in the order in which they were written.
+        edges.sort(key=lambda edge: (position[edge.dst], position[edge.src]))
+    except KeyError as missing:
+        raise StoreError(
+            f"episode {episode.episode_id}: an edge names the action {missing}, which the store does not have;"
+            " erase this episode or restore the file"
+        ) from None
+    return Trajectory(episode, tuple(actions), tuple(edges), tuple(rewards))
