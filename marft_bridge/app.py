@@ -39,6 +39,19 @@ class App:
     name: str = "the app"
     nodes: tuple[str, ...] = ()  # that must exist: trained,
     frozen: tuple[str, ...] = ()  # or run on the served model untrained
+    subject_field: str | None = None  # of a task: whose data it holds
+
+    def subject_of(self, task: Task) -> str | None:
+        """Whose data a task holds; None for nobody's."""
+        found = None if self.subject_field is None else task[self.subject_field]
+        if found is None:
+            return None
+        if not isinstance(found, (str, int)) or isinstance(found, bool):
+            raise GraphError(
+                f"graph.subject_field: {self.subject_field!r} of task {task['id']!r} is a {type(found).__name__};"
+                " name a field that holds a text, a whole number or null"
+            )
+        return str(found)
 
     @contextmanager
     def opened(self, model: BaseChatModel, runner: asyncio.Runner) -> Iterator[Any]:
@@ -65,17 +78,22 @@ def options_to_app(options: GraphOptions) -> App:
     if options.task_to_input is not None:
         loaded = load_name(options.task_to_input, "graph.task_to_input")
         to_input = _callable(loaded, "graph.task_to_input", options.task_to_input)
-    train, heldout = split_tasks(read_tasks(options.tasks, options.task_fields), options.heldout)
+    subject = () if options.subject_field is None else (options.subject_field,)
+    train, heldout = split_tasks(read_tasks(options.tasks, (*options.task_fields, *subject)), options.heldout)
 
     def build(model: BaseChatModel) -> Any:
         return app_to_product(app, options.app, model)
 
-    return App(
+    app_of_user = App(
         *(build, train, heldout, to_input, reward, options.reward),
         name=options.app,
         nodes=options.nodes,
         frozen=options.frozen,
+        subject_field=options.subject_field,
     )
+    for task in (*train, *heldout):
+        app_of_user.subject_of(task)  # raises for a value that names nobody
+    return app_of_user
 
 
 def _callable(found: Any, key: str, name: str) -> Callable[..., Any]:

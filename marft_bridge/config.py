@@ -41,6 +41,8 @@ class GraphOptions(_Options):
     """A function task -> graph input; without one the task itself is the input."""
     task_fields: tuple[str, ...] = ()
     """Fields that every task must have, besides `id`."""
+    subject_field: str | None = None
+    """Field of a task that names the person whose data it holds, for `traces erase --subject`; null for nobody's."""
     heldout: float = Field(0.25, gt=0, lt=1)
     """Share of the tasks kept for comparison, chosen by hash of the task id."""
 
@@ -81,6 +83,8 @@ class TrainOptions(_Options):
     rounds: int = Field(6, ge=0)
     episodes_per_round: int = Field(64, ge=2)
     samples_per_task: int = Field(1, ge=1)
+    traces: tuple[str, ...] = ()
+    """Folders that `traces export` wrote, or DuckLake catalogs: their episodes are learned from too, read in place."""
     keep_versions: int = Field(1, ge=1)
     """Trained versions of each node that stay loaded in the server, the newest included."""
     trainer: TrainerOptions = TrainerOptions()

@@ -30,7 +30,13 @@ from opentelemetry.trace import Status, StatusCode
 
 from marft_bridge.action_links import reads_to_attributes, sources_to_attributes
 from marft_bridge.call_attributes import answer_to_attributes, to_json, tokens_to_attributes
-from marft_bridge.episode import EpisodeContext, current_episode, end_to_outcome, episode_to_attributes
+from marft_bridge.episode import (
+    SUBJECT_METADATA,
+    EpisodeContext,
+    current_episode,
+    end_to_outcome,
+    episode_to_attributes,
+)
 from marft_bridge.exporter import open_span, private_provider
 from marft_bridge.open_trace import OpenRun, OpenTrace
 from marft_bridge.policy import ExactTokens, announce_call, namespace_to_node
@@ -148,7 +154,7 @@ class Recorder(BaseCallbackHandler):
         metadata = metadata or {}
         parent = self._parent_of(parent_run_id, metadata)
         if parent is None:
-            self._open_trace(run_id, str(kwargs.get("name") or "graph"), metadata.get("thread_id"))
+            self._open_trace(run_id, str(kwargs.get("name") or "graph"), metadata)
             return
         checkpoint_ns = str(metadata.get("langgraph_checkpoint_ns") or "")
         if checkpoint_ns and checkpoint_ns != parent.checkpoint_ns and kwargs.get("name") == metadata["langgraph_node"]:
@@ -171,10 +177,13 @@ class Recorder(BaseCallbackHandler):
             run.trace.ledger.note_handoff(run.checkpoint_ns)
         self._close(run_id, None if isinstance(error, GraphBubbleUp) else error)
 
-    def _open_trace(self, run_id: UUID, name: str, thread_id: Any) -> None:
+    def _open_trace(self, run_id: UUID, name: str, metadata: Mapping[str, Any]) -> None:
+        thread_id, subject_id = metadata.get("thread_id"), metadata.get(SUBJECT_METADATA)
         episode = current_episode.get()
         if episode is None or episode.recorder not in (None, self):
             episode = self._live_episode()
+        if episode.subject_id is None and subject_id is not None:
+            episode.subject_id = str(subject_id)
         opened = OpenTrace(run_id, episode, thread_id=str(thread_id) if thread_id is not None else None)
         if episode.parent_episode is None and opened.thread_id is not None:
             episode.parent_episode = self._interrupted.pop(opened.thread_id, None)
@@ -378,6 +387,8 @@ class Recorder(BaseCallbackHandler):
 
     def _start_span(self, owner: OpenTrace, name: str, parent: Span | None, attributes: dict[str, Any]) -> Span:
         owner.spans += 1
+        if owner.episode.subject_id is not None:  # on every span: a trace whose root never came can be erased too
+            attributes = attributes | {names.SUBJECT_ID: owner.episode.subject_id}
         span = open_span(self._tracer, name, parent)
         self._processor.say(span, attributes)
         return span

@@ -180,6 +180,7 @@ class Collector:
             variant=request.variant,
             seed=request.seed,
             adapters=request.adapters,
+            subject_id=self._app.subject_of(request.task),
             recorder=self._graph.recorder,
         )
         routes = {node: self._route_of(node, at, request.temperature) for node, at in request.adapters.items()}

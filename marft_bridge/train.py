@@ -13,19 +13,21 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from marft_bridge import collect
 from marft_bridge.app import App
 from marft_bridge.config import BridgeConfig
+from marft_bridge.elsewhere import traces_to_episodes
 from marft_bridge.engine import Engine, begin_run, load_app, model_directory, refuse_used, still_to_run
 from marft_bridge.errors import ConfigError
 from marft_bridge.files import write_atomically
 from marft_bridge.progress import Reporter, Task
 from marft_bridge.rollouts import plan_episodes, task_order
 from marft_bridge.run_folder import RunFolder
+from marft_bridge.run_store import WAIT_IN_RUN_S, keeping_what_runs, store_up_to_date, take_in_what_ran
 from trace_store.records import Trajectory
 from trace_store.store import TraceStore
 from trainers import checkpoint
@@ -41,30 +43,40 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
         BridgeError, StoreError, TrainError: see the messages; the last checkpoint stays usable.
     """
     folder = RunFolder(config.run_folder)
-    folder.require_store("train")
+    if config.train.traces:
+        folder.create()  # others' traces can be all that there is
+    else:
+        folder.require_store("train")
     app = load_app(config)
     model_dir = model_directory(config, reporter.say)
-    with TraceStore.open(folder.store) as store:
-        store.take_in()
-        refuse_used(store, RUN_ID, "train", folder, resume)
-        collected = list(store.trajectories(run_ids=[collect.RUN_ID], split="train"))
-        if not collected:
-            raise ConfigError(f"train: {folder.store} holds no collected episode; run `marft-bridge collect` first")
-        begin_run(store, RUN_ID, "train", config, folder)
-        with Engine(config, folder, app, model_dir, reporter) as engine:
-            try:
-                _Training(config, app, folder, store, engine, reporter).run(collected)
-            finally:
-                store.take_in()
+    with folder.held_by("train"):
+        with store_up_to_date(folder, reporter) as store:
+            refuse_used(store, RUN_ID, "train", folder, resume)
+            collected = list(store.trajectories(run_ids=[collect.RUN_ID], split="train"))
+            collected += _elsewhere(config, app, collected, reporter)
+            if not collected:
+                raise ConfigError(f"train: {folder.store} holds no collected episode; run `marft-bridge collect` first")
+            begin_run(store, RUN_ID, "train", config, folder)
+        with keeping_what_runs(folder, reporter, "train"), Engine(config, folder, app, model_dir, reporter) as engine:
+            _Training(config, app, folder, engine, reporter).run(collected)
+        take_in_what_ran(folder, reporter)
+
+
+def _elsewhere(config: BridgeConfig, app: App, here: Sequence[Trajectory], reporter: Reporter) -> list[Trajectory]:
+    return traces_to_episodes(
+        config.train.traces,
+        known={trajectory.episode.episode_id for trajectory in here},
+        heldout_tasks={task["id"] for task in app.heldout_tasks},
+        model=Path(config.model.path).name,
+        reporter=reporter,
+    )
 
 
 class _Training:
     """One run of the outer loop."""
 
-    def __init__(
-        self, config: BridgeConfig, app: App, folder: RunFolder, store: TraceStore, engine: Engine, reporter: Reporter
-    ) -> None:
-        self.config, self.folder, self.store, self.engine, self.reporter = config, folder, store, engine, reporter
+    def __init__(self, config: BridgeConfig, app: App, folder: RunFolder, engine: Engine, reporter: Reporter) -> None:
+        self.config, self.folder, self.engine, self.reporter = config, folder, engine, reporter
         self.nodes = config.graph.nodes
         self.tasks = task_order(app.train_tasks, config.seed)
         self.options = config.train
@@ -73,6 +85,7 @@ class _Training:
 
     def run(self, collected: Sequence[Trajectory]) -> None:
         """From wherever the checkpoint is to the last round."""
+        self.collected = [trajectory.episode.episode_id for trajectory in collected]
         if (self.folder.checkpoint / checkpoint.STATE_FILE).exists():
             checkpoint.load(self.trainer, self.folder.checkpoint)
             self._forget_metrics_after(self.trainer.rounds)
@@ -90,6 +103,15 @@ class _Training:
 
     def _version(self) -> int:
         return self.trainer.rounds + 1
+
+    def _learned_from(self, store: TraceStore) -> list[str]:
+        """The episodes that the newest version was trained on, besides those of the versions before it."""
+        if self.trainer.rounds == 0:
+            return self.collected
+        return [episode.episode_id for episode in store.episodes(run_id=RUN_ID, round=self.trainer.rounds)]
+
+    def _store(self) -> AbstractContextManager[TraceStore]:
+        return store_up_to_date(self.folder, self.reporter, WAIT_IN_RUN_S)
 
     def _replay(self, collected: Sequence[Trajectory]) -> None:
         self.reporter.say(f"learning from {len(collected)} stored episodes")
@@ -117,12 +139,13 @@ class _Training:
             adapters=dict.fromkeys(self.nodes, version),
             round=number,
         )
-        remaining = still_to_run(self.store, requests)
+        with self._store() as store:
+            remaining = still_to_run(store, requests)
         title = f"round {number}/{self.options.rounds} rollouts"
         if remaining:
             self.engine.run(remaining, title, self.options.trainer.reward)
-        self.store.take_in()
-        episodes = list(self.store.trajectories(run_ids=[RUN_ID], round=number))
+        with self._store() as store:
+            episodes = list(store.trajectories(run_ids=[RUN_ID], round=number))
         with self._showing(f"round {number}/{self.options.rounds}"):
             metrics = self.trainer.update(episodes)
         self._commit({"phase": "online", "round": number, **metrics})
@@ -157,8 +180,12 @@ class _Training:
             if version not in registry.versions(node):
                 self.trainer.model.save_adapter(node, registry.new_folder(node, version))
                 agent = newest.get("agents", newest.get("replay", {}).get("agents", {})).get(node, {})
-                row = registry.register(node, version, version - 1, agent)
-                self.store.put_adapter(row)
+                registry.register(node, version, version - 1, agent)
+        with self._store() as store:
+            episodes = self._learned_from(store)
+            for node in self.nodes:
+                store.put_adapter(registry.get(node, version))
+                store.put_adapter_episodes(node, version, episodes)
         keep = range(max(1, version - self.options.keep_versions + 1), version + 1)
         self.engine.retire_all_but(dict.fromkeys(self.nodes, keep))
         self.engine.publish(dict.fromkeys(self.nodes, version))
