@@ -122,6 +122,8 @@ _BETWEEN_TABLES: tuple[tuple[str, Level, str, str], ...] = (
 def store_to_faults(store: TraceStore, checked: Callable[[int], object] = lambda _: None) -> Iterator[Fault]:
     """Checks an open store by every law; `checked` is told how many episodes are done.
 
+    An episode whose rows do not even fit together is looked at no further.
+
     Raises StoreError when the journal beside it cannot be read.
     """
     broken = list(_schema_faults(store))
@@ -136,15 +138,18 @@ def store_to_faults(store: TraceStore, checked: Callable[[int], object] = lambda
         yield fault
     yield from _faults_of_others(store)
     for number, trajectory in enumerate(_stored_trajectories(store), start=1):
-        spans = store.spans(trajectory.episode.episode_id)
-        found = list(trajectory_to_faults(trajectory))
-        # Rows that break a law differ from their spans too; said once is enough.
-        if not found and trajectory.episode.episode_id not in damaged:
-            found = list(assembled_to_faults(trajectory, spans))
-        yield from found
-        if not found:
-            yield from conversation_to_faults(trajectory, _saw_answers(spans))
+        if trajectory.episode.episode_id not in damaged:
+            yield from _faults_of_episode(trajectory, store.spans(trajectory.episode.episode_id))
         checked(number)
+
+
+def _faults_of_episode(trajectory: Trajectory, spans: Sequence[SpanRow]) -> list[Fault]:
+    """Rows that break a law differ from their spans as well; said once is enough."""
+    return (
+        list(trajectory_to_faults(trajectory))
+        or list(assembled_to_faults(trajectory, spans))
+        or list(conversation_to_faults(trajectory, _saw_answers(spans)))
+    )
 
 
 def _schema_faults(store: TraceStore) -> Iterator[Fault]:
@@ -183,7 +188,10 @@ def _faults_of_others(store: TraceStore) -> Iterator[Fault]:
             "SELECT DISTINCT trace_id FROM spans ANTI JOIN episodes ON episode_id = trace_id"
             " ANTI JOIN refusals USING (trace_id) ORDER BY trace_id",
         ),
-        ("it was refused, but its spans make an episode", "SELECT trace_id FROM refusals ORDER BY trace_id"),
+        (
+            "it was refused, but its spans make an episode",
+            "SELECT trace_id FROM refusals ANTI JOIN episodes ON episode_id = trace_id ORDER BY trace_id",
+        ),
     ):
         for (trace_id,) in store.sql(query):
             spans = store.spans(trace_id)

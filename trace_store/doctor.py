@@ -39,13 +39,11 @@ def trajectory_to_faults(trajectory: Trajectory) -> Iterator[Fault]:
     actions = {action.action_id: action for action in trajectory.actions}
     yield from _order_faults(episode.episode_id, list(actions.values()))
     for action in actions.values():
-        found = [
+        for law, message in (
             ("agent", _agent_fault(action)),
             ("tokens", _token_fault(action)),
-            ("adapters", _adapter_fault(action)),
-        ]
-        found.append(("adapters", _version_fault(episode, action)))
-        for law, message in found:
+            ("adapters", _adapter_fault(action) or _version_fault(episode, action)),
+        ):
             if message is not None:
                 yield Fault(law, f"action {action.action_id}: {message}", episode.episode_id)
     yield from _edge_faults(trajectory, actions)
