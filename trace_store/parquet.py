@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trace_store import schema
+from trace_store.connection import private_files
 from trace_store.errors import StoreError
 from trace_store.manifest import (
     WRITING,
@@ -76,7 +77,8 @@ def store_to_parquet(store: TraceStore, folder: Path) -> Exported:
             target = hidden / table.name
             target.mkdir(parents=True, mode=0o700)
             store.sql(_new_rows_statement(table, folder, before.of(table.name), target))
-            added += _move_into_place(store, folder, target, table.name, f"{export}-{{}}.parquet")
+            with private_files():
+                added += _move_into_place(store, folder, target, table.name, f"{export}-{{}}.parquet")
         if added:
             write_manifest(folder, Manifest(newest_version(), (*before.files, *added)))
         remove_empty_folders(folder)
