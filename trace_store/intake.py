@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import fcntl
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import duckdb
 
@@ -23,12 +22,17 @@ from trace_store import conventions as c
 from trace_store import schema
 from trace_store.assemble import Incomplete, Malformed, spans_to_trajectory
 from trace_store.errors import StoreError
+from trace_store.insertion import Record, insert, records_to_columns
 from trace_store.journal import SUFFIX, JournalRecord, lines_from
 from trace_store.records import AdapterRow, Reward, RunRow, SpanRow, Trajectory
-from trace_store.rows import Row, records_to_rows, rows_to_arrow, rows_to_records
+from trace_store.rows import rows_to_records
+from trace_store.token_lists import span_without_lists
 
-LINES_PER_TRANSACTION = 2000
+LINES_PER_TRANSACTION = 4000
+BYTES_PER_TRANSACTION = 2**24
 
+_UNLESS_STORED = "ON CONFLICT DO NOTHING"
+_Line = tuple[JournalRecord | None, int]
 Transaction = Callable[[], AbstractContextManager[duckdb.DuckDBPyConnection]]
 
 
@@ -71,12 +75,15 @@ def _take_in_segment(path: Path, file: BinaryIO, transaction: Transaction) -> Ta
     with transaction() as con:
         found = con.execute('SELECT "offset" FROM taken_in WHERE segment = ?', [path.name]).fetchone()
     offset = int(found[0]) if found else 0
-    lines = lines_from(file, offset, growing=growing)
     total = TakenIn()
-    while part := list(islice(lines, LINES_PER_TRANSACTION)):
+    for part, fullness in _lines_to_parts(lines_from(file, offset, growing=growing), offset):
         records = [record for record, _ in part if record is not None]
         torn = len(part) - len(records)
         with transaction() as con:
+            if fullness >= 1:
+                # DuckDB merges what small transactions left when it writes its log into the file. Large ones leave
+                # nothing worth it, and merging would read and write every row several times.
+                con.execute("SET GLOBAL max_vacuum_tasks = 0")
             total += _records_to_rows(con, records) + TakenIn(torn=torn)
             con.execute(
                 "INSERT INTO taken_in VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
@@ -87,6 +94,25 @@ def _take_in_segment(path: Path, file: BinaryIO, transaction: Transaction) -> Ta
     if not growing:
         path.unlink()
     return total
+
+
+def _lines_to_parts(lines: Iterable[_Line], offset: int) -> Iterator[tuple[list[_Line], float]]:
+    """Lines from an offset -> those of one transaction after the other, and how full it is: from 1 on, full.
+
+    A full one ends with a root span where one is near: the root is written last, so few traces are cut in two and
+    have to be looked up again.
+    """
+    part: list[_Line] = []
+    size = 0.0
+    for record, end in lines:
+        part.append((record, end))
+        size = max(len(part) / LINES_PER_TRANSACTION, (end - offset) / BYTES_PER_TRANSACTION)
+        is_root = isinstance(record, SpanRow) and record.parent_span_id is None
+        if size >= 2 or (size >= 1 and is_root):
+            yield part, size
+            part, offset = [], end
+    if part:
+        yield part, size
 
 
 def _lock_if_abandoned(file: BinaryIO) -> bool:
@@ -114,54 +140,81 @@ def _records_to_rows(con: duckdb.DuckDBPyConnection, records: Iterable[JournalRe
             adapters.append(record)
     insert_runs(con, runs)
     insert_adapters(con, adapters)
-    new_rewards = insert_rewards(con, rewards)
-    new_spans = insert(
-        con,
-        schema.SPANS,
-        records_to_rows(schema.SPANS, spans.values()),
-        where="NOT EXISTS (SELECT 1 FROM spans s WHERE s.trace_id = arriving.trace_id AND s.span_id = arriving.span_id)",
-    )
-    episodes, refused = _assemble_traces(con, spans.values())
-    return TakenIn(spans=new_spans, episodes=episodes, rewards=new_rewards, refused=refused)
+    return TakenIn(rewards=insert_rewards(con, rewards)) + _spans_to_rows(con, spans)
 
 
-def _assemble_traces(con: duckdb.DuckDBPyConnection, arrived: Iterable[SpanRow]) -> tuple[int, int]:
-    """Assemble those traces that the arrived spans (already inserted) complete; numbers of episodes and refusals."""
+def _spans_to_rows(con: duckdb.DuckDBPyConnection, arrived: dict[tuple[str, str], SpanRow]) -> TakenIn:
+    """Store the spans that are new, and assemble those traces that they complete."""
+    for key in _stored_near(con, arrived):
+        del arrived[key]
     traces: dict[str, list[SpanRow]] = {}
-    for span in arrived:
+    for span in arrived.values():
         traces.setdefault(span.trace_id, []).append(span)
-    if not traces:
-        return 0, 0
-    decided = con.execute(
-        "SELECT episode_id FROM episodes WHERE episode_id = ANY($1)"
-        " UNION ALL SELECT trace_id FROM refusals WHERE trace_id = ANY($1)",
-        [list(traces)],
-    ).fetchall()
-    for (trace_id,) in decided:
-        del traces[trace_id]
-    partial = [trace_id for trace_id, spans in traces.items() if not _all_arrived(spans)]
-    stored = con.execute(
-        "SELECT * FROM spans WHERE trace_id IN (SELECT trace_id FROM spans WHERE trace_id = ANY(?)"
-        " AND operation = ? AND parent_span_id IS NULL)",
-        [partial, c.INVOKE_WORKFLOW],
-    ).fetchall()
-    for trace_id in partial:
-        del traces[trace_id]
-    for span in rows_to_records(SpanRow, schema.SPANS, stored):
-        traces.setdefault(span.trace_id, []).append(span)
+    rest = {trace_id: spans for trace_id, spans in traces.items() if not _all_arrived(spans)}
+    earlier = _stored_of(con, rest)
+    candidates = {trace_id: spans for trace_id, spans in traces.items() if trace_id not in rest}
+    candidates |= {trace_id: [*spans, *rest[trace_id]] for trace_id, spans in earlier.items()}
 
     trajectories: list[Trajectory] = []
-    refusals: list[Row] = []
-    for trace_id, spans in traces.items():
+    refusals: list[tuple[str, str]] = []
+    for trace_id, spans in candidates.items():
         try:
             trajectories.append(spans_to_trajectory(spans))
         except Incomplete:
             continue
         except Malformed as error:
-            refusals.append((trace_id, str(error), time.time_ns()))
-    _insert_trajectories(con, trajectories)
-    insert(con, schema.REFUSALS, refusals)
-    return len(trajectories), len(refusals)
+            refusals.append((trace_id, str(error)))
+    assembled = _insert_trajectories(con, trajectories)
+    _insert_refusals(con, refusals)
+
+    rows = dict(arrived)
+    finished = [t.episode.episode_id for t in assembled if t.episode.episode_id in earlier]
+    if finished:  # written once more, without their lists
+        con.execute("DELETE FROM spans WHERE trace_id = ANY(?)", [finished])
+        rows |= {(span.trace_id, span.span_id): span for trace_id in finished for span in earlier[trace_id]}
+    for action in (action for t in assembled for action in t.actions):
+        key = (action.episode_id, action.action_id)
+        rows[key] = span_without_lists(rows[key], action)
+    insert(con, schema.SPANS, records_to_columns(schema.SPANS, list(rows.values())))
+    return TakenIn(spans=len(arrived), episodes=len(assembled), refused=len(refusals))
+
+
+def _stored_near(con: duckdb.DuckDBPyConnection, arrived: Mapping[tuple[str, str], SpanRow]) -> list[tuple[str, str]]:
+    """Keys of arrived spans that are stored already: a span that arrives again has the start that it had.
+
+    The starts keep DuckDB to the rows of that time, however many there are of other times.
+    """
+    if not arrived:
+        return []
+    starts = [span.start_ns for span in arrived.values()]
+    traces = list({trace_id for trace_id, _ in arrived})
+    found = con.execute(
+        "SELECT trace_id, span_id FROM spans WHERE start_ns BETWEEN ? AND ? AND trace_id = ANY(?)",
+        [min(starts), max(starts), traces],
+    ).fetchall()
+    return [key for key in found if key in arrived]
+
+
+def _stored_of(con: duckdb.DuckDBPyConnection, rest: Mapping[str, list[SpanRow]]) -> dict[str, list[SpanRow]]:
+    """The stored spans of those traces that may be whole now: undecided, and their root is among `rest` or stored."""
+    if not rest:
+        return {}
+    decided = con.execute(
+        "SELECT episode_id FROM episodes WHERE episode_id = ANY($1)"
+        " UNION ALL SELECT trace_id FROM refusals WHERE trace_id = ANY($1)",
+        [list(rest)],
+    ).fetchall()
+    open_ids = set(rest) - {trace_id for (trace_id,) in decided}
+    rooted = {trace_id for trace_id in open_ids if any(span.parent_span_id is None for span in rest[trace_id])}
+    stored = con.execute(
+        "SELECT * FROM spans WHERE trace_id = ANY(?) OR trace_id IN (SELECT trace_id FROM spans"
+        " WHERE trace_id = ANY(?) AND operation = ? AND parent_span_id IS NULL)",
+        [list(rooted), list(open_ids - rooted), c.INVOKE_WORKFLOW],
+    ).fetchall()
+    traces: dict[str, list[SpanRow]] = {trace_id: [] for trace_id in rooted}
+    for span in rows_to_records(SpanRow, schema.SPANS, stored):
+        traces.setdefault(span.trace_id, []).append(span)
+    return traces
 
 
 def _all_arrived(spans: list[SpanRow]) -> bool:
@@ -169,53 +222,61 @@ def _all_arrived(spans: list[SpanRow]) -> bool:
     return any(span.parent_span_id is None and span.attributes.get(c.SPAN_COUNT) == len(spans) for span in spans)
 
 
-def _insert_trajectories(con: duckdb.DuckDBPyConnection, trajectories: list[Trajectory]) -> None:
-    insert(con, schema.EPISODES, records_to_rows(schema.EPISODES, [t.episode for t in trajectories]))
-    actions: list[Row] = []
-    edges: list[Row] = []
-    for t in trajectories:
-        actions += records_to_rows(schema.ACTIONS, t.actions, t.episode.started_ns)
-        edges += records_to_rows(schema.EDGES, t.edges, t.episode.started_ns)
-    insert(con, schema.ACTIONS, actions)
-    insert(con, schema.EDGES, edges)
+def _insert_trajectories(con: duckdb.DuckDBPyConnection, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Store those whose episode is not stored yet, and return them."""
+    episodes = records_to_columns(schema.EPISODES, [t.episode for t in trajectories])
+    new = {key for (key,) in insert(con, schema.EPISODES, episodes, f"{_UNLESS_STORED} RETURNING episode_id")}
+    kept = [t for t in trajectories if t.episode.episode_id in new]
+    actions = [(action, t.episode.started_ns) for t in kept for action in t.actions]
+    edges = [(edge, t.episode.started_ns) for t in kept for edge in t.edges]
+    for table, found in ((schema.ACTIONS, actions), (schema.EDGES, edges)):
+        if found:
+            records, starts = zip(*found, strict=True)
+            insert(con, table, records_to_columns(table, records, starts))
+    return kept
+
+
+def _insert_refusals(con: duckdb.DuckDBPyConnection, refusals: Sequence[tuple[str, str]]) -> None:
+    now = time.time_ns()
+    columns = [*zip(*refusals, strict=True), [now] * len(refusals)]
+    insert(con, schema.REFUSALS, columns if refusals else [], _UNLESS_STORED)
 
 
 def insert_runs(con: duckdb.DuckDBPyConnection, runs: Iterable[RunRow]) -> int:
     """Runs that are not stored yet -> rows; their number."""
-    return insert(con, schema.RUNS, records_to_rows(schema.RUNS, {run.run_id: run for run in runs}.values()))
+    by_key = {run.run_id: run for run in runs}
+    return _insert_new(con, schema.RUNS, list(by_key.values()))
 
 
 def insert_adapters(con: duckdb.DuckDBPyConnection, adapters: Iterable[AdapterRow]) -> int:
     """Adapter versions that are not stored yet -> rows; their number."""
     by_key = {(adapter.node, adapter.version): adapter for adapter in adapters}
-    return insert(con, schema.ADAPTERS, records_to_rows(schema.ADAPTERS, by_key.values()))
+    return _insert_new(con, schema.ADAPTERS, list(by_key.values()))
 
 
 def insert_rewards(con: duckdb.DuckDBPyConnection, rewards: Iterable[Reward]) -> int:
     """Rewards that are not stored yet -> rows; their number. All but the value is the key, and parts may be NULL."""
-    by_key: dict[Row, Reward] = {}
+    by_key: dict[tuple[Any, ...], Reward] = {}
     for r in rewards:
         by_key.setdefault((r.episode_id, r.name, r.source, r.created_ns, r.scope, r.action_id, r.node), r)
-    return insert(
+    if not by_key:
+        return 0
+    times = [r.created_ns for r in by_key.values()]
+    return _insert_new(
         con,
         schema.REWARDS,
-        records_to_rows(schema.REWARDS, by_key.values()),
-        where="NOT EXISTS (SELECT 1 FROM rewards r WHERE r.episode_id = arriving.episode_id"
+        list(by_key.values()),
+        # The first comparison keeps DuckDB to the rows of that time; it is part of the key.
+        f"WHERE NOT EXISTS (SELECT 1 FROM rewards r WHERE r.created_ns BETWEEN {min(times)} AND {max(times)}"  # noqa: S608
+        " AND r.episode_id = arriving.episode_id"
         " AND r.name = arriving.name AND r.source = arriving.source AND r.created_ns = arriving.created_ns"
         " AND r.scope = arriving.scope AND r.action_id IS NOT DISTINCT FROM arriving.action_id"
         " AND r.node IS NOT DISTINCT FROM arriving.node)",
     )
 
 
-def insert(con: duckdb.DuckDBPyConnection, table: schema.Table, rows: list[Row], where: str = "true") -> int:
-    """Bulk-insert rows, leaving alone those whose key is stored already; the number of new rows."""
-    if not rows:
-        return 0
-    con.register("arriving", rows_to_arrow(table, rows))
-    try:
-        conflict = "ON CONFLICT DO NOTHING" if table.key and table.indexed else ""
-        statement = f"INSERT INTO {table.name} SELECT * FROM arriving WHERE {where} {conflict}"  # noqa: S608 - constants
-        found = con.execute(statement).fetchone()
-    finally:
-        con.unregister("arriving")
-    return int(found[0]) if found else 0
+def _insert_new(
+    con: duckdb.DuckDBPyConnection, table: schema.Table, records: Sequence[Record], where: str = _UNLESS_STORED
+) -> int:
+    found = insert(con, table, records_to_columns(table, records), where)
+    return int(found[0][0]) if found else 0

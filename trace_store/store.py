@@ -25,6 +25,7 @@ from trace_store.migrations import migrate
 from trace_store.reading import Wanted, find_action, find_trajectory, stream_trajectories
 from trace_store.records import Action, AdapterRow, Episode, Reward, RunRow, SpanRow, Trajectory
 from trace_store.rows import rows_to_records
+from trace_store.token_lists import COLUMNS, spans_with_lists
 
 
 class TraceStore:
@@ -194,7 +195,13 @@ class TraceStore:
     def spans(self, episode_id: str) -> list[SpanRow]:
         """The spans of one trace, by (start, id)."""
         rows = self.sql("SELECT * FROM spans WHERE trace_id = ? ORDER BY start_ns, span_id", (episode_id,))
-        return rows_to_records(SpanRow, schema.SPANS, rows)
+        spans = rows_to_records(SpanRow, schema.SPANS, rows)
+        roots = [span.start_ns for span in spans if span.parent_span_id is None]
+        actions = self.sql(
+            f"SELECT action_id, {', '.join(COLUMNS)} FROM actions WHERE episode_started_ns = ANY(?) AND episode_id = ?",
+            (roots, episode_id),
+        )
+        return spans_with_lists(spans, {action_id: lists for action_id, *lists in actions})
 
     def counts(self) -> dict[str, int]:
         """Rows of each table, and under `waiting` the traces whose spans have not all arrived."""

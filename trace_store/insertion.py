@@ -1,0 +1,127 @@
+"""Records -> rows of a table, many at once: columns of values, handed to DuckDB as one.
+
+With pyarrow the columns become an Arrow table whose lists of ids are flat buffers, packed list by list; without it
+DuckDB's appender takes them row by row, which gives the same rows and takes twice the time.
+Invariant: a row read back equals the record, log-probs bit for bit; a value that its column cannot hold is refused by
+the column's name. Which rows are new is asked by whoever inserts.
+"""
+
+# ruff: noqa: S608 - statements are put together from constants
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from itertools import accumulate
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+
+from trace_store.errors import StoreError
+from trace_store.journal import json_text, storable_text
+from trace_store.records import Action, AdapterRow, Edge, Episode, Reward, RunRow, SpanRow
+from trace_store.schema import Column, Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Columns = list[Sequence[Any]]
+Record = RunRow | SpanRow | Episode | Action | Edge | Reward | AdapterRow
+
+_PACKED = {"INTEGER[]": "i", "DOUBLE[]": "d"}
+
+
+def records_to_columns(table: Table, records: Sequence[Record], *further: Sequence[Any]) -> Columns:
+    """Columns in the table's order; `further` are those that the records do not have, after their own."""
+    own = table.columns[: len(table.columns) - len(further)]
+    columns: Columns = list(zip(*map(attrgetter(*(column.name for column in own)), records), strict=True))
+    for number, column in enumerate(own if records else ()):
+        if column.sql_type.startswith("JSON"):
+            columns[number] = list(map(json_text, columns[number]))
+        elif column.name == "completion":  # the one text that is not as the journal had it, but decoded from JSON in it
+            columns[number] = [None if text is None else storable_text(text) for text in columns[number]]
+    return [*columns, *further]
+
+
+def insert(con: duckdb.DuckDBPyConnection, table: Table, columns: Columns, clause: str = "") -> list[tuple[Any, ...]]:
+    """Insert rows, all of them or, with a `clause` behind the SELECT that says so, some; what the statement returns.
+
+    That is the number of rows or, where the clause is RETURNING, what it says. Raises StoreError naming the column
+    for a value that does not fit it.
+    """
+    if not columns or not len(columns[0]):
+        return []
+    if find_spec("pyarrow") is None:
+        return _insert_without_arrow(con, table, columns, clause)
+    con.register("arriving", columns_to_arrow(table, columns))
+    try:
+        return con.execute(_statement(table, clause)).fetchall()
+    finally:
+        con.unregister("arriving")
+
+
+def _statement(table: Table, clause: str) -> str:
+    return f"INSERT INTO {table.name} SELECT * FROM arriving {clause}"
+
+
+def _insert_without_arrow(
+    con: duckdb.DuckDBPyConnection, table: Table, columns: Columns, clause: str
+) -> list[tuple[Any, ...]]:
+    rows = list(zip(*map(_appendable, table.columns, columns), strict=True))
+    try:
+        if not clause:
+            with con.appender(table.name) as appender:
+                appender.append_rows(rows)
+            return [(len(rows),)]
+        con.execute(f"CREATE OR REPLACE TEMP TABLE arriving AS SELECT * FROM {table.name} LIMIT 0")
+        with con.appender("arriving") as appender:
+            appender.append_rows(rows)
+        return con.execute(_statement(table, clause)).fetchall()
+    except (duckdb.DataError, duckdb.InvalidInputException) as error:
+        raise StoreError(f"cannot store a value in {table.name}: {error}") from error
+
+
+def _appendable(column: Column, values: Sequence[Any]) -> Sequence[Any]:
+    if column.sql_type in _PACKED:  # the appender reads a list faster than a tuple
+        return [None if numbers is None else list(numbers) for numbers in values]
+    return values
+
+
+def columns_to_arrow(table: Table, columns: Columns) -> pa.Table:
+    """Columns -> one Arrow table with the table's names and types. Raises StoreError for a value that does not fit."""
+    import pyarrow as pa
+
+    types = {
+        "VARCHAR": pa.string(),
+        "JSON": pa.string(),
+        "BIGINT": pa.int64(),
+        "INTEGER": pa.int32(),
+        "DOUBLE": pa.float64(),
+        "BOOLEAN": pa.bool_(),
+    }
+    arrays = []
+    for column, values in zip(table.columns, columns, strict=True):
+        code = _PACKED.get(column.sql_type)
+        try:
+            if code:
+                arrays.append(_lists_to_arrow(values, code))
+            else:
+                arrays.append(pa.array(values, type=types[column.sql_type.removesuffix(" NOT NULL")]))
+        except (pa.ArrowException, struct.error, TypeError, ValueError, OverflowError) as error:
+            raise StoreError(f"cannot store a value as {table.name}.{column.name}: {error}") from error
+    return pa.table(arrays, names=[column.name for column in table.columns])
+
+
+def _lists_to_arrow(lists: Sequence[Sequence[Any] | None], code: str) -> pa.ListArray:
+    """Lists of numbers, None for an absent one, without an Arrow value being made of each number."""
+    import pyarrow as pa
+
+    lengths = [0 if numbers is None else len(numbers) for numbers in lists]
+    pack: dict[int, Callable[..., bytes]] = {length: struct.Struct(f"={length}{code}").pack for length in set(lengths)}
+    flat = b"".join([pack[len(numbers)](*numbers) for numbers in lists if numbers is not None])
+    offsets = pa.array([0, *accumulate(lengths)], type=pa.int32())
+    kind = pa.int32() if code == "i" else pa.float64()
+    values = pa.Array.from_buffers(kind, sum(lengths), [None, pa.py_buffer(flat)])
+    mask = pa.array([numbers is None for numbers in lists]) if None in lists else None
+    return pa.ListArray.from_arrays(offsets, values, mask=mask)
