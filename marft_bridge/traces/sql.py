@@ -34,6 +34,9 @@ _LOCKS = (
 )
 
 
+_ZONED = "WITH TIME ZONE"
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What a statement gave; `cut` when there were more rows than the limit."""
@@ -78,12 +81,23 @@ def _run(con: duckdb.DuckDBPyConnection, statement: str, limit: int | None, seco
     timer.start()
     try:
         result = con.execute(found[0])
-        columns = tuple(column[0] for column in result.description or ())
+        described = [(column[0], str(column[1])) for column in result.description or ()]
+        if any(_ZONED in kind for _, kind in described):
+            result = con.execute(_zones_as_text(found[0].query, [kind for _, kind in described]))
+        columns = tuple(name for name, _ in described)
         rows = result.fetchall() if limit is None else result.fetchmany(limit + 1)
     finally:
         timer.cancel()
     cut = limit is not None and len(rows) > limit
     return Answer(columns, rows[:limit], cut)
+
+
+def _zones_as_text(statement: str, kinds: Sequence[str]) -> str:
+    """The statement with its times with a zone as text: as objects they would need a library of time zones."""
+    names = [f"c{number}" for number in range(len(kinds))]
+    chosen = [f"{name}::VARCHAR" if _ZONED in kind else name for name, kind in zip(names, kinds, strict=True)]
+    inner = statement.rstrip().removesuffix(";")
+    return f"SELECT {', '.join(chosen)} FROM (\n{inner}\n) t({', '.join(names)})"  # noqa: S608 - the user's own
 
 
 def _message(error: duckdb.Error) -> str:
