@@ -1,5 +1,6 @@
 """Stores for the tests of export, vacuum and erasure: real journals of made-up traces, taken in by a real store."""
 
+# ruff: noqa: S608 - statements are put together from constants and paths
 from __future__ import annotations
 
 import os

@@ -9,6 +9,7 @@
 - A folder that is read in place gives the same episodes, trajectories, views and answers, and opens no other file.
 """
 
+# ruff: noqa: S608 - statements are put together from constants and paths
 from __future__ import annotations
 
 import json
