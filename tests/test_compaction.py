@@ -158,8 +158,8 @@ def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
 def test_a_store_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="does not exist"):
         vacuum(tmp_path / "s.duckdb")
+    (tmp_path / "text").write_text("x" * 10_000)
     with pytest.raises(StoreError, match="not a DuckDB file"):
-        (tmp_path / "text").write_text("x" * 10_000)
         vacuum(tmp_path / "text")
     assert [each.name for each in tmp_path.iterdir()] == ["text"]
     with duckdb.connect(str(tmp_path / "foreign.duckdb")) as con:
