@@ -59,6 +59,18 @@ class SampleTrace:
         attributes.update({getattr(c, key): value for key, value in changed.items()})
         self._add(name, inside, c.CHAT, begin, end, attributes, "ok" if ok else "error")
 
+    def tool(self, name: str, inside: str, begin: int, end: int, *, ok: bool = True, node: str | None = None) -> None:
+        """One tool call; `node` is what the span itself says, as our recorder's does."""
+        self._add(
+            f"{name}{begin}",
+            inside,
+            c.EXECUTE_TOOL,
+            begin,
+            end,
+            {c.TOOL_NAME: name, c.NODE: node},
+            "ok" if ok else "error",
+        )
+
     def spans(self, **changed: Any) -> list[SpanRow]:
         """All spans, the root last; `changed` replaces attributes of the root."""
         attributes = {

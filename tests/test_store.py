@@ -1,6 +1,6 @@
 """Owns: what is taken in comes back equal, once, whatever the order and however often; who may open a store, and how.
 
-Expected trajectories come from assembling the spans directly, expected views and queries are worked out by hand.
+Expected trajectories come from assembling the spans directly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from trace_store.assemble import spans_to_trajectory
 from trace_store.errors import StoreError
 from trace_store.intake import TakenIn
 from trace_store.journal import Journal
-from trace_store.queries import QUERIES
 from trace_store.records import AdapterRow, Reward, RunRow, SpanRow
 from trace_store.store import TraceStore
 
@@ -294,48 +293,6 @@ def test_a_value_that_no_column_holds_is_refused_by_name(path: Path) -> None:
         pytest.raises(StoreError, match=r"cannot store a value as rewards\.created_ns"),
     ):
         store.put_rewards([reward("e", at=2**70)])
-
-
-# -- views and queries ------------------------------------------------------------------------------------------------
-
-
-def test_every_named_query_runs_on_an_empty_store(path: Path) -> None:
-    with TraceStore.open(path) as store:
-        assert {name: store.sql(query) for name, query in QUERIES.items()} == {name: [] for name in QUERIES}
-
-
-def test_named_queries_give_what_is_worked_out_by_hand(path: Path) -> None:
-    with TraceStore.open(path) as store:
-        for k, value in enumerate((1.0, 0.0, None)):
-            sample = SampleTrace(str(k), START + k)
-            node = sample.node("a:1", 10, 20 * (k + 1), step=1)
-            sample.call("x", node, 11, 12, ADAPTER="a@4", ADAPTER_VERSION=4)
-            sample.call("y", sample.node("b:1", 30, 40, step=2, after=("a:1",)), 31, 39, LOGPROBS=None)
-            outcome = "truncated" if k == 2 else "terminated"
-            record(store, *sample.spans(ROUND=0, OUTCOME=outcome, OUTCOME_REASON="recursion limit" if k == 2 else None))
-            if value is not None:
-                record(store, reward(sample.trace_id, 9.0, at=1), reward(sample.trace_id, value, at=2))
-        store.put_run(RunRow("run", "train", 1))
-        store.put_run(RunRow("idle", "collect", 2))
-        store.take_in()
-        answers = {name: store.sql(query) for name, query in QUERIES.items()}
-        summary = store.sql(
-            "SELECT sampled_tokens, trainable_actions, rewards FROM episode_summary ORDER BY episode_id"
-        )
-    deviation = 0.5**0.5
-    assert answers["reward-by-node-and-version"] == [
-        ("a", 4, "reward", 2, 0.5, pytest.approx(deviation)),
-        ("b", None, "reward", 2, 0.5, pytest.approx(deviation)),
-    ]
-    assert answers["tokens-per-run"] == [("run", "train", 3, 6, 18, 12), ("idle", "collect", 0, None, None, None)]
-    assert [row[0][-1] for row in answers["longest-episodes"]] == ["2", "0", "1"]
-    assert answers["failures-by-reason"] == [
-        ("untrainable action", "no log-probs from the engine", 3),
-        ("episode truncated", "recursion limit", 1),
-    ]
-    assert answers["learning-curve"] == [("run", 0, "train", "reward", 2, 0.5, pytest.approx(deviation / 2**0.5))]
-    assert answers["dependencies-between-nodes"] == [("a", "b", "trigger", 3)]
-    assert summary == [(4, 1, {"reward": 1.0}), (4, 1, {"reward": 0.0}), (4, 1, None)]
 
 
 # -- who may open a store ---------------------------------------------------------------------------------------------

@@ -131,6 +131,17 @@ class TraceStore:
                 [node, version, list(episode_ids)],
             )
 
+    def put_price(
+        self, model: str, per_million_prompt: float, per_million_sampled: float, currency: str, since_ns: int = 0
+    ) -> None:
+        """Store what a million tokens of a model cost from a time on (Unix, in nanoseconds); replaces what it said."""
+        with self._transaction() as con:
+            con.execute(
+                "INSERT OR REPLACE INTO prices BY NAME SELECT ? AS model, ? AS since_ns, ? AS currency,"
+                " ? AS per_million_prompt, ? AS per_million_sampled",
+                [model, since_ns, currency, per_million_prompt, per_million_sampled],
+            )
+
     def put_rewards(self, rewards: Sequence[Reward]) -> int:
         """Store rewards and return how many were new; all but the value is a reward's key."""
         with self._transaction() as con:
