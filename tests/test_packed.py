@@ -15,7 +15,7 @@ from trace_store.packed import FLOATS, INTS, floats_to_text, ints_to_text, text_
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1)))
 def test_integers_come_back(values: list[int]) -> None:
-    assert text_to_values(ints_to_text(values), INTS) == values
+    assert text_to_values(ints_to_text(values), INTS) == tuple(values)
 
 
 @given(st.lists(st.floats(allow_nan=False)))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import cast, get_args
 
@@ -31,18 +30,16 @@ class Incomplete(Exception):  # noqa: N818 - a state to wait in, not an error
 def spans_to_trajectory(spans: Sequence[SpanRow]) -> Trajectory:
     """Assemble one trace. Raises Incomplete while spans are missing and Malformed when more would not help."""
     trace = _Trace(spans)
-    actions = [_span_to_action(trace, span) for span in trace.spans.values() if span.operation == c.CHAT]
     try:
         edges = executions_to_edges(trace.root.trace_id, trace.executions())
-        order = topological_order({a.action_id: (a.started_ns, a.action_id) for a in actions}, edges)
+        starts = {s.span_id: (s.start_ns, s.span_id) for s in trace.spans.values() if s.operation == c.CHAT}
+        order = topological_order(starts, edges)
     except DependencyCycleError as error:
         raise Malformed(str(error)) from None
     position = {action_id: index for index, action_id in enumerate(order)}
     return Trajectory(
         episode=_root_to_episode(trace.root, len(trace.spans)),
-        actions=tuple(
-            sorted((replace(a, index=position[a.action_id]) for a in actions), key=lambda action: action.index)
-        ),
+        actions=tuple(_span_to_action(trace, trace.spans[action_id], index) for action_id, index in position.items()),
         edges=tuple(sorted(edges, key=lambda edge: (position[edge.dst], position[edge.src]))),
         rewards=(),
     )
@@ -187,7 +184,7 @@ def _namespace(span: SpanRow) -> str:
     return Bag(span).text(c.CHECKPOINT_NS) or span.span_id
 
 
-def _span_to_action(trace: _Trace, span: SpanRow) -> Action:
+def _span_to_action(trace: _Trace, span: SpanRow, index: int) -> Action:
     bag, around = Bag(span), trace.execution_span(span)
     claimed, inside = bag.text(c.NODE), Bag(around).text(c.NODE) if around else None
     if claimed is not None and inside is not None and claimed != inside:
@@ -210,7 +207,7 @@ def _span_to_action(trace: _Trace, span: SpanRow) -> Action:
         action_id=span.span_id,
         episode_id=span.trace_id,
         node=node,
-        index=0,  # replaced once D is known
+        index=index,
         step=bag.small(c.STEP),
         prompt_ids=prompt_ids,
         sampled_ids=sampled_ids,
@@ -257,7 +254,8 @@ def _token_fault(
         return f"{len(sampled_ids)} sampled tokens but {len(logprobs)} log-probs"
     if reported is not None and reported != len(sampled_ids):
         return f"{len(sampled_ids)} sampled tokens but the engine counted {reported}"
-    if not all(map(math.isfinite, logprobs)):
+    # A sum that is finite has finite terms only, and is quicker; finite terms may still add up beyond what is finite.
+    if not math.isfinite(sum(logprobs)) and not all(map(math.isfinite, logprobs)):
         return "a log-prob is not finite"
     if max(logprobs) > LOGPROB_TOLERANCE:
         return f"a log-prob is positive: {max(logprobs)}"

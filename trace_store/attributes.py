@@ -98,18 +98,23 @@ class Bag:
 
     def token_ids(self, key: str) -> tuple[int, ...] | None:
         """A list of integers from 0 that a 32-bit column holds; packed, as JSON, or as it is."""
-        value = self._unpacked(key, INTS, "token ids")
+        packed = self._packed(key, INTS, "token ids")
+        value = self._parsed(key) if packed is None else packed
         if value is None:
             return None
-        if not isinstance(value, (list, tuple)) or not set(map(type, value)) <= {int}:  # a bool is no token id
+        # A bool is no token id.
+        if packed is None and not (isinstance(value, (list, tuple)) and set(map(type, value)) <= {int}):
             raise self._wrong(key, "a list of token ids")
-        if value and not 0 <= min(value) <= max(value) < 2**31:
+        if value and (min(value) < 0 or (packed is None and max(value) >= 2**31)):
             raise self._wrong(key, "a list of token ids")
         return tuple(value)
 
     def numbers(self, key: str) -> tuple[float, ...] | None:
         """A list of numbers, also those that are not finite; packed, as JSON, or as it is."""
-        value = self._unpacked(key, FLOATS, "numbers")
+        packed = self._packed(key, FLOATS, "numbers")
+        if packed is not None:
+            return packed
+        value = self._parsed(key)
         if value is None:
             return None
         try:
@@ -141,16 +146,15 @@ class Bag:
             ]
         return "".join(found) if found else None
 
-    def _unpacked(self, key: str, prefix: str, what: str) -> Any:
+    def _packed(self, key: str, prefix: str, what: str) -> tuple[Any, ...] | None:
+        """The values of a packed list; None when the attribute holds something else or nothing."""
         value = self._span.attributes.get(key)
-        if isinstance(value, str):
-            try:
-                unpacked = text_to_values(value, prefix)
-            except ValueError:
-                raise self._wrong(key, f"a packed list of {what}") from None
-            if unpacked is not None:
-                return unpacked
-        return self._parsed(key)
+        if not isinstance(value, str):
+            return None
+        try:
+            return text_to_values(value, prefix)
+        except ValueError:
+            raise self._wrong(key, f"a packed list of {what}") from None
 
     def _parsed(self, key: str) -> Any:
         value = self._span.attributes.get(key)

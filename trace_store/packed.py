@@ -8,18 +8,19 @@ back is equal to the bit. Which attribute holds what is not known here.
 from __future__ import annotations
 
 import binascii
-import sys
-from array import array
+import struct
 from collections.abc import Sequence
 
 INTS, FLOATS = "i4:", "f8:"
-_CODES = {INTS: "i", FLOATS: "d"}
-_SIZES = {INTS: 4, FLOATS: 8}
+_CODES = {INTS: ("i", 4), FLOATS: ("d", 8)}  # as `struct` writes a number, and in how many bytes
 
 
 def ints_to_text(values: Sequence[int]) -> str:
     """Integers of 32 bits with their sign as a text. Raises OverflowError for others."""
-    return _to_text(INTS, values)
+    try:
+        return _to_text(INTS, values)
+    except struct.error as error:
+        raise OverflowError(str(error)) from None
 
 
 def floats_to_text(values: Sequence[float]) -> str:
@@ -27,7 +28,7 @@ def floats_to_text(values: Sequence[float]) -> str:
     return _to_text(FLOATS, values)
 
 
-def text_to_values(text: str, prefix: str) -> list[int] | list[float] | None:
+def text_to_values(text: str, prefix: str) -> tuple[int, ...] | tuple[float, ...] | None:
     """What `ints_to_text` or `floats_to_text` packed; None for a text without that prefix.
 
     Raises:
@@ -36,17 +37,13 @@ def text_to_values(text: str, prefix: str) -> list[int] | list[float] | None:
     if not text.startswith(prefix):
         return None
     packed = binascii.a2b_base64(text[len(prefix) :], strict_mode=True)
-    if len(packed) % _SIZES[prefix]:
+    code, size = _CODES[prefix]
+    if len(packed) % size:
         raise ValueError("a packed list ends in the middle of a number")
-    values = array(_CODES[prefix])
-    values.frombytes(packed)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values.tolist()
+    return struct.unpack(f"<{len(packed) // size}{code}", packed)
 
 
 def _to_text(prefix: str, values: Sequence[float]) -> str:
-    packed = array(_CODES[prefix], values)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return prefix + binascii.b2a_base64(packed.tobytes(), newline=False).decode()
+    code, _ = _CODES[prefix]
+    packed = struct.pack(f"<{len(values)}{code}", *values)
+    return prefix + binascii.b2a_base64(packed, newline=False).decode()
