@@ -90,7 +90,7 @@ def _against_group(
     ids = [action.action_id for action in trajectory.actions if action.trainable]
     estimates = []
     for kind, title in (("grpo", "GRPO"), ("rloo", "RLOO")):
-        label = f"{title} over {len(samples)} samples of the task"
+        label = title if len(samples) < 2 else f"{title} over {len(samples)} samples of the task"
         if why_not is not None:
             estimates.append(Advantages(name, label, None, why_not))
             continue

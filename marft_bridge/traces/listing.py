@@ -151,7 +151,7 @@ def _length_of_short_ids(store: TraceStore, ids: list[str]) -> int:
     for length in range(_SHORTEST_ID, longest, 4):
         prefixes = {episode_id[:length] for episode_id in ids}
         number = store.sql("SELECT count(*) FROM episodes WHERE left(episode_id, ?) = ANY(?)", (length, list(prefixes)))
-        if number[0][0] == len(ids):
+        if number[0][0] == len(ids) == len(prefixes):
             return length
     return longest
 

@@ -19,11 +19,11 @@ WAIT_S = 5.0
 
 
 @contextmanager
-def store_to_read(path: Path, wait_s: float = WAIT_S) -> Iterator[TraceStore]:
+def store_to_read(path: Path) -> Iterator[TraceStore]:
     """The store, open for reading inside the block.
 
-    Raises StoreError when another process holds it for longer than `wait_s` seconds, or it cannot be opened at all.
+    Raises StoreError when another process holds it for longer than WAIT_S seconds, or it cannot be opened at all.
     """
     reporter = Reporter(Console(stderr=True, highlight=False))
-    with TraceStore.open(path, read_only=True, wait_s=wait_s, say=reporter.say) as store:
+    with TraceStore.open(path, read_only=True, wait_s=WAIT_S, say=reporter.say) as store:
         yield store

@@ -33,7 +33,7 @@ def prefix_to_episode(store: TraceStore, prefix: str) -> str:
     shown = text_to_line(prefix, 40)
     if found:
         some = ", ".join(found[:_NAMED]) + (", ..." if len(found) > _NAMED else "")
-        raise ConfigError(f"traces show: several episodes begin with {shown!r}: {some}; give more digits")
+        raise ConfigError(f"traces show: several episodes begin with '{shown}': {some}; give more digits")
     others = store.sql(
         "SELECT s.trace_id, f.reason FROM spans s LEFT JOIN refusals f USING (trace_id)"
         " WHERE starts_with(s.trace_id, ?) LIMIT 1",
@@ -42,7 +42,7 @@ def prefix_to_episode(store: TraceStore, prefix: str) -> str:
     if others:
         why = "its spans have not all arrived" if others[0][1] is None else text_to_line(others[0][1])
         raise ConfigError(f"traces show: trace {others[0][0]} is no episode: {why}")
-    raise ConfigError(f"traces show: no episode begins with {shown!r}; `traces list` names them")
+    raise ConfigError(f"traces show: no episode begins with '{shown}'; `traces list` names them")
 
 
 def show(
