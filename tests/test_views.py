@@ -265,7 +265,7 @@ def test_a_loop_is_control_that_comes_back_and_new_data_is_said(store: TraceStor
     t.call("s3", t.node("boss:3", 90, 99, after=("worker:2",)), 91, 98, OUTPUT_MESSAGES=answer("stop"))
     take_in(store, *t.spans())
     # s2 read what the worker wrote; s3 and w2 were only told to go on. The worker said nothing that could be compared.
-    assert view(store, "handoff_returns", '"index"') == [
+    assert view(store, "control_returns", '"index"') == [
         (t.trace_id, "boss", "s2", 2, True, True),
         (t.trace_id, "worker", "w2", 3, False, None),
         (t.trace_id, "boss", "s3", 4, False, False),
@@ -291,7 +291,7 @@ def test_an_agent_that_goes_on_by_itself_or_runs_beside_others_is_no_loop(store:
     join.call("q", join.node("b:1", 10, 20, step=1), 12, 19)
     join.call("r", join.node("a:2", 30, 40, step=2, after=("a:1", "b:1")), 31, 39)
     take_in(store, *alone.spans(), *fan.spans(), *join.spans())
-    assert view(store, "handoff_returns") == []
+    assert view(store, "control_returns") == []
 
 
 def test_the_result_of_a_tool_that_was_called_before_is_new_data(store: TraceStore) -> None:
@@ -300,7 +300,7 @@ def test_the_result_of_a_tool_that_was_called_before_is_new_data(store: TraceSto
     t.call("w1", t.node("worker:1", 30, 40, after=("boss:1",)), 31, 39)
     t.call("s2", t.node("boss:2", 50, 60, after=("worker:1",)), 51, 59, SAW_TOOL_RESULTS=["s1"])
     take_in(store, *t.spans())
-    assert view(store, "handoff_returns") == [(t.trace_id, "boss", "s2", 2, True, None)]
+    assert view(store, "control_returns") == [(t.trace_id, "boss", "s2", 2, True, None)]
 
 
 # -- costs, adapters, what waits --------------------------------------------------------------------------------------

@@ -184,8 +184,8 @@ TOOL_ERRORS = View(
     """,
 )
 
-HANDOFF_RETURNS = View(
-    "handoff_returns",
+CONTROL_RETURNS = View(
+    "control_returns",
     "The calls by which control came back to an agent: another agent, whose call began after the agent's previous call"
     " had ended, triggered it or sent it work. new_data: since that previous call, something came in that it may depend"
     " on, which is a data edge from such a call of another agent, or a tool's result. same_answer: the text is that of"
@@ -212,12 +212,12 @@ HANDOFF_RETURNS = View(
 
 HANDOFF_LOOPS = View(
     "handoff_loops",
-    "How often control came back to an agent within an episode (see handoff_returns), how often without new data, which"
+    "How often control came back to an agent within an episode (see control_returns), how often without new data, which"
     " is at least so often where edges are upper bounds, and how often it then said the same as before.",
     """
     SELECT episode_id, node, count(*) AS returns, count(*) FILTER (WHERE NOT new_data) AS without_new_data,
            count(*) FILTER (WHERE same_answer) AS same_answer
-    FROM handoff_returns GROUP BY episode_id, node
+    FROM control_returns GROUP BY episode_id, node
     """,
 )
 
@@ -280,5 +280,5 @@ WAITING_TRACES = View(
 VIEWS = (
     *(EPISODE_REWARD, CALLS, EPISODE_SUMMARY, REWARD_BY_NODE_VERSION, OUTCOMES_BY_TASK),
     *(TOKENS_BY_NODE_VERSION, LATENCY_BY_NODE, STEPS_BY_NODE, NODE_TROUBLE, TOOL_CALLS, TOOL_ERRORS),
-    *(HANDOFF_RETURNS, HANDOFF_LOOPS, CALL_COSTS, COST_BY_RUN_NODE, ADAPTERS_SERVED, WAITING_TRACES),
+    *(CONTROL_RETURNS, HANDOFF_LOOPS, CALL_COSTS, COST_BY_RUN_NODE, ADAPTERS_SERVED, WAITING_TRACES),
 )
