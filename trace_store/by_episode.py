@@ -23,6 +23,8 @@ import duckdb
 from trace_store.rows import R, arrow_to_columns, columns_to_records
 from trace_store.schema import Table
 
+FEW = 4  # episodes, for which setting Arrow up costs more than it saves
+
 
 class _Columns(Protocol):
     """The answer to a query."""
@@ -52,8 +54,8 @@ class RowsByEpisode(Generic[R]):
         """`condition` comes after the FROM of the query, and `values` are bound to it; all must be of `episode_ids`."""
         names = [field.name for field in fields(record_class)]
         query = "SELECT " + ", ".join(f'"{name}"' for name in names) + f" FROM {table.name} {condition}"
-        columns: type[_ArrowColumns | _PlainColumns] = _ArrowColumns if find_spec("pyarrow") else _PlainColumns
-        self._columns: _Columns = columns(con, query, values)
+        arrow = len(episode_ids) > FEW and find_spec("pyarrow") is not None
+        self._columns: _Columns = (_ArrowColumns if arrow else _PlainColumns)(con, query, values)
         self._class: type[R] = record_class
         self._table = table
         self._rank = {episode_id: rank for rank, episode_id in enumerate(episode_ids)}

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import duckdb
@@ -27,7 +28,7 @@ Snapshot = Callable[[], AbstractContextManager[duckdb.DuckDBPyConnection]]
 
 EPISODES_PER_STRETCH = 16_384
 PAGE = (8192, 24 << 20)  # at most so many episodes, and bytes of columns
-PIECE = (128, 1 << 20)
+PIECE = (64, 1 << 20)
 
 _FIRST = (-(2**63), "")  # stands before every key
 
@@ -43,7 +44,6 @@ SELECT episode_id, sum(
 )::BIGINT
 FROM actions WHERE {near} GROUP BY episode_id
 """
-_NEAR = "episode_started_ns BETWEEN ? AND ? AND episode_id = ANY(?)"
 _REWARD_ORDER = "ORDER BY created_ns, name, scope, action_id, node, source"
 
 
@@ -87,6 +87,8 @@ def stream_trajectories(snapshot: Snapshot, wanted: Wanted, limit: int | None = 
         size = EPISODES_PER_STRETCH if left is None else min(left, EPISODES_PER_STRETCH)
         with snapshot() as con:
             found = con.execute(_KEYS.format(where=where), [*values, after[0], *after, size]).fetchall()
+            if not found:
+                return
             keys = _with_sizes(con, found)
             rewards = _rewards_of(con, keys)
         for page in _cut(keys, *PAGE):
@@ -125,16 +127,22 @@ def _start_of(con: duckdb.DuckDBPyConnection, episode_id: str) -> int | None:
 
 
 def _with_sizes(con: duckdb.DuckDBPyConnection, keys: Sequence[tuple[int, str, int]]) -> list[_Key]:
-    if not keys:
-        return []
-    near = [keys[0][0], keys[-1][0], [episode_id for _, episode_id, _ in keys]]
-    sizes = dict(con.execute(_SIZES.format(near=_NEAR), near).fetchall())
+    near, values = _near("episode_started_ns", keys[0][0], keys[-1][0], [episode_id for _, episode_id, _ in keys])
+    sizes = dict(con.execute(_SIZES.format(near=near), values).fetchall())
     return [_Key(started_ns, episode_id, task + sizes.get(episode_id, 0)) for started_ns, episode_id, task in keys]
 
 
 def _rewards_of(con: duckdb.DuckDBPyConnection, keys: Sequence[_Key]) -> RowsByEpisode[Reward]:
     ids = [key.episode_id for key in keys]
-    return RowsByEpisode(con, Reward, schema.REWARDS, f"WHERE episode_id = ANY(?) {_REWARD_ORDER}", [ids], ids)
+    condition, values = ("= ?", ids) if len(ids) == 1 else ("= ANY(?)", [ids])
+    return RowsByEpisode(con, Reward, schema.REWARDS, f"WHERE episode_id {condition} {_REWARD_ORDER}", values, ids)
+
+
+def _near(column: str, first: int, last: int, ids: Sequence[str]) -> tuple[str, list[Any]]:
+    """A condition that holds for these episodes; by their starts, in `column`, DuckDB skips row groups."""
+    if len(ids) == 1:
+        return f"{column} = ? AND episode_id = ?", [first, ids[0]]
+    return f"{column} BETWEEN ? AND ? AND episode_id = ANY(?)", [first, last, list(ids)]
 
 
 def _cut(keys: Sequence[_Key], number: int, size: int) -> Iterator[list[_Key]]:
@@ -156,11 +164,11 @@ class _Page:
 
     def __init__(self, con: duckdb.DuckDBPyConnection, keys: Sequence[_Key], rewards: RowsByEpisode[Reward]) -> None:
         ids = [key.episode_id for key in keys]
-        near = [keys[0].started_ns, keys[-1].started_ns, ids]
-        itself = _NEAR.replace("episode_started_ns", "started_ns")
-        self.episodes = RowsByEpisode(con, Episode, schema.EPISODES, f"WHERE {itself}", near, ids)
-        self.actions = RowsByEpisode(con, Action, schema.ACTIONS, f"WHERE {_NEAR}", near, ids)
-        self.edges = RowsByEpisode(con, Edge, schema.EDGES, f"WHERE {_NEAR}", near, ids)
+        itself, values = _near("started_ns", keys[0].started_ns, keys[-1].started_ns, ids)
+        near, values = _near("episode_started_ns", keys[0].started_ns, keys[-1].started_ns, ids)
+        self.episodes = RowsByEpisode(con, Episode, schema.EPISODES, f"WHERE {itself}", values, ids)
+        self.actions = RowsByEpisode(con, Action, schema.ACTIONS, f"WHERE {near}", values, ids)
+        self.edges = RowsByEpisode(con, Edge, schema.EDGES, f"WHERE {near}", values, ids)
         self.rewards = rewards
 
     def trajectories(self, keys: Sequence[_Key]) -> Iterator[Trajectory]:
@@ -173,7 +181,7 @@ class _Page:
 
 
 def _trajectory(episode: Episode, actions: list[Action], edges: list[Edge], rewards: list[Reward]) -> Trajectory:
-    actions.sort(key=lambda action: action.index)
+    actions.sort(key=attrgetter("index"))
     position = {action.action_id: action.index for action in actions}
     try:
         # Edges of one pair stay in the order in which they were written.

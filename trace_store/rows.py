@@ -1,7 +1,7 @@
-"""Records <-> table rows, by the column order of `schema`.
+"""Table rows -> records, by the column order of `schema`; the way in is `insertion`.
 
-Invariant: a row read back equals the record that was written, log-probs bit for bit; tuples of ids become lists
-on the way in and tuples again on the way out, open bags become JSON text. Knows Arrow, but no SQL and no files.
+Invariant: a row read back equals the record that was written, log-probs bit for bit; lists of ids become tuples again,
+JSON text becomes open bags. Knows Arrow, but no SQL and no files.
 """
 
 from __future__ import annotations
@@ -12,36 +12,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from trace_store.errors import StoreError
-from trace_store.journal import json_text, storable_text
 from trace_store.records import Action, AdapterRow, Edge, Episode, Reward, RunRow, SpanRow
 from trace_store.schema import Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Row = tuple[Any, ...]
-Record = RunRow | SpanRow | Episode | Action | Edge | Reward | AdapterRow
 R = TypeVar("R", RunRow, SpanRow, Episode, Action, Edge, Reward, AdapterRow)
-
-
-def records_to_rows(table: Table, records: Iterable[Record], *extra: Any) -> list[Row]:
-    """Rows in the table's column order; `extra` fills the columns after those that the records have."""
-    own = table.columns[: len(table.columns) - len(extra)]
-    names = [column.name for column in own]
-    bags = [column.name for column in own if column.sql_type.startswith("JSON")]
-    rows = []
-    for record in records:
-        values = {name: getattr(record, name) for name in names}
-        for name in bags:
-            values[name] = json_text(values[name])
-        if values.get("completion") is not None:
-            values["completion"] = storable_text(values["completion"])
-        rows.append((*values.values(), *extra))
-    return rows
 
 
 def rows_to_records(record_class: type[R], table: Table, rows: Iterable[Sequence[Any]]) -> list[R]:
@@ -61,7 +41,7 @@ def columns_to_records(record_class: type[R], table: Table, columns: Mapping[str
         if types[field.name].startswith("JSON"):
             found = [{} if text == "{}" else json.loads(text) for text in found]
         elif types[field.name].endswith("[]"):
-            found = [None if value is None else tuple(value) for value in found]
+            found = [tuple(value) if type(value) is list else value for value in found]
         values.append(found)
     # A frozen dataclass sets its fields one by one, by name; through the slots themselves it takes half the time.
     records = [object.__new__(record_class) for _ in values[0]]
@@ -73,7 +53,7 @@ def columns_to_records(record_class: type[R], table: Table, columns: Mapping[str
 def arrow_to_columns(table: pa.Table) -> dict[str, list[Any]]:
     """An Arrow table -> its columns as Python values, by name; lists of numbers become tuples."""
     return {
-        name: [value for chunk in column.chunks for value in _arrow_to_values(chunk)]
+        name: list(chain.from_iterable(map(_arrow_to_values, column.chunks)))
         for name, column in zip(table.column_names, table.columns, strict=True)
     }
 
@@ -100,29 +80,3 @@ def _arrow_to_values(array: pa.Array) -> list[Any]:
 @lru_cache(maxsize=1 << 14)
 def _unpacker(code: str, length: int) -> Callable[[Any, int], tuple[Any, ...]]:
     return struct.Struct(f"{length}{code}").unpack_from
-
-
-def rows_to_arrow(table: Table, rows: Sequence[Row]) -> pa.Table:
-    """Rows -> one Arrow table with the table's columns and types, for a bulk insert.
-
-    Raises StoreError naming the column when a value does not fit it.
-    """
-    import pyarrow as pa
-
-    types = {
-        "VARCHAR": pa.string(),
-        "JSON": pa.string(),
-        "BIGINT": pa.int64(),
-        "INTEGER": pa.int32(),
-        "DOUBLE": pa.float64(),
-        "BOOLEAN": pa.bool_(),
-        "INTEGER[]": pa.list_(pa.int32()),
-        "DOUBLE[]": pa.list_(pa.float64()),
-    }
-    arrays = []
-    for column, values in zip(table.columns, zip(*rows, strict=True), strict=True):
-        try:
-            arrays.append(pa.array(values, type=types[column.sql_type.removesuffix(" NOT NULL")]))
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise StoreError(f"cannot store a value as {table.name}.{column.name}: {error}") from error
-    return pa.table(arrays, names=[column.name for column in table.columns])
