@@ -34,7 +34,7 @@ from trace_store.manifest import (
     write_manifest,
 )
 from trace_store.migrations import newest_version
-from trace_store.parquet import TRAVELLING, quoted, trace_column
+from trace_store.parquet import FORMAT, TRAVELLING, quoted, trace_column
 from trace_store.records import Reward, SpanRow
 from trace_store.store import TraceStore
 
@@ -145,7 +145,7 @@ def erase_from_export(folder: Path, trace_ids: Sequence[str]) -> dict[str, int]:
                 con.execute(
                     f"COPY (SELECT * FROM read_parquet({quoted(old)}, hive_partitioning=false)"
                     f' WHERE "{names[file.table]}" NOT IN (SELECT unnest(?::VARCHAR[])))'
-                    f" TO {quoted(fresh)} (FORMAT parquet, COMPRESSION zstd)",
+                    f" TO {quoted(fresh)} ({FORMAT})",
                     [list(trace_ids)],
                 )
                 sync(fresh.parent)

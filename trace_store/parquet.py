@@ -36,6 +36,8 @@ from trace_store.store import TraceStore
 
 OF_THE_FILE = ("schema_version", "taken_in")  # tables about a store file and its journal: they do not travel
 TRAVELLING = tuple(table for table in schema.TABLES if table.name not in OF_THE_FILE)
+# Who reads in place asks for a few thousand rows at a time: what lies between two of them is skipped by the group.
+FORMAT = "FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE 4096"
 _LONGEST_NAME = 150  # bytes of a folder name that stands for a run
 
 # What makes a row of a table without a primary key itself.
@@ -98,7 +100,7 @@ def _new_rows_statement(table: schema.Table, folder: Path, known: Sequence[PartF
     day = f"strftime(make_timestamp_ns(coalesce({ns})), '%Y-%m-%d')"
     return (
         f"COPY (WITH {_PLACED} SELECT {columns}, {name} AS run, {day} AS day FROM {table.name} t {joined} {absent})"
-        f" TO {quoted(target)} (FORMAT parquet, COMPRESSION zstd, PARTITION_BY (run, day), OVERWRITE_OR_IGNORE)"
+        f" TO {quoted(target)} ({FORMAT}, PARTITION_BY (run, day), OVERWRITE_OR_IGNORE)"
     )
 
 
