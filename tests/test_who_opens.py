@@ -200,6 +200,81 @@ def test_a_reader_delays_the_start_and_the_end_of_a_run_but_not_the_run(lab: Lab
     assert lab.episodes() == EPISODES
 
 
+TRAIN = """
+import sys
+from types import ModuleType, SimpleNamespace
+from pathlib import Path
+from marft_bridge.null_adapter import write_null_adapter
+
+class Trainer:
+    # In the place of the one that needs torch: it learns nothing, and an update lasts until standard input closes.
+    def __init__(self, options, model_dir, nodes, seed, show):
+        self.rounds, self.nodes = 0, nodes
+        save = lambda node, folder: write_null_adapter(folder, model_dir, ("q_proj",))
+        self.model = SimpleNamespace(save_adapter=save)
+    def warm_up(self, episodes):
+        return {"critic": {"explained_variance": None}}
+    def replay(self, episodes):
+        return {"mode": "filtered", "used": 0, "agents": {}}
+    def update(self, episodes):
+        print("updating", flush=True)
+        sys.stdin.read()
+        self.rounds += 1
+        return {"agents": {node: {} for node in self.nodes}, "seconds": 0.0}
+
+marft, checkpoint = ModuleType("trainers.marft"), ModuleType("trainers.checkpoint")
+marft.MarftTrainer, checkpoint.STATE_FILE = Trainer, "state.json"
+checkpoint.save = checkpoint.load = lambda trainer, folder: None
+import trainers
+sys.modules |= {"trainers.marft": marft, "trainers.checkpoint": checkpoint}
+trainers.checkpoint = checkpoint
+from marft_bridge import cli
+sys.exit(cli.run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_the_store_is_free_while_the_trainer_works_and_then_says_what_it_learned_from(lab: Lab) -> None:
+    lab.gate.set()
+    lab.config.write_text(lab.config.read_text().replace("episodes_per_round = 64", "episodes_per_round = 4"))
+    collect = lab.collect()
+    said, _ = collect.communicate(timeout=60)
+    assert collect.returncode == 0, said
+    flags = ["--config", str(lab.config), "--run", str(lab.run.path), "--rounds", "1"]
+    argv = [sys.executable, "-c", TRAIN, "train", *flags]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, cwd=ROOT, text=True, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT) as train:
+        assert train.stdout is not None
+        assert train.stdin is not None
+        output = ""
+        while "updating" not in output:
+            line = train.stdout.readline()
+            assert line, output
+            output += line
+        with TraceStore.open(lab.run.store) as store:
+            collected = {episode.episode_id for episode in store.episodes(run_id="collect")}
+            of_round = {episode.episode_id for episode in store.episodes(run_id="train", round=1)}
+            assert [(row.node, row.version) for row in store.adapters()] == [("actor", 1), ("reasoner", 1)]
+        second = lab.collect("--resume")
+        assert "is in use by `marft-bridge train`" in second.communicate(timeout=60)[0]
+        train.stdin.close()
+        output += train.stdout.read()
+    assert train.returncode == 0, output
+    assert (len(collected), len(of_round)) == (EPISODES, 4)
+    with TraceStore.open(lab.run.store, read_only=True) as store:
+        learned = store.sql(
+            "SELECT version, node, list_sort(list(episode_id)) FROM adapter_episodes GROUP BY ALL ORDER BY ALL"
+        )
+        assert learned == [
+            *((1, node, sorted(collected)) for node in ("actor", "reasoner")),
+            *((2, node, sorted(of_round)) for node in ("actor", "reasoner")),
+        ]
+        assert [(row.node, row.version, row.parent) for row in store.adapters()] == [
+            *(("actor", 1, 0), ("actor", 2, 1), ("reasoner", 1, 0), ("reasoner", 2, 1)),
+        ]
+    assert list(lab.run.journal.glob("*.segment")) == []
+
+
 # -- its parts --------------------------------------------------------------------------------------------------------
 
 
