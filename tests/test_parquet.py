@@ -51,6 +51,11 @@ def whole_dump(path: Path) -> dict[str, list[object]]:
         return dump(store, TRAVELLING)
 
 
+def rounded(rows: list[tuple[object, ...]]) -> list[list[str]]:
+    """Rows as text, numbers to nine digits: the order in which a view adds them up is DuckDB's."""
+    return [[f"{value:.9g}" if isinstance(value, float) else repr(value) for value in row] for row in rows]
+
+
 def test_every_table_travels_or_is_about_the_file_itself() -> None:
     assert {table.name for table in TRAVELLING} | set(OF_THE_FILE) == {table.name for table in schema.TABLES}
     assert set(OF_THE_FILE) == {"schema_version", "taken_in"}
@@ -272,7 +277,7 @@ def test_a_folder_read_in_place_answers_as_the_store_does(store_path: Path, expo
         assert store.episodes()
         for view in schema.VIEWS:
             query = f"SELECT * FROM {view.name} ORDER BY ALL"
-            assert repr(reader.sql(query)) == repr(store.sql(query))
+            assert rounded(reader.sql(query)) == rounded(store.sql(query))
         with pytest.raises(StoreError, match="open for reading only"):
             reader.put_rewards([])
 
