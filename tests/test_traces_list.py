@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from sample_spans import START, SampleTrace, chain
 from traces_rig import sound_store, store_of, terminal, traces, written
 
 from marft_bridge.traces import opening
+from marft_bridge.traces.cli import app
 from marft_bridge.traces.listing import Filters, list_episodes, text_to_reward_filter
 from trace_store.records import Reward
 
@@ -194,6 +196,29 @@ def test_the_run_folder_of_a_configuration_is_found(
         assert out.count("\n") == 2
 
 
+def test_an_export_is_looked_into_like_the_store_that_it_is_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, folder = sound_store(tmp_path), tmp_path / "export"
+    assert traces(capsys, "export", folder, "--store", path)[0] == 0
+    episode = listed(capsys, path)[0]["episode_id"]
+    for words in (
+        ["list"],
+        ["list", "--node", "actor", "--json"],
+        ["show", episode, "--full"],
+        ["show", episode, "--json"],
+        ["sql", "FROM actions ORDER BY action_id", "--json"],
+        ["sql", "tokens-per-run"],
+        ["doctor"],
+    ):
+        of_store = traces(capsys, *words, "--store", path)
+        assert traces(capsys, *words, "--store", folder) == of_store, words
+        assert of_store[0] == 0, words
+    code, out, err = traces(capsys, "sql", f"FROM read_text('{__file__}')", "--store", folder)
+    assert (code, out) == (2, "")
+    assert "disabled by configuration" in err
+
+
 def test_a_store_that_is_held_is_named_with_its_holder(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,3 +231,21 @@ def test_a_store_that_is_held_is_named_with_its_holder(
         holder.communicate(b"\n")
     assert (code, out) == (2, "")
     assert f"process {holder.pid}" in err.splitlines()[-1]
+
+
+def test_every_command_ends_its_help_with_an_example_that_parses(capsys: pytest.CaptureFixture[str]) -> None:
+    names = [command.name or str(command.callback.__name__) for command in app.registered_commands if command.callback]
+    assert {"list", "show", "sql", "doctor"} <= set(names)
+    for name in names:
+        code, shown, _ = traces(capsys, name, "--help")
+        assert code == 0
+        example = shlex.split(" ".join(shown.split()).split("Example: ")[1])
+        assert example[:3] == ["marft-bridge", "traces", name]
+        assert traces(capsys, *example[2:], "--help")[0] == 0
+
+
+def test_help_is_shown_without_loading_a_database() -> None:
+    heavy = ("duckdb", "numpy", "torch", "trainers.advantages")
+    code = f"import marft_bridge.cli, sys; print([m for m in {heavy} if m in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert run.stdout.strip() == "[]"

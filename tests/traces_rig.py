@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import duckdb
@@ -20,6 +22,20 @@ from trace_store.store import TraceStore
 
 def sound_store(folder: Path) -> Path:
     """Three episodes of the real duo graph on a scripted model, with the rows that its commands write beside them."""
+    path = folder / "store.duckdb"
+    path.touch(0o600)
+    path.write_bytes(_sound_file())
+    return path
+
+
+@cache
+def _sound_file() -> bytes:
+    """Recorded once: the tests damage copies."""
+    with TemporaryDirectory() as folder:
+        return _record(Path(folder)).read_bytes()
+
+
+def _record(folder: Path) -> Path:
     rig = Rig(folder)
     rig.run(plan_episodes(TASKS[:3], 3, 1, seed=1, **COMMON))
     with rig.store() as store:

@@ -112,6 +112,13 @@ _BETWEEN_TABLES: tuple[tuple[str, Level, str, str], ...] = (
     (
         "adapters",
         "error",
+        "{0} episodes are said to have trained adapter {1}, which is not in `adapters`",
+        "SELECT NULL, count(*), node || '@' || version FROM adapter_episodes"
+        " ANTI JOIN adapters USING (node, version) GROUP BY ALL",  # an erased episode stays named here
+    ),
+    (
+        "adapters",
+        "error",
         "adapter {1} was trained from version {0}, which is not in `adapters`",
         "SELECT NULL, a.parent, a.node || '@' || a.version FROM adapters a"
         " ANTI JOIN adapters p ON p.node = a.node AND p.version = a.parent WHERE a.parent > 0",
@@ -126,11 +133,12 @@ def store_to_faults(store: TraceStore, checked: Callable[[int], object] = lambda
 
     Raises StoreError when the journal beside it cannot be read.
     """
-    broken = list(_schema_faults(store))
+    broken = list(_table_faults(store))
     yield from broken
     yield from file_faults(store.path, store.journal_folder)
     if broken:  # nothing can be asked of tables that are not there
         return
+    yield from _view_faults(store)
     yield from journal_faults(store)
     damaged: set[str | None] = set()
     for fault in _faults_between_tables(store):
@@ -152,23 +160,26 @@ def _faults_of_episode(trajectory: Trajectory, spans: Sequence[SpanRow]) -> list
     )
 
 
-def _schema_faults(store: TraceStore) -> Iterator[Fault]:
+def _table_faults(store: TraceStore) -> Iterator[Fault]:
     rows = store.sql(
         "SELECT table_name, list(column_name ORDER BY column_index) FROM duckdb_columns()"
         " WHERE NOT internal GROUP BY ALL"
     )
     known = dict(rows)
-    for name, columns in (
-        *((table.name, [column.name for column in table.columns]) for table in schema.TABLES),
-        *((view.name, None) for view in VIEWS),
-    ):
-        if name not in known:
-            yield Fault("schema", f"there is no table or view {name}")
-        elif columns is not None and known[name] != columns:
-            different = sorted(set(columns).symmetric_difference(known[name]))
-            yield Fault(
-                "schema", f"table {name} has other columns than it should: {', '.join(different) or 'their order'}"
-            )
+    for table in schema.TABLES:
+        columns = [column.name for column in table.columns]
+        if table.name not in known:
+            yield Fault("schema", f"there is no table {table.name}")
+        elif known[table.name] != columns:
+            different = ", ".join(sorted(set(columns).symmetric_difference(known[table.name]))) or "their order"
+            yield Fault("schema", f"table {table.name} has other columns than it should: {different}")
+
+
+def _view_faults(store: TraceStore) -> Iterator[Fault]:
+    known = {name for (name,) in store.sql("SELECT view_name FROM duckdb_views() WHERE NOT internal")}
+    for view in VIEWS:
+        if view.name not in known:
+            yield Fault("schema", f"there is no view {view.name}")
 
 
 def _faults_between_tables(store: TraceStore) -> Iterator[Fault]:

@@ -203,6 +203,10 @@ class TraceStore:
             yield cursor
             cursor.execute("COMMIT")
 
+    def snapshot(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
+        """A connection that sees one state of the store throughout, for questions that need more than rows."""
+        return self._snapshot()
+
     def spans(self, episode_id: str) -> list[SpanRow]:
         """The spans of one trace, by (start, id)."""
         rows = self.sql("SELECT * FROM spans WHERE trace_id = ? ORDER BY start_ns, span_id", (episode_id,))

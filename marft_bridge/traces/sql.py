@@ -18,7 +18,7 @@ from rich.console import Console
 from marft_bridge.errors import ConfigError
 from marft_bridge.traces.opening import store_to_read
 from marft_bridge.traces.plain import print_csv, print_line, print_table, text_to_line, value_to_json
-from trace_store.connection import connect, first_line
+from trace_store.connection import first_line
 from trace_store.queries import QUERIES
 
 Form = Literal["table", "json", "csv"]
@@ -55,18 +55,22 @@ def statement_to_answer(path: Path, statement: str, limit: int | None, seconds: 
         ConfigError: it is not one statement that reads, or DuckDB refuses it; the message is one line.
         StoreError: the store cannot be opened.
     """
-    with store_to_read(path):  # who may open what, and which version, is decided there
-        con = connect(path, read_only=True)
+    with store_to_read(path) as store, store.snapshot() as con:
         try:
-            for lock in _LOCKS:
-                con.execute(f"SET {lock}")
+            _lock(con)
             return _run(con, statement, limit, seconds)
         except duckdb.InterruptException:
             raise ConfigError(f"traces sql: stopped after {seconds:g} s; ask for less, or set --seconds") from None
         except duckdb.Error as error:
             raise ConfigError(f"traces sql: {text_to_line(_message(error))}") from None
-        finally:
-            con.close()
+
+
+def _lock(con: duckdb.DuckDBPyConnection) -> None:
+    """Takes from the database what it does not need; an export is opened without it."""
+    if con.execute("SELECT current_setting('lock_configuration')").fetchone() == (True,):
+        return
+    for lock in _LOCKS:
+        con.execute(f"SET {lock}")
 
 
 def _run(con: duckdb.DuckDBPyConnection, statement: str, limit: int | None, seconds: float) -> Answer:
