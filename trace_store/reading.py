@@ -93,7 +93,7 @@ def stream_trajectories(snapshot: Snapshot, wanted: Wanted, limit: int | None = 
             rewards = _rewards_of(con, keys)
         for page in _cut(keys, *PAGE):
             with snapshot() as con:
-                rows = _Page(con, page, rewards)
+                rows = _keys_to_page(con, page, rewards)
             for piece in _cut(page, *PIECE):
                 yield from rows.trajectories(piece)
         if len(keys) < size:
@@ -104,26 +104,25 @@ def stream_trajectories(snapshot: Snapshot, wanted: Wanted, limit: int | None = 
 
 def find_trajectory(con: duckdb.DuckDBPyConnection, episode_id: str) -> Trajectory | None:
     """The trajectory of one episode; None when there is no such episode."""
-    started_ns = _start_of(con, episode_id)
-    if started_ns is None:
+    # By the primary key; its start leads to the few row groups that hold the rest.
+    episodes = RowsByEpisode(con, Episode, schema.EPISODES, "WHERE episode_id = ?", [episode_id], [episode_id])
+    (found,) = episodes.of([episode_id])
+    if not found:
         return None
-    keys = [_Key(started_ns, episode_id, 0)]
-    (trajectory,) = _Page(con, keys, _rewards_of(con, keys)).trajectories(keys)
+    keys = [_Key(found[0].started_ns, episode_id, 0)]
+    (trajectory,) = _keys_to_page(con, keys, _rewards_of(con, keys), episodes).trajectories(keys)
     return trajectory
 
 
 def find_action(con: duckdb.DuckDBPyConnection, episode_id: str, action_id: str) -> Action | None:
     """One action of one episode; None when there is no such action."""
-    condition = "WHERE episode_started_ns = ? AND episode_id = ? AND action_id = ?"
-    values = [_start_of(con, episode_id), episode_id, action_id]
-    (found,) = RowsByEpisode(con, Action, schema.ACTIONS, condition, values, [episode_id]).of([episode_id])
+    condition = (
+        "WHERE episode_started_ns = (SELECT started_ns FROM episodes WHERE episode_id = $1)"
+        " AND episode_id = $1 AND action_id = $2"
+    )
+    rows = RowsByEpisode(con, Action, schema.ACTIONS, condition, [episode_id, action_id], [episode_id])
+    (found,) = rows.of([episode_id])
     return found[0] if found else None
-
-
-def _start_of(con: duckdb.DuckDBPyConnection, episode_id: str) -> int | None:
-    """When an episode started: by the primary key, and it leads to the few row groups that hold the rest."""
-    found = con.execute("SELECT started_ns FROM episodes WHERE episode_id = ?", [episode_id]).fetchall()
-    return int(found[0][0]) if found else None
 
 
 def _with_sizes(con: duckdb.DuckDBPyConnection, keys: Sequence[tuple[int, str, int]]) -> list[_Key]:
@@ -159,17 +158,32 @@ def _cut(keys: Sequence[_Key], number: int, size: int) -> Iterator[list[_Key]]:
         yield group
 
 
+def _keys_to_page(
+    con: duckdb.DuckDBPyConnection,
+    keys: Sequence[_Key],
+    rewards: RowsByEpisode[Reward],
+    episodes: RowsByEpisode[Episode] | None = None,
+) -> _Page:
+    """Keys in order -> what the store holds of them, but for that which is at hand."""
+    ids = [key.episode_id for key in keys]
+    itself, values = _near("started_ns", keys[0].started_ns, keys[-1].started_ns, ids)
+    near, values = _near("episode_started_ns", keys[0].started_ns, keys[-1].started_ns, ids)
+    return _Page(
+        episodes or RowsByEpisode(con, Episode, schema.EPISODES, f"WHERE {itself}", values, ids),
+        RowsByEpisode(con, Action, schema.ACTIONS, f"WHERE {near}", values, ids),
+        RowsByEpisode(con, Edge, schema.EDGES, f"WHERE {near}", values, ids),
+        rewards,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class _Page:
     """The rows of consecutive episodes in all tables."""
 
-    def __init__(self, con: duckdb.DuckDBPyConnection, keys: Sequence[_Key], rewards: RowsByEpisode[Reward]) -> None:
-        ids = [key.episode_id for key in keys]
-        itself, values = _near("started_ns", keys[0].started_ns, keys[-1].started_ns, ids)
-        near, values = _near("episode_started_ns", keys[0].started_ns, keys[-1].started_ns, ids)
-        self.episodes = RowsByEpisode(con, Episode, schema.EPISODES, f"WHERE {itself}", values, ids)
-        self.actions = RowsByEpisode(con, Action, schema.ACTIONS, f"WHERE {near}", values, ids)
-        self.edges = RowsByEpisode(con, Edge, schema.EDGES, f"WHERE {near}", values, ids)
-        self.rewards = rewards
+    episodes: RowsByEpisode[Episode]
+    actions: RowsByEpisode[Action]
+    edges: RowsByEpisode[Edge]
+    rewards: RowsByEpisode[Reward]
 
     def trajectories(self, keys: Sequence[_Key]) -> Iterator[Trajectory]:
         """Those of some episodes of the page, in the order of `keys`; an episode that was erased has none."""

@@ -62,6 +62,8 @@ def _arrow_to_values(array: pa.Array) -> list[Any]:
     import pyarrow as pa
 
     codes = {pa.list_(pa.int32()): "i", pa.list_(pa.float64()): "d"}
+    if array.null_count == len(array):
+        return [None] * len(array)
     code = codes.get(array.type)
     if code is None or array.values.null_count:
         return array.to_pylist()  # type: ignore[no-any-return]
