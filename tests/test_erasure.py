@@ -18,6 +18,7 @@ import json
 import random
 import re
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,19 @@ def test_a_segment_that_is_still_written_is_listed_and_not_touched(store_path: P
     assert quietly(store_path, ANN).segments_left == {}
     assert not segment.exists()
     assert_nothing_of_ann(store_path.parent)
+
+
+def test_spans_that_wait_in_a_receivers_spool_are_listed(store_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spool = Journal(store_path.with_name(store_path.name + ".spool"))
+    spool.append_all(
+        [
+            replace(span, attributes={"attributes": {"user.id": name}})
+            for span, name in zip(chain("w").spans(), ["ann", "bob", "anna", "ann", "x"], strict=True)
+        ]
+    )
+    spool.close()
+    assert run(["traces", "erase", "--subject", "ann", "--store", str(store_path)]) == 0
+    assert re.search(r"left: 2 records in \S+\.spool/\S+, which wait for the rest", capsys.readouterr().out)
 
 
 def test_adapters_that_learned_from_it_are_listed(tmp_path: Path) -> None:

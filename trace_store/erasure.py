@@ -22,7 +22,7 @@ import duckdb
 
 from trace_store import conventions as c
 from trace_store.connection import connect_memory, one_line_errors, private_files
-from trace_store.journal import SUFFIX, lines_from
+from trace_store.journal import SUFFIX, json_text, lines_from
 from trace_store.manifest import (
     Manifest,
     PartFile,
@@ -40,6 +40,8 @@ from trace_store.store import TraceStore
 
 KEPT = "adapter_episodes"
 EMPTIED = tuple(table for table in TRAVELLING if trace_column(table) and table.name != KEPT)
+
+_AMONG = "IN (SELECT unnest(?::VARCHAR[]))"  # a join; a list of thousands would be searched for every row
 
 # Every trace: of those that are no episodes, what their spans say.
 _TRACES = f"""
@@ -95,7 +97,7 @@ def rows_of(store: TraceStore, trace_ids: Sequence[str]) -> dict[str, int]:
     """How many rows of each table are about these traces; tables without any are left out."""
     counts: dict[str, int] = {}
     for table in EMPTIED:
-        query = f'SELECT count(*) FROM {table.name} WHERE "{trace_column(table)}" = ANY(?)'
+        query = f'SELECT count(*) FROM {table.name} WHERE "{trace_column(table)}" {_AMONG}'
         ((number,),) = store.sql(query, (list(trace_ids),))
         if number:
             counts[table.name] = int(number)
@@ -107,7 +109,7 @@ def delete_traces(store: TraceStore, trace_ids: Sequence[str]) -> dict[str, int]
     deleted: dict[str, int] = {}
     with store.transaction() as con:
         for table in EMPTIED:
-            statement = f'DELETE FROM {table.name} WHERE "{trace_column(table)}" = ANY(?)'
+            statement = f'DELETE FROM {table.name} WHERE "{trace_column(table)}" {_AMONG}'
             found = con.execute(statement, [list(trace_ids)]).fetchone()
             if found and found[0]:
                 deleted[table.name] = int(found[0])
@@ -144,7 +146,7 @@ def erase_from_export(folder: Path, trace_ids: Sequence[str]) -> dict[str, int]:
                 fresh = old.with_name(f"{token}-{number}.parquet")
                 con.execute(
                     f"COPY (SELECT * FROM read_parquet({quoted(old)}, hive_partitioning=false)"
-                    f' WHERE "{names[file.table]}" NOT IN (SELECT unnest(?::VARCHAR[])))'
+                    f' WHERE NOT "{names[file.table]}" {_AMONG})'
                     f" TO {quoted(fresh)} ({FORMAT})",
                     [list(trace_ids)],
                 )
@@ -171,7 +173,7 @@ def _files_about(
             with one_line_errors(folder / file.path):
                 found = con.execute(
                     f"SELECT count(*) FROM read_parquet({quoted(folder / file.path)}, hive_partitioning=false)"
-                    f' WHERE "{trace_column(table)}" = ANY(?)',
+                    f' WHERE "{trace_column(table)}" {_AMONG}',
                     [list(trace_ids)],
                 ).fetchone()
             if found and found[0]:
@@ -181,15 +183,17 @@ def _files_about(
 def segments_to_records(folder: Path, trace_ids: Collection[str], subject: str | None) -> dict[Path, int]:
     """Segments of a folder that are left after an intake -> their records about these traces or this subject.
 
-    Somebody is still writing such a segment, so it is not touched; when its writer ends, an intake removes it.
+    Somebody is still writing such a segment, or waits for the rest of its traces, so it is not touched.
     """
     found: dict[Path, int] = {}
+    said = None if subject is None else json_text(subject)
     for path in sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else ():
         with path.open("rb") as file:
             for record, _ in lines_from(file, 0, growing=True):
                 about = isinstance(record, Reward) and record.episode_id in trace_ids
                 if isinstance(record, SpanRow):
-                    named = subject is not None and subject in record.attributes.values()
+                    # In the spool of a receiver, attributes are as they came: what names the subject is not known.
+                    named = said is not None and said in json_text(record.attributes)
                     about = named or record.trace_id in trace_ids
                 found[path] = found.get(path, 0) + about
     return {path: count for path, count in found.items() if count}

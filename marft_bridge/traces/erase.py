@@ -163,7 +163,13 @@ def _erasure_to_lines(done: Erasure) -> list[str]:
         lines += [f"  {file}: {count} rows" for file, count in files.items()]
     lines += [f"left: export {target} cannot be looked into; see to it yourself" for target in done.exports_unread]
     for segment, count in done.segments_left.items():
-        lines.append(f"left: {count} records in {segment}, which is still being written; erase again when it is not")
+        if Path(segment).parent.suffix == ".spool":
+            why = (
+                "which wait for the rest of their trace; let `marft-bridge ingest --listen` finish, or delete the file"
+            )
+        else:
+            why = "which is still being written; erase again when its writer has ended"
+        lines.append(f"left: {count} records in {segment}, {why}")
     for adapter in done.adapters:
         where = adapter.path or "not published"
         lines.append(f"left: adapter {adapter.node}@{adapter.version} learned from it ({adapter.basis}): {where}")

@@ -5,6 +5,7 @@ which nothing was recorded, because it was made before that was, the rounds deci
 collected, version r + 1 from round r. Weights are not looked into.
 """
 
+# ruff: noqa: S608 - statements are put together from constants; every value is bound
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -36,13 +37,14 @@ def episodes_to_adapters(store: TraceStore, episode_ids: Sequence[str]) -> list[
     Episodes that are not in the store, but in an export that it learned from, are known by what was recorded.
     """
     ids = list(episode_ids)
-    recorded = set(store.sql("SELECT DISTINCT node, version FROM adapter_episodes WHERE episode_id = ANY(?)", (ids,)))
+    among = "episode_id IN (SELECT unnest(?::VARCHAR[]))"
+    recorded = set(store.sql(f"SELECT DISTINCT node, version FROM adapter_episodes WHERE {among}", (ids,)))
     known = set(store.sql("SELECT DISTINCT node, version FROM adapter_episodes"))
     derived = {
         int(version)
         for (version,) in store.sql(
             "SELECT DISTINCT CASE run_id WHEN 'collect' THEN 1 ELSE \"round\" + 1 END FROM episodes"
-            " WHERE episode_id = ANY(?) AND (run_id = 'collect' OR run_id = 'train' AND \"round\" IS NOT NULL)",
+            f" WHERE {among} AND (run_id = 'collect' OR run_id = 'train' AND \"round\" IS NOT NULL)",
             (ids,),
         )
     }
