@@ -21,9 +21,10 @@ from trace_store.journal import SUFFIX, lines_from
 from trace_store.records import Action, Edge, Episode, Reward, SpanRow, Trajectory
 from trace_store.rows import rows_to_records
 from trace_store.store import TraceStore
+from trace_store.token_lists import COLUMNS, spans_with_lists
 from trace_store.views import VIEWS
 
-_PAGE = 200  # episodes
+_PAGE = 500  # episodes
 _MOST_ROWS = 10_000  # findings of one law between tables
 
 # (law, level, what is said of the number and the name in the 2nd and 3rd column, query; the 1st is the episode)
@@ -145,9 +146,9 @@ def store_to_faults(store: TraceStore, checked: Callable[[int], object] = lambda
         damaged.add(fault.episode_id)
         yield fault
     yield from _faults_of_others(store)
-    for number, trajectory in enumerate(_stored_trajectories(store), start=1):
+    for number, (trajectory, spans) in enumerate(_stored_episodes(store), start=1):
         if trajectory.episode.episode_id not in damaged:
-            yield from _faults_of_episode(trajectory, store.spans(trajectory.episode.episode_id))
+            yield from _faults_of_episode(trajectory, spans)
         checked(number)
 
 
@@ -213,8 +214,8 @@ def _faults_of_others(store: TraceStore) -> Iterator[Fault]:
             yield Fault("spans", why, trace_id)
 
 
-def _stored_trajectories(store: TraceStore) -> Iterator[Trajectory]:
-    """Every episode with its rows as they are, by (start, id)."""
+def _stored_episodes(store: TraceStore) -> Iterator[tuple[Trajectory, list[SpanRow]]]:
+    """Every episode with its rows as they are and its spans as they were written, by (start, id)."""
     after: tuple[int, str] = (-(2**63), "")
     while True:
         rows = store.sql(
@@ -244,11 +245,16 @@ def _stored_trajectories(store: TraceStore) -> Iterator[Trajectory]:
             store.sql(f"SELECT {_names(schema.REWARDS)} FROM rewards WHERE episode_id = ANY(?)", (ids,)),
         ):
             rewards.setdefault(reward.episode_id, []).append(reward)
+        spans: dict[str, list[SpanRow]] = {}
+        found = store.sql(f"SELECT {_names(schema.SPANS)} FROM spans WHERE trace_id = ANY(?)", (ids,))
+        for span in rows_to_records(SpanRow, schema.SPANS, found):
+            spans.setdefault(span.trace_id, []).append(span)
         for episode in page:
             key = episode.episode_id
-            yield Trajectory(
-                episode, tuple(actions.pop(key, ())), tuple(edges.pop(key, ())), tuple(rewards.pop(key, ()))
-            )
+            own = tuple(actions.pop(key, ()))
+            lists = {action.action_id: [getattr(action, column) for column in COLUMNS] for action in own}
+            trajectory = Trajectory(episode, own, tuple(edges.pop(key, ())), tuple(rewards.pop(key, ())))
+            yield trajectory, spans_with_lists(spans.pop(key, []), lists)
         after = (page[-1].started_ns, page[-1].episode_id)
 
 
