@@ -7,6 +7,7 @@ A real store of recorded runs is broken by one statement in plain DuckDB; what t
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -235,6 +236,20 @@ def test_a_broken_law_is_found_as_exactly_that(path: Path, law: str, statement: 
             "SELECT span_id FROM spans WHERE trace_id = ? AND name = 'invoke_agent actor'", (episode,)
         )
     assert fault.message.replace(reasoner, "R").replace(actor, "A").replace(span, "S") == message
+
+
+def test_another_dependency_function_is_a_warning_where_an_older_rule_derived_it(tmp_path: Path) -> None:
+    old = [replace(span, convention="genai-1.44/marft-1") for span in chain("d").spans(ADAPTERS=None, SPLIT="live")]
+    path = store_of(tmp_path / "s.duckdb", *old)
+    assert faults(path) == []
+    damage(path, "DELETE FROM edges")
+    (fault,) = faults(path)
+    assert (fault.law, fault.level) == ("assembly", "warning")
+    assert fault.message == (
+        "D was derived by an older rule and differs from what its spans give: trigger edge x -> y is not stored"
+    )
+    damage(path, "UPDATE actions SET seed = 3")  # no rule for D explains that
+    assert [fault.level for fault in faults(path)] == ["error"]
 
 
 def test_a_dependency_that_goes_back_is_found_with_the_cycle_that_it_closes(path: Path) -> None:

@@ -15,6 +15,7 @@ from itertools import takewhile
 from typing import Any, Literal, get_args
 
 from trace_store.assemble import LOGPROB_TOLERANCE, Incomplete, Malformed, spans_to_trajectory
+from trace_store.conventions import CONVENTION_VERSION
 from trace_store.dependencies import DependencyCycleError, topological_order
 from trace_store.records import Action, EdgeKind, Episode, Outcome, Reward, RewardScope, SpanRow, Trajectory
 
@@ -205,7 +206,10 @@ def conversation_to_faults(trajectory: Trajectory, saw_answers: Mapping[str, Seq
 
 
 def assembled_to_faults(stored: Trajectory, spans: Sequence[SpanRow]) -> Iterator[Fault]:
-    """Where the stored rows differ from what the stored spans give."""
+    """Where the stored rows differ from what the stored spans give.
+
+    A warning where only D differs and the spans are of an older convention: the rule that derives D was another one.
+    """
     episode_id = stored.episode.episode_id
     try:
         assembled = spans_to_trajectory(spans)
@@ -221,6 +225,7 @@ def assembled_to_faults(stored: Trajectory, spans: Sequence[SpanRow]) -> Iterato
             row = rows.pop(action.action_id)
             differences += [f"action {action.action_id}: {name}" for name in _differing(row, action)]
     differences += [f"action {key} has no span" for key in rows]
+    rule_changed = not differences and any(span.convention != CONVENTION_VERSION for span in spans)
     edges = Counter(stored.edges)
     edges.subtract(Counter(assembled.edges))
     for edge, number in edges.items():
@@ -230,8 +235,9 @@ def assembled_to_faults(stored: Trajectory, spans: Sequence[SpanRow]) -> Iterato
             differences.append(f"{edge.kind} edge {edge.src} -> {edge.dst}{exact} {which}")
     if differences:
         more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
-        message = f"differs from what its spans give: {'; '.join(differences[:3])}{more}"
-        yield Fault("assembly", message, episode_id)
+        why = "D was derived by an older rule and " if rule_changed else ""
+        message = f"{why}differs from what its spans give: {'; '.join(differences[:3])}{more}"
+        yield Fault("assembly", message, episode_id, "warning" if rule_changed else "error")
 
 
 def _differing(left: Episode | Action, right: Episode | Action) -> list[str]:

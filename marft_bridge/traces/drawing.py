@@ -158,7 +158,7 @@ class _Drawer:
         most = self.shown.text
         if most == 0 or text is None:
             return
-        words = text if isinstance(text, str) else value_to_json(text)
+        words = text if isinstance(text, str) else value_to_json(text, None)
         cut = "" if most is None or len(words) <= most else f"… ({len(words)} characters)"
         lines = text_to_lines(words if most is None else words[:most])
         label = Text(text_to_line(f"{title}: "), style="dim")
@@ -209,14 +209,14 @@ def messages_to_texts(messages: Any) -> Iterable[tuple[str, str]]:
         if isinstance(content, list):
             texts = [part.get("content", part.get("text")) if isinstance(part, dict) else part for part in content]
             parts = [
-                text if isinstance(text, str) else value_to_json(part)
+                text if isinstance(text, str) else value_to_json(part, None)
                 for text, part in zip(texts, content, strict=True)
             ]
             content = "\n".join(parts)
         calls = inner.get("tool_calls")
         words = [
-            content if isinstance(content, str) else value_to_json(content),
-            *([value_to_json(calls)] if calls else []),
+            content if isinstance(content, str) else value_to_json(content, None),
+            *([value_to_json(calls, None)] if calls else []),
         ]
         found.append((str(bag.get("role", bag.get("type", "unknown"))), "\n".join(word for word in words if word)))
     return found
