@@ -144,6 +144,27 @@ store.close()
     assert names_beside(path) == set()
 
 
+def test_a_file_that_is_exchanged_while_it_is_being_opened_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("old", "new"):
+        with TraceStore.open(tmp_path / name) as store:
+            store.put_run(RunRow(name, "collect", START))
+    real, opened = duckdb.connect, []
+
+    def connect(path: str, **options: object) -> duckdb.DuckDBPyConnection:
+        con = real(path, **options)  # type: ignore[arg-type]
+        if not opened:  # what another process's vacuum does before this one has its lock
+            (tmp_path / "new").replace(tmp_path / "old")
+        opened.append(path)
+        return con
+
+    monkeypatch.setattr(duckdb, "connect", connect)
+    with TraceStore.open(tmp_path / "old") as store:
+        assert [run.run_id for run in store.runs()] == ["new"]
+    assert len(opened) == 2
+
+
 def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "s.duckdb"
     fill(path, [chain("a").spans()])

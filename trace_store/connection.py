@@ -66,11 +66,20 @@ def _connect_now(path: Path, *, read_only: bool) -> duckdb.DuckDBPyConnection:
         raise StoreError(f"store {path} does not exist; collect some episodes into it first")
     if not path.parent.is_dir():
         raise StoreError(f"store {path} cannot be made: there is no directory {path.parent}; create it")
-    try:
-        with private_files():
-            return duckdb.connect(str(path), read_only=read_only, config=dict(_CONFIG))
-    except duckdb.Error as error:
-        raise _opening_failure(path, str(error)) from error
+    while True:
+        before = _file_number(path)
+        try:
+            with private_files():
+                con = duckdb.connect(str(path), read_only=read_only, config=dict(_CONFIG))
+        except duckdb.Error as error:
+            raise _opening_failure(path, str(error)) from error
+        if before in (None, _file_number(path)):
+            return con
+        con.close()  # between its opening and its locking, `compaction` put another file into its place
+
+
+def _file_number(path: Path) -> int | None:
+    return path.stat().st_ino if path.exists() else None
 
 
 def connect_memory() -> duckdb.DuckDBPyConnection:
