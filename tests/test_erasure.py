@@ -192,8 +192,17 @@ def test_named_exports_are_exchanged_and_others_listed(store_path: Path, tmp_pat
 
 def test_an_export_that_is_gone_or_cannot_be_looked_into_is_listed(store_path: Path, tmp_path: Path) -> None:
     export(store_path, tmp_path / "out", False, Console(file=io.StringIO()))
+    unfinished = tmp_path / "out" / ".writing-0badcafe" / "spans.parquet"
+    unfinished.parent.mkdir()
+    unfinished.write_text("of an export that was killed")
+    assert quietly(store_path, ANN, dry_run=True).exports_unread == [str(unfinished)]
     (tmp_path / "out").rename(tmp_path / "moved")
     assert quietly(store_path, ANN, dry_run=True).exports_unread == [str(tmp_path / "out")]
+    (tmp_path / "out").mkdir()
+    erased = quietly(store_path, Wish("ann", None, (tmp_path / "moved",)))
+    assert (erased.exports_unread, erased.rows["episodes"]) == ([str(tmp_path / "out")], 1)
+    assert not list((tmp_path / "moved").glob(".writing-*"))
+    assert_nothing_of_ann(tmp_path)
 
 
 def test_a_segment_that_is_still_written_is_listed_and_not_touched(store_path: Path) -> None:

@@ -138,15 +138,23 @@ def changing(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _clear_leftovers(folder: Path) -> None:
-    """Removes what no manifest names but a change to this folder wrote: it may hold rows that were erased since."""
+def leftovers(folder: Path) -> list[Path]:
+    """Files that a change to this folder wrote and no manifest names: it was interrupted, or goes on just now."""
     raw: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     named = {file["path"] for file in raw.get("files", ())}
+    found = []
     for left in (*folder.glob(f"{WRITING}*/**/*"), *folder.glob(f".{MANIFEST}.*"), *folder.glob("*/run=*/day=*/*")):
         path = left.relative_to(folder).as_posix()
         ours = path.startswith(".") or _PATH.fullmatch(path) is not None
         if ours and path not in named and left.is_file() and not left.is_symlink():
-            left.unlink()
+            found.append(left)
+    return found
+
+
+def _clear_leftovers(folder: Path) -> None:
+    """They may hold rows that were erased since."""
+    for left in leftovers(folder):
+        left.unlink()
     remove_empty_folders(folder)
 
 

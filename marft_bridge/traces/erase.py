@@ -31,6 +31,8 @@ from trace_store.erasure import (
     segments_to_records,
     subject_to_traces,
 )
+from trace_store.errors import StoreError
+from trace_store.manifest import leftovers
 from trace_store.readers import CATALOG_SUFFIX, folder_to_reader
 from trace_store.store import TraceStore
 
@@ -59,7 +61,7 @@ class Erasure:
     bytes_after: int | None = None
     exports: dict[str, dict[str, int]] = field(default_factory=dict)  # folder -> file -> rows
     exports_left: dict[str, dict[str, int]] = field(default_factory=dict)  # not named by --exports: as they are
-    exports_unread: list[str] = field(default_factory=list)  # gone, moved, or a DuckLake catalog
+    exports_unread: list[str] = field(default_factory=list)  # gone, damaged, unfinished, or a DuckLake catalog
     segments_left: dict[str, int] = field(default_factory=dict)  # journal segment of a live writer -> records
     adapters: list[TrainedAdapter] = field(default_factory=list)
 
@@ -132,13 +134,20 @@ def _note_what_is_left(path: Path, wish: Wish, traces: Sequence[str], done: Eras
     for known in known_exports(path):
         if known in named:
             continue
-        if known.suffix == CATALOG_SUFFIX or not known.exists():
+        if known.suffix == CATALOG_SUFFIX:
             done.exports_unread.append(str(known))
             continue
-        # A subject may be in an archive of what the store no longer has; what is old is in there on purpose.
-        also = _choose_in_export(known, wish).trace_ids if wish.subject is not None else ()
-        if rows := export_to_rows(known, sorted({*traces, *also})):
+        try:
+            # A subject may be in an archive of what the store no longer has; what is old is in there on purpose.
+            also = _choose_in_export(known, wish).trace_ids if wish.subject is not None else ()
+            rows = export_to_rows(known, sorted({*traces, *also}))
+            unfinished = leftovers(known)
+        except StoreError:  # gone, moved or damaged: not a reason to leave the store as it is
+            done.exports_unread.append(str(known))
+            continue
+        if rows:
             done.exports_left[str(known)] = rows
+        done.exports_unread += map(str, unfinished)
     for folder in (path.with_name(path.name + ".journal"), path.with_name(path.name + ".spool")):
         found = segments_to_records(folder, set(traces), wish.subject)
         done.segments_left |= {str(segment): count for segment, count in found.items()}
