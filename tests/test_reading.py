@@ -301,6 +301,14 @@ def test_a_stream_that_is_not_read_to_its_end_holds_nothing(tmp_path: Path) -> N
 
 # -- in bounded memory ------------------------------------------------------------------------------------------------
 
+
+def test_what_duckdb_keeps_for_a_reader_is_bounded_however_often_the_store_is_open(tmp_path: Path) -> None:
+    path = tmp_path / "s.duckdb"
+    TraceStore.open(path).close()
+    with TraceStore.open(path, read_only=True) as one, TraceStore.open(path, read_only=True) as other:
+        assert [store.sql("SELECT current_setting('memory_limit')") for store in (one, other)] == [[("488.2 MiB",)]] * 2
+
+
 READER = """
 import sys
 from pathlib import Path

@@ -27,6 +27,10 @@ from trace_store.records import Action, AdapterRow, Episode, Reward, RunRow, Spa
 from trace_store.rows import rows_to_records
 from trace_store.token_lists import COLUMNS, spans_with_lists
 
+# DuckDB would keep what it has read in most of the machine's memory. Past this a reader reads blocks again, and puts
+# what a large query needs on disk. A writer is not limited: its indexes have to fit.
+READER_MEMORY = "512MB"
+
 
 class TraceStore:
     """An open store. Use it as a context manager; methods may be called from several threads."""
@@ -59,6 +63,8 @@ class TraceStore:
         try:
             with one_line_errors(path), private_files():
                 migrate(con, str(path), read_only=read_only)
+                if read_only:
+                    con.execute(f"SET memory_limit = '{READER_MEMORY}'")
         except BaseException:
             con.close()
             raise
