@@ -234,6 +234,8 @@ def test_tools_fail_by_tool_and_by_the_node_around_them(store: TraceStore) -> No
     sample.tool("search", "search10", 11, 21, ok=False)  # a tool that calls a tool, and does not say whose it is
     sample.tool("add", "x", 5, 8)
     sample.tool("search", "root", 110, 120, ok=False)
+    inner = sample.node("agent:1|inner:1", 70, 90, inside=node)
+    sample.tool("deep", inner, 80, 81)
     waiting = chain("2", START + 1)
     waiting.tool("search", "root", 1, 2)
     take_in(store, *sample.spans(), *waiting.spans()[1:])
@@ -242,12 +244,14 @@ def test_tools_fail_by_tool_and_by_the_node_around_them(store: TraceStore) -> No
         ("agent", "add", "ok", None, about(3 * NS)),
         ("agent", "search", "ok", None, about(10 * NS)),
         ("agent", "search", "error", "boom", about(10 * NS)),
+        ("agent/inner", "deep", "ok", None, about(1 * NS)),
         (None, "search", "error", "boom", about(10 * NS)),
     ]
     assert store.sql(QUERIES["tool-failures"]) == [
         ("search", None, 1, 1, 1.0, about(10 * NS)),
         ("search", "agent", 2, 1, 0.5, about(10 * NS)),
         ("add", "agent", 1, 0, 0.0, about(3 * NS)),
+        ("deep", "agent/inner", 1, 0, 0.0, about(1 * NS)),
     ]
 
 
@@ -262,9 +266,12 @@ def test_a_loop_is_control_that_comes_back_and_new_data_is_said(store: TraceStor
         "s2", t.node("boss:2", 50, 60, after=("worker:1",), reads=("worker:1",)), 51, 59, OUTPUT_MESSAGES=answer("go")
     )
     t.call("w2", t.node("worker:2", 70, 80, after=("boss:2",)), 71, 79)
-    t.call("s3", t.node("boss:3", 90, 99, after=("worker:2",)), 91, 98, OUTPUT_MESSAGES=answer("stop"))
+    t.call(
+        "s3", t.node("boss:3", 90, 99, after=("worker:2",), reads=("worker:1",)), 91, 98, OUTPUT_MESSAGES=answer("stop")
+    )
     take_in(store, *t.spans())
-    # s2 read what the worker wrote; s3 and w2 were only told to go on. The worker said nothing that could be compared.
+    # s2 read what the worker wrote; s3 read that again, and w2 was only told to go on. The worker
+    # said nothing that could be compared.
     assert view(store, "control_returns", '"index"') == [
         (t.trace_id, "boss", "s2", 2, True, True),
         (t.trace_id, "worker", "w2", 3, False, None),
@@ -290,7 +297,10 @@ def test_an_agent_that_goes_on_by_itself_or_runs_beside_others_is_no_loop(store:
     join.call("p", join.node("a:1", 10, 20, step=1), 11, 19)
     join.call("q", join.node("b:1", 10, 20, step=1), 12, 19)
     join.call("r", join.node("a:2", 30, 40, step=2, after=("a:1", "b:1")), 31, 39)
-    take_in(store, *alone.spans(), *fan.spans(), *join.spans())
+    instant = SampleTrace("4", START + 3)  # calls that take no time, as a scripted model's
+    instant.call("i", instant.node("a:1", 10, 20), 11, 11)
+    instant.call("j", instant.node("a:2", 30, 40, after=("a:1",)), 31, 31)
+    take_in(store, *alone.spans(), *fan.spans(), *join.spans(), *instant.spans())
     assert view(store, "control_returns") == []
 
 
