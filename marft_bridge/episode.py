@@ -16,7 +16,6 @@ from langgraph.errors import GraphRecursionError
 
 from trace_store import conventions as names
 
-
 CANCELLED = "cancelled"  # the reason of an episode that whoever ran it gave up, as a command does on Ctrl-C
 
 
