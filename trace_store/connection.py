@@ -23,6 +23,11 @@ from trace_store.errors import StoreBusyError, StoreError
 STORAGE_VERSION = "v2.0.0"
 _CONFIG: dict[str, str] = {"storage_compatibility_version": STORAGE_VERSION, "autoinstall_known_extensions": "false"}
 _HOLDER = re.compile(r"Conflicting lock is held in (?P<program>.*?) \(PID (?P<pid>\d+)")
+# What a message of DuckDB leaves its reader to do.
+_TODO = {
+    "Could not write file": "free space on its disk and run the command again: nothing that was acknowledged is lost",
+    "has been invalidated": "an earlier error says why; once that is mended, run the command again",
+}
 LOOK_EVERY_S = 0.05  # at a store that somebody else has open
 _umask_lock = threading.RLock()
 
@@ -104,7 +109,9 @@ def one_line_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except duckdb.Error as error:
-        raise StoreError(f"store {path}: {first_line(str(error))}") from error
+        message = first_line(str(error))
+        todo = next((f"; {todo}" for part, todo in _TODO.items() if part in message), "")
+        raise StoreError(f"store {path}: {message}{todo}") from error
 
 
 def first_line(message: str) -> str:

@@ -2,8 +2,8 @@
 
 With pyarrow the columns become an Arrow table whose lists of ids are flat buffers, packed list by list; without it
 DuckDB's appender takes them row by row, which gives the same rows and takes twice the time.
-Invariant: a row read back equals the record, log-probs bit for bit; a value that its column cannot hold is refused by
-the column's name. Which rows are new is asked by whoever inserts.
+Invariant: a row read back equals the record, log-probs bit for bit; a value that its column cannot hold is refused.
+Which rows are new is asked by whoever inserts.
 """
 
 # ruff: noqa: S608 - statements are put together from constants
@@ -47,8 +47,8 @@ def records_to_columns(table: Table, records: Sequence[Record], *further: Sequen
 def insert(con: duckdb.DuckDBPyConnection, table: Table, columns: Columns, clause: str = "") -> list[tuple[Any, ...]]:
     """Insert rows, all of them or, with a `clause` behind the SELECT that says so, some; what the statement returns.
 
-    That is the number of rows or, where the clause is RETURNING, what it says. Raises StoreError naming the column
-    for a value that does not fit it.
+    That is the number of rows or, where the clause is RETURNING, what it says. Raises StoreError for a value that does
+    not fit, naming the column or, without pyarrow, the table.
     """
     if not columns or not len(columns[0]):
         return []
