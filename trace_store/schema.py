@@ -61,7 +61,11 @@ SPANS = Table(
         Column("status", "VARCHAR NOT NULL", "ok or error."),
         Column("status_message", "VARCHAR", "What went wrong, when status is error."),
         Column("convention", "VARCHAR NOT NULL", "Version of the attribute names in this row."),
-        Column("attributes", "JSON NOT NULL", "All attributes; numbers that are not finite are text."),
+        Column(
+            "attributes",
+            "JSON NOT NULL",
+            "All attributes; token lists of an action are in actions, numbers that are not finite are text.",
+        ),
     ),
     ("trace_id", "span_id"),
     indexed=False,  # by far the most rows, in random order of their ids: who writes looks for a span near its start
