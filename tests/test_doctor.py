@@ -18,7 +18,8 @@ from traces_rig import damage, sound_store, store_of, traces
 from marft_bridge.rollouts import plan_episodes
 from trace_store import checkup
 from trace_store import conventions as c
-from trace_store.doctor import Fault
+from trace_store.assemble import spans_to_trajectory
+from trace_store.doctor import Fault, conversation_to_faults
 from trace_store.journal import Journal
 from trace_store.records import Reward
 from trace_store.store import TraceStore
@@ -105,6 +106,21 @@ def test_a_store_of_recorded_runs_is_sound(path: Path) -> None:
             "tokens",
             f"UPDATE actions SET prompt_ids = NULL WHERE {OF_ACTOR}",
             "action A: is trainable, yet lacks prompt ids, sampled ids or log-probs",
+        ),
+        (
+            "tokens",
+            f"UPDATE actions SET logprobs = [NULL, -1.0] WHERE {OF_ACTOR}",
+            "action A: has a NULL among its ids or log-probs",
+        ),
+        (
+            "rows",
+            f"UPDATE spans SET attributes = '[]' WHERE trace_id = {FIRST} AND name = 'invoke_agent actor'",
+            "1 spans have attributes that are no JSON object",
+        ),
+        (
+            "rows",
+            f"UPDATE episodes SET adapters = '[3]' WHERE episode_id = {FIRST}",
+            "its adapters, task or tags are no JSON object",
         ),
         ("tokens", f"UPDATE actions SET sampled_ids = [5, -1] WHERE {OF_ACTOR}", "action A: has the token id -1"),
         (
@@ -328,8 +344,8 @@ def conversation(second_prompt: list[int], **changed: object) -> list[Fault]:
     changes = {"PROMPT_IDS": second_prompt, "SAW_ANSWERS": ["x"], **changed}
     t.call("y", t.node("a:2", 30, 40, step=2, after=("a:1",)), 31, 39, **changes)
     spans = t.spans(ADAPTERS=None)
-    trajectory = checkup.spans_to_trajectory(spans)
-    return list(checkup.conversation_to_faults(trajectory, checkup._saw_answers(spans)))
+    trajectory = spans_to_trajectory(spans)
+    return list(conversation_to_faults(trajectory, checkup.saw_answers(spans)))
 
 
 def test_a_continued_conversation_begins_with_the_tokens_that_the_model_saw_and_sampled() -> None:
@@ -349,7 +365,7 @@ def test_another_agents_answer_in_a_prompt_continues_no_conversation() -> None:
     t.call("x", t.node("a:1", 10, 20, step=1), 11, 19)
     t.call("y", t.node("b:1", 30, 40, step=2, after=("a:1",)), 31, 39, PROMPT_IDS=[9, 9], SAW_ANSWERS=["x"])
     spans = t.spans(ADAPTERS=None)
-    assert list(checkup.conversation_to_faults(checkup.spans_to_trajectory(spans), checkup._saw_answers(spans))) == []
+    assert list(conversation_to_faults(spans_to_trajectory(spans), checkup.saw_answers(spans))) == []
 
 
 def test_text_that_was_tokenised_again_is_a_warning_and_no_error(
@@ -474,6 +490,6 @@ def test_runs_that_end_early_are_sound(tmp_path: Path, outcome: str, delay_s: fl
 
 def test_names_of_the_saw_answers_attribute_come_from_the_spans() -> None:
     span = chain().spans()[1]
-    assert checkup._saw_answers([span]) == {span.span_id: ()}
+    assert checkup.saw_answers([span]) == {span.span_id: ()}
     span.attributes[c.SAW_ANSWERS] = ["z"]
-    assert checkup._saw_answers([span]) == {span.span_id: ("z",)}
+    assert checkup.saw_answers([span]) == {span.span_id: ("z",)}

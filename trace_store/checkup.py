@@ -1,23 +1,21 @@
 """A store file -> everything that is wrong with it, as faults, a page of episodes at a time.
 
 Rows are read without trusting them: an edge to nowhere or an action stored twice is a finding, never a crash. The laws
-of one episode are in `doctor`; here are those between tables, of the journal beside the file, and of the files
-themselves. Invariant: nothing is changed, and memory holds one page.
+of one episode are in `doctor`, those of files in `file_checks`; here are those between tables. Invariant: nothing is
+changed, and memory holds one page.
 """
 
 # ruff: noqa: S608 - statements are put together from constants; every value is bound
 from __future__ import annotations
 
-import stat
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 from trace_store import conventions as c
 from trace_store import schema
 from trace_store.assemble import Incomplete, Malformed, spans_to_trajectory
 from trace_store.attributes import Bag
 from trace_store.doctor import Fault, Level, assembled_to_faults, conversation_to_faults, trajectory_to_faults
-from trace_store.journal import SUFFIX, lines_from
+from trace_store.file_checks import file_faults, journal_faults
 from trace_store.records import Action, Edge, Episode, Reward, SpanRow, Trajectory
 from trace_store.rows import rows_to_records
 from trace_store.store import TraceStore
@@ -26,6 +24,7 @@ from trace_store.views import VIEWS
 
 _PAGE = 500  # episodes
 _MOST_ROWS = 10_000  # findings of one law between tables
+_READABLE = "ANTI JOIN (SELECT trace_id FROM spans WHERE json_type(attributes) <> 'OBJECT') USING (trace_id)"
 
 # (law, level, what is said of the number and the name in the 2nd and 3rd column, query; the 1st is the episode)
 _BETWEEN_TABLES: tuple[tuple[str, Level, str, str], ...] = (
@@ -81,6 +80,19 @@ _BETWEEN_TABLES: tuple[tuple[str, Level, str, str], ...] = (
         "{0} edges have another start of the episode than the episode, so that reading misses them",
         "SELECT x.episode_id, count(*), NULL FROM edges x JOIN episodes e USING (episode_id)"
         " WHERE x.episode_started_ns <> e.started_ns GROUP BY ALL",
+    ),
+    (
+        "rows",
+        "error",
+        "{0} spans have attributes that are no JSON object",
+        "SELECT trace_id, count(*), NULL FROM spans WHERE json_type(attributes) <> 'OBJECT' GROUP BY ALL",
+    ),
+    (
+        "rows",
+        "error",
+        "its adapters, task or tags are no JSON object",
+        "SELECT episode_id, 1, NULL FROM episodes"
+        " WHERE NOT (json_type(adapters) = 'OBJECT' AND json_type(task) = 'OBJECT' AND json_type(tags) = 'OBJECT')",
     ),
     (
         "rows",
@@ -154,10 +166,12 @@ def store_to_faults(store: TraceStore, checked: Callable[[int], object] = lambda
 
 def _faults_of_episode(trajectory: Trajectory, spans: Sequence[SpanRow]) -> list[Fault]:
     """Rows that break a law differ from their spans as well; said once is enough."""
-    return (
-        list(trajectory_to_faults(trajectory))
-        or list(assembled_to_faults(trajectory, spans))
-        or list(conversation_to_faults(trajectory, _saw_answers(spans)))
+    if found := list(trajectory_to_faults(trajectory)):
+        return found
+    lists = {action.action_id: [getattr(action, name) for name in COLUMNS] for action in trajectory.actions}
+    written = spans_with_lists(spans, lists)
+    return list(assembled_to_faults(trajectory, written)) or list(
+        conversation_to_faults(trajectory, saw_answers(written))
     )
 
 
@@ -198,11 +212,11 @@ def _faults_of_others(store: TraceStore) -> Iterator[Fault]:
         (
             "all its spans are there, but it was not assembled",
             "SELECT DISTINCT trace_id FROM spans ANTI JOIN episodes ON episode_id = trace_id"
-            " ANTI JOIN refusals USING (trace_id) ORDER BY trace_id",
+            f" ANTI JOIN refusals USING (trace_id) {_READABLE} ORDER BY trace_id",
         ),
         (
             "it was refused, but its spans make an episode",
-            "SELECT trace_id FROM refusals ANTI JOIN episodes ON episode_id = trace_id ORDER BY trace_id",
+            f"SELECT trace_id FROM refusals ANTI JOIN episodes ON episode_id = trace_id {_READABLE} ORDER BY trace_id",
         ),
     ):
         for (trace_id,) in store.sql(query):
@@ -215,7 +229,7 @@ def _faults_of_others(store: TraceStore) -> Iterator[Fault]:
 
 
 def _stored_episodes(store: TraceStore) -> Iterator[tuple[Trajectory, list[SpanRow]]]:
-    """Every episode with its rows as they are and its spans as they were written, by (start, id)."""
+    """Every episode with its rows and its rows of spans as they are, by (start, id)."""
     after: tuple[int, str] = (-(2**63), "")
     while True:
         rows = store.sql(
@@ -252,9 +266,8 @@ def _stored_episodes(store: TraceStore) -> Iterator[tuple[Trajectory, list[SpanR
         for episode in page:
             key = episode.episode_id
             own = tuple(actions.pop(key, ()))
-            lists = {action.action_id: [getattr(action, column) for column in COLUMNS] for action in own}
             trajectory = Trajectory(episode, own, tuple(edges.pop(key, ())), tuple(rewards.pop(key, ())))
-            yield trajectory, spans_with_lists(spans.pop(key, []), lists)
+            yield trajectory, spans.pop(key, [])
         after = (page[-1].started_ns, page[-1].episode_id)
 
 
@@ -262,41 +275,10 @@ def _names(table: schema.Table) -> str:
     return ", ".join(f'"{column.name}"' for column in table.columns)
 
 
-def _saw_answers(spans: Sequence[SpanRow]) -> dict[str, tuple[str, ...]]:
-    return {span.span_id: Bag(span).texts(c.SAW_ANSWERS) for span in spans if span.operation == c.CHAT}
+def saw_answers(spans: Sequence[SpanRow]) -> dict[str, tuple[str, ...]]:
+    """Action -> the actions whose answers are in its prompt, for the calls that say which node made them.
 
-
-def journal_faults(store: TraceStore) -> Iterator[Fault]:
-    """Segments beside the store that it has not taken in, and lines that crashes left half written."""
-    taken = dict(store.sql('SELECT segment, "offset" FROM taken_in'))
-    for segment, torn in store.sql("SELECT segment, torn FROM taken_in WHERE torn > 0 ORDER BY segment"):
-        yield Fault("journal", f"{torn} damaged lines of {segment} were dropped when it was taken in", None, "warning")
-    folder = store.journal_folder
-    for path in sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else ():
-        try:
-            with path.open("rb") as file:
-                records = torn = 0
-                for record, _ in lines_from(file, taken.get(path.name, 0), growing=False):
-                    records += record is not None
-                    torn += record is None
-        except FileNotFoundError:  # taken in meanwhile
-            continue
-        if records:
-            message = f"{records} records of {path.name} are not taken in yet; the next command that writes does so"
-            yield Fault("journal", message, None, "warning")
-        if torn:
-            message = f"{path.name} has {torn} damaged lines: a crash, or a line that is being written"
-            yield Fault("journal", message, None, "warning")
-
-
-def file_faults(store: Path, journal: Path) -> Iterator[Fault]:
-    """Files that others than their owner may read or write."""
-    segments = sorted(journal.iterdir()) if journal.is_dir() else []
-    for path in (store, store.with_name(store.name + ".wal"), journal, *segments):
-        try:
-            mode = stat.S_IMODE(path.stat().st_mode)
-        except FileNotFoundError:  # no log and no journal is as it should be
-            continue
-        if mode & 0o077:
-            wanted = 0o700 if path.is_dir() else 0o600
-            yield Fault("files", f"{path} is open to others ({mode:04o}); chmod {wanted:o} it")
+    Of others this may be unreadable: assembling does not look at it.
+    """
+    inside = (span for span in spans if span.operation == c.CHAT and Bag(span).has(c.NODE))
+    return {span.span_id: Bag(span).texts(c.SAW_ANSWERS) for span in inside}

@@ -69,7 +69,9 @@ def _agent_fault(action: Action) -> str | None:
 
 
 def _token_fault(action: Action) -> str | None:
-    """What keeps a trainable action from being trained on; others may lack anything."""
+    """What keeps a trainable action from being trained on; others may lack whole lists."""
+    if None in (*(action.prompt_ids or ()), *(action.sampled_ids or ()), *(action.logprobs or ())):
+        return "has a NULL among its ids or log-probs"
     if not action.trainable:
         return None
     if not action.prompt_ids or not action.sampled_ids or action.logprobs is None:
