@@ -267,8 +267,8 @@ def test_the_group_is_the_samples_of_the_task_in_the_same_run(
         )
     assert len(rewards) == 4
     assert len({value for _, value in rewards}) > 1
-    (episode, value), *others = rewards
-    expected = value - sum(other for _, other in others) / 3
+    episode, value = next(row for row in rewards if row[1] != rewards[0][1])  # not the first of the group
+    expected = value - (sum(each for _, each in rewards) - value) / 3
     found = json.loads(traces(capsys, "show", episode, "--json", "--store", rig.path)[1])["advantages"]
     (rloo,) = [e for e in found if e["reward"] == "correct" and e["label"] == "RLOO over 4 samples of the task"]
     assert list(rloo["values"].values()) == pytest.approx([expected, expected])
