@@ -39,7 +39,7 @@ def columns_to_records(record_class: type[R], table: Table, columns: Mapping[str
     for field in fields(record_class):
         found = columns[field.name]
         if types[field.name].startswith("JSON"):
-            found = [{} if text == "{}" else json.loads(text) for text in found]
+            found = [{} if text == "{}" else _text_to_bag(text) for text in found]
         elif types[field.name].endswith("[]"):
             found = [tuple(value) if type(value) is list else value for value in found]
         values.append(found)
@@ -48,6 +48,18 @@ def columns_to_records(record_class: type[R], table: Table, columns: Mapping[str
     for field, found in zip(fields(record_class), values, strict=True):
         deque(map(getattr(record_class, field.name).__set__, records, found), maxlen=0)
     return records
+
+
+_scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+
+
+def _text_to_bag(text: str) -> Any:
+    """What `json.loads` says, which takes five times longer over a short text without space around it."""
+    try:
+        value, end = _scan(text, 0)
+    except StopIteration:
+        return json.loads(text)
+    return value if end == len(text) else json.loads(text)
 
 
 def arrow_to_columns(table: pa.Table) -> dict[str, list[Any]]:
