@@ -39,7 +39,7 @@ CASE WHEN json_type(s.attributes, '$."{key}"') IN ('UBIGINT', 'BIGINT')
 MIGRATIONS = (
     Migration(
         2,
-        "counted tokens of actions; prices; which episodes an adapter was trained on; spans without an index",
+        "counted tokens of actions; prices; which episodes an adapter was trained on; spans without an index, rewards with one",
         (
             # Made anew, and not by adding columns: what belongs to the record comes before what only speeds up reading.
             """
@@ -89,6 +89,7 @@ MIGRATIONS = (
             "INSERT INTO spans_2 SELECT * FROM spans",
             "DROP TABLE spans",
             "ALTER TABLE spans_2 RENAME TO spans",
+            "CREATE INDEX rewards_by_episode_id ON rewards (episode_id)",
         ),
     ),
 )

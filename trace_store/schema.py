@@ -32,6 +32,7 @@ class Table:
     columns: tuple[Column, ...]
     key: tuple[str, ...] = ()
     indexed: bool = True  # whether DuckDB holds the key, as a primary key; its upkeep grows with the table
+    found_by: str | None = None  # a column that has an index of its own
 
 
 RUNS = Table(
@@ -155,6 +156,7 @@ REWARDS = Table(
         Column("action_id", "VARCHAR", "The action that it is for."),
         Column("node", "VARCHAR", "The agent that it is for."),
     ),
+    found_by="episode_id",
 )
 
 ADAPTERS = Table(
@@ -245,6 +247,8 @@ def ddl() -> Iterator[str]:
         if table.key and table.indexed:
             lines.append("PRIMARY KEY (" + ", ".join(f'"{name}"' for name in table.key) + ")")
         yield f"CREATE TABLE {table.name} (" + ", ".join(lines) + ")"
+        if table.found_by is not None:
+            yield f"CREATE INDEX {table.name}_by_{table.found_by} ON {table.name} ({table.found_by})"
     yield from views()
     yield from comments()
 
