@@ -39,7 +39,7 @@ CASE WHEN json_type(s.attributes, '$."{key}"') IN ('UBIGINT', 'BIGINT')
 MIGRATIONS = (
     Migration(
         2,
-        "counted tokens of actions; prices; what an adapter was trained on; an index on rewards in place of that on spans",
+        "counted tokens of actions; prices; what adapters were trained on; an index on rewards, none on spans",
         (
             # Made anew, and not by adding columns: what belongs to the record comes before what only speeds up reading.
             """
