@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import duckdb
@@ -80,13 +81,16 @@ def test_killed_at_any_moment_the_path_holds_the_whole_store(tmp_path: Path) -> 
     fill(path, [secret_trace(f"{n:x}", "ann", list(range(n, n + 3000))) for n in range(60)])
     with TraceStore.open(path) as store:
         before = dump(store)
+    began = time.monotonic()
+    vacuum(path)
+    whole = time.monotonic() - began  # what there is to fall into, on this machine
     rng, killed, leftovers = random.Random(2), 0, 0
     for _ in range(25):
-        killed += kill_after([VACUUM, str(path)], rng.uniform(0, 0.3))
+        killed += kill_after([VACUUM, str(path)], rng.uniform(0, whole))
         leftovers += bool(names_beside(path))
         with TraceStore.open(path, wait_s=5) as store:
             assert dump(store) == before
-    assert killed >= 10
+    assert killed >= 5
     assert leftovers, "no kill fell into the copying: this shows nothing"
     vacuum(path)
     assert names_beside(path) == set()

