@@ -30,15 +30,14 @@ def sources_to_reads(sources: Sources, reads: Reads | None) -> tuple[list[str], 
     return list(known), [ns for ns in maybe if ns not in known]
 
 
-def sources_to_attributes(sources: Sources | None, reads: Reads | None) -> dict[str, Any]:
-    """Attributes of a node span; none of them when nobody saw the task start."""
+def sources_to_attributes(sources: Sources | None) -> dict[str, Any]:
+    """What a node span says at its start; nothing when nobody saw the task start."""
     if sources is None:
         return {}
     return {
         names.TRIGGERED_BY: sources.triggered_by,
         names.SENT_BY: sources.sent_by,
         names.CALLED_BY: sources.caller,
-        **reads_to_attributes(sources, reads),
     }
 
 

@@ -104,10 +104,4 @@ def _in_front_of(original: Callable[..., Any]) -> Callable[..., Any]:
 def _recorded(graph: Any, config: Any) -> Any:
     """The config with the process's recorder among its callbacks; the same config where it is there already."""
     active = _active
-    if active is None:
-        return config
-    try:
-        return config_with_recorder(graph, config, active.recorder)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is not the app's
-        active.recorder.note_failure("instrument", error)
-        return config
+    return config if active is None else config_with_recorder(graph, config, active.recorder)

@@ -25,38 +25,15 @@ from pydantic import Field, PrivateAttr
 
 from marft_bridge.exact_tokens import (
     ExactTokens,
-    TakesExactTokens,
     add_wire_answer,
-    announce_call,
-    announced_call,
-    hand_over_tokens,
     handed_over,
 )
 from marft_bridge.routing import (
-    Route,
-    Routing,
-    calling_node,
     calling_route,
     current_routing,
-    namespace_to_node,
     route_for_call,
 )
 from marft_bridge.wire_rules import payload_to_routed
-
-__all__ = [
-    "ExactTokens",
-    "NodeChat",
-    "Route",
-    "Routing",
-    "TakesExactTokens",
-    "announce_call",
-    "announced_call",
-    "calling_node",
-    "current_routing",
-    "hand_over_tokens",
-    "namespace_to_node",
-    "route_for_call",
-]
 
 PROVIDER = "vllm"
 log = logging.getLogger("marft_bridge")

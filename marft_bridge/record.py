@@ -37,9 +37,10 @@ from marft_bridge.episode import (
     end_to_outcome,
     episode_to_attributes,
 )
+from marft_bridge.exact_tokens import ExactTokens, announce_call
 from marft_bridge.exporter import open_span, private_provider
+from marft_bridge.node_names import namespace_to_node
 from marft_bridge.open_trace import OpenRun, OpenTrace
-from marft_bridge.policy import ExactTokens, announce_call, namespace_to_node
 from marft_bridge.record_options import RecordOptions
 from marft_bridge.recording import options_to_processor
 from marft_bridge.redaction import Redact
@@ -204,8 +205,7 @@ class Recorder(BaseCallbackHandler):
 
     def _open_node(self, run_id: UUID, parent: OpenRun, checkpoint_ns: str, metadata: dict[str, Any]) -> None:
         task = parent.trace.tasks.get(checkpoint_ns)
-        attributes = sources_to_attributes(task.sources if task else None, None)
-        attributes |= {names.READS_FROM: None, names.MAY_READ_FROM: None}  # known when it ends
+        attributes = sources_to_attributes(task.sources if task else None)  # what it reads is known when it ends
         step = int(metadata["langgraph_step"])
         span = self._start_node_span(parent.trace, parent.span, checkpoint_ns, step, attributes)
         if task is not None:
@@ -247,7 +247,8 @@ class Recorder(BaseCallbackHandler):
         if cached:
             started = owner.start_task(task, None, False)
             if task.name != ENTRY:
-                attributes = sources_to_attributes(started.sources, None) | {names.CACHED: True}
+                attributes = sources_to_attributes(started.sources) | reads_to_attributes(started.sources, None)
+                attributes |= {names.CACHED: True}
                 at = started.start
                 self._start_node_span(owner, graph_run.span, at.ns, at.step, attributes).end()
         owner.note_writes(loop, task, writes)

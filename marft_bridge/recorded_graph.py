@@ -54,11 +54,18 @@ class RecordedGraph(Pregel[Any, Any, Any, Any]):
 
 
 def config_with_recorder(graph: Pregel[Any, Any, Any, Any], config: Any, recorder: Recorder) -> Any:
-    """The config with the recorder among its callbacks; the same config where the run has it already."""
-    inherited = var_child_runnable_config.get()
-    if any(_holds(each, recorder) for each in (config, graph.config, inherited)):
+    """The config with the recorder among its callbacks; the same config where the run has it already.
+
+    A config that cannot be read is given back as it is, and counted: the run goes on unrecorded.
+    """
+    try:
+        inherited = var_child_runnable_config.get()
+        if any(_holds(each, recorder) for each in (config, graph.config, inherited)):
+            return config
+        return {**(config or {}), "callbacks": _with_handler((config or {}).get("callbacks"), recorder)}
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is not the app's
+        recorder.note_failure("config_with_recorder", error)
         return config
-    return {**(config or {}), "callbacks": _with_handler((config or {}).get("callbacks"), recorder)}
 
 
 def _holds(config: Any, recorder: Recorder) -> bool:

@@ -22,7 +22,6 @@ FUNCTION = "function"  # how a replacement by the user's function is called wher
 _FIELD = "secret_field"
 _ESCAPED = re.compile(r"\\(?:/|u00[2-7])")  # ASCII that JSON writers may escape but rarely do: fragments hide behind it
 _MARK = "[redacted:"
-_HEADERS = '"headers"'  # of an HTTP answer, which are taken out whatever the patterns are
 _LONG = 10**12  # the smallest number of 13 digits
 
 
@@ -37,10 +36,9 @@ class Redactor:
         self._fields = any(pattern.name == _FIELD for pattern in chosen)
         self._function = function
 
-    def passes(self, *texts: str) -> bool:
-        """Whether nothing in these texts can need cleaning; false where only a closer look can tell."""
-        joined = "\n".join(texts)
-        return self._function is None and _HEADERS not in joined and not self._may_match(joined)
+    def passes(self, text: str) -> bool:
+        """Whether nothing in this text can need cleaning; false where only a closer look can tell."""
+        return self._function is None and not self._may_match(text)
 
     def value_to_clean(self, key: str, value: Any, found: Counter[str]) -> Any:
         """The value of the attribute `key`, cleaned; each replacement is counted in `found` by the pattern's name.

@@ -18,6 +18,7 @@ from langchain_core.language_models import BaseChatModel
 from langgraph.config import get_config
 
 from marft_bridge.errors import GraphError
+from marft_bridge.node_names import namespace_to_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +65,6 @@ def calling_node() -> str:
     except RuntimeError:
         return ""
     return namespace_to_node(config.get("configurable", {}).get("checkpoint_ns", ""))
-
-
-def namespace_to_node(checkpoint_ns: str) -> str:
-    """`outer:<id>|inner:<id>` becomes `outer/inner`.
-
-    A node that runs several subgraphs has a bare count between its part and theirs (`outer:<id>|1|inner:<id>`),
-    which says nothing about which node it is.
-    """
-    return "/".join(part.partition(":")[0] for part in checkpoint_ns.split("|") if part and not part.isdecimal())
 
 
 def calling_route() -> tuple[str, Route | None]:

@@ -24,6 +24,7 @@ from trace_store.records import SpanRow
 log = logging.getLogger("marft_bridge")
 
 NO_CONTENT = "content is not captured"
+_HEADERS = '"headers"'  # a key of `response_metadata`, see `_without_headers`
 SPAN_NAME, STATUS = "span.name", "span.status"  # what a user's function is told of texts that are no attributes
 
 
@@ -61,8 +62,10 @@ class SpanPrivacy:
         return cleaned
 
     def _redacted(self, row: SpanRow, found: Counter[str]) -> SpanRow:
-        if self._content and self._redactor.passes(row.name, row.status_message or "", *_texts(row.attributes)):
-            return row  # nearly always: nothing in it looks like a secret
+        if self._content:
+            text = "\n".join((row.name, row.status_message or "", *_texts(row.attributes)))
+            if _HEADERS not in text and self._redactor.passes(text):
+                return row  # nearly always: nothing in it looks like a secret
         attributes, changed = self._cleaned(row.attributes, found)
         name = self._redactor.value_to_clean(SPAN_NAME, row.name, found)
         if not self._content:
@@ -112,7 +115,7 @@ def _texts(attributes: Mapping[str, Any]) -> Iterator[str]:
 def _without_headers(value: Any) -> Any:
     """Messages without the HTTP headers that LangChain puts into `response_metadata` of an answer when it is asked to:
     they hold cookies and keys, come back in the next prompt, and are no part of what the model is told."""
-    if not isinstance(value, str) or '"headers"' not in value or '"response_metadata"' not in value:
+    if not isinstance(value, str) or _HEADERS not in value or '"response_metadata"' not in value:
         return value
     try:
         parsed = json.loads(value)

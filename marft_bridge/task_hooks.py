@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast
 from uuid import UUID
 
 from langchain_core.callbacks import AsyncCallbackHandler, AsyncCallbackManager, BaseCallbackHandler
@@ -39,7 +39,6 @@ _task_recorder: ContextVar[BaseCallbackHandler | None] = ContextVar("marft_task_
 _HOOK = (_task_recorder, True, None, None)
 
 
-@runtime_checkable
 class SeesTasks(Protocol):
     """A callback handler that wants to know the tasks of its graphs. Its methods must not raise."""
 

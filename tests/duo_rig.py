@@ -9,10 +9,10 @@ from typing import Any
 
 from graphs import math_duo
 from marft_bridge.app import App
-from marft_bridge.policy import Route
 from marft_bridge.record import Recorder
 from marft_bridge.recorded_graph import wrap
 from marft_bridge.rollouts import Collector, EpisodeRequest, Tally
+from marft_bridge.routing import Route
 from marft_bridge.scripted import ScriptedPolicy
 from trace_store.journal import Journal
 from trace_store.store import TraceStore

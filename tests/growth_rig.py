@@ -9,14 +9,14 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from sample_spans import START, SampleTrace, chain
 
 from trace_store import schema
-from trace_store.journal import Journal
+from trace_store.journal import Journal, JournalRecord
 from trace_store.packed import floats_to_text, ints_to_text
 from trace_store.records import AdapterRow, Reward, RunRow, SpanRow
 from trace_store.store import TraceStore
@@ -30,7 +30,7 @@ def trace_id(name: str) -> str:
     return name.rjust(32, "0")
 
 
-def fill(path: Path, traces: Iterable[list[SpanRow]]) -> None:
+def fill(path: Path, traces: Iterable[Sequence[JournalRecord]]) -> None:
     """Journals the traces and takes them into the store, as separate processes would."""
     with TraceStore.open(path) as store:
         journal = Journal(store.journal_folder)

@@ -18,7 +18,6 @@ import asyncio
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,6 +27,7 @@ from typing import Any
 
 import httpx
 import pytest
+from commands import start_command
 from conftest import RunningServer
 
 from graphs import math_duo
@@ -35,11 +35,12 @@ from marft_bridge.adapters import AdapterRegistry, publish
 from marft_bridge.app import App
 from marft_bridge.engine import write_server_file
 from marft_bridge.null_adapter import write_null_adapter
-from marft_bridge.policy import NodeChat, Route
+from marft_bridge.policy import NodeChat
 from marft_bridge.record import Recorder
 from marft_bridge.recorded_graph import wrap
 from marft_bridge.report import Report
 from marft_bridge.rollouts import Collector, plan_episodes
+from marft_bridge.routing import Route
 from marft_bridge.run_folder import RunFolder
 from trace_store.journal import Journal, read_segment
 from trace_store.records import Action, Reward, Trajectory
@@ -221,17 +222,7 @@ class Shell:
         self.config.write_text(text)
 
     def start(self, command: str, *flags: str) -> subprocess.Popen[str]:
-        argv = [
-            sys.executable,
-            "-m",
-            "marft_bridge",
-            command,
-            "--config",
-            str(self.config),
-            "--run",
-            str(self.run.path),
-        ]
-        return subprocess.Popen([*argv, *flags], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        return start_command(command, self.config, self.run.path, *flags)
 
     def finish(self, command: str, *flags: str) -> str:
         process = self.start(command, *flags)

@@ -18,10 +18,10 @@ from transformers import AutoModelForCausalLM
 from graphs import math_duo
 from marft_bridge.adapters import AdapterRegistry
 from marft_bridge.app import App
-from marft_bridge.policy import Route
 from marft_bridge.record import Recorder
 from marft_bridge.recorded_graph import wrap
 from marft_bridge.rollouts import Collector, plan_episodes
+from marft_bridge.routing import Route
 from marft_bridge.scripted import END_OF_TURN, ScriptedPolicy
 from trace_store.journal import Journal
 from trace_store.store import TraceStore

@@ -17,7 +17,9 @@ from langgraph.graph import START, StateGraph
 from marft_bridge.call_attributes import tokens_to_attributes
 from marft_bridge.errors import GraphError
 from marft_bridge.exact_tokens import ExactTokens, add_wire_answer, announce_call, announced_call, handed_over
-from marft_bridge.policy import NodeChat, Route, Routing, calling_node, current_routing, namespace_to_node
+from marft_bridge.node_names import namespace_to_node
+from marft_bridge.policy import NodeChat
+from marft_bridge.routing import Route, Routing, calling_node, current_routing
 from marft_bridge.server_command import ServeOptions, server_argv
 from marft_bridge.wire_rules import payload_to_routed
 from trace_store import conventions as names

@@ -32,10 +32,11 @@ from langgraph.graph import END, START, StateGraph
 from pydantic import BaseModel
 
 from marft_bridge.errors import GraphError
-from marft_bridge.policy import NodeChat, Route, Routing, current_routing
+from marft_bridge.policy import NodeChat
 from marft_bridge.record import Recorder
 from marft_bridge.recorded_graph import wrap
 from marft_bridge.redirect import redirected_models
+from marft_bridge.routing import Route, Routing, current_routing
 from trace_store.assemble import spans_to_trajectory
 from trace_store.journal import Journal, read_segment
 from trace_store.records import Action, SpanRow

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import start_command
 from fake_vllm import FakeVllm, running
 from rich.console import Console
 from safetensors.numpy import save_file
@@ -70,18 +71,7 @@ class Lab:
         return "7"
 
     def start(self, command: str, *flags: str) -> subprocess.Popen[str]:
-        argv = [
-            sys.executable,
-            "-m",
-            "marft_bridge",
-            command,
-            "--config",
-            str(self.config),
-            "--run",
-            str(self.run.path),
-        ]
-        pipe = subprocess.PIPE
-        return subprocess.Popen([*argv, *flags], cwd=ROOT, text=True, stdout=pipe, stderr=subprocess.STDOUT)
+        return start_command(command, self.config, self.run.path, *flags)
 
     def collect(self, *flags: str) -> subprocess.Popen[str]:
         return self.start("collect", "--episodes", str(EPISODES), "--in-flight", "2", *flags)

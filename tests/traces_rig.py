@@ -11,13 +11,12 @@ from typing import Any
 import duckdb
 import pytest
 from duo_rig import COMMON, TASKS, Rig
+from growth_rig import fill
 from rich.console import Console
 
 from marft_bridge import cli
 from marft_bridge.rollouts import plan_episodes
-from trace_store.journal import Journal
 from trace_store.records import AdapterRow, Reward, RunRow, SpanRow
-from trace_store.store import TraceStore
 
 
 def sound_store(folder: Path) -> Path:
@@ -48,12 +47,7 @@ def _record(folder: Path) -> Path:
 
 def store_of(path: Path, *records: SpanRow | Reward) -> Path:
     """A store with these records taken in from a journal."""
-    with TraceStore.open(path) as store:
-        journal = Journal(store.journal_folder)
-        for record in records:
-            journal.append(record)
-        journal.close()
-        store.take_in()
+    fill(path, [records])
     return path
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from trace_store.connection import STORAGE_VERSION, connect, one_line_errors, private_files
 from trace_store.errors import StoreError
-from trace_store.manifest import sync
+from trace_store.files import sync
 from trace_store.parquet import quoted
 from trace_store.store import TraceStore
 

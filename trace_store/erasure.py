@@ -22,6 +22,7 @@ import duckdb
 
 from trace_store import conventions as c
 from trace_store.connection import connect_memory, one_line_errors, private_files
+from trace_store.files import sync
 from trace_store.journal import SUFFIX, json_text, lines_from
 from trace_store.manifest import (
     Manifest,
@@ -30,7 +31,6 @@ from trace_store.manifest import (
     file_to_part,
     read_manifest,
     remove_empty_folders,
-    sync,
     write_manifest,
 )
 from trace_store.migrations import newest_version

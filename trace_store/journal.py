@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from trace_store.errors import StoreError
+from trace_store.files import sync
 from trace_store.records import AdapterRow, Reward, RunRow, SpanRow
 
 JournalRecord = RunRow | SpanRow | Reward | AdapterRow
@@ -70,6 +71,8 @@ class Journal:
 
     def append_all(self, records: Sequence[JournalRecord]) -> None:
         """Write records in one go: all of them, or none when StoreError is raised."""
+        if not records:
+            return
         line = b"".join(map(line_of, records))
         if self._pid != os.getpid():
             self._reset()
@@ -190,7 +193,7 @@ class Journal:
     def _new_segment(self) -> int:
         if not self._folder.is_dir():
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _sync_folder(self._folder.parent)
+            sync(self._folder.parent)
         path = self._folder / f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}"
         hidden = path.with_suffix(".new")
         fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -198,20 +201,12 @@ class Journal:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             hidden.rename(path)
-            _sync_folder(self._folder)
+            sync(self._folder)
         except OSError:
             os.close(fd)
             raise
         self._good = self._synced = 0
         return fd
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def line_of(record: JournalRecord) -> bytes:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from trace_store.errors import StoreError
+from trace_store.files import sync
 
 MANIFEST = "manifest.json"
 WRITING = ".writing-"  # how the folder of an unfinished export begins
@@ -178,15 +179,6 @@ def file_sha256(path: Path) -> str:
     """SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def sync(path: Path) -> None:
-    """Returns once a file, or the names in a folder, are on the disk."""
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def totals(files: Sequence[PartFile]) -> dict[str, int]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from trace_store import schema
 from trace_store.connection import private_files
 from trace_store.errors import StoreError
+from trace_store.files import sync
 from trace_store.manifest import (
     WRITING,
     Manifest,
@@ -27,7 +28,6 @@ from trace_store.manifest import (
     file_to_part,
     read_manifest,
     remove_empty_folders,
-    sync,
     totals,
     write_manifest,
 )

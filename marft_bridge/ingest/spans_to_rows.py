@@ -26,6 +26,7 @@ from marft_bridge.ingest.otlp import WireSpan
 from marft_bridge.ingest.outcome import failed, root_to_outcome
 from marft_bridge.ingest.reading import CALL_NAMES, Reading
 from marft_bridge.ingest.trace_tree import NotAnEpisode, TraceTree
+from marft_bridge.node_names import namespace_to_node
 from trace_store import conventions as c
 from trace_store.records import SpanRow
 
@@ -102,7 +103,7 @@ class _ForeignTrace:
             around = (self._readings.get(span.span_id) for span in self._tree.above(span_id))
             outer = next((r.checkpoint_ns for r in around if r is not None and r.checkpoint_ns is not None), None)
             if outer != reading.checkpoint_ns:
-                found[span_id] = _namespace_to_node(reading.checkpoint_ns)
+                found[span_id] = namespace_to_node(reading.checkpoint_ns)
         return found
 
     def mapped(self) -> Mapped:
@@ -231,7 +232,7 @@ class _ForeignTrace:
         if around is not None:
             node: str | None = self._executions[around.span_id]
         elif reading.checkpoint_ns is not None:
-            node = _namespace_to_node(reading.checkpoint_ns)
+            node = namespace_to_node(reading.checkpoint_ns)
         else:  # an agent that is itself the run has no execution of its own
             root = self._readings.get(self._tree.root.span_id)
             node = root.agent if root is not None and not self._on_langgraph else None
@@ -274,11 +275,6 @@ def _as_sent(span: WireSpan) -> SpanRow:
         convention=span.scope_version or c.CONVENTION_VERSION,
         attributes=span.attributes,
     )
-
-
-def _namespace_to_node(checkpoint_ns: str) -> str:
-    """`outer:<id>|inner:<id>` becomes `outer/inner`, as our recorder names nodes."""
-    return "/".join(part.partition(":")[0] for part in checkpoint_ns.split("|"))
 
 
 def _present(attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,8 +45,7 @@ class TraceWriter:
         if not self._began:
             self._journal.append(RunRow(self.run_id, "ingest", time.time_ns(), self._config, bridge_version()))
             self._began = True
-        for row in mapped.rows:
-            self._journal.append(self._door.row_to_written(row))
+        self._journal.append_all([self._door.row_to_written(row) for row in mapped.rows])
         self._report.add_rows(trace_id, mapped)
 
 

@@ -78,16 +78,14 @@ class WaitingRoom:
 
         Raises NoRoom when too much waits already, and StoreError when the disk refuses; then nothing was kept.
         """
-        lines = [(span, span_to_row(span)) for span in spans]
-        sized = [(span, row, len(line_of(row))) for span, row in lines]
+        sized = [(span, row, len(line_of(row))) for span in spans for row in [span_to_row(span)]]
         with self._lock:
             if self._size + sum(size for _, _, size in sized) > MOST_WAITING:
                 raise NoRoom
             fresh = [item for item in sized if item[0].trace_id not in self._done]
             self.late += len(sized) - len(fresh)
-            for _, row, size in fresh:
-                self._journal.append(row)
-                self._spooled += size
+            self._journal.append_all([row for _, row, _ in fresh])
+            self._spooled += sum(size for _, _, size in fresh)
             self._journal.sync()
             for span, _, size in fresh:
                 self._add(span, size, now)
