@@ -21,9 +21,12 @@ from sample_spans import START, SampleTrace, chain
 
 import trace_store.assemble
 from trace_store import conventions as c
+from trace_store.errors import StoreError
+from trace_store.insertion import insert, records_to_columns
 from trace_store.journal import Journal
 from trace_store.packed import floats_to_text, ints_to_text
 from trace_store.records import SpanRow
+from trace_store.schema import ACTIONS
 from trace_store.store import TraceStore
 
 TESTS = Path(__file__).resolve().parent
@@ -170,6 +173,56 @@ def test_an_episode_is_stored_once_though_its_spans_come_again_under_other_ids(t
         (trajectory,) = store.trajectories()
         assert [action.action_id for action in trajectory.actions] == ["x", "y"]
         assert store.counts()["actions"] == 2
+
+
+@pytest.mark.parametrize("arrow", [True, False])
+@pytest.mark.parametrize("nan", [[], [math.nan]])
+def test_lists_of_all_lengths_come_back_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arrow: bool, nan: list[float]
+) -> None:
+    if not arrow:
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (action, _) = trace_store.assemble.spans_to_trajectory(packed_trace().spans()).actions
+    number = 5000  # more than DuckDB handles at a time
+    actions = [
+        replace(
+            action,
+            action_id=f"{k:05}",
+            prompt_ids=None if k < 2500 else tuple(range(k, k + k % 7)),
+            sampled_ids=() if k % 2 else (-(2**31), 2**31 - 1),
+            logprobs=None if k % 3 == 0 else (-0.0, 5e-324, -math.inf, -1 / (k + 1), *nan)[: k % 6],
+        )
+        for k in range(number)
+    ]
+    with TraceStore.open(tmp_path / "s.duckdb") as store:
+        with store.transaction() as con:
+            assert insert(con, ACTIONS, records_to_columns(ACTIONS, actions, [START] * number)) == [(number,)]
+        found = store.sql("SELECT action_id, prompt_ids, sampled_ids, logprobs FROM actions ORDER BY action_id")
+    names = ("action_id", "prompt_ids", "sampled_ids", "logprobs")
+    assert repr(found) == repr(
+        [
+            tuple(list(value) if isinstance(value, tuple) else value for value in (getattr(a, name) for name in names))
+            for a in actions
+        ]
+    )
+
+
+@pytest.mark.parametrize("arrow", [True, False])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("prompt_ids", (1, 2**31)), ("sampled_ids", (0.5,)), ("logprobs", (-0.5, None)), ("logprobs", ("x",))],
+)
+def test_a_list_that_its_column_cannot_hold_is_refused_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arrow: bool, name: str, value: Any
+) -> None:
+    if not arrow:
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+    actions = trace_store.assemble.spans_to_trajectory(packed_trace().spans()).actions
+    unfit = [actions[0], replace(actions[1], **{name: value})]
+    with TraceStore.open(tmp_path / "s.duckdb") as store:
+        with pytest.raises(StoreError, match=f"cannot store a value as actions.{name}: "), store.transaction() as con:
+            insert(con, ACTIONS, records_to_columns(ACTIONS, unfit, [START] * 2))
+        assert store.counts()["actions"] == 0
 
 
 WITHOUT_ARROW = """

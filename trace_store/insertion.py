@@ -1,7 +1,8 @@
 """Records -> rows of a table, many at once: columns of values, handed to DuckDB as one.
 
-With pyarrow the columns become an Arrow table whose lists of ids are flat buffers, packed list by list; without it
-DuckDB's appender takes them row by row, which gives the same rows and takes twice the time.
+With pyarrow the columns become an Arrow table whose lists of ids are flat buffers, packed list by list. Without it
+DuckDB's appender takes them row by row, but for the lists, which it takes number by number: these are registered as
+arrays of numpy, which gives the same rows in half as much time again as with pyarrow.
 Invariant: a row read back equals the record, log-probs bit for bit; a value that its column cannot hold is refused.
 Which rows are new is asked by whoever inserts.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +22,17 @@ import duckdb
 from trace_store.errors import StoreError
 from trace_store.journal import json_text, storable_text
 from trace_store.records import Action, AdapterRow, Edge, Episode, Reward, RunRow, SpanRow
-from trace_store.schema import Column, Table
+from trace_store.schema import Table
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
 
 Columns = list[Sequence[Any]]
 Record = RunRow | SpanRow | Episode | Action | Edge | Reward | AdapterRow
 
 _PACKED = {"INTEGER[]": "i", "DOUBLE[]": "d"}
+_MISFITS = (struct.error, TypeError, ValueError, OverflowError)
 
 
 def records_to_columns(table: Table, records: Sequence[Record], *further: Sequence[Any]) -> Columns:
@@ -48,7 +51,7 @@ def insert(con: duckdb.DuckDBPyConnection, table: Table, columns: Columns, claus
     """Insert rows, all of them or, with a `clause` behind the SELECT that says so, some; what the statement returns.
 
     That is the number of rows or, where the clause is RETURNING, what it says. Raises StoreError for a value that does
-    not fit, naming the column or, without pyarrow, the table.
+    not fit, naming the column or, without pyarrow and for a value that is no list, the table.
     """
     if not columns or not len(columns[0]):
         return []
@@ -56,36 +59,84 @@ def insert(con: duckdb.DuckDBPyConnection, table: Table, columns: Columns, claus
         return _insert_without_arrow(con, table, columns, clause)
     con.register("arriving", columns_to_arrow(table, columns))
     try:
-        return con.execute(_statement(table, clause)).fetchall()
+        return con.execute(_statement(table, "arriving", clause)).fetchall()
     finally:
         con.unregister("arriving")
 
 
-def _statement(table: Table, clause: str) -> str:
-    return f"INSERT INTO {table.name} SELECT * FROM arriving {clause}"
+def _statement(table: Table, source: str, clause: str) -> str:
+    return f"INSERT INTO {table.name} SELECT * FROM {source} {clause}"
 
 
 def _insert_without_arrow(
     con: duckdb.DuckDBPyConnection, table: Table, columns: Columns, clause: str
 ) -> list[tuple[Any, ...]]:
-    rows = list(zip(*map(_appendable, table.columns, columns), strict=True))
+    arrays = _columns_to_arrays(table, columns)
+    # Of a list in an array, the appender learns only whether there is one.
+    rows = zip(
+        *(
+            [None if numbers is None else () for numbers in values] if column.name in arrays else values
+            for column, values in zip(table.columns, columns, strict=True)
+        ),
+        strict=True,
+    )
     try:
-        if not clause:
+        if not clause and not arrays:
             with con.appender(table.name) as appender:
                 appender.append_rows(rows)
-            return [(len(rows),)]
+            return [(len(columns[0]),)]
         con.execute(f"CREATE OR REPLACE TEMP TABLE arriving AS SELECT * FROM {table.name} LIMIT 0")
         with con.appender("arriving") as appender:
             appender.append_rows(rows)
-        return con.execute(_statement(table, clause)).fetchall()
+        if not arrays:
+            return con.execute(_statement(table, "arriving", clause)).fetchall()
+        return _insert_with_arrays(con, table, arrays, clause)
     except (duckdb.DataError, duckdb.InvalidInputException) as error:
         raise StoreError(f"cannot store a value in {table.name}: {error}") from error
 
 
-def _appendable(column: Column, values: Sequence[Any]) -> Sequence[Any]:
-    if column.sql_type in _PACKED:  # the appender reads a list faster than a tuple
-        return [None if numbers is None else list(numbers) for numbers in values]
-    return values
+def _insert_with_arrays(
+    con: duckdb.DuckDBPyConnection, table: Table, arrays: dict[str, np.ndarray], clause: str
+) -> list[tuple[Any, ...]]:
+    con.register("lists", arrays)
+    found = ", ".join(f"if(arriving.{name} IS NULL, NULL, lists.{name}) AS {name}" for name in arrays)
+    rows = f"(SELECT arriving.* REPLACE ({found}) FROM arriving POSITIONAL JOIN lists) arriving"
+    try:
+        return con.execute(_statement(table, rows, clause)).fetchall()
+    finally:
+        con.unregister("lists")
+
+
+def _columns_to_arrays(table: Table, columns: Columns) -> dict[str, np.ndarray]:
+    """The columns of lists, by name: an array of arrays of numbers, an empty one for None.
+
+    A column with a NaN is left out: what DuckDB reads from an array has NULL there. Raises StoreError for a value that
+    does not fit.
+    """
+    arrays = {}
+    for column, values in zip(table.columns, columns, strict=True):
+        code = _PACKED.get(column.sql_type)
+        if code:
+            try:
+                array = _lists_to_array(values, code)
+            except _MISFITS as error:
+                raise StoreError(f"cannot store a value as {table.name}.{column.name}: {error}") from error
+            if array is not None:
+                arrays[column.name] = array
+    return arrays
+
+
+def _lists_to_array(lists: Sequence[Sequence[Any] | None], code: str) -> np.ndarray | None:
+    import numpy as np
+
+    flat, lengths = _lists_to_bytes(lists, code)
+    numbers = np.frombuffer(flat, code)
+    if np.isnan(numbers).any():
+        return None
+    array = np.empty(len(lists), object)
+    for row, (begin, end) in enumerate(pairwise(accumulate(lengths, initial=0))):
+        array[row] = numbers[begin:end]
+    return array
 
 
 def columns_to_arrow(table: Table, columns: Columns) -> pa.Table:
@@ -108,7 +159,7 @@ def columns_to_arrow(table: Table, columns: Columns) -> pa.Table:
                 arrays.append(_lists_to_arrow(values, code))
             else:
                 arrays.append(pa.array(values, type=types[column.sql_type.removesuffix(" NOT NULL")]))
-        except (pa.ArrowException, struct.error, TypeError, ValueError, OverflowError) as error:
+        except (pa.ArrowException, *_MISFITS) as error:
             raise StoreError(f"cannot store a value as {table.name}.{column.name}: {error}") from error
     return pa.table(arrays, names=[column.name for column in table.columns])
 
@@ -117,11 +168,16 @@ def _lists_to_arrow(lists: Sequence[Sequence[Any] | None], code: str) -> pa.List
     """Lists of numbers, None for an absent one, without an Arrow value being made of each number."""
     import pyarrow as pa
 
-    lengths = [0 if numbers is None else len(numbers) for numbers in lists]
-    pack: dict[int, Callable[..., bytes]] = {length: struct.Struct(f"={length}{code}").pack for length in set(lengths)}
-    flat = b"".join([pack[len(numbers)](*numbers) for numbers in lists if numbers is not None])
+    flat, lengths = _lists_to_bytes(lists, code)
     offsets = pa.array([0, *accumulate(lengths)], type=pa.int32())
     kind = pa.int32() if code == "i" else pa.float64()
     values = pa.Array.from_buffers(kind, sum(lengths), [None, pa.py_buffer(flat)])
     mask = pa.array([numbers is None for numbers in lists]) if None in lists else None
     return pa.ListArray.from_arrays(offsets, values, mask=mask)
+
+
+def _lists_to_bytes(lists: Sequence[Sequence[Any] | None], code: str) -> tuple[bytes, list[int]]:
+    """The numbers of all lists behind one another, and how many each has; None has none."""
+    lengths = [0 if numbers is None else len(numbers) for numbers in lists]
+    pack: dict[int, Callable[..., bytes]] = {length: struct.Struct(f"={length}{code}").pack for length in set(lengths)}
+    return b"".join([pack[len(numbers)](*numbers) for numbers in lists if numbers is not None]), lengths
