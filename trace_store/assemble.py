@@ -15,7 +15,7 @@ from typing import cast, get_args
 from trace_store import conventions as c
 from trace_store.attributes import Bag, Malformed
 from trace_store.dependencies import Call, DependencyCycleError, Execution, executions_to_edges, topological_order
-from trace_store.records import Action, Episode, Outcome, SpanRow, Trajectory
+from trace_store.records import NO_LOGPROBS, Action, Episode, Outcome, SpanRow, Trajectory
 
 __all__ = ["Incomplete", "Malformed", "spans_to_trajectory"]
 
@@ -249,7 +249,7 @@ def _token_fault(
     if not sampled_ids:
         return "no sampled token ids from the engine"
     if logprobs is None:
-        return "no log-probs from the engine"
+        return NO_LOGPROBS
     if len(sampled_ids) != len(logprobs):
         return f"{len(sampled_ids)} sampled tokens but {len(logprobs)} log-probs"
     if reported is not None and reported != len(sampled_ids):

@@ -15,6 +15,9 @@ EdgeKind = Literal["trigger", "data", "send", "tool"]
 RewardScope = Literal["episode", "step", "agent"]
 Outcome = Literal["terminated", "truncated", "failed"]
 
+NO_LOGPROBS = "no log-probs from the engine"
+"""The `untrainable_reason` of an action whose tokens are known and can be imitated, but never importance-weighted."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunRow:

@@ -1,54 +1,52 @@
-"""Trajectories to episodes that can be trained on, and actions to padded micro-batches.
+"""Trajectories to episodes that can be trained on: what the optimiser eats.
 
 Invariant: what is left out is counted with its reason; what is kept has exactly the token ids and log-probs that
-the engine recorded, untruncated. It knows nothing of policies, critics or losses.
-
-Shapes of a `MicroBatch` (B actions, L columns, T sampled tokens of all its actions laid end to end):
-
-    input_ids_BL   prompt + sampled ids without the last one, padded on the right with 0
-    row_T          which action of the batch a sampled token belongs to, 0..B-1
-    column_T       the column whose logits predict that token (one to the left of it)
-    sampled_T      the token id
-    temperature_T  the sampling temperature of its action
-
-Padding on the right needs no attention mask: under a causal mask no real token sees what stands to its right.
+the engine recorded, untruncated. An action without log-probs can be kept for imitation only, and says so by
+`behaviour = None`, which no importance weight accepts. It knows nothing of policies, critics or losses.
 """
 
-# ruff: noqa: N806, N815 (shape suffixes)
+# ruff: noqa: N815 (shape suffixes)
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-import torch
-from torch import Tensor
+from trace_store.records import NO_LOGPROBS, Action, Trajectory
+from trainers.config import ShapingTerm
+from trainers.dependencies import Successors, edges_to_successors
+from trainers.rewards import EpisodeRewards, trajectory_to_rewards
 
-from trace_store.records import Action, Trajectory
-from trainers.advantages import Successors, edges_to_successors
+Use = Literal["on_policy", "replay", "imitation"]
+"""`on_policy`: fresh actions for a ratio. `replay`: old ones for a ratio. `imitation`: no ratio is formed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActionItem:
-    """One action as the optimiser needs it. `behaviour` is parallel to `sampled_ids`."""
+    """One action as the optimiser needs it. `behaviour` is parallel to `sampled_ids`; None where it is unknown."""
 
     agent: str
     prompt_ids: tuple[int, ...]
     sampled_ids: tuple[int, ...]
-    behaviour: tuple[float, ...]
+    behaviour: tuple[float, ...] | None
     temperature: float
+    turn: int = 0  # which of the agent's actions in its episode this is, from 0
+    version: int | None = None  # of the adapter that sampled it; None for the base model or where it is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeItem:
-    """One episode: its trained actions in topological order, and who directly depends on whom among them."""
+    """One episode: its trained actions in topological order, who directly depends on whom, and what was earned."""
 
     task_id: str
-    reward: float
+    reward: float  # the team reward as recorded, without shaping
     truncated: bool
     actions: tuple[ActionItem, ...]
     successors: Successors
+    rewards: EpisodeRewards
+    replayed: bool = False  # older than the round that it is part of
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +58,9 @@ class Round:
     items: tuple[ActionItem, ...]
     episode_A: tuple[int, ...]
 
-    def of(self, agent: str) -> list[int]:
-        """Positions of an agent's actions."""
-        return [i for i, item in enumerate(self.items) if item.agent == agent]
+    def of(self, agents: Sequence[str]) -> list[int]:
+        """Positions of some agents' actions."""
+        return [i for i, item in enumerate(self.items) if item.agent in agents]
 
     def only(self, keep: Callable[[EpisodeItem], bool], reason: str) -> Round:
         """The round without the episodes that `keep` refuses, counted under `reason`."""
@@ -70,33 +68,31 @@ class Round:
         refused = len(self.episodes) - len(kept)
         return episodes_to_round(kept, {**self.drops, reason: refused} if refused else self.drops)
 
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """Actions of one agent, padded to one rectangle; shapes in the module's docstring."""
-
-    items: tuple[int, ...]  # positions in the caller's list, one per row
-    input_ids_BL: Tensor
-    row_T: Tensor
-    column_T: Tensor
-    sampled_T: Tensor
-    temperature_T: Tensor
-    lengths: tuple[int, ...]  # sampled tokens per row; they sum to T
+    def sources(self) -> tuple[str, ...]:
+        """Names of all rewards that reach the loss, in a stable order."""
+        earned = [episode.rewards for episode in self.episodes]
+        return tuple(dict.fromkeys(name for e in earned for name in (*e.team, *e.step, *e.private)))
 
 
 def trajectories_to_round(
-    trajectories: Sequence[Trajectory], agents: Sequence[str], reward: str, vocabulary: int, on_policy: bool
+    trajectories: Sequence[Trajectory],
+    agents: Sequence[str],
+    reward: str,
+    vocabulary: Mapping[str, int],
+    use: Use,
+    shaping: Sequence[ShapingTerm] = (),
 ) -> Round:
     """Trajectories to what can be trained on, with the count of episodes and actions left out, by reason.
 
-    Actions that are left out count as part of the environment: dependencies pass through them.
+    Actions that are left out count as part of the environment: dependencies and step rewards pass through them.
 
     Args:
         agents: nodes whose adapters are trained.
-        reward: name of the episode reward.
-        vocabulary: number of token ids that the base model knows.
-        on_policy: also refuse what makes a ratio meaningless (greedy, top-p or top-k sampling). Without it such
-            actions are kept for imitation, and a greedy one is scored at temperature 1.
+        reward: name of the team reward; an episode without it is left out.
+        vocabulary: number of token ids that the base model of each agent knows.
+        use: `on_policy` and `replay` also refuse what makes a ratio meaningless (no log-probs; greedy, top-p or top-k
+            sampling). For `imitation` such actions are kept, and a greedy one is scored at temperature 1.
+        shaping: further rewards; an episode that lacks one is kept, and counted.
     """
     drops: Counter[str] = Counter()
     episodes = []
@@ -107,20 +103,15 @@ def trajectories_to_round(
         elif value is None or not math.isfinite(value):
             drops[f"episode without a finite reward {reward!r}"] += 1
         else:
-            reasons = [_why_not(action, agents, vocabulary, on_policy) for action in trajectory.actions]
+            reasons = [_why_not(action, agents, vocabulary, use) for action in trajectory.actions]
             drops.update(f"action: {reason}" for reason in reasons if reason is not None)
-            kept = [reason is None for reason in reasons]
-            position = {action.action_id: i for i, action in enumerate(trajectory.actions)}
             try:
-                edges = [(position[edge.src], position[edge.dst]) for edge in trajectory.edges]
-                successors = edges_to_successors(len(kept), edges, kept)
+                episode = _to_episode(trajectory, [r is None for r in reasons], (reward, value), shaping, use, drops)
             except (KeyError, ValueError):
                 drops["episode whose edges do not fit its actions"] += 1
                 continue
-            items = tuple(_to_item(a) for a, keep in zip(trajectory.actions, kept, strict=True) if keep)
-            if items:
-                truncated = trajectory.episode.outcome == "truncated"
-                episodes.append(EpisodeItem(trajectory.episode.task_id, value, truncated, items, successors))
+            if episode.actions:
+                episodes.append(episode)
             else:
                 drops["episode without an action to train on"] += 1
     return episodes_to_round(episodes, dict(drops))
@@ -133,76 +124,69 @@ def episodes_to_round(episodes: Sequence[EpisodeItem], drops: dict[str, int]) ->
     return Round(tuple(episodes), drops, items, episode_A)
 
 
-def _why_not(action: Action, agents: Sequence[str], vocabulary: int, on_policy: bool) -> str | None:
+def _to_episode(
+    trajectory: Trajectory,
+    kept: Sequence[bool],
+    team: tuple[str, float],
+    shaping: Sequence[ShapingTerm],
+    use: Use,
+    drops: Counter[str],
+) -> EpisodeItem:
+    position = {action.action_id: i for i, action in enumerate(trajectory.actions)}
+    edges = [(position[edge.src], position[edge.dst]) for edge in trajectory.edges]
+    successors = edges_to_successors(len(kept), edges, kept)
+    rewards, absent = trajectory_to_rewards(trajectory, team, shaping, edges, kept)
+    drops.update(f"reward: no finite {term.reward!r} of level {term.level}; nothing is added for it" for term in absent)
+    return EpisodeItem(
+        task_id=trajectory.episode.task_id,
+        reward=team[1],
+        truncated=trajectory.episode.outcome == "truncated",
+        actions=_to_items([a for a, keep in zip(trajectory.actions, kept, strict=True) if keep], use),
+        successors=successors,
+        rewards=rewards,
+        replayed=use == "replay",
+    )
+
+
+def _why_not(action: Action, agents: Sequence[str], vocabulary: Mapping[str, int], use: Use) -> str | None:
     """The reason why an action cannot be trained on, or None."""
     if action.node not in agents:
         return "node is not trained"
+    if not action.prompt_ids or not action.sampled_ids:
+        return action.untrainable_reason or "no token ids"
+    if max(map(max, (action.prompt_ids, action.sampled_ids))) >= vocabulary[action.node]:
+        return "token ids outside the base model's vocabulary"
+    if use == "imitation" and action.logprobs is None:
+        return None if action.trainable or action.untrainable_reason == NO_LOGPROBS else action.untrainable_reason
     if not action.trainable:
         return action.untrainable_reason or "untrainable"
-    if not action.prompt_ids or not action.sampled_ids or action.logprobs is None:
-        return "no token ids or log-probs"
+    if action.logprobs is None:
+        return "no log-probs"
     if len(action.logprobs) != len(action.sampled_ids) or not all(map(math.isfinite, action.logprobs)):
         return "log-probs that are not finite, one per token"
-    if max(map(max, (action.prompt_ids, action.sampled_ids))) >= vocabulary:
-        return "token ids outside the base model's vocabulary"
-    if on_policy and not action.temperature:
+    if use != "imitation" and not action.temperature:
         return "sampled greedily or at an unknown temperature"
-    if on_policy and (action.top_p not in (None, 1.0) or action.top_k not in (None, 0, -1)):
+    if use != "imitation" and (action.top_p not in (None, 1.0) or action.top_k not in (None, 0, -1)):
         return "sampled with top-p or top-k, so its log-probs are not comparable"
     return None
 
 
-def _to_item(action: Action) -> ActionItem:
-    assert action.prompt_ids is not None
-    assert action.sampled_ids is not None
-    assert action.logprobs is not None
-    return ActionItem(action.node, action.prompt_ids, action.sampled_ids, action.logprobs, action.temperature or 1.0)
-
-
-def lengths_to_groups(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Lengths to groups of positions, longest first, with rows x longest row of each group within `budget`.
-
-    Sorting keeps the padding small. A row longer than the budget gets a group of its own.
-    """
-    groups: list[list[int]] = []
-    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if not groups or (len(groups[-1]) + 1) * lengths[groups[-1][0]] > budget:
-            groups.append([])
-        groups[-1].append(i)
-    return groups
-
-
-def rows_to_rectangle(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Token ids of several lengths to one tensor [B, L], padded on the right with 0."""
-    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True)
-
-
-def items_to_microbatches(
-    items: Sequence[ActionItem], budget: int, chosen: Sequence[int] | None = None
-) -> list[MicroBatch]:
-    """Actions of one agent to micro-batches of at most `budget` padded tokens each (one action at least).
-
-    `chosen` picks positions of `items`; None takes all.
-    """
-    positions = range(len(items)) if chosen is None else chosen
-    lengths = [len(items[i].prompt_ids) + len(items[i].sampled_ids) - 1 for i in positions]
-    return [_pad(items, [positions[k] for k in group]) for group in lengths_to_groups(lengths, budget)]
-
-
-def _pad(items: Sequence[ActionItem], positions: Sequence[int]) -> MicroBatch:
-    batch = [items[i] for i in positions]
-    counts = tuple(len(item.sampled_ids) for item in batch)
-    columns = [
-        torch.arange(len(item.prompt_ids) - 1, len(item.prompt_ids) - 1 + n)
-        for item, n in zip(batch, counts, strict=True)
-    ]
-    row_T = torch.repeat_interleave(torch.arange(len(batch)), torch.tensor(counts))
-    return MicroBatch(
-        items=tuple(positions),
-        input_ids_BL=rows_to_rectangle([item.prompt_ids + item.sampled_ids[:-1] for item in batch]),
-        row_T=row_T,
-        column_T=torch.cat(columns),
-        sampled_T=torch.tensor([token for item in batch for token in item.sampled_ids]),
-        temperature_T=torch.tensor([item.temperature for item in batch])[row_T],
-        lengths=counts,
-    )
+def _to_items(actions: Sequence[Action], use: Use) -> tuple[ActionItem, ...]:
+    turns: Counter[str] = Counter()
+    items = []
+    for action in actions:
+        assert action.prompt_ids is not None
+        assert action.sampled_ids is not None
+        items.append(
+            ActionItem(
+                agent=action.node,
+                prompt_ids=action.prompt_ids,
+                sampled_ids=action.sampled_ids,
+                behaviour=action.logprobs,
+                temperature=action.temperature or 1.0,
+                turn=turns[action.node],
+                version=action.adapter_version,
+            )
+        )
+        turns[action.node] += 1
+    return tuple(items)

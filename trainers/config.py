@@ -1,5 +1,6 @@
 """The trainer's options. Every option either works or is refused; `extra="forbid"` refuses what is unknown.
 
+An option whose default depends on another one is None until set; the property beside it says what then holds.
 Importable without torch, so that the CLI can read and check a configuration quickly.
 """
 
@@ -8,6 +9,13 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Estimator = Literal["gae", "grpo", "rloo", "dr_mas", "at_grpo", "rae"]
+Normalization = Literal["none", "batch", "agent"]
+Weighting = Literal["episode", "action", "token"]
+GroupWeight = Literal["trajectory", "step"]
+
+_STANDARDISED = ("grpo", "dr_mas", "at_grpo")  # estimators that divide by a deviation of their own
 
 
 class _Options(BaseModel):
@@ -25,89 +33,246 @@ class LoraOptions(_Options):
     """Linear layers that get an adapter, by the end of their name. Fewer modules are served faster."""
 
 
+class ScheduleOptions(_Options):
+    """The learning rate over on-policy rounds, as a factor; it changes between rounds, never inside one."""
+
+    kind: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: keep the rate, or bring it down to `floor` at the last of `rounds`."""
+    warmup_rounds: int = Field(default=0, ge=0)
+    """Rounds over which the rate rises from 1 / (warmup_rounds + 1) to 1."""
+    rounds: int | None = Field(default=None, ge=1)
+    """The round from which the rate stays at `floor`; needed by linear and cosine."""
+    floor: float = Field(default=0.0, ge=0, le=1)
+    """Lowest factor."""
+
+    @model_validator(mode="after")
+    def _options_fit_together(self) -> ScheduleOptions:
+        if self.kind == "constant":
+            for name in ("rounds", "floor"):
+                if name in self.model_fields_set:
+                    raise ValueError(f"schedule.{name} applies to kind 'linear' or 'cosine', not to 'constant'")
+        elif self.rounds is None:
+            raise ValueError(f"schedule.kind {self.kind!r} needs schedule.rounds, where the rate reaches its floor")
+        elif self.rounds <= self.warmup_rounds:
+            raise ValueError("schedule.rounds must be larger than schedule.warmup_rounds")
+        return self
+
+
+class AgentOptions(_Options):
+    """What is different for one agent. What is left out is as for all agents."""
+
+    adapter: str | None = Field(default=None, min_length=1)
+    """Name of its adapter: agents that give the same name share one. None: an adapter of its own."""
+    frozen: bool = False
+    """Its adapter stays as it is; its actions count as part of the environment."""
+    lr: float | None = Field(default=None, gt=0)
+    weight_decay: float | None = Field(default=None, ge=0)
+    schedule: ScheduleOptions | None = None
+
+    @model_validator(mode="after")
+    def _options_fit_together(self) -> AgentOptions:
+        if self.frozen:
+            for name in ("lr", "weight_decay", "schedule"):
+                if name in self.model_fields_set:
+                    raise ValueError(f"{name} has no effect on a frozen agent")
+        return self
+
+
+class ShapingTerm(_Options):
+    """A recorded reward that is added to the team reward of the game."""
+
+    reward: str = Field(min_length=1)
+    """Its name in the store."""
+    level: Literal["episode", "step", "agent"]
+    """`episode`: added to the team reward. `step`: arrives with the action that it points at, and everything
+    before it in D shares it. `agent`: the private reward of one node, which reaches that node's actions only."""
+    weight: float
+    """Factor; negative for a penalty."""
+
+
 class CriticOptions(_Options):
     """V(rollout observation): an MLP on the frozen base model's last hidden state (paper, section 4.2.1)."""
 
+    sharing: Literal["shared", "agent"] = "shared"
+    """One value function for all agents of a base model, told apart by a one-hot; or one for each agent."""
     hidden: int = Field(default=64, ge=1)
     """Width of the hidden layer."""
     lr: float = Field(default=3e-3, gt=0)
     """Adam's learning rate."""
+    loss: Literal["huber", "squared"] = "huber"
     huber_delta: float = Field(default=1.0, gt=0)
     """Where the Huber loss turns from quadratic to linear, in units of reward."""
+    clip: float | None = Field(default=None, gt=0)
+    """How far one round may move a value from where it was before the gradient is cut (PPO's clipped value loss);
+    None does not clip."""
     warmup_epochs: int = Field(default=40, ge=0)
     """At most this many passes over the stored episodes before training; stops earlier once explained
     variance on a held-out fifth of the episodes no longer rises."""
     epochs: int = Field(default=8, ge=0)
     """Passes over each on-policy round."""
 
+    @model_validator(mode="after")
+    def _options_fit_together(self) -> CriticOptions:
+        if self.loss == "squared" and "huber_delta" in self.model_fields_set:
+            raise ValueError("critic.huber_delta applies to critic.loss 'huber' only")
+        return self
+
+
+_OFFLINE_ONLY: dict[str, tuple[str, ...]] = {
+    "threshold": ("filtered",),
+    "beta": ("awr",),
+    "max_weight": ("awr",),
+    "shift": ("asymre",),
+    "ratio_cap": ("importance", "vtrace"),
+}
+
 
 class OfflineOptions(_Options):
     """What is learned from the stored episodes before the first fresh rollout."""
 
-    mode: Literal["filtered", "awr", "off"] = "awr"
+    mode: Literal["filtered", "awr", "asymre", "topr", "importance", "vtrace", "off"] = "awr"
     """`filtered`: imitate the episodes whose reward reaches `threshold`. `awr`: imitate all, each action
-    weighted by exp(advantage / beta), at most `max_weight`. `off`: only the critic learns from the traces."""
+    weighted by exp(advantage / beta), at most `max_weight`. `asymre`: (return - (mean return + shift)) log pi.
+    `topr`: better than average at full weight, worse than average at min(pi / mu, 1). `importance`: policy
+    gradient weighted by min(pi / mu, ratio_cap). `vtrace`: the same along V-trace's targets. `off`: only the
+    critic learns from the traces. The last three but `off` need behaviour log-probs."""
     threshold: float = 1.0
     """Reward from which `filtered` imitates an episode."""
     beta: float = Field(default=0.3, gt=0)
     """Temperature of the advantage weights, in units of reward."""
     max_weight: float = Field(default=10.0, gt=0)
     """Cap of one advantage weight."""
+    shift: float = Field(default=-0.1, le=0)
+    """How far AsymRE's baseline lies below the mean return, in units of reward; above it learning collapses."""
+    ratio_cap: float = Field(default=1.0, gt=0)
+    """Cap of one importance weight (V-trace: rho-bar and c-bar)."""
     epochs: int = Field(default=1, ge=0)
     """Passes over the chosen actions."""
     minibatches: int = Field(default=2, ge=1)
     """Optimiser steps per pass and agent."""
 
+    @model_validator(mode="after")
+    def _options_fit_together(self) -> OfflineOptions:
+        for name, modes in _OFFLINE_ONLY.items():
+            if name in self.model_fields_set and self.mode not in modes:
+                raise ValueError(f"offline.{name} applies to offline.mode {' or '.join(map(repr, modes))} only")
+        return self
+
+    @property
+    def needs_behaviour(self) -> bool:
+        """Whether the loss divides by what the engine said when it sampled."""
+        return self.mode in ("topr", "importance", "vtrace")
+
+
+class ReplayOptions(_Options):
+    """Stored episodes beside the fresh ones of an on-policy round (decoupled PPO), and what may be replayed at all."""
+
+    share: float = Field(default=0.0, ge=0, le=0.9)
+    """At most this share of a round's episodes is older than the round; 0 learns from fresh ones only."""
+    max_staleness: int = Field(default=4, ge=1)
+    """Adapter versions that an action may be behind the one that is trained."""
+    min_ess: float = Field(default=0.3, ge=0, le=1)
+    """Effective sample size of the importance weights, as a share of the actions, below which an agent's
+    replayed actions are dropped."""
+    lineage: Literal["same", "known", "any"] = "same"
+    """`same`: base model, tokenizer, chat template and tool schemas must be those of today. `known`: what is
+    recorded must agree, what is not recorded passes. `any`: not looked at. Imitation of traces without log-probs
+    needs `known` or `any`."""
+
 
 class TrainerOptions(_Options):
-    """One MARFT-A update, in the order in which it is computed."""
+    """One MARFT update, in the order in which it is computed."""
 
     reward: str = "reward"
-    """Name of the episode reward that is trained on."""
+    """Name of the episode reward that is trained on: the team's."""
+    shaping: tuple[ShapingTerm, ...] = ()
+    """Further rewards that reach the loss."""
     lora: LoraOptions = LoraOptions()
     critic: CriticOptions = CriticOptions()
     offline: OfflineOptions = OfflineOptions()
+    replay: ReplayOptions = ReplayOptions()
+    agents: dict[str, AgentOptions] = Field(default_factory=dict)
+    """By node name: adapters that are shared or frozen, and learning rates of their own."""
 
-    estimator: Literal["gae", "grpo", "rloo"] = "gae"
-    """Where advantages come from: GAE along D with the critic, or a group baseline over the samples of a task."""
+    granularity: Literal["action", "token"] = "action"
+    """MARFT-A: one LLM call is one decision. MARFT-T: one token is."""
+    estimator: Estimator = "gae"
+    """Where advantages come from: GAE along D with the critic (MARFT), or a baseline without one. `grpo` and `rloo`:
+    the samples of a task. `dr_mas`: the samples of a task, each agent for itself. `at_grpo`: the samples of a
+    task, agent and turn. `rae`: a running mean of each agent's returns."""
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount per action (one link of D)."""
+    gamma_token: float = Field(default=1.0, gt=0, le=1)
+    """Discount per token within an action (MARFT-T). 1, because 0.99 leaves 0.6 % of a reward 512 tokens away."""
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
-    normalize: Literal["none", "batch", "agent"] = "agent"
-    """Advantages to zero mean and unit deviation: over all actions, or over those of each agent (Dr. MAS)."""
+    """Lambda of GAE per link of D."""
+    token_lambda: float | Literal["adaptive"] = 1.0
+    """Lambda per token within an action (MARFT-T). 1, because (0.95)^100 is 0.6 %: what follows the action would not
+    reach its first tokens. `adaptive`: 1 - 1 / (adaptive_alpha * tokens), VAPO's length-adaptive lambda."""
+    adaptive_alpha: float = Field(default=0.05, gt=0)
+    group_weight: GroupWeight | None = None
+    """How the mean and deviation of `grpo` and `dr_mas` count: each trajectory once, or each action once. None:
+    `trajectory` for grpo, `step` for dr_mas."""
+    group_std: bool = True
+    """Whether group estimators divide by the deviation; without it groups of little spread weigh less."""
+    rae_decay: float = Field(default=0.95, ge=0, lt=1)
+    """Decay of RAE's running baseline."""
+    skip_flat_groups: bool = False
+    """Leave out tasks whose samples all earned the same (DAPO's dynamic sampling, without resampling)."""
+    normalize: Normalization | None = None
+    """Advantages to zero mean and unit deviation: over all, or over those of each agent. None: `agent` for gae
+    and rae, `none` for estimators that divide by a deviation of their own, and for rloo."""
 
-    logprob_norm: Literal["sum", "token"] = "token"
-    """log pi(a): the sum over the action's tokens (equation 6), or that divided by their number."""
+    logprob_norm: Literal["sum", "token", "word"] = "token"
+    """log pi(a) of MARFT-A: the sum over the action's tokens (equation 6), or that divided by the number of
+    its tokens or of its words (the tokenizer's text, split at white space)."""
+    weighting: Weighting | None = None
+    """What counts the same in the loss: every episode, so that long runs do not dominate; every action; or every
+    token (DAPO). None: `episode` for MARFT-A, `token` for MARFT-T."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     clip_high: float = Field(default=0.28, gt=0)
     dual_clip: float | None = Field(default=None, gt=1)
     """Bound c of the dual clip for negative advantages; None turns it off."""
+    entropy_coef: float = Field(default=0.0, ge=0)
+    """Weight of the policy's entropy, per token, over the whole vocabulary."""
     kl_coef: float = Field(default=0.0, ge=0)
     """Weight of the k3 KL estimate to the base model (adapter switched off), per token."""
     kl_stop: float | None = Field(default=0.1, gt=0)
-    """An agent's update of this round ends before the backward pass of a minibatch whose approximate KL (k3,
+    """An adapter's update of this round ends before the backward pass of a minibatch whose approximate KL (k3,
     mean per token, against the policy at the start of the round) is above this; None never stops."""
+    nll_coef: float = Field(default=0.0, ge=0)
+    """Weight of the negative log-likelihood of actions in episodes whose team reward reaches nll_threshold (VAPO)."""
+    nll_threshold: float = 1.0
     proximal: Literal["recomputed", "engine"] = "recomputed"
     """Where pi_old comes from: a pass of the trainer at the start of the round, or the log-probs that the engine
     recorded. `engine` saves that pass; it is checked on a sample and refused where the two differ (serve in
     float32), and needs mismatch 'none', since the weight between engine and trainer would be 1."""
     mismatch: Literal["truncate", "mask", "none"] = "truncate"
-    """Importance weight between engine and trainer, per action (normalised like its log-probs): capped, dropped
-    when out of range, or off."""
+    """Importance weight between engine and trainer, per action (normalised like its log-probs) or per token,
+    as the granularity says: capped, dropped when out of range, or off."""
     mismatch_cap: float = Field(default=2.0, gt=1)
     """C: weights are min(rho, C), or masked to zero outside [1/C, C]."""
+    geometric_mask: float | None = Field(default=None, gt=1)
+    """Drop an action whose mean ratio per token between trainer and engine, exp(mean log rho), is outside
+    [1/g, g]."""
+    veto: float | None = Field(default=None, gt=0, lt=1)
+    """Drop an action with a token that the trainer finds less than this times as likely as the engine did."""
+    off_policy_mask: float | None = Field(default=None, gt=0)
+    """Drop an action of negative advantage once mean(log mu - log pi) per token is above this (DeepSeek-V3.2)."""
 
-    update: Literal["simultaneous", "sequential"] = "sequential"
+    update: Literal["simultaneous", "sequential", "alternating"] = "sequential"
     """`sequential`: agents one after another, each weighted by the clipped ratio of those already updated
-    (HAPPO, A2PO). `simultaneous`: every agent against the policies that sampled."""
+    (HAPPO, A2PO). `simultaneous`: every agent against the policies that sampled. `alternating`: one adapter a
+    round, so that the next one learns from rollouts sampled after it."""
     agent_order: Literal["topological", "reverse", "random"] = "topological"
-    """Order of a sequential update."""
+    """Order of a sequential or alternating update."""
     epochs: int = Field(default=1, ge=1)
     minibatches: int = Field(default=2, ge=1)
     """Optimiser steps per epoch and agent."""
     lr: float = Field(default=1e-3, gt=0)
     """AdamW's learning rate of the adapters."""
     weight_decay: float = Field(default=0.0, ge=0)
+    schedule: ScheduleOptions = ScheduleOptions()
     max_grad_norm: float = Field(default=1.0, gt=0)
     tokens_per_microbatch: int = Field(default=2048, ge=64)
     """Padded tokens that one forward and backward pass takes; bounds memory, changes no result."""
@@ -115,14 +280,61 @@ class TrainerOptions(_Options):
     threads: int | None = Field(default=None, ge=1)
     """CPU threads for torch; None leaves torch's choice."""
 
+    @property
+    def normalization(self) -> Normalization:
+        """`normalize`, or what holds where it was left out."""
+        if self.normalize is not None:
+            return self.normalize
+        return "agent" if self.estimator in ("gae", "rae") else "none"
+
+    @property
+    def loss_weighting(self) -> Weighting:
+        """`weighting`, or what holds where it was left out."""
+        if self.weighting is not None:
+            return self.weighting
+        return "episode" if self.granularity == "action" else "token"
+
+    @property
+    def statistics_weight(self) -> GroupWeight:
+        """`group_weight`, or what holds where it was left out."""
+        if self.group_weight is not None:
+            return self.group_weight
+        return "step" if self.estimator == "dr_mas" else "trajectory"
+
+    @property
+    def masks_actions(self) -> bool:
+        """Whether some actions may be dropped for what engine and trainer say of them."""
+        return any(mask is not None for mask in (self.geometric_mask, self.veto, self.off_policy_mask))
+
     @model_validator(mode="after")
     def _options_fit_together(self) -> TrainerOptions:
-        if self.estimator != "gae" and "gae_lambda" in self.model_fields_set:
-            raise ValueError(f"gae_lambda applies to estimator 'gae' only, not to {self.estimator!r}")
-        if self.update == "simultaneous" and "agent_order" in self.model_fields_set:
-            raise ValueError("agent_order applies to update 'sequential' only")
-        if self.proximal == "engine" and self.mismatch != "none":
-            raise ValueError("proximal 'engine' leaves no mismatch to weight: set mismatch to 'none'")
-        if self.mismatch == "none" and "mismatch_cap" in self.model_fields_set:
-            raise ValueError("mismatch_cap has no effect with mismatch 'none'")
+        for names, applies, where in (
+            (("gae_lambda", "gamma_token", "token_lambda"), self.estimator == "gae", "estimator 'gae'"),
+            (("gamma_token", "token_lambda"), self.granularity == "token", "granularity 'token'"),
+            (("adaptive_alpha",), self.token_lambda == "adaptive", "token_lambda 'adaptive'"),
+            (("group_weight",), self.estimator in ("grpo", "dr_mas"), "estimator 'grpo' or 'dr_mas'"),
+            (("group_std",), self.estimator in _STANDARDISED, "estimator 'grpo', 'dr_mas' or 'at_grpo'"),
+            (("rae_decay",), self.estimator == "rae", "estimator 'rae'"),
+            (("skip_flat_groups",), self.estimator not in ("gae", "rae"), "estimators over groups of samples"),
+            (("critic",), self.estimator == "gae" or self.offline.mode in ("awr", "vtrace"), "a critic in use"),
+            (("logprob_norm",), self.granularity == "action" or self.update == "sequential", "granularity 'action'"),
+            (("nll_threshold",), self.nll_coef > 0, "nll_coef above 0"),
+            (("mismatch_cap",), self.mismatch != "none", "mismatch 'truncate' or 'mask'"),
+            (("agent_order",), self.update != "simultaneous", "update 'sequential' or 'alternating'"),
+        ):
+            for name in names:
+                if name in self.model_fields_set and not applies:
+                    raise ValueError(f"{name} has no effect here: it applies to {where} only")
+        if self.proximal == "engine" and (self.mismatch != "none" or self.masks_actions):
+            raise ValueError(
+                "proximal 'engine' leaves no mismatch to weight: set mismatch to 'none', and no geometric_mask, veto "
+                "or off_policy_mask"
+            )
+        if self.proximal == "engine" and self.replay.share > 0:
+            raise ValueError("replay.share needs proximal 'recomputed': old episodes were sampled by other policies")
+        if self.replay.share > 0 and self.mismatch == "none":
+            raise ValueError("replay.share needs mismatch 'truncate' or 'mask': old episodes must be weighted")
+        names = [term.reward for term in self.shaping]
+        if len({self.reward, *names}) != 1 + len(names):
+            raise ValueError("shaping names a reward twice, or the team reward: give each one weight")
         return self

@@ -1,0 +1,89 @@
+"""Recorded rewards to what each trained action of an episode earned, by the name of the reward.
+
+Three kinds reach the loss, and they are credited differently:
+
+    team      of the whole run: the recorded team reward, and shaping of level `episode`. It is what the critic predicts.
+    step      arrives with one action. That action and everything that it depended on share it, each once,
+              discounted per link of D between them.
+    private   one agent's own, once per episode: it reaches that agent's actions only.
+
+Invariant: an absent reward adds nothing and is reported as absent; weights of shaping terms are in the values.
+It knows nothing of tokens, values or estimators.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from trace_store.records import Reward, Trajectory
+from trainers.config import ShapingTerm
+from trainers.dependencies import links_to
+
+
+@dataclass(frozen=True, slots=True)
+class StepReward:
+    """A reward that arrived with one action. `links`: trained action -> links of D between it and that action."""
+
+    value: float
+    links: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRewards:
+    """All that an episode earned, by the name of the reward."""
+
+    team: Mapping[str, float]
+    step: Mapping[str, tuple[StepReward, ...]] = field(default_factory=dict)
+    private: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # name -> agent -> value
+
+    @property
+    def total(self) -> float:
+        """The team reward with its shaping."""
+        return sum(self.team.values())
+
+
+def trajectory_to_rewards(
+    trajectory: Trajectory,
+    team: tuple[str, float],
+    shaping: Sequence[ShapingTerm],
+    edges: Sequence[tuple[int, int]],
+    kept: Sequence[bool],
+) -> tuple[EpisodeRewards, list[ShapingTerm]]:
+    """Recorded rewards to an episode's, and the shaping terms of which it has no finite value.
+
+    Of several rewards with one name and one target the latest counts.
+
+    Args:
+        team: name and value of the team reward.
+        edges: D over all actions of the trajectory, by position.
+        kept: which actions are trained.
+    """
+    totals, steps, private = dict([team]), {}, {}
+    absent = []
+    for term in shaping:
+        found = _latest(trajectory, term)
+        if not found:
+            absent.append(term)
+        elif term.level == "episode":
+            totals[term.reward] = found[0].value * term.weight
+        elif term.level == "agent":
+            private[term.reward] = {r.node: r.value * term.weight for r in found if r.node is not None}
+        else:
+            position = {action.action_id: i for i, action in enumerate(trajectory.actions)}
+            steps[term.reward] = tuple(
+                StepReward(r.value * term.weight, links_to(position[r.action_id], edges, kept))
+                for r in found
+                if r.action_id in position
+            )
+    return EpisodeRewards(totals, steps, private), absent
+
+
+def _latest(trajectory: Trajectory, term: ShapingTerm) -> list[Reward]:
+    """The newest finite reward of the term for each of its targets."""
+    newest: dict[tuple[str | None, str | None], Reward] = {}
+    for reward in sorted(trajectory.rewards, key=lambda r: r.created_ns):
+        if reward.scope == term.level and reward.name == term.reward and math.isfinite(reward.value):
+            newest[reward.action_id, reward.node] = reward
+    return list(newest.values())
