@@ -10,17 +10,17 @@ Knows neither which rows are asked for nor what a trajectory is.
 # ruff: noqa: S608 - statements are put together from constants; every value is bound
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from operator import le
 from typing import Any, Generic, Protocol
 
 import duckdb
 
-from trace_store.rows import R, arrow_to_columns, columns_to_records
+from trace_store.rows import R, arrow_to_reader, columns_to_records
 from trace_store.schema import Table
 
 FEW = 4  # episodes, for which setting Arrow up costs more than it saves
@@ -51,7 +51,7 @@ class RowsByEpisode(Generic[R]):
         values: Sequence[Any],
         episode_ids: Sequence[str],
     ) -> None:
-        """`condition` comes after the FROM of the query, and `values` are bound to it; all must be of `episode_ids`."""
+        """`condition` comes after the FROM of the query, `values` are bound to it; rows of other episodes are dropped."""
         names = [field.name for field in fields(record_class)]
         query = "SELECT " + ", ".join(f'"{name}"' for name in names) + f" FROM {table.name} {condition}"
         arrow = len(episode_ids) > FEW and find_spec("pyarrow") is not None
@@ -59,33 +59,39 @@ class RowsByEpisode(Generic[R]):
         self._class: type[R] = record_class
         self._table = table
         self._rank = {episode_id: rank for rank, episode_id in enumerate(episode_ids)}
-        self._ranks = list(map(self._rank.__getitem__, self._columns.ids()))  # rising from here on
-        if not all(map(le, self._ranks, self._ranks[1:])):
-            self._columns.rearrange(sorted(range(len(self._ranks)), key=self._ranks.__getitem__))
-            self._ranks.sort()
+        behind = len(episode_ids)
+        ranks = [self._rank.get(episode_id, behind) for episode_id in self._columns.ids()]
+        if not all(map(le, ranks, ranks[1:])):
+            self._columns.rearrange(sorted(range(len(ranks)), key=ranks.__getitem__))
+        rows = Counter(ranks)
+        self._bounds = list(accumulate(map(rows.__getitem__, range(behind)), initial=0))
 
-    def of(self, episode_ids: Sequence[str]) -> Iterator[list[R]]:
+    def of(self, episode_ids: Sequence[str]) -> list[list[R]]:
         """The records of each of these episodes, which must follow one another in those of the beginning."""
         first = self._rank[episode_ids[0]]
-        bounds = [bisect_left(self._ranks, rank) for rank in range(first, first + len(episode_ids) + 1)]
+        bounds = self._bounds[first : first + len(episode_ids) + 1]
         begin, end = bounds[0], bounds[-1]
         records = columns_to_records(self._class, self._table, self._columns.between(begin, end)) if begin < end else []
-        return (records[one - begin : other - begin] for one, other in pairwise(bounds))
+        return [records[one - begin : other - begin] for one, other in pairwise(bounds)]
 
 
 class _ArrowColumns:
     def __init__(self, con: duckdb.DuckDBPyConnection, query: str, values: Sequence[Any]) -> None:
-        self._table = con.sql(query, params=list(values)).to_arrow_table()
+        self._table = con.sql(query, params=list(values)).to_arrow_table().combine_chunks()
+        self._readers: dict[str, Callable[[int, int], Sequence[Any]]] = {}
 
     def ids(self) -> list[str]:
         found: list[str] = self._table.column("episode_id").to_pylist()
         return found
 
     def rearrange(self, numbers: Sequence[int]) -> None:
-        self._table = self._table.combine_chunks().take(list(numbers))
+        self._table = self._table.take(list(numbers)).combine_chunks()
 
     def between(self, begin: int, end: int) -> Mapping[str, Sequence[Any]]:
-        return arrow_to_columns(self._table.slice(begin, end - begin))
+        if not self._readers:  # there are rows, so each column is one chunk
+            columns = zip(self._table.column_names, self._table.columns, strict=True)
+            self._readers = {name: arrow_to_reader(column.chunk(0)) for name, column in columns}
+        return {name: read(begin, end) for name, read in self._readers.items()}
 
 
 class _PlainColumns:

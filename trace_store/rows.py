@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
-from itertools import chain, pairwise, repeat
+from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trace_store.records import Action, AdapterRow, Edge, Episode, Reward, RunRow, SpanRow
@@ -62,33 +62,30 @@ def _text_to_bag(text: str) -> Any:
     return value if end == len(text) else json.loads(text)
 
 
-def arrow_to_columns(table: pa.Table) -> dict[str, list[Any]]:
-    """An Arrow table -> its columns as Python values, by name; lists of numbers become tuples."""
-    return {
-        name: list(chain.from_iterable(map(_arrow_to_values, column.chunks)))
-        for name, column in zip(table.column_names, table.columns, strict=True)
-    }
-
-
-def _arrow_to_values(array: pa.Array) -> list[Any]:
+def arrow_to_reader(array: pa.Array) -> Callable[[int, int], Sequence[Any]]:
+    """One column -> what gives its Python values from a row up to another; lists of numbers become tuples."""
     import pyarrow as pa
 
     codes = {pa.list_(pa.int32()): "i", pa.list_(pa.float64()): "d"}
     if array.null_count == len(array):
-        return [None] * len(array)
+        return lambda begin, end: [None] * (end - begin)
     code = codes.get(array.type)
     if code is None or array.values.null_count:
-        return array.to_pylist()  # type: ignore[no-any-return]
+        return lambda begin, end: array[begin:end].to_pylist()  # type: ignore[no-any-return]
     # One call of C per list: several times faster than a Python object of Arrow per number.
     start, size = array.values.offset, struct.calcsize(code)
     numbers = array.values.buffers()[1] or b""
-    lists = [
-        _unpacker(code, end - begin)(numbers, (start + begin) * size)
-        for begin, end in pairwise(array.offsets.to_pylist())
-    ]
-    if array.null_count:
-        return [numbers if valid else None for numbers, valid in zip(lists, array.is_valid().to_pylist(), strict=True)]
-    return lists
+    nulls = array.null_count > 0
+
+    def read(begin: int, end: int) -> Sequence[Any]:
+        bounds = array.offsets[begin : end + 1].to_pylist()
+        lists = [_unpacker(code, other - one)(numbers, (start + one) * size) for one, other in pairwise(bounds)]
+        if not nulls:
+            return lists
+        valid = array[begin:end].is_valid().to_pylist()
+        return [numbers if known else None for numbers, known in zip(lists, valid, strict=True)]
+
+    return read
 
 
 @lru_cache(maxsize=1 << 14)

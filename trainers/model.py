@@ -1,9 +1,9 @@
-"""A model directory to policies: one frozen base in memory, one LoRA adapter per agent, log-probs of actions.
+"""A model directory to policies: one frozen base in memory, LoRA adapters on it, log-probs of actions.
 
 Invariant: base weights never change; adapter weights are float32 masters; the reference policy is the same base with
 the adapters switched off. Log-probs are those of softmax(logits / T) at the temperature T that sampled the action,
 so that ratios to the engine's log-probs are unbiased. Logits exist only at sampled positions, a chunk at a time.
-It knows nothing of rewards, advantages or optimisers.
+It knows nothing of agents, rewards, advantages or optimisers: an adapter has a name, and who acts by it is said elsewhere.
 """
 
 # ruff: noqa: N803, N806 (shape suffixes)
@@ -19,16 +19,16 @@ from typing import Any
 import torch
 from peft import PeftModel, get_peft_model
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from trainers import adapter_files
-from trainers.batch import MicroBatch, lengths_to_groups, rows_to_rectangle
+from trainers.microbatch import MicroBatch, lengths_to_groups, rows_to_rectangle
 from trainers.config import LoraOptions
 from trainers.errors import TrainError
 from trainers.files import weights_to_sha256
 from trainers.prefix import backbone_to_hidden, can_share_prefixes, shared_prefix
-from trainers.token_logprobs import hidden_to_logprobs
+from trainers.token_logprobs import hidden_to_logprobs, hidden_to_logprobs_and_entropy
 
 Tick = Callable[[int], None]  # told how many actions or sequences have just been processed
 
@@ -36,26 +36,26 @@ _HEAD_TOLERANCE = 1e-2  # relative; a scaled or soft-capped output layer is off 
 
 
 class PolicyModel:
-    """The policies pi_i of all agents and their reference.
+    """The policies on one base model, and their reference.
 
     Args:
         model_dir: a Hugging Face causal language model with safetensors weights.
-        agents: node names; one adapter each.
+        adapters: their names, of any characters.
         device: "cpu" (float32 base) or "cuda" (bfloat16 base).
-        seed: of the A matrices. Each agent's depends on the seed and its name only; B is 0, so that an untrained
+        seed: of the A matrices. Each adapter's depends on the seed and its name only; B is 0, so that an untrained
             adapter is the base model exactly.
 
     Raises:
         TrainError: not a model directory, target modules that it lacks, or an output layer that is not plain.
     """
 
-    def __init__(self, model_dir: Path, agents: Sequence[str], lora: LoraOptions, device: str, seed: int) -> None:
+    def __init__(self, model_dir: Path, adapters: Sequence[str], lora: LoraOptions, device: str, seed: int) -> None:
         self.model_dir = model_dir
-        self.agents = tuple(agents)
+        self.adapters = tuple(adapters)
         self.lora = lora
         self.device = torch.device(device)
-        if not self.agents or len(set(self.agents)) != len(self.agents):
-            raise TrainError(f"agents must be one or more different names, not {list(self.agents)}")
+        if not self.adapters or len(set(self.adapters)) != len(self.adapters):
+            raise TrainError(f"adapters must be one or more different names, not {list(self.adapters)}")
         base = _load_base(model_dir, self.device)
         self._backbone: Any = getattr(base, base.base_model_prefix)
         self._head: Any = base.get_output_embeddings()
@@ -64,11 +64,11 @@ class PolicyModel:
         self._shares_prefixes = can_share_prefixes(self._backbone, self.device)
         _check_targets(base, lora, model_dir)
         # peft builds module names from adapter names, which must not contain dots; node names may
-        self._slots = {agent: f"agent{i}" for i, agent in enumerate(self.agents)}
+        self._slots = {adapter: f"slot{i}" for i, adapter in enumerate(self.adapters)}
         self.peft = _add_adapters(base, lora, list(self._slots.values()))
-        self._parameters = {agent: self._find_parameters(slot) for agent, slot in self._slots.items()}
-        for agent in self.agents:
-            _initialise(self._parameters[agent], seed, agent)
+        self._parameters = {adapter: self._find_parameters(slot) for adapter, slot in self._slots.items()}
+        for adapter in self.adapters:
+            _initialise(self._parameters[adapter], seed, adapter)
         self._active: str | None = None
 
     @cached_property
@@ -81,17 +81,17 @@ class PolicyModel:
         """Size of a hidden state."""
         return int(self._head.weight.shape[1])
 
-    def parameters(self, agent: str) -> dict[str, torch.nn.Parameter]:
-        """The agent's LoRA matrices by their name in a plain peft file (without the agent's name), sorted."""
-        return self._parameters[agent]
+    def parameters(self, adapter: str) -> dict[str, torch.nn.Parameter]:
+        """The LoRA matrices by their name in a plain peft file (without the adapter's name), sorted."""
+        return self._parameters[adapter]
 
-    def adapter_norm(self, agent: str) -> float:
-        """Frobenius norm of the agent's whole weight update, sqrt(sum over modules of |alpha / r * B A|^2).
+    def adapter_norm(self, adapter: str) -> float:
+        """Frobenius norm of the adapter's whole weight update, sqrt(sum over modules of |alpha / r * B A|^2).
 
         From the r x r Gram matrices, |B A|^2 = sum((B^T B) * (A A^T)), so no full-size update is formed.
         """
         total = 0.0
-        parameters = self._parameters[agent]
+        parameters = self._parameters[adapter]
         with torch.no_grad():
             for name, a in parameters.items():
                 if "lora_A" in name:
@@ -99,24 +99,30 @@ class PolicyModel:
                     total += float(((b.T @ b) * (a @ a.T)).sum())
         return float(self.lora.alpha / self.lora.rank * max(total, 0.0) ** 0.5)
 
-    def use(self, agent: str) -> None:
-        """Switches the forward pass to the agent's adapter; nothing to do when it is active already."""
-        if self._active != agent:
-            self.peft.set_adapter(self._slots[agent])
-            self._active = agent
+    def use(self, adapter: str) -> None:
+        """Switches the forward pass to an adapter; nothing to do when it is active already."""
+        if self._active != adapter:
+            self.peft.set_adapter(self._slots[adapter])
+            self._active = adapter
 
-    def logprobs(self, agent: str | None, batch: MicroBatch) -> Tensor:
-        """log pi(token) of every sampled token of the batch, shape [T]; `agent` None is the reference policy.
+    def logprobs(self, adapter: str | None, batch: MicroBatch) -> Tensor:
+        """log pi(token) of every sampled token of the batch, shape [T]; `adapter` None is the reference policy.
 
-        Differentiable with respect to the agent's adapter, unless called under `torch.no_grad()`.
+        Differentiable with respect to the adapter, unless called under `torch.no_grad()`.
         """
-        return hidden_to_logprobs(
-            self._hidden_at(agent, batch.input_ids_BL, batch.row_T, batch.column_T),
-            self._head.weight,
-            getattr(self._head, "bias", None),
-            batch.sampled_T.to(self.device),
-            batch.temperature_T.to(self.device),
-        )
+        return hidden_to_logprobs(*self._head_inputs(adapter, batch))
+
+    def logprobs_and_entropy(self, adapter: str, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """As `logprobs`, and the entropy of the distribution that each token was drawn from, both shape [T]."""
+        return hidden_to_logprobs_and_entropy(*self._head_inputs(adapter, batch))
+
+    def word_counts(self, sequences: Sequence[tuple[int, ...]]) -> list[int]:
+        """How many words, split at white space, the text of each token sequence has; at least 1.
+
+        Raises:
+            TrainError: the model directory has no tokenizer.
+        """
+        return [max(1, len(self._tokenizer.decode(ids).split())) for ids in sequences]
 
     @torch.no_grad()
     def features(self, sequences: Sequence[tuple[int, ...]], budget: int, tick: Tick | None = None) -> Tensor:
@@ -135,28 +141,47 @@ class PolicyModel:
                 tick(len(group))
         return result
 
-    def save_adapter(self, agent: str, folder: Path) -> None:
-        """Writes the agent's adapter as a plain peft folder, whole or not at all; an existing one is replaced."""
-        adapter_files.write(folder, self._parameters[agent], self.lora, self.model_dir, self.base_sha256)
+    def save_adapter(self, adapter: str, folder: Path) -> None:
+        """Writes an adapter as a plain peft folder, whole or not at all; an existing one is replaced."""
+        adapter_files.write(folder, self._parameters[adapter], self.lora, self.model_dir, self.base_sha256)
 
-    def load_adapter(self, agent: str, folder: Path) -> None:
-        """Reads an adapter folder into the agent's weights.
+    def load_adapter(self, adapter: str, folder: Path) -> None:
+        """Reads an adapter folder into an adapter's weights.
 
         Raises:
             TrainError: not an adapter, or one for another base model, shape or set of target modules.
         """
-        adapter_files.read_into(folder, self._parameters[agent], self.lora, self.model_dir, self.base_sha256)
+        adapter_files.read_into(folder, self._parameters[adapter], self.lora, self.model_dir, self.base_sha256)
 
-    def _hidden_at(self, agent: str | None, input_ids_BL: Tensor, row_N: Tensor, column_N: Tensor) -> Tensor:
+    def _head_inputs(
+        self, adapter: str | None, batch: MicroBatch
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
+        return (
+            self._hidden_at(adapter, batch.input_ids_BL, batch.row_T, batch.column_T),
+            self._head.weight,
+            getattr(self._head, "bias", None),
+            batch.sampled_T.to(self.device),
+            batch.temperature_T.to(self.device),
+        )
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        try:
+            return AutoTokenizer.from_pretrained(self.model_dir, local_files_only=True)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            raise TrainError(f"logprob_norm 'word' needs a tokenizer in {self.model_dir}: {reason[0]}") from None
+
+    def _hidden_at(self, adapter: str | None, input_ids_BL: Tensor, row_N: Tensor, column_N: Tensor) -> Tensor:
         """Last hidden states at the given positions, shape [N, H].
 
         All calls of a node begin with its profile. That prefix goes through the model once, and the rows attend to
         its keys and values; gradients flow back through them, so the result is that of the plain pass.
         """
-        if agent is not None:
-            self.use(agent)
+        if adapter is not None:
+            self.use(adapter)
         shared = shared_prefix(input_ids_BL, int(column_N.min())) if self._shares_prefixes else 0
-        with self.peft.disable_adapter() if agent is None else nullcontext():
+        with self.peft.disable_adapter() if adapter is None else nullcontext():
             hidden_BLH = backbone_to_hidden(self._backbone, input_ids_BL.to(self.device), shared)
         return hidden_BLH[row_N.to(self.device), (column_N - shared).to(self.device)]
 
@@ -222,9 +247,9 @@ def _add_adapters(base: Any, lora: LoraOptions, slots: Sequence[str]) -> PeftMod
     return peft.eval()
 
 
-def _initialise(parameters: dict[str, torch.nn.Parameter], seed: int, agent: str) -> None:
+def _initialise(parameters: dict[str, torch.nn.Parameter], seed: int, adapter: str) -> None:
     """A from peft's default distribution (Kaiming uniform, a = sqrt 5), drawn on the CPU; B = 0."""
-    digest = hashlib.sha256(f"{seed}:{agent}".encode()).digest()
+    digest = hashlib.sha256(f"{seed}:{adapter}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
     with torch.no_grad():
         for name, parameter in parameters.items():
