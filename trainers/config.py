@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Estimator = Literal["gae", "grpo", "rloo", "dr_mas", "at_grpo", "rae"]
 Normalization = Literal["none", "batch", "agent"]
+Granularity = Literal["action", "token"]
 Weighting = Literal["episode", "action", "token"]
 GroupWeight = Literal["trajectory", "step"]
 
@@ -194,7 +195,7 @@ class TrainerOptions(_Options):
     agents: dict[str, AgentOptions] = Field(default_factory=dict)
     """By node name: adapters that are shared or frozen, and learning rates of their own."""
 
-    granularity: Literal["action", "token"] = "action"
+    granularity: Granularity = "action"
     """MARFT-A: one LLM call is one decision. MARFT-T: one token is."""
     estimator: Estimator = "gae"
     """Where advantages come from: GAE along D with the critic (MARFT), or a baseline without one. `grpo` and `rloo`:

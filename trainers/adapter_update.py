@@ -1,0 +1,319 @@
+"""The actions of one adapter and their advantages to a changed adapter: the optimiser loops.
+
+Invariant: only this adapter changes. Cutting a round into micro-batches, or over processes, changes no
+result: shares are parts of the whole round, and sums over processes are taken before every decision and every step.
+It knows nothing of episodes, critics or other adapters.
+
+Shapes: lists are parallel to the items, one tensor per action: _T tensors have one entry per sampled token, _U ones one
+entry per unit (one with granularity "action", one per sampled token with "token").
+"""
+
+# ruff: noqa: N806, N815 (shape suffixes)
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainers.batch import ActionItem
+from trainers.config import Granularity, TrainerOptions
+from trainers.errors import TrainError
+from trainers.losses import k3
+from trainers.microbatch import MicroBatch, items_to_microbatches
+from trainers.model import PolicyModel, Tick
+from trainers.objective import Scored, scored_to_linear_loss, scored_to_loss
+from trainers.offline_losses import imitation_loss, offline_coefficients
+from trainers.weighting import unit_shares
+from trainers.workers import Workers
+
+_SUMS = ("units", "clipped", "ratio_sum", "actions", "masked")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRates:
+    """What the optimiser of one adapter is given."""
+
+    lr: float
+    weight_decay: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRound:
+    """What one adapter learns from in one round. Tensors are on the model's device."""
+
+    items: Sequence[ActionItem]
+    episode_A: Sequence[int]
+    old_T: Sequence[Tensor]  # log-probs at the start of the round
+    reference_T: Sequence[Tensor] | None  # by the base model; None without a KL penalty
+    advantage_U: Sequence[Tensor]
+    factor_A: Tensor  # compounded clipped ratio of the agents already updated
+    positive_A: Tensor  # 1.0 where the team reward reached nll_threshold
+    source_U: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)  # parts of the advantage, by reward
+
+
+class AdapterLearner:
+    """An adapter with its AdamW state, and two ways to learn: `improve` (clipped surrogate) and `imitate`."""
+
+    def __init__(
+        self, model: PolicyModel, adapter: str, rates: AdapterRates, options: TrainerOptions, workers: Workers
+    ) -> None:
+        self.model = model
+        self.adapter = adapter
+        self.rates = rates
+        self.options = options
+        self.workers = workers
+        self.parameters = list(model.parameters(adapter).values())
+        self.optimizer = self.fresh_optimizer()
+
+    def fresh_optimizer(self) -> torch.optim.AdamW:
+        """AdamW without any memory of earlier steps."""
+        return torch.optim.AdamW(self.parameters, lr=self.rates.lr, weight_decay=self.rates.weight_decay)
+
+    def set_rate(self, factor: float) -> float:
+        """Sets the learning rate to `factor` times the adapter's own; returns it."""
+        rate = self.rates.lr * factor
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    @torch.no_grad()
+    def logprobs(self, items: Sequence[ActionItem], reference: bool = False, tick: Tick | None = None) -> list[Tensor]:
+        """Log-probs of each action's tokens under the current policy, or under the base model; one tensor each."""
+        scored: list[tuple[int, Tensor]] = []
+        batches = items_to_microbatches(items, self.options.tokens_per_microbatch)
+        for batch in self.workers.mine(batches):
+            logp_T = self.model.logprobs(None if reference else self.adapter, batch)
+            scored += zip(batch.items, torch.split(logp_T, list(batch.lengths)), strict=True)
+            if tick is not None:
+                tick(len(batch.items))
+        return self.workers.gather(scored, [len(item.sampled_ids) for item in items], self.model.device)
+
+    def improve(self, data: AdapterRound, generator: torch.Generator, tick: Tick) -> dict[str, Any]:
+        """The adapter's update of one round: epochs x minibatches of the clipped surrogate.
+
+        A minibatch's approximate KL is a mean of terms that are never negative, so it is known to be over `kl_stop` as
+        soon as the micro-batches so far are over it; the update then ends, before the backward pass of that
+        micro-batch, and gradients gathered for this minibatch are dropped. The decision is that of
+        the whole minibatch, however it is cut up.
+
+        Returns:
+            approx_kl, clipfrac, ratio_mean, ratio_max (new against old policy), masked (share of the actions),
+            grad_norm (mean before clipping), gradient_share (part of each reward in the gradient of the first
+            minibatch, when there are several), steps, stopped_early. What no minibatch measured is None.
+        """
+        options = self.options
+        sums = dict.fromkeys(_SUMS, 0.0)
+        ratio_max, kl_sum, norm_sum, tokens, steps = -math.inf, 0.0, 0.0, 0, 0
+        gradient_share: dict[str, float] | None = None
+        stopped = False
+        prepared = _Prepared(data, options, self.model)
+        for chosen in _minibatches(len(data.items), options.epochs, options.minibatches, generator):
+            step_tokens = sum(len(data.items[i].sampled_ids) for i in chosen)
+            if gradient_share is None and len(data.source_U) > 1:
+                gradient_share = self._gradient_share(prepared, chosen)
+            kl_of_step = 0.0
+            self.optimizer.zero_grad()
+            for batch in self._turns(items_to_microbatches(data.items, options.tokens_per_microbatch, chosen)):
+                scored = None if batch is None else self._score(prepared, batch)
+                kl = 0.0 if scored is None else float(k3(scored.new_T.detach() - scored.old_T).sum())
+                kl_of_step += self.workers.add([kl])[0]
+                if options.kl_stop is not None and kl_of_step > options.kl_stop * step_tokens:
+                    stopped = True
+                    break
+                if scored is not None:
+                    loss, found = scored_to_loss(scored, options)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    ratio_max = max(ratio_max, found["ratio_max"])
+                    for name in _SUMS:
+                        sums[name] += found[name]
+                    tick(int(found["actions"]))
+            kl_sum += kl_of_step
+            tokens += step_tokens
+            if stopped:
+                self.optimizer.zero_grad()
+                break
+            norm_sum += self._step()
+            steps += 1
+        units, clipped, ratio_sum, actions, masked = self.workers.add([sums[name] for name in _SUMS])
+        return {
+            "approx_kl": kl_sum / tokens if tokens else None,
+            "clipfrac": clipped / units if units else None,
+            "ratio_mean": ratio_sum / units if units else None,
+            "ratio_max": self.workers.max(ratio_max) if units else None,
+            "masked": masked / actions if actions else None,
+            "grad_norm": norm_sum / steps if steps else None,
+            "gradient_share": gradient_share,
+            "steps": steps,
+            "stopped_early": stopped,
+        }
+
+    def imitate(
+        self,
+        items: Sequence[ActionItem],
+        episode_A: Sequence[int],
+        advantages: Sequence[float],
+        generator: torch.Generator,
+        tick: Tick,
+    ) -> dict[str, Any]:
+        """Learns from recorded actions as `offline.mode` says, each weighted by its coefficient.
+
+        Args:
+            advantages: what the mode weighs by, one per action; see `offline_coefficients`.
+
+        Returns:
+            loss and grad_norm (means over the optimiser steps), coefficient_mean, steps.
+        """
+        options, offline = self.options, self.options.offline
+        device = self.model.device
+        share_A = _shares(items, episode_A, options, "token", device)
+        advantage_A = torch.tensor(advantages, dtype=torch.float32, device=device)
+        loss_sum = coefficient_sum = norm_sum = 0.0
+        seen = steps = 0
+        for chosen in _minibatches(len(items), offline.epochs, offline.minibatches, generator):
+            parts = min(offline.minibatches, len(items))
+            self.optimizer.zero_grad()
+            for batch in self.workers.mine(items_to_microbatches(items, options.tokens_per_microbatch, chosen)):
+                row_T, rows = batch.row_T.to(device), list(batch.items)
+                new_T = self.model.logprobs(self.adapter, batch)
+                log_ratio_A = None
+                if offline.needs_behaviour and offline.mode != "vtrace":
+                    gap_T = new_T.detach() - _behaviour(items, rows, device)
+                    log_ratio_A = torch.zeros(len(rows), device=device).index_add(0, row_T, gap_T)
+                coefficient_A = offline_coefficients(offline.mode, advantage_A[rows], log_ratio_A, offline)
+                loss = imitation_loss(new_T, row_T, coefficient_A, parts * share_A[rows][row_T])
+                loss.backward()  # type: ignore[no-untyped-call]
+                loss_sum += float(loss.detach())
+                coefficient_sum += float(coefficient_A.sum())
+                tick(len(rows))
+            norm_sum += self._step()
+            seen += len(chosen)
+            steps += 1
+        loss_sum, coefficient_sum = self.workers.add([loss_sum, coefficient_sum])
+        return {
+            "loss": loss_sum / steps if steps else None,
+            "grad_norm": norm_sum / steps if steps else None,
+            "coefficient_mean": coefficient_sum / seen if seen else None,
+            "steps": steps,
+        }
+
+    def _turns(self, batches: Sequence[MicroBatch]) -> Iterator[MicroBatch | None]:
+        """This process's micro-batches, in step with the others; None when it has none left and others do."""
+        for first in range(0, len(batches), self.workers.count):
+            mine = first + self.workers.rank
+            yield batches[mine] if mine < len(batches) else None
+
+    def _score(self, prepared: _Prepared, batch: MicroBatch) -> Scored:
+        """A micro-batch under the current policy."""
+        entropy_T = None
+        if self.options.entropy_coef > 0:
+            new_T, entropy_T = self.model.logprobs_and_entropy(self.adapter, batch)
+        else:
+            new_T = self.model.logprobs(self.adapter, batch)
+        return prepared.scored(batch, new_T, entropy_T)
+
+    def _gradient_share(self, prepared: _Prepared, chosen: Sequence[int]) -> dict[str, float] | None:
+        """Norm of each reward's part of the gradient of a minibatch, as shares; None when there is no gradient."""
+        totals = {name: [torch.zeros_like(p) for p in self.parameters] for name in prepared.data.source_U}
+        batches = items_to_microbatches(prepared.data.items, self.options.tokens_per_microbatch, chosen)
+        for batch in self.workers.mine(batches):
+            scored = self._score(prepared, batch)
+            for name, total in totals.items():
+                loss = scored_to_linear_loss(prepared.with_source(scored, batch, name), self.options)
+                gradients = torch.autograd.grad(loss, self.parameters, retain_graph=True, allow_unused=True)
+                for sum_so_far, gradient in zip(total, gradients, strict=True):
+                    if gradient is not None:
+                        sum_so_far += gradient
+        norms = {}
+        for name, total in totals.items():
+            flat = self.workers.add_tensor(torch.cat([part.flatten() for part in total]))
+            norms[name] = float(flat.norm())
+        whole = sum(norms.values())
+        return {name: norm / whole for name, norm in norms.items()} if whole > 0 else None
+
+    def _step(self) -> float:
+        self.workers.add_gradients(self.parameters)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.options.max_grad_norm))
+        if not math.isfinite(norm):
+            raise TrainError(
+                f"adapter {self.adapter!r}: the gradient is not finite; lower trainer.lr or check the rewards"
+            )
+        self.optimizer.step()
+        return norm
+
+
+class _Prepared:
+    """A round with what stays the same over its epochs: shares, words, what the engine said."""
+
+    def __init__(self, data: AdapterRound, options: TrainerOptions, model: PolicyModel) -> None:
+        self.data, self.options, self.device = data, options, model.device
+        self.parts = min(options.minibatches, len(data.items))  # a minibatch stands for the whole round
+        self.share_A = _shares(data.items, data.episode_A, options, options.granularity, self.device)
+        self.token_share_A = _shares(data.items, data.episode_A, options, "token", self.device)
+        self.words_A: Tensor | None = None
+        if options.logprob_norm == "word":
+            words = model.word_counts([item.sampled_ids for item in data.items])
+            self.words_A = torch.tensor(words, dtype=torch.float32, device=self.device)
+        self.needs_behaviour = options.mismatch != "none" or options.masks_actions
+
+    def scored(self, batch: MicroBatch, new_T: Tensor, entropy_T: Tensor | None) -> Scored:
+        """The micro-batch with its rows of everything."""
+        data, rows = self.data, list(batch.items)
+        return Scored(
+            row_T=batch.row_T.to(self.device),
+            new_T=new_T,
+            old_T=torch.cat([data.old_T[i] for i in rows]),
+            behaviour_T=_behaviour(data.items, rows, self.device) if self.needs_behaviour else None,
+            reference_T=None if data.reference_T is None else torch.cat([data.reference_T[i] for i in rows]),
+            entropy_T=entropy_T,
+            advantage_U=torch.cat([data.advantage_U[i] for i in rows]),
+            share_A=self.parts * self.share_A[rows],
+            token_share_A=self.parts * self.token_share_A[rows],
+            factor_A=data.factor_A[rows],
+            positive_A=data.positive_A[rows],
+            words_A=None if self.words_A is None else self.words_A[rows],
+        )
+
+    def with_source(self, scored: Scored, batch: MicroBatch, source: str) -> Scored:
+        """The same with one part of the advantage in place of the whole."""
+        part_U = torch.cat([self.data.source_U[source][i] for i in batch.items])
+        return replace(scored, advantage_U=part_U)
+
+
+def _behaviour(items: Sequence[ActionItem], rows: Sequence[int], device: torch.device) -> Tensor:
+    """The engine's log-probs of some actions, end to end.
+
+    Raises:
+        TrainError: an action without them. Such actions are left out of rounds that need them; to go on
+            here would count them as if engine and trainer agreed.
+    """
+    said: list[float] = []
+    for i in rows:
+        behaviour = items[i].behaviour
+        if behaviour is None:
+            raise TrainError(f"an action of {items[i].agent!r} has no log-probs, so it cannot be importance-weighted")
+        said += behaviour
+    return torch.tensor(said, dtype=torch.float32, device=device)
+
+
+def _shares(
+    items: Sequence[ActionItem],
+    episode_A: Sequence[int],
+    options: TrainerOptions,
+    granularity: Granularity,
+    device: torch.device,
+) -> Tensor:
+    lengths = [len(item.sampled_ids) for item in items]
+    shares = unit_shares(lengths, list(episode_A), options.loss_weighting, granularity)
+    return torch.tensor(shares, dtype=torch.float32, device=device)
+
+
+def _minibatches(count: int, epochs: int, minibatches: int, generator: torch.Generator) -> Iterator[list[int]]:
+    """A fresh random partition of `count` actions for every epoch; no part is empty."""
+    for _ in range(epochs):
+        order = torch.randperm(count, generator=generator)
+        for part in order.tensor_split(min(minibatches, count)) if count else ():
+            yield part.tolist()
