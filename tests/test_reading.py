@@ -225,6 +225,18 @@ def test_no_list_is_not_an_empty_list(tmp_path: Path) -> None:
             assert found == [(None, (), (0.5, None))] * 6
 
 
+@pytest.mark.parametrize("arrow", [True, False])
+def test_rows_of_no_episode_are_not_read_however_near_they_are(tmp_path: Path, arrow: bool) -> None:
+    kept, gone = traces_between(0, 8), traces_between(8, 16)
+    with TraceStore.open(tmp_path / "s.duckdb") as store:
+        take_in(store, [*kept.values(), *gone.values()])
+        for key in gone:
+            store.sql("DELETE FROM episodes WHERE episode_id = ?", (key,))
+        with small_pages(arrow=arrow):
+            found = {one.episode.episode_id: one for one in store.trajectories()}
+            assert found == {key: spans_to_trajectory(spans) for key, spans in kept.items()}
+
+
 def test_an_edge_without_its_action_is_an_error_that_names_both(tmp_path: Path) -> None:
     with TraceStore.open(tmp_path / "s.duckdb") as store:
         take_in(store, [chain().spans()])

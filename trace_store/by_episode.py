@@ -51,7 +51,7 @@ class RowsByEpisode(Generic[R]):
         values: Sequence[Any],
         episode_ids: Sequence[str],
     ) -> None:
-        """`condition` comes after the FROM of the query, `values` are bound to it; rows of other episodes are dropped."""
+        """`condition`, with `values` bound to it, follows FROM in the query; rows of other episodes are dropped."""
         names = [field.name for field in fields(record_class)]
         query = "SELECT " + ", ".join(f'"{name}"' for name in names) + f" FROM {table.name} {condition}"
         arrow = len(episode_ids) > FEW and find_spec("pyarrow") is not None
@@ -89,8 +89,9 @@ class _ArrowColumns:
 
     def between(self, begin: int, end: int) -> Mapping[str, Sequence[Any]]:
         if not self._readers:  # there are rows, so each column is one chunk
-            columns = zip(self._table.column_names, self._table.columns, strict=True)
-            self._readers = {name: arrow_to_reader(column.chunk(0)) for name, column in columns}
+            for name, column in zip(self._table.column_names, self._table.columns, strict=True):
+                (chunk,) = column.chunks
+                self._readers[name] = arrow_to_reader(chunk)
         return {name: read(begin, end) for name, read in self._readers.items()}
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 
@@ -68,8 +68,7 @@ class Wanted:
         return " AND ".join(["true", *given]), tuple(given.values())
 
 
-@dataclass(frozen=True, slots=True)
-class _Key:
+class _Key(NamedTuple):
     started_ns: int
     episode_id: str
     size: int  # bytes of columns, about
@@ -126,8 +125,8 @@ def find_action(con: duckdb.DuckDBPyConnection, episode_id: str, action_id: str)
 
 
 def _with_sizes(con: duckdb.DuckDBPyConnection, keys: Sequence[tuple[int, str, int]]) -> list[_Key]:
-    near, values = _near("episode_started_ns", keys[0][0], keys[-1][0], [episode_id for _, episode_id, _ in keys])
-    sizes = dict(con.execute(_SIZES.format(near=near), values).fetchall())
+    near, values = _near(con, keys[0][0], keys[-1][0], [episode_id for _, episode_id, _ in keys])
+    sizes = dict(con.execute(_SIZES.format(near=near.format("episode_started_ns")), values).fetchall())
     return [_Key(started_ns, episode_id, task + sizes.get(episode_id, 0)) for started_ns, episode_id, task in keys]
 
 
@@ -137,11 +136,15 @@ def _rewards_of(con: duckdb.DuckDBPyConnection, keys: Sequence[_Key]) -> RowsByE
     return RowsByEpisode(con, Reward, schema.REWARDS, f"WHERE episode_id {condition} {_REWARD_ORDER}", values, ids)
 
 
-def _near(column: str, first: int, last: int, ids: Sequence[str]) -> tuple[str, list[Any]]:
-    """A condition that holds for these episodes; by their starts, in `column`, DuckDB skips row groups."""
+def _near(con: duckdb.DuckDBPyConnection, first: int, last: int, ids: Sequence[str]) -> tuple[str, list[Any]]:
+    """A condition that holds for these episodes; by their starts, whose column fills `{}`, DuckDB skips row groups."""
     if len(ids) == 1:
-        return f"{column} = ? AND episode_id = ?", [first, ids[0]]
-    return f"{column} BETWEEN ? AND ? AND episode_id = ANY(?)", [first, last, list(ids)]
+        return "{} = ? AND episode_id = ?", [first, ids[0]]
+    # Nothing else started in between, as a rule: then there are no ids to compare, which takes as long as the rest.
+    found = con.execute("SELECT count(*) FROM episodes WHERE started_ns BETWEEN ? AND ?", [first, last]).fetchall()
+    if found == [(len(ids),)]:
+        return "{} BETWEEN ? AND ?", [first, last]
+    return "{} BETWEEN ? AND ? AND episode_id = ANY(?)", [first, last, list(ids)]
 
 
 def _cut(keys: Sequence[_Key], number: int, size: int) -> Iterator[list[_Key]]:
@@ -166,8 +169,8 @@ def _keys_to_page(
 ) -> _Page:
     """Keys in order -> what the store holds of them, but for that which is at hand."""
     ids = [key.episode_id for key in keys]
-    itself, values = _near("started_ns", keys[0].started_ns, keys[-1].started_ns, ids)
-    near, values = _near("episode_started_ns", keys[0].started_ns, keys[-1].started_ns, ids)
+    condition, values = _near(con, keys[0].started_ns, keys[-1].started_ns, ids)
+    itself, near = condition.format("started_ns"), condition.format("episode_started_ns")
     return _Page(
         episodes or RowsByEpisode(con, Episode, schema.EPISODES, f"WHERE {itself}", values, ids),
         RowsByEpisode(con, Action, schema.ACTIONS, f"WHERE {near}", values, ids),

@@ -71,14 +71,14 @@ def arrow_to_reader(array: pa.Array) -> Callable[[int, int], Sequence[Any]]:
         return lambda begin, end: [None] * (end - begin)
     code = codes.get(array.type)
     if code is None or array.values.null_count:
-        return lambda begin, end: array[begin:end].to_pylist()  # type: ignore[no-any-return]
+        return lambda begin, end: array[begin:end].to_pylist()
     # One call of C per list: several times faster than a Python object of Arrow per number.
     start, size = array.values.offset, struct.calcsize(code)
     numbers = array.values.buffers()[1] or b""
-    nulls = array.null_count > 0
+    offsets, nulls = array.offsets, array.null_count > 0
 
     def read(begin: int, end: int) -> Sequence[Any]:
-        bounds = array.offsets[begin : end + 1].to_pylist()
+        bounds = offsets[begin : end + 1].to_pylist()
         lists = [_unpacker(code, other - one)(numbers, (start + one) * size) for one, other in pairwise(bounds)]
         if not nulls:
             return lists
