@@ -1,12 +1,13 @@
 """Rollout observations to values: V(o) as a small MLP on frozen features of the base model.
 
-Input is the base model's last hidden state at the last prompt token (paper, section 4.2.1) and which agent acts.
+Input is the base model's last hidden state where the decision is taken (paper, section 4.2.1): at the last prompt
+token for an action, before each sampled token for tokens; and which of the agents that share the critic acts.
 Features are standardised per dimension with the statistics of the first episodes seen, then kept: hidden states have
 a large part in common to all prompts, which a LayerNorm would leave in, and the small rest is what tells tasks
 apart. Before any fit V = 0. Invariant: float32 on the CPU, own generator, no gradient ever reaches the base model.
 It knows nothing of tokens, adapters or dependencies.
 
-Shapes: features_AF [A, F], agent_A, targets_A and episode_A [A].
+Shapes, for N observations: features_NF [N, F]; agent_N, targets_N, episode_N and held_N [N].
 """
 
 # ruff: noqa: N803, N806 (shape suffixes)
@@ -20,18 +21,20 @@ from torch import Tensor
 from trainers.config import CriticOptions
 from trainers.losses import explained_variance, value_loss
 
-_BATCH = 64  # actions per optimiser step
+_BATCH = 64  # observations per optimiser step, at least
+_STEPS = 64  # optimiser steps per pass, at most: neighbouring tokens say much the same, so more would only cost time
+_CHUNK = 4096  # observations per forward pass without gradient; bounds memory
 _LIMIT = 5.0  # standard deviations; keeps unusual observations (an episode cut short) within what was fitted
 _PATIENCE = 5  # epochs without a better held-out score before warm-up stops
 _HELD_OUT = 5  # one episode in this many
 
 
 class Critic:
-    """One value function for all agents.
+    """One value function, for one agent or several.
 
     Args:
         width: F, size of a feature vector.
-        agents: number of agents, whose index is one-hot beside the features.
+        agents: number of agents that share it, whose index is one-hot beside the features.
         seed: of the weights and of the order of minibatches.
     """
 
@@ -51,90 +54,107 @@ class Critic:
         self.optimizer = self._fresh_optimizer()
 
     @torch.no_grad()
-    def values(self, features_AF: Tensor, agent_A: Tensor) -> Tensor:
-        """V of each observation, shape [A]; 0 before the first fit."""
+    def values(self, features_NF: Tensor, agent_N: Tensor) -> Tensor:
+        """V of each observation, shape [N]; 0 before the first fit."""
         if not self.statistics:
-            return torch.zeros(len(features_AF))
-        return self._forward(self._standardise(features_AF, agent_A))
+            return torch.zeros(len(features_NF))
+        chunks = zip(torch.split(features_NF, _CHUNK), torch.split(agent_N, _CHUNK), strict=True)
+        return torch.cat([self._forward(features_CF, agent_C) for features_CF, agent_C in chunks])
 
-    def fit(self, features_AF: Tensor, agent_A: Tensor, targets_A: Tensor) -> float | None:
-        """Some passes over one round's observations and their returns; the mean Huber loss of the last pass."""
-        self._first_statistics(features_AF)
-        inputs_AI = self._standardise(features_AF, agent_A)
+    def fit(self, features_NF: Tensor, agent_N: Tensor, targets_N: Tensor) -> float | None:
+        """Some passes over one round's observations and their targets; the mean value loss of the last pass.
+
+        With `clip`, an observation whose value has moved further than that towards its target in this call no longer
+        pulls (PPO's clipped value loss); what the others pull on the shared weights may still move it.
+        """
+        self._first_statistics(features_NF)
+        old_N = self.values(features_NF, agent_N)
         loss = None
         for _ in range(self.options.epochs):
-            loss = self._epoch(inputs_AI, targets_A)
+            loss = self._epoch(features_NF, agent_N, targets_N, torch.arange(len(targets_N)), old_N)
         return loss
 
-    def warm_up(self, features_AF: Tensor, agent_A: Tensor, targets_A: Tensor, episode_A: Tensor) -> dict[str, Any]:
+    def held_out(self, episode_N: Tensor) -> Tensor:
+        """Which observations `warm_up` is to be judged on: those of a random fifth of the episodes. Bool [N]."""
+        episodes = torch.unique(episode_N)
+        shuffled = episodes[torch.randperm(len(episodes), generator=self.generator)]
+        return torch.isin(episode_N, shuffled[: len(episodes) // _HELD_OUT])
+
+    def warm_up(self, features_NF: Tensor, agent_N: Tensor, targets_N: Tensor, held_N: Tensor) -> dict[str, Any]:
         """Pre-training on Monte-Carlo returns of stored episodes (VAPO's value pre-training).
 
-        A fifth of the episodes is held out; the weights with the best explained variance on it win, and training
-        stops when it has not risen for five passes. V starts as the mean return; without enough episodes to hold
-        one out, or when those held out all have the same return, it stays that, since nothing could show that more
-        is not over-fitting.
+        The weights with the best explained variance on what is held out win, and training stops when it has not
+        risen for five passes. V starts as the mean return; where nothing is held out, or all of it has the same
+        return, it stays that, since nothing could show that more is not over-fitting.
+
+        Args:
+            held_N: the observations to judge by, whole episodes, see `held_out`. The others are fitted.
 
         Returns:
             epochs (run), explained_variance (held out; None when undefined), value_loss (held out, or None).
         """
-        episodes = torch.unique(episode_A)
-        shuffled = episodes[torch.randperm(len(episodes), generator=self.generator)]
-        held_A = torch.isin(episode_A, shuffled[: len(episodes) // _HELD_OUT])
-        self._first_statistics(features_AF[~held_A])
-        inputs_AI = self._standardise(features_AF, agent_A)
+        fitted_M, held_M = torch.nonzero(~held_N).squeeze(1), torch.nonzero(held_N).squeeze(1)
+        self._first_statistics(features_NF[fitted_M])
+        held = features_NF[held_M], agent_N[held_M], targets_N[held_M]
         with torch.no_grad():
             self.parameters["output_weight"].zero_()
-            self.parameters["output_bias"].fill_(float(targets_A[~held_A].mean()))
-        best = self._score(inputs_AI[held_A], targets_A[held_A])
+            self.parameters["output_bias"].fill_(float(targets_N[fitted_M].mean()))
+        best = self._score(*held)
         best_weights = {name: p.detach().clone() for name, p in self.parameters.items()}
         best_epoch = epoch = 0
         while best is not None and epoch < self.options.warmup_epochs and epoch - best_epoch < _PATIENCE:
             epoch += 1
-            self._epoch(inputs_AI[~held_A], targets_A[~held_A])
-            score = self._score(inputs_AI[held_A], targets_A[held_A])
+            self._epoch(features_NF, agent_N, targets_N, fitted_M, None)
+            score = self._score(*held)
             if score is not None and score > best:
                 best, best_epoch = score, epoch
                 best_weights = {name: p.detach().clone() for name, p in self.parameters.items()}
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(best_weights[name])
-            held_loss = value_loss(self._forward(inputs_AI[held_A]), targets_A[held_A], self.options.huber_delta)
         self.optimizer = self._fresh_optimizer()  # its moments belong to the weights that were given up
-        return {
-            "epochs": epoch,
-            "explained_variance": best,
-            "value_loss": float(held_loss) if held_A.any() else None,
-        }
+        held_loss = float(self._loss(self.values(*held[:2]), held[2])) if len(held_M) else None
+        return {"epochs": epoch, "explained_variance": best, "value_loss": held_loss}
 
-    def _epoch(self, inputs_AI: Tensor, targets_A: Tensor) -> float:
+    def _epoch(
+        self, features_NF: Tensor, agent_N: Tensor, targets_N: Tensor, chosen_M: Tensor, old_N: Tensor | None
+    ) -> float:
+        """One pass over the chosen observations; the mean loss on the way."""
         total = 0.0
-        for rows in torch.split(torch.randperm(len(targets_A), generator=self.generator), _BATCH):
-            loss = value_loss(self._forward(inputs_AI[rows]), targets_A[rows], self.options.huber_delta)
+        shuffled_M = chosen_M[torch.randperm(len(chosen_M), generator=self.generator)]
+        for rows in torch.split(shuffled_M, max(_BATCH, -(-len(chosen_M) // _STEPS))):
+            values_B = self._forward(features_NF[rows], agent_N[rows])
+            loss = self._loss(values_B, targets_N[rows], None if old_N is None else old_N[rows])
             self.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             total += float(loss.detach()) * len(rows)
-        return total / len(targets_A)
+        return total / len(chosen_M)
 
-    @torch.no_grad()
-    def _score(self, inputs_AI: Tensor, targets_A: Tensor) -> float | None:
-        return explained_variance(self._forward(inputs_AI), targets_A)
+    def _loss(self, values_B: Tensor, targets_B: Tensor, old_B: Tensor | None = None) -> Tensor:
+        options = self.options
+        clipped = {} if options.clip is None or old_B is None else {"old_N": old_B, "clip": options.clip}
+        return value_loss(values_B, targets_B, options.loss, options.huber_delta, **clipped)
 
-    def _forward(self, inputs_AI: Tensor) -> Tensor:
+    def _score(self, features_NF: Tensor, agent_N: Tensor, targets_N: Tensor) -> float | None:
+        return explained_variance(self.values(features_NF, agent_N), targets_N)
+
+    def _forward(self, features_NF: Tensor, agent_N: Tensor) -> Tensor:
         linear = torch.nn.functional.linear
-        hidden_AK = linear(inputs_AI, self.parameters["hidden_weight"], self.parameters["hidden_bias"]).tanh()
-        return linear(hidden_AK, self.parameters["output_weight"], self.parameters["output_bias"]).squeeze(1)
+        inputs_NI = self._standardise(features_NF, agent_N)
+        hidden_NK = linear(inputs_NI, self.parameters["hidden_weight"], self.parameters["hidden_bias"]).tanh()
+        return linear(hidden_NK, self.parameters["output_weight"], self.parameters["output_bias"]).squeeze(1)
 
-    def _first_statistics(self, features_AF: Tensor) -> None:
+    def _first_statistics(self, features_NF: Tensor) -> None:
         if not self.statistics:
-            scale_F = features_AF.std(dim=0, correction=0)
+            scale_F = features_NF.std(dim=0, correction=0)
             # a dimension that never varied says nothing; dividing by almost zero would make noise of it
-            self.statistics = {"mean": features_AF.mean(dim=0), "scale": scale_F.where(scale_F > 1e-4, 1.0)}
+            self.statistics = {"mean": features_NF.mean(dim=0), "scale": scale_F.where(scale_F > 1e-4, 1.0)}
 
-    def _standardise(self, features_AF: Tensor, agent_A: Tensor) -> Tensor:
-        scaled_AF = (features_AF - self.statistics["mean"]) / self.statistics["scale"]
-        one_hot = torch.nn.functional.one_hot(agent_A, self.agents).float()
-        return torch.cat([scaled_AF.clamp(-_LIMIT, _LIMIT), one_hot], dim=1)
+    def _standardise(self, features_NF: Tensor, agent_N: Tensor) -> Tensor:
+        scaled_NF = (features_NF - self.statistics["mean"]) / self.statistics["scale"]
+        one_hot = torch.nn.functional.one_hot(agent_N, self.agents).float()
+        return torch.cat([scaled_NF.clamp(-_LIMIT, _LIMIT), one_hot], dim=1)
 
     def _fresh_optimizer(self) -> torch.optim.Adam:
         return torch.optim.Adam(list(self.parameters.values()), lr=self.options.lr)

@@ -124,19 +124,45 @@ class PolicyModel:
         """
         return [max(1, len(self._tokenizer.decode(ids).split())) for ids in sequences]
 
-    @torch.no_grad()
     def features(self, sequences: Sequence[tuple[int, ...]], budget: int, tick: Tick | None = None) -> Tensor:
         """Token sequences to the base model's last hidden state (after the final norm) at their last token.
 
         For a prompt this is what the critic sees of a rollout observation (paper, section 4.2.1). Shape [N, H],
         float32 on the CPU. `budget` is in padded tokens per pass; `tick` is told how many sequences each pass took.
         """
-        result = torch.empty(len(sequences), self.width)
+        last = [range(len(sequence) - 1, len(sequence)) for sequence in sequences]
+        return torch.cat([torch.empty(0, self.width), *self.features_at(sequences, last, budget, tick)])
+
+    @torch.no_grad()
+    def features_at(
+        self,
+        sequences: Sequence[tuple[int, ...]],
+        columns: Sequence[range],
+        budget: int,
+        tick: Tick | None = None,
+    ) -> list[Tensor]:
+        """Token sequences to the base model's last hidden states at some columns of each.
+
+        Column c has seen the tokens 0..c, so it is what a critic sees before token c + 1 is sampled.
+
+        Args:
+            sequences: N sequences of token ids.
+            columns: for each, one or more columns that it has.
+            budget: padded tokens per pass.
+            tick: told how many sequences each pass took.
+
+        Returns:
+            N tensors [columns, H], float32 on the CPU.
+        """
+        result = [torch.empty(0)] * len(sequences)
         for group in lengths_to_groups([len(s) for s in sequences], budget):
-            rows = [sequences[i] for i in group]
-            last_B = torch.tensor([len(row) - 1 for row in rows])
-            hidden_BH = self._hidden_at(None, rows_to_rectangle(rows), torch.arange(len(rows)), last_B)
-            result[group] = hidden_BH.float().cpu()
+            rows_BL = rows_to_rectangle([sequences[i] for i in group])
+            counts_B = torch.tensor([len(columns[i]) for i in group])
+            row_N = torch.repeat_interleave(torch.arange(len(group)), counts_B)
+            column_N = torch.cat([torch.arange(columns[i].start, columns[i].stop) for i in group])
+            hidden_NH = self._hidden_at(None, rows_BL, row_N, column_N).float().cpu()
+            for i, hidden_CH in zip(group, torch.split(hidden_NH, counts_B.tolist()), strict=True):
+                result[i] = hidden_CH
             if tick is not None:
                 tick(len(group))
         return result
