@@ -1,7 +1,7 @@
 """A stored episode and the team rewards of its task's other samples -> the advantages that can be had without a critic.
 
-The trainer's own formulas (`trainers.advantages`), under labels that say what stands in for what is not stored: the
-critic. Invariant: an advantage that is not known is None, never 0, and says why. Torch is not needed.
+The trainer's own formulas (`trainers.gae`, `trainers.group_estimators`), under labels that say what stands in for what
+is not stored: the critic. Invariant: an advantage that is not known is None, never 0, and says why. Torch is not needed.
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from trace_store.records import Episode, Trajectory
 from trace_store.store import TraceStore
-from trainers.advantages import edges_to_successors, gae_along_dependencies, group_advantages
+from trainers.dependencies import edges_to_successors
+from trainers.gae import gae_along_dependencies
+from trainers.group_estimators import leave_one_out, standardise
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +93,20 @@ def _against_group(
         why_not = "the only sample of its task in this run"
     ids = [action.action_id for action in trajectory.actions if action.trainable]
     estimates = []
-    for kind, title in (("grpo", "GRPO"), ("rloo", "RLOO")):
+    for title in ("GRPO", "RLOO"):
         label = title if len(samples) < 2 else f"{title} over {len(samples)} samples of the task"
         if why_not is not None:
             estimates.append(Advantages(name, label, None, why_not))
             continue
-        all_values = group_advantages(
-            [value for _, value in samples], [0] * len(samples), "grpo" if kind == "grpo" else "rloo"
+        keys, returns = [key for key, _ in samples], np.array([value for _, value in samples])
+        task = [0] * len(samples)
+        baseline = (
+            standardise(returns, task, keys, "trajectory", std=True)
+            if title == "GRPO"
+            else leave_one_out(returns, task, keys)
         )
-        own = [key for key, _ in samples].index(trajectory.episode.episode_id)
-        estimates.append(Advantages(name, label, dict.fromkeys(ids, float(all_values[own]))))
+        own = baseline.advantages(returns)[keys.index(trajectory.episode.episode_id)]
+        estimates.append(Advantages(name, label, dict.fromkeys(ids, float(own))))
     return estimates
 
 
