@@ -3,6 +3,7 @@
 # ruff: noqa: S608 - statements are put together from constants and paths
 from __future__ import annotations
 
+import json
 import os
 import signal
 import struct
@@ -23,6 +24,7 @@ from trace_store.store import TraceStore
 
 ROOT = Path(__file__).resolve().parent.parent
 DAY_NS = 86_400 * 10**9
+LINEAGE = json.dumps({"base": "0" * 64, "tools/a": "f" * 64})
 NASTY = [-0.0, 5e-324, -1 / 3, float("nan"), float("inf"), float("-inf"), 0.1 + 0.2]
 
 
@@ -68,7 +70,7 @@ def fill_variously(path: Path) -> None:
         path,
         [
             chain("a").spans(RUN_ID="r/1 é..", TASK='{"deep": [1.0, null,  "\\u0000"]}', TAGS='{"k":"v"}'),
-            chain("b", START + DAY_NS).spans(ROUND=3, VARIANT="after", SEED=2**62, SUBJECT_ID="s"),
+            chain("b", START + DAY_NS).spans(ROUND=3, VARIANT="after", SEED=2**62, SUBJECT_ID="s", LINEAGE=LINEAGE),
             odd.spans(),
             chain("w").spans()[:2],
             chain("z").spans(OUTCOME="nonsense"),

@@ -1,7 +1,7 @@
 """Owns: a store is always at a whole, known schema version, however it got there and whatever kills it on the way; what
 is newer or foreign is refused in one line.
 
-`schemas/version_1.sql` is what version 1 wrote into a file, frozen; rows of that time are put into it by SQL here.
+`schemas/version_<n>.sql` is what version n wrote into a file, frozen; rows of that time are put into it by SQL here.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from trace_store.migrations import MIGRATIONS, Migration, migrate, newest_versio
 from trace_store.store import TraceStore
 from trace_store.views import VIEWS
 
-VERSION_1 = (Path(__file__).parent / "schemas/version_1.sql").read_text()
 NEWEST = newest_version()
+OLDER = range(1, NEWEST)
+FROZEN = {version: (Path(__file__).parent / f"schemas/version_{version}.sql").read_text() for version in OLDER}
 LAYOUT = {
     "columns": "SELECT table_name, column_index, column_name, data_type, is_nullable, column_default, comment"
     " FROM duckdb_columns() WHERE NOT internal ORDER BY ALL",
@@ -45,17 +46,17 @@ def layout(con: duckdb.DuckDBPyConnection) -> dict[str, list[tuple[Any, ...]]]:
     return {name: con.execute(query).fetchall() for name, query in LAYOUT.items()}
 
 
-def put_version_1(con: duckdb.DuckDBPyConnection) -> None:
-    con.execute(VERSION_1)
-    con.execute("INSERT INTO schema_version VALUES (1, 'all tables and views', 1700000000000000000)")
+def put_version(con: duckdb.DuckDBPyConnection, version: int) -> None:
+    con.execute(FROZEN[version])
+    con.execute("INSERT INTO schema_version VALUES (?, 'all tables and views', 1700000000000000000)", [version])
 
 
 def put(con: duckdb.DuckDBPyConnection, table: str, values: list[Any]) -> None:
     con.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(values))})", values)  # noqa: S608 - a name from here
 
 
-def put_rows_of_version_1(con: duckdb.DuckDBPyConnection, episodes: int = 3) -> None:
-    """Traces with two calls each, as version 1 stored them: the spans are real, the engine counted x but not y."""
+def put_rows(con: duckdb.DuckDBPyConnection, version: int, episodes: int = 3) -> None:
+    """Traces with two calls each, as that version stored them: the spans are real, the engine counted x but not y."""
     for k in range(episodes):
         sample = chain(str(k), START + k)
         for span in sample.spans():
@@ -74,8 +75,9 @@ def put_rows_of_version_1(con: duckdb.DuckDBPyConnection, episodes: int = 3) -> 
         for index, (name, node, ids) in enumerate((("x", "a", [4, 5]), ("y", "b", None))):
             values = [name, sample.trace_id, node, index, index + 1, [1, 2, 3], ids, ids and [-0.1, -1 / 3], "m"]
             values += [f"{node}@1", 1, 0.7, 1.0, None, 16, 7, "stop", "text", START + k + 11, START + k + 19]
-            values += [ids is not None, None if ids else "no ids", START + k]
-            put(con, "actions", values)
+            values += [ids is not None, None if ids else "no ids"]
+            values += [] if version == 1 else [3, 2] if ids else [None, None]
+            put(con, "actions", [*values, START + k])
         con.execute("INSERT INTO edges VALUES (?, 'x', 'y', 'trigger', true, ?)", [sample.trace_id, START + k])
         con.execute("INSERT INTO rewards VALUES (?, 'reward', 0.5, 't', 1, 'episode', NULL, NULL)", [sample.trace_id])
     con.execute("INSERT INTO runs VALUES ('run', 'collect', 1, '{\"a\":1}', '0.1.0')")
@@ -106,20 +108,22 @@ def test_migrations_are_numbered_without_a_gap() -> None:
     assert [step.version for step in MIGRATIONS] == list(range(2, NEWEST + 1))
 
 
-def test_an_older_store_becomes_what_a_new_one_is(con: duckdb.DuckDBPyConnection) -> None:
-    put_version_1(con)
+@pytest.mark.parametrize("version", OLDER)
+def test_an_older_store_becomes_what_a_new_one_is(con: duckdb.DuckDBPyConnection, version: int) -> None:
+    put_version(con, version)
     fresh = duckdb.connect()
     assert migrate(con) == migrate(fresh) == NEWEST
     assert layout(con) == layout(fresh)
     versions = con.execute("SELECT version, sentence FROM schema_version ORDER BY version").fetchall()
-    assert versions == [(1, "all tables and views"), *((step.version, step.sentence) for step in MIGRATIONS)]
+    later = [(step.version, step.sentence) for step in MIGRATIONS if step.version > version]
+    assert versions == [(version, "all tables and views"), *later]
 
 
 def test_an_older_store_keeps_every_row_and_gains_the_counts_that_its_spans_know(
     con: duckdb.DuckDBPyConnection,
 ) -> None:
-    put_version_1(con)
-    put_rows_of_version_1(con)
+    put_version(con, 1)
+    put_rows(con, 1)
     names = [table.name for table in schema.TABLES if table.name not in ("adapter_episodes", "prices")]
     before = {name: rows(con, name) for name in names}
     order = con.execute("SELECT episode_id, action_id FROM actions ORDER BY rowid").fetchall()
@@ -128,23 +132,40 @@ def test_an_older_store_keeps_every_row_and_gains_the_counts_that_its_spans_know
     counts = con.execute("SELECT action_id, prompt_tokens, sampled_tokens FROM actions ORDER BY ALL").fetchall()
     assert counts == [("x", 3, 2)] * 3 + [("y", None, None)] * 3
     assert [(*row[:-3], row[-1]) for row in after.pop("actions")] == before.pop("actions")
+    assert [(*row, None) for row in before.pop("episodes")] == after.pop("episodes")  # no lineage is known
     assert [row for row in after.pop("schema_version") if row[0] == 1] == before.pop("schema_version")
     assert after == before
     assert con.execute("SELECT episode_id, action_id FROM actions ORDER BY rowid").fetchall() == order
     assert rows(con, "prices") == rows(con, "adapter_episodes") == []
 
 
-def test_an_older_file_is_read_as_trajectories_once_it_was_opened_for_writing(tmp_path: Path) -> None:
+def test_a_store_of_version_2_keeps_every_row_and_knows_no_lineage(con: duckdb.DuckDBPyConnection) -> None:
+    put_version(con, 2)
+    put_rows(con, 2)
+    con.execute("INSERT INTO prices VALUES ('m', 0, 'EUR', 0.5, 1.5)")
+    con.execute("INSERT INTO adapter_episodes VALUES ('a', 1, 'e')")
+    before = {table.name: rows(con, table.name) for table in schema.TABLES}
+    migrate(con)
+    after = {table.name: rows(con, table.name) for table in schema.TABLES}
+    assert [(*row, None) for row in before.pop("episodes")] == after.pop("episodes")
+    assert [row for row in after.pop("schema_version") if row[0] == 2] == before.pop("schema_version")
+    assert after == before
+
+
+@pytest.mark.parametrize("version", OLDER)
+def test_an_older_file_is_read_as_trajectories_once_it_was_opened_for_writing(tmp_path: Path, version: int) -> None:
     path = tmp_path / "s.duckdb"
     with duckdb.connect(str(path)) as con:
-        put_version_1(con)
-        put_rows_of_version_1(con)
-    with pytest.raises(StoreError, match=f"store {path} has schema version 1 and needs {NEWEST}; open it once for"):
+        put_version(con, version)
+        put_rows(con, version)
+    refusal = f"store {path} has schema version {version} and needs {NEWEST}; open it once for"
+    with pytest.raises(StoreError, match=refusal):
         TraceStore.open(path, read_only=True)
     TraceStore.open(path).close()
     with TraceStore.open(path, read_only=True) as store:
         trajectories = list(store.trajectories())
     assert [t.episode.started_ns for t in trajectories] == [START, START + 1, START + 2]
+    assert [t.episode.lineage for t in trajectories] == [{}, {}, {}]
     first, second = trajectories[0].actions
     assert (first.sampled_ids, first.logprobs, first.prompt_tokens) == ((4, 5), (-0.1, -1 / 3), 3)
     assert (second.sampled_ids, second.trainable, second.prompt_tokens) == (None, False, None)
@@ -152,8 +173,8 @@ def test_an_older_file_is_read_as_trajectories_once_it_was_opened_for_writing(tm
 
 
 def test_a_view_that_somebody_made_survives(con: duckdb.DuckDBPyConnection) -> None:
-    put_version_1(con)
-    put_rows_of_version_1(con)
+    put_version(con, 1)
+    put_rows(con, 1)
     con.execute("CREATE VIEW mine AS SELECT count(*) AS n FROM actions")
     migrate(con)
     assert rows(con, "mine") == [(6,)]
@@ -178,7 +199,7 @@ def test_an_older_database_gets_only_what_it_lacks(con: duckdb.DuckDBPyConnectio
 
 
 def test_a_migration_that_fails_leaves_the_version_before_it(con: duckdb.DuckDBPyConnection) -> None:
-    put_version_1(con)
+    put_version(con, 1)
     before = layout(con)
     half = Migration(NEWEST + 1, "half", ("CREATE TABLE half (x INTEGER)", "SELECT * FROM nowhere"))
     with pytest.raises(duckdb.Error, match="nowhere"):
@@ -213,8 +234,8 @@ def opened_for(path: Path, seconds: float | None) -> float:
 def test_a_migration_that_is_killed_anywhere_leaves_a_whole_version(tmp_path: Path) -> None:
     path, original = tmp_path / "s.duckdb", tmp_path / "original.duckdb"
     with duckdb.connect(str(original)) as con:
-        put_version_1(con)
-        put_rows_of_version_1(con, 30)
+        put_version(con, 1)
+        put_rows(con, 1, 30)
         con.execute("INSERT INTO actions SELECT a.* FROM actions a, range(500)")  # some time to be killed in
         expected = con.execute("SELECT count(*), sum(hash(action_id, prompt_ids, logprobs)) FROM actions").fetchone()
         old = layout(con)

@@ -33,7 +33,7 @@ from trace_store.store import TraceStore
 
 T = TypeVar("T", Action, Edge, Episode, Reward)
 TABLES: dict[type[Any], str] = {Action: "actions", Edge: "edges", Episode: "episodes", Reward: "rewards"}
-BAGS = ("adapters", "task", "tags")
+BAGS = ("adapters", "task", "tags", "lineage")
 
 TEXTS = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=8)
 WORDS = st.sampled_from(["", "a", "b", "{}", "é😀", "'; --", '"'])
@@ -56,6 +56,7 @@ def trajectories(draw: st.DrawFn, key: str) -> Trajectory:
         draw(st.dictionaries(TEXTS, INT32, max_size=2)), "terminated", draw(some(TEXTS)), draw(STARTS), draw(INT64),
         draw(INT32), draw(st.dictionaries(TEXTS, TEXTS | INT64 | st.none(), max_size=2)),
         draw(st.dictionaries(TEXTS, TEXTS, max_size=2)), draw(some(TEXTS)), draw(some(TEXTS)),
+        draw(st.dictionaries(TEXTS, TEXTS, max_size=2)),
     )  # fmt: skip
     actions = tuple(
         Action(
@@ -100,6 +101,8 @@ def write(path: Path, given: tuple[Trajectory, ...], rng: random.Random) -> None
         for record in [*groups[0], *groups[1], *groups[2], *edges]:
             row = {field.name: getattr(record, field.name) for field in fields(record)}
             row |= {name: json.dumps(row[name]) for name in BAGS if name in row}
+            if row.get("lineage") == "{}":
+                row["lineage"] = None
             row |= {name: list(value) for name, value in row.items() if isinstance(value, tuple)}
             if isinstance(record, (Action, Edge)):
                 row["episode_started_ns"] = started[record.episode_id]
@@ -120,7 +123,7 @@ def slowly(path: Path) -> list[Trajectory]:
 
     def plain(name: str, value: Any) -> Any:
         if name in BAGS:
-            return json.loads(value)
+            return {} if name == "lineage" and value is None else json.loads(value)
         return tuple(value) if isinstance(value, list) else value
 
     def none_last(*values: Any) -> tuple[Any, ...]:

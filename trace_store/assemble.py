@@ -290,4 +290,5 @@ def _root_to_episode(root: SpanRow, span_count: int) -> Episode:
         tags=bag.tags(),
         subject_id=bag.text(c.SUBJECT_ID),
         parent_episode=bag.text(c.PARENT_EPISODE),
+        lineage=bag.lineage(),
     )

@@ -7,6 +7,7 @@ may be given as JSON text, which is how OpenTelemetry exporters carry them cheap
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from trace_store import conventions as c
@@ -14,6 +15,7 @@ from trace_store.packed import FLOATS, INTS, text_to_values
 from trace_store.records import SpanRow
 
 _BIGINT = 2**63
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 class Malformed(ValueError):  # noqa: N818 - says what the trace is
@@ -85,6 +87,13 @@ class Bag:
         value = self.mapping(c.TAGS)
         if not all(isinstance(tag, str) for tag in value.values()):
             raise self._wrong(c.TAGS, "a JSON object of texts")
+        return value
+
+    def lineage(self) -> dict[str, str]:
+        """Name -> SHA-256 of what the episode depends on."""
+        value = self.mapping(c.LINEAGE)
+        if not all(isinstance(digest, str) and _SHA256.fullmatch(digest) for digest in value.values()):
+            raise self._wrong(c.LINEAGE, "a JSON object of SHA-256 in hex")
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:

@@ -55,6 +55,7 @@ SPAN_COUNT = "marft.span_count"  # on the root: how many spans the episode has, 
 TAGS = "marft.tags"
 SUBJECT_ID = "marft.subject.id"
 PARENT_EPISODE = "marft.parent_episode"
+LINEAGE = "marft.lineage"  # JSON object name -> SHA-256 of what the prompts and samples depend on, see records.Episode
 
 # Ours: LangGraph coordinates, on node spans and the chat spans inside them.
 NODE = "marft.node"  # LangGraph node name, subgraph path included, "/" between

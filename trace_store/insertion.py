@@ -41,10 +41,15 @@ def records_to_columns(table: Table, records: Sequence[Record], *further: Sequen
     columns: Columns = list(zip(*map(attrgetter(*(column.name for column in own)), records), strict=True))
     for number, column in enumerate(own if records else ()):
         if column.sql_type.startswith("JSON"):
-            columns[number] = list(map(json_text, columns[number]))
+            columns[number] = list(map(json_text if column.sql_type.endswith("NOT NULL") else _known, columns[number]))
         elif column.name == "completion":  # the one text that is not as the journal had it, but decoded from JSON in it
             columns[number] = [None if text is None else storable_text(text) for text in columns[number]]
     return [*columns, *further]
+
+
+def _known(bag: Any) -> str | None:
+    """An open bag as JSON text; None for an empty one, of which nothing is known."""
+    return json_text(bag) if bag else None
 
 
 def insert(con: duckdb.DuckDBPyConnection, table: Table, columns: Columns, clause: str = "") -> list[tuple[Any, ...]]:

@@ -92,6 +92,11 @@ MIGRATIONS = (
             "CREATE INDEX rewards_by_episode_id ON rewards (episode_id)",
         ),
     ),
+    Migration(
+        3,
+        "what episodes depend on: hashes of base model, tokenizer, chat template and tools",
+        ("ALTER TABLE episodes ADD COLUMN lineage JSON",),
+    ),
 )
 
 

@@ -129,6 +129,10 @@ class Episode:
     tags: dict[str, str] = field(default_factory=dict)
     subject_id: str | None = None
     parent_episode: str | None = None
+    # Name -> SHA-256 in hex of what its prompts and samples depend on: base (the base model's weights), tokenizer,
+    # template (of chats), tools/<node> (schemas of the tools that the node's calls offered to the model; a node that
+    # offered none is absent). A name that is absent was not recorded.
+    lineage: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,22 +32,36 @@ def rows_to_records(record_class: type[R], table: Table, rows: Iterable[Sequence
 
 def columns_to_records(record_class: type[R], table: Table, columns: Mapping[str, Sequence[Any]]) -> list[R]:
     """Columns of equal length, by name -> records; no columns at all are no records, further columns are ignored."""
-    if not columns:
-        return []
+    return record_maker(record_class, table)(columns) if columns else []
+
+
+def record_maker(record_class: type[R], table: Table) -> Callable[[Mapping[str, Sequence[Any]]], list[R]]:
+    """What makes records of columns of equal length, by name, again and again; further columns are ignored."""
     types = {column.name: column.sql_type for column in table.columns}
-    values: list[Sequence[Any]] = []
-    for field in fields(record_class):
-        found = columns[field.name]
-        if types[field.name].startswith("JSON"):
-            found = [{} if text == "{}" else _text_to_bag(text) for text in found]
-        elif types[field.name].endswith("[]"):
-            found = [tuple(value) if type(value) is list else value for value in found]
-        values.append(found)
+    names = [field.name for field in fields(record_class)]
+    decoders = [_decoder(types[name]) for name in names]
     # A frozen dataclass sets its fields one by one, by name; through the slots themselves it takes half the time.
-    records = list(map(object.__new__, repeat(record_class, len(values[0]))))
-    for field, found in zip(fields(record_class), values, strict=True):
-        deque(map(getattr(record_class, field.name).__set__, records, found), maxlen=0)
-    return records
+    setters = [getattr(record_class, name).__set__ for name in names]
+
+    def columns_to_records(columns: Mapping[str, Sequence[Any]]) -> list[R]:
+        values = [decode(columns[name]) for name, decode in zip(names, decoders, strict=True)]
+        records = list(map(object.__new__, repeat(record_class, len(values[0]))))
+        for setter, found in zip(setters, values, strict=True):
+            deque(map(setter, records, found), maxlen=0)
+        return records
+
+    return columns_to_records
+
+
+def _decoder(sql_type: str) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """What turns the values of a column into those of records."""
+    if sql_type.startswith("JSON"):
+        return lambda found: [{} if text is None or text == "{}" else _text_to_bag(text) for text in found]
+    if sql_type.endswith("[]"):
+        return lambda found: (
+            [tuple(value) if type(value) is list else value for value in found] if list in map(type, found) else found
+        )
+    return lambda found: found
 
 
 _scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
