@@ -94,7 +94,7 @@ EPISODES = Table(
         Column("tags", "JSON NOT NULL", "Free labels."),
         Column("subject_id", "VARCHAR", "The person whose data it holds, for erasure."),
         Column("parent_episode", "VARCHAR", "The episode that this one replays or forks."),
-        Column("lineage", "JSON", "SHA-256 of base, tokenizer, template and each node's tools; NULL when not recorded."),
+        Column("lineage", "JSON", "SHA-256 of base, tokenizer, template and each node's tools; NULL if not recorded."),
     ),
     ("episode_id",),
 )
