@@ -1,0 +1,129 @@
+"""Owns: training in several processes: who takes which micro-batch, and what all of them get back.
+
+- In two real processes, joined by accelerate over gloo: sums, maxima, gradients and ragged vectors are those of the
+  whole, the same on both, also where one process has nothing to do; what does not fit together is refused on both.
+- One process alone computes what it would without any of this.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import workers_laws
+from workers_rig import in_processes
+
+from trainers.errors import TrainError
+from trainers.workers import Workers
+
+LAWS = ("identity", "shares", "numbers", "gradients", "one_microbatch", "gathered", "gathered_from_one", "refusals")
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """What two processes said to every law, by rank."""
+    found = in_processes(2, [f"workers_laws:{law}" for law in LAWS], tmp_path_factory.mktemp("two"))
+    return {name.partition(":")[2]: results for name, results in found.items()}
+
+
+def both(results: list[Any]) -> Any:
+    """The one result that both processes must have."""
+    assert results[0] == results[1]
+    return results[0]
+
+
+def test_every_process_knows_which_one_it_is_and_one_is_the_main_one(two: dict[str, list[Any]]) -> None:
+    assert two["identity"] == [[0, 2, True, "cpu"], [1, 2, False, "cpu"]]
+
+
+def test_batches_are_dealt_out_once_each_in_turn(two: dict[str, list[Any]]) -> None:
+    first, second = two["shares"]
+    assert first == [[], ["a"], ["a"], ["a", "c"], ["a", "c"], ["a", "c", "e"]]
+    assert second == [[], [], ["b"], ["b"], ["b", "d"], ["b", "d"]]
+
+
+def test_numbers_are_summed_in_float64(two: dict[str, list[Any]]) -> None:
+    found = both(two["numbers"])
+    assert found["add"] == [3.0, 3 * 2.0**53, 0.2]  # 1 + 2; 2^53 (1 + 2); 0.1 + 0.1
+    assert found["add_nothing"] == []
+    assert found["max"] == [-1.0, -5.0]
+    assert found["any"] == [True, False, True]
+
+
+def test_gradients_are_summed_and_a_missing_one_counts_as_zeros(two: dict[str, list[Any]]) -> None:
+    found = both(two["gradients"])
+    # k + (k + 100) = 2 k + 100 for k = 0..5.
+    assert found["both"] == [[100.0, 102.0, 104.0], [106.0, 108.0, 110.0]]
+    assert found["lone"] == [7.0, -8.0]
+    assert found["none"] is None  # an optimiser would decay a parameter whose gradient is zero
+
+
+def test_a_process_without_a_microbatch_gets_the_gradient_of_the_whole(two: dict[str, list[Any]]) -> None:
+    assert both(two["one_microbatch"]) == [3.0, 5.0]
+
+
+def test_ragged_vectors_come_together_bit_for_bit(two: dict[str, list[Any]]) -> None:
+    expected = [vector.tolist() for vector in workers_laws.vectors()]
+    assert [len(vector) for vector in expected] == [3, 1, 0, 5, 2]
+    assert both(two["gathered"]) == expected
+    assert both(two["gathered_from_one"]) == expected
+
+
+def test_what_does_not_fit_together_is_refused_on_every_process(two: dict[str, list[Any]]) -> None:
+    twice, missing, same, other, longer = both(two["refusals"])
+    assert twice == missing == "over all processes a vector is missing or comes twice"
+    assert same == "nothing"
+    assert other == longer
+    assert other.startswith("the processes differ in the round: start all with the same configuration")
+
+
+def test_alone_nothing_is_copied_or_changed() -> None:
+    alone = Workers.alone()
+    assert (alone.rank, alone.count, alone.is_main) == (0, 1, True)
+    assert alone.mine([1, 2, 3]) == [1, 2, 3]
+    there, missing = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
+    there.grad = gradient = torch.ones(2)
+    alone.add_gradients([there, missing])
+    assert there.grad is gradient
+    assert missing.grad is None
+    assert alone.add_tensor(gradient) is gradient
+    assert alone.add([0.1, 0.2]) == [0.1, 0.2]
+    assert alone.max(-3.0) == -3.0
+    assert [alone.any(True), alone.any(False)] == [True, False]
+    vectors = workers_laws.vectors()
+    parts = list(enumerate(vectors))[::-1]
+    assert all(a is b for a, b in zip(alone.gather(parts, [3, 1, 0, 5, 2], there.device), vectors, strict=True))
+    alone.check_same("the round", [1.0])
+    alone.wait()
+    alone.close()
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([(0, torch.ones(2))], "vector 1 is missing"),
+        ([(0, torch.ones(2)), (0, torch.ones(2))], "vector 0 has shape .* or comes twice"),
+        ([(0, torch.ones(3)), (1, torch.ones(1))], r"vector 0 has shape \(3,\)"),
+    ],
+    ids=["missing", "twice", "length"],
+)
+def test_vectors_that_are_not_those_announced_are_refused(parts: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Workers.alone().gather(parts, [2, 1], torch.device("cpu"))
+
+
+def test_a_process_without_a_group_does_not_take_itself_for_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """WORLD_SIZE promises two processes; accelerate, without a rank for this one, joins none."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr("accelerate.PartialState", lambda cpu: _Joined(1))
+    with pytest.raises(TrainError, match="WORLD_SIZE is 2, but 1 could be joined"):
+        Workers.of_accelerate("cpu")
+
+
+class _Joined:
+    """accelerate's state of a process that found no others."""
+
+    def __init__(self, num_processes: int) -> None:
+        self.num_processes, self.process_index, self.device = num_processes, 0, torch.device("cpu")
