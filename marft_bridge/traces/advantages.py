@@ -1,7 +1,7 @@
 """A stored episode and the team rewards of its task's other samples -> the advantages that can be had without a critic.
 
 The trainer's own formulas (`trainers.gae`, `trainers.group_estimators`), under labels that say what stands in for what
-is not stored: the critic. Invariant: an advantage that is not known is None, never 0, and says why. Torch is not needed.
+is not stored: the critic. Invariant: an advantage that is not known is None, never 0, and says why. Needs no torch.
 """
 
 from __future__ import annotations
