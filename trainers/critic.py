@@ -133,8 +133,8 @@ class Critic:
 
     def _loss(self, values_B: Tensor, targets_B: Tensor, old_B: Tensor | None = None) -> Tensor:
         options = self.options
-        clipped = {} if options.clip is None or old_B is None else {"old_N": old_B, "clip": options.clip}
-        return value_loss(values_B, targets_B, options.loss, options.huber_delta, **clipped)
+        clip = None if old_B is None else options.clip
+        return value_loss(values_B, targets_B, options.loss, options.huber_delta, None if clip is None else old_B, clip)
 
     def _score(self, features_NF: Tensor, agent_N: Tensor, targets_N: Tensor) -> float | None:
         return explained_variance(self.values(features_NF, agent_N), targets_N)
