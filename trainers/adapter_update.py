@@ -8,7 +8,7 @@ Shapes: lists are parallel to the items, one tensor per action: _T tensors have 
 entry per unit (one with granularity "action", one per sampled token with "token").
 """
 
-# ruff: noqa: N806, N815 (shape suffixes)
+# ruff: noqa: N803, N806, N815 (shape suffixes)
 from __future__ import annotations
 
 import math
@@ -79,6 +79,15 @@ class AdapterLearner:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         return rate
+
+    def snapshot(self) -> list[Tensor]:
+        """The adapter's weights as they are now, for `movement`."""
+        return [p.detach().clone() for p in self.parameters]
+
+    def movement(self, before: Sequence[Tensor]) -> dict[str, float]:
+        """adapter_norm (Frobenius norm of its weight update) and adapter_moved (distance of its matrices since)."""
+        squares = [float((p.detach() - old).square().sum()) for p, old in zip(self.parameters, before, strict=True)]
+        return {"adapter_norm": self.model.adapter_norm(self.adapter), "adapter_moved": math.sqrt(sum(squares))}
 
     @torch.no_grad()
     def logprobs(self, items: Sequence[ActionItem], reference: bool = False, tick: Tick | None = None) -> list[Tensor]:
@@ -168,6 +177,8 @@ class AdapterLearner:
             loss and grad_norm (means over the optimiser steps), coefficient_mean, steps.
         """
         options, offline = self.options, self.options.offline
+        if offline.mode == "off" or not items:
+            return {"loss": None, "grad_norm": None, "coefficient_mean": None, "steps": 0}
         device = self.model.device
         share_A = _shares(items, episode_A, options, "token", device)
         advantage_A = torch.tensor(advantages, dtype=torch.float32, device=device)
@@ -194,7 +205,7 @@ class AdapterLearner:
             steps += 1
         loss_sum, coefficient_sum = self.workers.add([loss_sum, coefficient_sum])
         return {
-            "loss": loss_sum / steps if steps else None,
+            "loss": loss_sum / steps if steps else None,  # offline.epochs may be 0
             "grad_norm": norm_sum / steps if steps else None,
             "coefficient_mean": coefficient_sum / seen if seen else None,
             "steps": steps,

@@ -5,7 +5,7 @@ the engine recorded, untruncated. An action without log-probs can be kept for im
 `behaviour = None`, which no importance weight accepts. It knows nothing of policies, critics or losses.
 """
 
-# ruff: noqa: N815 (shape suffixes)
+# ruff: noqa: N806, N815 (shape suffixes)
 from __future__ import annotations
 
 import math
@@ -141,7 +141,7 @@ def _to_episode(
         task_id=trajectory.episode.task_id,
         reward=team[1],
         truncated=trajectory.episode.outcome == "truncated",
-        actions=_to_items([a for a, keep in zip(trajectory.actions, kept, strict=True) if keep], use),
+        actions=_to_items([a for a, keep in zip(trajectory.actions, kept, strict=True) if keep]),
         successors=successors,
         rewards=rewards,
         replayed=use == "replay",
@@ -171,7 +171,7 @@ def _why_not(action: Action, agents: Sequence[str], vocabulary: Mapping[str, int
     return None
 
 
-def _to_items(actions: Sequence[Action], use: Use) -> tuple[ActionItem, ...]:
+def _to_items(actions: Sequence[Action]) -> tuple[ActionItem, ...]:
     turns: Counter[str] = Counter()
     items = []
     for action in actions:

@@ -1,4 +1,4 @@
-"""A trainer to a folder and back: adapters, critic, optimisers, random generators, counters.
+"""A trainer to a folder and back: adapters, critics, optimisers, baselines, random generators, counters.
 
 Invariant: tensors are in safetensors and the rest in JSON, nothing is pickled; the folder is written whole or not at
 all; a loaded trainer goes on bit for bit (on the CPU) as if it had never stopped, when saved between two calls
@@ -20,26 +20,21 @@ from trainers.errors import TrainError
 from trainers.files import whole_folder
 from trainers.marft import MarftTrainer
 
-_FORMAT = 1
+_FORMAT = 2  # 1 had one critic and one adapter per agent
 STATE_FILE = "trainer.json"
 _TENSORS = "trainer.safetensors"
 
 
 def save(trainer: MarftTrainer, folder: Path) -> None:
     """Writes the trainer's state to `folder`, replacing an earlier checkpoint there."""
-    state = {
-        "format": _FORMAT,
-        "agents": list(trainer.agents),
-        "base_sha256": trainer.model.base_sha256,
-        "rounds": trainer.rounds,
-    }
+    state = {**_identity(trainer), "rounds": trainer.rounds, "baselines": trainer.credit.baselines.state}
     with whole_folder(folder) as fresh:
         (fresh / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
         save_file({name: t.detach().cpu().contiguous() for name, t in _tensors(trainer).items()}, fresh / _TENSORS)
 
 
 def load(trainer: MarftTrainer, folder: Path) -> None:
-    """Puts the state in `folder` into a trainer made with the same model and agents.
+    """Puts the state in `folder` into a trainer made with the same models, agents and adapters.
 
     Raises:
         TrainError: no checkpoint, or one of another base model, other agents or other shapes. The trainer is
@@ -51,8 +46,7 @@ def load(trainer: MarftTrainer, folder: Path) -> None:
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (not a mapping)
     except (OSError, ValueError, SafetensorError) as error:
         raise TrainError(f"{folder} is not a trainer checkpoint: {error}") from None
-    ours = {"format": _FORMAT, "agents": list(trainer.agents), "base_sha256": trainer.model.base_sha256}
-    for field, value in ours.items():
+    for field, value in _identity(trainer).items():
         if state.get(field) != value:
             raise TrainError(f"checkpoint {folder} has {field} {state.get(field)!r}, this trainer has {value!r}")
     weights = _weights(trainer)
@@ -66,17 +60,33 @@ def load(trainer: MarftTrainer, folder: Path) -> None:
         _restore(optimizer, f"{name}/", tensors)
     for name, generator in _generators(trainer).items():
         generator.set_state(tensors[name])
-    prefix = "critic/statistics/"
-    trainer.critic.statistics = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    for i, critic in enumerate(trainer.credit.critics.values()):
+        prefix = f"critic/{i}/statistics/"
+        critic.statistics = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    trainer.credit.baselines.state = dict(state["baselines"])
     trainer.rounds = state["rounds"]
+
+
+def _identity(trainer: MarftTrainer) -> dict[str, Any]:
+    """What a checkpoint must share with its reader; the order of adapters and critics names their tensors."""
+    plans = trainer.policies.adapters.values()
+    return {
+        "format": _FORMAT,
+        "agents": {agent: trainer.policies.adapter_of(agent) for agent in trainer.policies.agents},
+        "adapters": [plan.name for plan in plans],
+        "trained": list(trainer.learners),
+        "critics": list(trainer.credit.critics),
+        "bases": [trainer.policies.models[plan.model_dir].base_sha256 for plan in plans],
+    }
 
 
 def _tensors(trainer: MarftTrainer) -> dict[str, Tensor]:
     tensors = {
         **_weights(trainer),
-        **{f"critic/statistics/{name}": t for name, t in trainer.critic.statistics.items()},
         **{name: generator.get_state() for name, generator in _generators(trainer).items()},
     }
+    for i, critic in enumerate(trainer.credit.critics.values()):
+        tensors.update({f"critic/{i}/statistics/{name}": t for name, t in critic.statistics.items()})
     for name, optimizer in _optimizers(trainer).items():
         for index, fields in optimizer.state_dict()["state"].items():
             tensors.update({f"{name}/{index}/{field}": value for field, value in fields.items()})
@@ -84,19 +94,23 @@ def _tensors(trainer: MarftTrainer) -> dict[str, Tensor]:
 
 
 def _weights(trainer: MarftTrainer) -> dict[str, Tensor]:
-    weights: dict[str, Tensor] = {f"critic/weights/{name}": p for name, p in trainer.critic.parameters.items()}
-    for i, agent in enumerate(trainer.agents):
-        weights.update({f"adapter/{i}/{name}": p for name, p in trainer.model.parameters(agent).items()})
+    weights: dict[str, Tensor] = {}
+    for i, critic in enumerate(trainer.credit.critics.values()):
+        weights.update({f"critic/{i}/weights/{name}": p for name, p in critic.parameters.items()})
+    for i, plan in enumerate(trainer.policies.adapters.values()):
+        matrices = trainer.policies.models[plan.model_dir].parameters(plan.name)
+        weights.update({f"adapter/{i}/{name}": p for name, p in matrices.items()})
     return weights
 
 
 def _optimizers(trainer: MarftTrainer) -> dict[str, torch.optim.Optimizer]:
-    learners = {f"optimizer/{i}": trainer.learners[agent].optimizer for i, agent in enumerate(trainer.agents)}
-    return {"critic/optimizer": trainer.critic.optimizer, **learners}
+    critics = {f"critic/{i}/optimizer": c.optimizer for i, c in enumerate(trainer.credit.critics.values())}
+    return {**critics, **{f"optimizer/{i}": learner.optimizer for i, learner in enumerate(trainer.learners.values())}}
 
 
 def _generators(trainer: MarftTrainer) -> dict[str, torch.Generator]:
-    return {"generator/order": trainer.generator, "generator/critic": trainer.critic.generator}
+    critics = {f"generator/critic/{i}": c.generator for i, c in enumerate(trainer.credit.critics.values())}
+    return {"generator/order": trainer.generator, "generator/replay": trainer.replay_generator, **critics}
 
 
 def _restore(optimizer: torch.optim.Optimizer, prefix: str, tensors: dict[str, Tensor]) -> None:

@@ -125,7 +125,12 @@ _OFFLINE_ONLY: dict[str, tuple[str, ...]] = {
     "max_weight": ("awr",),
     "shift": ("asymre",),
     "ratio_cap": ("importance", "vtrace"),
+    "epochs": ("filtered", "awr", "asymre", "topr", "importance", "vtrace"),
+    "minibatches": ("filtered", "awr", "asymre", "topr", "importance", "vtrace"),
 }
+
+
+_VALUED = ("awr", "importance", "vtrace")  # offline modes that ask a critic
 
 
 class OfflineOptions(_Options):
@@ -175,10 +180,9 @@ class ReplayOptions(_Options):
     min_ess: float = Field(default=0.3, ge=0, le=1)
     """Effective sample size of the importance weights, as a share of the actions, below which an agent's
     replayed actions are dropped."""
-    lineage: Literal["same", "known", "any"] = "same"
-    """`same`: base model, tokenizer, chat template and tool schemas must be those of today. `known`: what is
-    recorded must agree, what is not recorded passes. `any`: not looked at. Imitation of traces without log-probs
-    needs `known` or `any`."""
+    lineage: Literal["same", "known", "any"] = "known"
+    """`same`: base model, tokenizer, chat template and tool schemas must be recorded, and be those of today. `known`:
+    what is recorded must agree; what is not (traces from elsewhere) passes. `any`: not looked at."""
 
 
 class TrainerOptions(_Options):
@@ -312,12 +316,12 @@ class TrainerOptions(_Options):
         for names, applies, where in (
             (("gae_lambda", "gamma_token", "token_lambda"), self.estimator == "gae", "estimator 'gae'"),
             (("gamma_token", "token_lambda"), self.granularity == "token", "granularity 'token'"),
-            (("adaptive_alpha",), self.token_lambda == "adaptive", "token_lambda 'adaptive'"),
+            (("adaptive_alpha",), isinstance(self.token_lambda, str), "token_lambda 'adaptive'"),
             (("group_weight",), self.estimator in ("grpo", "dr_mas"), "estimator 'grpo' or 'dr_mas'"),
             (("group_std",), self.estimator in _STANDARDISED, "estimator 'grpo', 'dr_mas' or 'at_grpo'"),
             (("rae_decay",), self.estimator == "rae", "estimator 'rae'"),
             (("skip_flat_groups",), self.estimator not in ("gae", "rae"), "estimators over groups of samples"),
-            (("critic",), self.estimator == "gae" or self.offline.mode in ("awr", "vtrace"), "a critic in use"),
+            (("critic",), self.estimator == "gae" or self.offline.mode in _VALUED, "a critic in use"),
             (("logprob_norm",), self.granularity == "action" or self.update == "sequential", "granularity 'action'"),
             (("nll_threshold",), self.nll_coef > 0, "nll_coef above 0"),
             (("mismatch_cap",), self.mismatch != "none", "mismatch 'truncate' or 'mask'"),
@@ -335,7 +339,7 @@ class TrainerOptions(_Options):
             raise ValueError("replay.share needs proximal 'recomputed': old episodes were sampled by other policies")
         if self.replay.share > 0 and self.mismatch == "none":
             raise ValueError("replay.share needs mismatch 'truncate' or 'mask': old episodes must be weighted")
-        names = [term.reward for term in self.shaping]
-        if len({self.reward, *names}) != 1 + len(names):
+        shaped = [term.reward for term in self.shaping]
+        if len({self.reward, *shaped}) != 1 + len(shaped):
             raise ValueError("shaping names a reward twice, or the team reward: give each one weight")
         return self

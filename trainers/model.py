@@ -3,7 +3,7 @@
 Invariant: base weights never change; adapter weights are float32 masters; the reference policy is the same base with
 the adapters switched off. Log-probs are those of softmax(logits / T) at the temperature T that sampled the action,
 so that ratios to the engine's log-probs are unbiased. Logits exist only at sampled positions, a chunk at a time.
-It knows nothing of agents, rewards, advantages or optimisers: an adapter has a name, and who acts by it is said elsewhere.
+It knows nothing of agents (an adapter has a name; who acts by it is said elsewhere), rewards, advantages or optimisers.
 """
 
 # ruff: noqa: N803, N806 (shape suffixes)
@@ -23,10 +23,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from trainers import adapter_files
-from trainers.microbatch import MicroBatch, lengths_to_groups, rows_to_rectangle
 from trainers.config import LoraOptions
 from trainers.errors import TrainError
 from trainers.files import weights_to_sha256
+from trainers.microbatch import MicroBatch, lengths_to_groups, rows_to_rectangle
 from trainers.prefix import backbone_to_hidden, can_share_prefixes, shared_prefix
 from trainers.token_logprobs import hidden_to_logprobs, hidden_to_logprobs_and_entropy
 

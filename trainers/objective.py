@@ -11,7 +11,7 @@ Shapes: _T one per sampled token of the micro-batch, _A one per action, _U one p
 "action", a token with "token".
 """
 
-# ruff: noqa: N806, N815 (shape suffixes)
+# ruff: noqa: N803, N806, N815 (shape suffixes)
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 Three kinds reach the loss, and they are credited differently:
 
-    team      of the whole run: the recorded team reward, and shaping of level `episode`. It is what the critic predicts.
+    team      of the whole run: the recorded team reward, and shaping of level `episode`. The critic predicts it.
     step      arrives with one action. That action and everything that it depended on share it, each once,
               discounted per link of D between them.
     private   one agent's own, once per episode: it reaches that agent's actions only.
