@@ -1,170 +1,292 @@
-"""Owns: the surrogate and its clips, the engine-mismatch weight, KL estimates, imitation and value losses.
+"""Owns: log-ratios per unit, the clipped surrogate, KL estimates, value losses and explained variance.
 
 Numbers are worked by hand; gradients are checked by finite differences in float64.
 """
 
-# ruff: noqa: N803, N806 (shape suffixes)
+# ruff: noqa: N806 (shape suffixes)
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor
 
 from trainers.losses import (
-    action_ratio,
+    Granularity,
+    LogprobNorm,
     explained_variance,
-    imitation_loss,
     k3,
     kl_to_reference,
-    mismatch_weight,
-    policy_loss,
+    log_ratio,
+    ppo_loss,
+    tokens_to_action,
     value_loss,
 )
-from trainers.token_logprobs import hidden_to_logprobs
 
-SEGMENTS = torch.tensor([0, 0, 1])  # two actions, of two tokens and of one
-OLD = torch.tensor([-1.0, -2.0, -0.5], dtype=torch.float64)
+ROW = torch.tensor([0, 0, 1])  # two actions, of two tokens and of one
 
 
-def _loss(new_T: Tensor, advantage: list[float], **changes: object) -> tuple[Tensor, dict[str, float]]:
-    ones = torch.ones(2, dtype=torch.float64)
-    options: dict = {"norm": "sum", "clip_low": 0.2, "clip_high": 0.3, "dual_clip": None, "total": 2.0}
-    fields: dict = {"weight_A": ones, "factor_A": ones} | changes
-    arrays = {k: fields.pop(k) for k in ("weight_A", "factor_A")}
-    advantage_A = torch.tensor(advantage, dtype=torch.float64)
-    return policy_loss(new_T, OLD, SEGMENTS, advantage_A, arrays["weight_A"], arrays["factor_A"], **(options | fields))
+def f64(*numbers: float) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
 
 
-def test_the_ratio_of_an_action_is_over_the_sum_or_the_mean_of_its_tokens() -> None:
-    new = OLD + torch.tensor([0.2, 0.4, -0.1])
-    torch.testing.assert_close(
-        action_ratio(new, OLD, SEGMENTS, 2, "sum"), torch.tensor([math.exp(0.6), math.exp(-0.1)], dtype=torch.float64)
-    )
-    torch.testing.assert_close(
-        action_ratio(new, OLD, SEGMENTS, 2, "token"), torch.tensor([math.exp(0.3), math.exp(-0.1)], dtype=torch.float64)
-    )
+OLD = f64(-1.0, -2.0, -0.5)
 
 
-def test_a_ratio_never_overflows() -> None:
-    assert torch.isfinite(action_ratio(OLD + 1e4, OLD, SEGMENTS, 2, "sum")).all()
+def at_ratios(*ratios: float) -> Tensor:
+    return torch.tensor([math.log(r) for r in ratios], dtype=torch.float64, requires_grad=True)
 
 
-def test_each_side_clips_at_its_own_bound() -> None:
-    # ratio 2 and A = 1: 1.3.  ratio 0.5 and A = -1: clip(0.5) = 0.8 -> -0.8.  loss = -(1.3 - 0.8) / 2
-    new = OLD + torch.tensor([math.log(2.0), 0.0, math.log(0.5)], dtype=torch.float64)
-    loss, sums = _loss(new, [1.0, -1.0])
-    assert loss.item() == pytest.approx(-0.25)
-    assert sums == pytest.approx({"clipped": 2, "ratio_sum": 2.5, "ratio_max": 2.0})
+def gradient(output: Tensor, leaf: Tensor) -> Tensor:
+    (result,) = torch.autograd.grad(output.sum(), leaf)
+    return result
+
+
+def test_an_action_is_the_sum_of_its_tokens_or_that_over_its_tokens_or_over_its_words() -> None:
+    values = f64(0.2, 0.4, -0.1)
+    torch.testing.assert_close(tokens_to_action(values, ROW, 2, "sum"), f64(0.6, -0.1))
+    torch.testing.assert_close(tokens_to_action(values, ROW, 2, "token"), f64(0.3, -0.1))
+    # three words and none; an action without a word counts as one
+    torch.testing.assert_close(tokens_to_action(values, ROW, 2, "word", torch.tensor([3, 0])), f64(0.2, -0.1))
+
+
+def test_words_are_needed_by_the_word_norm_and_refused_by_the_others() -> None:
+    with pytest.raises(ValueError, match="'word' needs the words"):
+        tokens_to_action(OLD, ROW, 2, "word")
+    with pytest.raises(ValueError, match="'sum' does not read the words"):
+        tokens_to_action(OLD, ROW, 2, "sum", torch.tensor([1, 1]))
+
+
+def test_tokens_of_an_action_need_not_lie_together() -> None:
+    torch.testing.assert_close(tokens_to_action(f64(1, 10, 2, 20), torch.tensor([0, 1, 0, 1]), 2, "sum"), f64(3, 30))
+
+
+def test_a_unit_is_an_action_or_a_token() -> None:
+    new = OLD + f64(0.2, 0.4, -0.1)
+    torch.testing.assert_close(log_ratio(new, OLD, ROW, 2, "action", "sum"), f64(0.6, -0.1))
+    torch.testing.assert_close(log_ratio(new, OLD, ROW, 2, "action", "token"), f64(0.3, -0.1))
+    torch.testing.assert_close(log_ratio(new, OLD, ROW, 2, "token", "sum"), f64(0.2, 0.4, -0.1))
+
+
+def test_a_log_ratio_is_held_within_20_nats() -> None:
+    new = OLD + f64(30, 40, -70)
+    assert log_ratio(new, OLD, ROW, 2, "action", "sum").tolist() == [20, -20]
+    assert log_ratio(new, OLD, ROW, 2, "token", "sum").tolist() == [20, 20, -20]
+
+
+def test_each_side_clips_at_its_own_bound_and_cuts_the_gradient() -> None:
+    # A = 1, r = 2: min(2, 1.3) = 1.3.  A = -1, r = 0.5: min(-0.5, -0.8) = -0.8
+    x = at_ratios(2, 0.5)
+    loss, cut = ppo_loss(x, f64(1, -1), 0.2, 0.3, None)
+    torch.testing.assert_close(loss, f64(-1.3, 0.8))
+    assert cut.tolist() == [True, True]
+    assert gradient(loss, x).tolist() == [0, 0]
 
 
 def test_the_pessimistic_side_is_not_clipped() -> None:
-    # ratio 2 and A = -1: min(-2, -1.3) = -2.  ratio 0.5 and A = 1: min(0.5, 0.8) = 0.5
-    new = OLD + torch.tensor([math.log(2.0), 0.0, math.log(0.5)], dtype=torch.float64)
-    loss, sums = _loss(new, [-1.0, 1.0])
-    assert loss.item() == pytest.approx(0.75)
-    assert sums["clipped"] == 0
+    # A = -1, r = 2: min(-2, -1.3) = -2.  A = 1, r = 0.5: min(0.5, 0.8) = 0.5.  d(-r A)/dlog r = -r A
+    x = at_ratios(2, 0.5)
+    loss, cut = ppo_loss(x, f64(-1, 1), 0.2, 0.3, None)
+    torch.testing.assert_close(loss, f64(2, -0.5))
+    torch.testing.assert_close(gradient(loss, x), f64(2, -0.5))
+    assert cut.tolist() == [False, False]
 
 
-def test_dual_clip_bounds_a_negative_surrogate_and_cuts_its_gradient() -> None:
-    # ratio 5 and A = -1: -5 without, -3 with c = 3
-    new = (OLD + torch.tensor([math.log(5.0), 0.0, 0.0], dtype=torch.float64)).requires_grad_()
-    assert _loss(new, [-1.0, 0.0])[0].item() == pytest.approx(2.5)
-    loss, sums = _loss(new, [-1.0, 0.0], dual_clip=3.0)
-    assert loss.item() == pytest.approx(1.5)
-    assert sums["clipped"] == 1
-    loss.backward()
-    assert new.grad.abs().sum().item() == 0.0
+def test_at_a_bound_exactly_the_gradient_is_still_whole() -> None:
+    # bounds are made from the ratios, so that they are equal in floating point: r - 1 is exact for r in [0.5, 2]
+    x = at_ratios(1.25, 0.75, 3.0)
+    high, low, dual = x.detach().exp().tolist()
+    loss, cut = ppo_loss(x, f64(1, -1, -1), 1 - low, high - 1, dual)
+    assert cut.tolist() == [False, False, False]
+    torch.testing.assert_close(gradient(loss, x), f64(-1.25, 0.75, 3.0))
+    past = (x.detach() + f64(1e-12, -1e-12, 1e-12)).requires_grad_()
+    loss, cut = ppo_loss(past, f64(1, -1, -1), 1 - low, high - 1, dual)
+    assert cut.tolist() == [True, True, True]
+    assert gradient(loss, past).tolist() == [0, 0, 0]
 
 
-def test_weight_and_compounded_factor_multiply_once_and_get_no_gradient() -> None:
-    weight = torch.tensor([0.5, 2.0], dtype=torch.float64, requires_grad=True)
-    factor = torch.tensor([0.9, 1.1], dtype=torch.float64, requires_grad=True)
+def test_dual_clip_bounds_a_negative_surrogate_only() -> None:
+    # c = 3.  A = -1, r = 5: max(-5, -3) = -3.  A = -1, r = 2: -2.  A = 1, r = 5: min(5, 1.3) = 1.3
+    x = at_ratios(5, 2, 5)
+    loss, cut = ppo_loss(x, f64(-1, -1, 1), 0.2, 0.3, 3.0)
+    torch.testing.assert_close(loss, f64(3, 2, -1.3))
+    torch.testing.assert_close(gradient(loss, x), f64(0, 2, 0))
+    assert cut.tolist() == [True, False, True]
+
+
+def test_an_advantage_of_zero_is_neither_loss_nor_cut() -> None:
+    x = at_ratios(5, 0.1)
+    loss, cut = ppo_loss(x, f64(0, 0), 0.2, 0.3, 3.0)
+    assert loss.tolist() == [0, 0]
+    assert gradient(loss, x).tolist() == [0, 0]
+    assert cut.tolist() == [False, False]
+
+
+@pytest.mark.parametrize("dual_clip", [None, 3.0])
+def test_the_surrogate_is_that_of_the_papers(dual_clip: float | None) -> None:
+    # PPO equation 7 and the dual clip written as there, in plain Python
+    for ratio in (0.1, 0.79, 0.81, 1.0, 1.27, 1.29, 2.9, 3.1, 50.0):
+        for advantage in (-2.0, -0.5, 0.0, 0.5, 2.0):
+            expected = min(ratio * advantage, max(0.8, min(1.28, ratio)) * advantage)
+            if dual_clip is not None and advantage < 0:
+                expected = max(expected, dual_clip * advantage)
+            loss, _ = ppo_loss(f64(math.log(ratio)), f64(advantage), 0.2, 0.28, dual_clip)
+            assert loss.item() == pytest.approx(-expected)
+
+
+def test_bounds_keep_the_precision_of_the_inputs() -> None:
+    loss, _ = ppo_loss(at_ratios(2), f64(1), 0.2, 0.28, None)
+    assert loss.item() == -1.28  # not float32's 1.27999997
+
+
+@pytest.mark.parametrize("granularity", ["action", "token"])
+@pytest.mark.parametrize("dual_clip", [None, 3.0])
+def test_ratios_of_e_to_the_100_are_finite_in_float32_forward_and_backward(
+    granularity: Granularity, dual_clip: float | None
+) -> None:
+    for gap in (100.0, -100.0):
+        for advantage in (1.0, -1.0):
+            new = (OLD.float() + gap).requires_grad_()
+            ratio_U = log_ratio(new, OLD.float(), ROW, 2, granularity, "sum")
+            loss, _ = ppo_loss(ratio_U, torch.full_like(ratio_U, advantage), 0.2, 0.28, dual_clip)
+            total = loss.sum() + kl_to_reference(new, OLD.float(), OLD.float()).sum()
+            assert torch.isfinite(total)
+            assert torch.isfinite(gradient(total, new)).all()
+
+
+@pytest.mark.parametrize("norm", ["sum", "token"])
+def test_at_ratio_1_the_gradient_is_that_of_reinforce(norm: LogprobNorm) -> None:
+    # d(-r A)/dlog pi = -A at r = 1, and REINFORCE descends -A log pi(a)
+    logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64, requires_grad=True)
+    logp_T = logits.log_softmax(-1)[torch.arange(3), torch.tensor([4, 0, 2])]
+    advantage = f64(0.7, -1.3)
+    loss, _ = ppo_loss(log_ratio(logp_T, logp_T.detach(), ROW, 2, "action", norm), advantage, 0.2, 0.28, 3.0)
+    ours = gradient(loss, logits)
+    logp_T = logits.log_softmax(-1)[torch.arange(3), torch.tensor([4, 0, 2])]
+    tokens = 2 if norm == "token" else 1
+    reinforce = -(0.7 * (logp_T[0] + logp_T[1]) / tokens - 1.3 * logp_T[2])
+    torch.testing.assert_close(ours, gradient(reinforce, logits))
+
+
+def test_with_the_token_norm_an_action_gives_the_mean_gradient_of_its_tokens() -> None:
     new = OLD.clone().requires_grad_()
-    loss, _ = _loss(new, [1.0, -2.0], weight_A=weight, factor_A=factor)
-    assert loss.item() == pytest.approx(-(0.5 * 0.9 * 1.0 + 2.0 * 1.1 * -2.0) / 2)
-    loss.backward()
-    assert weight.grad is None
-    assert factor.grad is None
-    torch.testing.assert_close(new.grad, torch.tensor([-0.225, -0.225, 2.2], dtype=torch.float64))
+    loss, _ = ppo_loss(log_ratio(new, OLD, ROW, 2, "action", "token"), f64(1, 1), 0.2, 0.28, None)
+    torch.testing.assert_close(gradient(loss, new), f64(-0.5, -0.5, -1))
 
 
-def test_with_token_norm_an_action_gives_the_mean_gradient_of_its_tokens() -> None:
-    new = OLD.clone().requires_grad_()
-    _loss(new, [1.0, 1.0], norm="token")[0].backward()
-    torch.testing.assert_close(new.grad, torch.tensor([-0.25, -0.25, -0.5], dtype=torch.float64))
+def test_for_actions_of_one_token_both_granularities_agree() -> None:
+    new = OLD + f64(0.3, -0.4, 0.1)
+    row = torch.arange(3)
+    torch.testing.assert_close(
+        log_ratio(new, OLD, row, 3, "action", "token"), log_ratio(new, OLD, row, 3, "token", "token")
+    )
 
 
-def test_mismatch_weights_by_hand() -> None:
-    behaviour = OLD - torch.tensor([0.5, 0.5, -1.0])  # log rho: 1.0 and -1.0
-    weight = mismatch_weight(OLD, behaviour, SEGMENTS, 2, "sum", "truncate", 2.0)
-    torch.testing.assert_close(weight, torch.tensor([2.0, math.exp(-1)], dtype=torch.float64))
-    weight = mismatch_weight(OLD, behaviour, SEGMENTS, 2, "sum", "mask", 2.0)
-    torch.testing.assert_close(weight, torch.zeros(2, dtype=torch.float64))
-    weight = mismatch_weight(OLD, behaviour, SEGMENTS, 2, "token", "mask", 2.0)
-    torch.testing.assert_close(weight, torch.tensor([math.exp(0.5), 0.0], dtype=torch.float64))
-    weight = mismatch_weight(OLD, behaviour, SEGMENTS, 2, "sum", "none", 2.0)
-    torch.testing.assert_close(weight, torch.ones(2, dtype=torch.float64))
-    assert not mismatch_weight(OLD.clone().requires_grad_(), behaviour, SEGMENTS, 2, "sum", "mask", 4.0).requires_grad
+def test_no_gradient_reaches_advantages_references_old_policies_or_targets() -> None:
+    advantage, old, other = (f64(1, -2).requires_grad_() for _ in range(3))
+    new = f64(0.1, 0.05).requires_grad_()
+    loss, _ = ppo_loss(new, advantage, 0.2, 0.28, 3.0)
+    total = loss.sum() + kl_to_reference(new, other, old).sum() + value_loss(new, other, "huber", 1.0, old, 0.2)
+    reached = torch.autograd.grad(total, (new, advantage, old, other), allow_unused=True)
+    assert [g is not None for g in reached] == [True, False, False, False]
 
 
-def test_gradients_equal_finite_differences() -> None:
-    new = (OLD + torch.tensor([0.05, -0.02, 0.4])).requires_grad_()  # one action inside the clip, one outside
-    reference = OLD - 0.3
-    weight = torch.tensor([0.7, 1.3], dtype=torch.float64)
-    for norm in ("sum", "token"):
-        assert torch.autograd.gradcheck(lambda x, n=norm: _loss(x, [1.5, -0.5], norm=n, weight_A=weight)[0], new)
-    assert torch.autograd.gradcheck(lambda x: kl_to_reference(x, reference, 3.0), new)
-    assert torch.autograd.gradcheck(lambda x: imitation_loss(x, SEGMENTS, weight, 3.0), new)
-    assert torch.autograd.gradcheck(lambda x: value_loss(x, OLD * 3, 0.5), new)
+@pytest.mark.parametrize("granularity", ["action", "token"])
+@pytest.mark.parametrize("norm", ["sum", "token", "word"])
+@pytest.mark.parametrize("dual_clip", [None, 1.5])
+def test_the_surrogates_gradient_equals_finite_differences(
+    granularity: Granularity, norm: LogprobNorm, dual_clip: float | None
+) -> None:
+    words = torch.tensor([3, 2]) if norm == "word" else None
+    # the last unit is beyond the dual clip where that is 1.5: exp(0.9 / 2) = 1.57 or more; none is within 1e-3 of a bound
+    new = (OLD + f64(0.05, -0.02, 0.9)).requires_grad_()
+
+    def loss(x: Tensor) -> Tensor:
+        ratio_U = log_ratio(x, OLD, ROW, 2, granularity, norm, words)
+        return ppo_loss(ratio_U, f64(1.5, -0.5, -0.7)[-len(ratio_U) :], 0.2, 0.28, dual_clip)[0]
+
+    assert torch.autograd.gradcheck(loss, new)
+
+
+def test_the_kl_penaltys_gradient_equals_finite_differences() -> None:
+    new = (OLD + f64(0.05, -0.02, 0.9)).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: kl_to_reference(x, OLD - 0.3), new)
+    # 1.1: the old policy's own place would be a ratio of 1 only by chance
+    assert torch.autograd.gradcheck(lambda x: kl_to_reference(x, OLD - 0.3, OLD * 1.1), new)
+
+
+@pytest.mark.parametrize("kind", ["huber", "squared"])
+def test_the_value_losses_gradients_equal_finite_differences(kind: Literal["huber", "squared"]) -> None:
+    values = f64(0.1, 1.9, -2.0, 0.45).requires_grad_()
+    targets, old = f64(0.3, 0.2, 0.1, 0.6), f64(0.0, 1.5, -1.0, 0.4)
+    assert torch.autograd.gradcheck(lambda v: value_loss(v, targets, kind, 1.0), values)
+    assert torch.autograd.gradcheck(lambda v: value_loss(v, targets, kind, 1.0, old, 0.2), values)
 
 
 def test_k3_by_hand_and_never_negative() -> None:
-    torch.testing.assert_close(k3(torch.tensor([0.0, math.log(2.0)])), torch.tensor([0.0, 1.0 - math.log(2.0)]))
+    # x = log 2: 2 - log 2 - 1
+    torch.testing.assert_close(k3(f64(0.0, math.log(2.0))), f64(0.0, 1.0 - math.log(2.0)))
     assert (k3(torch.linspace(-5, 5, 101)) >= 0).all()
 
 
+def test_k3_of_a_small_log_ratio_keeps_its_digits_in_float32() -> None:
+    # x^2 / 2 + x^3 / 6 = 5.0002e-7 at x = 1e-3; exp(x) - x - 1 in float32 is a multiple of 6e-8
+    assert k3(torch.tensor([1e-3])).item() == pytest.approx(5.0016667e-7, rel=2e-3)
+
+
 def test_k3_estimates_the_kl_of_two_distributions_without_bias() -> None:
-    q, p = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.5, 0.3, 0.2])
-    exact = (q * (q / p).log()).sum()
-    torch.testing.assert_close((q * k3((p / q).log())).sum(), exact)
+    q, p = f64(0.7, 0.2, 0.1), f64(0.5, 0.3, 0.2)
+    torch.testing.assert_close((q * k3((p / q).log())).sum(), (q * (q / p).log()).sum())
 
 
-def test_imitation_divides_by_the_token_count_of_the_whole_step() -> None:
-    # weights 1 and 3: (1 * (1 + 2) + 3 * 0.5) / 9 = 0.5
-    assert float(imitation_loss(OLD, SEGMENTS, torch.tensor([1.0, 3.0]), 9.0)) == pytest.approx(0.5)
+def test_the_kl_penalty_by_hand() -> None:
+    # new twice as likely as the reference: x = -log 2, k3 = 0.5 + log 2 - 1.
+    # Sampled by a policy that found the token half as likely as new: twice that
+    new, reference = f64(math.log(0.5)), f64(math.log(0.25))
+    expected = math.log(2) - 0.5
+    assert kl_to_reference(new, reference).item() == pytest.approx(expected)
+    assert kl_to_reference(new, reference, reference).item() == pytest.approx(2 * expected)
 
 
-def test_the_huber_loss_is_linear_on_both_sides() -> None:
-    target = torch.zeros(1)
-    assert float(value_loss(torch.tensor([3.0]), target, 1.0)) == pytest.approx(2.5)  # 1 * (3 - 0.5)
-    assert float(value_loss(torch.tensor([-3.0]), target, 1.0)) == pytest.approx(2.5)
-    assert float(value_loss(torch.tensor([0.5]), target, 1.0)) == pytest.approx(0.125)
+def test_the_huber_loss_is_linear_on_both_sides_and_squared_is_not() -> None:
+    # delta 1, error 3: 1 * (3 - 0.5).  error 0.5: 0.125.  squared: 9 / 2
+    target = f64(0.0)
+    assert value_loss(f64(3.0), target, "huber", 1.0).item() == pytest.approx(2.5)
+    assert value_loss(f64(-3.0), target, "huber", 1.0).item() == pytest.approx(2.5)
+    assert value_loss(f64(3.0), target, "squared", 1.0).item() == pytest.approx(4.5)
+    # delta 2, error 3: 2 * (3 - 1)
+    assert value_loss(f64(-3.0), target, "huber", 2.0).item() == pytest.approx(4.0)
+
+
+def test_both_value_losses_agree_near_zero_and_are_means() -> None:
+    # errors 0.5 and 0: the mean of 0.125 and 0
+    for kind in ("huber", "squared"):
+        assert value_loss(f64(0.5, 1.0), f64(0.0, 1.0), kind, 1.0).item() == pytest.approx(0.0625)
+
+
+def test_a_value_that_moved_past_the_clip_towards_its_target_gets_no_gradient() -> None:
+    # old 0, clip 0.2, target 1.  v = 0.5: max(0.5^2, 0.8^2) / 2 = 0.32, flat.  v = -0.5: max(1.5^2, 1.2^2) / 2 = 1.125.
+    # v = 0.1: both 0.9^2 / 2 = 0.405.  slopes: 0, -1.5, -0.9, each a third
+    values = f64(0.5, -0.5, 0.1).requires_grad_()
+    loss = value_loss(values, torch.ones(3).double(), "squared", 1.0, torch.zeros(3).double(), 0.2)
+    assert loss.item() == pytest.approx((0.32 + 1.125 + 0.405) / 3)
+    torch.testing.assert_close(gradient(loss, values), f64(0, -0.5, -0.3))
+
+
+def test_a_clipped_value_loss_needs_both_old_values_and_clip() -> None:
+    with pytest.raises(ValueError, match="needs both"):
+        value_loss(OLD, OLD, "huber", 1.0, OLD)
+    with pytest.raises(ValueError, match="needs both"):
+        value_loss(OLD, OLD, "huber", 1.0, clip=0.2)
 
 
 def test_explained_variance_by_hand() -> None:
-    target = torch.tensor([0.0, 1.0, 2.0, 3.0])
+    target = f64(0, 1, 2, 3)  # variance 1.25
     assert explained_variance(target, target) == 1.0
     assert explained_variance(torch.full((4,), 7.0), target) == pytest.approx(0.0)
-    assert explained_variance(torch.tensor([0.0, 0.0, 3.0, 3.0]), target) == pytest.approx(1 - 0.5 / 1.25)
+    # errors 0, 1, -1, 0: variance 0.5
+    assert explained_variance(f64(0, 0, 3, 3), target) == pytest.approx(1 - 0.5 / 1.25)
     assert explained_variance(target, torch.ones(4)) is None
-
-
-@pytest.mark.parametrize("rows", [1, 2, 99])
-def test_chunked_logprobs_equal_a_full_softmax_forward_and_backward(rows: int, monkeypatch: Any) -> None:
-    vocabulary, width = 37, 5
-    monkeypatch.setattr("trainers.token_logprobs._CHUNK_ELEMENTS", rows * vocabulary)
-    generator = torch.Generator().manual_seed(3)
-    hidden = torch.randn(5, width, generator=generator, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(vocabulary, width, generator=generator, dtype=torch.float64)
-    bias = torch.randn(vocabulary, generator=generator, dtype=torch.float64)
-    token, temperature = torch.tensor([0, 36, 7, 7, 20]), torch.tensor([1.0, 0.5, 2.0, 1.0, 0.7], dtype=torch.float64)
-    upstream = torch.tensor([1.0, -2.0, 0.5, 3.0, 0.0], dtype=torch.float64)
-    ours = hidden_to_logprobs(hidden, weight, bias, token, temperature)
-    (our_gradient,) = torch.autograd.grad((ours * upstream).sum(), hidden)
-    plain = ((hidden @ weight.T + bias) / temperature[:, None]).log_softmax(-1)[torch.arange(5), token]
-    (gradient,) = torch.autograd.grad((plain * upstream).sum(), hidden)
-    torch.testing.assert_close(ours, plain)
-    torch.testing.assert_close(our_gradient, gradient)
+    assert explained_variance(target[:1], target[:1]) is None
