@@ -1,0 +1,109 @@
+"""Stored trajectories to those that may be replayed today, and importance weights to whether they carry enough.
+
+Two questions, asked before anything is computed of an episode: is it of the same game, prompt for prompt (lineage),
+and are its policies near enough to today's that a ratio to them means something (staleness)? A third one once the
+ratios are known: how many of the actions do they leave (effective sample size)?
+Invariant: an episode that is left out is counted once, under the first reason that holds, and the number of different
+reasons does not grow with the data. It knows nothing of losses, of where episodes are stored or of who hashed what.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from trace_store.records import Episode, Trajectory
+from trainers.config import ReplayOptions
+from trainers.mismatch import effective_sample_size
+
+TOOLS = "tools/"
+"""How the names of a lineage begin that are about one node; its name follows."""
+
+TOO_STALE = "replay: sampled by an adapter more than replay.max_staleness versions behind"
+TOO_FEW = "effective sample size below replay.min_ess"
+NO_WEIGHT = "not one of its importance weights is above 0"
+
+
+def gate_episodes(
+    trajectories: Sequence[Trajectory],
+    today: Mapping[str, str],
+    options: ReplayOptions,
+    newest_version: Mapping[str, int],
+    needs_behaviour: bool,
+) -> tuple[list[Trajectory], dict[str, int]]:
+    """Stored trajectories to those that may be replayed, in their order, and how many were left out, by reason.
+
+    Lineage is looked at first. A hash of today that the episode has too must be equal, unless `options.lineage` is
+    `any`; one that it lacks is refused by `same` only. A name `tools/<node>` is about the prompts of that node: it is
+    looked at where the node acted in the episode, and then what is absent means that no tools were offered, which for
+    an episode with a lineage is known. What only the episode has is not looked at: today may not know it yet.
+
+    Staleness is how many versions the adapter that sampled an action lies behind the newest one of that agent, at
+    most over the actions of the episode; actions without an adapter are those of version 0, the base model. An
+    adapter that is ahead of the newest one (of another run) is not behind; its weights say what it is worth.
+
+    Args:
+        today: name -> SHA-256 of what an action of today is made with, as in `Episode.lineage`.
+        newest_version: agent -> version that is trained; the actions of other agents have no staleness.
+        needs_behaviour: whether the loss forms a ratio to the policy that sampled. Imitation forms none, and takes
+            the behaviour of any policy: staleness is not looked at.
+    """
+    kept: list[Trajectory] = []
+    drops: Counter[str] = Counter()
+    for trajectory in trajectories:
+        reason = None if options.lineage == "any" else _strange(trajectory, today, options.lineage == "same")
+        if reason is None and needs_behaviour and _staleness(trajectory, newest_version) > options.max_staleness:
+            reason = TOO_STALE
+        if reason is None:
+            kept.append(trajectory)
+        else:
+            drops[reason] += 1
+    return kept, dict(drops)
+
+
+def gate_actions(weights: Sequence[float], min_ess: float) -> str | None:
+    """Why the replayed actions of one adapter say too little about its policy of today; None where they may be used.
+
+    Args:
+        weights: their importance weights, capped as the loss caps them. None at all are no reason.
+        min_ess: the least effective sample size, (sum w)^2 / (N sum w^2) (Kish), as a share of the actions.
+
+    Raises:
+        ValueError: a weight is negative or not finite.
+    """
+    if not weights:
+        return None
+    size = effective_sample_size(weights)
+    if size is None:
+        return NO_WEIGHT
+    return TOO_FEW if size < min_ess else None
+
+
+def _strange(trajectory: Trajectory, today: Mapping[str, str], strict: bool) -> str | None:
+    """The first part of today's lineage that is not that of the episode; `strict` refuses what is not recorded."""
+    acted = {action.node for action in trajectory.actions}
+    for name in sorted(today):
+        if name.startswith(TOOLS) and name.removeprefix(TOOLS) not in acted:
+            continue
+        found = trajectory.episode.lineage.get(name)
+        if found == today[name]:
+            continue
+        if found is not None or _offered_none(trajectory.episode, name):
+            return f"replay: lineage: {name} differs from today's"
+        if strict:
+            return f"replay: lineage: {name} is not recorded (replay.lineage 'known' takes such episodes)"
+    return None
+
+
+def _offered_none(episode: Episode, name: str) -> bool:
+    """Whether an absent hash of tools means that there were none: who records a lineage records tools."""
+    return name.startswith(TOOLS) and bool(episode.lineage)
+
+
+def _staleness(trajectory: Trajectory, newest_version: Mapping[str, int]) -> int:
+    behind = (
+        newest_version[action.node] - (action.adapter_version or 0)
+        for action in trajectory.actions
+        if action.node in newest_version
+    )
+    return max(behind, default=0)
