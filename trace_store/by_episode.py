@@ -20,7 +20,7 @@ from typing import Any, Generic, Protocol
 
 import duckdb
 
-from trace_store.rows import R, arrow_to_reader, columns_to_records
+from trace_store.rows import R, arrow_to_reader, record_maker
 from trace_store.schema import Table
 
 FEW = 4  # episodes, for which setting Arrow up costs more than it saves
@@ -56,8 +56,7 @@ class RowsByEpisode(Generic[R]):
         query = "SELECT " + ", ".join(f'"{name}"' for name in names) + f" FROM {table.name} {condition}"
         arrow = len(episode_ids) > FEW and find_spec("pyarrow") is not None
         self._columns: _Columns = (_ArrowColumns if arrow else _PlainColumns)(con, query, values)
-        self._class: type[R] = record_class
-        self._table = table
+        self._to_records: Callable[[Mapping[str, Sequence[Any]]], list[R]] = record_maker(record_class, table)
         self._rank = {episode_id: rank for rank, episode_id in enumerate(episode_ids)}
         behind = len(episode_ids)
         ranks = [self._rank.get(episode_id, behind) for episode_id in self._columns.ids()]
@@ -71,7 +70,7 @@ class RowsByEpisode(Generic[R]):
         first = self._rank[episode_ids[0]]
         bounds = self._bounds[first : first + len(episode_ids) + 1]
         begin, end = bounds[0], bounds[-1]
-        records = columns_to_records(self._class, self._table, self._columns.between(begin, end)) if begin < end else []
+        records = self._to_records(self._columns.between(begin, end)) if begin < end else []
         return [records[one - begin : other - begin] for one, other in pairwise(bounds)]
 
 

@@ -28,7 +28,8 @@ Snapshot = Callable[[], AbstractContextManager[duckdb.DuckDBPyConnection]]
 
 EPISODES_PER_STRETCH = 16_384
 PAGE = (8192, 24 << 20)  # at most so many episodes, and bytes of columns
-PIECE = (64, 1 << 20)
+# Fewer objects, as a rule, than Python makes before it looks for garbage: most of them are dropped unlooked at.
+PIECE = (24, 1 << 20)
 
 _FIRST = (-(2**63), "")  # stands before every key
 
