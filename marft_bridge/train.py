@@ -178,7 +178,7 @@ class _Training:
         newest: dict[str, Any] = lines[-1] if lines else {}
         for node in self.nodes:
             if version not in registry.versions(node):
-                self.trainer.model.save_adapter(node, registry.new_folder(node, version))
+                self.trainer.policies.save_adapter(node, registry.new_folder(node, version))
                 agent = newest.get("agents", newest.get("replay", {}).get("agents", {})).get(node, {})
                 registry.register(node, version, version - 1, agent)
         with self._store() as store:

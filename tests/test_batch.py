@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_policy import AGENTS, make_action, make_trajectory
 
-from trace_store.records import Trajectory
-from trainers.batch import ActionItem, Round, items_to_microbatches, lengths_to_groups, trajectories_to_round
+from trace_store.records import NO_LOGPROBS, Trajectory
+from trainers.batch import ActionItem, Round, Use, trajectories_to_round
+from trainers.microbatch import items_to_microbatches, lengths_to_groups
 
 
-def _read(*trajectories: Trajectory, on_policy: bool = True) -> Round:
-    return trajectories_to_round(trajectories, AGENTS, "reward", 32, on_policy)
+def _read(*trajectories: Trajectory, use: Use = "on_policy") -> Round:
+    return trajectories_to_round(trajectories, AGENTS, "reward", dict.fromkeys(AGENTS, 32), use)
 
 
 def test_a_trajectory_keeps_exactly_the_recorded_tokens() -> None:
@@ -47,24 +48,43 @@ def test_an_episode_that_cannot_be_trained_on_is_counted_with_its_reason(fields:
     [
         ({"node": "judge"}, "node is not trained"),
         ({"trainable": False, "untrainable_reason": "no log-probs"}, "no log-probs"),
-        ({"prompt_ids": None}, "no token ids or log-probs"),
-        ({"logprobs": None}, "no token ids or log-probs"),
-        ({"sampled_ids": (), "logprobs": ()}, "no token ids or log-probs"),
+        ({"prompt_ids": None}, "no token ids"),
+        ({"sampled_ids": (), "logprobs": ()}, "no token ids"),
         ({"logprobs": (-1.0, -1.0)}, "log-probs that are not finite, one per token"),
         ({"logprobs": (float("-inf"),)}, "log-probs that are not finite, one per token"),
         ({"prompt_ids": (32,)}, "token ids outside the base model's vocabulary"),
     ],
 )
-@pytest.mark.parametrize("on_policy", [True, False])
+@pytest.mark.parametrize("use", ["on_policy", "replay", "imitation"])
 def test_an_action_that_cannot_be_trained_on_is_counted_and_its_episode_stays(
-    changes: dict[str, Any], reason: str, on_policy: bool
+    changes: dict[str, Any], reason: str, use: Use
 ) -> None:
     bad = replace(make_action("actor", [1], [2]), **changes)
     chain = [make_action("reasoner", [1], [2]), bad, make_action("reasoner", [3], [4])]
-    data = _read(make_trajectory(chain, 1.0), on_policy=on_policy)
+    data = _read(make_trajectory(chain, 1.0), use=use)
     assert data.drops == {f"action: {reason}": 1}
     assert [item.prompt_ids for item in data.items] == [(1,), (3,)]
     assert data.episodes[0].successors == ((1,), ())
+
+
+def test_an_action_without_log_probs_may_be_imitated_and_reaches_no_ratio() -> None:
+    flagged = make_action("actor", [1], [2], logprobs=None, trainable=False, untrainable_reason=NO_LOGPROBS)
+    trajectory = make_trajectory([flagged], 1.0)
+    (item,) = _read(trajectory, use="imitation").items
+    assert (item.sampled_ids, item.behaviour) == ((2,), None)
+    uses: tuple[Use, ...] = ("on_policy", "replay")
+    for use in uses:
+        assert _read(trajectory, use=use).drops[f"action: {NO_LOGPROBS}"] == 1
+    cut = make_action("actor", [1], [2], logprobs=None, trainable=False, untrainable_reason="the call failed")
+    assert _read(make_trajectory([cut], 1.0), use="imitation").items == ()
+
+
+def test_turns_count_an_agents_own_actions_and_versions_are_kept() -> None:
+    nodes = ("reasoner", "actor", "reasoner", "reasoner")
+    actions = [make_action(node, [1], [2], adapter_version=k) for k, node in enumerate(nodes)]
+    items = _read(make_trajectory(actions, 1.0)).items
+    assert [item.turn for item in items] == [0, 0, 1, 2]
+    assert [item.version for item in items] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("changes", [{"temperature": 0.0}, {"temperature": None}, {"top_p": 0.9}, {"top_k": 50}])
@@ -72,7 +92,7 @@ def test_a_policy_whose_logprobs_are_not_comparable_may_be_imitated_but_is_not_o
     changes: dict[str, Any],
 ) -> None:
     trajectory = make_trajectory([make_action("actor", [1], [2], **changes)], 1.0)
-    on_policy, offline = _read(trajectory), _read(trajectory, on_policy=False)
+    on_policy, offline = _read(trajectory), _read(trajectory, use="imitation")
     assert on_policy.items == ()
     assert sum(on_policy.drops.values()) == 2  # the action, and its episode that has no other
     assert (offline.drops, offline.items[0].temperature) == ({}, 1.0)

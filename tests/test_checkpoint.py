@@ -26,9 +26,12 @@ def _rounds(trainer: MarftTrainer, numbers: range) -> None:
 
 
 def _everything(trainer: MarftTrainer) -> dict[str, torch.Tensor]:
-    state = {f"{a}/{n}": p.detach() for a in AGENTS for n, p in trainer.model.parameters(a).items()}
-    state |= {f"critic/{n}": p.detach() for n, p in trainer.critic.parameters.items()}
-    return state | {"order": trainer.generator.get_state(), "critic": trainer.critic.generator.get_state()}
+    state = {f"{a}/{n}": p.detach() for a in AGENTS for n, p in trainer.policies.parameters(a).items()}
+    for key, critic in trainer.credit.critics.items():
+        state |= {f"{key}/{n}": p.detach() for n, p in critic.parameters.items()}
+        state |= {f"{key}/statistics/{n}": t for n, t in critic.statistics.items()}
+        state[f"{key}/generator"] = critic.generator.get_state()
+    return state | {"order": trainer.generator.get_state(), "replay": trainer.replay_generator.get_state()}
 
 
 def test_resume_equals_an_uninterrupted_run_bit_for_bit(tmp_path: Path) -> None:
@@ -83,8 +86,8 @@ def test_a_checkpoint_of_something_else_is_refused_and_changes_nothing(tmp_path:
     _rounds(source, range(1))
     checkpoint.save(source, tmp_path / "checkpoint")
     others = {
-        "base_sha256": _trainer(save_tiny_llama(tmp_path / "other", seed=1), seed=0),
-        "agents": MarftTrainer(TrainerOptions(device="cpu"), model_dir, AGENTS[::-1], 0),
+        "bases": _trainer(save_tiny_llama(tmp_path / "other", seed=1), seed=0),
+        "adapters": MarftTrainer(TrainerOptions(device="cpu"), model_dir, AGENTS[::-1], 0),
         "trainer.lora": _trainer(model_dir, seed=0, lora={"rank": 2}),
         "trainer.critic": _trainer(model_dir, seed=0, critic={"hidden": 3}),
     }

@@ -125,7 +125,7 @@ def actions_of(episodes: Sequence[Trajectory], node: str) -> list[Action]:
 
 def differences(trainer: MarftTrainer, node: str, actions: Sequence[Action]) -> list[float]:
     """Engine minus trainer, per sampled token."""
-    scored = trainer.logprobs_of(node, actions)
+    scored = trainer.policies.logprobs_of(node, actions)
     return [
         engine - ours
         for action, row in zip(actions, scored, strict=True)
@@ -144,7 +144,7 @@ def test_tokens_are_the_engines_and_what_is_trained_is_what_is_served(
     trainer = MarftTrainer(options, vllm_server.model_dir, NODES, seed=0)
     untrained = MarftTrainer(options, vllm_server.model_dir, NODES, seed=0)
     null, version = 500, 501  # of this test's own: the session's server keeps what other tests loaded
-    registry = AdapterRegistry(vllm_server.adapter_root, trainer.model.base_sha256)
+    registry = AdapterRegistry(vllm_server.adapter_root, trainer.policies.model.base_sha256)
     for node in NODES:
         write_null_adapter(registry.new_folder(node, null), vllm_server.model_dir, options.lora.target_modules)
         registry.register(node, null, None, {})
@@ -160,9 +160,9 @@ def test_tokens_are_the_engines_and_what_is_trained_is_what_is_served(
         assert len({e.team_reward("reward") for e in episodes}) > 1
         metrics = trainer.update(episodes)
         for node in NODES:
-            assert trainer.adapter_norm(node) > 0
+            assert trainer.policies.adapter_norm(node) > 0
             assert metrics["agents"][node]["steps"] >= 1
-            trainer.model.save_adapter(node, registry.new_folder(node, version))
+            trainer.policies.save_adapter(node, registry.new_folder(node, version))
             registry.register(node, version, null, {})
             publish(vllm_server.server, registry, node, version)
         both = rig.run([null, version], 24, "second")  # side by side in the engine's batches, as compare does

@@ -42,13 +42,18 @@ def _shake(trainer: MarftTrainer, agent: str, seed: int = 5) -> None:
     """Random B matrices, so that the adapter differs from the base."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in trainer.model.parameters(agent).items():
+        for name, parameter in trainer.policies.parameters(agent).items():
             if "lora_B" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
 
 
+def _to_double(trainer: MarftTrainer) -> None:
+    trainer.policies.model.peft.double()
+    trainer.policies._fingerprints = trainer.policies._fingerprint()
+
+
 def _weights(trainer: MarftTrainer, agent: str) -> dict[str, torch.Tensor]:
-    return {name: p.detach().clone() for name, p in trainer.model.parameters(agent).items()}
+    return {name: p.detach().clone() for name, p in trainer.policies.parameters(agent).items()}
 
 
 def _ragged_actions(agent: str) -> list[Action]:
@@ -76,11 +81,11 @@ def test_logprobs_equal_a_full_softmax_of_plain_transformers_through_a_saved_ada
 ) -> None:
     trainer = _trainer(model_dir, tokens_per_microbatch=64)
     _shake(trainer, "actor")
-    trainer.model.save_adapter("actor", tmp_path / "actor@1")
+    trainer.policies.save_adapter("actor", tmp_path / "actor@1")
     plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_dir), tmp_path / "actor@1").eval()
     actions = _ragged_actions("actor")
-    ours = trainer.logprobs_of("actor", actions)
-    base = trainer.logprobs_of("reasoner", actions)  # its B is still zero
+    ours = trainer.policies.logprobs_of("actor", actions)
+    base = trainer.policies.logprobs_of("reasoner", actions)  # its B is still zero
     untrained = AutoModelForCausalLM.from_pretrained(model_dir)
     for action, our_logp, base_logp in zip(actions, ours, base, strict=True):
         torch.testing.assert_close(torch.tensor(our_logp), _plain_logprobs(plain, action), atol=1e-5, rtol=0)
@@ -90,7 +95,7 @@ def test_logprobs_equal_a_full_softmax_of_plain_transformers_through_a_saved_ada
 
 def test_the_reference_is_the_base_model_whatever_the_adapters_hold(model_dir: Path) -> None:
     trainer = _trainer(model_dir)
-    before = trainer.logprobs_of("actor", _ragged_actions("actor"))
+    before = trainer.policies.logprobs_of("actor", _ragged_actions("actor"))
     _shake(trainer, "actor")
     items = [replace(item, agent="actor") for item in _items(trainer, "actor")]
     reference = trainer.learners["actor"].logprobs(items, reference=True)
@@ -102,25 +107,33 @@ def _items(trainer: MarftTrainer, agent: str) -> list[Any]:
     from trainers.batch import trajectories_to_round
 
     trajectories = [make_trajectory([action], 0.0) for action in _ragged_actions(agent)]
-    return list(trajectories_to_round(trajectories, AGENTS, "reward", 32, True).items)
+    return list(trajectories_to_round(trajectories, AGENTS, "reward", dict.fromkeys(AGENTS, 32), "on_policy").items)
 
 
 class _GradientSpy:
-    """Records the gradient that reaches an optimiser instead of stepping."""
+    """Records the gradient that reaches an optimiser, and lets it step; `undo` puts the adapter back."""
 
     def __init__(self, trainer: MarftTrainer, agent: str) -> None:
-        self.parameters = trainer.model.parameters(agent)
+        self.parameters = trainer.policies.parameters(agent)
+        self.before = _weights(trainer, agent)
         self.seen: list[dict[str, torch.Tensor]] = []
-        trainer.learners[agent].optimizer.step = self  # type: ignore[method-assign]
+        self.step = trainer.learners[agent].optimizer.step
+        trainer.learners[agent].optimizer.step = self  # type: ignore[method-assign, assignment]
 
     def __call__(self) -> None:
         self.seen.append({name: p.grad.clone() for name, p in self.parameters.items() if p.grad is not None})
+        self.step()
+
+    def undo(self) -> None:
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(self.before[name])
 
 
 def _one_agent_round(trainer: MarftTrainer) -> tuple[list[Trajectory], list[float]]:
     """The actor's own actions, with its own log-probs as the engine's, and one reward per episode."""
     actions = _ragged_actions("actor")
-    behaviour = trainer.logprobs_of("actor", actions)
+    behaviour = trainer.policies.logprobs_of("actor", actions)
     rewards = [0.3, -1.0, 0.5, 2.0, 0.1]
     exact = [replace(a, logprobs=tuple(logp)) for a, logp in zip(actions, behaviour, strict=True)]
     return [make_trajectory([a], r) for a, r in zip(exact, rewards, strict=True)], rewards
@@ -133,11 +146,12 @@ def test_on_policy_the_first_step_is_reinforce_with_plain_transformers(model_dir
     trajectories, rewards = _one_agent_round(trainer)
     spy = _GradientSpy(trainer, "actor")
     trainer.update(trajectories)  # the critic is new, V = 0, so A = R
-    parameters = trainer.model.parameters("actor")
-    trainer.model.use("actor")
+    spy.undo()
+    parameters = trainer.policies.parameters("actor")
+    trainer.policies.model.use("actor")
     loss = torch.zeros(())
     for trajectory, reward in zip(trajectories, rewards, strict=True):
-        logp_T = _plain_logprobs(trainer.model.peft, trajectory.actions[0])
+        logp_T = _plain_logprobs(trainer.policies.model.peft, trajectory.actions[0])
         loss = loss - reward * (logp_T.sum() if norm == "sum" else logp_T.mean()) / len(rewards)
     expected = torch.autograd.grad(loss, list(parameters.values()))
     (gradient,) = spy.seen
@@ -150,7 +164,7 @@ def test_micro_batches_change_no_gradient(model_dir: Path, options: dict[str, An
     gradients = []
     for budget in (64, 100_000):
         trainer = _trainer(model_dir, minibatches=1, tokens_per_microbatch=budget, max_grad_norm=1e9, **options)
-        trainer.model.peft.double()  # so that the order of sums does not show
+        _to_double(trainer)  # so that the order of sums does not show
         _shake(trainer, "actor")
         trajectories, _ = _one_agent_round(trainer)
         spy = _GradientSpy(trainer, "actor")
@@ -163,13 +177,13 @@ def test_micro_batches_change_no_gradient(model_dir: Path, options: dict[str, An
 
 def test_only_the_agent_that_acted_moves_and_the_base_never_does(model_dir: Path) -> None:
     trainer = _trainer(model_dir)
-    base = {n: p.detach().clone() for n, p in trainer.model.peft.named_parameters() if "lora_" not in n}
+    base = {n: p.detach().clone() for n, p in trainer.policies.model.peft.named_parameters() if "lora_" not in n}
     reasoner, actor = _weights(trainer, "reasoner"), _weights(trainer, "actor")
     trajectories, _ = _one_agent_round(trainer)
     metrics = trainer.update(trajectories)["agents"]
-    assert all(torch.equal(p, reasoner[n]) for n, p in trainer.model.parameters("reasoner").items())
-    assert any(not torch.equal(p, actor[n]) for n, p in trainer.model.parameters("actor").items())
-    assert all(torch.equal(p, base[n]) for n, p in trainer.model.peft.named_parameters() if "lora_" not in n)
+    assert all(torch.equal(p, reasoner[n]) for n, p in trainer.policies.parameters("reasoner").items())
+    assert any(not torch.equal(p, actor[n]) for n, p in trainer.policies.parameters("actor").items())
+    assert all(torch.equal(p, base[n]) for n, p in trainer.policies.model.peft.named_parameters() if "lora_" not in n)
     assert (metrics["reasoner"]["actions"], metrics["reasoner"]["adapter_moved"]) == (0, 0.0)
     assert metrics["reasoner"]["approx_kl"] is None
     assert metrics["actor"]["adapter_moved"] > 0
@@ -177,15 +191,15 @@ def test_only_the_agent_that_acted_moves_and_the_base_never_does(model_dir: Path
 
 def test_the_adapter_norm_is_that_of_the_full_weight_update(model_dir: Path) -> None:
     trainer = _trainer(model_dir)
-    assert trainer.adapter_norm("actor") == 0.0
+    assert trainer.policies.adapter_norm("actor") == 0.0
     _shake(trainer, "actor")
-    parameters = trainer.model.parameters("actor")
+    parameters = trainer.policies.parameters("actor")
     squares = [
         float((2.0 * parameters[name.replace("lora_A", "lora_B")] @ a).detach().square().sum())  # alpha / rank = 2
         for name, a in parameters.items()
         if "lora_A" in name
     ]
-    assert trainer.adapter_norm("actor") == pytest.approx(sum(squares) ** 0.5, rel=1e-5)
+    assert trainer.policies.adapter_norm("actor") == pytest.approx(sum(squares) ** 0.5, rel=1e-5)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -207,16 +221,18 @@ def test_equal_rewards_teach_nothing(model_dir: Path) -> None:
     trajectories = play(trainer, 8, torch.Generator().manual_seed(0), lambda _a, _b: 1.0)
     result = trainer.update(trajectories)
     for agent in AGENTS:
-        assert all(torch.equal(p, before[agent][n]) for n, p in trainer.model.parameters(agent).items())
+        assert all(torch.equal(p, before[agent][n]) for n, p in trainer.policies.parameters(agent).items())
         assert result["agents"][agent]["steps"] == 2
-    assert result["critic"] == {"value_loss": None, "explained_variance": None}
+    assert (result["critic"]["value_loss"], result["critic"]["explained_variance"]) == (None, None)
+    assert result["critic"]["flat_groups"] == 1.0
+    assert len(result["warnings"]) == 2  # one line for each adapter: it stepped without a gradient
 
 
 def test_the_later_agent_is_weighted_by_the_clipped_ratio_of_the_earlier_one(model_dir: Path) -> None:
     trainer = _trainer(model_dir, kl_stop=None, lr=0.3)
     trajectories = play(trainer, 16, torch.Generator().manual_seed(0), both_low)
     firsts = [t.actions[0] for t in trajectories]
-    old = torch.tensor(trainer.logprobs_of("reasoner", firsts)).squeeze(1)
+    old = torch.tensor(trainer.policies.logprobs_of("reasoner", firsts)).squeeze(1)
     seen: dict[str, torch.Tensor] = {}
     for agent, learner in trainer.learners.items():
         original = learner.improve
@@ -227,7 +243,7 @@ def test_the_later_agent_is_weighted_by_the_clipped_ratio_of_the_earlier_one(mod
 
         learner.improve = spy  # type: ignore[method-assign]
     result = trainer.update(trajectories)
-    ratio = (torch.tensor(trainer.logprobs_of("reasoner", firsts)).squeeze(1) - old).exp()
+    ratio = (torch.tensor(trainer.policies.logprobs_of("reasoner", firsts)).squeeze(1) - old).exp()
     assert result["order"] == ["reasoner", "actor"]
     torch.testing.assert_close(seen["reasoner"], torch.ones(16))
     torch.testing.assert_close(seen["actor"], ratio.clamp(0.8, 1.28), atol=1e-4, rtol=0)
@@ -277,12 +293,14 @@ def test_warm_up_teaches_the_critic_which_tasks_are_easy(model_dir: Path) -> Non
 
 
 def _mean_logprob(trainer: MarftTrainer, actions: list[Action]) -> float:
-    return sum(sum(logp) for logp in trainer.logprobs_of("actor", actions)) / len(actions)
+    return sum(sum(logp) for logp in trainer.policies.logprobs_of("actor", actions)) / len(actions)
 
 
 @pytest.mark.parametrize("mode", ["filtered", "awr"])
 def test_replay_makes_good_actions_likelier_than_bad_ones(model_dir: Path, mode: str) -> None:
-    trainer = _trainer(model_dir, offline={"mode": mode, "epochs": 10, "threshold": 0.5})
+    trainer = _trainer(
+        model_dir, offline={"mode": mode, "epochs": 10} | ({"threshold": 0.5} if mode == "filtered" else {})
+    )
     good = [make_action("actor", [2, 4 + k], [8]) for k in range(4)]
     bad = [make_action("actor", [2, 4 + k], [9]) for k in range(4)]
     stored = [make_trajectory([a], 1.0) for a in good] + [make_trajectory([a], 0.0) for a in bad]
@@ -292,7 +310,7 @@ def test_replay_makes_good_actions_likelier_than_bad_ones(model_dir: Path, mode:
     expected = {"filtered": (4, {"episode below offline.threshold": 4}), "awr": (8, {})}
     assert (result["used"], result["drops"]) == expected[mode]
     if mode == "awr":  # V = 0, so weights are exp(1 / 0.3), capped at 10, and exp(0)
-        assert result["agents"]["actor"]["weight_mean"] == pytest.approx(5.5)
+        assert result["agents"]["actor"]["coefficient_mean"] == pytest.approx(5.5)
         assert result["agents"]["actor"]["effective_sample_size"] == pytest.approx(44**2 / (8 * 404))
 
 
@@ -300,8 +318,8 @@ def test_replay_switched_off_changes_nothing(model_dir: Path) -> None:
     trainer = _trainer(model_dir, offline={"mode": "off"})
     before = _weights(trainer, "actor")
     result = trainer.replay([make_trajectory([make_action("actor", [1], [2])], 1.0)])
-    assert (result["used"], trainer.adapter_norm("actor")) == (0, 0.0)
-    assert all(torch.equal(p, before[n]) for n, p in trainer.model.parameters("actor").items())
+    assert (result["used"], trainer.policies.adapter_norm("actor")) == (0, 0.0)
+    assert all(torch.equal(p, before[n]) for n, p in trainer.policies.parameters("actor").items())
 
 
 def test_a_round_without_anything_to_train_on_says_why(model_dir: Path) -> None:
@@ -326,8 +344,8 @@ def test_an_adapter_folder_is_plain_peft_and_comes_back_bit_for_bit(model_dir: P
     trainer = _trainer(model_dir)
     _shake(trainer, "actor")
     folder = tmp_path / "adapters" / "actor@1"
-    trainer.model.save_adapter("actor", folder)
-    trainer.model.save_adapter("actor", folder)  # publishing again replaces it whole
+    trainer.policies.save_adapter("actor", folder)
+    trainer.policies.save_adapter("actor", folder)  # publishing again replaces it whole
     assert sorted(p.name for p in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     assert [p.name for p in folder.parent.iterdir()] == ["actor@1"]
     assert {p.stat().st_mode & 0o777 for p in folder.iterdir()} == {0o600}
@@ -335,9 +353,9 @@ def test_an_adapter_folder_is_plain_peft_and_comes_back_bit_for_bit(model_dir: P
     assert Path(config["base_model_name_or_path"]) == model_dir.resolve()
     assert (config["task_type"], config["r"], config["lora_alpha"]) == ("CAUSAL_LM", 4, 8)
     other = _trainer(model_dir, seed=9)
-    other.model.load_adapter("reasoner", folder)
-    for name, parameter in other.model.parameters("reasoner").items():
-        assert torch.equal(parameter, trainer.model.parameters("actor")[name])
+    other.policies.load_adapter("reasoner", folder)
+    for name, parameter in other.policies.parameters("reasoner").items():
+        assert torch.equal(parameter, trainer.policies.parameters("actor")[name])
 
 
 def test_an_adapter_for_something_else_is_refused_and_changes_nothing(model_dir: Path, tmp_path: Path) -> None:
@@ -352,12 +370,12 @@ def test_an_adapter_for_something_else_is_refused_and_changes_nothing(model_dir:
     }
     for message, maker in makers.items():
         _shake(maker, "actor")
-        maker.model.save_adapter("actor", tmp_path / "adapter")
+        maker.policies.save_adapter("actor", tmp_path / "adapter")
         with pytest.raises(TrainError, match=message):
-            trainer.model.load_adapter("actor", tmp_path / "adapter")
+            trainer.policies.load_adapter("actor", tmp_path / "adapter")
     with pytest.raises(TrainError, match="is not a LoRA adapter"):
-        trainer.model.load_adapter("actor", tmp_path / "nowhere")
-    assert all(torch.equal(p, before[n]) for n, p in trainer.model.parameters("actor").items())
+        trainer.policies.load_adapter("actor", tmp_path / "nowhere")
+    assert all(torch.equal(p, before[n]) for n, p in trainer.policies.parameters("actor").items())
 
 
 def test_a_user_error_is_one_line(model_dir: Path, tmp_path: Path) -> None:
@@ -369,8 +387,8 @@ def test_a_user_error_is_one_line(model_dir: Path, tmp_path: Path) -> None:
         lambda: _trainer(model_dir, lora={"target_modules": ("q_proj", "query_key_value")}),
         lambda: _trainer(model_dir, lora={"target_modules": ("lm_head",)}),
         lambda: MarftTrainer(TrainerOptions(device="cpu"), model_dir, ["a", "a"], 0),
-        lambda: _trainer(model_dir).logprobs_of("nobody", []),
-        lambda: _trainer(model_dir).logprobs_of("actor", [make_action("actor", [1], [2], sampled_ids=None)]),
+        lambda: _trainer(model_dir).policies.logprobs_of("nobody", []),
+        lambda: _trainer(model_dir).policies.logprobs_of("actor", [make_action("actor", [1], [2], sampled_ids=None)]),
     ]
     for case in cases:
         with pytest.raises(TrainError) as caught:
@@ -398,7 +416,7 @@ def test_sampling_with_the_trainers_own_policy_gives_the_log_probs_that_it_recom
     _shake(trainer, "actor")
     action = sample(trainer, "actor", [1, 2, 3], 6, torch.Generator().manual_seed(0))
     assert action.logprobs is not None
-    assert trainer.logprobs_of("actor", [action])[0] == pytest.approx(list(action.logprobs), abs=1e-5)
+    assert trainer.policies.logprobs_of("actor", [action])[0] == pytest.approx(list(action.logprobs), abs=1e-5)
 
 
 def test_the_engines_log_probs_as_old_ones_give_the_same_update_and_are_checked(tmp_path: Path) -> None:
@@ -407,7 +425,7 @@ def test_the_engines_log_probs_as_old_ones_give_the_same_update_and_are_checked(
 
     def episode(number: int, error: float) -> Trajectory:
         actions = [make_action(agent, [1, 2, number], [3, 4 + number]) for agent in AGENTS]
-        exact = [tuple(sampler.logprobs_of(a.node, [a])[0]) for a in actions]
+        exact = [tuple(sampler.policies.logprobs_of(a.node, [a])[0]) for a in actions]
         told = [replace(a, logprobs=tuple(x + error for x in row)) for a, row in zip(actions, exact, strict=True)]
         return make_trajectory(told, float(number % 2))
 
@@ -415,7 +433,7 @@ def test_the_engines_log_probs_as_old_ones_give_the_same_update_and_are_checked(
         options = TrainerOptions.model_validate({"proximal": proximal, "mismatch": "none", "minibatches": 2})
         trainer = MarftTrainer(options, model_dir, AGENTS, seed=0)
         trainer.update([episode(number, error) for number in range(8)])
-        return {agent: trainer.model.parameters(agent) for agent in AGENTS}
+        return {agent: trainer.policies.parameters(agent) for agent in AGENTS}
 
     ours, engines = updated("recomputed", 0.0), updated("engine", 0.0)
     for agent in AGENTS:

@@ -66,11 +66,11 @@ def test_recorded_episodes_become_an_adapter_that_peft_loads(tmp_path: Path, tin
     assert metrics["episodes"] == 16
     assert metrics["drops"] == {}
 
-    registry = AdapterRegistry(tmp_path / "adapters", trainer.model.base_sha256)
+    registry = AdapterRegistry(tmp_path / "adapters", trainer.policies.model.base_sha256)
     for node in NODES:
-        trainer.model.save_adapter(node, registry.new_folder(node, 1))
+        trainer.policies.save_adapter(node, registry.new_folder(node, 1))
         row = registry.register(node, 1, None, metrics["agents"][node])
-        assert trainer.adapter_norm(node) > 0
+        assert trainer.policies.adapter_norm(node) > 0
         weights = load_file(Path(row.path) / "adapter_model.safetensors")
         assert any(tensor.abs().max() > 0 for name, tensor in weights.items() if "lora_B" in name)
         PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), row.path)

@@ -9,8 +9,9 @@ import torch
 from tiny_policy import make_action, save_tiny_llama
 from transformers import AutoModelForCausalLM
 
-from trainers.batch import ActionItem, items_to_microbatches
+from trainers.batch import ActionItem
 from trainers.config import LoraOptions
+from trainers.microbatch import items_to_microbatches
 from trainers.model import PolicyModel
 from trainers.prefix import backbone_to_hidden, can_share_prefixes, shared_prefix
 

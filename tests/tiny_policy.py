@@ -95,10 +95,10 @@ def make_trajectory(
 @torch.no_grad()
 def sample(trainer: MarftTrainer, agent: str, prompt: list[int], tokens: int, generator: torch.Generator) -> Action:
     """Tokens from the agent's policy with its own log-probs, by plain full-logit steps."""
-    trainer.model.use(agent)
+    trainer.policies.model.use(agent)
     ids, logprobs = list(prompt), []
     for _ in range(tokens):
-        logits = trainer.model.peft(input_ids=torch.tensor([ids])).logits[0, -1]
+        logits = trainer.policies.model.peft(input_ids=torch.tensor([ids])).logits[0, -1]
         logp = logits.log_softmax(-1)
         token = int(torch.multinomial(logp.exp(), 1, generator=generator))
         ids.append(token)

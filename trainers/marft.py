@@ -107,9 +107,8 @@ class MarftTrainer:
         AdamW starts afresh afterwards: moments of these gradients do not fit those of the rounds that follow.
 
         Returns:
-            {"mode", "agents": {name: {...}}, "used", "drops", "episodes", "seconds"}. Per agent: actions, tokens, those
-            of `AdapterLearner.imitate`, effective_sample_size (of the coefficients' size, as a share of the
-            actions), adapter_norm, adapter_moved.
+            {"mode", "agents": {name: see `learn_offline`}, "used" (actions), "drops", "episodes", "warnings",
+            "seconds"}.
         """
         started = time.perf_counter()
         options = self.options.offline
@@ -118,8 +117,9 @@ class MarftTrainer:
         data = episodes_to_round(data.episodes, {**refused, **data.drops})
         agents, data = learn_offline(data, self.policies, self.credit, self.options, self.generator, self._tick)
         self.credit.forget()
-        self._check_reality(agents)
-        return _result(started, data, {"mode": options.mode, "agents": agents, "used": len(data.items)})
+        warnings = self._check_reality(agents)
+        fields = {"mode": options.mode, "agents": agents, "used": len(data.items), "warnings": warnings}
+        return _result(started, data, fields)
 
     def draw_replay(self, stored: int, fresh: int) -> list[int]:
         """Which of `stored` older episodes join a round of `fresh` ones: as many as `replay.share` allows, at random.
@@ -356,8 +356,14 @@ class MarftTrainer:
         return gate_episodes(trajectories, self.lineage, self.options.replay, newest, needs_behaviour)
 
     def _check_reality(self, agents: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """Errors where training was not real, and what is odd about it; agents that share an adapter count as one."""
         self.policies.check_frozen()
-        return check_moved(agents)
+        adapters: dict[str, dict[str, Any]] = {}
+        for metrics in agents.values():
+            if "steps" in metrics:  # it was the adapter's turn
+                tokens = adapters.get(metrics["adapter"], {}).get("tokens", 0)
+                adapters[metrics["adapter"]] = {**metrics, "tokens": tokens + metrics["tokens"]}
+        return check_moved(adapters, {name: metrics["lr"] for name, metrics in adapters.items()})
 
     def _tick(self, phase: str, total: int) -> Tick:
         done = 0

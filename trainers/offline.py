@@ -44,7 +44,7 @@ def learn_offline(
 
     Returns:
         Per agent: adapter, actions, tokens, those of `AdapterLearner.imitate`, effective_sample_size (of the
-        importance weights, or of what awr weighs by; None for other modes), adapter_norm, adapter_moved. And the
+        importance weights, or of what awr weighs by; None for other modes), lr, adapter_norm, adapter_moved. And the
         round with what the modes and the gate left out.
     """
     offline = options.offline
@@ -62,6 +62,7 @@ def learn_offline(
             drops[f"action of {name}: {refused}"] = len(rows)
             rows = []
         before = learner.snapshot()
+        learner.set_rate(1.0)
         learned = learner.imitate(
             [data.items[i] for i in rows],
             [data.episode_A[i] for i in rows],
@@ -79,6 +80,7 @@ def learn_offline(
                 "tokens": sum(len(data.items[i].sampled_ids) for i in own),
                 **learned,
                 "effective_sample_size": effective_sample_size(weights) if weights else None,
+                "lr": learner.rates.lr,
                 **moved,
             }
     fit()

@@ -19,7 +19,7 @@ from trainers.batch import ActionItem
 from trainers.config import TrainerOptions
 from trainers.errors import TrainError
 from trainers.model import PolicyModel
-from trainers.reality import base_fingerprint, check_frozen
+from trainers.reality import Fingerprint, base_fingerprint, check_frozen, tensors_to_fingerprint
 from trainers.workers import Workers
 
 
@@ -57,7 +57,7 @@ class Policies:
             for name, plan in self.adapters.items()
             if not plan.frozen
         }
-        self._fingerprints = {path: base_fingerprint(model.peft) for path, model in self.models.items()}
+        self._fingerprints = self._fingerprint()
 
     def adapter_of(self, agent: str) -> str:
         """The adapter that an agent acts by.
@@ -99,6 +99,7 @@ class Policies:
     def load_adapter(self, agent: str, folder: Path) -> None:
         """Reads a plain peft folder into the agent's adapter, and so into that of all who share it."""
         self.model_of(agent).load_adapter(self.adapter_of(agent), folder)
+        self._fingerprints = self._fingerprint()
 
     def logprobs_of(self, agent: str, actions: Sequence[Action]) -> list[list[float]]:
         """The agent's current log-probs of recorded actions' tokens, to check the engine against the trainer.
@@ -124,8 +125,19 @@ class Policies:
         Raises:
             TrainError: one has moved.
         """
-        for path, model in self.models.items():
-            check_frozen(self._fingerprints[path], base_fingerprint(model.peft))
+        for before, after in zip(self._fingerprints, self._fingerprint(), strict=True):
+            check_frozen(before, after)
+
+    def _fingerprint(self) -> list[Fingerprint]:
+        """Of every base model, and of every frozen adapter."""
+        frozen = [plan for plan in self.adapters.values() if plan.frozen]
+        matrices = [
+            {f"{plan.name}.{name}": p for name, p in self.models[plan.model_dir].parameters(plan.name).items()}
+            for plan in frozen
+        ]
+        return [base_fingerprint(model.peft) for model in self.models.values()] + [
+            tensors_to_fingerprint(named) for named in matrices
+        ]
 
     def _load(self, options: TrainerOptions, seed: int, workers: Workers) -> dict[Path, PolicyModel]:
         if options.device == "cuda" and not torch.cuda.is_available():
