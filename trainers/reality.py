@@ -52,8 +52,8 @@ def check_frozen(before: Fingerprint, after: Fingerprint) -> None:
     if changed:
         others = f" and {len(changed) - 1} others" if len(changed) > 1 else ""
         raise TrainError(
-            f"the frozen weight {changed[0]!r}{others} changed while adapters were trained, so these belong to no model on "
-            "disk: go back to the last checkpoint, and look for code that writes to the model"
+            f"the frozen weight {changed[0]!r}{others} changed while adapters were trained, so these belong to no "
+            "model on disk: go back to the last checkpoint, and look for code that writes to the model"
         )
 
 
