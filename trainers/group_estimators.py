@@ -127,7 +127,7 @@ def leave_one_out(
         total, others = sum(means.values()), len(means) - 1
         for key, own in by_trajectory.items():
             baseline_A[rows[own]] = (total - means[key]) / others if others else means[key]
-        if others and _spread(values):
+        if others and np.ptp(values) > _NO_SPREAD * np.abs(values).max():
             gain_A[rows] = 1.0
     return Baseline(baseline_A, gain_A)
 
@@ -214,8 +214,5 @@ class RunningBaselines:
 
 def _tells_apart(values: Floats, by_trajectory: Mapping[Hashable, _Rows]) -> bool:
     """Whether two trajectories of a group earned different returns on average."""
-    return _spread(np.array([values[own].mean() for own in by_trajectory.values()]))
-
-
-def _spread(values: Floats) -> bool:
-    return bool(np.ptp(values) > _NO_SPREAD * np.abs(values).max())
+    means = np.array([values[own].mean() for own in by_trajectory.values()])
+    return bool(np.ptp(means) > _NO_SPREAD * np.abs(values).max())
