@@ -32,7 +32,7 @@ STREAMED, NAIVE, LOOKED_UP = 100_000, 300, 200
 LOOKUP_EPISODES = 334_000  # somewhat more than a million actions
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 FLAT = (16, 8)
-BAGS = ("adapters", "task", "tags")
+BAGS = ("adapters", "task", "tags", "lineage")
 PER_STATEMENT = 20_000
 START, APART = 1_700_000_000_000_000_000, 1_000_000
 
@@ -115,7 +115,7 @@ def naive_trajectory(store: TraceStore, episode_id: str) -> Trajectory:
 
     def plain(name: str, value: Any) -> Any:
         if name in BAGS:
-            return json.loads(value)
+            return {} if value is None else json.loads(value)
         return tuple(value) if isinstance(value, list) else value
 
     (episode,) = read(Episode, "episodes")
