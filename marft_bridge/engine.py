@@ -26,6 +26,7 @@ from marft_bridge.config import BridgeConfig
 from marft_bridge.episode import CANCELLED
 from marft_bridge.errors import ConfigError
 from marft_bridge.files import write_atomically
+from marft_bridge.lineage import model_to_lineage
 from marft_bridge.null_adapter import write_null_adapter
 from marft_bridge.policy import NodeChat
 from marft_bridge.prepare_model import SMOLLM2_NAME, check_model_dir, prepare_smollm2
@@ -106,7 +107,9 @@ class Engine:
     def __init__(self, config: BridgeConfig, folder: RunFolder, app: App, model_dir: Path, reporter: Reporter) -> None:
         self.config, self.folder, self.app = config, folder, app
         self.model_dir, self.reporter = model_dir, reporter
-        self.registry = AdapterRegistry(folder.adapters, weights_to_sha256(model_dir))
+        base_sha256 = weights_to_sha256(model_dir)
+        self.registry = AdapterRegistry(folder.adapters, base_sha256)
+        self.lineage = {"base": base_sha256, **model_to_lineage(model_dir)}  # of every episode that it runs
         self._stack = ExitStack()
 
     def __enter__(self) -> Engine:
@@ -205,6 +208,7 @@ class Engine:
             self.config.collect.timeout_s,
             self.server.check,
             self._chat,
+            self.lineage,
         )
         with self.reporter.bars(), self.reporter.task(title, len(requests)) as task:
             tally = self._loop.run(

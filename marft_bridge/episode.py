@@ -38,6 +38,7 @@ class EpisodeContext:
     tags: Mapping[str, str] = field(default_factory=dict)
     subject_id: str | None = None
     parent_episode: str | None = None
+    lineage: Mapping[str, str] = field(default_factory=dict)  # of the served model; tools are seen while it runs
     recorder: object | None = None  # whose episode this is, where several recorders see the run; None: anyone's
     cut_short: str | None = None  # set by whoever cancels the run: why, making it truncated instead of failed
     episode_id: str | None = None  # set by the recorder when the run starts

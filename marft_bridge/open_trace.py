@@ -7,6 +7,7 @@ starts, and its writes are noted once, when they are committed. Of spans it only
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -17,6 +18,7 @@ from opentelemetry.sdk.trace import Span
 from marft_bridge.action_links import AnswerIndex, around_to_input_writers
 from marft_bridge.episode import EpisodeContext
 from marft_bridge.exact_tokens import ExactTokens
+from marft_bridge.lineage import request_to_tools, tools_to_lineage
 from marft_bridge.state_reads import Reads, state_keys
 from marft_bridge.task_hooks import is_subgraph
 from marft_bridge.task_writes import Sources, TaskStart, WriteLedger, Writers, graph_of
@@ -59,6 +61,7 @@ class OpenTrace:
     tasks: dict[str, OpenTask] = field(default_factory=dict)  # by checkpoint_ns
     runs: dict[UUID, OpenRun] = field(default_factory=dict)
     spans: int = 0
+    offered: dict[str, set[str]] = field(default_factory=dict)  # node -> tools that its calls offered, as JSON
     interrupted: bool = False  # a node called interrupt()
     loop: Any = None  # LangGraph's, of the outermost graph
 
@@ -66,6 +69,16 @@ class OpenTrace:
     def was_interrupted(self) -> bool:
         """Whether the run waits for a resume: inside a node, or at a breakpoint."""
         return self.interrupted or getattr(self.loop, "status", None) in _BREAKPOINTS
+
+    @property
+    def lineage(self) -> dict[str, str]:
+        """What the episode's prompts and samples depend on, as far as it is known by now."""
+        return {**self.episode.lineage, **tools_to_lineage(self.offered)}
+
+    def note_tools(self, node: str, asked: Mapping[str, Any]) -> None:
+        """A node calls its model with these parameters."""
+        if tools := request_to_tools(asked):
+            self.offered.setdefault(node, set()).update(tools)
 
     def start_task(self, task: PregelExecutableTask, reads: Reads | None, inherits: bool) -> OpenTask:
         """A task starts; see `task_hooks.SeesTasks.note_task_start`."""

@@ -300,6 +300,8 @@ class Recorder(BaseCallbackHandler):
         asked = kwargs.get("invocation_params") or {}
         model = asked.get("model") or asked.get("model_name") or metadata.get("ls_model_name")
         in_node = bool(parent.checkpoint_ns)
+        if in_node:
+            parent.trace.note_tools(namespace_to_node(parent.checkpoint_ns), asked)
         attributes = {
             names.OPERATION: names.CHAT,
             names.PROVIDER: metadata.get("ls_provider"),
@@ -430,6 +432,7 @@ class Recorder(BaseCallbackHandler):
             while len(self._interrupted) > _REMEMBERED_INTERRUPTS:
                 self._interrupted.pop(next(iter(self._interrupted)))
         told = {names.OUTCOME: outcome, names.OUTCOME_REASON: reason, names.SPAN_COUNT: owner.spans}
+        told[names.LINEAGE] = to_json(lineage) if (lineage := owner.lineage) else None
         self._processor.say(root.span, told)
         self._runs.pop(owner.root, None)
         _end_span(root.span, error if outcome == "failed" else None)

@@ -124,6 +124,7 @@ class Collector:
         check_server: raises when the model server has died; asked whenever an episode fails.
         chat: the served model, which answers for the models of the nodes that have a route; None leaves every model
             of the graph as it is. Needs `redirect.redirected_models`.
+        lineage: what every episode depends on, see `records.Episode`; tools are recorded with each.
     """
 
     def __init__(
@@ -135,7 +136,9 @@ class Collector:
         timeout_s: float,
         check_server: Callable[[], None] = lambda: None,
         chat: BaseChatModel | None = None,
+        lineage: Mapping[str, str] | None = None,
     ) -> None:
+        self._lineage = dict(lineage or {})
         self._graph, self._app, self._route_of, self._chat = graph, app, route_of, chat
         self._in_flight, self._timeout_s, self._check_server = in_flight, timeout_s, check_server
 
@@ -181,6 +184,7 @@ class Collector:
             seed=request.seed,
             adapters=request.adapters,
             subject_id=self._app.subject_of(request.task),
+            lineage=self._lineage,
             recorder=self._graph.recorder,
         )
         routes = {node: self._route_of(node, at, request.temperature) for node, at in request.adapters.items()}

@@ -19,6 +19,10 @@ NO_LOGPROBS = "no log-probs from the engine"
 """The `untrainable_reason` of an action whose tokens are known and can be imitated, but never importance-weighted."""
 
 
+TOOLS_OF = "tools/"
+"""How the names of a lineage begin that are about one node; the node's name follows."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunRow:
     """One invocation of a command that produced records (a collect, a training round, a comparison)."""

@@ -12,12 +12,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from trace_store.records import Episode, Trajectory
+from trace_store.records import TOOLS_OF, Episode, Trajectory
 from trainers.config import ReplayOptions
 from trainers.mismatch import effective_sample_size
-
-TOOLS = "tools/"
-"""How the names of a lineage begin that are about one node; its name follows."""
 
 TOO_STALE = "replay: sampled by an adapter more than replay.max_staleness versions behind"
 TOO_FEW = "effective sample size below replay.min_ess"
@@ -83,7 +80,7 @@ def _strange(trajectory: Trajectory, today: Mapping[str, str], strict: bool) -> 
     """The first part of today's lineage that is not that of the episode; `strict` refuses what is not recorded."""
     acted = {action.node for action in trajectory.actions}
     for name in sorted(today):
-        if name.startswith(TOOLS) and name.removeprefix(TOOLS) not in acted:
+        if name.startswith(TOOLS_OF) and name.removeprefix(TOOLS_OF) not in acted:
             continue
         found = trajectory.episode.lineage.get(name)
         if found == today[name]:
@@ -97,7 +94,7 @@ def _strange(trajectory: Trajectory, today: Mapping[str, str], strict: bool) -> 
 
 def _offered_none(episode: Episode, name: str) -> bool:
     """Whether an absent hash of tools means that there were none: who records a lineage records tools."""
-    return name.startswith(TOOLS) and bool(episode.lineage)
+    return name.startswith(TOOLS_OF) and bool(episode.lineage)
 
 
 def _staleness(trajectory: Trajectory, newest_version: Mapping[str, int]) -> int:
