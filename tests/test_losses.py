@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from trainers.config import Granularity
 from trainers.losses import (
-    Granularity,
     LogprobNorm,
     explained_variance,
     k3,
@@ -200,7 +200,7 @@ def test_the_surrogates_gradient_equals_finite_differences(
     granularity: Granularity, norm: LogprobNorm, dual_clip: float | None
 ) -> None:
     words = torch.tensor([3, 2]) if norm == "word" else None
-    # the last unit is beyond the dual clip where that is 1.5: exp(0.9 / 2) = 1.57 or more; none is within 1e-3 of a bound
+    # the last unit is beyond a dual clip of 1.5: exp(0.9 / 2) = 1.57 or more; none is within 1e-3 of a bound
     new = (OLD + f64(0.05, -0.02, 0.9)).requires_grad_()
 
     def loss(x: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainers.losses import Granularity, LogprobNorm, log_ratio, ppo_loss
+from trainers.config import Granularity
+from trainers.losses import LogprobNorm, log_ratio, ppo_loss
 from trainers.mismatch import effective_sample_size, kept_actions, mismatch_weight
 
 

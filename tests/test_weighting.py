@@ -6,10 +6,10 @@ Shares are worked by hand, as fractions.
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Literal
 
 import pytest
 
+from trainers.config import Granularity, Weighting
 from trainers.weighting import unit_shares
 
 # two episodes; the first has three actions of 1, 2 and 3 tokens, the second one of 4
@@ -27,15 +27,13 @@ BY_HAND = {
 
 @pytest.mark.parametrize("granularity", ["action", "token"])
 @pytest.mark.parametrize("weighting", ["episode", "action", "token"])
-def test_shares_by_hand(
-    weighting: Literal["episode", "action", "token"], granularity: Literal["action", "token"]
-) -> None:
+def test_shares_by_hand(weighting: Weighting, granularity: Granularity) -> None:
     expected = [float(Fraction(text)) for text in BY_HAND[granularity, weighting]]
     assert unit_shares(LENGTHS, EPISODES, weighting, granularity) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("weighting", ["episode", "action", "token"])
-def test_all_shares_of_a_round_add_up_to_1(weighting: Literal["episode", "action", "token"]) -> None:
+def test_all_shares_of_a_round_add_up_to_1(weighting: Weighting) -> None:
     lengths, episodes = [5, 1, 17, 2, 2, 900], [0, 3, 0, 1, 3, 3]
     assert sum(unit_shares(lengths, episodes, weighting, "action")) == pytest.approx(1)
     per_token = unit_shares(lengths, episodes, weighting, "token")

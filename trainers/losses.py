@@ -20,7 +20,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Granularity = Literal["action", "token"]
+from trainers.config import Granularity
+
 LogprobNorm = Literal["sum", "token", "word"]
 
 _LOG_RATIO_LIMIT = 20.0  # exp(20) is far outside any clip range, and still finite in float32

@@ -18,7 +18,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trainers.losses import Granularity, LogprobNorm, log_ratio, tokens_to_action
+from trainers.config import Granularity
+from trainers.losses import LogprobNorm, log_ratio, tokens_to_action
 
 
 def mismatch_weight(

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
+
+from trainers.config import Granularity, Weighting
 
 
 def unit_shares(
     lengths: Sequence[int],
     episodes: Sequence[int],
-    weighting: Literal["episode", "action", "token"],
-    granularity: Literal["action", "token"],
+    weighting: Weighting,
+    granularity: Granularity,
 ) -> list[float]:
     """What each action counts in the round of one adapter; one number per action.
 
