@@ -10,7 +10,7 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -121,7 +121,7 @@ class BridgeConfig(_Options):
     @model_validator(mode="after")
     def _options_fit_together(self) -> BridgeConfig:
         trainer = self.train.trainer
-        if trainer.estimator != "gae" and self.train.samples_per_task < 2:
+        if trainer.estimator not in ("gae", "rae") and self.train.samples_per_task < 2:
             raise ValueError(
                 f"train.trainer.estimator {trainer.estimator!r} compares samples of one task: "
                 "set train.samples_per_task to 2 or more"
@@ -132,6 +132,8 @@ class BridgeConfig(_Options):
             raise ValueError(
                 f"train.trainer.lora.rank {trainer.lora.rank} is above serve.max_lora_rank {self.serve.max_lora_rank}"
             )
+        if unknown := sorted(set(trainer.agents) - set(self.graph.nodes)):
+            raise ValueError(f"train.trainer.agents.{unknown[0]}: not in graph.nodes; only trained nodes have options")
         if twice := sorted(set(self.graph.nodes) & set(self.graph.frozen)):
             raise ValueError(f"graph.frozen: {twice[0]!r} is in graph.nodes too; a node is either trained or frozen")
         needed = len(self.graph.nodes) * (self.train.keep_versions + 1) + len(self.graph.frozen)
@@ -202,7 +204,10 @@ def _nearest(location: Iterable[int | str]) -> str:
     *tables, wrong = [str(part) for part in location]
     model: Any = BridgeConfig
     for table in tables:
-        model = model.model_fields[table].annotation
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            model = model.model_fields[table].annotation
+        else:  # `table` is a key of a mapping or a place in a list; the options are those of its members
+            model = next(part for part in get_args(model) if isinstance(part, type) and issubclass(part, BaseModel))
     known = list(model.model_fields)
     close = difflib.get_close_matches(wrong, known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; known here: {', '.join(sorted(known))}"

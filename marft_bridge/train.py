@@ -28,6 +28,7 @@ from marft_bridge.progress import Reporter, Task
 from marft_bridge.rollouts import plan_episodes, task_order
 from marft_bridge.run_folder import RunFolder
 from marft_bridge.run_store import WAIT_IN_RUN_S, keeping_what_runs, store_up_to_date, take_in_what_ran
+from marft_bridge.served import served_versions
 from trace_store.records import Trajectory
 from trace_store.store import TraceStore
 from trainers import checkpoint
@@ -81,7 +82,9 @@ class _Training:
         self.tasks = task_order(app.train_tasks, config.seed)
         self.options = config.train
         self.phase: Task | None = None
-        self.trainer = MarftTrainer(self.options.trainer, engine.model_dir, self.nodes, config.seed, self._show_phase)
+        self.trainer = MarftTrainer(
+            self.options.trainer, engine.model_dir, self.nodes, config.seed, self._show_phase, engine.lineage
+        )
 
     def run(self, collected: Sequence[Trajectory]) -> None:
         """From wherever the checkpoint is to the last round."""
@@ -146,11 +149,29 @@ class _Training:
             self.engine.run(remaining, title, self.options.trainer.reward)
         with self._store() as store:
             episodes = list(store.trajectories(run_ids=[RUN_ID], round=number))
+            older = self._older(store, number, len(episodes))
         with self._showing(f"round {number}/{self.options.rounds}"):
-            metrics = self.trainer.update(episodes)
-        self._commit({"phase": "online", "round": number, **metrics})
+            served = served_versions(self.trainer.policies, self.engine.registry, episodes, version)
+            metrics = self.trainer.update(episodes, older)
+        for warning in metrics["warnings"]:
+            self.reporter.say(f"round {number}: {warning}")
+        self._commit({"phase": "online", "round": number, "served": served, **metrics})
         self._publish()
         return self._say_round(number, episodes, metrics)
+
+    def _older(self, store: TraceStore, number: int, fresh: int) -> list[Trajectory]:
+        """The stored episodes that join a round, drawn from what may still be replayed."""
+        replay = self.options.trainer.replay
+        if replay.share == 0:
+            return []
+        oldest = number - replay.max_staleness
+        stored = [
+            e.episode_id for e in store.episodes(run_id=RUN_ID) if e.round is not None and oldest <= e.round < number
+        ]
+        if oldest <= 0:  # the collected ones were sampled by version 0
+            stored += [e.episode_id for e in store.episodes(run_id=collect.RUN_ID) if e.split == "train"]
+        drawn = [store.trajectory(stored[i]) for i in self.trainer.draw_replay(len(stored), fresh)]
+        return [trajectory for trajectory in drawn if trajectory is not None]
 
     def _tasks_of(self, number: int) -> list[dict[str, Any]]:
         """A window that moves on by a round's worth of tasks each round, and around."""

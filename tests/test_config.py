@@ -56,7 +56,19 @@ def test_a_flag_overrides_the_file_and_an_absent_flag_does_not(tmp_path: Path) -
         (MINIMAL + "[train.trainer]\nestimator = 'grpo'\n", "set train.samples_per_task to 2 or more"),
         (
             MINIMAL + "[train]\nsamples_per_task = 2\n[train.trainer]\nestimator = 'grpo'\ngae_lambda = 0.5\n",
-            "gae_lambda applies to estimator 'gae' only",
+            "gae_lambda has no effect here: it applies to estimator 'gae' only",
+        ),
+        (
+            MINIMAL + "[train.trainer.agents.reasoner]\nadapterr = 'x'\n",
+            "unknown key 'train.trainer.agents.reasoner.adapterr'; did you mean 'adapter'?",
+        ),
+        (
+            MINIMAL + "[[train.trainer.shaping]]\nreward = 'x'\nlevel = 'step'\nwieght = 1\n",
+            "did you mean 'weight'? (and 1 more)",
+        ),
+        (
+            MINIMAL + "[train.trainer.agents.nobody]\nfrozen = true\n",
+            "train.trainer.agents.nobody: not in graph.nodes",
         ),
         (MINIMAL + "[train]\nepisodes_per_round = 9\nsamples_per_task = 2\n", "must be a multiple"),
         (MINIMAL + "[serve]\nmax_loras = 3\n", "2 nodes with 1 + 1 versions need 4"),

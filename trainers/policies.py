@@ -6,7 +6,8 @@ nothing of rewards, rounds or advantages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
@@ -100,6 +101,19 @@ class Policies:
         """Reads a plain peft folder into the agent's adapter, and so into that of all who share it."""
         self.model_of(agent).load_adapter(self.adapter_of(agent), folder)
         self._fingerprints = self._fingerprint()
+
+    @contextmanager
+    def lent(self, agent: str, folder: Path) -> Iterator[None]:
+        """The agent's adapter is that of a peft folder while the context lasts, and what it was, bit for bit, after."""
+        parameters = self.parameters(agent)
+        before = {name: p.detach().clone() for name, p in parameters.items()}
+        self.model_of(agent).load_adapter(self.adapter_of(agent), folder)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, parameter in parameters.items():
+                    parameter.copy_(before[name])
 
     def logprobs_of(self, agent: str, actions: Sequence[Action]) -> list[list[float]]:
         """The agent's current log-probs of recorded actions' tokens, to check the engine against the trainer.

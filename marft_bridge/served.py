@@ -1,0 +1,60 @@
+"""Fresh episodes and the adapter versions on disk -> whether the server answered with the adapters that were trained.
+
+Some actions of each node are scored twice by the trainer: with the adapter that they claim, and with the version
+before it. The engine's log-probs must agree with the first better than with the second.
+
+Invariant: the trainer's weights are afterwards, bit for bit, what they were. It knows nothing of rewards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from marft_bridge.adapters import AdapterRegistry
+from trace_store.records import Action, Trajectory
+from trainers.policies import Policies
+from trainers.reality import check_served, logprob_gap
+
+_CHECKED = 8  # actions of each node
+
+
+def served_versions(
+    policies: Policies, registry: AdapterRegistry, episodes: Sequence[Trajectory], version: int
+) -> dict[str, bool | None]:
+    """Node -> whether its calls were answered by `version`; None where the log-probs cannot tell.
+
+    They cannot where there is no version before, no action to look at, or where the two versions differ by less
+    than engine and trainer do (the first rounds of a bfloat16 server).
+
+    Raises:
+        TrainError: a node's calls were answered by the version before.
+    """
+    served: dict[str, bool | None] = {}
+    for node in policies.trained:
+        actions = _comparable(episodes, node)
+        older = version - 1
+        if not actions or older not in registry.versions(node):
+            served[node] = None
+            continue
+        engine = [action.logprobs or () for action in actions]
+        new = logprob_gap(engine, policies.logprobs_of(node, actions), f"{node}@{version}")
+        with policies.lent(node, Path(registry.get(node, older).path)):
+            old = logprob_gap(engine, policies.logprobs_of(node, actions), f"{node}@{older}")
+        served[node] = None if new is None or old is None else check_served(f"{node}@{version}", new, old)
+    return served
+
+
+def _comparable(episodes: Sequence[Trajectory], node: str) -> list[Action]:
+    """Some of the node's actions whose log-probs are those of its whole policy, spread over the episodes."""
+    found = [
+        action
+        for episode in episodes
+        for action in episode.actions
+        if action.node == node
+        and action.trainable
+        and action.temperature
+        and action.top_p in (None, 1.0)
+        and action.top_k in (None, 0, -1)
+    ]
+    return found[:: max(1, len(found) // _CHECKED)][:_CHECKED]
