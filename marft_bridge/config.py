@@ -87,6 +87,9 @@ class TrainOptions(_Options):
     """Folders that `traces export` wrote, or DuckLake catalogs: their episodes are learned from too, read in place."""
     keep_versions: int = Field(1, ge=1)
     """Trained versions of each node that stay loaded in the server, the newest included."""
+    tensorboard: bool = False
+    """Whether the figures of every update are also written for TensorBoard, into the run's folder tensorboard/; needs
+    the extra `tensorboard`."""
     trainer: TrainerOptions = TrainerOptions()
 
 

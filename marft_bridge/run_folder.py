@@ -5,6 +5,7 @@
     adapters/       <node>/<version>/; version 0 changes nothing
     checkpoint/     the trainer's newest state
     metrics.jsonl   one line per update
+    tensorboard/    the same for TensorBoard, where train.tensorboard asks for it
     vllm.log, server.json, report.json, report.html
     lock            held by the command that works in the folder
 
@@ -59,6 +60,11 @@ class RunFolder:
     def metrics(self) -> Path:
         """One JSON line per update."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """What TensorBoard shows."""
+        return self.path / "tensorboard"
 
     @property
     def server_log(self) -> Path:

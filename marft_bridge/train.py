@@ -29,6 +29,7 @@ from marft_bridge.rollouts import plan_episodes, task_order
 from marft_bridge.run_folder import RunFolder
 from marft_bridge.run_store import WAIT_IN_RUN_S, keeping_what_runs, store_up_to_date, take_in_what_ran
 from marft_bridge.served import served_versions
+from marft_bridge.tensorboard import require_tensorboard, write_scalars
 from trace_store.records import Trajectory
 from trace_store.store import TraceStore
 from trainers import checkpoint
@@ -44,6 +45,8 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
         BridgeError, StoreError, TrainError: see the messages; the last checkpoint stays usable.
     """
     folder = RunFolder(config.run_folder)
+    if config.train.tensorboard:
+        require_tensorboard()
     if config.train.traces:
         folder.create()  # others' traces can be all that there is
     else:
@@ -186,6 +189,8 @@ class _Training:
         with self.folder.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(metrics) + "\n")
         self.folder.metrics.chmod(0o600)
+        if self.options.tensorboard:
+            write_scalars(self.folder.tensorboard, metrics, metrics["round"])
         checkpoint.save(self.trainer, self.folder.checkpoint)
 
     def _forget_metrics_after(self, rounds: int) -> None:
