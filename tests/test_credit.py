@@ -8,6 +8,7 @@ critics see what is theirs and no more; the parts by reward sum to the advantage
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
