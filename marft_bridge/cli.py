@@ -116,6 +116,22 @@ def status(config: Config = DEFAULT_CONFIG, run: Run = None) -> None:
     show_status(settings, Reporter())
 
 
+@app.command(epilog="Example: marft-bridge export actor exported/actor --config examples/math_duo/bridge.toml --merged")
+def export(
+    node: Annotated[str, typer.Argument(help="The node, by its LangGraph name.")],
+    folder: Annotated[Path, typer.Argument(help="Where to; must not exist or be empty.")],
+    config: Config = DEFAULT_CONFIG,
+    run: Run = None,
+    version: Annotated[int | None, typer.Option(min=0, help="Without it the newest.")] = None,
+    merged: Annotated[bool, typer.Option("--merged", help="The whole model with the adapter merged in.")] = False,
+) -> None:
+    """Write a node's adapter as a plain peft folder, or merged as a plain model."""
+    settings = _config(config, run=run)
+    from marft_bridge.export_adapter import export_node
+
+    export_node(settings, node, folder, version, merged, Reporter())
+
+
 @app.command(epilog="Example: marft-bridge ingest traces.json --config examples/math_duo/bridge.toml --run runs/try")
 def ingest(
     files: Annotated[list[Path] | None, typer.Argument(help="OTLP files: protobuf, JSON or JSON lines, gzip.")] = None,
