@@ -1,4 +1,4 @@
-"""Owns: the trainer's options: what does not apply together is refused by name, and defaults that depend say what holds."""
+"""Owns: the trainer's options: what does not apply together is refused by name; defaults that depend on others."""
 
 from __future__ import annotations
 
@@ -38,6 +38,10 @@ from trainers.config import TrainerOptions
         ({"mismatch": "none", "replay": {"share": 0.5}}, "replay.share needs mismatch"),
         ({"shaping": [{"reward": "reward", "level": "step", "weight": 1.0}]}, "shaping names a reward twice"),
         ({"shaping": [{"reward": "x", "level": "step", "weight": 1.0}] * 2}, "shaping names a reward twice"),
+        (
+            {"estimator": "rloo", "shaping": [{"reward": "x", "level": "agent", "weight": 1.0}]},
+            "shaping of level 'agent' does not go with estimator 'rloo'",
+        ),
         ({"offline": {"mode": "filtered", "beta": 1.0}}, "offline.beta applies to offline.mode 'awr' only"),
         ({"offline": {"mode": "awr", "threshold": 1.0}}, "offline.threshold applies to offline.mode 'filtered' only"),
         ({"offline": {"mode": "topr", "ratio_cap": 2.0}}, "offline.ratio_cap applies to offline.mode 'importance' or"),

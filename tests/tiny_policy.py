@@ -16,12 +16,14 @@ VOCABULARY = 32
 AGENTS = ("reasoner", "actor")
 
 
-def save_tiny_llama(folder: Path, seed: int = 0, vocabulary: int = VOCABULARY) -> Path:
+def save_tiny_llama(
+    folder: Path, seed: int = 0, vocabulary: int = VOCABULARY, hidden: int = 32, layers: int = 2
+) -> Path:
     config = LlamaConfig(
         vocab_size=vocabulary,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=128,
@@ -95,15 +97,37 @@ def make_trajectory(
 @torch.no_grad()
 def sample(trainer: MarftTrainer, agent: str, prompt: list[int], tokens: int, generator: torch.Generator) -> Action:
     """Tokens from the agent's policy with its own log-probs, by plain full-logit steps."""
-    trainer.policies.model.use(agent)
+    model = trainer.policies.model_of(agent)
+    model.use(trainer.policies.adapter_of(agent))
     ids, logprobs = list(prompt), []
     for _ in range(tokens):
-        logits = trainer.policies.model.peft(input_ids=torch.tensor([ids])).logits[0, -1]
+        logits = model.peft(input_ids=torch.tensor([ids])).logits[0, -1]
         logp = logits.log_softmax(-1)
         token = int(torch.multinomial(logp.exp(), 1, generator=generator))
         ids.append(token)
         logprobs.append(float(logp[token]))
     return make_action(agent, prompt, ids[len(prompt) :], logprobs=tuple(logprobs))
+
+
+@torch.no_grad()
+def sample_batch(
+    trainer: MarftTrainer, agent: str, prompts: Sequence[Sequence[int]], tokens: int, generator: torch.Generator
+) -> list[Action]:
+    """As `sample`, for many prompts of one length at once; the draws differ from those of one after another."""
+    model = trainer.policies.model_of(agent)
+    model.use(trainer.policies.adapter_of(agent))
+    ids_BL = torch.tensor(prompts)
+    said = []
+    for _ in range(tokens):
+        logp_BV = model.peft(input_ids=ids_BL, use_cache=False, logits_to_keep=1).logits[:, -1].log_softmax(-1)
+        drawn_B1 = torch.multinomial(logp_BV.exp(), 1, generator=generator)
+        said.append(logp_BV.gather(1, drawn_B1))
+        ids_BL = torch.cat([ids_BL, drawn_B1], 1)
+    sampled, logprobs = ids_BL[:, -tokens:].tolist(), torch.cat(said, 1).tolist()
+    return [
+        make_action(agent, prompt, ids, logprobs=tuple(logp))
+        for prompt, ids, logp in zip(prompts, sampled, logprobs, strict=True)
+    ]
 
 
 def play(

@@ -339,6 +339,11 @@ class TrainerOptions(_Options):
             raise ValueError("replay.share needs proximal 'recomputed': old episodes were sampled by other policies")
         if self.replay.share > 0 and self.mismatch == "none":
             raise ValueError("replay.share needs mismatch 'truncate' or 'mask': old episodes must be weighted")
+        if self.estimator in ("grpo", "rloo") and any(term.level == "agent" for term in self.shaping):
+            raise ValueError(
+                f"shaping of level 'agent' does not go with estimator {self.estimator!r}, whose baseline is that of all "
+                "agents: take 'gae', 'dr_mas', 'at_grpo' or 'rae'"
+            )
         shaped = [term.reward for term in self.shaping]
         if len({self.reward, *shaped}) != 1 + len(shaped):
             raise ValueError("shaping names a reward twice, or the team reward: give each one weight")
