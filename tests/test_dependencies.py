@@ -82,6 +82,9 @@ def test_links_are_counted_back_from_an_action_and_reach_only_what_it_depended_o
     edges = [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4)]
     assert links_to(3, edges, [True] * 6) == {3: 0, 1: 1, 2: 1, 0: 2}
     assert links_to(5, edges, [True] * 6) == {5: 0}
+    # 0 -> 1 -> 2 -> 4 and 0 -> 3 -> 4: the shorter branch counts
+    branches = [(0, 1), (1, 2), (2, 4), (0, 3), (3, 4)]
+    assert links_to(4, branches, [True] * 5) == {4: 0, 2: 1, 3: 1, 1: 2, 0: 2}
 
 
 def test_links_do_not_count_actions_that_are_left_out() -> None:
