@@ -141,8 +141,11 @@ class Critic:
 
     def _forward(self, features_NF: Tensor, agent_N: Tensor) -> Tensor:
         linear = torch.nn.functional.linear
-        inputs_NI = self._standardise(features_NF, agent_N)
-        hidden_NK = linear(inputs_NI, self.parameters["hidden_weight"], self.parameters["hidden_bias"]).tanh()
+        feature_weight_KF, agent_weight_KG = self.parameters["hidden_weight"].tensor_split(
+            [features_NF.shape[1]], dim=1
+        )
+        hidden_NK = linear(self._standardise(features_NF), feature_weight_KF, self.parameters["hidden_bias"])
+        hidden_NK = (hidden_NK + agent_weight_KG.T[agent_N]).tanh()  # as if a one-hot stood beside the features
         return linear(hidden_NK, self.parameters["output_weight"], self.parameters["output_bias"]).squeeze(1)
 
     def _first_statistics(self, features_NF: Tensor) -> None:
@@ -151,10 +154,9 @@ class Critic:
             # a dimension that never varied says nothing; dividing by almost zero would make noise of it
             self.statistics = {"mean": features_NF.mean(dim=0), "scale": scale_F.where(scale_F > 1e-4, 1.0)}
 
-    def _standardise(self, features_NF: Tensor, agent_N: Tensor) -> Tensor:
-        scaled_NF = (features_NF - self.statistics["mean"]) / self.statistics["scale"]
-        one_hot = torch.nn.functional.one_hot(agent_N, self.agents).float()
-        return torch.cat([scaled_NF.clamp(-_LIMIT, _LIMIT), one_hot], dim=1)
+    def _standardise(self, features_NF: Tensor) -> Tensor:
+        # in place after the first operation: large intermediates cost more than the matrix product
+        return (features_NF - self.statistics["mean"]).div_(self.statistics["scale"]).clamp_(-_LIMIT, _LIMIT)
 
     def _fresh_optimizer(self) -> torch.optim.Adam:
         return torch.optim.Adam(list(self.parameters.values()), lr=self.options.lr)
