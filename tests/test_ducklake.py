@@ -1,7 +1,7 @@
 """Owns: a store in a DuckLake catalog.
 
 - Rows are added once, however often they are exported, and are equal to the bit to those of the store.
-- What reads a catalog gives the same episodes as the store.
+- What reads a catalog gives the same episodes as the store; what an older version made is read and takes new rows.
 - Where DuckDB's extension is not installed, nothing is downloaded or left behind, and one line says what to do.
 
 The first two need the extension and are skipped without it, with DuckDB's reason; what needs only SQL of DuckDB is also
@@ -10,11 +10,12 @@ held over an ordinary DuckDB database in the catalog's place.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import duckdb
 import pytest
-from growth_rig import dump, fill, fill_variously
+from growth_rig import LINEAGE, dump, fill, fill_variously
 from sample_spans import START, chain
 
 from marft_bridge.cli import run
@@ -22,7 +23,7 @@ from trace_store.connection import connect_memory
 from trace_store.ducklake import add_rows, store_to_catalog
 from trace_store.errors import StoreError
 from trace_store.parquet import TRAVELLING
-from trace_store.readers import catalog_to_reader, load_ducklake, require_ducklake
+from trace_store.readers import attached_relation, catalog_to_reader, load_ducklake, require_ducklake
 from trace_store.store import TraceStore
 
 
@@ -70,6 +71,35 @@ def test_rows_are_added_once_and_equal_to_the_bit(tmp_path: Path) -> None:
         reader = TraceStore(other, con, read_only=True)
         with TraceStore.open(path) as store:
             assert dump(reader, TRAVELLING) == dump(store, TRAVELLING)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_an_older_version_made_is_read_and_takes_new_rows(tmp_path: Path, version: int) -> None:
+    path, other = tmp_path / "s.duckdb", tmp_path / "other.duckdb"
+    fill(path, [chain("new", START).spans(LINEAGE=LINEAGE)])
+    with duckdb.connect(str(other)) as con:
+        con.execute((Path(__file__).parent / f"schemas/version_{version}.sql").read_text())
+        old = ["old", "r", "t", "live", 0, None, None, None, "{}", "terminated", None, 1, 2, 1, "{}", "{}", None, None]
+        con.execute(f"INSERT INTO episodes VALUES ({', '.join('?' * len(old))})", old)  # noqa: S608
+
+    def read() -> dict[str, object]:
+        with connect_memory() as con:
+            con.execute(f"ATTACH '{other}' AS lake (READ_ONLY)")
+            for table in TRAVELLING:
+                columns = ", ".join(f'"{column.name}"' for column in table.columns)
+                relation = attached_relation(con, table, "lake")
+                con.execute(f"CREATE VIEW {table.name} AS SELECT {columns} FROM {relation}")  # noqa: S608
+            assert con.execute("FROM prices").fetchall() == []
+            return dict(con.execute("SELECT episode_id, lineage FROM episodes").fetchall())
+
+    assert read() == {"old": None}
+    with connect_memory() as con:
+        con.execute(f"ATTACH '{path}' AS store (READ_ONLY)")
+        con.execute(f"ATTACH '{other}' AS lake")
+        assert add_rows(con, "store", "lake")["actions"] == 2
+    found = read()
+    assert found.pop("old") is None
+    assert [json.loads(str(lineage)) for lineage in found.values()] == [json.loads(LINEAGE)]
 
 
 def test_a_database_that_fails_in_the_middle_has_none_of_the_rows(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import duckdb
 
 from trace_store.connection import connect_memory, one_line_errors, private_files
 from trace_store.parquet import TRAVELLING, quoted, rows_without
-from trace_store.readers import load_ducklake
+from trace_store.readers import absent_columns, load_ducklake
 
 
 def store_to_catalog(store: Path, catalog: Path) -> dict[str, int]:
@@ -43,6 +43,8 @@ def add_rows(con: duckdb.DuckDBPyConnection, store: str, lake: str) -> dict[str,
             typed = ", ".join(f'"{column.name}" {column.sql_type}' for column in table.columns)
             columns = ", ".join(f'"{column.name}"' for column in table.columns)
             con.execute(f"CREATE TABLE IF NOT EXISTS {lake}.{table.name} ({typed})")
+            for column in absent_columns(con, table, f"{lake}.{table.name}"):
+                con.execute(f'ALTER TABLE {lake}.{table.name} ADD COLUMN "{column.name}" {column.sql_type}')
             lacking = rows_without(table, f"{store}.{table.name}", f"{lake}.{table.name}")
             found = con.execute(f"INSERT INTO {lake}.{table.name} ({columns}) {lacking}").fetchone()
             added[table.name] = int(found[0]) if found else 0

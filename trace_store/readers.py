@@ -63,12 +63,36 @@ def catalog_to_reader(catalog: Path) -> TraceStore:
         load_ducklake(con)
         with one_line_errors(catalog):
             con.execute(f"ATTACH {quoted(Path(f'ducklake:{catalog}'))} AS lake (READ_ONLY)")
-            _create_views(con, {table.name: f"lake.{table.name}" for table in TRAVELLING})
+            _create_views(con, {table.name: attached_relation(con, table, "lake") for table in TRAVELLING})
             con.execute("SET lock_configuration = true")
     except BaseException:
         con.close()
         raise
     return TraceStore(catalog, con, read_only=True)
+
+
+def attached_relation(con: duckdb.DuckDBPyConnection, table: schema.Table, database: str) -> str:
+    """A table of an attached database as SQL, in the columns of the schema.
+
+    A column or a table that it does not have, because an older marft-bridge wrote it, is NULL or empty.
+    """
+    place = f"{database}.{table.name}"
+    try:
+        absent = absent_columns(con, table, place)
+    except duckdb.CatalogException:
+        return parquet_relation(table, Path(), ())
+    nulls = "".join(f', NULL::{column.sql_type} AS "{column.name}"' for column in absent)
+    return f"(SELECT *{nulls} FROM {place})" if absent else place
+
+
+def absent_columns(con: duckdb.DuckDBPyConnection, table: schema.Table, place: str) -> list[schema.Column]:
+    """The columns that a table at `place` may lack, because an older marft-bridge made it, and does lack.
+
+    A column that always has a value was always there: a table without it is some other one, and is refused by its use.
+    """
+    there = {name for name, *_ in con.execute(f"DESCRIBE {place}").fetchall()}
+    may_lack = (column for column in table.columns if not column.sql_type.endswith("NOT NULL"))
+    return [column for column in may_lack if column.name not in there]
 
 
 def load_ducklake(con: duckdb.DuckDBPyConnection) -> None:
