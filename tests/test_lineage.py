@@ -2,6 +2,7 @@
 
 - Base, tokenizer and template are those of the served model; a template is its text, wherever that stands.
 - Tools are those that the node's calls offered, as the server saw them; which call offered which makes no difference.
+- What an engine recorded passes the gate of its own lineage, and not that of another.
 - What is not known is absent, never a hash of nothing; hashes are kept when content is not captured or redacted.
 - Lineage that no recorder writes is refused with the trace.
 """
@@ -44,7 +45,9 @@ from trace_store.journal import Journal
 from trace_store.parquet import parquet_to_store, store_to_parquet
 from trace_store.readers import folder_to_reader
 from trace_store.store import TraceStore
+from trainers.config import ReplayOptions
 from trainers.files import weights_to_sha256
+from trainers.replay_gate import gate_episodes
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}\n"
 
@@ -205,7 +208,7 @@ def test_an_engine_records_the_served_model_and_the_tools_that_the_server_saw(se
         engine.run(plan, "collect", "reward")
     with TraceStore.open(run.store) as store:
         store.take_in()
-        episodes = list(store.episodes(run_id="r"))
+        trajectories = list(store.trajectories(run_ids=["r"]))
     ((schema,),) = {tuple(map(canonical, body["tools"])) for body in server.asked if body.get("tools")}
     expected = {
         "base": weights_to_sha256(folder),
@@ -213,7 +216,12 @@ def test_an_engine_records_the_served_model_and_the_tools_that_the_server_saw(se
         "template": sha256(TEMPLATE),
         "tools/researcher/model": sha256(json.dumps([schema])),
     }
-    assert [episode.lineage for episode in episodes] == [expected] * 2
+    assert [trajectory.episode.lineage for trajectory in trajectories] == [expected] * 2
+    today = engine.lineage
+    for options in (ReplayOptions(lineage="same"), ReplayOptions(lineage="known")):
+        assert gate_episodes(trajectories, today, options, versions, True) == (trajectories, {})
+        other = {"replay: lineage: template differs from today's": 2}
+        assert gate_episodes(trajectories, today | {"template": sha256("x")}, options, versions, True) == ([], other)
 
 
 def canonical(value: Any) -> str:
