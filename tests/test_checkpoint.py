@@ -50,6 +50,37 @@ def test_resume_equals_an_uninterrupted_run_bit_for_bit(tmp_path: Path) -> None:
     assert {n for n, t in _everything(resumed).items() if not torch.equal(t, expected[n])} == set()
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"estimator": "rae", "update": "alternating"},
+        {"critic": {"sharing": "agent"}, "granularity": "token", "replay": {"share": 0.3, "min_ess": 0.0}},
+        {"agents": {"actor": {"adapter": "reasoner"}}, "entropy_coef": 0.01, "kl_coef": 0.1},
+        {"agents": {"actor": {"frozen": True}}, "schedule": {"kind": "cosine", "rounds": 4, "warmup_rounds": 1}},
+    ],
+    ids=["rae-alternating", "critics-replay", "shared", "frozen-schedule"],
+)
+def test_resume_equals_an_uninterrupted_run_for_every_kind_of_state(tmp_path: Path, options: dict[str, Any]) -> None:
+    model_dir = save_tiny_llama(tmp_path / "model")
+
+    def rounds(trainer: MarftTrainer, numbers: range) -> None:
+        older = play(trainer, 12, torch.Generator().manual_seed(1000), both_low) if "replay" in options else []
+        for number in numbers:
+            fresh = play(trainer, 8, torch.Generator().manual_seed(number), both_low)
+            trainer.update(fresh, [older[i] for i in trainer.draw_replay(len(older), len(fresh))])
+
+    whole = _trainer(model_dir, seed=0, **options)
+    rounds(whole, range(2))
+    checkpoint.save(whole, tmp_path / "checkpoint")
+    resumed = _trainer(model_dir, seed=12345, **options)
+    checkpoint.load(resumed, tmp_path / "checkpoint")
+    for trainer in (whole, resumed):
+        rounds(trainer, range(2, 4))
+    expected = _everything(whole)
+    assert {n for n, t in _everything(resumed).items() if not torch.equal(t, expected[n])} == set()
+    assert resumed.credit.baselines.state == whole.credit.baselines.state
+
+
 def test_a_checkpoint_replaces_the_one_before_and_holds_no_pickle(tmp_path: Path) -> None:
     trainer = _trainer(save_tiny_llama(tmp_path / "model"), seed=0)
     checkpoint.save(trainer, tmp_path / "run" / "checkpoint")

@@ -49,7 +49,7 @@ def _shake(trainer: MarftTrainer, agent: str, seed: int = 5) -> None:
 
 def _to_double(trainer: MarftTrainer) -> None:
     trainer.policies.model.peft.double()
-    trainer.policies._fingerprints = trainer.policies._fingerprint()
+    trainer.policies.note_frozen()
 
 
 def _weights(trainer: MarftTrainer, agent: str) -> dict[str, torch.Tensor]:

@@ -56,6 +56,7 @@ def load(trainer: MarftTrainer, folder: Path) -> None:
     with torch.no_grad():
         for name, weight in weights.items():
             weight.copy_(tensors[name])
+    trainer.policies.note_frozen()
     for name, optimizer in _optimizers(trainer).items():
         _restore(optimizer, f"{name}/", tensors)
     for name, generator in _generators(trainer).items():

@@ -58,7 +58,7 @@ class Policies:
             for name, plan in self.adapters.items()
             if not plan.frozen
         }
-        self._fingerprints = self._fingerprint()
+        self.note_frozen()
 
     def adapter_of(self, agent: str) -> str:
         """The adapter that an agent acts by.
@@ -100,7 +100,7 @@ class Policies:
     def load_adapter(self, agent: str, folder: Path) -> None:
         """Reads a plain peft folder into the agent's adapter, and so into that of all who share it."""
         self.model_of(agent).load_adapter(self.adapter_of(agent), folder)
-        self._fingerprints = self._fingerprint()
+        self.note_frozen()
 
     @contextmanager
     def lent(self, agent: str, folder: Path) -> Iterator[None]:
@@ -132,6 +132,10 @@ class Policies:
                 raise TrainError(f"action {action.action_id} has no token ids, so it has no log-probs to compare")
             items.append(ActionItem(agent, action.prompt_ids, action.sampled_ids, None, action.temperature or 1.0))
         return [logp_T.tolist() for logp_T in learner.logprobs(items)]
+
+    def note_frozen(self) -> None:
+        """Takes the frozen weights as they are now for what must not change; after they were loaded on purpose."""
+        self._fingerprints = self._fingerprint()
 
     def check_frozen(self) -> None:
         """Holds every frozen weight against what it was when it was loaded.
