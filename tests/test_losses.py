@@ -290,3 +290,4 @@ def test_explained_variance_by_hand() -> None:
     assert explained_variance(f64(0, 0, 3, 3), target) == pytest.approx(1 - 0.5 / 1.25)
     assert explained_variance(target, torch.ones(4)) is None
     assert explained_variance(target[:1], target[:1]) is None
+    assert explained_variance(target[:0], target[:0]) is None

@@ -139,6 +139,8 @@ def test_the_off_policy_mask_drops_drifted_actions_of_negative_advantage_only() 
     assert keep(OLD, OLD, off_policy_mask=0.5, new=new, advantage=f64(-1, 1)) == [False, True]
     assert keep(OLD, OLD, off_policy_mask=0.5, new=new, advantage=f64(0, -1)) == [True, False]
     assert keep(OLD, OLD, off_policy_mask=0.7, new=new) == [True, True]
+    # the drift is from what the engine said, not from where the trainer started: log mu - log old is 0.7 and 0
+    assert keep(OLD, OLD + f64(0.7, 0.7, 0), off_policy_mask=0.5) == [False, True]
     # more likely than when it was sampled is no drift away from it
     assert keep(OLD, OLD, off_policy_mask=0.5, new=OLD + 3) == [True, True]
 
