@@ -27,6 +27,7 @@ from trainers.config import LoraOptions, TrainerOptions
 from trainers.credit import Credit
 from trainers.critic import Critic
 from trainers.model import PolicyModel
+from trainers.returns import centred_own_returns, returns_by_source
 from trainers.rewards import EpisodeRewards, StepReward
 
 CHAIN = ((1,), ())
@@ -239,11 +240,9 @@ def test_own_rewards_of_one_run_alone_say_nothing() -> None:
 
 def test_own_rewards_are_repeated_over_tokens_and_discounted_within_the_action() -> None:
     credit, _ = _by_hand(**TOKENS)
-    first = _token_episode(truncated=False)
-    rewards = EpisodeRewards({"reward": 1.0}, private={"brief": {"reasoner": 0.4}})
-    estimate, _ = credit.estimate(
-        _round(first, EpisodeItem("t", 1.0, False, first.actions, first.successors, rewards)),
-    )
+    plain = _token_episode(truncated=False)
+    runs = [replace(plain, rewards=replace(plain.rewards, private={"brief": {"reasoner": r}})) for r in (0.0, 0.4)]
+    estimate, _ = credit.estimate(_round(*runs))
     _close(estimate.by_source["brief"], [-0.2, -0.4, 0, 0.2, 0.4, 0])
     _close(estimate.advantage_U, [-0.34, -0.125, 0.5, 0.06, 0.675, 0.5])
 
@@ -661,3 +660,15 @@ def test_what_a_team_reward_contributes_is_what_would_be_missing_without_it(data
 
 def _estimate_by_hand(data: Round, estimator: str, granularity: str) -> Estimate:
     return _by_hand(estimator=estimator, granularity=granularity, gamma=0.9)[0].estimate(data)[0]
+
+
+def test_an_episode_without_a_private_reward_is_no_zero_in_the_mean_of_others() -> None:
+    # the actor earned 1 and 3; a third episode has no such reward: 1 - 3 = -2, 3 - 1 = 2, and 0 where nothing is known
+    episodes = []
+    for value in (1.0, 3.0, None):
+        own = {} if value is None else {"format": {"actor": value}}
+        item = ActionItem("actor", (1,), (2,), (-1.0,), 1.0)
+        episodes.append(EpisodeItem("t", 0.0, False, (item,), ((),), EpisodeRewards({"reward": 0.0}, {}, own)))
+    data = episodes_to_round(episodes, {})
+    np.testing.assert_allclose(centred_own_returns(data, 1.0)["format"], [-2.0, 2.0, 0.0])
+    np.testing.assert_allclose(returns_by_source(data, 1.0)["format"], [1.0, 3.0, 0.0])

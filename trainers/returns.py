@@ -7,8 +7,9 @@ Three kinds of reward are credited in three ways:
     step      Monte-Carlo along D, each reward once: the sum of gamma^links * value over what an action led to.
     private   the value that the action's agent got in the episode, undiscounted.
 
-Invariant: float64, without state; a reward that an episode lacks adds 0 to it. It knows nothing of critics, groups or
-models.
+Invariant: float64, without state. A private reward that was not recorded is NaN in `own_returns`: it adds nothing, and
+no mean counts it as 0. Step rewards are a sum over those that arrived, which is 0 where none did. It knows nothing of
+critics, groups or models.
 
 Shapes: _A one entry per action of the round, episode after episode, each in topological order.
 """
@@ -77,7 +78,7 @@ def team_rewards(data: Round) -> dict[str, Floats]:
 
 
 def own_returns(data: Round, gamma: float) -> dict[str, Floats]:
-    """Step returns and private rewards of each action, by name; [A] each."""
+    """Step returns and private rewards of each action, by name; [A] each, NaN where a private one is not known."""
     found: dict[str, Floats] = {}
     for name in dict.fromkeys(name for episode in data.episodes for name in episode.rewards.step):
         found[name] = np.zeros(len(data.items))
@@ -85,15 +86,20 @@ def own_returns(data: Round, gamma: float) -> dict[str, Floats]:
             found[name][rows] = step_returns(episode.rewards.step.get(name, ()), len(episode.actions), gamma)
     for name in dict.fromkeys(name for episode in data.episodes for name in episode.rewards.private):
         owned = [data.episodes[e].rewards.private.get(name, {}) for e in data.episode_A]
-        values = [own.get(item.agent, 0.0) for own, item in zip(owned, data.items, strict=True)]
+        values = [own.get(item.agent, np.nan) for own, item in zip(owned, data.items, strict=True)]
         found[name] = np.array(values, dtype=np.float64)
     return found
 
 
 def centred_own_returns(data: Round, gamma: float) -> dict[str, Floats]:
-    """`own_returns`, each less its mean over the agent's actions in other episodes; 0 where there are none."""
-    agents = [item.agent for item in data.items]
-    return {name: leave_one_out_mean(own_A, agents, data.episode_A) for name, own_A in own_returns(data, gamma).items()}
+    """`own_returns`, each less its mean over the agent's actions in other episodes that have it; 0 where nothing is."""
+    centred: dict[str, Floats] = {}
+    for name, own_A in own_returns(data, gamma).items():
+        known = np.flatnonzero(~np.isnan(own_A))
+        agents, episodes = [data.items[i].agent for i in known], [data.episode_A[i] for i in known]
+        centred[name] = np.zeros(len(data.items))
+        centred[name][known] = leave_one_out_mean(own_A[known], agents, episodes)
+    return centred
 
 
 def returns_by_source(data: Round, gamma: float) -> dict[str, Floats]:
@@ -105,7 +111,8 @@ def returns_by_source(data: Round, gamma: float) -> dict[str, Floats]:
     ones, nothing, lambdas = [1.0] * len(data.episodes), [np.zeros(1)] * count, [1.0] * count
     chain = team_chain(data, ones, nothing, np.zeros(count), lambdas, gamma=gamma, lam=1.0, gamma_token=1.0)
     one_A = laid_end_to_end(chain)  # what a team reward of 1 is worth to each action
-    return {name: one_A * value_A for name, value_A in team_rewards(data).items()} | own_returns(data, gamma)
+    own = {name: np.nan_to_num(own_A) for name, own_A in own_returns(data, gamma).items()}
+    return {name: one_A * value_A for name, value_A in team_rewards(data).items()} | own
 
 
 def laid_end_to_end(parts: Sequence[Floats]) -> Floats:
