@@ -19,7 +19,7 @@ from trace_store.store import TraceStore
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples/math_duo/bridge.toml"
-COMMANDS = ("collect", "train", "compare", "serve", "status", "ingest")
+COMMANDS = ("collect", "train", "compare", "serve", "status", "ingest", "export")
 
 
 def variant(folder: Path, *changes: tuple[str, str]) -> list[str]:
@@ -144,7 +144,7 @@ def test_a_store_of_a_newer_version_is_refused_with_both_versions(
         connection.execute("UPDATE schema_version SET version = 99")
     error = refused(["train", *flags], capsys)
     assert "99" in error
-    assert "knows up to 2" in error
+    assert "knows up to 3" in error
 
 
 def test_status_tells_what_a_folder_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

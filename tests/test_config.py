@@ -63,8 +63,8 @@ def test_a_flag_overrides_the_file_and_an_absent_flag_does_not(tmp_path: Path) -
             "unknown key 'train.trainer.agents.reasoner.adapterr'; did you mean 'adapter'?",
         ),
         (
-            MINIMAL + "[[train.trainer.shaping]]\nreward = 'x'\nlevel = 'step'\nwieght = 1\n",
-            "did you mean 'weight'? (and 1 more)",
+            MINIMAL + "[[train.trainer.shaping]]\nreward = 'x'\nlevel = 'step'\nweight = 1\nwieght = 1\n",
+            "unknown key 'train.trainer.shaping.0.wieght'; did you mean 'weight'?",
         ),
         (
             MINIMAL + "[train.trainer.agents.nobody]\nfrozen = true\n",

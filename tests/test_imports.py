@@ -31,8 +31,8 @@ OURS = {
 # What it may name of others', the standard library apart. The bridge joins everything, so it may name every dependency.
 THEIRS = {
     "graphs": {"langchain_core", "langgraph"},
-    "trace_store": {"duckdb", "pyarrow"},
-    "trainers": {"numpy", "peft", "pydantic", "safetensors", "torch", "transformers"},
+    "trace_store": {"duckdb", "numpy", "pyarrow"},
+    "trainers": {"accelerate", "numpy", "peft", "pydantic", "safetensors", "torch", "transformers"},
 }
 
 

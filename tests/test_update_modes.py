@@ -28,7 +28,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _trainer(model_dir: Path | dict[str, Path], seed: int = 0, **options: Any) -> MarftTrainer:
-    fields: dict[str, Any] = {"device": "cpu", "lr": 0.02} | options
+    fields: dict[str, Any] = {"device": "cpu", "lr": 0.02, "engine_tolerance": 9.0} | options
     return MarftTrainer(TrainerOptions(**fields), model_dir, AGENTS, seed)
 
 

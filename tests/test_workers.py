@@ -48,7 +48,6 @@ def test_numbers_are_summed_in_float64(two: dict[str, list[Any]]) -> None:
     assert found["add"] == [3.0, 3 * 2.0**53, 0.2]  # 1 + 2; 2^53 (1 + 2); 0.1 + 0.1
     assert found["add_nothing"] == []
     assert found["max"] == [-1.0, -5.0]
-    assert found["any"] == [True, False, True]
 
 
 def test_gradients_are_summed_and_a_missing_one_counts_as_zeros(two: dict[str, list[Any]]) -> None:
@@ -90,7 +89,6 @@ def test_alone_nothing_is_copied_or_changed() -> None:
     assert alone.add_tensor(gradient) is gradient
     assert alone.add([0.1, 0.2]) == [0.1, 0.2]
     assert alone.max(-3.0) == -3.0
-    assert [alone.any(True), alone.any(False)] == [True, False]
     vectors = workers_laws.vectors()
     parts = list(enumerate(vectors))[::-1]
     assert all(a is b for a, b in zip(alone.gather(parts, [3, 1, 0, 5, 2], there.device), vectors, strict=True))

@@ -24,7 +24,6 @@ def numbers(workers: Workers, argument: Any) -> dict[str, Any]:
         "add": workers.add([me, 2.0**53 * me, 0.1]),  # 2^53 + 1 would be lost in float32
         "add_nothing": workers.add([]),
         "max": [workers.max(-me), workers.max(-float("inf") if workers.rank == 0 else -5.0)],
-        "any": [workers.any(workers.rank == 1), workers.any(False), workers.any(True)],
     }
 
 

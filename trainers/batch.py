@@ -16,7 +16,7 @@ from typing import Literal
 
 from trace_store.records import NO_LOGPROBS, Action, Trajectory
 from trainers.config import ShapingTerm
-from trainers.dependencies import Successors, edges_to_successors
+from trainers.dependencies import Successors, edges_to_successors, transitive_reduction
 from trainers.rewards import EpisodeRewards, trajectory_to_rewards
 
 Use = Literal["on_policy", "replay", "imitation"]
@@ -135,7 +135,8 @@ def _to_episode(
     position = {action.action_id: i for i, action in enumerate(trajectory.actions)}
     edges = [(position[edge.src], position[edge.dst]) for edge in trajectory.edges]
     successors = edges_to_successors(len(kept), edges, kept)
-    rewards, absent = trajectory_to_rewards(trajectory, team, shaping, edges, kept)
+    reduced = [(src, dst) for src, after in enumerate(transitive_reduction(len(kept), edges)) for dst in after]
+    rewards, absent = trajectory_to_rewards(trajectory, team, shaping, reduced, kept)
     drops.update(f"reward: no finite {term.reward!r} of level {term.level}; nothing is added for it" for term in absent)
     return EpisodeItem(
         task_id=trajectory.episode.task_id,

@@ -26,7 +26,16 @@ _TENSORS = "trainer.safetensors"
 
 
 def save(trainer: MarftTrainer, folder: Path) -> None:
-    """Writes the trainer's state to `folder`, replacing an earlier checkpoint there."""
+    """Writes the trainer's state to `folder`, replacing an earlier checkpoint there; of several processes one writes.
+
+    Returns on all of them once it is written.
+    """
+    if trainer.policies.workers.is_main:
+        _write(trainer, folder)
+    trainer.policies.workers.wait()
+
+
+def _write(trainer: MarftTrainer, folder: Path) -> None:
     state = {**_identity(trainer), "rounds": trainer.rounds, "baselines": trainer.credit.baselines.state}
     with whole_folder(folder) as fresh:
         (fresh / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")

@@ -38,11 +38,11 @@ class ScheduleOptions(_Options):
     """The learning rate over on-policy rounds, as a factor; it changes between rounds, never inside one."""
 
     kind: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up: keep the rate, or bring it down to `floor` at the last of `rounds`."""
+    """After the warm-up: keep the rate, or bring it down to `floor`, which it reaches after `rounds` rounds."""
     warmup_rounds: int = Field(default=0, ge=0)
     """Rounds over which the rate rises from 1 / (warmup_rounds + 1) to 1."""
     rounds: int | None = Field(default=None, ge=1)
-    """The round from which the rate stays at `floor`; needed by linear and cosine."""
+    """After how many rounds the rate is at `floor`, where it stays; needed by linear and cosine."""
     floor: float = Field(default=0.0, ge=0, le=1)
     """Lowest factor."""
 
@@ -233,7 +233,8 @@ class TrainerOptions(_Options):
     its tokens or of its words (the tokenizer's text, split at white space)."""
     weighting: Weighting | None = None
     """What counts the same in the loss: every episode, so that long runs do not dominate; every action; or every
-    token (DAPO). None: `episode` for MARFT-A, `token` for MARFT-T."""
+    token (DAPO). None: `episode` for MARFT-A, `token` for MARFT-T. In the offline phase `action` divides an
+    action's log-likelihood by its length."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     clip_high: float = Field(default=0.28, gt=0)
     dual_clip: float | None = Field(default=None, gt=1)
@@ -241,7 +242,8 @@ class TrainerOptions(_Options):
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the policy's entropy, per token, over the whole vocabulary."""
     kl_coef: float = Field(default=0.0, ge=0)
-    """Weight of the k3 KL estimate to the base model (adapter switched off), per token."""
+    """Weight of the KL divergence from the base model (adapter switched off), per token: k3 times the ratio to the
+    policy that sampled, whose gradient is that of KL(policy || base)."""
     kl_stop: float | None = Field(default=0.1, gt=0)
     """An adapter's update of this round ends before the backward pass of a minibatch whose approximate KL (k3,
     mean per token, against the policy at the start of the round) is above this; None never stops."""
@@ -257,6 +259,10 @@ class TrainerOptions(_Options):
     as the granularity says: capped, dropped when out of range, or off."""
     mismatch_cap: float = Field(default=2.0, gt=1)
     """C: weights are min(rho, C), or masked to zero outside [1/C, C]."""
+    engine_tolerance: float = Field(default=0.5, gt=0)
+    """How far engine and trainer may differ on fresh actions, in nats per token, before the update is refused: beyond
+    it they score other tokens, another adapter or another model. A bfloat16 engine differs by 0.03. With proximal
+    'engine' 0.01 holds if that is less."""
     geometric_mask: float | None = Field(default=None, gt=1)
     """Drop an action whose mean ratio per token between trainer and engine, exp(mean log rho), is outside
     [1/g, g]."""
@@ -341,8 +347,8 @@ class TrainerOptions(_Options):
             raise ValueError("replay.share needs mismatch 'truncate' or 'mask': old episodes must be weighted")
         if self.estimator in ("grpo", "rloo") and any(term.level == "agent" for term in self.shaping):
             raise ValueError(
-                f"shaping of level 'agent' does not go with estimator {self.estimator!r}, whose baseline is that of all "
-                "agents: take 'gae', 'dr_mas', 'at_grpo' or 'rae'"
+                f"shaping of level 'agent' does not go with estimator {self.estimator!r}, whose baseline is that of "
+                "all agents: take 'gae', 'dr_mas', 'at_grpo' or 'rae'"
             )
         shaped = [term.reward for term in self.shaping]
         if len({self.reward, *shaped}) != 1 + len(shaped):

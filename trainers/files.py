@@ -27,8 +27,8 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))  # created 0700
     try:
         yield fresh
-        for path in fresh.iterdir():
-            path.chmod(0o600)
+        for path in fresh.rglob("*"):
+            path.chmod(0o700 if path.is_dir() else 0o600)
             _sync(path)
         _sync(fresh)
         old = fresh.with_name(fresh.name + ".old")

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trace_store.records import Trajectory
+from trace_store.records import TOOLS_OF, Trajectory
 from trainers.adapter_update import AdapterRound
 from trainers.advantages import Estimate, normalize_estimate
 from trainers.batch import ActionItem, Round, Use, episodes_to_round, trajectories_to_round
@@ -36,7 +36,7 @@ from trainers.gae import Floats
 from trainers.model import Tick
 from trainers.offline import learn_offline
 from trainers.policies import Policies
-from trainers.reality import check_moved
+from trainers.reality import check_moved, logprob_gap
 from trainers.replay_gate import gate_actions, gate_episodes
 from trainers.sampling import Sampling, compounded_factor, items_to_ratios, items_to_sampling
 from trainers.schedule import rate_factor
@@ -152,6 +152,7 @@ class MarftTrainer:
         if not data.items:
             reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(data.drops.items()))
             raise TrainError(f"no action of this round can be trained on: {reasons or 'there were no trajectories'}")
+        self.policies.workers.check_same("the round's tokens and the adapters", self._digest(data))
         order = self._order(data)
         rows_of = {name: data.of(self.policies.adapters[name].agents) for name in order}
         old_T, sampling = self._old_logprobs(data, rows_of)
@@ -192,8 +193,10 @@ class MarftTrainer:
         if replayed:
             if self.options.replay.share == 0:
                 raise TrainError("older episodes were given, but replay.share is 0: leave them out, or raise it")
-            newest = {item.agent: max(item.version or 0, 0) for item in data.items}
-            kept, refused = self._gate(replayed, newest, True)
+            newest: dict[str, int] = {}
+            for item in data.items:
+                newest[item.agent] = max(newest.get(item.agent, 0), item.version or 0)
+            kept, refused = self._gate(replayed, newest, True, _tools_of(fresh))
             older = self._read(kept, "replay")
             drops = {**data.drops, **refused}
             for reason, count in older.drops.items():
@@ -287,16 +290,25 @@ class MarftTrainer:
                     [ours_T[i] for i in checked],
                     self.options,
                 )
-                gap = sampling[agent].engine_logprob_gap
-                if from_engine and gap is not None and gap > _ENGINE_GAP:
-                    raise TrainError(
-                        f"the engine's log-probs of {agent!r} differ from the trainer's by {gap:.3f} nats a token: "
-                        "serve in float32, or set trainer.proximal to 'recomputed'"
-                    )
+                self._check_engine(agent, data, checked, ours_T)
             if not from_engine:
                 for i, logp_T in ours_T.items():
                     old_T[i] = logp_T
         return old_T, sampling
+
+    def _check_engine(self, agent: str, data: Round, rows: Sequence[int], ours_T: Mapping[int, Tensor]) -> None:
+        """Refuses to train on fresh actions that engine and trainer score differently."""
+        fresh = [i for i in rows if not data.episodes[data.episode_A[i]].replayed]
+        engine = [data.items[i].behaviour or () for i in fresh]
+        gap = logprob_gap(engine, [ours_T[i].tolist() for i in fresh], f"fresh actions of {agent!r}")
+        tolerance, advice = self.options.engine_tolerance, "check which model, adapter and template the server serves"
+        if self.options.proximal == "engine" and tolerance > _ENGINE_GAP:
+            tolerance, advice = _ENGINE_GAP, "serve in float32, or set trainer.proximal to 'recomputed'"
+        if gap is not None and gap > tolerance:
+            raise TrainError(
+                f"the engine's log-probs of {agent!r} differ from the trainer's by {gap:.3f} nats a token, more than "
+                f"{tolerance:g}: {advice}"
+            )
 
     def _gate_rows(
         self, data: Round, rows_of: Mapping[str, Sequence[int]], old_T: Sequence[Tensor]
@@ -351,9 +363,14 @@ class MarftTrainer:
         return trajectories_to_round(trajectories, policies.trained, options.reward, vocabulary, use, options.shaping)
 
     def _gate(
-        self, trajectories: Sequence[Trajectory], newest: Mapping[str, int], needs_behaviour: bool
+        self,
+        trajectories: Sequence[Trajectory],
+        newest: Mapping[str, int],
+        needs_behaviour: bool,
+        tools: Mapping[str, str] | None = None,
     ) -> tuple[list[Trajectory], dict[str, int]]:
-        return gate_episodes(trajectories, self.lineage, self.options.replay, newest, needs_behaviour)
+        today = {**self.lineage, **(tools or {})}
+        return gate_episodes(trajectories, today, self.options.replay, newest, needs_behaviour)
 
     def _check_reality(self, agents: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """Errors where training was not real, and what is odd about it; agents that share an adapter count as one."""
@@ -365,6 +382,16 @@ class MarftTrainer:
                 adapters[metrics["adapter"]] = {**metrics, "tokens": tokens + metrics["tokens"]}
         return check_moved(adapters, {name: metrics["lr"] for name, metrics in adapters.items()})
 
+    def _digest(self, data: Round) -> list[float]:
+        """Numbers that differ where processes hold different rounds or adapters."""
+        tokens = [sum(item.prompt_ids) + sum(item.sampled_ids) for item in data.items]
+        return [
+            float(len(data.items)),
+            float(sum(tokens)),
+            sum(episode.rewards.total for episode in data.episodes),
+            *(self.policies.adapter_norm(agent) for agent in self.policies.agents),
+        ]
+
     def _tick(self, phase: str, total: int) -> Tick:
         done = 0
 
@@ -375,6 +402,17 @@ class MarftTrainer:
                 self.progress(phase, done, total)
 
         return tick
+
+
+def _tools_of(fresh: Sequence[Trajectory]) -> dict[str, str]:
+    """The tool schemas that nodes offer today, as the newest fresh episodes tell them."""
+    ordered = sorted(fresh, key=lambda trajectory: trajectory.episode.started_ns)
+    return {
+        name: digest
+        for trajectory in ordered
+        for name, digest in trajectory.episode.lineage.items()
+        if name.startswith(TOOLS_OF)
+    }
 
 
 def _result(started: float, data: Round, fields: dict[str, Any]) -> dict[str, Any]:

@@ -60,7 +60,10 @@ def scored_to_loss(scored: Scored, options: TrainerOptions) -> tuple[Tensor, dic
     loss = (weight_U * loss_U).sum()
     token_share_T = scored.token_share_A[row_T]
     if scored.reference_T is not None:
-        loss = loss + options.kl_coef * (token_share_T * kl_to_reference(scored.new_T, scored.reference_T)).sum()
+        loss = (
+            loss
+            + options.kl_coef * (token_share_T * kl_to_reference(scored.new_T, scored.reference_T, scored.old_T)).sum()
+        )
     if scored.entropy_T is not None:
         loss = loss - options.entropy_coef * (token_share_T * scored.entropy_T).sum()
     if options.nll_coef > 0:

@@ -48,6 +48,7 @@ class Policies:
     ) -> None:
         self.adapters = options_to_adapters(options, agents, model_dir)
         self.agents = tuple(agents)
+        self.workers = workers
         self._adapter_of = {agent: plan.name for plan in self.adapters.values() for agent in plan.agents}
         self.trained = tuple(agent for agent in self.agents if not self.adapters[self._adapter_of[agent]].frozen)
         self.models = self._load(options, seed, workers)

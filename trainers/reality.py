@@ -120,30 +120,6 @@ def logprob_gap(engine: Sequence[Sequence[float]], trainer: Sequence[Sequence[fl
     return math.fsum(gaps) / len(gaps) if gaps else None
 
 
-def check_logprobs(
-    engine_logprobs: Sequence[Sequence[float]],
-    trainer_logprobs: Sequence[Sequence[float]],
-    tolerance: float,
-    what: str,
-) -> float | None:
-    """Refuses to train on tokens that engine and trainer score differently; returns their `logprob_gap`.
-
-    Args:
-        tolerance: in nats per token. A float32 engine differs by 1e-5, a bfloat16 one by 3e-2.
-        what: whose log-probs they are, such as "reasoner@3".
-
-    Raises:
-        TrainError: the gap is above the tolerance; see also `logprob_gap`.
-    """
-    gap = logprob_gap(engine_logprobs, trainer_logprobs, what)
-    if gap is not None and gap > tolerance:
-        raise TrainError(
-            f"{what}: engine and trainer differ by {gap:.3g} nats a token, more than {tolerance:g}: the server must "
-            "serve this adapter on this base model, sample without top-p and top-k, and in a dtype that is exact enough"
-        )
-    return gap
-
-
 def served_is_trained(gap_to_new: float, gap_to_old: float) -> bool | None:
     """Whether the engine answered with the newest adapter rather than with the one before it.
 
@@ -153,8 +129,8 @@ def served_is_trained(gap_to_new: float, gap_to_old: float) -> bool | None:
     log-probs tell which one spoke.
 
     Returns:
-        None where they do not tell: the adapters hardly differ on these tokens, or neither of them is served,
-        which `check_logprobs` finds.
+        None where they do not tell: the adapters hardly differ on these tokens, or neither of them is served, which
+        the gap itself tells (`engine_tolerance`).
     """
     if abs(gap_to_new - gap_to_old) <= min(gap_to_new, gap_to_old):
         return None

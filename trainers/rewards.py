@@ -53,17 +53,20 @@ def trajectory_to_rewards(
 ) -> tuple[EpisodeRewards, list[ShapingTerm]]:
     """Recorded rewards to an episode's, and the shaping terms of which it has no finite value.
 
-    Of several rewards with one name and one target the latest counts.
+    Of several rewards with one name and one target the latest counts. One that points at an action which the trajectory
+    does not have counts as absent.
 
     Args:
         team: name and value of the team reward.
-        edges: D over all actions of the trajectory, by position.
+        edges: D over all actions of the trajectory, by position, without what follows from other edges (else a
+            shortcut would make a step reward count as nearer than a team reward that arrives with the same action).
         kept: which actions are trained.
     """
     totals, steps, private = dict([team]), {}, {}
     absent = []
+    position = {action.action_id: i for i, action in enumerate(trajectory.actions)}
     for term in shaping:
-        found = _latest(trajectory, term)
+        found = [r for r in _latest(trajectory, term) if r.action_id is None or r.action_id in position]
         if not found:
             absent.append(term)
         elif term.level == "episode":
@@ -71,19 +74,18 @@ def trajectory_to_rewards(
         elif term.level == "agent":
             private[term.reward] = {r.node: r.value * term.weight for r in found if r.node is not None}
         else:
-            position = {action.action_id: i for i, action in enumerate(trajectory.actions)}
             steps[term.reward] = tuple(
                 StepReward(r.value * term.weight, links_to(position[r.action_id], edges, kept))
                 for r in found
-                if r.action_id in position
+                if r.action_id is not None
             )
     return EpisodeRewards(totals, steps, private), absent
 
 
 def _latest(trajectory: Trajectory, term: ShapingTerm) -> list[Reward]:
-    """The newest finite reward of the term for each of its targets."""
+    """The newest reward of the term for each of its targets, without those that are not finite."""
     newest: dict[tuple[str | None, str | None], Reward] = {}
     for reward in sorted(trajectory.rewards, key=lambda r: r.created_ns):
-        if reward.scope == term.level and reward.name == term.reward and math.isfinite(reward.value):
+        if reward.scope == term.level and reward.name == term.reward:
             newest[reward.action_id, reward.node] = reward
-    return list(newest.values())
+    return [reward for reward in newest.values() if math.isfinite(reward.value)]

@@ -120,10 +120,6 @@ class Workers:
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return float(largest)
 
-    def any(self, flag: bool) -> bool:
-        """Whether it holds on at least one process."""
-        return self.add([float(flag)])[0] > 0
-
     def gather(self, parts: Sequence[tuple[int, Tensor]], lengths: Sequence[int], device: torch.device) -> list[Tensor]:
         """Vectors that each process has a share of -> all of them on every process, in order.
 
