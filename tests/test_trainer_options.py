@@ -42,6 +42,7 @@ from trainers.config import TrainerOptions
             {"estimator": "rloo", "shaping": [{"reward": "x", "level": "agent", "weight": 1.0}]},
             "shaping of level 'agent' does not go with estimator 'rloo'",
         ),
+        ({"reward": "baseline"}, "a reward called 'baseline'"),
         ({"offline": {"mode": "filtered", "beta": 1.0}}, "offline.beta applies to offline.mode 'awr' only"),
         ({"offline": {"mode": "awr", "threshold": 1.0}}, "offline.threshold applies to offline.mode 'filtered' only"),
         ({"offline": {"mode": "topr", "ratio_cap": 2.0}}, "offline.ratio_cap applies to offline.mode 'importance' or"),

@@ -116,14 +116,14 @@ def sample_batch(
     """As `sample`, for many prompts of one length at once; the draws differ from those of one after another."""
     model = trainer.policies.model_of(agent)
     model.use(trainer.policies.adapter_of(agent))
-    ids_BL = torch.tensor(prompts)
+    ids = torch.tensor(prompts)
     said = []
     for _ in range(tokens):
-        logp_BV = model.peft(input_ids=ids_BL, use_cache=False, logits_to_keep=1).logits[:, -1].log_softmax(-1)
-        drawn_B1 = torch.multinomial(logp_BV.exp(), 1, generator=generator)
-        said.append(logp_BV.gather(1, drawn_B1))
-        ids_BL = torch.cat([ids_BL, drawn_B1], 1)
-    sampled, logprobs = ids_BL[:, -tokens:].tolist(), torch.cat(said, 1).tolist()
+        logp = model.peft(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1].log_softmax(-1)
+        drawn = torch.multinomial(logp.exp(), 1, generator=generator)
+        said.append(logp.gather(1, drawn))
+        ids = torch.cat([ids, drawn], 1)
+    sampled, logprobs = ids[:, -tokens:].tolist(), torch.cat(said, 1).tolist()
     return [
         make_action(agent, prompt, ids, logprobs=tuple(logp))
         for prompt, ids, logp in zip(prompts, sampled, logprobs, strict=True)

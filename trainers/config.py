@@ -351,6 +351,8 @@ class TrainerOptions(_Options):
                 "all agents: take 'gae', 'dr_mas', 'at_grpo' or 'rae'"
             )
         shaped = [term.reward for term in self.shaping]
+        if "baseline" in (self.reward, *shaped):
+            raise ValueError("a reward called 'baseline' cannot be told from the critic's part in reports: rename it")
         if len({self.reward, *shaped}) != 1 + len(shaped):
             raise ValueError("shaping names a reward twice, or the team reward: give each one weight")
         return self
