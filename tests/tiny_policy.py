@@ -123,11 +123,8 @@ def sample_batch(
         drawn = torch.multinomial(logp.exp(), 1, generator=generator)
         said.append(logp.gather(1, drawn))
         ids = torch.cat([ids, drawn], 1)
-    sampled, logprobs = ids[:, -tokens:].tolist(), torch.cat(said, 1).tolist()
-    return [
-        make_action(agent, prompt, ids, logprobs=tuple(logp))
-        for prompt, ids, logp in zip(prompts, sampled, logprobs, strict=True)
-    ]
+    rows = zip(prompts, ids[:, -tokens:].tolist(), torch.cat(said, 1).tolist(), strict=True)
+    return [make_action(agent, prompt, sampled, logprobs=tuple(logprobs)) for prompt, sampled, logprobs in rows]
 
 
 def play(

@@ -1,0 +1,115 @@
+"""Owns: that the trainer learns, by its own path from sampled episodes to better policies, what small games ask for.
+
+Every game is played by tiny random policies, three seeds each, and has a negative control on the same path: rewards
+shuffled among the episodes of a round, the opposite reward, or a partner that is told nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_policy import sample_batch
+from toys import (
+    CHAIN,
+    TURNS,
+    chain,
+    learn,
+    loop,
+    mean_reward,
+    mean_turns,
+    opposite_roles,
+    save_toy_model,
+    secret_code,
+)
+
+from trainers.config import TrainerOptions
+from trainers.marft import MarftTrainer
+
+SEEDS = [0, 1, 2]
+OPTIONS = {
+    "device": "cpu",
+    "threads": 1,
+    "lr": 0.01,
+    "minibatches": 4,
+    "lora": {"rank": 4, "alpha": 16.0, "target_modules": ("q_proj", "v_proj", "o_proj")},
+}
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_toy_model(tmp_path_factory.mktemp("toys") / "model")
+
+
+def _trainer(model_dir: Path, names: tuple[str, ...], seed: int, **options: Any) -> MarftTrainer:
+    return MarftTrainer(TrainerOptions.model_validate(OPTIONS | options), model_dir, names, seed)
+
+
+def test_the_batched_sampler_draws_from_the_policy_whose_log_probs_it_tells(model_dir: Path) -> None:
+    trainer = _trainer(model_dir, ("a", "b"), 0)
+    with torch.no_grad():
+        for name, parameter in trainer.policies.parameters("b").items():
+            if "lora_B" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.3)
+    prompts = [[1, 10 + i % 2, 3] for i in range(4000)]
+    actions = sample_batch(trainer, "b", prompts, 2, torch.Generator().manual_seed(0))
+    for action, scored in zip(actions[:50], trainer.policies.logprobs_of("b", actions[:50]), strict=True):
+        assert action.logprobs == pytest.approx(tuple(scored), abs=1e-5)
+    model = trainer.policies.model
+    model.use("b")
+    for told in (10, 11):
+        drawn = [a.sampled_ids[0] for a in actions if a.prompt_ids[1] == told]  # type: ignore[index]
+        probability = model.peft(input_ids=torch.tensor([[1, told, 3]])).logits[0, -1].softmax(-1).double()
+        drawn_share = torch.bincount(torch.tensor(drawn), minlength=len(probability)).double() / len(drawn)
+        assert bool(
+            ((drawn_share - probability).abs() < 5 * (probability * (1 - probability) / len(drawn)).sqrt() + 1e-9).all()
+        )
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_planner_and_solver_agree_on_a_code_for_a_secret(model_dir: Path, seed: int) -> None:
+    reached = {}
+    for control in (False, True):
+        trainer = _trainer(model_dir, ("planner", "solver"), seed)
+        reached[control] = mean_reward(learn(trainer, secret_code, 25, 128, seed, control)[-1])
+    assert reached[False] > 0.5  # 0.25 by chance
+    assert reached[True] < 0.35
+
+
+@pytest.mark.parametrize("by_step", [False, True], ids=["team reward", "step reward"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_loop_becomes_as_short_as_turns_cost_and_as_long_as_they_pay(
+    model_dir: Path, by_step: bool, seed: int
+) -> None:
+    shaping = [{"reward": "turn", "level": "step", "weight": 1.0}] if by_step else []
+    turns = {}
+    for pays in (-0.2, 0.2):
+        trainer = _trainer(model_dir, ("worker",), seed, weighting="episode", shaping=shaping)
+        played = learn(trainer, loop(pays, by_step), 15, 32, seed)
+        assert 2.5 < mean_turns(played[0]) < 4.8  # STOP is one token of four
+        turns[pays] = mean_turns(played[-1])
+    assert turns[-0.2] < 1.7
+    assert turns[0.2] > TURNS - 1
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_eight_agents_in_a_chain_learn_to_pass_on_what_they_hear(model_dir: Path, seed: int) -> None:
+    reached = {}
+    for control in (False, True):
+        played = learn(_trainer(model_dir, CHAIN, seed), chain, 10, 48, seed, control)
+        reached[control] = mean_reward(played[-1])
+    assert reached[False] > 0.7  # 0.5 by chance
+    assert reached[True] < 0.6
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_one_shared_adapter_learns_the_role_that_the_prompt_names(model_dir: Path, seed: int) -> None:
+    agents = {"low": {"adapter": "both"}, "high": {"adapter": "both"}}
+    reached = {}
+    for control in (False, True):
+        trainer = _trainer(model_dir, ("low", "high"), seed, agents=agents)
+        reached[control] = mean_reward(learn(trainer, opposite_roles, 12, 48, seed, control)[-1])
+    assert reached[False] > 0.8  # 0.5 for a policy that does not read who is asked
+    assert reached[True] < 0.65
