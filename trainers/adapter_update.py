@@ -8,26 +8,26 @@ Shapes: lists are parallel to the items, one tensor per action: _T tensors have 
 entry per unit (one with granularity "action", one per sampled token with "token").
 """
 
-# ruff: noqa: N803, N806, N815 (shape suffixes)
+# ruff: noqa: N803, N806 (shape suffixes)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from trainers.adapter_round import AdapterRound, PreparedRound, behaviour_T_of, shares_A_of
 from trainers.batch import ActionItem
-from trainers.config import Granularity, TrainerOptions
+from trainers.config import TrainerOptions
 from trainers.errors import TrainError
 from trainers.losses import k3
 from trainers.microbatch import MicroBatch, items_to_microbatches
 from trainers.model import PolicyModel, Tick
 from trainers.objective import Scored, scored_to_linear_loss, scored_to_loss
 from trainers.offline_losses import imitation_loss, offline_coefficients
-from trainers.weighting import unit_shares
 from trainers.workers import Workers
 
 _SUMS = ("units", "clipped", "ratio_sum", "actions", "masked")
@@ -39,20 +39,6 @@ class AdapterRates:
 
     lr: float
     weight_decay: float
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterRound:
-    """What one adapter learns from in one round. Tensors are on the model's device."""
-
-    items: Sequence[ActionItem]
-    episode_A: Sequence[int]
-    old_T: Sequence[Tensor]  # log-probs at the start of the round
-    reference_T: Sequence[Tensor] | None  # by the base model; None without a KL penalty
-    advantage_U: Sequence[Tensor]
-    factor_A: Tensor  # compounded clipped ratio of the agents already updated
-    positive_A: Tensor  # 1.0 where the team reward reached nll_threshold
-    source_U: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)  # parts of the advantage, by reward
 
 
 class AdapterLearner:
@@ -119,7 +105,7 @@ class AdapterLearner:
         ratio_max, kl_sum, norm_sum, tokens, steps = -math.inf, 0.0, 0.0, 0, 0
         gradient_share: dict[str, float] | None = None
         stopped = False
-        prepared = _Prepared(data, options, self.model)
+        prepared = PreparedRound(data, options, self.model)
         for chosen in _minibatches(len(data.items), options.epochs, options.minibatches, generator):
             step_tokens = sum(len(data.items[i].sampled_ids) for i in chosen)
             if gradient_share is None and len(data.source_U) > 1:
@@ -180,7 +166,7 @@ class AdapterLearner:
         if offline.mode == "off" or not items:
             return {"loss": None, "grad_norm": None, "coefficient_mean": None, "steps": 0}
         device = self.model.device
-        share_A = _shares(items, episode_A, options, "token", device)
+        share_A = shares_A_of(items, episode_A, options, "token", device)
         advantage_A = torch.tensor(advantages, dtype=torch.float32, device=device)
         loss_sum = coefficient_sum = norm_sum = 0.0
         seen = steps = 0
@@ -192,7 +178,7 @@ class AdapterLearner:
                 new_T = self.model.logprobs(self.adapter, batch)
                 log_ratio_A = None
                 if offline.needs_behaviour and offline.mode != "vtrace":
-                    gap_T = new_T.detach() - _behaviour(items, rows, device)
+                    gap_T = new_T.detach() - behaviour_T_of(items, rows, device)
                     log_ratio_A = torch.zeros(len(rows), device=device).index_add(0, row_T, gap_T)
                 coefficient_A = offline_coefficients(offline.mode, advantage_A[rows], log_ratio_A, offline)
                 loss = imitation_loss(new_T, row_T, coefficient_A, parts * share_A[rows][row_T])
@@ -217,7 +203,7 @@ class AdapterLearner:
             mine = first + self.workers.rank
             yield batches[mine] if mine < len(batches) else None
 
-    def _score(self, prepared: _Prepared, batch: MicroBatch) -> Scored:
+    def _score(self, prepared: PreparedRound, batch: MicroBatch) -> Scored:
         """A micro-batch under the current policy."""
         entropy_T = None
         if self.options.entropy_coef > 0:
@@ -226,7 +212,7 @@ class AdapterLearner:
             new_T = self.model.logprobs(self.adapter, batch)
         return prepared.scored(batch, new_T, entropy_T)
 
-    def _gradient_share(self, prepared: _Prepared, chosen: Sequence[int]) -> dict[str, float] | None:
+    def _gradient_share(self, prepared: PreparedRound, chosen: Sequence[int]) -> dict[str, float] | None:
         """Norm of each reward's part of the gradient of a minibatch, as shares; None when there is no gradient."""
         totals = {name: [torch.zeros_like(p) for p in self.parameters] for name in prepared.data.source_U}
         batches = items_to_microbatches(prepared.data.items, self.options.tokens_per_microbatch, chosen)
@@ -254,72 +240,6 @@ class AdapterLearner:
             )
         self.optimizer.step()
         return norm
-
-
-class _Prepared:
-    """A round with what stays the same over its epochs: shares, words, what the engine said."""
-
-    def __init__(self, data: AdapterRound, options: TrainerOptions, model: PolicyModel) -> None:
-        self.data, self.options, self.device = data, options, model.device
-        self.parts = min(options.minibatches, len(data.items))  # a minibatch stands for the whole round
-        self.share_A = _shares(data.items, data.episode_A, options, options.granularity, self.device)
-        self.token_share_A = _shares(data.items, data.episode_A, options, "token", self.device)
-        self.words_A: Tensor | None = None
-        if options.logprob_norm == "word":
-            words = model.word_counts([item.sampled_ids for item in data.items])
-            self.words_A = torch.tensor(words, dtype=torch.float32, device=self.device)
-        self.needs_behaviour = options.mismatch != "none" or options.masks_actions
-
-    def scored(self, batch: MicroBatch, new_T: Tensor, entropy_T: Tensor | None) -> Scored:
-        """The micro-batch with its rows of everything."""
-        data, rows = self.data, list(batch.items)
-        return Scored(
-            row_T=batch.row_T.to(self.device),
-            new_T=new_T,
-            old_T=torch.cat([data.old_T[i] for i in rows]),
-            behaviour_T=_behaviour(data.items, rows, self.device) if self.needs_behaviour else None,
-            reference_T=None if data.reference_T is None else torch.cat([data.reference_T[i] for i in rows]),
-            entropy_T=entropy_T,
-            advantage_U=torch.cat([data.advantage_U[i] for i in rows]),
-            share_A=self.parts * self.share_A[rows],
-            token_share_A=self.parts * self.token_share_A[rows],
-            factor_A=data.factor_A[rows],
-            positive_A=data.positive_A[rows],
-            words_A=None if self.words_A is None else self.words_A[rows],
-        )
-
-    def with_source(self, scored: Scored, batch: MicroBatch, source: str) -> Scored:
-        """The same with one part of the advantage in place of the whole."""
-        part_U = torch.cat([self.data.source_U[source][i] for i in batch.items])
-        return replace(scored, advantage_U=part_U)
-
-
-def _behaviour(items: Sequence[ActionItem], rows: Sequence[int], device: torch.device) -> Tensor:
-    """The engine's log-probs of some actions, end to end.
-
-    Raises:
-        TrainError: an action without them. Such actions are left out of rounds that need them; to go on
-            here would count them as if engine and trainer agreed.
-    """
-    said: list[float] = []
-    for i in rows:
-        behaviour = items[i].behaviour
-        if behaviour is None:
-            raise TrainError(f"an action of {items[i].agent!r} has no log-probs, so it cannot be importance-weighted")
-        said += behaviour
-    return torch.tensor(said, dtype=torch.float32, device=device)
-
-
-def _shares(
-    items: Sequence[ActionItem],
-    episode_A: Sequence[int],
-    options: TrainerOptions,
-    granularity: Granularity,
-    device: torch.device,
-) -> Tensor:
-    lengths = [len(item.sampled_ids) for item in items]
-    shares = unit_shares(lengths, list(episode_A), options.loss_weighting, granularity)
-    return torch.tensor(shares, dtype=torch.float32, device=device)
 
 
 def _minibatches(count: int, epochs: int, minibatches: int, generator: torch.Generator) -> Iterator[list[int]]:

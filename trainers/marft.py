@@ -21,13 +21,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from trace_store.records import TOOLS_OF, Trajectory
-from trainers.adapter_update import AdapterRound
-from trainers.advantages import Estimate, normalize_estimate
+from trainers.advantages import normalize_estimate
 from trainers.batch import ActionItem, Round, Use, episodes_to_round, trajectories_to_round
 from trainers.config import TrainerOptions
 from trainers.credit import Credit
@@ -36,17 +33,15 @@ from trainers.gae import Floats
 from trainers.model import Tick
 from trainers.offline import learn_offline
 from trainers.policies import Policies
-from trainers.reality import check_moved, logprob_gap
-from trainers.replay_gate import gate_actions, gate_episodes
-from trainers.sampling import Sampling, compounded_factor, items_to_ratios, items_to_sampling
-from trainers.schedule import rate_factor
+from trainers.reality import check_moved
+from trainers.replay_gate import gate_episodes
+from trainers.sampling import Sampling
+from trainers.scored_round import score_round
+from trainers.sweep import sweep, update_order
 from trainers.units import Units
 from trainers.workers import Workers
 
 Progress = Callable[[str, int, int], None]
-
-_SPOT_CHECKS = 8  # actions per adapter and round that are scored again when the engine's log-probs are taken
-_ENGINE_GAP = 0.01  # nats per token; a float32 engine differs by 1e-5, a bfloat16 one by 3e-2
 
 
 class MarftTrainer:
@@ -153,29 +148,21 @@ class MarftTrainer:
             reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(data.drops.items()))
             raise TrainError(f"no action of this round can be trained on: {reasons or 'there were no trajectories'}")
         self.policies.workers.check_same("the round's tokens and the adapters", self._digest(data))
-        order = self._order(data)
-        rows_of = {name: data.of(self.policies.adapters[name].agents) for name in order}
-        old_T, sampling = self._old_logprobs(data, rows_of)
-        rows_of, refused = self._gate_rows(data, rows_of, old_T)
+        order = update_order(data, self.policies, self.options, self.rounds, self.generator)
+        scored = score_round(data, order, self.policies, self.options, self._tick)
         estimate, fit_critics = self.credit.estimate(data)
         units = Units(data, self.options.granularity)
         normal = normalize_estimate(estimate, units.agents, self.options.normalization)
-
-        factor_A = torch.ones(len(data.items))
-        log_factor_E = torch.zeros(len(data.episodes), dtype=torch.float64)
-        learned: dict[str, dict[str, Any]] = {}
-        for position, name in enumerate(order):
-            learned[name] = self._improve(name, data, units, rows_of[name], old_T, normal, factor_A)
-            if self.options.update == "sequential" and position + 1 < len(order) and rows_of[name]:
-                ratios_A = self._ratios_now(name, data, rows_of[name], old_T)
-                factor_A = compounded_factor(log_factor_E, ratios_A, rows_of[name], data.episode_A, self.options)
+        learned = sweep(
+            data, scored, units, normal, self.policies, self.options, self.rounds, self.generator, self._tick
+        )
         critic = fit_critics()
         self.credit.forget()
         agents: dict[str, dict[str, Any]] = {}
         for agent in self.policies.trained:
-            own = [i for i in rows_of.get(self.policies.adapter_of(agent), ()) if data.items[i].agent == agent]
+            own = [i for i in scored.rows_of.get(self.policies.adapter_of(agent), ()) if data.items[i].agent == agent]
             advantage_U = units.take(estimate.advantage_U, own)
-            agents[agent] = self._report(agent, [data.items[i] for i in own], learned, sampling, advantage_U)
+            agents[agent] = self._report(agent, [data.items[i] for i in own], learned, scored.sampling, advantage_U)
         warnings = self._check_reality(agents)
         self.rounds += 1
         fields = {
@@ -185,7 +172,7 @@ class MarftTrainer:
             "replayed": sum(episode.replayed for episode in data.episodes),
             "warnings": warnings,
         }
-        return _result(started, episodes_to_round(data.episodes, {**data.drops, **refused}), fields)
+        return _result(started, episodes_to_round(data.episodes, {**data.drops, **scored.refused}), fields)
 
     def _join(self, fresh: Sequence[Trajectory], replayed: Sequence[Trajectory]) -> Round:
         """Fresh and older episodes as one round; of the older ones what the gate lets through."""
@@ -203,46 +190,6 @@ class MarftTrainer:
                 drops[f"replay: {reason}"] = count
             data = episodes_to_round([*data.episodes, *older.episodes], drops)
         return self.credit.informative(data) if self.options.skip_flat_groups else data
-
-    def _improve(
-        self,
-        name: str,
-        data: Round,
-        units: Units,
-        rows: Sequence[int],
-        old_T: Sequence[Tensor],
-        normal: Estimate,
-        factor_A: Tensor,
-    ) -> dict[str, Any]:
-        """One adapter's update, with its rate and how far it moved."""
-        learner, device = self.learners[name], self.learners[name].model.device
-        before = learner.snapshot()
-        rate = learner.set_rate(rate_factor(self.policies.adapters[name].schedule, self.rounds))
-        items = [data.items[i] for i in rows]
-        reference = None
-        if self.options.kl_coef > 0:
-            reference = learner.logprobs(items, True, self._tick(f"reference {name}", len(rows)))
-        positive = [data.episodes[data.episode_A[i]].reward >= self.options.nll_threshold for i in rows]
-        learned = learner.improve(
-            AdapterRound(
-                items=items,
-                episode_A=[data.episode_A[i] for i in rows],
-                old_T=[old_T[i] for i in rows],
-                reference_T=reference,
-                advantage_U=units.split(normal.advantage_U, rows, device),
-                factor_A=factor_A[list(rows)].to(device),
-                positive_A=torch.tensor(positive, dtype=torch.float32, device=device),
-                source_U={
-                    source: units.split(part_U, rows, device)
-                    for source, part_U in normal.by_source.items()
-                    if source != "baseline"
-                },
-            ),
-            self.generator,
-            self._tick(f"update {name}", len(rows) * self.options.epochs),
-        )
-        factor = float(factor_A[list(rows)].mean()) if rows else None
-        return {**learned, "lr": rate, "factor_mean": factor, **learner.movement(before)}
 
     def _report(
         self,
@@ -264,96 +211,6 @@ class MarftTrainer:
             "advantage_mean": float(advantage_U.mean()) if items else None,
             "advantage_std": float(advantage_U.std()) if items else None,
         }
-
-    def _old_logprobs(
-        self, data: Round, rows_of: Mapping[str, Sequence[int]]
-    ) -> tuple[list[Tensor], dict[str, Sampling]]:
-        """log pi_old of every action, each shape [T of the action], and how engine and trainer differ, by agent."""
-        from_engine = self.options.proximal == "engine"
-        old_T: list[Tensor] = [torch.empty(0)] * len(data.items)
-        sampling: dict[str, Sampling] = {}
-        for name, rows in rows_of.items():
-            learner = self.learners[name]
-            scored = list(rows)
-            if from_engine:
-                scored = scored[:: max(1, len(rows) // _SPOT_CHECKS)][:_SPOT_CHECKS]
-                for i in rows:
-                    old_T[i] = torch.tensor(data.items[i].behaviour, device=learner.model.device)
-            tick = self._tick(f"old log-probs {name}", len(scored))
-            ours_T = dict(zip(scored, learner.logprobs([data.items[i] for i in scored], tick=tick), strict=True))
-            for agent in self.policies.adapters[name].agents:
-                own = [i for i in rows if data.items[i].agent == agent]
-                checked = [i for i in own if i in ours_T]
-                sampling[agent] = items_to_sampling(
-                    [data.items[i] for i in own],
-                    [data.items[i] for i in checked],
-                    [ours_T[i] for i in checked],
-                    self.options,
-                )
-                self._check_engine(agent, data, checked, ours_T)
-            if not from_engine:
-                for i, logp_T in ours_T.items():
-                    old_T[i] = logp_T
-        return old_T, sampling
-
-    def _check_engine(self, agent: str, data: Round, rows: Sequence[int], ours_T: Mapping[int, Tensor]) -> None:
-        """Refuses to train on fresh actions that engine and trainer score differently."""
-        fresh = [i for i in rows if not data.episodes[data.episode_A[i]].replayed]
-        engine = [data.items[i].behaviour or () for i in fresh]
-        gap = logprob_gap(engine, [ours_T[i].tolist() for i in fresh], f"fresh actions of {agent!r}")
-        tolerance, advice = self.options.engine_tolerance, "check which model, adapter and template the server serves"
-        if self.options.proximal == "engine" and tolerance > _ENGINE_GAP:
-            tolerance, advice = _ENGINE_GAP, "serve in float32, or set trainer.proximal to 'recomputed'"
-        if gap is not None and gap > tolerance:
-            raise TrainError(
-                f"the engine's log-probs of {agent!r} differ from the trainer's by {gap:.3f} nats a token, more than "
-                f"{tolerance:g}: {advice}"
-            )
-
-    def _gate_rows(
-        self, data: Round, rows_of: Mapping[str, Sequence[int]], old_T: Sequence[Tensor]
-    ) -> tuple[dict[str, list[int]], dict[str, int]]:
-        """The actions of each adapter without replayed ones whose weights have too small an effective sample size."""
-        kept, refused = {}, {}
-        for name, rows in rows_of.items():
-            old = [i for i in rows if data.episodes[data.episode_A[i]].replayed]
-            kept[name] = list(rows)
-            if not old:
-                continue
-            items = [data.items[i] for i in old]
-            ratios_A = items_to_ratios([old_T[i] for i in old], items, self.options)
-            weights = ratios_A.clamp(max=self.options.mismatch_cap).tolist()
-            reason = gate_actions(weights, self.options.replay.min_ess)
-            if reason is not None:
-                refused[f"replayed action of {name}: {reason}"] = len(old)
-                kept[name] = [i for i in rows if i not in set(old)]
-        return kept, refused
-
-    def _ratios_now(self, name: str, data: Round, rows: Sequence[int], old_T: Sequence[Tensor]) -> Tensor:
-        """New against old policy of an adapter that was just updated, one ratio per action, on the CPU."""
-        items = [data.items[i] for i in rows]
-        new_T = self.learners[name].logprobs(items, tick=self._tick(f"new log-probs {name}", len(rows)))
-        return items_to_ratios(new_T, items, self.options, [old_T[i] for i in rows])
-
-    def _order(self, data: Round) -> tuple[str, ...]:
-        """The adapters to update, in order. Topological: by the mean position of their actions in the episodes."""
-        names = tuple(self.learners)
-        if self.options.update == "simultaneous":
-            return names
-        if self.options.agent_order == "random":
-            ordered = [names[i] for i in torch.randperm(len(names), generator=self.generator).tolist()]
-        else:
-            positions: dict[str, list[int]] = {name: [] for name in names}
-            for episode in data.episodes:
-                for i, item in enumerate(episode.actions):
-                    positions[self.policies.adapter_of(item.agent)].append(i)
-            ordered = sorted(names, key=lambda n: float(np.mean(positions[n])) if positions[n] else math.inf)
-            if self.options.agent_order == "reverse":
-                ordered.reverse()
-        if self.options.update == "alternating":
-            turn = 0 if self.options.agent_order == "random" else self.rounds % len(ordered)
-            return (ordered[turn],)
-        return tuple(ordered)
 
     # -- shared by all -------------------------------------------------------------------------------------------
 
