@@ -101,5 +101,5 @@ def shares_A_of(
 ) -> Tensor:
     """What each action, or each token of it, counts in the loss; see `unit_shares`. Shape [A]."""
     lengths = [len(item.sampled_ids) for item in items]
-    shares = unitshares_A_of(lengths, list(episode_A), options.loss_weighting, granularity)
+    shares = unit_shares(lengths, list(episode_A), options.loss_weighting, granularity)
     return torch.tensor(shares, dtype=torch.float32, device=device)
