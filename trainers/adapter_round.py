@@ -22,6 +22,7 @@ from trainers.errors import TrainError
 from trainers.microbatch import MicroBatch
 from trainers.model import PolicyModel
 from trainers.objective import Scored
+from trainers.weighting import unit_shares
 
 
 @dataclass(frozen=True, slots=True)
