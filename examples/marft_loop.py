@@ -220,7 +220,7 @@ def update(team: Team, episodes: list[Episode], settings: Settings, dice: torch.
         for e, n, o in zip(own_episodes, new, old, strict=True):
             log_factor[e] += log_ratio(n, o, "action", settings).item()
 
-    targets = torch.cat([a + v[: len(a)] for a, v in zip(advantages, values, strict=True)])
+    targets = torch.cat([a + v[: len(a)] for a, v in zip(advantages, values, strict=True)])  # A + V
     inputs = torch.cat([o[: len(a)] for o, a in zip(seen, advantages, strict=True)])
     for _ in range(8):
         team.critic_optimizer.zero_grad()
