@@ -11,25 +11,23 @@ Sources:
   expanded to the t distribution, because the bootstrap of n values is too narrow by about sqrt((n - 1) / n).
 - McNemar (1947), Psychometrika 12: discordant pairs; exact form: binomial(b + c, 1/2).
 - Phipson and Smyth (2010), "Permutation p-values should never be zero", SAGMB 9: (k + 1) / (m + 1).
-- Holm (1979), Scandinavian Journal of Statistics 6: step-down correction.
-- Bloom (1995), "Minimum detectable effects", Evaluation Review 19: (t_{1-alpha/2} + t_{power}) x standard error.
-- Cochran (1977), "Sampling techniques", section 6.3: variance of a ratio of cluster totals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import bdtr, ndtr, ndtri, stdtrit
 
-Floats = NDArray[np.float64]
+from marft_bridge.statistics.clusters import Floats, Labels, Totals, paired_values, totals_by_label
+from marft_bridge.statistics.ranks import signed_rank_p
 
 MCNEMAR = "exact McNemar test"
 SIGN_FLIP = "sign-flip permutation test over tasks"
+SIGNED_RANK = "Wilcoxon signed-rank test over tasks"
 INTERVAL = "BCa bootstrap over tasks, levels expanded to the t distribution"
 
 _CHUNK = 1 << 20  # random numbers drawn at a time: bounds memory at some 20 MB whatever the number of pairs
@@ -50,30 +48,16 @@ class PairedResult:
     test: str
 
 
-class MeanInterval(NamedTuple):
-    """A mean and its interval; the bounds are None when fewer than two tasks leave the spread unknown."""
-
-    mean: float
-    low: float | None
-    high: float | None
-
-
-class _Clusters(NamedTuple):
-    """Totals per cluster: the sum of its values and their number, both [K]."""
-
-    sums: Floats
-    sizes: Floats
-
-
 def paired_difference(
     name: str,
     a: ArrayLike,
     b: ArrayLike,
     *,
-    clusters: Sequence[Any] | NDArray[Any] | None = None,
+    clusters: Labels | None = None,
     seed: int,
     level: float = 0.95,
     resamples: int = 10_000,
+    ranks: bool = False,
 ) -> PairedResult:
     """Two parallel arrays [n] (same task, same seed) into the mean of b - a, with an interval and a p-value.
 
@@ -83,21 +67,22 @@ def paired_difference(
     every task has one pair; otherwise a sign-flip permutation test in which all pairs of a task flip together,
     because under no difference it is the labels a and b of a whole task that could have been swapped.
 
+    `ranks` replaces the sign flips by Wilcoxon's signed ranks of the tasks' mean differences, for scores with rare huge
+    values (seconds, tokens): they hide a common small difference from every test of a mean. It is a choice to make
+    before one sees the numbers. The interval stays that of the mean.
+
     Raises ValueError for empty or non-finite arrays, for lengths that differ, and for a single task that shows a
     difference: one task says nothing about others.
     """
-    left, right = _values(name, a), _values(name, b)
-    if left.size != right.size or left.size == 0:
-        raise ValueError(
-            f"{name}: a has {left.size} values, b has {right.size}; pairs need as many of each, at least 1"
-        )
+    left, right = paired_values(name, a, b)
     if not 0 < level < 1 or resamples < 1:
         raise ValueError(f"{name}: level {level} must lie between 0 and 1, resamples {resamples} must be at least 1")
     diffs = right - left
-    totals = _totals(name, diffs, clusters)
+    totals = totals_by_label(name, diffs, clusters)
     k = totals.sums.size
     one_each = k == diffs.size
-    test = MCNEMAR if one_each and _binary(left) and _binary(right) else SIGN_FLIP
+    binary = one_each and _binary(left) and _binary(right)
+    test = MCNEMAR if binary else SIGNED_RANK if ranks else SIGN_FLIP
     mean = float(diffs.mean())
     if not diffs.any():
         mean, interval, p = 0.0, (0.0, 0.0), 1.0
@@ -108,6 +93,8 @@ def paired_difference(
         interval = _bca_interval(totals, resampling, level, resamples)
         if test == MCNEMAR:
             p = mcnemar_exact(int((diffs < 0).sum()), int((diffs > 0).sum()))
+        elif test == SIGNED_RANK:
+            p = signed_rank_p(totals.sums / totals.sizes)
         else:
             p = _sign_flip_p(totals.sums, flipping, resamples)
     return PairedResult(name, diffs.size, k, float(left.mean()), float(right.mean()), mean, interval, p, test)
@@ -118,88 +105,8 @@ def mcnemar_exact(losses: int, wins: int) -> float:
     return min(1.0, 2.0 * float(bdtr(min(losses, wins), losses + wins, 0.5)))
 
 
-def mean_interval(
-    x: ArrayLike, level: float = 0.95, *, clusters: Sequence[Any] | NDArray[Any] | None = None
-) -> MeanInterval:
-    """Values [n] into their mean and its t interval, for one point of a learning curve.
-
-    t and not bootstrap: a curve has many points, each describes rather than decides, and the closed form needs neither
-    seed nor resamples. With `clusters` the standard error is that of a ratio of cluster totals (Cochran 1977, 6.3)
-    with K - 1 degrees of freedom; with one value per cluster this is the usual s / sqrt(n).
-    """
-    values = _values("mean", x)
-    if values.size == 0:
-        raise ValueError("mean: no values")
-    mean = float(values.mean())
-    totals = _totals("mean", values, clusters)
-    if totals.sums.size < 2:
-        return MeanInterval(mean, None, None)
-    half = float(stdtrit(totals.sums.size - 1, (1 + level) / 2)) * _standard_error(totals)
-    return MeanInterval(mean, mean - half, mean + half)
-
-
-def minimum_detectable_effect(
-    diffs: ArrayLike,
-    alpha: float = 0.05,
-    power: float = 0.8,
-    *,
-    clusters: Sequence[Any] | NDArray[Any] | None = None,
-) -> float | None:
-    """Paired differences [n] into the smallest true difference that such a comparison finds with this power.
-
-    (t_{1-alpha/2} + t_{power}) x standard error, with K - 1 degrees of freedom (Bloom 1995). None with fewer than two
-    tasks or when all differences are equal: the spread is then unknown, and 0 would claim perfect resolution.
-    """
-    values = _values("diffs", diffs)
-    totals = _totals("diffs", values, clusters)
-    k = totals.sums.size
-    if k < 2 or np.ptp(values) == 0:
-        return None
-    return float(stdtrit(k - 1, 1 - alpha / 2) + stdtrit(k - 1, power)) * _standard_error(totals)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values of one family into Holm's adjusted p-values, in the same order (Holm 1979).
-
-    Sorted upwards, the i-th of m (from 0) is multiplied by m - i; a running maximum keeps the order; at most 1.
-    """
-    p = _values("p_values", p_values)
-    order = np.argsort(p, kind="stable")
-    stepped = np.minimum(1.0, p[order] * (p.size - np.arange(p.size)))
-    adjusted = np.empty_like(p)
-    adjusted[order] = np.maximum.accumulate(stepped)
-    return [float(x) for x in adjusted]
-
-
-def _values(name: str, x: ArrayLike) -> Floats:
-    values = np.asarray(x, dtype=np.float64)
-    if values.ndim != 1:
-        raise ValueError(f"{name}: expected one row of values, got shape {values.shape}")
-    if not np.isfinite(values).all():
-        raise ValueError(f"{name}: {int((~np.isfinite(values)).sum())} of {values.size} values are NaN or infinite")
-    return values
-
-
 def _binary(x: Floats) -> bool:
     return bool(((x == 0) | (x == 1)).all())
-
-
-def _totals(name: str, values: Floats, clusters: Sequence[Any] | NDArray[Any] | None) -> _Clusters:
-    """Values [n] and their cluster labels [n] into totals [K] by label; the order of the pairs is forgotten."""
-    if clusters is None:
-        return _Clusters(np.sort(values), np.ones(values.size))
-    if len(clusters) != values.size:
-        raise ValueError(f"{name}: {values.size} values but {len(clusters)} cluster labels")
-    labels, index = np.unique(np.asarray(clusters), return_inverse=True)
-    sums = np.bincount(index, weights=values, minlength=labels.size).astype(np.float64)
-    return _Clusters(sums, np.bincount(index, minlength=labels.size).astype(np.float64))
-
-
-def _standard_error(totals: _Clusters) -> float:
-    """Linearised standard error of sum(sums) / sum(sizes) over K clusters (Cochran 1977, 6.3)."""
-    k = totals.sums.size
-    residuals = totals.sums - totals.sums.sum() / totals.sizes.sum() * totals.sizes  # [K]
-    return float(np.sqrt(k / (k - 1) * (residuals**2).sum()) / totals.sizes.sum())
 
 
 def _chunks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
@@ -209,7 +116,7 @@ def _chunks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
         yield start, min(rows, start + step)
 
 
-def _bca_interval(totals: _Clusters, rng: np.random.Generator, level: float, resamples: int) -> tuple[float, float]:
+def _bca_interval(totals: Totals, rng: np.random.Generator, level: float, resamples: int) -> tuple[float, float]:
     """BCa bootstrap interval of the mean over all pairs, clusters [K] drawn with replacement.
 
     Efron (1987), equations 3.9 and 6.6: quantiles of the bootstrap means at Phi(z0 + (z0 + z) / (1 - accel (z0 + z))).

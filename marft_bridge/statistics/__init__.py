@@ -1,0 +1,45 @@
+"""What may be claimed from the outcomes of graphs on tasks: pure functions on arrays.
+
+- `paired`: two variants on the same tasks -> difference, interval, p-value.
+- `families`: several variants and metrics -> claims that hold together.
+- `group_sequential`, `anytime`: outcomes as they come in -> whether one may stop.
+- `means`: one variant -> mean, avg@k, pass@k, with intervals.
+- `planning`: differences -> what can be found, and with how many tasks.
+
+No module knows episodes, stores or pages. docs/statistics.md says which to use when, with measured error rates.
+"""
+
+from marft_bridge.statistics.families import Contrast, FamilyMember, compare_family, holm
+from marft_bridge.statistics.means import MeanInterval, avg_at_k, mean_interval, pass_at_k, pass_at_k_by_task
+from marft_bridge.statistics.paired import (
+    INTERVAL,
+    MCNEMAR,
+    SIGN_FLIP,
+    SIGNED_RANK,
+    PairedResult,
+    mcnemar_exact,
+    paired_difference,
+)
+from marft_bridge.statistics.planning import TasksToSettle, minimum_detectable_effect, tasks_to_settle
+
+__all__ = [
+    "INTERVAL",
+    "MCNEMAR",
+    "SIGNED_RANK",
+    "SIGN_FLIP",
+    "Contrast",
+    "FamilyMember",
+    "MeanInterval",
+    "PairedResult",
+    "TasksToSettle",
+    "avg_at_k",
+    "compare_family",
+    "holm",
+    "mcnemar_exact",
+    "mean_interval",
+    "minimum_detectable_effect",
+    "paired_difference",
+    "pass_at_k",
+    "pass_at_k_by_task",
+    "tasks_to_settle",
+]
