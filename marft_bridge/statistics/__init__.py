@@ -9,7 +9,9 @@
 No module knows episodes, stores or pages. docs/statistics.md says which to use when, with measured error rates.
 """
 
+from marft_bridge.statistics.anytime import ConfidenceSequence, confidence_sequence
 from marft_bridge.statistics.families import Contrast, FamilyMember, compare_family, holm
+from marft_bridge.statistics.group_sequential import Monitored, monitor, repeated_interval, spent_error
 from marft_bridge.statistics.means import MeanInterval, avg_at_k, mean_interval, pass_at_k, pass_at_k_by_task
 from marft_bridge.statistics.paired import (
     INTERVAL,
@@ -27,19 +29,25 @@ __all__ = [
     "MCNEMAR",
     "SIGNED_RANK",
     "SIGN_FLIP",
+    "ConfidenceSequence",
     "Contrast",
     "FamilyMember",
     "MeanInterval",
+    "Monitored",
     "PairedResult",
     "TasksToSettle",
     "avg_at_k",
     "compare_family",
+    "confidence_sequence",
     "holm",
     "mcnemar_exact",
     "mean_interval",
     "minimum_detectable_effect",
+    "monitor",
     "paired_difference",
     "pass_at_k",
     "pass_at_k_by_task",
+    "repeated_interval",
+    "spent_error",
     "tasks_to_settle",
 ]
