@@ -24,8 +24,8 @@ def served_versions(
 ) -> dict[str, bool | None]:
     """Node -> whether its calls were answered by `version`; None where the log-probs cannot tell.
 
-    They cannot where there is no version before, no action to look at, or where the two versions differ by less
-    than engine and trainer do (the first rounds of a bfloat16 server).
+    They cannot where the version before is gone, where there is no action to look at, or where the two versions differ
+    by less than engine and trainer do (the first rounds of a bfloat16 server). Version 0 is the base model.
 
     Raises:
         TrainError: a node's calls were answered by the version before.
@@ -34,15 +34,23 @@ def served_versions(
     for node in policies.trained:
         actions = _comparable(episodes, node)
         older = version - 1
-        if not actions or older not in registry.versions(node):
+        if not actions or (older and older not in registry.versions(node)):
             served[node] = None
             continue
         engine = [action.logprobs or () for action in actions]
         new = logprob_gap(engine, policies.logprobs_of(node, actions), f"{node}@{version}")
-        with policies.lent(node, Path(registry.get(node, older).path)):
-            old = logprob_gap(engine, policies.logprobs_of(node, actions), f"{node}@{older}")
+        old = logprob_gap(engine, _older_logprobs(policies, registry, node, older, actions), f"{node}@{older}")
         served[node] = None if new is None or old is None else check_served(f"{node}@{version}", new, old)
     return served
+
+
+def _older_logprobs(
+    policies: Policies, registry: AdapterRegistry, node: str, version: int, actions: Sequence[Action]
+) -> list[list[float]]:
+    if version == 0:  # the base model, whatever stands in the adapter's place
+        return policies.logprobs_of(node, actions, reference=True)
+    with policies.lent(node, Path(registry.get(node, version).path)):
+        return policies.logprobs_of(node, actions)
 
 
 def _comparable(episodes: Sequence[Trajectory], node: str) -> list[Action]:

@@ -6,6 +6,7 @@
 (c) A published update is what is served: the engine's log-probs moved, and are the trainer's.
 (d) collect and train killed with SIGKILL go on with --resume and lose no finished episode.
 (e) The three commands end in a report.
+(f) Older episodes join a round as far as the share allows; the server is seen to answer with the newest version.
 
 TOLERANCE: with an engine in float32 the two differ by arithmetic order only: 1e-3 nats per token, where the measured
 largest difference is 1e-4. An update of one round moves the mean log-prob of a token by hundredths, so the check
@@ -221,6 +222,14 @@ class Shell:
         self.config = folder / "bridge.toml"
         self.config.write_text(text)
 
+    def change(self, *changes: tuple[str, str]) -> None:
+        """Replaces text of the configuration."""
+        text = self.config.read_text()
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        self.config.write_text(text)
+
     def start(self, command: str, *flags: str) -> subprocess.Popen[str]:
         return start_command(command, self.config, self.run.path, *flags)
 
@@ -281,8 +290,11 @@ def test_killed_commands_resume_without_loss_and_end_in_a_report(vllm_server: Ru
     assert len(whole) == len(set(whole)) == 16
 
     # (d) train, killed in its first round of rollouts: after the offline phase, before the first update.
-    text = shell.config.read_text().replace("episodes_per_round = 64", "episodes_per_round = 8")
-    shell.config.write_text(text)
+    shell.change(
+        ("episodes_per_round = 64", "episodes_per_round = 8\ntensorboard = true"),
+        ('proximal = "engine"', 'proximal = "recomputed"'),
+        ('mismatch = "none"', 'mismatch = "truncate"\nreplay = { share = 0.3 }'),
+    )
     known = {e.episode.episode_id for e in collected}
     finished, _ = shell.signal_after(shell.start("train", "--rounds", "2"), 4, signal.SIGKILL, known)
     assert not any(line["round"] == 1 for line in map(json.loads, shell.run.metrics.read_text().splitlines()))
@@ -297,7 +309,13 @@ def test_killed_commands_resume_without_loss_and_end_in_a_report(vllm_server: Ru
         assert {a.adapter for e in of_round for a in e.actions} == {f"{node}@{round_number}" for node in NODES}
     lines = [json.loads(line) for line in shell.run.metrics.read_text().splitlines()]
     assert [(line["phase"], line["round"]) for line in lines] == [("offline", 0), ("online", 1), ("online", 2)]
+    # (f) 3 older episodes beside 8 fresh ones are not more than 0.3 of 11; the first round draws on those of collect.
+    assert [line["replayed"] for line in lines[1:]] == [3, 3]
+    assert [line["served"] for line in lines[1:]] == [dict.fromkeys(NODES, True)] * 2
+    assert {path.stat().st_mode & 0o777 for path in shell.run.path.rglob("events.out.tfevents*")} == {0o600}
     with TraceStore.open(shell.run.store) as store:
+        lineages = [set(e.lineage) for e in store.episodes()]
+        assert lineages == [{"base", "tokenizer", "template"}] * len(lineages)
         assert [(row.node, row.version, row.parent) for row in store.adapters()] == [
             *(("actor", 1, 0), ("actor", 2, 1), ("actor", 3, 2)),
             *(("reasoner", 1, 0), ("reasoner", 2, 1), ("reasoner", 3, 2)),

@@ -116,10 +116,11 @@ class Policies:
                 for name, parameter in parameters.items():
                     parameter.copy_(before[name])
 
-    def logprobs_of(self, agent: str, actions: Sequence[Action]) -> list[list[float]]:
+    def logprobs_of(self, agent: str, actions: Sequence[Action], reference: bool = False) -> list[list[float]]:
         """The agent's current log-probs of recorded actions' tokens, to check the engine against the trainer.
 
-        At each action's own temperature; one at temperature 0 or unknown is scored at 1.
+        At each action's own temperature; one at temperature 0 or unknown is scored at 1. `reference`: those of its base
+        model without any adapter.
 
         Raises:
             TrainError: an agent that is not trained here, or an action without token ids.
@@ -132,7 +133,7 @@ class Policies:
             if not action.prompt_ids or not action.sampled_ids:
                 raise TrainError(f"action {action.action_id} has no token ids, so it has no log-probs to compare")
             items.append(ActionItem(agent, action.prompt_ids, action.sampled_ids, None, action.temperature or 1.0))
-        return [logp_T.tolist() for logp_T in learner.logprobs(items)]
+        return [logp_T.tolist() for logp_T in learner.logprobs(items, reference)]
 
     def note_frozen(self) -> None:
         """Takes the frozen weights as they are now for what must not change; after they were loaded on purpose."""
