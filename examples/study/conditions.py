@@ -41,14 +41,14 @@ CONDITIONS: dict[str, Condition] = {
         _OVER_TOKENS,
     ),
     "grpo": Condition(
-        "GRPO as published: returns standardised over the samples of a task, ratios per token, tokens averaged within a "
-        "call, all agents at once. Its KL penalty to the base model is left out, as no condition has one.",
+        "GRPO as published: returns standardised over the samples of a task, ratios per token, tokens averaged within "
+        "a call, all agents at once. Its KL penalty to the base model is left out, as no condition has one.",
         {"train.trainer.estimator": "grpo", **_OVER_TOKENS, **_SIMULTANEOUS},
     ),
     "dr-mas": Condition(
-        "Dr. MAS: as grpo, but each agent's returns are standardised over its own calls. Where every agent acts once in "
-        "every episode and all share one reward, as here, that is the same computation: what differs between the two is "
-        "how the engine happened to batch, and shows how far equal runs come apart.",
+        "Dr. MAS: as grpo, but each agent's returns are standardised over its own calls. Where every agent acts once "
+        "in every episode and all share one reward, as here, that is the same computation: what differs between the "
+        "two is how the engine happened to batch, and shows how far equal runs come apart.",
         {"train.trainer.estimator": "dr_mas", **_OVER_TOKENS, **_SIMULTANEOUS},
     ),
     "marft-a-simultaneous": Condition(

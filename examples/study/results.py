@@ -16,7 +16,6 @@ from typing import Any
 
 from marft_bridge.files import write_atomically
 from marft_bridge.run_folder import RunFolder
-from marft_bridge.train import read_metrics
 from trace_store.store import TraceStore
 
 RESULT = "result.json"
@@ -84,7 +83,8 @@ def folder_to_result(
     Raises:
         OSError, ValueError, KeyError: the folder's files are not those of a finished run.
     """
-    updates = {line["round"]: line for line in read_metrics(folder.metrics)}
+    lines = map(json.loads, folder.metrics.read_text(encoding="utf-8").splitlines())
+    updates = {line["round"]: line for line in lines}
     with TraceStore.open(folder.store, wait_s=60) as store:
         rows = store.sql(_ROUNDS, (reward,))
     rounds = tuple(
@@ -104,7 +104,7 @@ def _update_seconds(line: Mapping[str, Any] | None) -> float | None:
 
 def result_to_json(result: Result) -> dict[str, Any]:
     """As plain JSON values."""
-    return json.loads(json.dumps(asdict(result)))
+    return {**asdict(result), "rounds": [asdict(each) for each in result.rounds]}
 
 
 def json_to_result(content: Mapping[str, Any]) -> Result:
