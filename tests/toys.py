@@ -19,12 +19,21 @@ from trainers.marft import MarftTrainer
 VOCABULARY = 16
 """Tokens 0..9 also stand in prompts for who is asked; 10..15 for what is told."""
 
+OPTIONS = {
+    "device": "cpu",
+    "threads": 1,
+    "lr": 0.01,
+    "minibatches": 4,
+    "lora": {"rank": 4, "alpha": 16.0, "target_modules": ("q_proj", "v_proj", "o_proj")},
+}
+"""Of a trainer that learns the toys; what a game needs beside them is said with it."""
+
 Game = Callable[[MarftTrainer, int, torch.Generator], list[Trajectory]]
 
 
 def save_toy_model(folder: Path) -> Path:
-    """A random Llama of 5000 weights; the toys are played by adapters on it."""
-    return save_tiny_llama(folder, vocabulary=VOCABULARY, hidden=16)
+    """A random Llama of 20000 weights; the toys are played by adapters on it."""
+    return save_tiny_llama(folder, vocabulary=VOCABULARY)
 
 
 def said(action: Action) -> int:
@@ -139,18 +148,22 @@ def same_half(tokens: int) -> Game:
     return play
 
 
-def opposite_roles(trainer: MarftTrainer, episodes: int, generator: torch.Generator) -> list[Trajectory]:
-    """The first agent must name a token of the lower half, the second one of the upper; half a point for each.
+def opposite_roles(asked: bool) -> Game:
+    """The low agent must name a token of the lower half, the high one of the upper; half a point for each.
 
-    One policy for both that does not read its prompt earns a half.
+    Without `asked` both read the same prompt, and one policy for both earns exactly a half, whatever it is.
     """
-    lows = sample_batch(trainer, "low", [[1, 10]] * episodes, 1, generator)
-    highs = sample_batch(trainer, "high", [[2, 10]] * episodes, 1, generator)
-    half = VOCABULARY // 2
-    return [
-        make_trajectory([low, high], 0.5 * (said(low) < half) + 0.5 * (said(high) >= half))
-        for low, high in zip(lows, highs, strict=True)
-    ]
+
+    def play(trainer: MarftTrainer, episodes: int, generator: torch.Generator) -> list[Trajectory]:
+        lows = sample_batch(trainer, "low", [[1, 10]] * episodes, 1, generator)
+        highs = sample_batch(trainer, "high", [[2 if asked else 1, 10]] * episodes, 1, generator)
+        half = VOCABULARY // 2
+        return [
+            make_trajectory([low, high], 0.5 * (said(low) < half) + 0.5 * (said(high) >= half))
+            for low, high in zip(lows, highs, strict=True)
+        ]
+
+    return play
 
 
 # -- one agent, many actions; many agents ----------------------------------------------------------------------------
