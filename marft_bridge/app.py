@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,8 @@ from marft_bridge.app_graph import app_to_product, check_nodes, load_app_object,
 from marft_bridge.config import GraphOptions
 from marft_bridge.errors import GraphError
 from marft_bridge.load_name import load_name
+from marft_bridge.rewards.contract import RewardOptions
+from marft_bridge.rewards.scoring import Scorer
 
 Task = dict[str, Any]
 
@@ -34,12 +35,19 @@ class App:
     train_tasks: Sequence[Task]
     heldout_tasks: Sequence[Task]
     task_to_input: Callable[[Task], Any]
-    reward: Callable[[Task, Any], Any]
+    reward: Callable[..., Any] | None  # graph.reward; None: only what is declared
     reward_source: str
     name: str = "the app"
     nodes: tuple[str, ...] = ()  # that must exist: trained,
     frozen: tuple[str, ...] = ()  # or run on the served model untrained
     subject_field: str | None = None  # of a task: whose data it holds
+    declared: tuple[RewardOptions, ...] = ()  # the tables of [[rewards]]
+    reward_timeout_s: float = 60.0
+
+    def scorer(self) -> Scorer:
+        """What computes the rewards of a run. Raises a BridgeError where one cannot work here."""
+        function = (self.reward, self.reward_source) if self.reward is not None else None
+        return Scorer(self.declared, function, self.reward_timeout_s, (*self.nodes, *self.frozen))
 
     def subject_of(self, task: Task) -> str | None:
         """Whose data a task holds; None for nobody's."""
@@ -66,14 +74,16 @@ class App:
             yield graph
 
 
-def options_to_app(options: GraphOptions) -> App:
-    """Loads everything that `[graph]` names.
+def options_to_app(options: GraphOptions, rewards: Sequence[RewardOptions] = ()) -> App:
+    """Loads everything that `[graph]` and `[[rewards]]` name.
 
     Raises:
         GraphError: something does not import, does not exist, or has the wrong shape.
     """
     app = load_app_object(options.app, "graph.app")
-    reward = _callable(load_name(options.reward, "graph.reward"), "graph.reward", options.reward)
+    reward = None
+    if options.reward is not None:
+        reward = _callable(load_name(options.reward, "graph.reward"), "graph.reward", options.reward)
     to_input: Callable[[Task], Any] = lambda task: task  # noqa: E731  the default is the identity
     if options.task_to_input is not None:
         loaded = load_name(options.task_to_input, "graph.task_to_input")
@@ -85,12 +95,15 @@ def options_to_app(options: GraphOptions) -> App:
         return app_to_product(app, options.app, model)
 
     app_of_user = App(
-        *(build, train, heldout, to_input, reward, options.reward),
+        *(build, train, heldout, to_input, reward, options.reward or ""),
         name=options.app,
         nodes=options.nodes,
         frozen=options.frozen,
         subject_field=options.subject_field,
+        declared=tuple(rewards),
+        reward_timeout_s=options.reward_timeout_s,
     )
+    app_of_user.scorer()
     for task in (*train, *heldout):
         app_of_user.subject_of(task)  # raises for a value that names nobody
     return app_of_user
@@ -168,29 +181,3 @@ def split_tasks(tasks: Sequence[Task], heldout: float) -> tuple[list[Task], list
         if not side:
             raise GraphError(f"graph.tasks: {len(tasks)} tasks leave no {what} task at heldout = {heldout}; add tasks")
     return sides
-
-
-async def result_to_rewards(app: App, task: Task, result: Any) -> dict[str, float]:
-    """Calls the user's reward and checks what it gives back: named finite numbers, a bare one being `reward`.
-
-    Raises:
-        GraphError: it raised, or gave something else.
-    """
-    try:
-        value = app.reward(task, result)
-        if inspect.isawaitable(value):
-            value = await value
-    except Exception as error:
-        raise GraphError(f"the reward {app.reward_source!r} failed: {type(error).__name__}: {error}") from error
-    named = value if isinstance(value, Mapping) else {"reward": value}
-    for name, number in named.items():
-        if isinstance(number, str) or not _is_finite(number):
-            raise GraphError(f"the reward {app.reward_source!r} gave {number!r} as {name!r}, not a finite number")
-    return {str(name): float(number) for name, number in named.items()}
-
-
-def _is_finite(number: Any) -> bool:
-    try:
-        return abs(float(number)) < float("inf")
-    except (TypeError, ValueError):
-        return False

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from marft_bridge.errors import ConfigError
 from marft_bridge.record_options import RecordOptions
+from marft_bridge.rewards.registry import AnyReward, refuse_unknown_rewards, settle
 from marft_bridge.serving import ServeOptions
 from trainers.config import TrainerOptions
 
@@ -35,8 +36,11 @@ class GraphOptions(_Options):
     """LLM nodes that run on the served model too, but are not trained. Any other node keeps its own model."""
     tasks: str
     """A JSONL file, or the name of an iterable (or of a function that gives one) of JSON objects."""
-    reward: str
-    """A function (task, final state) -> number or mapping of names to numbers; may be async."""
+    reward: str | None = None
+    """A function (task, final state) or (task, final state, run) -> number or mapping of names to numbers; may be
+    async. It or `[[rewards]]` is needed; both may be there."""
+    reward_timeout_s: float = Field(60.0, gt=0)
+    """Seconds after which an episode goes without the rewards of that function."""
     task_to_input: str | None = None
     """A function task -> graph input; without one the task itself is the input."""
     task_fields: tuple[str, ...] = ()
@@ -113,6 +117,8 @@ class BridgeConfig(_Options):
     run: str | None = None
     """The run folder; None means runs/<name>."""
     graph: GraphOptions
+    rewards: tuple[AnyReward, ...] = ()
+    """Rewards that are declared: docs/rewards.md has the kinds."""
     model: ModelOptions = ModelOptions()
     serve: ServeOptions = ServeOptions()
     sampling: SamplingOptions = SamplingOptions()
@@ -137,6 +143,7 @@ class BridgeConfig(_Options):
             )
         if unknown := sorted(set(trainer.agents) - set(self.graph.nodes)):
             raise ValueError(f"train.trainer.agents.{unknown[0]}: not in graph.nodes; only trained nodes have options")
+        self._rewards_fit_together()
         if twice := sorted(set(self.graph.nodes) & set(self.graph.frozen)):
             raise ValueError(f"graph.frozen: {twice[0]!r} is in graph.nodes too; a node is either trained or frozen")
         needed = len(self.graph.nodes) * (self.train.keep_versions + 1) + len(self.graph.frozen)
@@ -146,6 +153,32 @@ class BridgeConfig(_Options):
                 f"{self.train.keep_versions} + 1 versions{self._and_frozen} need {needed}"
             )
         return self
+
+    def _rewards_fit_together(self) -> None:
+        function = self.graph.reward is not None
+        if not function and not self.rewards:
+            raise ValueError("nothing says what is good: name a function in graph.reward, or declare [[rewards]]")
+        if not function and "reward_timeout_s" in self.graph.model_fields_set:
+            raise ValueError("graph.reward_timeout_s has no effect without graph.reward")
+        try:
+            settle(self.rewards, also_function=function)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        agents = {*self.graph.nodes, *self.graph.frozen}
+        if strange := [r for r in self.rewards if r.agent is not None and r.agent not in agents]:
+            raise ValueError(
+                f"rewards.{strange[0].name}.agent: {strange[0].agent!r} is not in graph.nodes or graph.frozen"
+            )
+        if not function:  # whose names are known only when it is called
+            trainer = self.train.trainer
+            refuse_unknown_rewards(
+                self.rewards,
+                {
+                    ("train.trainer.reward", trainer.reward, "episode"),
+                    ("compare.metric", self.compare.metric, "episode"),
+                    *(("train.trainer.shaping", term.reward, term.level) for term in trainer.shaping),
+                },
+            )
 
     @property
     def _and_frozen(self) -> str:
@@ -208,7 +241,11 @@ def _nearest(location: Iterable[int | str]) -> str:
     model: Any = BridgeConfig
     for table in tables:
         if isinstance(model, type) and issubclass(model, BaseModel):
-            model = model.model_fields[table].annotation
+            model = next(f.annotation for name, f in model.model_fields.items() if table in (name, f.alias))
+        elif model == tuple[AnyReward, ...]:
+            model = AnyReward  # `table` is a place in the list, and the next one the kind
+        elif model is AnyReward:
+            model = next(kind for kind in get_args(get_args(model)[0]) if kind.model_fields["kind"].default == table)
         else:  # `table` is a key of a mapping or a place in a list; the options are those of its members
             model = next(part for part in get_args(model) if isinstance(part, type) and issubclass(part, BaseModel))
     known = list(model.model_fields)

@@ -35,6 +35,7 @@ from marft_bridge.record import Recorder
 from marft_bridge.recorded_graph import wrap
 from marft_bridge.recording import check_options
 from marft_bridge.redirect import redirected_models
+from marft_bridge.rewards.contract import Place, Served
 from marft_bridge.rollouts import Collector, EpisodeRequest, Tally
 from marft_bridge.routing import Route
 from marft_bridge.run_folder import RunFolder, bridge_version
@@ -69,7 +70,7 @@ def model_directory(config: BridgeConfig, say: Callable[[str], None]) -> Path:
 def load_app(config: BridgeConfig) -> App:
     """The user's app, with its nodes checked on a scripted model, and how it is recorded: before any server starts."""
     check_options(config.record)
-    app = options_to_app(config.graph)
+    app = options_to_app(config.graph, config.rewards)
     with asyncio.Runner() as runner, app.opened(ScriptedPolicy(), runner):
         return app
 
@@ -120,6 +121,7 @@ class Engine:
             self._register_null_adapters()
             journal = Journal(self.folder.journal)
             stack.callback(journal.close)
+            self._served = Served(endpoint.base_url, endpoint.model, endpoint.api_key)
             self._chat = stack.enter_context(self._model(endpoint))
             stack.enter_context(redirected_models())
             self.publish(dict.fromkeys(self.app.frozen, 0))
@@ -209,6 +211,7 @@ class Engine:
             self.server.check,
             self._chat,
             self.lineage,
+            Place(self.folder.path, self._served),
         )
         with self.reporter.bars(), self.reporter.task(title, len(requests)) as task:
             tally = self._loop.run(
@@ -220,7 +223,7 @@ class Engine:
         if said := str(losses):
             missing = "; episodes that lack spans are not used" if losses.callbacks or losses.spans else ""
             self.reporter.say(f"recording: {said}{missing}")
-        for line in tally.silent(self.config.graph.nodes):
+        for line in (*tally.without(), *tally.silent(self.config.graph.nodes)):
             self.reporter.say(line)
         return tally
 

@@ -15,6 +15,7 @@ from typing import Any
 from langgraph.errors import GraphRecursionError
 
 from trace_store import conventions as names
+from trace_store.records import SpanRow
 
 CANCELLED = "cancelled"  # the reason of an episode that whoever ran it gave up, as a command does on Ctrl-C
 
@@ -42,6 +43,7 @@ class EpisodeContext:
     recorder: object | None = None  # whose episode this is, where several recorders see the run; None: anyone's
     cut_short: str | None = None  # set by whoever cancels the run: why, making it truncated instead of failed
     episode_id: str | None = None  # set by the recorder when the run starts
+    spans: list[SpanRow] | None = None  # given by whoever wants the spans, as they are written, besides the journal
 
 
 current_episode: ContextVar[EpisodeContext | None] = ContextVar("marft_episode", default=None)

@@ -91,6 +91,7 @@ class JournalProcessor(SpanProcessor):
         self.lost = 0  # spans that ended and are not in the journal
         self._said: dict[int, dict[str, Any]] = {}  # span id -> its attributes, until it ends
         self._waiting: dict[int, list[tuple[ReadableSpan, dict[str, Any]]]] = {}  # trace id -> ended, not yet written
+        self._also: dict[str, list[SpanRow]] = {}  # trace id -> where its spans are wanted besides, until it ends
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Nothing is written before a span ends."""
@@ -105,6 +106,10 @@ class JournalProcessor(SpanProcessor):
         for key, value in attributes.items():
             if value is not None:
                 said[key] = value
+
+    def also_into(self, root: Span, rows: list[SpanRow]) -> None:
+        """Puts the spans of a run into a list as well, once they are in the journal."""
+        self._also[format_trace_id(root.get_span_context().trace_id)] = rows
 
     def on_end(self, span: ReadableSpan) -> None:
         """Takes the span, and writes all of its run when the run has ended or many wait. Raises nothing."""
@@ -130,9 +135,18 @@ class JournalProcessor(SpanProcessor):
             self._journal.append_all([row for _, row in written])
         except Exception as error:  # noqa: BLE001 - as above
             self._note_loss(error, len(written))
+        else:
+            self._hand_on([row for _, row in written])
         if self._export is not None:
             for span, row in written:
                 self._export.on_end(row_to_exported(span, row, self.privacy))
+
+    def _hand_on(self, rows: Sequence[SpanRow]) -> None:
+        for row in rows:
+            if (wanted := self._also.get(row.trace_id)) is not None:
+                wanted.append(row)
+                if row.parent_span_id is None:
+                    del self._also[row.trace_id]
 
     def _note_loss(self, error: Exception, spans: int) -> None:
         with self._lock:

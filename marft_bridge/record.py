@@ -190,6 +190,8 @@ class Recorder(BaseCallbackHandler):
             episode.parent_episode = self._interrupted.pop(opened.thread_id, None)
         span = self._start_span(opened, f"{names.INVOKE_WORKFLOW} {name}", None, episode_to_attributes(episode, name))
         episode.episode_id = trace.format_trace_id(span.get_span_context().trace_id)
+        if episode.spans is not None:
+            self._processor.also_into(span, episode.spans)
         self._add_run(run_id, OpenRun(opened, span, True, ""))
 
     def _live_episode(self) -> EpisodeContext:

@@ -22,12 +22,14 @@ from typing import Any
 from langchain_core.language_models import BaseChatModel
 from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 
-from marft_bridge.app import App, Task, result_to_rewards
+from marft_bridge.app import App, Task
 from marft_bridge.episode import EpisodeContext, current_episode
 from marft_bridge.errors import GraphError
 from marft_bridge.recorded_graph import RecordedGraph
+from marft_bridge.rewards.contract import Place, RunView
+from marft_bridge.rewards.scoring import Score
 from marft_bridge.routing import Route, Routing, current_routing
-from trace_store.records import Reward
+from trace_store.assemble import Incomplete, Malformed, spans_to_trajectory
 
 MAX_FAILED_SHARE = 0.5  # a run in which more fails than works is stopped: something is broken
 MIN_FAILED = 8
@@ -61,15 +63,16 @@ class Tally:
     outcomes: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
     reward_sums: Counter[str] = field(default_factory=Counter)
-    rewarded: int = 0
+    reward_counts: Counter[str] = field(default_factory=Counter)
+    absent: Counter[tuple[str, str]] = field(default_factory=Counter)  # (reward, why an episode went without it)
     sampled_tokens: int = 0
     answered: Counter[str] = field(default_factory=Counter)  # node -> recorded calls that its adapter answered
     elsewhere: Counter[str] = field(default_factory=Counter)  # node without a route -> calls of its own model
     began: float = field(default_factory=time.monotonic)
 
     def mean(self, name: str) -> float | None:
-        """Mean of one reward over the episodes that have rewards."""
-        return self.reward_sums[name] / self.rewarded if self.rewarded else None
+        """Mean of one team reward over the episodes that have it."""
+        return self.reward_sums[name] / self.reward_counts[name] if self.reward_counts[name] else None
 
     def figures(self, reward: str) -> str:
         """For a progress bar."""
@@ -79,6 +82,13 @@ class Tally:
         parts += [f"{reward} {mean:.3f}"] if mean is not None else []
         parts += [f"{self.outcomes['failed']} failed"] if self.outcomes["failed"] else []
         return "  ".join(parts)
+
+    def without(self) -> list[str]:
+        """A line about each reward that episodes went without, and why."""
+        return [
+            f"{count} of {self.outcomes['terminated']} episodes go without the reward {name!r}: {why}"
+            for (name, why), count in self.absent.most_common()
+        ]
 
     def silent(self, nodes: Sequence[str]) -> list[str]:
         """A line about each of these nodes that made no call to learn from, in any episode so far."""
@@ -125,6 +135,10 @@ class Collector:
         chat: the served model, which answers for the models of the nodes that have a route; None leaves every model
             of the graph as it is. Needs `redirect.redirected_models`.
         lineage: what every episode depends on, see `records.Episode`; tools are recorded with each.
+        place: where rewards are computed.
+
+    Raises:
+        BridgeError: a reward of the app cannot work here.
     """
 
     def __init__(
@@ -137,8 +151,10 @@ class Collector:
         check_server: Callable[[], None] = lambda: None,
         chat: BaseChatModel | None = None,
         lineage: Mapping[str, str] | None = None,
+        place: Place = Place(),  # noqa: B008 - frozen
     ) -> None:
         self._lineage = dict(lineage or {})
+        self._scorer, self._place = app.scorer(), place
         self._graph, self._app, self._route_of, self._chat = graph, app, route_of, chat
         self._in_flight, self._timeout_s, self._check_server = in_flight, timeout_s, check_server
 
@@ -186,6 +202,7 @@ class Collector:
             subject_id=self._app.subject_of(request.task),
             lineage=self._lineage,
             recorder=self._graph.recorder,
+            spans=[] if self._scorer.needs_record else None,
         )
         routes = {node: self._route_of(node, at, request.temperature) for node, at in request.adapters.items()}
         for node in self._app.frozen:
@@ -200,10 +217,11 @@ class Collector:
         if outcome == "failed":
             self._check_server()
         if outcome == "terminated" and episode.episode_id is not None:
-            rewards = await result_to_rewards(self._app, request.task, result)
-            await self._keep(episode.episode_id, rewards)
-            tally.reward_sums.update(rewards)
-            tally.rewarded += 1
+            score = await self._scorer.run_to_score(self._view(request.task, result, episode))
+            await self._keep(episode.episode_id, score)
+            tally.reward_sums.update(score.team)
+            tally.reward_counts.update(score.team.keys())
+            tally.absent.update(score.absent.items())
         tally.sampled_tokens += routing.sampled_tokens
         tally.answered.update(routing.answered)
         tally.elsewhere.update(routing.elsewhere)
@@ -251,10 +269,17 @@ class Collector:
             with suppress(NotImplementedError):
                 await checkpointer.adelete_thread(thread)
 
-    async def _keep(self, episode_id: str, rewards: Mapping[str, float]) -> None:
-        journal, now = self._graph.recorder.journal, time.time_ns()
-        for name, value in rewards.items():
-            journal.append(Reward(episode_id, name, value, self._app.reward_source, now))
+    def _view(self, task: Task, result: Any, episode: EpisodeContext) -> RunView:
+        """The run as its rewards see it; without a trajectory where its spans are not all there."""
+        trajectory = None
+        if episode.spans:
+            with suppress(Incomplete, Malformed):
+                trajectory = spans_to_trajectory(episode.spans)
+        return RunView(task, result, trajectory, episode.spans or (), place=self._place)
+
+    async def _keep(self, episode_id: str, score: Score) -> None:
+        journal = self._graph.recorder.journal
+        journal.append_all(score.to_rewards(episode_id, time.time_ns()))
         await asyncio.to_thread(journal.sync)  # other episodes go on meanwhile, and share the sync
 
 

@@ -9,7 +9,7 @@ makes no sense) raises `Absent` with the reason, which is counted and said; what
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -20,6 +20,7 @@ from trace_store.records import RewardScope, SpanRow, Trajectory
 
 NODE_TEXT = "node:"
 """How a path begins that names an agent, whose last text is meant, instead of a place in the final state."""
+ANY_LEVEL = "any"
 _MISSING = object()
 
 
@@ -44,6 +45,21 @@ class RewardOptions(BaseModel):
     """Its factor in a composite that names it without a weight of its own; negative for a penalty."""
     timeout_s: float = Field(30.0, gt=0)
     """Seconds after which an episode goes without this reward."""
+    agent: str | None = Field(None, min_length=1)
+    """The agent whose own reward it is; without one it is the team's."""
+
+    def reads(self) -> tuple[str, ...]:
+        """Names of the team rewards that it is computed from."""
+        return ()
+
+    def source(self) -> str:
+        """What computes it, as the store says it."""
+        return self.kind
+
+    @property
+    def level_given(self) -> str:
+        """Whose it is: the team's (`episode`), a `step`'s or an `agent`'s; ANY_LEVEL where that shows when it is had."""
+        return "agent" if self.agent is not None else str(getattr(self, "level", "episode"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +68,7 @@ class Served:
 
     base_url: str  # up to and with /v1
     model: str  # the base model's name there
-    api_key: str
+    api_key: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +89,15 @@ class RunView:
     spans: Sequence[SpanRow] = ()
     rescoring: bool = False  # the run is over and its final state is not known
     place: Place = Place()
+    earned: Mapping[str, float] = field(default_factory=dict)  # the team rewards that `RewardOptions.reads` asks for
 
     def answer(self, path: str) -> Any:
         """What a dotted path finds in the final state, or, for `node:NAME`, the last text that this agent wrote.
 
         Raises:
             NeedsResult: a path into the final state, which is not stored.
-            GraphError: there is no such place, or no such text; the message names it.
+            Absent: the agent wrote no text in this episode.
+            GraphError: there is no such place in the final state; the message names it.
         """
         if path.startswith(NODE_TEXT):
             return self._last_text(path.removeprefix(NODE_TEXT))
@@ -98,14 +116,16 @@ class RunView:
         return self.trajectory
 
     def _last_text(self, node: str) -> str:
-        actions = self.game().actions
-        texts = [action.completion for action in actions if action.node == node and action.completion is not None]
+        texts = [a.completion for a in self.game().actions if a.node == node and a.completion is not None]
         if not texts:
-            known = ", ".join(sorted({action.node for action in actions})) or "none"
-            raise GraphError(
-                f"{NODE_TEXT}{node}: no recorded text of that node in the episode; nodes that called: {known}"
-            )
+            raise Absent(f"node {node!r} wrote no recorded text")
         return texts[-1]
+
+    def team_reward(self, name: str) -> float:
+        """A team reward that was computed before this one. Raises Absent where the episode has none."""
+        if name not in self.earned:
+            raise Absent(f"{name!r} is absent")
+        return self.earned[name]
 
 
 @dataclass(frozen=True, slots=True)

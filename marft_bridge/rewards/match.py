@@ -1,0 +1,224 @@
+"""The answer of a run against what the task says: exact, regex, json_schema, numeric.
+
+Each gives 1 or 0. Invariants: a field that is missing is an error that names it, an answer of the wrong form is a
+wrong answer; text that a model wrote cannot hang the search for a pattern, nor fetch anything. How a run is recorded
+is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from marft_bridge.errors import ConfigError, GraphError
+from marft_bridge.rewards.contract import Absent, Earned, Kind, RewardOptions, RunView
+
+_NUMBER = r"(?:(?<!\d)[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
+
+
+class _Answered(RewardOptions):
+    answer_from: str = Field(min_length=1)
+    """Dotted path into the final state, such as `messages.-1.text`, or `node:NAME` for the last text of that agent."""
+
+
+class ExactOptions(_Answered):
+    """1 where the answer is what the task expects, as text; a list in the task means any of these."""
+
+    kind: Literal["exact"] = "exact"
+    expected_from: str = Field(min_length=1)
+    """Dotted path into the task."""
+    strip: bool = True
+    """Spaces and line ends around the texts do not count."""
+    ignore_case: bool = False
+    ignore_space: bool = False
+    """Any stretch of spaces and line ends counts as one space."""
+
+
+class RegexOptions(_Answered):
+    """1 where the pattern is found; with `expected_from`, where its first group is what the task expects."""
+
+    kind: Literal["regex"] = "regex"
+    pattern: str = Field(min_length=1)
+    full: bool = False
+    """The pattern must match all of the answer."""
+    expected_from: str | None = Field(None, min_length=1)
+
+    @model_validator(mode="after")
+    def _pattern_fits(self) -> RegexOptions:
+        groups = _compiled(self.pattern).groups  # a ValueError here names the key
+        if self.expected_from is not None and not groups:
+            raise ValueError("expected_from compares the first group of the pattern, which has none")
+        return self
+
+
+class JsonSchemaOptions(_Answered):
+    """1 where the answer is JSON (text or already an object) that the schema accepts."""
+
+    kind: Literal["json_schema"] = "json_schema"
+    schema_: dict[str, Any] | str = Field(alias="schema")
+    """The schema as a table, or a file that holds it. References inside it resolve, those to elsewhere do not."""
+
+
+class NumericOptions(_Answered):
+    """1 where the number in the answer is the expected one, within max(abs_tol, rel_tol * |expected|)."""
+
+    kind: Literal["numeric"] = "numeric"
+    expected_from: str = Field(min_length=1)
+    abs_tol: float = Field(0.0, ge=0, allow_inf_nan=False)
+    rel_tol: float = Field(0.0, ge=0, allow_inf_nan=False)
+    pick: Literal["last", "first", "only"] = "last"
+    """Which number of a text; `only`: a text with another count of numbers than one is wrong."""
+
+    @field_validator("rel_tol")
+    @classmethod
+    def _below_one(cls, value: float) -> float:
+        if value >= 1:
+            raise ValueError("a relative tolerance of 1 or more accepts 0 for every number")
+        return value
+
+
+def value_to_text(value: Any, path: str) -> str:
+    """A text as it is, a number as Python writes it. Raises GraphError for anything else, naming the path."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, (int, float)):
+        return json.dumps(value) if isinstance(value, bool) else str(value)
+    raise GraphError(f"{path!r} is a {type(value).__name__}, not a text or a number; name a field inside it")
+
+
+async def exact(options: ExactOptions, run: RunView) -> list[Earned]:
+    """See `ExactOptions`."""
+    answer = _plain(value_to_text(run.answer(options.answer_from), options.answer_from), options)
+    expected = run.expected(options.expected_from)
+    accepted = expected if isinstance(expected, (list, tuple)) else [expected]
+    return _judged(any(answer == _plain(value_to_text(e, options.expected_from), options) for e in accepted))
+
+
+def _plain(text: str, options: ExactOptions) -> str:
+    text = text.strip() if options.strip else text
+    text = " ".join(text.split()) if options.ignore_space else text
+    return text.casefold() if options.ignore_case else text
+
+
+async def regex(options: RegexOptions, run: RunView) -> list[Earned]:
+    """See `RegexOptions`. Raises Absent where the search takes longer than `timeout_s`."""
+    text = value_to_text(run.answer(options.answer_from), options.answer_from)
+    pattern = _compiled(options.pattern)
+    search = pattern.fullmatch if options.full else pattern.search
+    try:  # the standard library's engine cannot be stopped, and would stop everything else meanwhile
+        found = await asyncio.to_thread(search, text, timeout=options.timeout_s, concurrent=True)
+    except TimeoutError:
+        raise Absent(f"the pattern took longer than {options.timeout_s:g} s") from None
+    if found is None or options.expected_from is None:
+        return _judged(found is not None)
+    expected = value_to_text(run.expected(options.expected_from), options.expected_from)
+    return _judged((found.group(1) or "").strip() == expected.strip())
+
+
+@lru_cache(maxsize=64)
+def _compiled(pattern: str) -> Any:
+    import regex as engine
+
+    try:
+        return engine.compile(pattern)
+    except engine.error as error:
+        raise ValueError(f"pattern {pattern!r}: {error}") from None
+
+
+async def json_schema(options: JsonSchemaOptions, run: RunView) -> list[Earned]:
+    """See `JsonSchemaOptions`."""
+    answer = run.answer(options.answer_from)
+    if isinstance(answer, str):
+        try:
+            answer = json.loads(answer)
+        except (ValueError, RecursionError):
+            return _judged(False)
+    try:
+        return _judged(bool(_validator(options).is_valid(answer)))
+    except RecursionError:
+        return _judged(False)  # nested deeper than anything that a schema means
+
+
+def check_schema(options: JsonSchemaOptions) -> None:
+    """Raises ConfigError for a schema that cannot be read, or is none."""
+    from jsonschema.exceptions import SchemaError
+
+    validator = _validator(options)
+    try:
+        validator.check_schema(validator.schema)
+    except SchemaError as error:
+        raise ConfigError(f"rewards.{options.name}: its schema is none: {error.message}") from None
+    missing = [ref for ref in _references(validator.schema) if not ref.startswith("#")]
+    if missing:
+        raise ConfigError(f"rewards.{options.name}: its schema refers to {missing[0]!r}; put it inside, under $defs")
+
+
+def _references(schema: Any) -> list[str]:
+    if isinstance(schema, dict):
+        own = [schema["$ref"]] if isinstance(schema.get("$ref"), str) else []
+        return own + [ref for inner in schema.values() for ref in _references(inner)]
+    return [ref for inner in schema for ref in _references(inner)] if isinstance(schema, list) else []
+
+
+def _validator(options: JsonSchemaOptions) -> Any:
+    schema = options.schema_
+    return _file_to_validator(schema, options.name) if isinstance(schema, str) else _schema_to_validator(schema)
+
+
+@lru_cache(maxsize=64)
+def _file_to_validator(path: str, name: str) -> Any:
+    try:
+        return _schema_to_validator(json.loads(Path(path).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"rewards.{name}: cannot read the schema {path!r}: {error}") from None
+
+
+def _schema_to_validator(schema: Any) -> Any:
+    from jsonschema.validators import Draft202012Validator, validator_for
+    from referencing import Registry
+
+    # A registry of its own: without one, a reference to an address would be fetched.
+    return validator_for(schema, default=Draft202012Validator)(schema, registry=Registry())
+
+
+async def numeric(options: NumericOptions, run: RunView) -> list[Earned]:
+    """See `NumericOptions`."""
+    expected = _number(run.expected(options.expected_from), "only", options.expected_from)
+    if expected is None:
+        raise GraphError(f"{options.expected_from!r} of task {run.task.get('id')!r} is not one finite number")
+    found = _number(run.answer(options.answer_from), options.pick, options.answer_from)
+    near = max(options.abs_tol, options.rel_tol * abs(expected))
+    return _judged(found is not None and abs(found - expected) <= near)
+
+
+def _number(value: Any, pick: Literal["last", "first", "only"], path: str) -> float | None:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        found: Sequence[Any] = [value]
+    else:
+        found = [text.replace(",", "") for text in _compiled(_NUMBER).findall(value_to_text(value, path))]
+    if not found or (pick == "only" and len(found) > 1):
+        return None
+    try:
+        number = float(found[0 if pick == "first" else -1])
+    except OverflowError:  # an integer beyond any float
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _judged(right: bool) -> list[Earned]:
+    return [Earned(1.0 if right else 0.0)]
+
+
+KINDS = (
+    Kind(ExactOptions, exact),
+    Kind(RegexOptions, regex),
+    Kind(JsonSchemaOptions, json_schema, check_schema),
+    Kind(NumericOptions, numeric),
+)
