@@ -81,9 +81,7 @@ def options_to_app(options: GraphOptions, rewards: Sequence[RewardOptions] = ())
         GraphError: something does not import, does not exist, or has the wrong shape.
     """
     app = load_app_object(options.app, "graph.app")
-    reward = None
-    if options.reward is not None:
-        reward = _callable(load_name(options.reward, "graph.reward"), "graph.reward", options.reward)
+    reward = load_reward(options)
     to_input: Callable[[Task], Any] = lambda task: task  # noqa: E731  the default is the identity
     if options.task_to_input is not None:
         loaded = load_name(options.task_to_input, "graph.task_to_input")
@@ -107,6 +105,13 @@ def options_to_app(options: GraphOptions, rewards: Sequence[RewardOptions] = ())
     for task in (*train, *heldout):
         app_of_user.subject_of(task)  # raises for a value that names nobody
     return app_of_user
+
+
+def load_reward(options: GraphOptions) -> Callable[..., Any] | None:
+    """The function that `graph.reward` names; None where it names none. Raises GraphError."""
+    if options.reward is None:
+        return None
+    return _callable(load_name(options.reward, "graph.reward"), "graph.reward", options.reward)
 
 
 def _callable(found: Any, key: str, name: str) -> Callable[..., Any]:

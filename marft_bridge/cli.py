@@ -92,6 +92,21 @@ def compare(
     run_compare(settings, Reporter(), resume, (before, after))
 
 
+@app.command(epilog="Example: marft-bridge score --config examples/math_duo/bridge.toml --run runs/try --only tokens")
+def score(
+    config: Config = DEFAULT_CONFIG,
+    run: Run = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="A reward by its name, or graph.reward; may be repeated.")
+    ] = None,
+) -> None:
+    """Compute rewards again for the episodes that are stored, without running them again."""
+    settings = _config(config, run=run)
+    from marft_bridge.score import score as run_score
+
+    run_score(settings, only or (), Reporter())
+
+
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     epilog="Example: marft-bridge serve --config examples/math_duo/bridge.toml --run runs/try -- sleep 60",

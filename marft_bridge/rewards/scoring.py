@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from marft_bridge.errors import BridgeError, GraphError
+from marft_bridge.errors import BridgeError, ConfigError, GraphError
 from marft_bridge.rewards.contract import Absent, Earned, NeedsResult, RewardOptions, RunView
 from marft_bridge.rewards.function import UserFunction, value_to_named
 from marft_bridge.rewards.registry import kind_of, settle
@@ -121,6 +121,12 @@ class Scorer:
             for one in each:
                 self._refuse_stranger(name, one, run)
         return score
+
+    def refuse_unknown(self, names: Sequence[str]) -> None:
+        """Raises ConfigError for a name that nothing here has."""
+        known = sorted(self._declared) + ([FUNCTION] if self._function is not None else [])
+        if unknown := [name for name in names if name not in known]:
+            raise ConfigError(f"no reward is called {unknown[0]!r}; there are: {', '.join(known)}")
 
     async def _add_function(self, run: RunView, score: Score) -> None:
         assert self._function is not None

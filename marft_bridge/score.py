@@ -1,0 +1,158 @@
+"""`marft-bridge score`: stored episodes -> rewards as they are declared now, without running anything again.
+
+What is computed is added, with a source that begins with `score:` and the time of now; of several rewards with one
+name the latest counts, and none is taken away. Invariant: a reward that reads the final state of the graph, which is
+not stored, is named and left as it was. The store is only open while episodes are read and at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from marft_bridge.app import load_reward
+from marft_bridge.config import BridgeConfig
+from marft_bridge.errors import ConfigError
+from marft_bridge.progress import Reporter
+from marft_bridge.rewards.contract import Place, RunView
+from marft_bridge.rewards.scoring import Score, Scorer
+from marft_bridge.run_folder import RunFolder
+from marft_bridge.run_store import WAIT_S, store_up_to_date, take_in_what_ran
+from trace_store.journal import Journal
+from trace_store.records import Trajectory
+from trace_store.store import TraceStore
+
+SOURCE = "score:"
+PAGE = 256  # episodes in memory at a time
+
+# What the commands ran to its end: the return of an episode that was cut short is not known.
+_EPISODES = """
+SELECT e.episode_id FROM episodes e JOIN runs r USING (run_id)
+WHERE e.outcome = 'terminated' AND r.command IN ('collect', 'train', 'compare')
+ORDER BY e.started_ns, e.episode_id
+"""
+
+
+def score(config: BridgeConfig, only: Sequence[str], reporter: Reporter) -> None:
+    """Adds the rewards of `config` to every episode of the run folder, and says what they are.
+
+    Args:
+        only: names of declared rewards, or `graph.reward`; none means all.
+
+    Raises:
+        BridgeError, StoreError: see the messages; what was computed before is kept.
+    """
+    folder = RunFolder(config.run_folder)
+    folder.require_store("score")
+    scorer = _scorer(config)
+    try:
+        scorer.refuse_unknown(only)
+    except ConfigError as error:
+        raise ConfigError(f"score --only: {error}") from None
+    with folder.held_by("score"):
+        with store_up_to_date(folder, reporter) as store:
+            episodes = [str(row[0]) for row in store.sql(_EPISODES)]
+        folder.record_config("score", config)
+        summary = _Summary()
+        try:
+            _score_all(scorer, folder, episodes, only, config.collect.in_flight, summary, reporter)
+        finally:
+            take_in_what_ran(folder, reporter)
+    for line in summary.lines():
+        reporter.say(line)
+
+
+def _scorer(config: BridgeConfig) -> Scorer:
+    function = load_reward(config.graph)
+    return Scorer(
+        config.rewards,
+        (function, config.graph.reward or "") if function is not None else None,
+        config.graph.reward_timeout_s,
+        (*config.graph.nodes, *config.graph.frozen),
+    )
+
+
+class _Summary:
+    """What was computed, by reward."""
+
+    def __init__(self) -> None:
+        self.episodes = 0
+        self.sums: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+        self.parts: Counter[tuple[str, str]] = Counter()  # (name, step or agent) -> numbers
+        self.absent: Counter[tuple[str, str]] = Counter()
+        self.needs_result: set[str] = set()
+
+    def add(self, score: Score) -> None:
+        """One episode."""
+        self.episodes += 1
+        self.sums.update(score.team)
+        self.counts.update(score.team.keys())
+        self.parts.update((n, e.level) for n, each in score.earned.items() for e in each if e.level != "episode")
+        self.absent.update(item for item in score.absent.items() if item[0] not in score.needs_result)
+        self.needs_result |= score.needs_result
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        yield f"scored {self.episodes} episodes"
+        for name, count in sorted(self.counts.items()):
+            yield f"{name}: {count} episodes, mean {self.sums[name] / count:.4g}"
+        for (name, level), count in sorted(self.parts.items()):
+            yield f"{name}: {count} numbers for {level}s"
+        for (name, why), count in self.absent.most_common():
+            yield f"{count} of {self.episodes} episodes go without the reward {name!r}: {why}"
+        if self.needs_result:
+            names = ", ".join(sorted(self.needs_result))
+            yield f"left as they were, because they read the final state, which is not stored: {names}"
+
+
+def _score_all(
+    scorer: Scorer,
+    folder: RunFolder,
+    episodes: Sequence[str],
+    only: Sequence[str],
+    in_flight: int,
+    summary: _Summary,
+    reporter: Reporter,
+) -> None:
+    place = Place(folder.path)
+    journal = Journal(folder.journal)
+    try:
+        with reporter.bars(), reporter.task("score", len(episodes)) as task, asyncio.Runner() as runner:
+            for start in range(0, len(episodes), PAGE):
+                views = _episodes_to_views(folder, episodes[start : start + PAGE], place, reporter)
+                for view, score in zip(views, runner.run(_page(scorer, views, only, in_flight)), strict=True):
+                    summary.add(score)
+                    rewards = score.to_rewards(view.game().episode.episode_id, time.time_ns(), SOURCE.__add__)
+                    journal.append_all(rewards)
+                journal.sync()
+                task.update(summary.episodes)
+    finally:
+        journal.close()
+
+
+def _episodes_to_views(folder: RunFolder, ids: Sequence[str], place: Place, reporter: Reporter) -> list[RunView]:
+    with TraceStore.open(folder.store, read_only=True, wait_s=WAIT_S, say=reporter.say) as store:
+        found = [(store.trajectory(episode_id), store.spans(episode_id)) for episode_id in ids]
+    return [
+        RunView(game.episode.task, None, game, spans, rescoring=True, place=place)
+        for game, spans in found
+        if game is not None  # erased in the meantime
+    ]
+
+
+async def _page(scorer: Scorer, views: Sequence[RunView], only: Sequence[str], in_flight: int) -> list[Score]:
+    places = asyncio.Semaphore(in_flight)
+
+    async def one(view: RunView) -> Score:
+        async with places:
+            return await scorer.run_to_score(view, lambda name: not only or name in only, _team_rewards(view.game()))
+
+    return await asyncio.gather(*map(one, views))
+
+
+def _team_rewards(game: Trajectory) -> dict[str, float]:
+    names = {reward.name for reward in game.rewards if reward.scope == "episode"}
+    return {name: value for name in names if (value := game.team_reward(name)) is not None}
