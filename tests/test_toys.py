@@ -157,4 +157,4 @@ def test_every_estimator_teaches_a_game_of_two_agents(model_dir: Path, estimator
     for seed, control in [(0, True), *((seed, False) for seed in SEEDS)]:
         trainer = _trainer(model_dir, ("first", "second"), seed, estimator=estimator, granularity=granularity)
         reached = mean_reward(learn(trainer, game, 10, 48, seed, control)[-1])
-        assert reached < 0.65 if control else reached > 0.75  # 0.5 by chance
+        assert reached < 0.65 if control else reached > 0.7  # 0.5 by chance
