@@ -78,6 +78,7 @@ class StudyServer(FakeVllm):
 
 
 def main() -> None:
+    """The process: command line and environment are those of vLLM's."""
     flags = dict(zip(sys.argv[1:], sys.argv[2:], strict=False))
     torch.set_num_threads(1)
     StudyServer(flags["--model"], int(flags["--port"]), os.environ["VLLM_API_KEY"]).serve_forever()

@@ -1,12 +1,12 @@
 """Owns: the study of docs/study.md, from its conditions to its figures.
 
 - Every condition is a configuration that the tool accepts, and changes only what its table says.
-- What the page claims of two conditions on a graph where each agent acts once holds: dr-mas computes what grpo does, and
-  ippo's advantage has no other agent's value in it.
+- What the page claims of two conditions on a graph where each agent acts once holds: dr-mas computes what grpo does,
+  and ippo's advantage has no other agent's value in it.
 - Figures are those worked by hand; intervals are over seeds, differences seed by seed; what was not run is a dash.
 - The page and the drawing in docs/ are what the runner's results in docs/study.json give.
-- A run goes on where it was stopped, is never done twice, and does not mix with another configuration; on the whole path
-  with a tiny model.
+- A run goes on where it was stopped, is never done twice, and does not mix with another configuration; on the whole
+  path with a tiny model.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def test_a_condition_is_accepted_and_differs_from_the_common_configuration_in_it
     del common["name"]
     if name == WITHOUT_OFFLINE:
         common["train"]["trainer"]["offline"] = {}
-    assert {k: v for k, v in flat(written).items()} == flat(common)
+    assert flat(written) == flat(common)
 
 
 def flat(raw: dict[str, object], path: str = "") -> dict[str, object]:
@@ -358,7 +358,9 @@ def test_a_stopped_run_goes_on_and_its_result_is_that_of_its_episodes(lab: Path)
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=120)[0]
     assert (process.returncode, said) == (130, "stopped; the same command goes on\n")
-    assert not folder.server.exists()  # the model server ended in order
+    assert not folder.server.exists()  # the model server ended in order,
+    with folder.held_by("test"):  # and the command before it
+        pass
     assert read_result(folder.path) is None
 
     process = start(lab, *flags)

@@ -103,7 +103,8 @@ def run_job(job: Job, collected: RunFolder) -> Result:
         _copy(collected, job.folder)
     _claim(job)
     commands = [_command(name, job.folder, resume=_begun(job.folder, name)) for name in ("train", "compare")]
-    script = " && ".join(map(shlex.join, commands))
+    # With a trap the shell outlives the command that is stopped, and with it the folder's lock is free when it ends.
+    script = f"trap 'exit 143' TERM; {' && '.join(map(shlex.join, commands))}"
     _run([*_command("serve", job.folder), "--", "sh", "-c", script], job.folder)
     seconds = time.monotonic() - began if fresh else None
     reward = job.config.train.trainer.reward
