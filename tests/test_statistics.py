@@ -1,10 +1,12 @@
 """Owns: what may be claimed from paired outcomes.
 
 - p-values equal hand-worked tables and scipy's own tests
-- intervals equal scipy's BCa bootstrap and cover the truth as often as they say
-- under no difference, 5% of comparisons are called different, also with several samples per task
+- intervals equal scipy's BCa bootstrap
+- a verdict in a family needs the corrected p-value and the simultaneous interval
 - the result forgets the order of the pairs and of the labels, and depends on the seed only
 - unusable input is refused with both lengths
+
+How often claims are wrong is in test_statistics_rates.py.
 """
 
 from __future__ import annotations
@@ -17,15 +19,20 @@ import pytest
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike
 
 from marft_bridge.statistics import (
     MCNEMAR,
     SIGN_FLIP,
+    SIGNED_RANK,
+    Contrast,
+    compare_family,
     holm,
     mcnemar_exact,
     mean_interval,
     minimum_detectable_effect,
     paired_difference,
+    tasks_to_settle,
 )
 
 
@@ -152,59 +159,6 @@ def test_interval_of_unequal_clusters_equals_scipy_bca_of_the_ratio() -> None:
     assert result.ci95[1] == pytest.approx(other.confidence_interval.high, abs=0.06 * other.standard_error)
 
 
-def _within_binomial(hits: int, trials: int, rate: float) -> bool:
-    """Whether a count is what this rate gives, up to one chance in a thousand."""
-    return bool(scipy.stats.binomtest(hits, trials, rate).pvalue > 1e-3)
-
-
-def test_no_difference_is_called_different_five_times_in_a_hundred() -> None:
-    rng = np.random.default_rng(20)
-    rejected = 0
-    for seed in range(400):
-        a, b = rng.normal(0, 1, (2, 15))
-        rejected += paired_difference("x", a, b, seed=seed, resamples=399).p_value <= 0.05
-    assert _within_binomial(rejected, 400, 0.05)
-
-
-def test_binary_no_difference_is_called_different_at_most_five_times_in_a_hundred() -> None:
-    rng = np.random.default_rng(21)
-    rejected = 0
-    for seed in range(400):
-        a, b = (rng.random((2, 30)) < 0.4).astype(float)
-        rejected += paired_difference("x", a, b, seed=seed, resamples=10).p_value <= 0.05
-    assert scipy.stats.binomtest(rejected, 400, 0.05, alternative="greater").pvalue > 1e-3  # exact tests may be shy
-
-
-def test_interval_covers_the_true_difference_as_often_as_it_says() -> None:
-    rng = np.random.default_rng(22)
-    covered = {"normal": 0, "binary": 0}
-    for seed in range(400):
-        low, high = paired_difference("x", np.zeros(20), rng.normal(0.5, 1, 20), seed=seed, resamples=600).ci95
-        covered["normal"] += low <= 0.5 <= high
-        moved = rng.choice([-1, 0, 1], 40, p=[0.1, 0.6, 0.3])
-        low, high = paired_difference("x", moved < 0, moved > 0, seed=seed, resamples=600).ci95
-        covered["binary"] += low - 1e-9 <= 0.2 <= high + 1e-9
-    assert _within_binomial(covered["normal"], 400, 0.95)
-    assert _within_binomial(covered["binary"], 400, 0.95)
-
-
-def test_samples_of_one_task_do_not_count_as_independent() -> None:
-    """Eight samples of each of 12 tasks that differ by task: taking 96 independent pairs claims far too much."""
-    rng = np.random.default_rng(23)
-    tasks = np.repeat(np.arange(12), 8)
-    naive = clustered = covered = 0
-    for seed in range(300):
-        diffs = rng.normal(0, 1, 12)[tasks] + rng.normal(0, 0.5, 96)
-        zeros = np.zeros(96)
-        naive += paired_difference("x", zeros, diffs, seed=seed, resamples=299).p_value <= 0.05
-        ours = paired_difference("x", zeros, diffs, clusters=tasks, seed=seed, resamples=399)
-        clustered += ours.p_value <= 0.05
-        covered += ours.ci95[0] <= 0 <= ours.ci95[1]
-    assert naive > 0.25 * 300
-    assert _within_binomial(clustered, 300, 0.05)
-    assert _within_binomial(covered, 300, 0.95)
-
-
 def test_equal_sides_show_no_difference() -> None:
     values = [0.25, 1.0, 0.5]
     result = paired_difference("reward", values, values, seed=0)
@@ -318,3 +272,140 @@ def test_minimum_detectable_effect_is_unknown_without_spread() -> None:
     assert minimum_detectable_effect([0.0, 0.0, 0.0]) is None
     assert minimum_detectable_effect([1.0]) is None
     assert minimum_detectable_effect([1.0, 2.0], clusters=["t", "t"]) is None
+
+
+def test_tasks_to_settle_equals_the_smallest_number_that_a_t_test_needs() -> None:
+    unit = np.random.default_rng(31).normal(0, 1, 30)
+    unit = (unit - unit.mean()) / unit.std(ddof=1)
+    plan = tasks_to_settle(unit, -0.4)
+    assert plan is not None
+
+    def power(tasks: int) -> float:
+        return float(scipy.stats.nct.sf(scipy.stats.t.ppf(0.975, tasks - 1), tasks - 1, 0.4 * math.sqrt(tasks)))
+
+    assert power(plan.tasks) == pytest.approx(0.8, abs=0.01)  # one task more or less changes it by that
+    assert power(plan.tasks - 2) < power(plan.tasks)
+    assert (plan.effect, plan.more) == (0.4, plan.tasks - 30)
+    # What as many tasks can find, and one task fewer cannot.
+    for tasks, found in ((plan.tasks, True), (plan.tasks - 1, False)):
+        steps = np.arange(tasks) - (tasks - 1) / 2
+        detectable = minimum_detectable_effect(steps / steps.std(ddof=1))
+        assert detectable is not None
+        assert (detectable <= 0.4) == found
+
+
+def test_tasks_to_settle_takes_the_difference_that_was_seen() -> None:
+    diffs = np.array([0.9, 0.2, 0.6, 0.1, 0.8, 0.4, 0.5, 0.7])
+    plan = tasks_to_settle(diffs)
+    assert plan is not None
+    assert plan.effect == pytest.approx(diffs.mean())
+    assert plan.more == 0
+    assert plan.tasks < 8
+    samples = tasks_to_settle(np.repeat(diffs, 3), clusters=np.repeat(np.arange(8), 3))
+    assert samples == plan
+
+
+def test_what_no_number_of_tasks_settles_is_unknown() -> None:
+    assert tasks_to_settle([1.0, -1.0]) is None
+    assert tasks_to_settle([1.0, 0.5], 0.0) is None
+    assert tasks_to_settle([0.5, 0.5], 0.1) is None
+    assert tasks_to_settle([1.0, 2.0], 0.1, clusters=["t", "t"]) is None
+    assert tasks_to_settle([]) is None
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------
+
+
+def ranked(diffs: ArrayLike) -> float:
+    values = np.asarray(diffs, dtype=float)
+    result = paired_difference("seconds", np.zeros(values.size), values, seed=0, resamples=10, ranks=True)
+    assert result.test == SIGNED_RANK
+    return result.p_value
+
+
+def test_signed_ranks_with_a_zero_and_a_tie_equal_a_hand_worked_table() -> None:
+    # Sizes 0, 1, 1, 2, 3 have ranks 1, 2.5, 2.5, 4, 5; only -1 is negative, with 2.5. Of the 16 sign patterns of
+    # 2.5, 2.5, 4, 5 three have a sum of at most 2.5: none, the first, the second. Two sides: 6 / 16.
+    assert ranked([0, 1, -1, 2, 3]) == pytest.approx(6 / 16)
+
+
+@pytest.mark.parametrize("tasks", [6, 13, 40, 300])
+def test_signed_ranks_equal_scipy_exact_test(tasks: int) -> None:
+    diffs = np.random.default_rng(tasks).normal(0.15, 1, tasks)
+    assert ranked(diffs) == pytest.approx(scipy.stats.wilcoxon(diffs, method="exact").pvalue)
+
+
+def test_signed_ranks_of_tied_scores_equal_all_sign_patterns() -> None:
+    diffs = np.array([0.2, -0.2, 0.4, 0.4, 0.0, 0.6, -0.4, 0.8, 0.2, 1.0])
+    method = scipy.stats.PermutationMethod(n_resamples=2**10)
+    assert ranked(diffs) == pytest.approx(scipy.stats.wilcoxon(diffs, zero_method="pratt", method=method).pvalue)
+    # Three tenths made of tenths are a tie with three tenths.
+    assert ranked([0.1 + 0.2, -0.3, 0.5, 0.6]) == ranked([0.3, -0.3, 0.5, 0.6])
+
+
+def test_signed_ranks_of_very_many_tasks_follow_the_normal_curve() -> None:
+    diffs = np.random.default_rng(5).normal(0.08, 1, 600)
+    expected = scipy.stats.wilcoxon(diffs, method="approx", correction=True).pvalue
+    assert ranked(diffs) == pytest.approx(expected, rel=1e-6)
+
+
+def test_signed_ranks_take_a_task_once_and_see_past_a_rare_huge_value() -> None:
+    means = np.concatenate([np.linspace(0.1, 0.5, 14), [-60.0]])
+    labels = np.repeat(np.arange(15), 2)
+    diffs = np.repeat(means, 2) + np.tile([0.05, -0.05], 15)
+    zeros = np.zeros(30)
+    by_rank = paired_difference("seconds", zeros, diffs, clusters=labels, seed=0, ranks=True)
+    by_mean = paired_difference("seconds", zeros, diffs, clusters=labels, seed=0)
+    assert by_rank.p_value == pytest.approx(ranked(means))
+    assert by_rank.p_value < 0.05 < by_mean.p_value
+    assert by_rank.ci95 == by_mean.ci95
+
+
+def test_ranks_leave_zeros_and_ones_to_mcnemar() -> None:
+    assert paired_difference("x", [0, 0, 1, 1], [1, 0, 1, 0], seed=0, ranks=True).test == MCNEMAR
+    unmoved = paired_difference("x", [0.5, 0.7], [0.5, 0.7], seed=0, ranks=True)
+    assert (unmoved.test, unmoved.p_value) == (SIGNED_RANK, 1.0)
+
+
+# -- families ----------------------------------------------------------------------------------------------------
+
+
+def test_a_family_has_holm_p_values_and_wider_intervals() -> None:
+    rng = np.random.default_rng(0)
+    base = rng.normal(0, 1, 30)
+    contrasts = [Contrast(f"v{i}", "reward", base, base + rng.normal(mean, 1, 30)) for i, mean in enumerate([1, 0, -1])]
+    members = compare_family(contrasts, seed=3)
+    alone = [paired_difference("reward", c.base, c.values, seed=3, resamples=10_000) for c in contrasts]
+    assert [m.variant for m in members] == ["v0", "v1", "v2"]
+    assert [m.verdict for m in members] == ["higher", "not settled", "lower"]
+    assert [m.p_adjusted for m in members] == pytest.approx(holm([one.p_value for one in alone]))
+    for member, contrast, one in zip(members, contrasts, alone, strict=True):
+        assert member.result.ci95 == one.ci95
+        wide = paired_difference("reward", contrast.base, contrast.values, seed=3, level=1 - 0.05 / 3)
+        assert member.simultaneous == wide.ci95
+        assert wide.ci95[0] < one.ci95[0] < one.ci95[1] < wide.ci95[1]
+
+
+def test_a_family_of_one_is_the_comparison_itself() -> None:
+    a, b = np.random.default_rng(1).random((2, 12))
+    (only,) = compare_family([Contrast("v", "reward", a, b)], seed=0)
+    assert only.result == paired_difference("v: reward", a, b, seed=0)
+    assert (only.simultaneous, only.p_adjusted) == (only.result.ci95, only.result.p_value)
+    assert compare_family([], seed=0) == ()
+
+
+def test_a_verdict_needs_the_corrected_p_value() -> None:
+    # Six wins of six: p = 2 / 64. Alone that is a finding, beside another question it is none.
+    wins = Contrast("v", "reward", np.zeros(20), np.arange(20) < 6)
+    nothing = Contrast("w", "reward", np.zeros(20), np.arange(20) % 2 == 0)
+    same = Contrast("u", "reward", nothing.values, nothing.values)
+    assert compare_family([wins], seed=0)[0].verdict == "higher"
+    assert [m.verdict for m in compare_family([wins, same], seed=0)] == ["not settled", "not settled"]
+
+
+def test_a_member_of_a_family_may_lack_pairs_and_names_itself_when_it_cannot_be_used() -> None:
+    whole = Contrast("v", "reward", [0.0, 0.5, 0.2, 0.1], [0.1, 0.7, 0.1, 0.9])
+    part = Contrast("w", "reward", [0.0, 0.5], [0.1, 0.7])
+    assert [m.result.n for m in compare_family([whole, part], seed=0, resamples=99)] == [4, 2]
+    with pytest.raises(ValueError, match="w: reward: a has 2 values, b has 1"):
+        compare_family([whole, Contrast("w", "reward", [0.0, 0.5], [0.1])], seed=0)
