@@ -311,6 +311,9 @@ def test_what_no_number_of_tasks_settles_is_unknown() -> None:
     assert tasks_to_settle([0.5, 0.5], 0.1) is None
     assert tasks_to_settle([1.0, 2.0], 0.1, clusters=["t", "t"]) is None
     assert tasks_to_settle([]) is None
+    assert tasks_to_settle([1.0, 0.5], 1e-9) is None
+    with pytest.raises(ValueError, match=r"alpha 0\.05 and power 1\.0 must lie between 0 and 1"):
+        tasks_to_settle([1.0, 0.5], power=1.0)
 
 
 # -- ranks -------------------------------------------------------------------------------------------------------

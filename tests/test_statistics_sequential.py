@@ -162,6 +162,15 @@ def test_looks_that_were_not_declared_are_refused(looks: list[int], max_tasks: i
         look_at(np.ones(10), looks, max_tasks)
 
 
+def test_an_error_rate_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"x: alpha 5\.0 must lie between 0 and 1"):
+        look_at(np.ones(10), [10], 10, alpha=5.0)
+    with pytest.raises(ValueError, match="flips 0 must be at least 1"):
+        look_at(np.ones(10), [10], 10, flips=0)
+    with pytest.raises(ValueError, match=r"x: alpha 0\.0 must lie between 0 and 1"):
+        confidence_sequence("x", [0.0], [0.5], alpha=0.0)
+
+
 # -- betting -----------------------------------------------------------------------------------------------------
 
 

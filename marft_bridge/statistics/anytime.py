@@ -73,6 +73,8 @@ def confidence_sequence(
     diffs = right - left
     if not lowest < 0 < highest:
         raise ValueError(f"{name}: bounds {bounds} must have 0 between them")
+    if not 0 < alpha < 1 or grid < 1:
+        raise ValueError(f"{name}: alpha {alpha} must lie between 0 and 1, grid {grid} must be at least 1")
     if diffs.min() < lowest or diffs.max() > highest:
         raise ValueError(f"{name}: differences reach from {diffs.min():g} to {diffs.max():g}, outside {bounds}")
     totals = totals_in_order(name, diffs, clusters)

@@ -83,9 +83,7 @@ def monitor(
     Raises:
         ValueError: as `paired_difference`; looks that do not rise, or that go past the tasks or their maximum.
     """
-    totals = _arrived(name, a, b, clusters, looks, max_tasks)
-    signs = _signs(looks[-1], flips, seed)
-    budgets = _budgets(looks, max_tasks, alpha, flips)
+    totals, signs, budgets = _prepared(name, a, b, clusters, looks, max_tasks, alpha, seed, flips)
     for (stop, spent), look in zip(budgets, _path(totals.sums, signs, budgets), strict=True):
         ended = stop == max_tasks
         if look.crossed or ended or stop == looks[-1]:
@@ -114,10 +112,7 @@ def repeated_interval(
     is taken from all differences. A bound is None where no shift, however large, would be refused: too few tasks, or
     too little error to spend.
     """
-    totals = _arrived(name, a, b, clusters, looks, max_tasks)
-    signs = _signs(looks[-1], flips, seed)
-    budgets = _budgets(looks, max_tasks, alpha, flips)
-    sums, sizes = (part[: looks[-1]] for part in totals)
+    (sums, sizes), signs, budgets = _prepared(name, a, b, clusters, looks, max_tasks, alpha, seed, flips)
     estimate = float(sums.sum() / sizes.sum())
     scale = standard_error(Totals(sums, sizes)) if sums.size > 1 else 0.0
     scale = scale or abs(estimate) or 1.0
@@ -151,17 +146,29 @@ class _LookTaken:
     at_least_as_far: int  # paths that crossed earlier, or did not and lie here at least as far out; itself included
 
 
-def _arrived(
-    name: str, a: ArrayLike, b: ArrayLike, clusters: Labels | None, looks: Sequence[int], max_tasks: int
-) -> Totals:
+def _prepared(
+    name: str,
+    a: ArrayLike,
+    b: ArrayLike,
+    clusters: Labels | None,
+    looks: Sequence[int],
+    max_tasks: int,
+    alpha: float,
+    seed: int,
+    flips: int,
+) -> tuple[Totals, NDArray[np.int8], list[tuple[int, int]]]:
+    """Arguments, checked, into the totals of the tasks up to the last look, their signs, and each look's budget."""
     left, right = paired_values(name, a, b)
     totals = totals_in_order(name, right - left, clusters)
     k = totals.sums.size
+    if not 0 < alpha < 1 or flips < 1:
+        raise ValueError(f"{name}: alpha {alpha} must lie between 0 and 1, flips {flips} must be at least 1")
     if not looks or looks[0] < 1 or any(late <= early for early, late in pairwise(looks)):
         raise ValueError(f"{name}: looks {list(looks)} must be numbers of tasks that rise from at least 1")
     if looks[-1] > min(k, max_tasks):
         raise ValueError(f"{name}: a look at {looks[-1]} tasks, but {k} are there and {max_tasks} were declared")
-    return totals
+    seen = Totals(*(part[: looks[-1]] for part in totals))
+    return seen, _signs(looks[-1], flips, seed), _budgets(looks, max_tasks, alpha, flips)
 
 
 def _signs(tasks: int, flips: int, seed: int) -> NDArray[np.int8]:

@@ -18,6 +18,8 @@ from scipy.special import stdtrit
 
 from marft_bridge.statistics.clusters import Floats, Labels, finite_values, standard_error, totals_by_label
 
+_TOO_MANY = 10_000_000  # tasks: nobody will run them, and rounding alone can ask for more
+
 
 @dataclass(frozen=True, slots=True)
 class TasksToSettle:
@@ -57,13 +59,18 @@ def tasks_to_settle(
     was seen, which is itself uncertain and, where one looks because it is large, too large: then the answer is too
     small. Better is the smallest effect that would change a decision.
 
-    None with fewer than two tasks, when all differences are equal, and when the effect is 0: no number settles that.
+    None with fewer than two tasks, when all differences are equal, and when the effect is 0 or so small that
+    `_TOO_MANY` tasks would not settle it.
+
+    Raises ValueError for alpha or power outside 0 to 1.
     """
     values = finite_values("diffs", diffs)
     found = _spread(values, clusters)
-    wanted = abs(float(values.mean()) if effect is None and values.size else effect or 0.0)
-    if found is None or wanted == 0 or not np.isfinite(wanted):
+    if not (0 < alpha < 1 and 0 < power < 1):
+        raise ValueError(f"alpha {alpha} and power {power} must lie between 0 and 1")
+    if found is None:
         return None
+    wanted = abs(float(values.mean()) if effect is None else effect)
     k, deviation = found
 
     def enough(tasks: int) -> bool:
@@ -71,6 +78,8 @@ def tasks_to_settle(
 
     low, high = 1, 2  # `low` is never enough, `high` grows until it is
     while not enough(high):
+        if high > _TOO_MANY:
+            return None
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
