@@ -306,6 +306,26 @@ def test_a_folder_of_another_configuration_is_refused(tmp_path: Path, capsys: py
     assert "collected-0 was made with another configuration" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("broken", "runs"), [({"marft-a", "grpo"}, 4), ({"marft-t", "grpo"}, 3)])
+def test_one_failed_run_does_not_end_the_study_and_two_in_a_row_do(
+    broken: set[str], runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[str] = []
+
+    def run_job(job: run.Job, collected: RunFolder) -> Result:
+        ran.append(job.condition)
+        if job.condition in broken:
+            raise run.StudyError("no memory")
+        return result(job.condition, job.seed, [0.2])
+
+    monkeypatch.setattr(run, "run_job", run_job)
+    monkeypatch.setattr(run, "collect_once", lambda job: None)
+    arguments = ["--folder", str(tmp_path), "--only", "marft-a,marft-t,grpo,ippo", "--seeds", "0"]
+    assert run.main(arguments) == 2
+    assert len(ran) == runs
+    assert "study: marft-" in capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a study of a tiny model, and a model server that knows it."""

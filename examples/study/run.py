@@ -267,17 +267,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.dry_run:
             _print_plan(jobs, list(collecting.values()), results)
             return 0
-        for job, result in zip(jobs, results, strict=True):
-            if result is None:
-                collect_once(collecting[job.seed])
-                print(_line(run_job(job, collecting[job.seed].folder)), flush=True)
+        return _run_all([job for job, result in zip(jobs, results, strict=True) if result is None], collecting)
     except StudyError as error:
         print(f"study: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped; the same command goes on", file=sys.stderr)
         return 130
-    return 0
+
+
+def _run_all(jobs: Sequence[Job], collecting: Mapping[int, Job]) -> int:
+    """Runs the jobs in their order; 2 when one failed. A second failure in a row is not chance, and ends it."""
+    failed, before = 0, False
+    for job in jobs:
+        try:
+            collect_once(collecting[job.seed])
+            print(_line(run_job(job, collecting[job.seed].folder)), flush=True)
+        except StudyError as error:
+            if before:
+                raise
+            print(f"study: {job.condition} seed {job.seed}: {error}", file=sys.stderr, flush=True)
+            failed, before = failed + 1, True
+        else:
+            before = False
+    return 2 if failed else 0
 
 
 if __name__ == "__main__":
