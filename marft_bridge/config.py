@@ -225,7 +225,8 @@ def _set_dotted(raw: dict[str, Any], key: str, value: Any) -> None:
 
 def _first_problem(error: ValidationError) -> str:
     problems = error.errors(include_url=False)
-    first = problems[0]
+    # A name that is misspelt is both unknown and missing; what was written says more.
+    first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
     where = ".".join(str(part) for part in first["loc"])
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if first["type"] == "extra_forbidden":

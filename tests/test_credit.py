@@ -375,8 +375,8 @@ def test_vtrace_by_hand() -> None:
     credit, critic = _by_hand(gamma=0.5, offline={"mode": "vtrace", "ratio_cap": 1.0})
     advantage_A, fit = credit.vtrace(_round(_episode(_pair(), reward=1)), np.array([0.5, 4.0]))
     # V = 0.3, 0.5; rho = 0.5, 1. actor: v = 0.5 + (1 - 0.5) = 1, A = 0.5
-    # reasoner: v = 0.3 + 0.5 * (0.25 - 0.3) + 0.5 * 0.5 * (1 - 0.5) = 0.4, A = 0.5 * (0.5 * 1 - 0.3) = 0.1
-    _close(advantage_A, [0.1, 0.5])
+    # reasoner: v = 0.3 + 0.5 * (0.25 - 0.3) + 0.5 * 0.5 * (1 - 0.5) = 0.4, A = 0.5 * 1 - 0.3 = 0.2; rho is the loss's
+    _close(advantage_A, [0.2, 0.5])
     fit()
     _close(critic.fitted[0][1], [0.4, 1])
 
@@ -390,12 +390,12 @@ def test_vtrace_at_ratios_of_one_is_the_return_minus_the_value() -> None:
     _close(critic.fitted[0][1], [0.5, 1, 0.25, 0.5])
 
 
-def test_vtrace_weighs_step_and_private_parts_too() -> None:
+def test_vtrace_has_step_and_private_parts_too() -> None:
     credit, _ = _by_hand(gamma=0.5, offline={"mode": "vtrace"})
     data = _shaped_round()
     advantage_A, _ = credit.vtrace(data, np.array([0.5, 0.5, 2.0, 2.0]))
     # as above, and with the parts 0.7, 1, -0.7, -1 that the shaped round has beside the team reward
-    _close(advantage_A, [0.5 * (0.5 * 0.75 - 0.3 + 0.7), 0.5 * (0.5 + 1), 0.25 - 0.3 - 0.7, 0 - 1])
+    _close(advantage_A, [0.5 * 0.75 - 0.3 + 0.7, 0.5 + 1, 0.25 - 0.3 - 0.7, 0 - 1])
 
 
 def test_replayed_actions_of_a_token_level_run_are_credited_as_whole_actions() -> None:

@@ -420,6 +420,7 @@ def test_the_reward_is_the_share_of_tests_or_all_of_them() -> None:
     assert earned(tests, answer) == pytest.approx(2 / 3)
     assert earned(tests, answer, value="all") == 0.0
     assert earned({"tests": tests["tests"][:2]}, answer, value="all") == 1.0
+    assert earned(tests, None) == 0.0
 
 
 def test_a_check_function_is_given_the_named_candidate() -> None:

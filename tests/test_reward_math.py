@@ -247,6 +247,7 @@ def test_the_reward_is_one_or_zero() -> None:
     assert earned("42", "I think it is 41") == 0.0
     assert earned(42, "6 * 7 = 42") == 1.0
     assert earned("42", "I do not know") == 0.0
+    assert earned("42", None) == 0.0
     assert earned("42", "the answer is 42", find="boxed") == 0.0
     assert earned(r"\boxed{\frac{3}{4}}", 0.75) == 1.0
 

@@ -27,6 +27,7 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 import study_server
+from safetensors.numpy import load_file
 from tiny_policy import save_tiny_llama
 
 from examples.study import report, run
@@ -416,6 +417,14 @@ def test_a_stopped_run_goes_on_and_its_result_is_that_of_its_episodes(lab: Path)
         with TraceStore.open(lab / "runs" / name / "store.duckdb", read_only=True) as store:
             collected.append(sorted(episode.episode_id for episode in store.episodes(run_id="collect")))
     assert collected[0] == collected[1]
+    for node in ("reasoner", "actor"):  # and from the same adapters: the offline phase is one for all
+        learned = [
+            load_file(lab / "runs" / name / "adapters" / node / "1" / "adapter_model.safetensors")
+            for name in (f"{BASELINE}-0", "grpo-0")
+        ]
+        assert learned[0].keys() == learned[1].keys()
+        assert all(np.array_equal(learned[0][key], learned[1][key]) for key in learned[0])
+        assert any(tensor.any() for key, tensor in learned[0].items() if "lora_B" in key)
     assert report.main(["--folder", str(lab / "runs"), "--config", str(lab / "study.toml"), "--out", str(lab)]) == 0
     assert "**2 of 21 runs are done" in (lab / "study.md").read_text()
 

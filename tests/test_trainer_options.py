@@ -42,6 +42,7 @@ from trainers.config import TrainerOptions
             {"estimator": "rloo", "shaping": [{"reward": "x", "level": "agent", "weight": 1.0}]},
             "shaping of level 'agent' does not go with estimator 'rloo'",
         ),
+        ({"granularity": "token", "logprob_norm": "word"}, "logprob_norm 'word' applies to granularity 'action' only"),
         ({"reward": "baseline"}, "a reward called 'baseline'"),
         ({"offline": {"mode": "filtered", "beta": 1.0}}, "offline.beta applies to offline.mode 'awr' only"),
         ({"offline": {"mode": "awr", "threshold": 1.0}}, "offline.threshold applies to offline.mode 'filtered' only"),
@@ -84,3 +85,7 @@ def test_a_default_that_depends_on_another_option_says_what_holds(
         weighting,
         statistics,
     )
+
+
+def test_what_toml_cannot_leave_empty_is_switched_off_by_name() -> None:
+    assert TrainerOptions.model_validate({"kl_stop": "off"}).kl_stop is None

@@ -178,7 +178,7 @@ def test_alternating_moves_one_adapter_a_round_in_the_order_of_the_dependencies(
         metrics = trainer.update(_games(trainer))
         moved.append((_moved(trainer, before), metrics["order"]))
         (waiting,) = set(AGENTS) - set(metrics["order"])
-        assert metrics["agents"][waiting] == {"adapter": waiting, "actions": 0, "tokens": 0}
+        assert metrics["agents"][waiting] == {"adapter": waiting, "actions": 8, "tokens": 8}
     assert moved == [({"reasoner"}, ["reasoner"]), ({"actor"}, ["actor"]), ({"reasoner"}, ["reasoner"])]
 
 
@@ -203,6 +203,10 @@ def test_the_share_of_older_episodes_is_bounded_and_the_draw_is_the_checkpoints(
     assert _trainer(model_dir, replay={"share": 0.25}).draw_replay(100, 30) == drawn
     assert trainer.draw_replay(3, 30) == [0, 1, 2]
     assert _trainer(model_dir).draw_replay(100, 30) == []
+    assert len(_trainer(model_dir, replay={"share": 0.6}).draw_replay(100, 2)) == 3  # 3 of 5
+    games = _games(trainer, 10)
+    metrics = _trainer(model_dir, replay={"share": 0.25, "min_ess": 0.0}).update(games[:6], games)
+    assert (metrics["replayed"], metrics["drops"]) == (2, {"replay: episode beyond replay.share": 8})
 
 
 def test_older_episodes_join_a_round_and_what_is_too_old_is_dropped_with_its_reason(model_dir: Path) -> None:
@@ -347,14 +351,36 @@ def test_masked_actions_teach_nothing(model_dir: Path) -> None:
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
 
 
+def test_without_a_critic_in_use_none_is_trained(model_dir: Path) -> None:
+    trainer = _trainer(model_dir, estimator="rloo", offline={"mode": "filtered"})
+    result = trainer.warm_up(_games(trainer))
+    assert (result["episodes"], result["critic"]["explained_variance"]) == (0, None)
+
+
 def test_groups_without_signal_are_skipped_and_counted(model_dir: Path) -> None:
     trainer = _trainer(model_dir, estimator="grpo", skip_flat_groups=True)
     action = make_action("actor", [1], [2])
     games = [make_trajectory([action], r, task_id=t) for t, r in (("a", 1.0), ("a", 0.0), ("b", 1.0), ("b", 1.0))]
     metrics = trainer.update(games)
     assert (metrics["episodes"], metrics["drops"]) == (2, {"group without signal": 2})
-    with pytest.raises(TrainError, match="2 x group without signal"):
-        trainer.update(games[2:])
+    before = {agent: _weights(trainer, agent) for agent in AGENTS}
+    empty = trainer.update(games[2:])
+    assert (empty["episodes"], empty["agents"], trainer.rounds) == (0, {}, 2)
+    assert empty["warnings"] == ["no group of this round can say what was better, so nothing was learned"]
+    assert _moved(trainer, before) == set()
+
+
+@pytest.mark.parametrize(("meaning", "grows"), [("so_far", True), ("final", False)])
+def test_values_of_runs_that_are_always_cut_short_grow_unless_the_reward_is_final(
+    model_dir: Path, meaning: str, grows: bool
+) -> None:
+    trainer = _trainer(model_dir, truncated_reward=meaning, lr=1e-6)
+    games = [make_trajectory([make_action("actor", [1, k], [2])], 1.0, outcome="truncated") for k in range(8)]
+    for _ in range(12):
+        metrics = trainer.update(games)
+    values = trainer.credit._team.observe(trainer._read(games, "on_policy"), False).values
+    assert (max(float(value[0]) for value in values) > 2.0) is grows
+    assert any("most episodes were cut short" in warning for warning in metrics["warnings"]) is grows
 
 
 # -- rewards that reach the loss -------------------------------------------------------------------------------

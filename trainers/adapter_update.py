@@ -91,9 +91,9 @@ class AdapterLearner:
         """The adapter's update of one round: epochs x minibatches of the clipped surrogate.
 
         A minibatch's approximate KL is a mean of terms that are never negative, so it is known to be over `kl_stop` as
-        soon as the micro-batches so far are over it; the update then ends, before the backward pass of that
-        micro-batch, and gradients gathered for this minibatch are dropped. The decision is that of
-        the whole minibatch, however it is cut up.
+        soon as the micro-batches so far are over it. No backward pass follows, and gradients gathered for this
+        minibatch are dropped; the rest of it is scored for its KL only, so that decision and figure are those of the
+        whole minibatch, however it is cut up.
 
         Returns:
             approx_kl, clipfrac, ratio_mean, ratio_max (new against old policy), masked (share of the actions),
@@ -113,13 +113,13 @@ class AdapterLearner:
             kl_of_step = 0.0
             self.optimizer.zero_grad()
             for batch in self._turns(items_to_microbatches(data.items, options.tokens_per_microbatch, chosen)):
-                scored = None if batch is None else self._score(prepared, batch)
+                with torch.set_grad_enabled(not stopped):  # after a stop only the minibatch's KL is still to be told
+                    scored = None if batch is None else self._score(prepared, batch)
                 kl = 0.0 if scored is None else float(k3(scored.new_T.detach() - scored.old_T).sum())
                 kl_of_step += self.workers.add([kl])[0]
                 if options.kl_stop is not None and kl_of_step > options.kl_stop * step_tokens:
                     stopped = True
-                    break
-                if scored is not None:
+                if scored is not None and not stopped:
                     loss, found = scored_to_loss(scored, options)
                     loss.backward()  # type: ignore[no-untyped-call]
                     ratio_max = max(ratio_max, found["ratio_max"])
@@ -177,7 +177,7 @@ class AdapterLearner:
                 row_T, rows = batch.row_T.to(device), list(batch.items)
                 new_T = self.model.logprobs(self.adapter, batch)
                 log_ratio_A = None
-                if offline.needs_behaviour and offline.mode != "vtrace":
+                if offline.needs_behaviour:
                     gap_T = new_T.detach() - behaviour_T_of(items, rows, device)
                     log_ratio_A = torch.zeros(len(rows), device=device).index_add(0, row_T, gap_T)
                 coefficient_A = offline_coefficients(offline.mode, advantage_A[rows], log_ratio_A, offline)

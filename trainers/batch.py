@@ -81,6 +81,7 @@ def trajectories_to_round(
     vocabulary: Mapping[str, int],
     use: Use,
     shaping: Sequence[ShapingTerm] = (),
+    final: bool = False,
 ) -> Round:
     """Trajectories to what can be trained on, with the count of episodes and actions left out, by reason.
 
@@ -93,6 +94,7 @@ def trajectories_to_round(
         use: `on_policy` and `replay` also refuse what makes a ratio meaningless (no log-probs; greedy, top-p or top-k
             sampling). For `imitation` such actions are kept, and a greedy one is scored at temperature 1.
         shaping: further rewards; an episode that lacks one is kept, and counted.
+        final: the team reward of an episode that was cut short is its score, so it counts as terminated.
     """
     drops: Counter[str] = Counter()
     episodes = []
@@ -106,7 +108,9 @@ def trajectories_to_round(
             reasons = [_why_not(action, agents, vocabulary, use) for action in trajectory.actions]
             drops.update(f"action: {reason}" for reason in reasons if reason is not None)
             try:
-                episode = _to_episode(trajectory, [r is None for r in reasons], (reward, value), shaping, use, drops)
+                episode = _to_episode(
+                    trajectory, [r is None for r in reasons], (reward, value), shaping, use, final, drops
+                )
             except (KeyError, ValueError):
                 drops["episode whose edges do not fit its actions"] += 1
                 continue
@@ -130,6 +134,7 @@ def _to_episode(
     team: tuple[str, float],
     shaping: Sequence[ShapingTerm],
     use: Use,
+    final: bool,
     drops: Counter[str],
 ) -> EpisodeItem:
     position = {action.action_id: i for i, action in enumerate(trajectory.actions)}
@@ -141,7 +146,7 @@ def _to_episode(
     return EpisodeItem(
         task_id=trajectory.episode.task_id,
         reward=team[1],
-        truncated=trajectory.episode.outcome == "truncated",
+        truncated=trajectory.episode.outcome == "truncated" and not final,
         actions=_to_items([a for a, keep in zip(trajectory.actions, kept, strict=True) if keep]),
         successors=successors,
         rewards=rewards,

@@ -6,9 +6,9 @@ Importable without torch, so that the CLI can read and check a configuration qui
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 Estimator = Literal["gae", "grpo", "rloo", "dr_mas", "at_grpo", "rae"]
 Normalization = Literal["none", "batch", "agent"]
@@ -17,6 +17,11 @@ Weighting = Literal["episode", "action", "token"]
 GroupWeight = Literal["trajectory", "step"]
 
 _STANDARDISED = ("grpo", "dr_mas", "at_grpo")  # estimators that divide by a deviation of their own
+
+
+def _off_to_none(value: Any) -> Any:
+    """TOML has no None."""
+    return None if value == "off" else value
 
 
 class _Options(BaseModel):
@@ -190,6 +195,10 @@ class TrainerOptions(_Options):
 
     reward: str = "reward"
     """Name of the episode reward that is trained on: the team's."""
+    truncated_reward: Literal["so_far", "final"] = "so_far"
+    """What the team reward of a run that was cut short is. `so_far`: what it had earned until then, so the critic's
+    value of where it stood is added. `final`: its score, as if it had ended; to be taken where being cut short is the
+    rule, since with gamma 1 the values would then grow from round to round."""
     shaping: tuple[ShapingTerm, ...] = ()
     """Further rewards that reach the loss."""
     lora: LoraOptions = LoraOptions()
@@ -243,10 +252,11 @@ class TrainerOptions(_Options):
     """Weight of the policy's entropy, per token, over the whole vocabulary."""
     kl_coef: float = Field(default=0.0, ge=0)
     """Weight of the KL divergence from the base model (adapter switched off), per token: k3 times the ratio to the
-    policy that sampled, whose gradient is that of KL(policy || base)."""
-    kl_stop: float | None = Field(default=0.1, gt=0)
+    policy at the start of the round. On fresh actions its gradient is that of KL(policy || base)."""
+    kl_stop: Annotated[float | None, BeforeValidator(_off_to_none)] = Field(default=0.1, gt=0)
     """An adapter's update of this round ends before the backward pass of a minibatch whose approximate KL (k3,
-    mean per token, against the policy at the start of the round) is above this; None never stops."""
+    mean per token, against the policy at the start of the round) is above this; "off" (None in Python) never
+    stops."""
     nll_coef: float = Field(default=0.0, ge=0)
     """Weight of the negative log-likelihood of actions in episodes whose team reward reaches nll_threshold (VAPO)."""
     nll_threshold: float = 1.0
@@ -286,7 +296,8 @@ class TrainerOptions(_Options):
     schedule: ScheduleOptions = ScheduleOptions()
     max_grad_norm: float = Field(default=1.0, gt=0)
     tokens_per_microbatch: int = Field(default=2048, ge=64)
-    """Padded tokens that one forward and backward pass takes; bounds memory, changes no result."""
+    """Padded tokens that one forward and backward pass takes (a longer call gets a pass of its own); bounds memory,
+    changes no result."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = Field(default=None, ge=1)
     """CPU threads for torch; None leaves torch's choice."""
@@ -313,6 +324,11 @@ class TrainerOptions(_Options):
         return "step" if self.estimator == "dr_mas" else "trajectory"
 
     @property
+    def uses_critic(self) -> bool:
+        """Whether anything asks for values."""
+        return self.estimator == "gae" or self.offline.mode in _VALUED
+
+    @property
     def masks_actions(self) -> bool:
         """Whether some actions may be dropped for what engine and trainer say of them."""
         return any(mask is not None for mask in (self.geometric_mask, self.veto, self.off_policy_mask))
@@ -327,7 +343,7 @@ class TrainerOptions(_Options):
             (("group_std",), self.estimator in _STANDARDISED, "estimator 'grpo', 'dr_mas' or 'at_grpo'"),
             (("rae_decay",), self.estimator == "rae", "estimator 'rae'"),
             (("skip_flat_groups",), self.estimator not in ("gae", "rae"), "estimators over groups of samples"),
-            (("critic",), self.estimator == "gae" or self.offline.mode in _VALUED, "a critic in use"),
+            (("critic",), self.uses_critic, "a critic in use"),
             (("logprob_norm",), self.granularity == "action" or self.update == "sequential", "granularity 'action'"),
             (("nll_threshold",), self.nll_coef > 0, "nll_coef above 0"),
             (("mismatch_cap",), self.mismatch != "none", "mismatch 'truncate' or 'mask'"),
@@ -336,6 +352,8 @@ class TrainerOptions(_Options):
             for name in names:
                 if name in self.model_fields_set and not applies:
                     raise ValueError(f"{name} has no effect here: it applies to {where} only")
+        if self.logprob_norm == "word" and self.granularity == "token":
+            raise ValueError("logprob_norm 'word' applies to granularity 'action' only: take 'token' or 'sum'")
         if self.proximal == "engine" and (self.mismatch != "none" or self.masks_actions):
             raise ValueError(
                 "proximal 'engine' leaves no mismatch to weight: set mismatch to 'none', and no geometric_mask, veto "

@@ -51,6 +51,9 @@ from trainers.returns import (
 )
 from trainers.values import Observed, TeamCritics
 
+FLAT = "group without signal"
+"""Why `Credit.informative` leaves an episode out."""
+
 Fit = Callable[[], dict[str, Any]]
 """Fits what the estimate was made with, once the agents are updated, and says what is reported about it."""
 
@@ -108,8 +111,9 @@ class Credit:
     def vtrace(self, data: Round, ratio_A: Floats) -> tuple[Floats, Fit]:
         """Stored actions with pi / mu to V-trace's advantages [A], and what fits the critics to its targets.
 
-        rho-bar and c-bar are `offline.ratio_cap`. rho is in the advantages already: those of the team reward, and the
-        centred step and private parts, which are weighted by the same min(pi / mu, cap).
+        rho-bar and c-bar are `offline.ratio_cap`. The advantages are those before their own rho, r + gamma v' - V, with
+        the centred step and private parts: the loss takes rho of the policy as it is at each step, since the one at the
+        start is soon out of date.
         """
         seen = self._team.observe(data, tokens=False)
         values_A, cap = laid_end_to_end(seen.values), self.options.offline.ratio_cap
@@ -125,8 +129,8 @@ class Credit:
                 cap,
                 cap,
             )
-        own = centred_own_returns(data, self.options.gamma)
-        advantage_A += np.minimum(ratio_A, cap) * _sum(own, len(data.items))
+        advantage_A /= np.minimum(ratio_A, cap)
+        advantage_A += _sum(centred_own_returns(data, self.options.gamma), len(data.items))
         returns = self._team_returns(data, seen, seen.bootstrap_A)
         return advantage_A, lambda: self._team.fit(seen, list(targets_A[:, None]), returns)
 
@@ -145,13 +149,13 @@ class Credit:
     def informative(self, data: Round) -> Round:
         """The round without the episodes whose groups all earned the same (DAPO's dynamic sampling).
 
-        Counted as dropped under "group without signal". An episode stays when one of its actions is in a group, as the
+        Counted as dropped under `FLAT`. An episode stays when one of its actions is in a group, as the
         estimator forms them, that can say what was better.
         """
         keys = self._groups(data)
         flat_A = flat_groups(self.returns(data), keys, data.episode_A)[1]
         refused = {id(episode) for episode, rows in episodes_of(data) if flat_A[rows].all()}
-        return data.only(lambda episode: id(episode) not in refused, "group without signal")
+        return data.only(lambda episode: id(episode) not in refused, FLAT)
 
     def _gae_estimate(self, data: Round) -> tuple[Estimate, Fit]:
         seen = self._team.observe(data, self._by_token)

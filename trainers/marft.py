@@ -27,7 +27,7 @@ from trace_store.records import TOOLS_OF, Trajectory
 from trainers.advantages import normalize_estimate
 from trainers.batch import ActionItem, Round, Use, episodes_to_round, trajectories_to_round
 from trainers.config import TrainerOptions
-from trainers.credit import Credit
+from trainers.credit import FLAT, Credit
 from trainers.errors import TrainError
 from trainers.gae import Floats
 from trainers.model import Tick
@@ -85,14 +85,17 @@ class MarftTrainer:
     def warm_up(self, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         """Stored episodes to pre-trained critics, on their (discounted) team rewards.
 
-        Truncated episodes are left out: the return that they would have had is not known.
+        Truncated episodes are left out: the return that they would have had is not known. So is everything where the
+        options ask no critic.
 
         Returns:
             {"critic": see `Credit.warm_up`, "drops", "episodes", "actions", "seconds"}.
         """
         started = time.perf_counter()
-        data = self._read(trajectories, "imitation")
+        kept, refused = self._gate(trajectories, {}, False) if self.options.uses_critic else ([], {})
+        data = self._read(kept, "imitation")
         data = data.only(lambda episode: not episode.truncated, "episode truncated, its return unknown")
+        data = episodes_to_round(data.episodes, {**refused, **data.drops})
         critic = self.credit.warm_up(data)
         return _result(started, data, {"critic": critic, "actions": len(data.items)})
 
@@ -112,7 +115,7 @@ class MarftTrainer:
         data = episodes_to_round(data.episodes, {**refused, **data.drops})
         agents, data = learn_offline(data, self.policies, self.credit, self.options, self.generator, self._tick)
         self.credit.forget()
-        warnings = self._check_reality(agents)
+        warnings = self._check_reality(agents) if options.mode != "off" else []
         fields = {"mode": options.mode, "agents": agents, "used": len(data.items), "warnings": warnings}
         return _result(started, data, fields)
 
@@ -121,10 +124,14 @@ class MarftTrainer:
 
         The draw moves on with every call, and goes on from where it was after a checkpoint is loaded.
         """
-        share = self.options.replay.share
-        count = min(stored, math.floor(fresh * share / (1 - share)))
+        count = min(stored, self._most_replayed(fresh))
         order = torch.randperm(stored, generator=self.replay_generator).tolist() if count else []
         return sorted(order[:count])
+
+    def _most_replayed(self, fresh: int) -> int:
+        """The largest number of older episodes beside `fresh` ones that is not more than `replay.share` of all."""
+        share = self.options.replay.share
+        return math.floor(fresh * share / (1 - share) + 1e-9)  # 2 * 0.6 / 0.4 is a little less than 3 in binary
 
     # -- on-policy rounds ----------------------------------------------------------------------------------------
 
@@ -139,11 +146,15 @@ class MarftTrainer:
             adapter share what is the adapter's. With update 'alternating' an agent whose turn it is not has its
             counts only. What was not measured is None.
 
+        A round whose groups are all without signal (skip_flat_groups) teaches nothing, and says so in warnings.
+
         Raises:
             TrainError: not one action can be trained on, or training turns out not to be real (see `trainers.reality`).
         """
         started = time.perf_counter()
         data = self._join(trajectories, replayed)
+        if not data.items and FLAT in data.drops:
+            return self._nothing_learned(started, data)
         if not data.items:
             reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(data.drops.items()))
             raise TrainError(f"no action of this round can be trained on: {reasons or 'there were no trajectories'}")
@@ -160,10 +171,16 @@ class MarftTrainer:
         self.credit.forget()
         agents: dict[str, dict[str, Any]] = {}
         for agent in self.policies.trained:
-            own = [i for i in scored.rows_of.get(self.policies.adapter_of(agent), ()) if data.items[i].agent == agent]
+            rows = scored.rows_of.get(self.policies.adapter_of(agent), range(len(data.items)))
+            own = [i for i in rows if data.items[i].agent == agent]
             advantage_U = units.take(estimate.advantage_U, own)
             agents[agent] = self._report(agent, [data.items[i] for i in own], learned, scored.sampling, advantage_U)
         warnings = self._check_reality(agents)
+        if self.options.estimator == "gae" and self.options.gamma == 1 and _cut_share(data) > 0.5:
+            warnings.append(
+                "most episodes were cut short, and with gamma 1 their values have nothing to end on: set "
+                "truncated_reward to 'final', or gamma below 1"
+            )
         self.rounds += 1
         fields = {
             "agents": agents,
@@ -188,8 +205,23 @@ class MarftTrainer:
             drops = {**data.drops, **refused}
             for reason, count in older.drops.items():
                 drops[f"replay: {reason}"] = count
-            data = episodes_to_round([*data.episodes, *older.episodes], drops)
+            most = self._most_replayed(len(data.episodes))
+            if len(older.episodes) > most:
+                drops["replay: episode beyond replay.share"] = len(older.episodes) - most
+            data = episodes_to_round([*data.episodes, *older.episodes[:most]], drops)
         return self.credit.informative(data) if self.options.skip_flat_groups else data
+
+    def _nothing_learned(self, started: float, data: Round) -> dict[str, Any]:
+        """A round in which every group earned the same: it counts, and moves nothing."""
+        self.rounds += 1
+        fields = {
+            "agents": {},
+            "critic": {"value_loss": None, "explained_variance": None, "critics": {}, "agents": {}, "flat_groups": 1.0},
+            "order": [],
+            "replayed": 0,
+            "warnings": ["no group of this round can say what was better, so nothing was learned"],
+        }
+        return _result(started, data, fields)
 
     def _report(
         self,
@@ -217,7 +249,10 @@ class MarftTrainer:
     def _read(self, trajectories: Sequence[Trajectory], use: Use) -> Round:
         policies, options = self.policies, self.options
         vocabulary = {agent: policies.model_of(agent).vocabulary for agent in policies.trained}
-        return trajectories_to_round(trajectories, policies.trained, options.reward, vocabulary, use, options.shaping)
+        final = options.truncated_reward == "final"
+        return trajectories_to_round(
+            trajectories, policies.trained, options.reward, vocabulary, use, options.shaping, final
+        )
 
     def _gate(
         self,
@@ -259,6 +294,10 @@ class MarftTrainer:
                 self.progress(phase, done, total)
 
         return tick
+
+
+def _cut_share(data: Round) -> float:
+    return sum(episode.truncated for episode in data.episodes) / len(data.episodes)
 
 
 def _tools_of(fresh: Sequence[Trajectory]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from trainers.config import OfflineOptions
 
 OfflineMode = Literal["filtered", "awr", "asymre", "topr", "importance", "vtrace"]
 
-_OVER_RATIOS = ("topr", "importance")  # V-trace's advantages hold their ratio already
+_OVER_RATIOS = ("topr", "importance", "vtrace")
 
 
 def offline_coefficients(
@@ -35,12 +35,13 @@ def offline_coefficients(
         asymre       A, given as return - (mean return + shift)      asymmetric REINFORCE (arXiv 2506.20520)
         topr         A where A >= 0, A * min(r, 1) where A < 0       tapered off-policy REINFORCE (arXiv 2503.14286)
         importance   A * min(r, ratio_cap)               truncated importance-weighted policy gradient
-        vtrace       A, which holds rho already          (arXiv 1802.01561, section 4.2)
+        vtrace       A * min(r, ratio_cap), with A = reward + gamma v' - V towards V-trace's targets v'
+                                                         (arXiv 1802.01561, section 4.2)
 
     Args:
         advantage_A: in units of reward, of the kind that the mode names.
         log_ratio_A: log pi_now(a) - log mu(a), the SUM over the action's tokens, since r is the ratio of the
-            whole action; for `topr` and `importance`, and None for the others.
+            whole action; for `topr`, `importance` and `vtrace`, and None for the others.
 
     Raises:
         ValueError: a mode over ratios without them, another mode with them, or no such mode.
@@ -52,7 +53,7 @@ def offline_coefficients(
         return torch.ones_like(advantage_A)
     if mode == "awr":
         return (advantage_A / options.beta).exp().clamp(max=options.max_weight)
-    if mode in ("asymre", "vtrace"):
+    if mode == "asymre":
         return advantage_A
     if log_ratio_A is None:
         raise ValueError(f"{mode!r} is not an offline mode that learns from actions")

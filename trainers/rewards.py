@@ -7,8 +7,8 @@ Three kinds reach the loss, and they are credited differently:
               discounted per link of D between them.
     private   one agent's own, once per episode: it reaches that agent's actions only.
 
-Invariant: an absent reward adds nothing and is reported as absent; weights of shaping terms are in the values.
-It knows nothing of tokens, values or estimators.
+Invariant: an absent reward adds nothing, and a term of which an episode has none at all is reported as absent;
+weights of shaping terms are in the values. It knows nothing of tokens, values or estimators.
 """
 
 from __future__ import annotations

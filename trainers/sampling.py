@@ -29,7 +29,8 @@ class Sampling:
 
     entropy is -mean log-prob of the sampled tokens by the engine, an estimate from the sample; the ratios are trainer
     against engine per token, the gap is the mean absolute difference of log-probs in nats; effective_sample_size
-    is that of the mismatch weights per action, 1 when all are equal.
+    is that of the mismatch weights per action, capped or masked as they enter the loss, 1 when all are equal; None
+    where the options weigh nothing.
     """
 
     entropy: float | None
@@ -55,13 +56,17 @@ def items_to_sampling(
         return Sampling(entropy, None, None, None, None)
     theirs_T = torch.tensor([logp for item in scored for logp in _behaviour(item)], dtype=torch.float64)
     gap_T = torch.cat([part.double().cpu() for part in ours_T]) - theirs_T
-    weights_A = items_to_ratios(ours_T, scored, options)
+    weights = None
+    if options.mismatch != "none":
+        rho_A, cap = items_to_ratios(ours_T, scored, options), options.mismatch_cap
+        kept_A = rho_A.clamp(max=cap) if options.mismatch == "truncate" else rho_A * (rho_A >= 1 / cap) * (rho_A <= cap)
+        weights = kept_A.tolist()
     return Sampling(
         entropy,
         float(gap_T.exp().mean()),
         float(gap_T.exp().max()),
         float(gap_T.abs().mean()),
-        effective_sample_size(weights_A.tolist()),
+        effective_sample_size(weights) if weights is not None else None,
     )
 
 

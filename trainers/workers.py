@@ -1,10 +1,10 @@
 """Several processes, each with the whole round, to one update: who takes which micro-batch, and sums over all.
 
 Data parallelism with one copy of every decision. All processes read the same trajectories with the same options and
-seed, so order, groups, advantages and optimiser steps are computed everywhere alike; only forward and backward
-passes are split: process k of n takes every n-th micro-batch. Sums come back bit for bit equal on all of them, so
-that they also agree on what they decide by these sums. Against a single process, sums differ by the rounding of
-another order of addition.
+seed, so order, groups, advantages and optimiser steps are computed everywhere alike; only forward and backward passes
+of the policies are split: process k of n takes every n-th micro-batch. Sums come back bit for bit equal on all of
+them, so that they also agree on what they decide by these sums. Against a single process, sums differ by the rounding
+of another order of addition.
 
 Invariant: every method but `mine` is a meeting: all processes call the same ones in the same order, also one whose
 share is empty. A single process computes what it would without this module. It knows nothing of models, rounds or

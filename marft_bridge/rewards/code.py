@@ -125,8 +125,10 @@ def program_to_passed(
 
 
 async def code_to_earned(options: CodeOptions, run: RunView) -> list[Earned]:
-    """The registry's function: one number for the episode."""
+    """The registry's function: one number for the episode; 0 where there is no answer."""
     answer = run.answer(options.answer_from)
+    if answer is None:
+        return [Earned(0.0)]
     if not isinstance(answer, str):
         raise GraphError(f"{options.answer_from!r} holds a {type(answer).__name__}, not the text of a program")
     if len(answer) > MAX_ANSWER:

@@ -58,7 +58,7 @@ class RewardOptions(BaseModel):
 
     @property
     def level_given(self) -> str:
-        """Whose it is: the team's (`episode`), a `step`'s or an `agent`'s; ANY_LEVEL where that shows when it is had."""
+        """Whose it is: the team's (`episode`), a `step`'s or an `agent`'s; ANY_LEVEL where that shows only later."""
         return "agent" if self.agent is not None else str(getattr(self, "level", "episode"))
 
 

@@ -196,8 +196,10 @@ def equal(expected: str, answer: str, limit_s: float = 5.0) -> bool:
 
 
 async def math_to_earned(options: MathOptions, run: RunView) -> list[Earned]:
-    """The registry's function: 1.0, 0.0 (also for an answer without an expression), or Absent."""
+    """The registry's function: 1.0, 0.0 (also for no answer, or one without an expression), or Absent."""
     answer, expected = run.answer(options.answer_from), run.expected(options.expected_from)
+    if answer is None:
+        return [Earned(0.0)]
     if not isinstance(answer, (str, int, float)):
         raise GraphError(f"{options.answer_from!r} holds a {type(answer).__name__}, not a text with an answer")
     if not isinstance(expected, (str, int, float)) or not str(expected).strip():

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from marft_bridge.errors import ConfigError
-from marft_bridge.rewards import composite, function, goals, match, signals, tools
+from marft_bridge.rewards import code, composite, function, goals, match, math, signals, tools
 from marft_bridge.rewards.contract import ANY_LEVEL, Kind, RewardOptions
 
 AnyReward = Annotated[
@@ -20,6 +20,8 @@ AnyReward = Annotated[
     | match.RegexOptions
     | match.JsonSchemaOptions
     | match.NumericOptions
+    | math.MathOptions
+    | code.CodeOptions
     | tools.ToolSuccessOptions
     | tools.ToolErrorRateOptions
     | tools.ToolSelectionOptions
@@ -38,9 +40,8 @@ AnyReward = Annotated[
 ]
 """One `[[rewards]]` table."""
 
-_KINDS: dict[type[RewardOptions], Kind[Any]] = {
-    kind.options: kind for module in (match, tools, signals, goals, function, composite) for kind in module.KINDS
-}
+_MODULES = (match, math, code, tools, signals, goals, function, composite)
+_KINDS: dict[type[RewardOptions], Kind[Any]] = {kind.options: kind for module in _MODULES for kind in module.KINDS}
 
 
 def kind_of(options: RewardOptions) -> Kind[Any]:
