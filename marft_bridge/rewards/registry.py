@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from marft_bridge.errors import ConfigError
-from marft_bridge.rewards import code, composite, function, goals, match, math, signals, tools
+from marft_bridge.rewards import code, composite, function, goals, judge, match, math, signals, tools
 from marft_bridge.rewards.contract import ANY_LEVEL, Kind, RewardOptions
 
 AnyReward = Annotated[
@@ -22,6 +22,7 @@ AnyReward = Annotated[
     | match.NumericOptions
     | math.MathOptions
     | code.CodeOptions
+    | judge.JudgeOptions
     | tools.ToolSuccessOptions
     | tools.ToolErrorRateOptions
     | tools.ToolSelectionOptions
@@ -40,7 +41,7 @@ AnyReward = Annotated[
 ]
 """One `[[rewards]]` table."""
 
-_MODULES = (match, math, code, tools, signals, goals, function, composite)
+_MODULES = (match, math, code, judge, tools, signals, goals, function, composite)
 _KINDS: dict[type[RewardOptions], Kind[Any]] = {kind.options: kind for module in _MODULES for kind in module.KINDS}
 
 

@@ -1,0 +1,59 @@
+"""A rubric template and a task -> the rubric's text.
+
+The template is the user's; the task's fields are data. Invariant: a dot in the template reads keys of mappings and
+nothing else, so no field of a task leads to an attribute or a method of a Python object, and what a field holds is
+never read as a template. It does not know what the rubric is for.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from jinja2 import StrictUndefined, Template
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from marft_bridge.errors import GraphError
+
+
+class _KeysOnly(ImmutableSandboxedEnvironment):
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        return self.getitem(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        try:
+            if isinstance(obj, (Mapping, list, tuple, str)):
+                return obj[argument]
+        except (LookupError, TypeError):
+            pass
+        return self.undefined(obj=obj, name=argument)
+
+    def is_safe_attribute(self, *_: Any) -> bool:
+        return False
+
+    def is_safe_callable(self, obj: Any) -> bool:
+        """Loops over ranges are the one call that a rubric needs."""
+        return obj is self.globals["range"]
+
+
+@functools.lru_cache(maxsize=64)
+def _template(rubric: str) -> Template:
+    environment = _KeysOnly(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=False)
+    for name in [name for name in environment.globals if name != "range"]:
+        del environment.globals[name]
+    return environment.from_string(rubric)
+
+
+def rubric_to_text(rubric: str, task: Mapping[str, Any] | None) -> str:
+    """The rubric with the task's fields in it; without a task, only whether it is a template.
+
+    Raises:
+        GraphError: it is not one, or names a field that the task lacks; the message says which.
+    """
+    try:
+        template = _template(rubric)
+        return "" if task is None else template.render(task=dict(task))
+    except Exception as error:  # noqa: BLE001 - besides TemplateError, whatever an expression in it raises
+        of = "" if task is None else f" for task {task.get('id')!r}"
+        raise GraphError(f"the rubric cannot be filled in{of}: {' '.join(str(error).split())[:300]}") from None
