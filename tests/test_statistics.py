@@ -330,6 +330,8 @@ def test_signed_ranks_with_a_zero_and_a_tie_equal_a_hand_worked_table() -> None:
     # Sizes 0, 1, 1, 2, 3 have ranks 1, 2.5, 2.5, 4, 5; only -1 is negative, with 2.5. Of the 16 sign patterns of
     # 2.5, 2.5, 4, 5 three have a sum of at most 2.5: none, the first, the second. Two sides: 6 / 16.
     assert ranked([0, 1, -1, 2, 3]) == pytest.approx(6 / 16)
+    # Ranks 2, 2, 2, 4: the negative one lies in the middle, since 2 + 2 is as much as 4. Eight of 16, on two sides.
+    assert ranked([1, 1, 1, -2]) == 1.0
 
 
 @pytest.mark.parametrize("tasks", [6, 13, 40, 300])
@@ -356,7 +358,9 @@ def test_signed_ranks_take_a_task_once_and_see_past_a_rare_huge_value() -> None:
     means = np.concatenate([np.linspace(0.1, 0.5, 14), [-60.0]])
     labels = np.repeat(np.arange(15), 2)
     diffs = np.repeat(means, 2) + np.tile([0.05, -0.05], 15)
-    zeros = np.zeros(30)
+    labels, diffs = np.append(labels, [14] * 6), np.append(diffs, [-60.0] * 6)  # the same mean from more samples
+    labels, diffs = np.append(labels, [0] * 8), np.append(diffs, [0.1] * 8)
+    zeros = np.zeros(44)
     by_rank = paired_difference("seconds", zeros, diffs, clusters=labels, seed=0, ranks=True)
     by_mean = paired_difference("seconds", zeros, diffs, clusters=labels, seed=0)
     assert by_rank.p_value == pytest.approx(ranked(means))

@@ -91,11 +91,12 @@ def test_the_only_look_at_the_end_is_the_fixed_test() -> None:
 
 def test_a_look_that_stopped_stays_what_it_was() -> None:
     rng = np.random.default_rng(1)
-    diffs = rng.normal(0.9, 1, 40)
-    first = look_at(diffs[:20], [10, 20], 40)
+    diffs = rng.normal(0.62, 1, 40)
+    first = look_at(diffs[:20], [10, 20], 40, flips=49_999)
     assert first.stopped
+    assert first.p_value > 10 / 50_000  # so many flipped paths that others would be noticed
     assert first.tasks == 20
-    later = look_at(np.concatenate([diffs[:20], -50 * np.ones(20)]), [10, 20, 30, 40], 40)
+    later = look_at(np.concatenate([diffs[:20], -50 * np.ones(20)]), [10, 20, 30, 40], 40, flips=49_999)
     assert later == first
 
 
@@ -111,6 +112,22 @@ def test_samples_of_a_task_are_one_difference_whatever_lies_between_them() -> No
     alone = monitor("x", np.zeros(24), means, looks=[8, 16, 24], max_tasks=24, seed=0, flips=999)
     assert (both.stopped, both.tasks, both.p_value) == (alone.stopped, alone.tasks, alone.p_value)
     assert both.diff == pytest.approx(alone.diff)
+
+
+def test_a_look_spends_all_that_it_may() -> None:
+    # One flipped path of 20 may cross at 5%, and the path that was seen lies farthest out.
+    climbing = np.random.default_rng(0).normal(3, 1, 12)
+    done = look_at(climbing, [12], 12, flips=19)
+    assert (done.stopped, done.p_value) == (True, pytest.approx(1 / 20))
+    short = look_at(climbing, [12], 12, flips=18)  # 1 in 19 is more than 5%
+    assert (short.stopped, short.p_value) == (False, pytest.approx(1 / 19))
+
+
+def test_what_earlier_looks_spent_counts_in_the_p_value_at_the_end() -> None:
+    # A walk that ends at 0 is the least extreme of all: every other path crossed before or lies farther out.
+    ends_at_zero = np.concatenate([np.arange(1.0, 16.0), -np.arange(1.0, 16.0)])
+    shuffled = np.random.default_rng(0).permutation(ends_at_zero)
+    assert look_at(shuffled, [10, 20, 30], 30).p_value == 1.0
 
 
 def test_no_difference_at_all_never_stops() -> None:
@@ -192,15 +209,14 @@ def capital(values: Sequence[float], mean: float, alpha: float) -> float:
 
 def test_betting_equals_a_slow_loop_over_the_published_formula() -> None:
     rng = np.random.default_rng(0)
-    a, b = rng.random((2, 40)) * 0.5
-    b = b + 0.4
-    sequence = confidence_sequence("x", a, b, alpha=0.1, grid=50)
-    unit = (b - a + 1) / 2
-    for t in (1, 7, 40):
+    a, b = rng.random(80).round(), (rng.random(80) + 0.1).round(1)
+    sequence = confidence_sequence("x", a, b, alpha=0.1, bounds=(-1.2, 1.2), grid=50)
+    unit = (b - a + 1.2) / 2.4
+    for t in (1, 7, 30, 80):
         assert sequence.p_values[t - 1] == pytest.approx(min(1.0, 1 / capital(unit[:t], 0.5, 0.1)))
         kept = [m for m in np.arange(1, 50) / 50 if capital(unit[:t], m, 0.1) < 10]
         inside = [
-            m for m in np.arange(1, 50) / 50 if sequence.low[t - 1] + 1e-9 < 2 * m - 1 < sequence.high[t - 1] - 1e-9
+            m for m in np.arange(1, 50) / 50 if sequence.low[t - 1] + 1e-9 < 2.4 * m - 1.2 < sequence.high[t - 1] - 1e-9
         ]
         assert inside == kept
         assert sequence.diffs[t - 1] == pytest.approx((b - a)[:t].mean())
