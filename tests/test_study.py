@@ -59,7 +59,7 @@ def result(
     counts = episodes or [10] * len(earned)
     rounds = [RoundResult(0, 20, 0.1, 4.0, 8.0)]
     rounds += [RoundResult(i + 1, n, y, 2.0 + i, 6.0) for i, (n, y) in enumerate(zip(counts, earned, strict=True))]
-    return Result(condition, seed, "0" * 64, tuple(rounds), HeldOut("correct", 4, 0.25, after), seconds)
+    return Result(condition, seed, "0" * 64, tuple(rounds), HeldOut("correct", 4, 0.25, after), seconds, "c" * 64)
 
 
 # -- conditions -------------------------------------------------------------------------------------------------------
@@ -245,6 +245,16 @@ def test_a_difference_whose_interval_holds_zero_is_not_told_apart() -> None:
     assert rows["`grpo`"][:2] == ["+0.600", "–"]  # one seed: no interval, no verdict
 
 
+def test_runs_of_different_programs_are_said_to_be() -> None:
+    config, one = report.read_config(STUDY), result("grpo", 0, [0.1])
+    assert "of one program (SHA-256 of its source cccccccccccc)" in results_to_page([one], config)
+    for other, said in (("d" * 64, "2 versions of it, and 0 runs"), (None, "1 versions of it, and 1 runs")):
+        page = results_to_page([one, replace(one, seed=1, code_sha256=other)], config)
+        assert "**Not all runs are of one program" in page
+        assert said in page
+    assert "program" not in results_to_page([], config)
+
+
 def test_a_curve_is_drawn_where_its_numbers_are_and_cut_at_the_edge_of_its_panel() -> None:
     panel = Panel("marft-a", [0.0, 100.0], [0.5, 1.0], [(-0.3, 1.4), None], {0: [0.0, 1.0]})
     drawing = panels_to_svg([panel, replace(panel, name="<b>")], "marft-a")
@@ -390,7 +400,7 @@ def test_a_stopped_run_goes_on_and_its_result_is_that_of_its_episodes(lab: Path)
     assert said.startswith("marft-a seed 0: done after an interruption; reward ")
     found = read_result(folder.path)
     assert found is not None
-    assert (found.seconds, [each.number for each in found.rounds]) == (None, [0, 1, 2, 3])
+    assert (found.seconds, found.code_sha256, [r.number for r in found.rounds]) == (None, None, [0, 1, 2, 3])
     with TraceStore.open(folder.store, read_only=True) as store:
         assert {episode.seed is not None for episode in store.episodes()} == {True}
         for each in found.rounds:

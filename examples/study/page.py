@@ -60,13 +60,28 @@ def _opening(by_condition: ByCondition) -> str:
 Which of the trainer's methods learns how fast, on the graph of `make demo`, with the same budget; and what the episodes
 that were recorded before training are worth. Made by `examples/study/`; `docs/study.json` holds every figure that
 this page is computed from.
-{state}
+{state}{_code(by_condition)}
 ```sh
 python -m examples.study.run --dry-run    # the plan, and how long it takes
 python -m examples.study.run              # all conditions, seeds {", ".join(map(str, SEEDS))}; stopped, it goes on
 python -m examples.study.report           # this page
 ```
 """
+
+
+def _code(by_condition: ByCondition) -> str:
+    """Whether all runs are of one program; nothing where there is no run."""
+    runs = [result for each in by_condition.values() for result in each.values()]
+    known = {result.code_sha256 for result in runs if result.code_sha256 is not None}
+    if not runs:
+        return ""
+    if len(known) == 1 and all(result.code_sha256 is not None for result in runs):
+        return f"\nAll runs are of one program (SHA-256 of its source {known.pop()[:12]}).\n"
+    unknown = sum(result.code_sha256 is None for result in runs)
+    return (
+        f"\n**Not all runs are of one program: {len(known)} versions of it, and {unknown} runs during which it changed "
+        "or may have.**\n"
+    )
 
 
 def _setting(config: BridgeConfig) -> str:

@@ -8,6 +8,7 @@ It knows neither conditions nor how results are compared.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -63,6 +64,20 @@ class Result:
     heldout: HeldOut
     seconds: float | None
     """Wall time of training and comparison, server included; None where the run was interrupted."""
+    code_sha256: str | None
+    """Of the program that ran, see `code_to_sha256`; None where it changed meanwhile, or may have."""
+
+
+def code_to_sha256() -> str:
+    """Of every Python file of the packages, wherever they lie; what a run does follows from these and its options."""
+    digest = hashlib.sha256()
+    for package in ("graphs", "marft_bridge", "trace_store", "trainers"):
+        spec = importlib.util.find_spec(package)
+        assert spec is not None  # this module imports from them
+        for root in spec.submodule_search_locations or ():
+            for path in sorted(Path(root).rglob("*.py")):
+                digest.update(f"{package}/{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def text_sha256(text: str) -> str:
@@ -71,7 +86,7 @@ def text_sha256(text: str) -> str:
 
 
 def folder_to_result(
-    folder: RunFolder, condition: str, seed: int, config: str, reward: str, seconds: float | None
+    folder: RunFolder, condition: str, seed: int, config: str, reward: str, seconds: float | None, code: str | None
 ) -> Result:
     """What a run folder holds after `train` and `compare`.
 
@@ -79,6 +94,7 @@ def folder_to_result(
         config: text of the run's configuration.
         reward: name of the reward that was trained on.
         seconds: None says that the run was interrupted, which its times then include.
+        code: hash of the code that ran; None where that is not one.
 
     Raises:
         OSError, ValueError, KeyError: the folder's files are not those of a finished run.
@@ -93,7 +109,7 @@ def folder_to_result(
     )
     report = json.loads((folder.path / "report.json").read_text(encoding="utf-8"))
     heldout = HeldOut(report["metric"], report["n"], report["mean_a"], report["mean_b"])
-    return Result(condition, seed, text_sha256(config), rounds, heldout, seconds)
+    return Result(condition, seed, text_sha256(config), rounds, heldout, seconds, code)
 
 
 def _update_seconds(line: Mapping[str, Any] | None) -> float | None:

@@ -29,7 +29,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from examples.study.conditions import CONDITIONS, SEEDS
-from examples.study.results import Result, folder_to_result, read_result, text_sha256, write_result
+from examples.study.results import (
+    Result,
+    code_to_sha256,
+    folder_to_result,
+    read_result,
+    text_sha256,
+    write_result,
+)
 from marft_bridge.config import BridgeConfig
 from marft_bridge.files import write_atomically
 from marft_bridge.run_folder import RunFolder
@@ -97,7 +104,7 @@ def run_job(job: Job, collected: RunFolder) -> Result:
     Raises:
         StudyError: a command failed, or the folder belongs to another configuration.
     """
-    began = time.monotonic()
+    began, code = time.monotonic(), code_to_sha256()
     fresh = not job.folder.path.exists()
     if fresh:
         _copy(collected, job.folder)
@@ -108,7 +115,8 @@ def run_job(job: Job, collected: RunFolder) -> Result:
     _run([*_command("serve", job.folder), "--", "sh", "-c", script], job.folder)
     seconds = time.monotonic() - began if fresh else None
     reward = job.config.train.trainer.reward
-    result = folder_to_result(job.folder, job.condition, job.seed, job.text, reward, seconds)
+    same = code if fresh and code == code_to_sha256() else None
+    result = folder_to_result(job.folder, job.condition, job.seed, job.text, reward, seconds, same)
     write_result(job.folder.path, result)
     return result
 
