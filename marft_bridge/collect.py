@@ -55,8 +55,8 @@ def collect(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
 def _print_summary(config: BridgeConfig, store: TraceStore, reporter: Reporter) -> None:
     outcomes = store.sql("SELECT outcome, count(*) FROM episodes WHERE run_id = ? GROUP BY outcome", (RUN_ID,))
     rewards = store.sql(
-        "SELECT r.name, avg(r.value) FROM rewards r JOIN episodes e USING (episode_id) "
-        "WHERE e.run_id = ? AND r.scope = 'episode' GROUP BY r.name ORDER BY r.name",
+        "SELECT r.name, avg(r.value) FROM episode_reward r JOIN episodes e USING (episode_id) "
+        "WHERE e.run_id = ? GROUP BY r.name ORDER BY r.name",
         (RUN_ID,),
     )
     actions, trainable, tokens = store.sql(

@@ -17,8 +17,8 @@ from trace_store.store import TraceStore
 _NODE_FIGURES = ("approx_kl", "clipfrac", "grad_norm", "adapter_norm")
 
 _REWARDS = """
-SELECT coalesce(e.round, 0), r.value FROM episodes e JOIN rewards r USING (episode_id)
-WHERE e.run_id IN (?, ?) AND r.scope = 'episode' AND r.name = ? ORDER BY 1, e.episode_id
+SELECT coalesce(e.round, 0), r.value FROM episodes e JOIN episode_reward r USING (episode_id)
+WHERE e.run_id IN (?, ?) AND r.name = ? ORDER BY 1, e.episode_id
 """
 
 

@@ -9,6 +9,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +25,8 @@ from marft_bridge.errors import GraphError
 from marft_bridge.rewards.contract import Absent, Earned, NeedsResult, RunView
 from marft_bridge.rewards.function import MAX_LATE, NotStored
 from marft_bridge.rewards.scoring import FUNCTION, Score, Scorer
+
+ROOT = Path(__file__).parents[1]
 
 
 def given_by(function: Callable[..., Any], run: RunView | None = None, **scorer: Any) -> Score:
@@ -80,6 +84,15 @@ def test_any_other_shape_is_an_error_that_names_the_function(value: Any, message
         given_by(lambda *_: value)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_function_on_the_page_works() -> None:
+    names: dict[str, Any] = {}
+    exec((ROOT / "docs/rewards.md").read_text().split("```python\n")[1].split("```")[0], names)
+    found = given_by(names["reward"], example_run(result={"answer": 12}), agents=("reasoner",))
+    assert found.team == {"reward": 1.0}
+    assert [one.action_id for one in found.earned["short"]] == [f"call{n}" for n in range(1, 6)]
+    assert found.earned["helped"] == [Earned(0.5, "agent", node="reasoner")]
 
 
 class Judge:
@@ -189,6 +202,19 @@ def test_threads_that_do_not_end_are_too_many_at_some_point() -> None:
         ended.set()
     time.sleep(0.2)
     assert asyncio.run(again()).team == {"reward": 1.0}  # they did end
+
+
+def test_a_thread_that_does_not_end_does_not_keep_the_process_from_ending() -> None:
+    code = """
+import asyncio, threading
+from marft_bridge.rewards.contract import RunView
+from marft_bridge.rewards.scoring import Scorer
+never = threading.Event()
+scorer = Scorer(function=(lambda *_: never.wait(), "f"), timeout_s=0.1)
+print(asyncio.run(scorer.run_to_score(RunView({}, {}))).absent)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout == "{'graph.reward': 'took longer than 0.1 s'}\n"
 
 
 def test_a_function_may_say_that_it_has_no_reward() -> None:

@@ -4,6 +4,7 @@
 - An episode over a reward's time is kept without that reward, and the command says how many and why.
 - `score` adds rewards to stored episodes without a server, leaves what reads the final state as it was, and is refused
   for a name that nobody declared; the latest reward counts.
+- What is shown of a reward is its latest value, once.
 - What bridge.toml says wrong about rewards is one line.
 """
 
@@ -23,8 +24,9 @@ from safetensors.numpy import save_file
 
 from marft_bridge import cli
 from marft_bridge.collect import collect
-from marft_bridge.config import BridgeConfig, toml_to_config
+from marft_bridge.config import BridgeConfig, CollectOptions, toml_to_config
 from marft_bridge.errors import ConfigError, GraphError
+from marft_bridge.learning_curve import run_to_learning_curve
 from marft_bridge.progress import Reporter
 from marft_bridge.run_folder import RunFolder
 from marft_bridge.score import score
@@ -163,7 +165,7 @@ class Lab:
     def run(self, command: Any, config: BridgeConfig, *arguments: Any) -> list[str]:
         text = io.StringIO()
         reporter = Reporter(Console(file=text, width=300))
-        command(config, *((arguments[0], reporter) if command is score else (reporter, False)))
+        command(config, *((arguments[0], reporter) if command is score else (reporter, bool(arguments))))
         return [line for line in text.getvalue().splitlines() if not line.endswith(" s]")]
 
     def episodes(self) -> list[Trajectory]:
@@ -287,6 +289,20 @@ def test_score_of_one_reward_adds_that_one_and_knows_no_other(lab: Lab) -> None:
         ConfigError, match=r"score --only: no reward is called 'rewrd'; there are: called, correct, errors"
     ):
         lab.run(score, config, ["rewrd"])
+
+
+def test_a_reward_that_was_scored_again_counts_once_in_what_is_shown(lab: Lab) -> None:
+    lab.run(collect, lab.config(REWARDS))
+    lab.run(score, lab.config(REWARDS.replace("called = 0.5", "called = 10.5")), ["reward"])
+    found = [episode.team_reward("correct") or 0.0 for episode in lab.episodes()]
+    with TraceStore.open(RunFolder(lab.folder / "run").store) as store:
+        (point,) = run_to_learning_curve(store, lab.folder / "run/metrics.jsonl", "reward")
+    assert (point.episodes, point.reward_mean) == (8, pytest.approx(sum(found) / 8 + 10.5))
+    more = lab.config(REWARDS).model_copy(update={"collect": CollectOptions(episodes=9)})
+    said = lab.run(collect, more, True)
+    ninth = lab.episodes()[-1].team_reward("reward")
+    assert ninth is not None
+    assert f"reward {((sum(found) + 8 * 10.5) + ninth) / 9:.3f}" in " ".join(said)
 
 
 def test_the_command_line_scores(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:

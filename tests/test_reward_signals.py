@@ -45,6 +45,12 @@ def test_every_signal_has_the_value_that_the_page_works_out() -> None:
     assert score(example_run(), *WORKED).team == pytest.approx(VALUES, abs=5e-5)
 
 
+def test_the_tables_that_the_page_begins_with_go_together() -> None:
+    tables = [table(**each) for each in tomllib.loads(PAGE.split("```toml\n")[1].split("```")[0])["rewards"]]
+    # Right, three of five calls without a fault, 25 tokens.
+    assert score(example_run(result={"answer": "= 12"}), *tables).team["reward"] == pytest.approx(1 + 0.2 * 0.6 - 0.025)
+
+
 def test_the_preset_is_the_articles_formula() -> None:
     # Every term is 1, so the sum is that of the weights: 1 + 0.5 - 0.1 - 0.2 + 0.3.
     known = dict.fromkeys(
