@@ -22,6 +22,7 @@ import pytest
 from reward_rig import TASK, example_run, score, table
 
 from marft_bridge.errors import GraphError
+from marft_bridge.load_name import load_name
 from marft_bridge.rewards.contract import Absent, Earned, NeedsResult, RunView
 from marft_bridge.rewards.function import MAX_LATE, NotStored
 from marft_bridge.rewards.scoring import FUNCTION, Score, Scorer
@@ -86,10 +87,11 @@ def test_any_other_shape_is_an_error_that_names_the_function(value: Any, message
     assert "\n" not in str(caught.value)
 
 
-def test_the_function_on_the_page_works() -> None:
-    names: dict[str, Any] = {}
-    exec((ROOT / "docs/rewards.md").read_text().split("```python\n")[1].split("```")[0], names)
-    found = given_by(names["reward"], example_run(result={"answer": 12}), agents=("reasoner",))
+def test_the_function_on_the_page_works(tmp_path: Path) -> None:
+    page = (ROOT / "docs/rewards.md").read_text()
+    (tmp_path / "page.py").write_text(page.split("```python\n")[1].split("```")[0])
+    function = load_name(f"{tmp_path / 'page.py'}:reward", "k")
+    found = given_by(function, example_run(result={"answer": 12}), agents=("reasoner",))
     assert found.team == {"reward": 1.0}
     assert [one.action_id for one in found.earned["short"]] == [f"call{n}" for n in range(1, 6)]
     assert found.earned["helped"] == [Earned(0.5, "agent", node="reasoner")]
