@@ -252,6 +252,15 @@ def test_killing_the_parent_and_everybody_ends_no_more_than_the_program(wall: Is
         assert end.ended in {"finished", "signal"}, shot
 
 
+def test_an_end_without_a_word_is_an_end_of_the_program_and_no_missing_wall() -> None:
+    """What the kernel kills for want of memory may be the launcher: no program is to end a run that way."""
+    outputs = {"stdout": bytearray(), "stderr": bytearray(), "told": bytearray(b'{"walls": "stand"}\n')}
+    end = sandbox._outputs_to_end(outputs, None, 1.0, Limits(), "namespaces")
+    assert (end.ended, end.status) == ("signal", None)
+    with pytest.raises(sandbox._Refused, match="without a word"):
+        sandbox._outputs_to_end(outputs | {"told": bytearray()}, None, 1.0, Limits(), "namespaces")
+
+
 def test_a_daemon_does_not_outlive_the_program(wall: Isolation) -> None:
     program = """
 import os, subprocess, sys, time
@@ -289,6 +298,17 @@ for name in ("marft_bridge", "trace_store", "pydantic", "torch"):
     except ImportError: pass
 """
         assert attack(program, wall).stdout == "['HOME', 'LANG', 'TMPDIR']\n[0, 1, 2]\n"
+
+
+def test_the_program_has_no_capability_and_a_filter_that_it_cannot_take_off(wall: Isolation) -> None:
+    program = """
+import ctypes, platform, struct
+libc = ctypes.CDLL(None, use_errno=True)
+sets = ctypes.create_string_buffer(24)
+print(libc.syscall({"x86_64": 125, "aarch64": 90}[platform.machine()], struct.pack("Ii", 0x20080522, 0), sets))
+print(sets.raw == bytes(24), libc.prctl(21, 0, 0, 0, 0), libc.prctl(39, 0, 0, 0, 0))
+"""
+    assert attack(program, wall).stdout == "0\nTrue 2 1\n"
 
 
 def test_a_wall_that_cannot_be_had_is_refused_and_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,6 +403,7 @@ def test_each_test_counts_for_itself() -> None:
         "def add(a, b):\n  import sys; sys.setrecursionlimit(10**9)\n  return add(a, b)",
         "this is no program",
         "\0",
+        "\ud800",
         "x = " + "(" * 5000,
         "while True: print('passed 0' * 1000)",
     ],

@@ -268,9 +268,7 @@ def _run_and_wait(request: dict[str, Any]) -> dict[str, Any]:
         pid = os.fork()  # the first process of the new namespace
         if pid:
             _wait_and_exit(pid, signal.SIGKILL)
-        _die_with_parent()
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a first process without handlers cannot be signalled from inside
-    if isolation == "namespaces":
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
     if isolation != "limits-only":
@@ -286,12 +284,14 @@ def _run_and_wait(request: dict[str, Any]) -> dict[str, Any]:
     os.close(says)
     with os.fdopen(refused, "rb") as pipe:
         why = pipe.read()  # ends when the walls stand, since the program is run without this descriptor
+    if why:
+        os.waitpid(pid, 0)
+        raise Refusal(why.decode(errors="replace"))
+    os.write(_STATUS, b'{"walls": "stand"}\n')
     os.closerange(0, 3)
     _, how, used = os.wait4(pid, 0)
-    if why:
-        raise Refusal(why.decode(errors="replace"))
     code = os.waitstatus_to_exitcode(how)
-    return {"status": code, "cpu_s": used.ru_utime + used.ru_stime, "peak_bytes": used.ru_maxrss * 1024}
+    return {"status": code, "cpu_s": used.ru_utime + used.ru_stime}
 
 
 def _drop_capabilities() -> None:

@@ -154,7 +154,7 @@ async def judge_to_earned(options: JudgeOptions, run: RunView) -> list[Earned]:
         raise Absent(f"the answer is longer than {MAX_JUDGED} characters")
     rubric = _rubric(options, run.task)
     where = _where(options, run.place.served)
-    kept = run.place.folder and run.place.folder / "judge" / f"{_name(options, rubric, judged)}.json"
+    kept = run.place.folder and run.place.folder / "judge" / f"{_name(options, where.model, rubric, judged)}.json"
     score = _kept_score(kept, options) if kept else None
     if score is None:
         score, reason = await _asked(options, where, rubric, judged)
@@ -194,9 +194,9 @@ def _key(options: JudgeOptions) -> str | None:
     return key
 
 
-def _name(options: JudgeOptions, rubric: str, judged: str) -> str:
+def _name(options: JudgeOptions, model: str, rubric: str, judged: str) -> str:
     """A digest of all that decides a score. The run's own server is the same judge whichever port it has."""
-    decides = [_PROTOCOL, options.base_url, options.model, options.lowest, options.highest, options.max_tokens]
+    decides = [_PROTOCOL, options.base_url, model, options.lowest, options.highest, options.max_tokens]
     return hashlib.sha256(json.dumps([*decides, rubric, judged]).encode()).hexdigest()
 
 

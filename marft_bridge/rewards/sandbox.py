@@ -244,12 +244,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _outputs_to_end(
     outputs: dict[str, bytearray], stopped: Ended | None, wall_s: float, limits: Limits, wall: Isolation
 ) -> End:
-    told: dict[str, Any] = json.loads(outputs["told"]) if outputs["told"] and stopped is None else {}
+    told: dict[str, Any] = {}
+    for line in outputs["told"].splitlines():
+        told |= json.loads(line)
     if "refused" in told:
         raise _Refused(told["refused"])
     stderr = outputs["stderr"].decode("utf-8", errors="replace")
     status: int | None = told.get("status")
-    if stopped is None and status is None and wall != "limits-only":
+    if stopped is None and "walls" not in told:
         raise _Refused(f"the launcher ended without a word: {' '.join(stderr.split())[-300:]}")
     end = End(
         ended="signal",
