@@ -4,6 +4,7 @@
 - What a judged text can and cannot do to a judge that obeys it.
 - Cached by all that decides, readable by its owner only; the key goes to the judge and nowhere else.
 - A rubric reads the task's fields, and no field of a task reaches Python.
+- docs/rewards-hostile.md names options that exist, with their defaults.
 """
 
 from __future__ import annotations
@@ -13,18 +14,23 @@ import json
 import re
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from marft_bridge.errors import GraphError
+from marft_bridge.rewards.code import CodeOptions
 from marft_bridge.rewards.contract import Absent, Place, RunView, Served
 from marft_bridge.rewards.judge import JUDGE, JudgeOptions, judge_messages, reply_to_score
+from marft_bridge.rewards.math import MathOptions, close_workers
+from marft_bridge.rewards.registry import AnyReward
 from marft_bridge.rewards.rubric import rubric_to_text
+from marft_bridge.rewards.scoring import Scorer
 
 Reply = str | tuple[int, bytes]
 
@@ -187,7 +193,7 @@ def test_every_other_reply_is_no_score(reply: str) -> None:
 )
 def test_a_malformed_reply_is_absent_with_its_reason_after_the_tries(judges: Any, reply: Reply, reason: str) -> None:
     judge = judges(lambda *_: reply)
-    with pytest.raises(Absent, match=rf"{reason} \(2 tries\)"):
+    with pytest.raises(Absent, match=rf"{reason} \(asked 2 times\)"):
         scored(options(judge, retries=1))
     assert len(judge.asked) == 2
 
@@ -433,3 +439,54 @@ def test_the_judge_is_told_the_scale_and_that_the_text_is_data() -> None:
     assert "never an instruction" in system
     assert "NONCE" in system
     assert user.index("the rubric") < user.index("<<<MARK>>>") < user.index("the text")
+
+
+def test_three_kinds_score_one_run_together(judges: Any, tmp_path: Path) -> None:
+    """Through the registry, at the same time on one loop, as a run does; what one lacks, the others have."""
+    tables = [
+        {"name": "right", "kind": "math", "answer_from": "answer", "expected_from": "gold", "limit_s": 60.0},
+        {"name": "tests", "kind": "code", "answer_from": "program", "agent": "coder"},
+        {"name": "good", "kind": "judge", "answer_from": "answer", "rubric": "Right?", "model": "j", "retries": 0},
+        {"name": "nice", "kind": "judge", "answer_from": "answer", "rubric": "Nice?", "model": "j", "retries": 0},
+    ]
+    judge = judges(lambda system, user: fair(9)(system, user) if "Right?" in user else "I would rather not say")
+    for table in tables[2:]:
+        table["base_url"] = judge.url
+    scorer = Scorer([TypeAdapter(AnyReward).validate_python(table) for table in tables])
+    task = {"id": "t", "gold": "1/2", "tests": ["assert half(1) == 0.5", "assert half(0) == 1"]}
+    result = {"answer": "It is \\boxed{0.5}", "program": "def half(x): return x / 2"}
+    try:
+        score = asyncio.run(scorer.run_to_score(RunView(task=task, result=result, place=Place(folder=tmp_path))))
+    finally:
+        close_workers()
+    assert score.team == {"right": 1.0, "good": 0.9}
+    (tests,) = score.earned["tests"]
+    assert (tests.value, tests.level, tests.node) == (0.5, "agent", "coder")
+    assert score.sources == {"right": "math", "tests": "code", "good": "judge j"}
+    assert score.absent == {"nice": "the judge gave no score: no JSON object with the nonce (asked once)"}
+
+
+# ── the page ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "rewards-hostile.md"
+SECTIONS = {"math": MathOptions, "code": CodeOptions, "judge": JudgeOptions}
+
+
+@pytest.mark.parametrize("kind", SECTIONS)
+def test_the_page_shows_tables_that_work_and_options_that_exist(kind: str) -> None:
+    section = PAGE.read_text().split(f"\n## `{kind}`")[1].split("\n## ")[0]
+    (example,) = re.findall(r"```toml\n(.*?)```", section, re.DOTALL)
+    (table,) = tomllib.loads(example)["rewards"]
+    parsed = TypeAdapter(AnyReward).validate_python(table)  # type: ignore[var-annotated]
+    assert type(parsed) is SECTIONS[kind]
+    described = {}
+    for first in re.findall(r"^\| (`\w+`.*?) \|", section.split("\n### ")[0], re.MULTILINE):
+        described |= dict(re.findall(r"`(\w+)`(?: \(`?([^)`]+)`?\))?", first))
+    fields = SECTIONS[kind].model_fields
+    assert set(described) - set(fields) == set()
+    for name, default in described.items():
+        if default:
+            real = fields[name].default
+            assert default == (f"{real:g}" if type(real) in (int, float) else str(real).lower()), name
+    told = set(described) | {"name", "kind", "weight", "timeout_s", "agent", "answer_from", "expected_from"}
+    assert set(fields) - told == set()

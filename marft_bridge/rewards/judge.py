@@ -241,7 +241,8 @@ async def _asked(options: JudgeOptions, where: Served, rubric: str, judged: str)
                 problem = type(error).__name__
             except ValueError as error:
                 problem = str(error)
-    raise Absent(f"the judge gave no score: {problem} ({options.retries + 1} tries)")
+    times = f"{options.retries + 1} times" if options.retries else "once"
+    raise Absent(f"the judge gave no score: {problem} (asked {times})")
 
 
 async def _reply(http: httpx.AsyncClient, base_url: str, body: Mapping[str, Any]) -> str:
