@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from marft_bridge.errors import GraphError
 from marft_bridge.rewards import sandbox
 from marft_bridge.rewards.code import CODE, CodeOptions, answer_to_program, program_to_passed
-from marft_bridge.rewards.contract import RunView
+from marft_bridge.rewards.contract import Absent, RunView
 from marft_bridge.rewards.sandbox import End, Isolation, Limits, program_to_end
 
 WALLS: tuple[Isolation, ...] = ("namespaces", "landlock")
@@ -467,6 +467,13 @@ def test_a_check_function_is_given_the_named_candidate() -> None:
     assert earned({"tests": check, "entry_point": "add"}, "def add(a, b): return 5") == 0.0
     with pytest.raises(GraphError, match="is no name"):
         earned({"tests": check, "entry_point": "__import__('os')"}, ADD)
+
+
+def test_a_machine_too_busy_to_start_the_program_says_nothing_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert earned({"tests": ["assert add(1, 2) == 3"]}, ADD) == 1.0
+    monkeypatch.setattr(sandbox, "_START_S", 0.0)
+    with pytest.raises(Absent, match="did not start in 0 s"):
+        earned({"tests": ["assert add(1, 2) == 3"]}, ADD)
 
 
 @pytest.mark.parametrize("tests", [[], [1], {"a": 1}, None])

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from marft_bridge.errors import GraphError
 from marft_bridge.rewards.contract import Absent, Earned, Kind, RewardOptions, RunView
-from marft_bridge.rewards.sandbox import Isolation, Limits, program_to_end, strongest_isolation
+from marft_bridge.rewards.sandbox import Isolation, Limits, NotStarted, program_to_end, strongest_isolation
 
 MAX_ANSWER = 1_000_000  # characters; more than any model writes, and too much to be a program
 
@@ -142,7 +142,10 @@ async def code_to_earned(options: CodeOptions, run: RunView) -> list[Earned]:
         processes=options.processes,
     )
     program = answer_to_program(answer, options.block)
-    passed = await asyncio.to_thread(program_to_passed, program, tests, setup, limits, options.isolation)
+    try:
+        passed = await asyncio.to_thread(program_to_passed, program, tests, setup, limits, options.isolation)
+    except NotStarted as why:
+        raise Absent(str(why)) from None
     value = float(all(passed)) if options.value == "all" else sum(passed) / len(passed)
     return [Earned(value)]
 

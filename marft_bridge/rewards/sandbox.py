@@ -33,6 +33,7 @@ Ended = Literal["finished", "exit-status", "wall-time", "cpu-time", "memory", "o
 
 _MB = 1 << 20
 _AT_ONCE = threading.BoundedSemaphore(max(os.cpu_count() or 1, 1))  # more would only run into their wall time
+_START_S = 30.0  # for interpreter and walls, on a busy machine
 _AFTER_KILL_S = 5.0
 
 
@@ -68,6 +69,10 @@ class End:
         return lines[-1].strip() if lines else ""
 
 
+class NotStarted(Exception):  # noqa: N818 - of the machine, not of the program
+    """The machine was too busy to start the program, which therefore shows nothing of the program."""
+
+
 class _Refused(Exception):  # noqa: N818 - an answer of the kernel, not a fault
     """The kernel does not give this wall here."""
 
@@ -75,13 +80,14 @@ class _Refused(Exception):  # noqa: N818 - an answer of the kernel, not a fault
 def program_to_end(
     program: str, stdin: str = "", limits: Limits | None = None, isolation: Isolation | None = None
 ) -> End:
-    """Runs Python source as a program. Blocks, at most `wall_s` and a moment; safe in any thread.
+    """Runs Python source as a program. Blocks for `wall_s` and the start at most; safe in any thread.
 
     Args:
         isolation: None for the strongest wall that there is.
 
     Raises:
         GraphError: no wall can be had here, or not the one that is asked for; the message says what is missing.
+        NotStarted: the machine is too busy.
     """
     wall = isolation or strongest_isolation()
     try:
@@ -170,7 +176,7 @@ def _run(program: str, stdin: str, limits: Limits, wall: Isolation) -> End:
         os.close(tells)
         tells = -1
         try:
-            outputs, stopped = _talk(process, json.dumps(request).encode(), told, began + limits.wall_s, limits)
+            outputs, stopped = _talk(process, json.dumps(request).encode(), told, limits)
         finally:
             _end(process)
     finally:
@@ -182,7 +188,7 @@ def _run(program: str, stdin: str, limits: Limits, wall: Isolation) -> End:
 
 
 def _talk(
-    process: subprocess.Popen[bytes], request: bytes, told: int, deadline: float, limits: Limits
+    process: subprocess.Popen[bytes], request: bytes, told: int, limits: Limits
 ) -> tuple[dict[str, bytearray], Ended | None]:
     """Sends the request and reads until all pipes end; else the reason for which it has to be stopped."""
     assert process.stdin is not None
@@ -199,6 +205,7 @@ def _talk(
         for name, pipe in pipes.items():
             open_pipes.register(pipe, selectors.EVENT_READ, name)
         stopped: Ended | None = None
+        deadline, runs = time.monotonic() + _START_S, False
         while open_pipes.get_map():
             left = deadline - time.monotonic()
             if left <= 0:
@@ -213,6 +220,8 @@ def _talk(
                     open_pipes.unregister(key.fd)
                 elif stopped is None:
                     outputs[key.data] += chunk
+            if outputs["told"] and not runs and stopped is None:
+                deadline, runs = time.monotonic() + limits.wall_s, True  # the program's time begins with the program
             if stopped is None and len(outputs["stdout"]) + len(outputs["stderr"]) > limits.output_kb * 1024:
                 stopped, deadline = "output", time.monotonic() + _AFTER_KILL_S
                 _tell_to_end(process)
@@ -247,6 +256,8 @@ def _outputs_to_end(
     told: dict[str, Any] = {}
     for line in outputs["told"].splitlines():
         told |= json.loads(line)
+    if stopped == "wall-time" and "walls" not in told:
+        raise NotStarted(f"the sandbox did not start in {_START_S:g} s")
     if "refused" in told:
         raise _Refused(told["refused"])
     stderr = outputs["stderr"].decode("utf-8", errors="replace")
