@@ -99,6 +99,47 @@ def test_expected_tools_may_be_given_by_agent() -> None:
         score(example_run(task), accuracy)  # nobody knows that name: a slip of the pen
 
 
+def test_a_call_that_failed_is_a_fault() -> None:
+    sample = chain()
+    node = sample.node("c:1", 50, 60, step=3, after=("b:1",))
+    sample.call("z", node, 51, 59, ok=False, SAMPLED_IDS=None, LOGPROBS=None)
+    found = earned(run_of(sample.spans()), kind="trajectory_score", level="step")
+    assert {one.action_id: one.value for one in found} == {"x": 1, "y": 1, "z": 0}
+
+
+def test_a_signal_may_be_of_some_tools_only() -> None:
+    assert value(example_run(), kind="tool_error_rate", tools=["calc"]) == 0.5
+    assert value(example_run(), kind="tool_success", tools=["search"]) == 1.0
+    assert value(example_run(), kind="tool_success", tools=["submit"]) is None
+
+
+def test_fewer_calls_than_ideal_are_no_better_than_ideal() -> None:
+    assert value(example_run(), kind="step_efficiency", ideal=9) == 1.0
+    assert value(run_of(SampleTrace().spans()), kind="step_efficiency", ideal=9) is None
+
+
+@pytest.mark.parametrize(
+    ("goal", "progress"),
+    [
+        ({"tools": ["search", "submit"]}, 1 / 2),
+        ({"nodes": ["worker", "critic", "planner"]}, 2 / 3),
+        ({"fields": ["text", "empty", "nothing", "list", "missing", "zero"]}, 2 / 6),
+        ({"tools_from": "tools", "nodes": ["critic"]}, 2 / 3),
+    ],
+)
+def test_a_goal_is_met_as_far_as_its_conditions_are(goal: dict[str, Any], progress: float) -> None:
+    run = example_run(result={"text": "x", "empty": "", "nothing": None, "list": [], "zero": 0})
+    assert value(run, kind="goal_progress", **goal) == progress
+    assert value(run, kind="task_completion", **goal) == 0.0
+
+
+def test_a_tool_that_only_failed_meets_no_goal() -> None:
+    sample = chain()
+    node = sample.node("c:1", 50, 60, step=3, after=("b:1",))
+    sample.tool("submit", node, 51, 59, ok=False, node="c")
+    assert value(run_of(sample.spans()), kind="task_completion", tools=["submit"]) == 0.0
+
+
 @pytest.mark.parametrize(
     ("called", "expected", "ordered", "accuracy"),
     [
@@ -140,6 +181,9 @@ def test_tokens_that_nobody_counted_are_not_0() -> None:
     found = score(run_of(sample.spans()), table(kind="tokens"), table(kind="step_count", budget=3))
     assert found.absent == {"tokens": "node 'c' made a call whose tokens nobody counted"}
     assert found.team == {"step_count": 1.0}
+    # The prompt's are known, and half of a sum is no sum.
+    assert value(run_of(sample.spans()), kind="tokens", count="prompt") == 9
+    assert value(run_of(sample.spans()), kind="tokens", count="all") is None
 
 
 def test_a_run_that_was_not_recorded_whole_has_no_signals() -> None:
