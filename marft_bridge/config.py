@@ -1,7 +1,7 @@
 """`bridge.toml` and flags become one frozen, checked `BridgeConfig`.
 
 Invariant: every key is known and does something; an unknown one is refused by name with the nearest known one.
-Relative paths in the file are relative to the file. This module imports neither torch nor vllm.
+Relative paths are relative to the working directory. This module imports neither torch nor vllm.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from trace_store.store import TraceStore
 _NODE_FIGURES = ("approx_kl", "clipfrac", "grad_norm", "adapter_norm")
 
 _REWARDS = """
-SELECT coalesce(e.round, 0), r.value FROM episodes e JOIN episode_reward r USING (episode_id)
+SELECT coalesce(e.round, 0), e.task_id, r.value FROM episodes e JOIN episode_reward r USING (episode_id)
 WHERE e.run_id IN (?, ?) AND r.name = ? ORDER BY 1, e.episode_id
 """
 
@@ -25,12 +25,13 @@ WHERE e.run_id IN (?, ?) AND r.name = ? ORDER BY 1, e.episode_id
 def run_to_learning_curve(store: TraceStore, metrics: Path, reward: str) -> tuple[LearningPoint, ...]:
     """One point per round of the training run in this folder, the collected episodes being round 0."""
     lines = {line["round"]: line for line in train.read_metrics(metrics)}
-    rewards: dict[int, list[float]] = {}
-    for round_number, value in store.sql(_REWARDS, (collect.RUN_ID, train.RUN_ID, reward)):
-        rewards.setdefault(round_number, []).append(value)
+    rewards: dict[int, list[tuple[str, float]]] = {}
+    for round_number, task, value in store.sql(_REWARDS, (collect.RUN_ID, train.RUN_ID, reward)):
+        rewards.setdefault(round_number, []).append((task, value))
     points = []
-    for round_number, values in sorted(rewards.items()):
-        interval = mean_interval(values)
+    for round_number, found in sorted(rewards.items()):
+        tasks, values = zip(*found, strict=True)
+        interval = mean_interval(values, clusters=tasks)  # samples of one task are not independent
         points.append(
             LearningPoint(
                 round=round_number,
