@@ -315,3 +315,5 @@ def test_who_does_not_look_at_it_is_computed_and_a_table_that_does_is_named() ->
     assert found.absent["exact"] == "it reads 'answer' of the final state, which is not stored"
     known = score(example_run(TASK, rescoring=True), *tables, known={"exact": 1.0})
     assert known.team == {"tokens": 25.0, "composite": 3.5}
+    stale = score(example_run(TASK, rescoring=True), *tables, known={"exact": 1.0, "tokens": 1000.0})
+    assert stale.team == {"tokens": 25.0, "composite": 3.5}  # what is computed now, not what was stored

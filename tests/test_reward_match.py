@@ -102,6 +102,7 @@ def test_json_schema(answer: Any, right: int) -> None:
         (7.26, 7, {"abs_tol": 0.25}, 0),
         (102, 100, {"rel_tol": 0.02}, 1),
         (98, 100, {"rel_tol": 0.01}, 0),
+        (102, 100, {"rel_tol": 0.0198}, 0),  # relative to what is expected: 1.98
         (102, 100, {"rel_tol": 0.01, "abs_tol": 2}, 1),
         ("none", 7, {}, 0),
         ("1e999", 7, {"abs_tol": 1e300}, 0),  # infinite: not a number to compare
