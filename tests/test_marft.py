@@ -439,9 +439,7 @@ def test_the_engines_log_probs_as_old_ones_give_the_same_update_and_are_checked(
     for agent in AGENTS:
         for name, weight in ours[agent].items():
             torch.testing.assert_close(weight, engines[agent][name], atol=1e-6, rtol=1e-4)
-    with pytest.raises(
-        TrainError, match=r"differ from the trainer's by 0\.030 nats a token, more than 0\.01: serve"
-    ):
+    with pytest.raises(TrainError, match=r"differ from the trainer's by 0\.030 nats a token, more than 0\.01: serve"):
         updated("engine", -0.03)
     with pytest.raises(TrainError, match=r"by 0\.600 nats a token, more than 0\.5: check which model, adapter"):
         updated("recomputed", -0.6)
