@@ -198,19 +198,19 @@ from marft_bridge.null_adapter import write_null_adapter
 
 class Trainer:
     # In the place of the one that needs torch: it learns nothing, and an update lasts until standard input closes.
-    def __init__(self, options, model_dir, nodes, seed, show):
+    def __init__(self, options, model_dir, nodes, seed, show, lineage):
         self.rounds, self.nodes = 0, nodes
         save = lambda node, folder: write_null_adapter(folder, model_dir, ("q_proj",))
-        self.model = SimpleNamespace(save_adapter=save)
+        self.policies = SimpleNamespace(save_adapter=save, trained=())
     def warm_up(self, episodes):
         return {"critic": {"explained_variance": None}}
     def replay(self, episodes):
         return {"mode": "filtered", "used": 0, "agents": {}}
-    def update(self, episodes):
+    def update(self, episodes, older):
         print("updating", flush=True)
         sys.stdin.read()
         self.rounds += 1
-        return {"agents": {node: {} for node in self.nodes}, "seconds": 0.0}
+        return {"agents": {node: {} for node in self.nodes}, "warnings": [], "seconds": 0.0}
 
 marft, checkpoint = ModuleType("trainers.marft"), ModuleType("trainers.checkpoint")
 marft.MarftTrainer, checkpoint.STATE_FILE = Trainer, "state.json"
