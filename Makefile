@@ -26,8 +26,9 @@ lint: setup ## ruff and mypy
 	$(VENV)/ruff format --check .
 	$(VENV)/mypy
 
-test: lint ## lint, then every test
-	$(VENV)/pytest --durations=10
+test: lint ## lint, then every test: two at a time, those on the real server alone
+	OMP_NUM_THREADS=1 $(VENV)/pytest -n 2 --dist worksteal -m 'not vllm' --durations=10
+	$(VENV)/pytest -m vllm --durations=10
 
 bench: setup ## measure, print a table, write runs/bench/latest.json; BENCH=name runs one
 	PYTHONPATH=tests $(VENV)/python -m benchmarks $(if $(BENCH),'$(BENCH)')
