@@ -13,6 +13,7 @@ from pathlib import Path
 
 from marft_bridge.adapters import AdapterRegistry
 from trace_store.records import Action, Trajectory
+from trainers.batch import narrows_sampling
 from trainers.policies import Policies
 from trainers.reality import check_served, logprob_gap
 
@@ -59,10 +60,6 @@ def _comparable(episodes: Sequence[Trajectory], node: str) -> list[Action]:
         action
         for episode in episodes
         for action in episode.actions
-        if action.node == node
-        and action.trainable
-        and action.temperature
-        and action.top_p in (None, 1.0)
-        and action.top_k in (None, 0, -1)
+        if action.node == node and action.trainable and action.temperature and not narrows_sampling(action)
     ]
     return found[:: max(1, len(found) // _CHECKED)][:_CHECKED]

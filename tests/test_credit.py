@@ -644,7 +644,9 @@ def test_the_parts_by_reward_sum_to_the_advantage(data: Round, estimator: str, g
     estimate = _estimate_by_hand(data, estimator, granularity)
     units = len(data.items) if granularity == "action" else sum(len(item.sampled_ids) for item in data.items)
     assert estimate.advantage_U.shape == (units,)
-    assert set(estimate.by_source) == {*data.sources(), BASELINE}
+    earned = [episode.rewards for episode in data.episodes]
+    named = {name for e in earned for name in (*e.team, *e.step, *e.private)}
+    assert set(estimate.by_source) == {*named, BASELINE}
     np.testing.assert_allclose(sum(estimate.by_source.values()), estimate.advantage_U, rtol=1e-9, atol=1e-9)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from trace_store.records import NO_LOGPROBS, Action, Trajectory
@@ -68,10 +68,9 @@ class Round:
         refused = len(self.episodes) - len(kept)
         return episodes_to_round(kept, {**self.drops, reason: refused} if refused else self.drops)
 
-    def sources(self) -> tuple[str, ...]:
-        """Names of all rewards that reach the loss, in a stable order."""
-        earned = [episode.rewards for episode in self.episodes]
-        return tuple(dict.fromkeys(name for e in earned for name in (*e.team, *e.step, *e.private)))
+    def also_dropped(self, drops: Mapping[str, int]) -> Round:
+        """The round with more that was left out before it was read."""
+        return replace(self, drops={**self.drops, **drops})
 
 
 def trajectories_to_round(
@@ -154,6 +153,11 @@ def _to_episode(
     )
 
 
+def narrows_sampling(action: Action) -> bool:
+    """Whether top-p or top-k cut the distribution, so that the engine's log-probs are not those of the whole policy."""
+    return action.top_p not in (None, 1.0) or action.top_k not in (None, 0, -1)
+
+
 def _why_not(action: Action, agents: Sequence[str], vocabulary: Mapping[str, int], use: Use) -> str | None:
     """The reason why an action cannot be trained on, or None."""
     if action.node not in agents:
@@ -172,7 +176,7 @@ def _why_not(action: Action, agents: Sequence[str], vocabulary: Mapping[str, int
         return "log-probs that are not finite, one per token"
     if use != "imitation" and not action.temperature:
         return "sampled greedily or at an unknown temperature"
-    if use != "imitation" and (action.top_p not in (None, 1.0) or action.top_k not in (None, 0, -1)):
+    if use != "imitation" and narrows_sampling(action):
         return "sampled with top-p or top-k, so its log-probs are not comparable"
     return None
 

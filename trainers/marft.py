@@ -95,7 +95,7 @@ class MarftTrainer:
         kept, refused = self._gate(trajectories, {}, False) if self.options.uses_critic else ([], {})
         data = self._read(kept, "imitation")
         data = data.only(lambda episode: not episode.truncated, "episode truncated, its return unknown")
-        data = episodes_to_round(data.episodes, {**refused, **data.drops})
+        data = data.also_dropped(refused)
         critic = self.credit.warm_up(data)
         return _result(started, data, {"critic": critic, "actions": len(data.items)})
 
@@ -112,7 +112,7 @@ class MarftTrainer:
         options = self.options.offline
         kept, refused = ([], {}) if options.mode == "off" else self._gate(trajectories, {}, options.needs_behaviour)
         data = self._read(kept, "replay" if options.needs_behaviour else "imitation")
-        data = episodes_to_round(data.episodes, {**refused, **data.drops})
+        data = data.also_dropped(refused)
         agents, data = learn_offline(data, self.policies, self.credit, self.options, self.generator, self._tick)
         self.credit.forget()
         warnings = self._check_reality(agents) if options.mode != "off" else []
@@ -158,7 +158,8 @@ class MarftTrainer:
         if not data.items:
             reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(data.drops.items()))
             raise TrainError(f"no action of this round can be trained on: {reasons or 'there were no trajectories'}")
-        self.policies.workers.check_same("the round's tokens and the adapters", self._digest(data))
+        if self.policies.workers.count > 1:
+            self.policies.workers.check_same("the round's tokens and the adapters", self._digest(data))
         order = update_order(data, self.policies, self.options, self.rounds, self.generator)
         scored = score_round(data, order, self.policies, self.options, self._tick)
         estimate, fit_critics = self.credit.estimate(data)
@@ -189,7 +190,7 @@ class MarftTrainer:
             "replayed": sum(episode.replayed for episode in data.episodes),
             "warnings": warnings,
         }
-        return _result(started, episodes_to_round(data.episodes, {**data.drops, **scored.refused}), fields)
+        return _result(started, data.also_dropped(scored.refused), fields)
 
     def _join(self, fresh: Sequence[Trajectory], replayed: Sequence[Trajectory]) -> Round:
         """Fresh and older episodes as one round; of the older ones what the gate lets through."""

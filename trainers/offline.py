@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainers.batch import Round, episodes_to_round
+from trainers.batch import Round
 from trainers.config import TrainerOptions
 from trainers.credit import Credit
 from trainers.gae import Floats
@@ -52,7 +52,7 @@ def learn_offline(
         data = data.only(lambda episode: episode.reward >= offline.threshold, "episode below offline.threshold")
     ratio_A = _ratios(data, policies, tick) if offline.needs_behaviour and data.items else None
     advantage_A, fit = _advantages(data, credit, options, ratio_A)
-    drops = dict(data.drops)
+    drops: dict[str, int] = {}
     agents: dict[str, dict[str, Any]] = {}
     for name, learner in policies.learners.items():
         rows = data.of(policies.adapters[name].agents)
@@ -84,7 +84,7 @@ def learn_offline(
                 **moved,
             }
     fit()
-    return agents, episodes_to_round(data.episodes, drops)
+    return agents, data.also_dropped(drops)
 
 
 def _advantages(
