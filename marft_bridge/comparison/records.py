@@ -1,0 +1,343 @@
+"""What one comparison found, as report.json holds it: the records that figures fill and pages show.
+
+Several variants ran the same held-out tasks with the same seeds. The first is the base; every other one is compared
+with it, pair by pair. Invariants: no NaN; an absent number is None; names that refer to variants refer to ones that
+are there; a verdict is a pure function of the numbers beside it and never claims more than both the interval and the
+test do. The module knows neither episodes nor pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    computed_field,
+    model_validator,
+)
+
+SCHEMA_VERSION: Literal[2] = 2  # of report.json
+SIGNIFICANCE = 0.05
+MOST_CHANGED = 5  # tasks shown per direction
+
+Outcome = Literal["higher", "lower", "not settled"]
+
+
+def _storable(text: str) -> str:
+    """Half a surrogate pair, which a model can emit and UTF-8 cannot hold, becomes the replacement character."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+Text = Annotated[str, AfterValidator(_storable)]
+
+
+class _Part(BaseModel):
+    """Computed fields are written with the others; read back, they are computed again and must come out the same."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _stored_conclusions_follow_from_numbers(cls, data: Any, build: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(data, dict):
+            return build(data)
+        stored = {name: data[name] for name in cls.model_computed_fields if name in data}
+        part = build({key: value for key, value in data.items() if key not in stored})
+        for name, value in stored.items():
+            if value != getattr(part, name):
+                raise ValueError(f"{name} {value!r} does not follow from the numbers: {getattr(part, name)!r}")
+        return part
+
+
+# -- variants -------------------------------------------------------------------------------------------------
+
+
+class Estimate(_Part):
+    """A mean over tasks with its 95% interval; bounds are None where too few tasks are there for one."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+
+class Variant(_Part):
+    """One variant that was compared.
+
+    `adapters` maps nodes to versions; a node without one is absent. `graph`, `model`: None means those of the
+    configuration. `score` is the deciding metric over all of its episodes that have it.
+    """
+
+    name: Text
+    adapters: dict[Text, int] = Field(default_factory=dict)
+    graph: Text | None = None
+    model: Text | None = None
+    episodes: int = Field(ge=0)
+    unscored: int = Field(ge=0)  # episodes without the deciding metric: failed, truncated, or never scored
+    reasons: dict[Text, int] = Field(default_factory=dict)  # why, and how often
+    score: Estimate | None
+    pass_at: dict[int, Estimate] = Field(default_factory=dict)  # k -> pass@k; only for scores of 0 and 1
+    avg_at: dict[int, Estimate] = Field(default_factory=dict)  # k -> avg@k
+
+
+# -- comparisons ----------------------------------------------------------------------------------------------
+
+
+class Contrast(_Part):
+    """One metric of one variant beside the base: `a` is the base, `b` the variant, `diff` is b - a.
+
+    `ci95` is the interval of this contrast alone. `simultaneous` and `p_adjusted` hold together for all contrasts of
+    its family (the deciding metric over all variants, or the secondary metrics of one variant).
+    """
+
+    variant: Text
+    metric: Text
+    n: int = Field(ge=1)  # pairs
+    clusters: int = Field(ge=1)  # tasks
+    mean_a: float
+    mean_b: float
+    diff: float
+    ci95: tuple[float, float]
+    p_value: float = Field(ge=0, le=1)
+    test: Text
+    p_adjusted: float = Field(ge=0, le=1)
+    simultaneous: tuple[float, float]
+
+    @model_validator(mode="after")
+    def _numbers_agree(self) -> Contrast:
+        for interval in (self.ci95, self.simultaneous):
+            if interval[0] > interval[1]:
+                raise ValueError(f"{self.variant}, {self.metric}: interval {interval} runs backwards")
+        if abs(self.mean_b - self.mean_a - self.diff) > 1e-6 * max(1.0, abs(self.mean_a), abs(self.mean_b)):
+            raise ValueError(
+                f"{self.variant}, {self.metric}: diff {self.diff} is not mean_b {self.mean_b} - mean_a {self.mean_a}"
+            )
+        return self
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def outcome(self) -> Outcome:
+        """A difference is claimed only if the simultaneous interval excludes 0 and the adjusted test rejects at 5%."""
+        low, high = self.simultaneous
+        if self.p_adjusted >= SIGNIFICANCE or low <= 0 <= high:
+            return "not settled"
+        return "higher" if low > 0 else "lower"
+
+
+class Power(_Part):
+    """What this comparison could find, and what would settle it, for one variant."""
+
+    variant: Text
+    detectable: float | None  # a true difference of this size is found four times in five
+    tasks_more: int | None  # beyond those that ran, to find the difference that was seen with power 0.8
+    effect: float | None  # that difference
+
+
+class Stopping(_Part):
+    """How a comparison that was looked at while it ran came to its end."""
+
+    planned: int = Field(ge=1)  # tasks
+    used: int = Field(ge=1)
+    looks: tuple[int, ...]  # tasks that were complete at each look
+    spent: float = Field(ge=0, le=1)  # of the error
+    early: bool  # ended before all planned tasks because every candidate was settled
+
+
+# -- which agent moved ----------------------------------------------------------------------------------------
+
+
+class NodeSide(_Part):
+    """What one node did in one variant; None where the engine did not say."""
+
+    calls_per_episode: float | None
+    tokens_mean: float | None  # sampled tokens per call
+    stop_share: float | None = Field(None, ge=0, le=1)  # calls that ended by themselves
+    logprob_mean: float | None  # nats per sampled token under the behaviour policy
+    kl_to_base: float | None = None  # nats per sampled token, KL(this version || base model), estimated on its calls
+    kl_actions: int = Field(0, ge=0)  # calls that the estimate rests on
+    format_valid: float | None = Field(None, ge=0, le=1)  # calls whose arguments or output fit the declared format
+    tools: dict[Text, int] = Field(default_factory=dict)  # tool -> calls of it
+    tool_error_share: float | None = Field(None, ge=0, le=1)
+
+
+class MixedTeam(_Part):
+    """The score with only the nodes `on` swapped to the candidate's versions, the others as in the base."""
+
+    on: tuple[Text, ...]
+    variant: Text
+    n: int = Field(ge=1)
+    score: Estimate
+
+
+class NodeShare(_Part):
+    """What one node contributes to the candidate's difference. `shapley` needs all combinations."""
+
+    node: Text
+    alone: float | None  # only this node swapped in, against the base
+    alone_ci95: tuple[float, float] | None = None
+    without: float | None = None  # the candidate with this node put back, against the candidate
+    without_ci95: tuple[float, float] | None = None
+    shapley: float | None = None
+    shapley_ci95: tuple[float, float] | None = None
+
+
+class Mixed(_Part):
+    """Mixed teams between the base and one candidate."""
+
+    candidate: Text
+    complete: bool  # all on/off combinations; else one node at a time
+    teams: tuple[MixedTeam, ...]
+    shares: tuple[NodeShare, ...]
+
+
+# -- cohorts and tasks ----------------------------------------------------------------------------------------
+
+
+class Cohort(_Part):
+    """The tasks of one tag, as a description: no claim is made of a cohort, so no correction is needed."""
+
+    field: Text
+    value: Text
+    contrasts: tuple[Contrast, ...]
+
+
+class Step(_Part):
+    """One call or tool run of an episode, in order. `kind` "tool" names the tool in `node`."""
+
+    kind: Literal["call", "tool"] = "call"
+    node: Text
+    adapter: Text | None = None
+    text: Text
+    tokens: int | None = None
+
+
+class Trace(_Part):
+    """One run of a task in one variant."""
+
+    variant: Text
+    episode_id: Text
+    reward: float | None
+    steps: tuple[Step, ...]
+
+
+class TaskChange(_Part):
+    """One task: its mean reward in the base and in the candidate, and one run of each side by side."""
+
+    task_id: Text
+    text: Text
+    expected: Text | None
+    reward_a: float
+    reward_b: float
+    a: Trace
+    b: Trace
+
+
+class ChangedTasks(_Part):
+    """The tasks that changed most from the base to `candidate`, best first and worst first."""
+
+    candidate: Text
+    improved: tuple[TaskChange, ...] = Field(default=(), max_length=MOST_CHANGED)
+    regressed: tuple[TaskChange, ...] = Field(default=(), max_length=MOST_CHANGED)
+
+
+# -- the rest of the page -------------------------------------------------------------------------------------
+
+
+class LearningPoint(_Part):
+    """One round of training: the mean team reward of its episodes, and the update's metrics per node."""
+
+    round: int
+    phase: Text  # e.g. "offline", "online"
+    episodes: int = Field(ge=0)
+    reward_mean: float | None
+    reward_low: float | None = None
+    reward_high: float | None = None
+    nodes: dict[Text, dict[Text, float | None]] = Field(default_factory=dict)
+
+
+class Setup(_Part):
+    """How the comparison was made."""
+
+    model: Text
+    graph: Text
+    versions: dict[Text, Text]
+    date: datetime
+    seed: int
+    tasks: int = Field(ge=1)
+    samples_per_task: int = Field(ge=1)
+    temperature: float | None
+    minutes: float | None  # wall-clock, all variants together
+    tool_surface: dict[Text, Text] = Field(default_factory=dict)  # node -> SHA-256 of its tools' schemas
+    tool_surface_differs: bool = False  # which was allowed by the configuration
+
+
+class Report(_Part):
+    """The content of report.json. More of `metric` is better."""
+
+    schema_version: Literal[2] = SCHEMA_VERSION
+    metric: Text
+    base: Text
+    variants: tuple[Variant, ...] = Field(min_length=2)  # the base first
+    contrasts: tuple[Contrast, ...] = Field(min_length=1)  # of the deciding metric, one for each other variant
+    secondary: tuple[Contrast, ...] = ()
+    power: tuple[Power, ...] = ()
+    stopping: Stopping | None = None
+    nodes: dict[Text, dict[Text, NodeSide]] = Field(default_factory=dict)  # node -> variant -> what it did
+    mixed: Mixed | None = None
+    cohorts: tuple[Cohort, ...] = ()
+    tasks: tuple[ChangedTasks, ...] = ()
+    learning_curve: tuple[LearningPoint, ...] = ()
+    setup: Setup
+    created: datetime
+
+    @property
+    def candidates(self) -> tuple[Variant, ...]:
+        """All variants but the base."""
+        return self.variants[1:]
+
+    def contrast(self, variant: str, metric: str | None = None) -> Contrast | None:
+        """One variant beside the base, on the deciding metric or on another; None where it was not measured."""
+        rows = self.contrasts if metric in (None, self.metric) else self.secondary
+        wanted = metric or self.metric
+        return next((row for row in rows if row.variant == variant and row.metric == wanted), None)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def verdict(self) -> str:
+        """One sentence: what may be claimed of each candidate."""
+        claims = [f"{row.variant} {_CLAIMS[row.outcome]} {self.base}" for row in self.contrasts]
+        return f"{'; '.join(claims)} ({self.metric})"
+
+    @model_validator(mode="after")
+    def _names_refer(self) -> Report:
+        names = [variant.name for variant in self.variants]
+        if len(set(names)) < len(names):
+            raise ValueError(f"variants: {names} are not all different")
+        if self.base != names[0]:
+            raise ValueError(f"base {self.base!r} is not the first of the variants {names}")
+        if [row.variant for row in self.contrasts] != names[1:] or {r.metric for r in self.contrasts} != {self.metric}:
+            raise ValueError("contrasts: not one of the deciding metric for each variant but the base, in order")
+        if strange := sorted(set(self._referred()) - set(names)):
+            raise ValueError(f"{strange[0]!r} is not one of the variants {names}")
+        return self
+
+    def _referred(self) -> Iterator[str]:
+        yield from (row.variant for row in self.secondary)
+        yield from (row.variant for row in self.power)
+        yield from (row.variant for cohort in self.cohorts for row in cohort.contrasts)
+        yield from (name for sides in self.nodes.values() for name in sides)
+        yield from (changed.candidate for changed in self.tasks)
+        if self.mixed is not None:
+            yield self.mixed.candidate
+
+
+_CLAIMS: dict[Outcome, str] = {
+    "higher": "is better than",
+    "lower": "is worse than",
+    "not settled": "is not shown to differ from",
+}
