@@ -168,27 +168,13 @@ class Collector:
             ServingError: the model server died.
             GraphError: the reward is broken, or most episodes fail.
         """
-        # Sync nodes run in the loop's thread pool, whose default size on two cores is six.
-        threads = ThreadPoolExecutor(max_workers=self._in_flight + 4)
-        asyncio.get_running_loop().set_default_executor(threads)
-        tally, waiting = Tally(), iter(requests)
-
-        async def work() -> None:
-            for request in waiting:  # one shared iterator: each request goes to one worker
-                await self._run(request, tally)
-                on_finished(tally)
-
-        workers = [asyncio.create_task(work()) for _ in range(self._in_flight)]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-            threads.shutdown(wait=False)
+        tally = Tally()
+        jobs = ((self, request, tally) for request in requests)
+        await run_jobs(jobs, self._in_flight, lambda: on_finished(tally))
         return tally
 
-    async def _run(self, request: EpisodeRequest, tally: Tally) -> None:
+    async def request_to_episode(self, request: EpisodeRequest, tally: Tally) -> None:
+        """Runs one request and counts it. Raises: as `requests_to_episodes`."""
         episode = EpisodeContext(
             run_id=request.run_id,
             task_id=request.task["id"],
@@ -281,6 +267,35 @@ class Collector:
         journal = self._graph.recorder.journal
         journal.append_all(score.to_rewards(episode_id, time.time_ns()))
         await asyncio.to_thread(journal.sync)  # other episodes go on meanwhile, and share the sync
+
+
+Job = tuple[Collector, EpisodeRequest, Tally]
+"""One episode, the collector that runs it, and where it is counted."""
+
+
+async def run_jobs(jobs: Iterable[Job], in_flight: int, on_finished: Callable[[], None] = lambda: None) -> None:
+    """Runs all jobs, at most `in_flight` at a time whoever collects them, in their order as places become free.
+
+    Raises: as `Collector.requests_to_episodes`, which counts all of its requests in one tally.
+    """
+    # Sync nodes run in the loop's thread pool, whose default size on two cores is six.
+    threads = ThreadPoolExecutor(max_workers=in_flight + 4)
+    asyncio.get_running_loop().set_default_executor(threads)
+    waiting = iter(jobs)
+
+    async def work() -> None:
+        for collector, request, tally in waiting:  # one shared iterator: each job goes to one worker
+            await collector.request_to_episode(request, tally)
+            on_finished()
+
+    workers = [asyncio.create_task(work()) for _ in range(in_flight)]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+        threads.shutdown(wait=False)
 
 
 def _most_fail(tally: Tally) -> str | None:
