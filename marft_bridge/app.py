@@ -31,7 +31,7 @@ Task = dict[str, Any]
 class App:
     """What the user brought, loaded and checked."""
 
-    build: Callable[[BaseChatModel], Any]  # chat model -> compiled graph, or what `opened_graph` makes one of
+    build: Callable[[Any], Any]  # chat model, or None -> compiled graph, or what `opened_graph` makes one of
     train_tasks: Sequence[Task]
     heldout_tasks: Sequence[Task]
     task_to_input: Callable[[Task], Any]
@@ -62,8 +62,10 @@ class App:
         return str(found)
 
     @contextmanager
-    def opened(self, model: BaseChatModel, runner: asyncio.Runner) -> Iterator[Any]:
+    def opened(self, model: BaseChatModel | None, runner: asyncio.Runner) -> Iterator[Any]:
         """The compiled graph, its nodes checked, until the block ends; on the loop that it will run on.
+
+        Without a model the app calls those that it was written with.
 
         Raises:
             GraphError: the app cannot be opened, or lacks a node.
@@ -89,7 +91,7 @@ def options_to_app(options: GraphOptions, rewards: Sequence[RewardOptions] = ())
     subject = () if options.subject_field is None else (options.subject_field,)
     train, heldout = split_tasks(read_tasks(options.tasks, (*options.task_fields, *subject)), options.heldout)
 
-    def build(model: BaseChatModel) -> Any:
+    def build(model: BaseChatModel | None) -> Any:
         return app_to_product(app, options.app, model)
 
     app_of_user = App(

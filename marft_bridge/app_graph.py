@@ -44,11 +44,14 @@ def load_app_object(name: str, key: str) -> Any:
     return load_name(name, key)
 
 
-def app_to_product(app: Any, name: str, model: BaseChatModel) -> Any:
+def app_to_product(app: Any, name: str, model: BaseChatModel | None) -> Any:
     """What `app` gives when it is asked for a graph; `opened_graph` makes a graph of it.
 
+    Args:
+        model: for a factory that takes one; None leaves it with models of its own.
+
     Raises:
-        GraphError: it is no app, its signature can mean two things, or it failed.
+        GraphError: it is no app, its signature can mean two things, it needs a model and gets none, or it failed.
     """
     if _is_graph(app) or hasattr(app, "compile") or not callable(app):
         return app
@@ -125,7 +128,7 @@ def _is_graph(found: Any) -> bool:
     return hasattr(found, "ainvoke") and hasattr(found, "nodes")
 
 
-def _arguments(factory: Callable[..., Any], name: str, model: BaseChatModel) -> dict[str, Any]:
+def _arguments(factory: Callable[..., Any], name: str, model: BaseChatModel | None) -> dict[str, Any]:
     """What to call the factory with, by the annotation of each parameter, else by its name."""
     try:
         parameters = inspect.signature(factory).parameters
@@ -147,6 +150,13 @@ def _arguments(factory: Callable[..., Any], name: str, model: BaseChatModel) -> 
         elif kind == "runtime":
             arguments[parameter.name] = Runtime()
         elif kind == "model" or (required and kind == "untyped"):
+            if model is None and required:
+                raise GraphError(
+                    f"graph.app: {name!r} takes the model in {parameter.name!r} and has none of its own; name a graph "
+                    "that was written with its models"
+                )
+            if model is None:
+                continue  # what it takes by itself
             arguments[parameter.name] = model
             models.append(parameter.name)
         elif required:

@@ -1,0 +1,115 @@
+"""A base model -> a server that answers as any of its adapters, and the chat model that graphs call.
+
+Invariants: adapters belong to one base model, so each base model has a registry of its own; every call of a node goes
+to a registered version that the server confirmed; version 0 is one that changes nothing. It knows no graph, no
+episode and no training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+
+from marft_bridge.adapters import AdapterRegistry, publish, retire
+from marft_bridge.config import BridgeConfig
+from marft_bridge.lineage import model_to_lineage
+from marft_bridge.null_adapter import write_null_adapter
+from marft_bridge.policy import NodeChat
+from marft_bridge.progress import Reporter
+from marft_bridge.rewards.contract import Served
+from marft_bridge.routing import Route
+from marft_bridge.serving import Endpoint, ModelServer, ServeOptions
+from trainers.files import weights_to_sha256
+
+
+class ServedModel:
+    """One base model and its adapters; within `served`, a server and a chat model too.
+
+    Args:
+        model_dir: the base model.
+        adapters: the folder of its adapter versions.
+    """
+
+    server: ModelServer
+    chat: NodeChat
+    place: Served
+    """Where a reward finds the base model, to ask it."""
+
+    def __init__(self, config: BridgeConfig, model_dir: Path, adapters: Path) -> None:
+        self._config, self.model_dir = config, model_dir
+        base_sha256 = weights_to_sha256(model_dir)
+        self.registry = AdapterRegistry(adapters, base_sha256)
+        self.lineage = {"base": base_sha256, **model_to_lineage(model_dir)}  # of every episode that it answers
+
+    @contextmanager
+    def served(self, options: ServeOptions, log: Path, loop: asyncio.Runner, reporter: Reporter) -> Iterator[Self]:
+        """Starts the server, or attaches to it, until the block ends; its connections belong to `loop`.
+
+        Raises:
+            ServingError: see `ModelServer.start`.
+        """
+        with ModelServer(options, self.model_dir, self.registry.root, log) as self.server:
+            with reporter.bars(), reporter.task("model server") as task:
+                endpoint = self.server.start(lambda phase: task.update(figures=phase))
+            self.place = Served(endpoint.base_url, endpoint.model, endpoint.api_key)
+            # A server that is not ours may have a parser of tool calls; if it has none, its own refusal says so.
+            auto_tools = self._config.serve.attach is not None or options.tool_call_parser is not None
+            with self._clients(endpoint, auto_tools, loop) as self.chat:
+                yield self
+
+    @contextmanager
+    def _clients(self, endpoint: Endpoint, auto_tools: bool, loop: asyncio.Runner) -> Iterator[NodeChat]:
+        """The nodes' model. No proxy of the environment sees the key; as many connections as calls in flight."""
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=self._config.collect.in_flight)
+        options: dict[str, Any] = {"trust_env": False, "limits": limits, "timeout": self._config.collect.timeout_s}
+        with httpx.Client(**options) as client:
+            async_client = httpx.AsyncClient(**options)
+            try:
+                yield NodeChat(
+                    model=endpoint.model,
+                    base_url=endpoint.base_url,
+                    api_key=endpoint.api_key,
+                    http_client=client,
+                    http_async_client=async_client,
+                    auto_tools=auto_tools,
+                )
+            finally:
+                loop.run(async_client.aclose())
+
+    def register_null(self, nodes: Iterable[str]) -> None:
+        """Gives each of these nodes a version 0, which changes nothing in the base model, unless it has one."""
+        for node in nodes:
+            if 0 not in self.registry.versions(node):
+                modules = self._config.train.trainer.lora.target_modules
+                write_null_adapter(self.registry.new_folder(node, 0), self.model_dir, modules)
+                self.registry.register(node, 0, None, {})
+
+    def publish(self, versions: Mapping[str, int]) -> None:
+        """Has the server answer to these versions."""
+        for node, version in versions.items():
+            publish(self.server, self.registry, node, version)
+
+    def retire_all_but(self, keep: Mapping[str, Sequence[int]]) -> None:
+        """Takes every other version of these nodes out of service, so that the server's slots suffice."""
+        served = set(self.server.loaded())
+        for node, versions in keep.items():
+            for version in self.registry.versions(node):
+                if version not in versions and self.registry.served_name(node, version) in served:
+                    retire(self.server, node, version)
+
+    def route(self, node: str, version: int, temperature: float | None) -> Route:
+        """Where the calls of `node` at `version` go."""
+        name = self.registry.served_name(node, version)
+        sampling = self._config.sampling
+        return Route(
+            model=name,
+            adapter=name,
+            version=version,
+            temperature=temperature or sampling.temperature,
+            max_tokens=sampling.max_tokens,
+        )

@@ -1,0 +1,115 @@
+"""Graphs and served models -> recorded episodes of all of them, in one order and under one limit.
+
+A stage is what the graphs of one command share: the event loop that they run on, the recorder with its journal, and
+the redirection of their models. Invariant: a graph without a served model calls the models that it was written with.
+It knows nothing of adapters' files, plans or stores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Self
+
+from marft_bridge.app import App
+from marft_bridge.config import BridgeConfig
+from marft_bridge.progress import Reporter
+from marft_bridge.record import Recorder
+from marft_bridge.recorded_graph import wrap
+from marft_bridge.redirect import redirected_models
+from marft_bridge.rewards.contract import Place, Served
+from marft_bridge.rollouts import Collector, Job, Tally, run_jobs
+from marft_bridge.routing import Route
+from marft_bridge.run_folder import RunFolder
+from marft_bridge.served_model import ServedModel
+from trace_store.journal import Journal
+
+
+class Stage:
+    """Where graphs run. Use it as a context manager; what runs on it is opened and closed inside."""
+
+    def __init__(self, config: BridgeConfig, folder: RunFolder, reporter: Reporter) -> None:
+        self._config, self._folder, self._reporter = config, folder, reporter
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._journal = Journal(self._folder.journal)
+            stack.callback(self._journal.close)
+            self._recorder = Recorder(self._journal, self._config.record)
+            self.loop = stack.enter_context(asyncio.Runner())
+            stack.enter_context(redirected_models())
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stack.close()
+
+    @contextmanager
+    def opened(self, app: App, model: ServedModel | None, judged_at: Served | None) -> Iterator[Collector]:
+        """The app's graph on the served model, recorded, until the block ends.
+
+        Args:
+            model: answers for the nodes that a request has versions of; None leaves every node its own model.
+            judged_at: the model that rewards may ask; the same for all graphs that are compared.
+
+        Raises:
+            BridgeError: the app cannot be opened, or a reward of it cannot work here.
+        """
+        with app.opened(None if model is None else model.chat, self.loop) as graph:
+            recorded = wrap(graph, self._recorder)
+            try:
+                yield Collector(
+                    recorded,
+                    app,
+                    _no_route if model is None else model.route,
+                    self._config.collect.in_flight,
+                    self._config.collect.timeout_s,
+                    _alive if model is None else model.server.check,
+                    None if model is None else model.chat,
+                    None if model is None else model.lineage,
+                    Place(self._folder.path, judged_at),
+                )
+            finally:
+                recorded.unwrap()
+
+    def run(self, jobs: Sequence[Job], title: str, reward: str) -> None:
+        """Runs the jobs, shows how far they are, and says what was lost on the way.
+
+        Raises: as `rollouts.run_jobs`.
+        """
+        tallies = list({id(tally): tally for *_, tally in jobs}.values())
+        before = {id(tally): tally.finished for tally in tallies}
+        with self._reporter.bars(), self._reporter.task(title, len(jobs)) as task:
+
+            def show() -> None:
+                done = sum(tally.finished - before[id(tally)] for tally in tallies)
+                task.update(done, _together(tallies).figures(reward))
+
+            self.loop.run(run_jobs(jobs, self._config.collect.in_flight, show))
+        losses = self._recorder.losses
+        if said := str(losses):
+            missing = "; episodes that lack spans are not used" if losses.callbacks or losses.spans else ""
+            self._reporter.say(f"recording: {said}{missing}")
+
+
+def _together(tallies: Sequence[Tally]) -> Tally:
+    """What the progress line shows of several tallies."""
+    total = Tally(began=min(tally.began for tally in tallies))
+    for tally in tallies:
+        total.finished += tally.finished
+        total.sampled_tokens += tally.sampled_tokens
+        total.outcomes.update(tally.outcomes)
+        total.reward_sums.update(tally.reward_sums)
+        total.reward_counts.update(tally.reward_counts)
+    return total
+
+
+def _no_route(node: str, version: int, temperature: float | None) -> Route:  # noqa: ARG001
+    raise AssertionError(f"{node}: a graph on its own models has no routes")
+
+
+def _alive() -> None:
+    """A graph on its own models depends on no server of ours."""
