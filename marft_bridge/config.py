@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from marft_bridge.comparison.options import CompareOptions
 from marft_bridge.errors import ConfigError
 from marft_bridge.record_options import RecordOptions
 from marft_bridge.rewards.registry import AnyReward, refuse_unknown_rewards, settle
@@ -95,18 +96,6 @@ class TrainOptions(_Options):
     """Whether the figures of every update are also written for TensorBoard, into the run's folder tensorboard/; needs
     the extra `tensorboard`."""
     trainer: TrainerOptions = TrainerOptions()
-
-
-class CompareOptions(_Options):
-    """Before against after, on the same held-out tasks and seeds."""
-
-    tasks: int | None = Field(None, ge=2)
-    """Held-out tasks at most; None takes all."""
-    samples_per_task: int = Field(1, ge=1)
-    temperature: float | None = Field(None, gt=0)
-    """Sampling temperature; None takes that of [sampling]."""
-    metric: str = "correct"
-    """The episode reward that decides."""
 
 
 class BridgeConfig(_Options):

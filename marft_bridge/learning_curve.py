@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from marft_bridge import collect, train
-from marft_bridge.report import LearningPoint
+from marft_bridge.comparison.records import LearningPoint
 from marft_bridge.statistics import mean_interval
 from trace_store.store import TraceStore
 
