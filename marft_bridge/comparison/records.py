@@ -107,6 +107,7 @@ class Contrast(_Part):
     test: Text
     p_adjusted: float = Field(ge=0, le=1)
     simultaneous: tuple[float, float]
+    ratio_ci95: tuple[float, float] | None = None  # of mean_b / mean_a; None: it has none, or it was not computed
 
     @model_validator(mode="after")
     def _numbers_agree(self) -> Contrast:
@@ -199,10 +200,11 @@ class Mixed(_Part):
 
 
 class Cohort(_Part):
-    """The tasks of one tag, as a description: no claim is made of a cohort, so no correction is needed."""
+    """The tasks of one tag. The contrasts of all cohorts are one family; a cohort of few tasks has none."""
 
     field: Text
     value: Text
+    tasks: int | None = Field(None, ge=0)
     contrasts: tuple[Contrast, ...]
 
 
