@@ -1,0 +1,257 @@
+"""A report into the forests and bars that its page draws: rows of a label, a strip, and the same numbers as text.
+
+Invariants: every number that is drawn is also written beside its drawing; a colour says what a mark and the text say
+too; what was not measured is absent. It does not know HTML beyond the drawings that it hands on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from markupsafe import Markup
+
+from marft_bridge.comparison.drawing import Interval, Scale, scale_over, strip
+from marft_bridge.comparison.numbers import counted, number, percent, signed, signed_span, span
+from marft_bridge.comparison.records import Cohort, Contrast, Estimate, Mixed, NodeSide, Report, Variant
+from marft_bridge.comparison.wording import EFFECT_MARKS, MARKS, share_effect, share_outcome
+
+_TONES = {"higher": "better", "lower": "worse", "not settled": "none"}
+_MOST_TOOLS = 8  # shown per node; a model can ask for tools that do not exist, under any number of names
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a forest. `tone` is "better", "worse", "none" or "plain"; `chips` are nodes, on or off."""
+
+    label: str
+    strip: Markup
+    value: str
+    interval: str
+    tone: str = "plain"
+    mark: str = ""
+    about: str = ""
+    chips: tuple[tuple[str, bool], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """Rows over one axis; `ticks` are (percent of the width, text)."""
+
+    rows: tuple[Row, ...]
+    ticks: tuple[tuple[float, str], ...]
+
+
+def _forest(rows: Iterable[Row], scale: Scale) -> Forest:
+    return Forest(tuple(rows), tuple(scale.ticks()))
+
+
+def differences(report: Report) -> Forest:
+    """Every candidate's difference from the base: its own interval as a bar, the simultaneous one as a line."""
+    scale = scale_over(chain([0.0], *(row.simultaneous for row in report.contrasts)))
+    rows = (
+        Row(
+            label=row.variant,
+            strip=strip(scale, row.diff, reference=0.0, inner=row.ci95, outer=row.simultaneous),
+            value=signed(row.diff),
+            interval=signed_span(row.simultaneous),
+            tone=_TONES[row.outcome],
+            mark=MARKS[row.outcome],
+        )
+        for row in report.contrasts
+    )
+    return _forest(rows, scale)
+
+
+def described(variant: Variant) -> str:
+    """What makes a variant: its adapters, and what it has instead of the configured model and graph."""
+    adapters = ", ".join(f"{node}@{version}" for node, version in variant.adapters.items())
+    parts = (
+        adapters,
+        f"model {variant.model}" if variant.model is not None else "",
+        f"graph {variant.graph}" if variant.graph is not None else "",
+    )
+    return " · ".join(part for part in parts if part) or "no adapters"
+
+
+def teams(mixed: Mixed, base: str) -> Forest:
+    """The score of every mixed team, beside a line where the base is if it is one of them."""
+    scores = [team.score for team in mixed.teams]
+    scale = scale_over(bound for score in scores for bound in (score.low, score.mean, score.high) if bound is not None)
+    nodes = [share.node for share in mixed.shares]
+    start = next((team.score.mean for team in mixed.teams if not team.on), scores[0].mean)
+
+    def whole(on: Sequence[str]) -> str:
+        if not on:
+            return base
+        return mixed.candidate if set(on) == set(nodes) else ""
+
+    rows = (
+        Row(
+            label="",
+            chips=tuple((node, node in team.on) for node in nodes),
+            about=whole(team.on),
+            strip=strip(scale, team.score.mean, reference=start, inner=_bounds(team.score)),
+            value=number(team.score.mean),
+            interval=span(team.score.low, team.score.high),
+        )
+        for team in mixed.teams
+    )
+    return _forest(rows, scale)
+
+
+def _bounds(score: Estimate) -> Interval | None:
+    return None if score.low is None or score.high is None else (score.low, score.high)
+
+
+def shares(mixed: Mixed) -> Forest:
+    """What each node contributes, with its own interval; a node whose effect is not known is absent."""
+    known = [(share, effect, interval) for share in mixed.shares for effect, interval in [share_effect(share)]]
+    bounds = [(effect, *(interval or ())) for _, effect, interval in known if effect is not None]
+    scale = scale_over(chain([0.0], *bounds))
+    tones = {"better": "better", "worse": "worse", "not shown": "none"}
+    rows = []
+    for share, effect, interval in known:
+        if effect is not None:
+            outcome = share_outcome(share)
+            rows.append(
+                Row(
+                    label=share.node,
+                    strip=strip(scale, effect, reference=0.0, inner=interval),
+                    value=signed(effect),
+                    interval=signed_span(interval),
+                    tone=tones[outcome],
+                    mark=EFFECT_MARKS[outcome],
+                    about=outcome,
+                )
+            )
+    return _forest(rows, scale)
+
+
+@dataclass(frozen=True, slots=True)
+class CohortView:
+    """One candidate over the values of one field of the tasks."""
+
+    field: str
+    candidate: str
+    forest: Forest
+
+
+def cohorts(report: Report) -> list[CohortView]:
+    """The cohorts by field and candidate, each pair with an axis of its own."""
+    views = []
+    for field in dict.fromkeys(cohort.field for cohort in report.cohorts):
+        of_field = [cohort for cohort in report.cohorts if cohort.field == field]
+        for candidate in report.candidates:
+            found = [
+                (cohort, row) for cohort in of_field if (row := _contrast_of(cohort, candidate.name, report.metric))
+            ]
+            if found:
+                views.append(CohortView(field, candidate.name, _cohort_forest(found)))
+    return views
+
+
+def _contrast_of(cohort: Cohort, variant: str, metric: str) -> Contrast | None:
+    return next((row for row in cohort.contrasts if row.variant == variant and row.metric == metric), None)
+
+
+def _cohort_forest(found: Sequence[tuple[Cohort, Contrast]]) -> Forest:
+    scale = scale_over(chain([0.0], *(row.ci95 for _, row in found)))
+    rows = (
+        Row(
+            label=cohort.value,
+            about=counted(row.clusters, "task"),
+            strip=strip(scale, row.diff, reference=0.0, inner=row.ci95),
+            value=signed(row.diff),
+            interval=signed_span(row.ci95),
+        )
+        for cohort, row in found
+    )
+    return _forest(rows, scale)
+
+
+# -- what each node did ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One variant's figure; `length` is its share of the longest bar, 0 to 1, None where no bar makes sense."""
+
+    variant: str
+    length: float | None
+    text: str
+    known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One figure of one node, in every variant that has the node."""
+
+    name: str
+    bars: tuple[Bar, ...]
+    tool: bool = False  # the name is that of a tool, which a model may have made up
+
+
+def node_measures(sides: Mapping[str, NodeSide]) -> list[Measure]:
+    """What one node did by variant, into the figures that any variant has."""
+    kl_notes = {name: f" ({counted(s.kl_actions, 'call')})" for name, s in sides.items() if s.kl_actions}
+    found = [
+        _measure("calls per episode", {name: s.calls_per_episode for name, s in sides.items()}),
+        _measure("sampled tokens per call", {name: s.tokens_mean for name, s in sides.items()}),
+        _measure("ended by itself", {name: s.stop_share for name, s in sides.items()}, share=True),
+        _measure("output fits its format", {name: s.format_valid for name, s in sides.items()}, share=True),
+        _measure("KL to the base model, nats per token", {n: s.kl_to_base for n, s in sides.items()}, notes=kl_notes),
+        _measure("mean log-prob of a token", {name: s.logprob_mean for name, s in sides.items()}, drawn=False),
+        _measure("tool calls that failed", {name: s.tool_error_share for name, s in sides.items()}, share=True),
+    ]
+    return [measure for measure in found if measure is not None] + _tool_measures(sides)
+
+
+def _measure(
+    name: str,
+    values: Mapping[str, float | None],
+    *,
+    share: bool = False,
+    drawn: bool = True,
+    notes: Mapping[str, str] | None = None,
+) -> Measure | None:
+    known = [value for value in values.values() if value is not None]
+    if not known:
+        return None
+    longest = 1.0 if share else max(known)
+    write = percent if share else number
+
+    def bar(variant: str, value: float | None) -> Bar:
+        if value is None:
+            return Bar(variant, None, "not known", known=False)
+        length = min(1.0, max(0.0, value / longest)) if longest > 0 else 0.0
+        return Bar(variant, length if drawn else None, write(value) + (notes or {}).get(variant, ""))
+
+    return Measure(name, tuple(bar(variant, value) for variant, value in values.items()))
+
+
+def _tool_measures(sides: Mapping[str, NodeSide]) -> list[Measure]:
+    """Each tool as a share of a node's tool calls, most called first; the rest together."""
+    totals = {name: sum(side.tools.values()) for name, side in sides.items()}
+    calls: dict[str, int] = {}
+    for side in sides.values():
+        for tool, count in side.tools.items():
+            calls[tool] = calls.get(tool, 0) + count
+    ranked = sorted(calls, key=lambda tool: (-calls[tool], tool))
+    shown = ranked if len(ranked) <= _MOST_TOOLS else ranked[: _MOST_TOOLS - 1]
+    rows = [(tool, {name: side.tools.get(tool, 0) for name, side in sides.items()}) for tool in shown]
+    measures = [Measure(tool, _tool_bars(counts, totals), tool=True) for tool, counts in rows]
+    if rest := ranked[len(shown) :]:
+        counts = {name: sum(side.tools.get(tool, 0) for tool in rest) for name, side in sides.items()}
+        measures.append(Measure(f"{counted(len(rest), 'other tool')}", _tool_bars(counts, totals)))
+    return measures
+
+
+def _tool_bars(counts: Mapping[str, int], totals: Mapping[str, int]) -> tuple[Bar, ...]:
+    return tuple(
+        Bar(variant, count / totals[variant], f"{percent(count / totals[variant])} ({count:,})")
+        if totals[variant]
+        else Bar(variant, None, "no tool calls", known=False)
+        for variant, count in counts.items()
+    )
