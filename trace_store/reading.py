@@ -41,7 +41,7 @@ ORDER BY started_ns, episode_id LIMIT ?
 """
 _SIZES = """
 SELECT episode_id, sum(
-    4 * coalesce(len(prompt_ids), 0) + 12 * coalesce(len(sampled_ids), 0) + coalesce(strlen(completion), 0)
+    192 + 4 * coalesce(len(prompt_ids), 0) + 12 * coalesce(len(sampled_ids), 0) + coalesce(strlen(completion), 0)
 )::BIGINT
 FROM actions WHERE {near} GROUP BY episode_id
 """
