@@ -66,6 +66,7 @@ def monitor(
     clusters: Labels | None = None,
     looks: Sequence[int],
     max_tasks: int,
+    shares: Sequence[float] | None = None,
     alpha: float = 0.05,
     seed: int,
     flips: int = 4_999,
@@ -77,15 +78,17 @@ def monitor(
         clusters: the task of each pair, [n]; None means that every pair is a task of its own.
         looks: how many tasks were complete at each look, upwards; the last is the present one.
         max_tasks: declared before the first outcome was seen.
+        shares: of the declared tasks that had run by each look, up to 1; None: those that the looks say. Where tasks
+            lost all their pairs, fewer are there than have run, and the last look still spends what is left.
         seed: the same at every look.
         flips: sign patterns drawn. A look that may spend less than 1 / (flips + 1) cannot stop.
 
     Raises:
         ValueError: as `paired_difference`; looks that do not rise, or that go past the tasks or their maximum.
     """
-    totals, signs, budgets = _prepared(name, a, b, clusters, looks, max_tasks, alpha, seed, flips)
+    totals, signs, budgets = _prepared(name, a, b, clusters, looks, max_tasks, shares, alpha, seed, flips)
     for (stop, spent), look in zip(budgets, _path(totals.sums, signs, budgets), strict=True):
-        ended = stop == max_tasks
+        ended = stop == max_tasks or (shares is not None and stop == looks[-1] and shares[-1] == 1)
         if look.crossed or ended or stop == looks[-1]:
             p = look.at_least_as_far / (flips + 1) if look.crossed or ended else None
             diff = float(totals.sums[:stop].sum() / totals.sizes[:stop].sum())
@@ -101,6 +104,7 @@ def repeated_interval(
     clusters: Labels | None = None,
     looks: Sequence[int],
     max_tasks: int,
+    shares: Sequence[float] | None = None,
     alpha: float = 0.05,
     seed: int,
     flips: int = 4_999,
@@ -112,7 +116,7 @@ def repeated_interval(
     is taken from all differences. A bound is None where no shift, however large, would be refused: too few tasks, or
     too little error to spend.
     """
-    (sums, sizes), signs, budgets = _prepared(name, a, b, clusters, looks, max_tasks, alpha, seed, flips)
+    (sums, sizes), signs, budgets = _prepared(name, a, b, clusters, looks, max_tasks, shares, alpha, seed, flips)
     estimate = float(sums.sum() / sizes.sum())
     scale = standard_error(Totals(sums, sizes)) if sums.size > 1 else 0.0
     scale = scale or abs(estimate) or 1.0
@@ -153,6 +157,7 @@ def _prepared(
     clusters: Labels | None,
     looks: Sequence[int],
     max_tasks: int,
+    shares: Sequence[float] | None,
     alpha: float,
     seed: int,
     flips: int,
@@ -167,8 +172,13 @@ def _prepared(
         raise ValueError(f"{name}: looks {list(looks)} must be numbers of tasks that rise from at least 1")
     if looks[-1] > min(k, max_tasks):
         raise ValueError(f"{name}: a look at {looks[-1]} tasks, but {k} are there and {max_tasks} were declared")
+    declared = [look / max_tasks for look in looks] if shares is None else list(shares)
+    if len(declared) != len(looks) or any(late <= early for early, late in pairwise([0.0, *declared])):
+        raise ValueError(f"{name}: shares {declared} must be as many as looks {list(looks)}, and rise from above 0")
+    if any(share > 1 or share < look / max_tasks for share, look in zip(declared, looks, strict=True)):
+        raise ValueError(f"{name}: shares {declared} must lie between those of the looks {list(looks)} and 1")
     seen = Totals(*(part[: looks[-1]] for part in totals))
-    return seen, _signs(looks[-1], flips, seed), _budgets(looks, max_tasks, alpha, flips)
+    return seen, _signs(looks[-1], flips, seed), _budgets(looks, declared, alpha, flips)
 
 
 def _signs(tasks: int, flips: int, seed: int) -> NDArray[np.int8]:
@@ -180,10 +190,11 @@ def _signs(tasks: int, flips: int, seed: int) -> NDArray[np.int8]:
     return signs
 
 
-def _budgets(looks: Sequence[int], max_tasks: int, alpha: float, flips: int) -> list[tuple[int, int]]:
+def _budgets(looks: Sequence[int], shares: Sequence[float], alpha: float, flips: int) -> list[tuple[int, int]]:
     """Each look's number of tasks, and how many of the flips + 1 paths may have crossed by then."""
     slack = 1e-9  # 0.05 x 1000 is 50, whatever binary fractions make of it
-    return [(stop, math.floor(spent_error(stop / max_tasks, alpha) * (flips + 1) + slack)) for stop in looks]
+    spent = [math.floor(spent_error(share, alpha) * (flips + 1) + slack) for share in shares]
+    return list(zip(looks, spent, strict=True))
 
 
 def _path(values: Floats, signs: NDArray[np.int8], budgets: Sequence[tuple[int, int]]) -> Iterator[_LookTaken]:
