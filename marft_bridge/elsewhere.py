@@ -7,20 +7,28 @@ words. How episodes are learned from is not known here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from marft_bridge.errors import ConfigError
 from marft_bridge.progress import Reporter
 from trace_store.readers import path_to_reader
-from trace_store.records import Trajectory
+from trace_store.records import SpanRow, Trajectory
 
 LEARNED_SPLITS = ("train", "live")
 
+Read = Callable[[Trajectory, Callable[[str], Sequence[SpanRow]]], Trajectory]
+"""A stored episode, and the way to the spans of a trace -> the episode to learn from."""
+
 
 def traces_to_episodes(
-    places: Sequence[str], known: Collection[str], heldout_tasks: Collection[str], model: str, reporter: Reporter
+    places: Sequence[str],
+    known: Collection[str],
+    heldout_tasks: Collection[str],
+    model: str,
+    reporter: Reporter,
+    read: Read = lambda trajectory, _: trajectory,
 ) -> list[Trajectory]:
     """The episodes in these places, place by place, each place by (start, id).
 
@@ -29,6 +37,7 @@ def traces_to_episodes(
         known: ids of the episodes that are there already.
         heldout_tasks: ids of the tasks that are held out now.
         model: of the configuration; the runs in a place have to have used the same.
+        read: what becomes of each of them while its place is open.
 
     Raises:
         ConfigError: a place holds runs of another model, or nothing to learn from.
@@ -50,7 +59,7 @@ def traces_to_episodes(
                     episode = trajectory.episode
                     if episode.episode_id not in seen and episode.task_id not in heldout_tasks:
                         seen.add(episode.episode_id)
-                        found.append(trajectory)
+                        found.append(read(trajectory, reader.spans))
             if reader.sql("SELECT count(*) FROM episodes WHERE split = ANY(?)", (list(LEARNED_SPLITS),)) == [(0,)]:
                 raise ConfigError(f"train.traces: {place} holds no episode of the split train or live")
         reporter.say(f"{len(found) - before} episodes from {place}")

@@ -25,6 +25,7 @@ from marft_bridge.engine import Engine, begin_run, load_app, model_directory, re
 from marft_bridge.errors import ConfigError
 from marft_bridge.files import write_atomically
 from marft_bridge.progress import Reporter, Task
+from marft_bridge.retokenise import ChatTokenizer, Retokeniser, longest_call
 from marft_bridge.rollouts import plan_episodes, task_order
 from marft_bridge.run_folder import RunFolder
 from marft_bridge.run_store import WAIT_IN_RUN_S, keeping_what_runs, store_up_to_date, take_in_what_ran
@@ -56,8 +57,12 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
     with folder.held_by("train"):
         with store_up_to_date(folder, reporter) as store:
             refuse_used(store, RUN_ID, "train", folder, resume)
-            collected = list(store.trajectories(run_ids=[collect.RUN_ID], split="train"))
-            collected += _elsewhere(config, app, collected, reporter)
+            ids = _retokeniser(config, model_dir)
+            here = store.trajectories(run_ids=[collect.RUN_ID], split="train")
+            collected = [ids.trajectory_to_retokenised(trajectory, store.spans) for trajectory in here]
+            collected += _elsewhere(config, app, collected, ids, reporter)
+            if (line := ids.said()) is not None:
+                reporter.say(line)
             if not collected:
                 raise ConfigError(f"train: {folder.store} holds no collected episode; run `marft-bridge collect` first")
             begin_run(store, RUN_ID, "train", config, folder)
@@ -66,13 +71,23 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
         take_in_what_ran(folder, reporter)
 
 
-def _elsewhere(config: BridgeConfig, app: App, here: Sequence[Trajectory], reporter: Reporter) -> list[Trajectory]:
+def _retokeniser(config: BridgeConfig, model_dir: Path) -> Retokeniser:
+    """What makes ids for stored calls without them, where that is asked for."""
+    tokenizer = ChatTokenizer(model_dir) if config.train.trainer.offline.retokenise else None
+    served = config.serve.max_model_len if config.serve.attach is None else None  # a server that runs has its own
+    return Retokeniser(tokenizer, config.graph.nodes, [served, longest_call(model_dir)])
+
+
+def _elsewhere(
+    config: BridgeConfig, app: App, here: Sequence[Trajectory], ids: Retokeniser, reporter: Reporter
+) -> list[Trajectory]:
     return traces_to_episodes(
         config.train.traces,
         known={trajectory.episode.episode_id for trajectory in here},
         heldout_tasks={task["id"] for task in app.heldout_tasks},
         model=Path(config.model.path).name,
         reporter=reporter,
+        read=ids.trajectory_to_retokenised,
     )
 
 

@@ -15,7 +15,7 @@ from typing import cast, get_args
 from trace_store import conventions as c
 from trace_store.attributes import Bag, Malformed
 from trace_store.dependencies import Call, DependencyCycleError, Execution, executions_to_edges, topological_order
-from trace_store.records import NO_LOGPROBS, Action, Episode, Outcome, SpanRow, Trajectory
+from trace_store.records import FROM_ENGINE, NO_LOGPROBS, Action, Episode, Outcome, SpanRow, Trajectory
 
 __all__ = ["Incomplete", "Malformed", "spans_to_trajectory"]
 
@@ -245,9 +245,9 @@ def _token_fault(
 ) -> str | None:
     """Why ids and log-probs cannot be trained on; None when they can."""
     if not prompt_ids:
-        return "no prompt token ids from the engine"
+        return f"no prompt token ids {FROM_ENGINE}"
     if not sampled_ids:
-        return "no sampled token ids from the engine"
+        return f"no sampled token ids {FROM_ENGINE}"
     if logprobs is None:
         return NO_LOGPROBS
     if len(sampled_ids) != len(logprobs):

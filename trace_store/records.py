@@ -15,8 +15,14 @@ EdgeKind = Literal["trigger", "data", "send", "tool"]
 RewardScope = Literal["episode", "step", "agent"]
 Outcome = Literal["terminated", "truncated", "failed"]
 
-NO_LOGPROBS = "no log-probs from the engine"
+FROM_ENGINE = "from the engine"
+"""How the `untrainable_reason` of an action ends that lacks nothing but what the engine did not tell."""
+
+NO_LOGPROBS = f"no log-probs {FROM_ENGINE}"
 """The `untrainable_reason` of an action whose tokens are known and can be imitated, but never importance-weighted."""
+
+RETOKENISED = "re-tokenised text, not the tokens of any engine"
+"""The `untrainable_reason` of an action whose ids were made from its texts, for imitation; it is never stored."""
 
 
 TOOLS_OF = "tools/"

@@ -14,13 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from trace_store.records import NO_LOGPROBS, Action, Trajectory
+from trace_store.records import NO_LOGPROBS, RETOKENISED, Action, Trajectory
 from trainers.config import ShapingTerm
 from trainers.dependencies import Successors, edges_to_successors, transitive_reduction
 from trainers.rewards import EpisodeRewards, trajectory_to_rewards
 
-Use = Literal["on_policy", "replay", "imitation"]
-"""`on_policy`: fresh actions for a ratio. `replay`: old ones for a ratio. `imitation`: no ratio is formed."""
+Use = Literal["on_policy", "replay", "imitation", "demonstration"]
+"""`on_policy`: fresh actions for a ratio. `replay`: old ones for a ratio. `imitation`: no ratio is formed.
+`demonstration`: likewise, and actions that were re-tokenised are good enough."""
+_RATIO = ("on_policy", "replay")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class ActionItem:
     temperature: float
     turn: int = 0  # which of the agent's actions in its episode this is, from 0
     version: int | None = None  # of the adapter that sampled it; None for the base model or where it is unknown
+    retokenised: bool = False  # the ids were made from its text: no engine sampled them
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,8 @@ def trajectories_to_round(
         reward: name of the team reward; an episode without it is left out.
         vocabulary: number of token ids that the base model of each agent knows.
         use: `on_policy` and `replay` also refuse what makes a ratio meaningless (no log-probs; greedy, top-p or top-k
-            sampling). For `imitation` such actions are kept, and a greedy one is scored at temperature 1.
+            sampling). For `imitation` such actions are kept, and a greedy one is scored at temperature 1. Those that
+            were re-tokenised are for `demonstration` only.
         shaping: further rewards; an episode that lacks one is kept, and counted.
         final: the team reward of an episode that was cut short is its score, so it counts as terminated.
     """
@@ -166,7 +170,9 @@ def _why_not(action: Action, agents: Sequence[str], vocabulary: Mapping[str, int
         return action.untrainable_reason or "no token ids"
     if max(map(max, (action.prompt_ids, action.sampled_ids))) >= vocabulary[action.node]:
         return "token ids outside the base model's vocabulary"
-    if use == "imitation" and action.logprobs is None:
+    if action.untrainable_reason == RETOKENISED:
+        return None if use == "demonstration" else RETOKENISED
+    if use not in _RATIO and action.logprobs is None:
         return None if action.trainable or action.untrainable_reason == NO_LOGPROBS else action.untrainable_reason
     if not action.trainable:
         return action.untrainable_reason or "untrainable"
@@ -174,9 +180,9 @@ def _why_not(action: Action, agents: Sequence[str], vocabulary: Mapping[str, int
         return "no log-probs"
     if len(action.logprobs) != len(action.sampled_ids) or not all(map(math.isfinite, action.logprobs)):
         return "log-probs that are not finite, one per token"
-    if use != "imitation" and not action.temperature:
+    if use in _RATIO and not action.temperature:
         return "sampled greedily or at an unknown temperature"
-    if use != "imitation" and narrows_sampling(action):
+    if use in _RATIO and narrows_sampling(action):
         return "sampled with top-p or top-k, so its log-probs are not comparable"
     return None
 
@@ -196,6 +202,7 @@ def _to_items(actions: Sequence[Action]) -> tuple[ActionItem, ...]:
                 temperature=action.temperature or 1.0,
                 turn=turns[action.node],
                 version=action.adapter_version,
+                retokenised=action.untrainable_reason == RETOKENISED,
             )
         )
         turns[action.node] += 1

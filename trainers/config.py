@@ -72,8 +72,11 @@ class AgentOptions(_Options):
     frozen: bool = False
     """Its adapter stays as it is; its actions count as part of the environment."""
     lr: float | None = Field(default=None, gt=0)
+    """Learning rate of its adapter; absent: `lr`."""
     weight_decay: float | None = Field(default=None, ge=0)
+    """Weight decay of its adapter; absent: `weight_decay`."""
     schedule: ScheduleOptions | None = None
+    """Schedule of its adapter; absent: `schedule`."""
 
     @model_validator(mode="after")
     def _options_fit_together(self) -> AgentOptions:
@@ -106,6 +109,7 @@ class CriticOptions(_Options):
     lr: float = Field(default=3e-3, gt=0)
     """Adam's learning rate."""
     loss: Literal["huber", "squared"] = "huber"
+    """Loss of a value against its target."""
     huber_delta: float = Field(default=1.0, gt=0)
     """Where the Huber loss turns from quadratic to linear, in units of reward."""
     clip: float | None = Field(default=None, gt=0)
@@ -132,6 +136,7 @@ _OFFLINE_ONLY: dict[str, tuple[str, ...]] = {
     "ratio_cap": ("importance", "vtrace"),
     "epochs": ("filtered", "awr", "asymre", "topr", "importance", "vtrace"),
     "minibatches": ("filtered", "awr", "asymre", "topr", "importance", "vtrace"),
+    "retokenise": ("filtered",),
 }
 
 
@@ -161,6 +166,9 @@ class OfflineOptions(_Options):
     """Passes over the chosen actions."""
     minibatches: int = Field(default=2, ge=1)
     """Optimiser steps per pass and agent."""
+    retokenise: bool = False
+    """Whether `filtered` also imitates calls whose token ids no engine told (a hosted model, somebody else's traces):
+    their messages go through the base model's chat template and tokenizer. No other mode takes such calls."""
 
     @model_validator(mode="after")
     def _options_fit_together(self) -> OfflineOptions:
@@ -224,6 +232,7 @@ class TrainerOptions(_Options):
     """Lambda per token within an action (MARFT-T). 1, because (0.95)^100 is 0.6 %: what follows the action would not
     reach its first tokens. `adaptive`: 1 - 1 / (adaptive_alpha * tokens), VAPO's length-adaptive lambda."""
     adaptive_alpha: float = Field(default=0.05, gt=0)
+    """alpha of the adaptive token lambda."""
     group_weight: GroupWeight | None = None
     """How the mean and deviation of `grpo` and `dr_mas` count: each trajectory once, or each action once. None:
     `trajectory` for grpo, `step` for dr_mas."""
@@ -245,7 +254,9 @@ class TrainerOptions(_Options):
     token (DAPO). None: `episode` for MARFT-A, `token` for MARFT-T. In the offline phase `action` divides an
     action's log-likelihood by its length."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
+    """How far below 1 the ratio new / old may go before a negative advantage stops pushing."""
     clip_high: float = Field(default=0.28, gt=0)
+    """How far above 1 it may go before a positive advantage stops pulling."""
     dual_clip: float | None = Field(default=None, gt=1)
     """Bound c of the dual clip for negative advantages; None turns it off."""
     entropy_coef: float = Field(default=0.0, ge=0)
@@ -260,6 +271,7 @@ class TrainerOptions(_Options):
     nll_coef: float = Field(default=0.0, ge=0)
     """Weight of the negative log-likelihood of actions in episodes whose team reward reaches nll_threshold (VAPO)."""
     nll_threshold: float = 1.0
+    """Team reward, as recorded, from which an episode is imitated."""
     proximal: Literal["recomputed", "engine"] = "recomputed"
     """Where pi_old comes from: a pass of the trainer at the start of the round, or the log-probs that the engine
     recorded. `engine` saves that pass; it is checked on a sample and refused where the two differ (serve in
@@ -288,17 +300,21 @@ class TrainerOptions(_Options):
     agent_order: Literal["topological", "reverse", "random"] = "topological"
     """Order of a sequential or alternating update."""
     epochs: int = Field(default=1, ge=1)
+    """Passes over a round."""
     minibatches: int = Field(default=2, ge=1)
     """Optimiser steps per epoch and agent."""
     lr: float = Field(default=1e-3, gt=0)
     """AdamW's learning rate of the adapters."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW's, of the adapters."""
     schedule: ScheduleOptions = ScheduleOptions()
     max_grad_norm: float = Field(default=1.0, gt=0)
+    """A step's gradient is scaled down to this norm."""
     tokens_per_microbatch: int = Field(default=2048, ge=64)
     """Padded tokens that one forward and backward pass takes (a longer call gets a pass of its own); bounds memory,
     changes no result."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes CUDA where there is some."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads for torch; None leaves torch's choice."""
 

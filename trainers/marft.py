@@ -111,7 +111,8 @@ class MarftTrainer:
         started = time.perf_counter()
         options = self.options.offline
         kept, refused = ([], {}) if options.mode == "off" else self._gate(trajectories, {}, options.needs_behaviour)
-        data = self._read(kept, "replay" if options.needs_behaviour else "imitation")
+        texts: Use = "demonstration" if options.retokenise else "imitation"
+        data = self._read(kept, "replay" if options.needs_behaviour else texts)
         data = data.also_dropped(refused)
         agents, data = learn_offline(data, self.policies, self.credit, self.options, self.generator, self._tick)
         self.credit.forget()

@@ -43,9 +43,9 @@ def learn_offline(
     """One offline phase over all adapters.
 
     Returns:
-        Per agent: adapter, actions, tokens, those of `AdapterLearner.imitate`, effective_sample_size (of the
-        importance weights, or of what awr weighs by; None for other modes), lr, adapter_norm, adapter_moved. And the
-        round with what the modes and the gate left out.
+        Per agent: adapter, actions, tokens, retokenised_share (of the tokens), those of `AdapterLearner.imitate`,
+        effective_sample_size (of the importance weights, or of what awr weighs by; None for other modes), lr,
+        adapter_norm, adapter_moved. And the round with what the modes and the gate left out.
     """
     offline = options.offline
     if offline.mode == "filtered":
@@ -77,7 +77,8 @@ def learn_offline(
             agents[agent] = {
                 "adapter": name,
                 "actions": len(own),
-                "tokens": sum(len(data.items[i].sampled_ids) for i in own),
+                "tokens": (tokens := sum(len(data.items[i].sampled_ids) for i in own)),
+                "retokenised_share": _retokenised(data, own) / tokens if tokens else None,
                 **learned,
                 "effective_sample_size": effective_sample_size(weights) if weights else None,
                 "lr": learner.rates.lr,
@@ -85,6 +86,11 @@ def learn_offline(
             }
     fit()
     return agents, data.also_dropped(drops)
+
+
+def _retokenised(data: Round, rows: Sequence[int]) -> int:
+    """Sampled tokens of these actions that no engine sampled."""
+    return sum(len(data.items[i].sampled_ids) for i in rows if data.items[i].retokenised)
 
 
 def _advantages(

@@ -13,6 +13,7 @@ from typing import Any
 from marft_bridge.ingest.otlp import WireSpan
 from marft_bridge.ingest.reading import Reading
 from trace_store import conventions as c
+from trace_store.records import FROM_ENGINE
 
 Missing = Counter[tuple[str, str]]
 
@@ -36,7 +37,7 @@ _OF_A_CALL = {
 def untrainable(attributes: Mapping[str, Any], dialect: str) -> str:
     """Why an action that came from elsewhere cannot be trained on."""
     what = "log-probs without token ids" if c.LOGPROBS in attributes else "no token ids and no log-probs"
-    return f"ingested from {dialect}: {what} from the engine"
+    return f"ingested from {dialect}: {what} {FROM_ENGINE}"
 
 
 def of_span(span: WireSpan, reading: Reading | None, operation: str, attributes: Mapping[str, Any]) -> Missing:
