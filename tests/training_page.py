@@ -22,22 +22,6 @@ PAGE = ROOT / "docs/training.md"
 BEGIN, END = "<!-- rendered: options -->\n", "<!-- end -->\n"
 
 _BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
-# Options whose declaration says nothing about them beyond their name.
-_OBVIOUS = {
-    "agents.<agent>.lr": "Learning rate of its adapter; absent: `lr`.",
-    "agents.<agent>.schedule": "Schedule of its adapter; absent: `schedule`.",
-    "agents.<agent>.weight_decay": "Weight decay of its adapter; absent: `weight_decay`.",
-    "adaptive_alpha": "alpha of the adaptive token lambda.",
-    "clip_high": "How far above 1 the ratio new / old may go before a positive advantage stops pulling.",
-    "clip_low": "How far below 1 it may go before a negative advantage stops pushing.",
-    "critic.loss": "Loss of a value against its target.",
-    "device": "`auto` takes CUDA where there is some.",
-    "epochs": "Passes over a round.",
-    "max_grad_norm": "A step's gradient is scaled down to this norm.",
-    "nll_threshold": "Team reward, as recorded, from which an episode is imitated.",
-    "schedule.kind": "After the warm-up: keep the rate, or bring it down.",
-    "weight_decay": "AdamW's, of the adapters.",
-}
 
 
 def filled(page: str) -> str:
@@ -90,7 +74,8 @@ def _sentences(model: type[BaseModel]) -> dict[str, str]:
 def _table() -> Iterator[str]:
     yield "\n| option | default | takes | meaning |\n|---|---|---|---|\n"
     for name, (field, sentence) in options().items():
-        meaning = (sentence or _OBVIOUS[name]).replace("|", "\\|")
+        assert sentence is not None, f"{name}: nothing stands below its declaration"
+        meaning = sentence.replace("|", "\\|")
         yield f"| `{name}` | {_default(field)} | {_takes(field)} | {meaning} |\n"
     yield "\n"
 
