@@ -111,15 +111,41 @@ def score(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     epilog="Example: marft-bridge serve --config examples/math_duo/bridge.toml --run runs/try -- sleep 60",
 )
-def serve(context: typer.Context, config: Config = DEFAULT_CONFIG, run: Run = None) -> None:
+def serve(
+    context: typer.Context,
+    config: Config = DEFAULT_CONFIG,
+    run: Run = None,
+    split: Annotated[
+        str | None, typer.Option(help="Share an app's traffic out: percent of base and candidate, as 90/10.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="A version, promoted, or NODE=VERSION,...; what was promoted, or 0.")
+    ] = None,
+    candidate: Annotated[
+        str | None, typer.Option(help="A version, newest, or NODE=VERSION,...; each node's newest.")
+    ] = None,
+    mirror: Annotated[
+        bool, typer.Option("--mirror", help="Send what base answers to the candidate too, in the shadow.")
+    ] = False,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Where the app sends its requests; 8100, 0 takes a free one.")
+    ] = None,
+    key_env: Annotated[str | None, typer.Option(help="Variable that holds the app's key.")] = None,
+    quiet_seconds: Annotated[
+        float | None, typer.Option(min=0, help="A graph run has ended after so long without a call; 60.")
+    ] = None,
+) -> None:
     """Serve the model for this run folder: while a command after -- runs, or else until Ctrl-C.
 
-    The other commands on the same run folder use this server instead of starting their own.
+    The other commands on the same run folder use this server instead of starting their own. With --split or --mirror
+    it answers an app instead: each of its nodes calls the model of its own name, and base or candidate answers.
     """
     settings = _config(config, run=run)
+    from marft_bridge.live.flags import flags_to_live
     from marft_bridge.serve import serve as run_serve
 
-    raise typer.Exit(run_serve(settings, Reporter(), context.args))
+    live = flags_to_live(split, base, candidate, mirror, port, key_env, quiet_seconds)
+    raise typer.Exit(run_serve(settings, Reporter(), context.args, live))
 
 
 @app.command(epilog="Example: marft-bridge status --config examples/math_duo/bridge.toml --run runs/try")

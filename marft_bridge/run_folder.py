@@ -7,6 +7,7 @@
     metrics.jsonl   one line per update
     tensorboard/    the same for TensorBoard, where train.tensorboard asks for it
     vllm.log, server.json, report.json, report.html
+    live.json       what keeps live traffic with its team: salt, key, and the proxy's address while it runs
     lock            held by the command that works in the folder
 
 Invariants: a folder that holds records is not written into again unless the user says --resume; one command at a time
@@ -75,6 +76,11 @@ class RunFolder:
     def server(self) -> Path:
         """Address and key of the server that `marft-bridge serve` runs for this folder."""
         return self.path / "server.json"
+
+    @property
+    def live(self) -> Path:
+        """What `marft-bridge serve --split` keeps of its live traffic."""
+        return self.path / "live.json"
 
     def create(self) -> None:
         """Makes the folder, readable by its owner only."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from marft_bridge.config import BridgeConfig
 from marft_bridge.engine import running_server
 from marft_bridge.errors import ConfigError, StoreError
+from marft_bridge.live.status import live_lines
 from marft_bridge.progress import Reporter
 from marft_bridge.run_folder import RunFolder
 from marft_bridge.train import read_metrics
@@ -32,6 +33,8 @@ def status(config: BridgeConfig, reporter: Reporter) -> None:
         reporter.say(f"  last update: round {lines[-1]['round']} of {config.train.rounds} ({lines[-1]['phase']})")
     found = running_server(folder)
     reporter.say(f"  server: {found[0] if found else 'none running'}")
+    for line in live_lines(folder):
+        reporter.say(f"  {line}")
     if (folder.path / "report.html").exists():
         reporter.say(f"  report: {folder.path / 'report.html'}")
 

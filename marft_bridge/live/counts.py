@@ -1,0 +1,65 @@
+"""What a proxy did so far -> numbers for people: per variant, and what was left out.
+
+Latencies are those of the latest `KEPT` answers. Invariant: memory does not grow with traffic. Kept in memory only:
+the record of calls is in the store.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+KEPT = 2048
+
+
+@dataclass(slots=True)
+class VariantCounts:
+    """One variant's calls."""
+
+    requests: int = 0
+    errors: int = 0  # answered with an error, or cut off by the engine
+    left: int = 0  # clients that went away before the end
+    in_flight: int = 0
+    latency_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))  # of answers without an error
+    first_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))  # to the first piece of a stream
+
+    def to_json(self) -> dict[str, Any]:
+        """Numbers; milliseconds, None where nothing was measured."""
+        return {
+            "requests": self.requests,
+            "errors": self.errors,
+            "left": self.left,
+            "in_flight": self.in_flight,
+            "latency_ms": _quantiles(self.latency_s),
+            "first_piece_ms": _quantiles(self.first_s),
+        }
+
+
+@dataclass(slots=True)
+class LiveCounts:
+    """Everything that is counted."""
+
+    variants: dict[str, VariantCounts]
+    keys: Counter[str] = field(default_factory=Counter)  # where the key came from; "" for requests without one
+    refused: Counter[str] = field(default_factory=Counter)  # by the code of the answer
+    dropped: int = 0  # requests that were not mirrored because too many waited
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it."""
+        return {
+            "variants": {name: counts.to_json() for name, counts in self.variants.items()},
+            "keys": {source: count for source, count in self.keys.items() if source},
+            "without_key": self.keys[""],
+            "refused": dict(self.refused),
+            "mirror_dropped": self.dropped,
+        }
+
+
+def _quantiles(seconds: Iterable[float]) -> dict[str, float] | None:
+    ordered = sorted(seconds)
+    if not ordered:
+        return None
+    return {f"p{q}": round(1000 * ordered[math.ceil(q / 100 * len(ordered)) - 1], 3) for q in (50, 95, 99)}

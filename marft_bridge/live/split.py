@@ -1,0 +1,95 @@
+"""A key and a salt -> base or candidate: the same for ever, and monotone in the candidate's share.
+
+The key's place on [0, 1) is a keyed hash; the candidate has what lies below its share. So raising the share from 10 to
+20 % moves a tenth of all keys to the candidate and none back, and without the salt nobody can choose a key that lands
+where he wants. Invariant: salt and key of a run folder are made once and stay (live.json, 0600). No HTTP here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import secrets
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from marft_bridge.errors import ConfigError
+from marft_bridge.files import write_atomically
+
+BASE, CANDIDATE, MIRRORED = "base", "candidate", "candidate (mirror)"
+_SHARES = re.compile(r"(\d{1,3}(?:\.\d+)?)/(\d{1,3}(?:\.\d+)?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How much of the keyed traffic each team answers, in percent; both add up to 100."""
+
+    base: float
+    candidate: float
+
+    def __str__(self) -> str:
+        return f"{self.base:g}/{self.candidate:g}"
+
+
+def text_to_split(text: str) -> Split:
+    """`90/10`, base first. Raises ConfigError for anything else, or when the two are not 100 together."""
+    found = _SHARES.fullmatch(text.strip())
+    shares = tuple(map(float, found.groups())) if found else ()
+    if len(shares) != 2 or not math.isclose(sum(shares), 100.0):
+        raise ConfigError(f"serve: --split {text}: give the shares of base and candidate in percent, such as 90/10")
+    return Split(*shares)
+
+
+def key_to_place(salt: bytes, key: str) -> float:
+    """Where a key lies on [0, 1): uniform over keys, always the same for one."""
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), key=salt, digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 11) / (1 << 53)
+
+
+def key_to_variant(salt: bytes, key: str, split: Split) -> str:
+    """Which team answers whatever has this key."""
+    return CANDIDATE if key_to_place(salt, key) < split.candidate / 100 else BASE
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFile:
+    """What a run folder keeps of its live traffic: the salt, the app's key, and where the proxy is while it runs."""
+
+    path: Path
+    salt: bytes = field(repr=False)
+    api_key: str = field(repr=False)
+    base_url: str | None = None  # ends with /v1
+
+    def at(self, base_url: str | None) -> LiveFile:
+        """The same, with the address written down, or taken out."""
+        moved = replace(self, base_url=base_url)
+        content = {"salt": self.salt.hex(), "api_key": self.api_key, "base_url": base_url}
+        write_atomically(self.path, json.dumps(content) + "\n")
+        return moved
+
+
+def read_live_file(path: Path) -> LiveFile | None:
+    """What the file says; None when there is none.
+
+    Raises:
+        ConfigError: it is unreadable; a new salt would move users to the other team, so none is made up.
+    """
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        salt, api_key, base_url = bytes.fromhex(content["salt"]), content["api_key"], content["base_url"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"serve: {path} is unreadable ({type(error).__name__}); put it back, or delete it and assign every key anew"
+        ) from None
+    return LiveFile(path, salt, api_key, base_url)
+
+
+def live_file(path: Path) -> LiveFile:
+    """What the file says, or a new one with a fresh salt and key. Raises as `read_live_file`."""
+    found = read_live_file(path)
+    return found or LiveFile(path, secrets.token_bytes(32), secrets.token_urlsafe(32)).at(None)
