@@ -10,13 +10,15 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from marft_bridge.cluster.options import RayOptions
 from marft_bridge.comparison.options import CompareOptions
 from marft_bridge.errors import ConfigError
 from marft_bridge.record_options import RecordOptions
+from marft_bridge.retries import Limits
 from marft_bridge.rewards.registry import AnyReward, refuse_unknown_rewards, settle
 from marft_bridge.serving import ServeOptions
 from trainers.config import TrainerOptions
@@ -80,6 +82,27 @@ class CollectOptions(_Options):
     """Episodes that run at the same time."""
     timeout_s: float = Field(300.0, gt=0)
     """Seconds after which an episode is recorded as truncated."""
+    max_tokens_per_episode: int | None = Field(None, ge=1)
+    """Tokens that the nodes on the served model may sample in one episode; with the last it is recorded as truncated.
+    The call that would pass the limit gets what is left; calls side by side may pass it together."""
+    retries: int = Field(0, ge=0, le=20)
+    """Further attempts at an episode that failed because a connection broke or a server was busy or failed, after a
+    pause that doubles up to 30 s; with the same seed. Every attempt is a row, and the last one counts."""
+    retry_graph_errors: bool = False
+    """Whether an episode is tried again whatever it failed with."""
+    engine: Literal["local", "ray"] = "local"
+    """Where `collect` runs episodes: in its own process, or by the collectors that [ray] describes."""
+
+    @property
+    def limits(self) -> Limits:
+        """What one request may cost."""
+        return Limits(self.max_tokens_per_episode, self.retries, self.retry_graph_errors)
+
+    @model_validator(mode="after")
+    def _options_fit_together(self) -> CollectOptions:
+        if self.retry_graph_errors and not self.retries:
+            raise ValueError("retry_graph_errors has no effect without retries")
+        return self
 
 
 class TrainOptions(_Options):
@@ -95,6 +118,8 @@ class TrainOptions(_Options):
     tensorboard: bool = False
     """Whether the figures of every update are also written for TensorBoard, into the run's folder tensorboard/; needs
     the extra `tensorboard`."""
+    allow_tool_change: bool = False
+    """Whether episodes with other tools than those that were learned from so far are learned from too."""
     trainer: TrainerOptions = TrainerOptions()
 
 
@@ -113,6 +138,7 @@ class BridgeConfig(_Options):
     sampling: SamplingOptions = SamplingOptions()
     record: RecordOptions = RecordOptions()
     collect: CollectOptions = CollectOptions()
+    ray: RayOptions = RayOptions()
     train: TrainOptions = TrainOptions()
     compare: CompareOptions = CompareOptions()
 

@@ -60,7 +60,8 @@ def hand_over_tokens(announced: tuple[UUID, tuple[TakesExactTokens, ...]] | None
     """Gives the tokens of the announced call to all who listen, and counts them for the episode."""
     routing = current_routing.get()
     if routing is not None:
-        routing.sampled_tokens += len(tokens.sampled_ids or ())
+        sampled = len(tokens.sampled_ids or ())
+        routing.count_sampled(tokens.node, tokens.route, sampled, tokens.finish_reason)
         if tokens.route is not None and announced is not None:
             routing.answered[tokens.node] += 1
     if announced is not None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from langchain_core.language_models import BaseChatModel
 from langgraph.config import get_config
@@ -41,6 +41,9 @@ class Routing:
     seed: int | None = None
     chat: BaseChatModel | None = None
     """The engine's model: `redirect` lets it answer for the models of the nodes that have a route."""
+    max_tokens: int | None = None  # that its calls may sample together; None: as many as they like
+    note_cut: Callable[[str], None] = lambda _: None  # the episode counts as cut short, for this reason
+    stop: Callable[[], object] = lambda: None  # ends it, from any thread
     sampled_tokens: int = 0  # by all calls so far
     answered: Counter[str] = field(default_factory=Counter)  # node -> recorded calls that its route answered
     elsewhere: Counter[str] = field(default_factory=Counter)  # node without a route -> calls of its own model
@@ -53,6 +56,37 @@ class Routing:
         number = next(self._calls.setdefault(node, itertools.count()))
         digest = hashlib.sha256(f"{self.seed}/{node}/{number}".encode()).digest()
         return int.from_bytes(digest[:4], "big") >> 1
+
+    def within_limit(self, route: Route) -> Route:
+        """The route of a call that starts now, with no more tokens than the episode has left.
+
+        Raises:
+            GraphError: none is left; the episode is cut short.
+        """
+        if self.max_tokens is None:
+            return route
+        left = self.max_tokens - self.sampled_tokens
+        if left <= 0:
+            self.note_cut(reason := self._used_up)
+            self.stop()  # a graph may go on after the error
+            raise GraphError(f"the episode ends here: {reason}")
+        return replace(route, max_tokens=min(route.max_tokens, left))
+
+    def count_sampled(self, node: str, route: Route | None, sampled: int, finish_reason: str | None) -> None:
+        """Counts a call's tokens. An episode whose limit, and not the model, ended the call counts as cut short.
+
+        It is not stopped here, where the call's end is not recorded yet: the next call stops it.
+        """
+        self.sampled_tokens += sampled
+        if self.max_tokens is None or self.sampled_tokens < self.max_tokens:
+            return
+        narrowed = route is not None and node in self.routes and route.max_tokens < self.routes[node].max_tokens
+        if self.sampled_tokens > self.max_tokens or (narrowed and finish_reason == "length"):
+            self.note_cut(self._used_up)
+
+    @property
+    def _used_up(self) -> str:
+        return f"its limit of {self.max_tokens} sampled tokens is used up"
 
 
 current_routing: ContextVar[Routing | None] = ContextVar("marft_routing", default=None)
@@ -87,7 +121,9 @@ def calling_route() -> tuple[str, Route | None]:
 
 
 def route_for_call() -> tuple[str, Route | None, int | None]:
-    """`calling_route` and the seed of this call, which is used up."""
+    """`calling_route`, within the episode's limit of tokens, and the seed of this call, which is used up."""
     node, route = calling_route()
     routing = current_routing.get()
-    return node, route, routing.call_seed(node) if routing is not None else None
+    if routing is None or route is None:
+        return node, route, None
+    return node, routing.within_limit(route), routing.call_seed(node)

@@ -71,6 +71,7 @@ class Stage:
                     None if model is None else model.chat,
                     None if model is None else model.lineage,
                     Place(self._folder.path, judged_at),
+                    self._config.collect.limits,
                 )
             finally:
                 recorded.unwrap()
@@ -84,7 +85,7 @@ class Stage:
         before = {id(tally): tally.finished for tally in tallies}
         with self._reporter.bars(), self._reporter.task(title, len(jobs)) as task:
 
-            def show() -> None:
+            def show(_: Job) -> None:
                 done = sum(tally.finished - before[id(tally)] for tally in tallies)
                 task.update(done, _together(tallies).figures(reward))
 

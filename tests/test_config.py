@@ -47,7 +47,7 @@ def test_a_flag_overrides_the_file_and_an_absent_flag_does_not(tmp_path: Path) -
             MINIMAL + "[train.trainer.critic]\nhidde = 1\n",
             "unknown key 'train.trainer.critic.hidde'; did you mean 'hidden'?",
         ),
-        (MINIMAL + "[collect]\nqqq = 1\n", "unknown key 'collect.qqq'; known here: episodes, in_flight"),
+        (MINIMAL + "[collect]\nqqq = 1\n", "unknown key 'collect.qqq'; known here: engine, episodes, in_flight"),
         (MINIMAL + "[serve]\nmax_lorass = 1\n", "unknown key 'serve.max_lorass'; did you mean 'max_loras'?"),
         ("[graph]\nnodes = ['x']\n", "the key 'graph.app' is missing (and 1 more)"),
         ("seed = \n", "is not valid TOML"),

@@ -1,7 +1,8 @@
 """Owns: requests become rewarded episodes, and whatever goes wrong with one is a row with a reason.
 
 - A plan gives every request its own seed, keeps groups together and is the same every time.
-- Failures and time limits are outcomes; a run in which most episodes fail stops with the reason.
+- Failures and limits of time and tokens are outcomes; a run in which most episodes fail stops with the reason.
+- What failed for a passing reason is tried again with the same seed, each attempt a row, the last one counting.
 - An episode counts as finished only with its reward on disk; what is finished is not run again.
 """
 
@@ -12,13 +13,20 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import httpx
+import openai
 import pytest
 from duo_rig import COMMON, TASKS, Rig, right_answer
+from fake_vllm import FakeVllm, running
 
+from marft_bridge import rollouts
 from marft_bridge.app import split_tasks
 from marft_bridge.engine import still_to_run
 from marft_bridge.errors import GraphError, ServingError
+from marft_bridge.policy import NodeChat
+from marft_bridge.retries import Limits, is_of_the_connection, pause_s
 from marft_bridge.rollouts import plan_episodes, task_order
+from trace_store.records import Trajectory
 
 
 def test_a_plan_is_reproducible_and_every_request_has_its_own_seed() -> None:
@@ -143,3 +151,144 @@ def test_a_reward_may_be_async_and_a_bare_number(tmp_path: Path) -> None:
     rig.run(plan_episodes(TASKS, 3, 1, seed=0, **COMMON))
     with rig.store() as store:
         assert [t.team_reward("reward") for t in store.trajectories()] == [0.25] * 3
+
+
+def limited(folder: Path, limit: int, answers: dict[str, str]) -> tuple[Rig, FakeVllm, list[Trajectory]]:
+    """One episode of the duo on a server that counts tokens as bytes and one more, with a limit on all of them."""
+    with running(FakeVllm()) as server:
+        server.answer = lambda body: answers[body["model"]]
+        server.adapters["actor@3"] = "there"
+        model = NodeChat(model="base", base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        rig = Rig(folder, model=model, limits=Limits(limit))
+        rig.run(plan_episodes(TASKS, 1, 1, seed=0, **COMMON))
+    with rig.store() as store:
+        return rig, server, list(store.trajectories())
+
+
+@pytest.mark.parametrize("limit", [11 + 9, 1000])
+def test_an_episode_within_its_limit_of_tokens_is_as_without_one(tmp_path: Path, limit: int) -> None:
+    _, _, (episode,) = limited(tmp_path, limit, {"base": "ten bytes.", "actor@3": "8 bytes."})
+    assert (episode.episode.outcome, len(episode.actions), episode.team_reward("correct")) == ("terminated", 2, 0.0)
+    assert [action.finish_reason for action in episode.actions] == ["stop", "stop"]
+
+
+def test_the_call_that_would_pass_the_limit_gets_what_is_left_and_the_episode_is_truncated(tmp_path: Path) -> None:
+    rig, _, (episode,) = limited(tmp_path, 15, {"base": "ten bytes.", "actor@3": "8 bytes."})
+    reason = "its limit of 15 sampled tokens is used up"
+    assert (episode.episode.outcome, episode.episode.reason) == ("truncated", reason)
+    first, cut = episode.actions
+    assert (first.max_tokens, len(first.sampled_ids or ()), first.finish_reason) == (15, 11, "stop")
+    assert (cut.max_tokens, len(cut.sampled_ids or ()), cut.finish_reason) == (4, 4, "length")
+    assert episode.rewards == ()
+    with rig.store() as store:
+        assert still_to_run(store, plan_episodes(TASKS, 1, 1, seed=0, **COMMON)) == []
+
+
+def test_no_call_starts_when_nothing_is_left(tmp_path: Path) -> None:
+    _, server, (episode,) = limited(tmp_path, 11, {"base": "ten bytes.", "actor@3": "8 bytes."})
+    assert (episode.episode.outcome, len(server.asked)) == ("truncated", 1)
+    assert [(a.node, a.trainable, a.sampled_ids is None) for a in episode.actions] == [
+        ("reasoner", True, False),
+        ("actor", False, True),  # a call that was refused
+    ]
+
+
+def failing(times: int, error: Exception) -> Any:
+    """A script whose first `times` calls of the actor about t3 fail."""
+    left = [error] * times
+
+    def script(node: str, prompt: str, random: Any) -> str:
+        if node == "actor" and "3 + 1?" in prompt and left:
+            raise left.pop()
+        return right_answer(node, prompt, random)
+
+    return script
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollouts, "pause_s", lambda *_: 0.0)
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_a_failed_episode_is_tried_again_with_its_seed_and_the_last_attempt_counts(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, failing(2, ConnectionResetError("cut")), limits=Limits(retries=2))
+    plan = plan_episodes(TASKS, 8, 1, seed=0, **COMMON)
+    tally = rig.run(plan)
+    assert (tally.finished, tally.retried, dict(tally.outcomes)) == (8, 2, {"terminated": 8})
+    with rig.store() as store:
+        rows = [e for e in store.episodes(run_id="run") if e.task_id == "t3"]
+        assert [(e.outcome, e.reason, e.tags) for e in rows] == [
+            ("failed", "ConnectionResetError: cut", {}),
+            ("failed", "ConnectionResetError: cut", {"attempt": "2"}),
+            ("terminated", None, {"attempt": "3"}),
+        ]
+        calls = [store.trajectory(e.episode_id).actions[0] for e in rows]  # type: ignore[union-attr]
+        assert len({action.seed for action in calls}) == 1  # of the reasoner, which answered in all three
+        assert still_to_run(store, plan) == []
+    assert "2 tried again" in tally.figures("correct")
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_an_episode_that_fails_at_every_attempt_is_counted_once(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, failing(99, ConnectionResetError("cut")), limits=Limits(retries=3))
+    tally = rig.run(plan_episodes(TASKS, 8, 1, seed=0, **COMMON))
+    assert (tally.finished, tally.retried, dict(tally.outcomes)) == (8, 3, {"terminated": 7, "failed": 1})
+    assert dict(tally.reasons) == {"ConnectionResetError: cut": 1}
+
+
+@pytest.mark.usefixtures("no_pauses")
+@pytest.mark.parametrize(("asked", "retried"), [(False, 0), (True, 1)])
+def test_what_the_graph_does_wrong_is_tried_again_only_where_that_is_asked_for(
+    tmp_path: Path, asked: bool, retried: int
+) -> None:
+    rig = Rig(tmp_path, failing(1, KeyError("answer")), limits=Limits(retries=5, graph_errors=asked))
+    tally = rig.run(plan_episodes(TASKS, 8, 1, seed=0, **COMMON))
+    assert (tally.retried, tally.outcomes["failed"]) == (retried, 1 - retried)
+
+
+REQUEST = httpx.Request("POST", "http://127.0.0.1/v1/chat/completions")
+
+
+def answered(status: int) -> openai.APIStatusError:
+    return openai.APIStatusError("no", response=httpx.Response(status, request=REQUEST), body=None)
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+def from_another(cause: Exception) -> Exception:
+    return caused(RuntimeError("the planner failed"), cause)
+
+
+@pytest.mark.parametrize(
+    ("error", "passing"),
+    [
+        (ConnectionRefusedError("no"), True),
+        (TimeoutError(), True),
+        (httpx.ReadError("cut"), True),
+        (caused(openai.APIConnectionError(request=REQUEST), httpx.ConnectError("refused")), True),  # as its client does
+        (answered(500), True),
+        (answered(503), True),
+        (answered(429), True),
+        (answered(400), False),
+        (answered(404), False),
+        (from_another(answered(502)), True),
+        (from_another(ValueError("no")), False),
+        (ExceptionGroup("two nodes", [ValueError("no"), from_another(httpx.ConnectError("no"))]), True),
+        (KeyError("answer"), False),
+    ],
+    ids=repr,
+)
+def test_what_a_connection_did_is_told_from_what_the_graph_did(error: Exception, passing: bool) -> None:
+    assert is_of_the_connection(error) == passing
+
+
+def test_pauses_double_up_to_half_a_minute_and_differ_between_episodes() -> None:
+    for attempt, longest in [(0, 0.5), (1, 1.0), (4, 8.0), (6, 30.0), (19, 30.0)]:
+        pauses = [pause_s(attempt, seed) for seed in range(50)]
+        assert longest / 2 <= min(pauses) < max(pauses) <= longest
+        assert len(set(pauses)) == 50
+    assert pause_s(3, 7) == pause_s(3, 7)
