@@ -103,7 +103,7 @@ def test_of_a_few_tasks_nothing_is_said_but_how_many_they_are() -> None:
     found = by_value(pairs_to_cohorts(pairs, ["topic"], "reward", 0, said.append))
     assert (found["rare"].tasks, found["rare"].contrasts) == (4, ())
     assert (found["gaps"].tasks, found["gaps"].contrasts) == (5, ())  # five tasks, of which four are pairs
-    assert said == ["cohorts: nothing is said of the values of 'topic' with fewer than 5 tasks, of which there are 1"]
+    assert said == ["cohorts: 'topic' has values with fewer than 5 tasks, 1; only their size is shown"]
 
 
 def test_beyond_the_twenty_largest_values_are_counted() -> None:

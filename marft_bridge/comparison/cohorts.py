@@ -83,9 +83,7 @@ def _largest(name: str, tasks: Mapping[tuple[str, str], set[str]], say: Callable
         lost = len(set[str]().union(*(tasks[key] for key in left_out)))
         say(f"cohorts: {name!r} has {len(keys)} values; {len(left_out)} smaller ones, of {lost} tasks, are not shown")
     if small := [key for key in keys[:MOST] if len(tasks[key]) < FEWEST]:
-        say(
-            f"cohorts: nothing is said of the values of {name!r} with fewer than {FEWEST} tasks, of which there are {len(small)}"
-        )
+        say(f"cohorts: {name!r} has values with fewer than {FEWEST} tasks, {len(small)}; only their size is shown")
     return keys[:MOST]
 
 
