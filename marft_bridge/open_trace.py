@@ -16,6 +16,7 @@ from langgraph.types import PregelExecutableTask
 from opentelemetry.sdk.trace import Span
 
 from marft_bridge.action_links import AnswerIndex, around_to_input_writers
+from marft_bridge.declared_format import DeclaredFormat
 from marft_bridge.episode import EpisodeContext
 from marft_bridge.exact_tokens import ExactTokens
 from marft_bridge.lineage import request_to_tools, tools_to_lineage
@@ -47,6 +48,7 @@ class OpenRun:
     checkpoint_ns: str
     task: OpenTask | None = None  # the task around it, where LangGraph told us of it
     tokens: ExactTokens | None = None
+    declared: DeclaredFormat | None = None  # of the answer, where this is a call
 
 
 @dataclass(slots=True)

@@ -30,6 +30,7 @@ from opentelemetry.trace import Status, StatusCode
 
 from marft_bridge.action_links import reads_to_attributes, sources_to_attributes
 from marft_bridge.call_attributes import answer_to_attributes, to_json, tokens_to_attributes
+from marft_bridge.declared_format import answer_fits, request_to_format
 from marft_bridge.episode import (
     SUBJECT_METADATA,
     EpisodeContext,
@@ -322,7 +323,8 @@ class Recorder(BaseCallbackHandler):
         if parent.task is not None:
             attributes |= reads_to_attributes(parent.task.sources, parent.task.reads)
         span = self._start_span(parent.trace, f"{names.CHAT} {model}", parent.span, attributes)
-        self._add_run(run_id, OpenRun(parent.trace, span, True, parent.checkpoint_ns, parent.task))
+        declared = request_to_format(asked)
+        self._add_run(run_id, OpenRun(parent.trace, span, True, parent.checkpoint_ns, parent.task, declared=declared))
 
     @_never_harm
     def note_exact_tokens(self, run_id: UUID, tokens: ExactTokens) -> None:
@@ -337,7 +339,8 @@ class Recorder(BaseCallbackHandler):
         run = self._runs.get(run_id)
         if run is None:
             return
-        self._processor.say(run.span, answer_to_attributes(response) | tokens_to_attributes(run.tokens))
+        fits = {names.FORMAT_VALID: answer_fits(run.declared, response)}
+        self._processor.say(run.span, answer_to_attributes(response) | tokens_to_attributes(run.tokens) | fits)
         run.trace.answers.add(response, trace.format_span_id(run.span.get_span_context().span_id))
         self._close(run_id, None)
 
