@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from marft_bridge.config import BridgeConfig
 from marft_bridge.engine import Engine, begin_run, load_app, model_directory, refuse_used, still_to_run
+from marft_bridge.heldout import HeldOut
 from marft_bridge.progress import Reporter
 from marft_bridge.rollouts import plan_episodes, task_order
 from marft_bridge.run_folder import RunFolder
@@ -24,10 +25,11 @@ def collect(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
     """
     folder = RunFolder(config.run_folder)
     app = load_app(config)
+    heldout = HeldOut(app.heldout_tasks, app.task_to_input)
     model_dir = model_directory(config, reporter.say)
     folder.create()
     plan = plan_episodes(
-        task_order(app.train_tasks, config.seed),
+        task_order(heldout.tasks_left_of(app.train_tasks, reporter.say), config.seed),
         config.collect.episodes,
         config.collect.samples_per_task,
         seed=config.seed,

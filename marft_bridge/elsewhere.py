@@ -1,8 +1,8 @@
 """`train.traces`: folders of Parquet files and DuckLake catalogs -> episodes to learn from, besides the run's own.
 
 Invariants: nothing is imported or written; an episode that lies in several places is learned from once; what was held
-out, there or here, is never learned from; token ids of another base model are refused, since they would mean other
-words. How episodes are learned from is not known here.
+out there is not read; token ids of another base model are refused, since they would mean other words. What is held out
+here (`heldout`) and how episodes are learned from is not known.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ Read = Callable[[Trajectory, Callable[[str], Sequence[SpanRow]]], Trajectory]
 def traces_to_episodes(
     places: Sequence[str],
     known: Collection[str],
-    heldout_tasks: Collection[str],
     model: str,
     reporter: Reporter,
     read: Read = lambda trajectory, _: trajectory,
@@ -35,7 +34,6 @@ def traces_to_episodes(
     Args:
         places: as `train.traces` names them.
         known: ids of the episodes that are there already.
-        heldout_tasks: ids of the tasks that are held out now.
         model: of the configuration; the runs in a place have to have used the same.
         read: what becomes of each of them while its place is open.
 
@@ -57,7 +55,7 @@ def traces_to_episodes(
             for split in LEARNED_SPLITS:
                 for trajectory in reader.trajectories(split=split):
                     episode = trajectory.episode
-                    if episode.episode_id not in seen and episode.task_id not in heldout_tasks:
+                    if episode.episode_id not in seen:
                         seen.add(episode.episode_id)
                         found.append(read(trajectory, reader.spans))
             if reader.sql("SELECT count(*) FROM episodes WHERE split = ANY(?)", (list(LEARNED_SPLITS),)) == [(0,)]:

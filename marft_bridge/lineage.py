@@ -4,6 +4,7 @@
     tokenizer       the file that defines it, or the files
     template        text of the chat template
     tools/<node>    schemas of the tools that the node's calls offered to the model
+    tool/<node>/<tool>  the schema of one of them, so that a difference can be named
 
 Tokens of an old episode mean the same today, and its prompts are those that today's graph would build, where these
 agree. Invariant: equal content has an equal hash, wherever it stands and however its JSON is laid out; what cannot be
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from marft_bridge.errors import ConfigError
-from trace_store.records import TOOLS_OF
+from trace_store.records import ONE_TOOL_OF, TOOLS_OF
 
 # One file says all of a fast tokenizer; without it, these do together.
 _FAST = "tokenizer.json"
@@ -55,6 +56,26 @@ def tools_to_lineage(offered: Mapping[str, Collection[str]]) -> dict[str, str]:
     The order of the tools, and which call offered which, make no difference: a loop that ends early offers the same.
     """
     return {f"{TOOLS_OF}{node}": _text_sha256(_canonical(sorted(tools))) for node, tools in offered.items() if tools}
+
+
+def tools_to_names(offered: Mapping[str, Collection[str]]) -> dict[str, str]:
+    """The same -> `tool/<node>/<tool>` for each tool; one without a usable name is called by its hash.
+
+    Where one name had several schemas, they are hashed together.
+    """
+    found: dict[str, list[str]] = {}
+    for node, tools in offered.items():
+        for tool in sorted(tools):
+            found.setdefault(f"{ONE_TOOL_OF}{node}/{_tool_name(tool)}", []).append(tool)
+    return {name: _text_sha256(tools[0] if len(tools) == 1 else _canonical(tools)) for name, tools in found.items()}
+
+
+def _tool_name(tool: str) -> str:
+    """Of a tool as canonical JSON. A slash would make it a node's."""
+    parsed = json.loads(tool) if tool.startswith("{") else {}
+    described = parsed.get("function", parsed)
+    name = described.get("name") if isinstance(described, dict) else None
+    return name if isinstance(name, str) and name and "/" not in name else f"#{_text_sha256(tool)[:12]}"
 
 
 def _tokenizer_sha256(model_dir: Path) -> str | None:

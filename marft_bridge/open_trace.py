@@ -19,7 +19,7 @@ from marft_bridge.action_links import AnswerIndex, around_to_input_writers
 from marft_bridge.declared_format import DeclaredFormat
 from marft_bridge.episode import EpisodeContext
 from marft_bridge.exact_tokens import ExactTokens
-from marft_bridge.lineage import request_to_tools, tools_to_lineage
+from marft_bridge.lineage import request_to_tools, tools_to_lineage, tools_to_names
 from marft_bridge.state_reads import Reads, state_keys
 from marft_bridge.task_hooks import is_subgraph
 from marft_bridge.task_writes import Sources, TaskStart, WriteLedger, Writers, graph_of
@@ -75,7 +75,7 @@ class OpenTrace:
     @property
     def lineage(self) -> dict[str, str]:
         """What the episode's prompts and samples depend on, as far as it is known by now."""
-        return {**self.episode.lineage, **tools_to_lineage(self.offered)}
+        return {**self.episode.lineage, **tools_to_lineage(self.offered), **tools_to_names(self.offered)}
 
     def note_tools(self, node: str, asked: Mapping[str, Any]) -> None:
         """A node calls its model with these parameters."""

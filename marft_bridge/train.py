@@ -24,6 +24,7 @@ from marft_bridge.elsewhere import traces_to_episodes
 from marft_bridge.engine import Engine, begin_run, load_app, model_directory, refuse_used, still_to_run
 from marft_bridge.errors import ConfigError
 from marft_bridge.files import write_atomically
+from marft_bridge.heldout import HeldOut, note_learned
 from marft_bridge.progress import Reporter, Task
 from marft_bridge.retokenise import ChatTokenizer, Retokeniser, longest_call
 from marft_bridge.rollouts import plan_episodes, task_order
@@ -31,6 +32,7 @@ from marft_bridge.run_folder import RunFolder
 from marft_bridge.run_store import WAIT_IN_RUN_S, keeping_what_runs, store_up_to_date, take_in_what_ran
 from marft_bridge.served import served_versions
 from marft_bridge.tensorboard import require_tensorboard, write_scalars
+from marft_bridge.tool_surface import refuse_changed, runs_to_surfaces, trajectories_to_surface
 from trace_store.records import Trajectory
 from trace_store.store import TraceStore
 from trainers import checkpoint
@@ -53,6 +55,7 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
     else:
         folder.require_store("train")
     app = load_app(config)
+    heldout = HeldOut(app.heldout_tasks, app.task_to_input)
     model_dir = model_directory(config, reporter.say)
     with folder.held_by("train"):
         with store_up_to_date(folder, reporter) as store:
@@ -60,14 +63,16 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
             ids = _retokeniser(config, model_dir)
             here = store.trajectories(run_ids=[collect.RUN_ID], split="train")
             collected = [ids.trajectory_to_retokenised(trajectory, store.spans) for trajectory in here]
-            collected += _elsewhere(config, app, collected, ids, reporter)
+            collected += _elsewhere(config, collected, ids, reporter)
+            collected = heldout.left_out_of(collected, "stored episodes", reporter.say)
             if (line := ids.said()) is not None:
                 reporter.say(line)
             if not collected:
                 raise ConfigError(f"train: {folder.store} holds no collected episode; run `marft-bridge collect` first")
+            refuse_changed(runs_to_surfaces(collected), config.train.allow_tool_change, "train.allow_tool_change")
             begin_run(store, RUN_ID, "train", config, folder)
         with keeping_what_runs(folder, reporter, "train"), Engine(config, folder, app, model_dir, reporter) as engine:
-            _Training(config, app, folder, engine, reporter).run(collected)
+            _Training(config, app, heldout, folder, engine, reporter).run(collected)
         take_in_what_ran(folder, reporter)
 
 
@@ -79,12 +84,11 @@ def _retokeniser(config: BridgeConfig, model_dir: Path) -> Retokeniser:
 
 
 def _elsewhere(
-    config: BridgeConfig, app: App, here: Sequence[Trajectory], ids: Retokeniser, reporter: Reporter
+    config: BridgeConfig, here: Sequence[Trajectory], ids: Retokeniser, reporter: Reporter
 ) -> list[Trajectory]:
     return traces_to_episodes(
         config.train.traces,
         known={trajectory.episode.episode_id for trajectory in here},
-        heldout_tasks={task["id"] for task in app.heldout_tasks},
         model=Path(config.model.path).name,
         reporter=reporter,
         read=ids.trajectory_to_retokenised,
@@ -94,19 +98,30 @@ def _elsewhere(
 class _Training:
     """One run of the outer loop."""
 
-    def __init__(self, config: BridgeConfig, app: App, folder: RunFolder, engine: Engine, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        config: BridgeConfig,
+        app: App,
+        heldout: HeldOut,
+        folder: RunFolder,
+        engine: Engine,
+        reporter: Reporter,
+    ) -> None:
+        self.heldout = heldout
         self.config, self.folder, self.engine, self.reporter = config, folder, engine, reporter
         self.nodes = config.graph.nodes
-        self.tasks = task_order(app.train_tasks, config.seed)
+        self.tasks = task_order(heldout.tasks_left_of(app.train_tasks, reporter.say), config.seed)
         self.options = config.train
         self.phase: Task | None = None
         self.trainer = MarftTrainer(
-            self.options.trainer, engine.model_dir, self.nodes, config.seed, self._show_phase, engine.lineage
+            *(self.options.trainer, engine.model_dir, self.nodes, config.seed, self._show_phase, engine.lineage),
+            is_heldout=heldout.holds,
         )
 
     def run(self, collected: Sequence[Trajectory]) -> None:
         """From wherever the checkpoint is to the last round."""
         self.collected = [trajectory.episode.episode_id for trajectory in collected]
+        self.surface = trajectories_to_surface(collected)
         if (self.folder.checkpoint / checkpoint.STATE_FILE).exists():
             checkpoint.load(self.trainer, self.folder.checkpoint)
             self._forget_metrics_after(self.trainer.rounds)
@@ -136,6 +151,7 @@ class _Training:
 
     def _replay(self, collected: Sequence[Trajectory]) -> None:
         self.reporter.say(f"learning from {len(collected)} stored episodes")
+        note_learned(self.folder.path, collected)
         with self._showing("warm-up"):
             warm_up = self.trainer.warm_up(collected)
         with self._showing("replay"):
@@ -166,8 +182,11 @@ class _Training:
         if remaining:
             self.engine.run(remaining, title, self.options.trainer.reward)
         with self._store() as store:
-            episodes = list(store.trajectories(run_ids=[RUN_ID], round=number))
+            played = store.trajectories(run_ids=[RUN_ID], round=number)
+            episodes = self.heldout.left_out_of(played, f"episodes of round {number}", self.reporter.say)
             older = self._older(store, number, len(episodes))
+        self._refuse_other_tools(f"round {number}", episodes)
+        note_learned(self.folder.path, [*episodes, *older])
         with self._showing(f"round {number}/{self.options.rounds}"):
             served = served_versions(self.trainer.policies, self.engine.registry, episodes, version)
             metrics = self.trainer.update(episodes, older)
@@ -189,7 +208,15 @@ class _Training:
         if oldest <= 0:  # the collected ones were sampled by version 0
             stored += [e.episode_id for e in store.episodes(run_id=collect.RUN_ID) if e.split == "train"]
         drawn = [store.trajectory(stored[i]) for i in self.trainer.draw_replay(len(stored), fresh)]
-        return [trajectory for trajectory in drawn if trajectory is not None]
+        found = [trajectory for trajectory in drawn if trajectory is not None]
+        return self.heldout.left_out_of(found, "replayed episodes", self.reporter.say)
+
+    def _refuse_other_tools(self, title: str, episodes: Sequence[Trajectory]) -> None:
+        """What was learned so far was learned with certain tools; those that only appear now are known from now on."""
+        surface = trajectories_to_surface(episodes)
+        known = {"what was learned from": self.surface, title: surface}
+        refuse_changed(known, self.options.allow_tool_change, "train.allow_tool_change")
+        self.surface = {**surface, **self.surface}
 
     def _tasks_of(self, number: int) -> list[dict[str, Any]]:
         """A window that moves on by a round's worth of tasks each round, and around."""

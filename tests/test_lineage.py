@@ -215,6 +215,7 @@ def test_an_engine_records_the_served_model_and_the_tools_that_the_server_saw(se
         "tokenizer": sha256("{}"),
         "template": sha256(TEMPLATE),
         "tools/researcher/model": sha256(json.dumps([schema])),
+        "tool/researcher/model/look_up": sha256(schema),
     }
     assert [trajectory.episode.lineage for trajectory in trajectories] == [expected] * 2
     today = engine.lineage
@@ -258,13 +259,14 @@ def recorded(folder: Path, options: RecordOptions, *tools: Any) -> dict[str, str
 
 
 def test_an_apps_own_run_has_its_tools_and_nothing_else(tmp_path: Path) -> None:
-    assert recorded(tmp_path / "a", RecordOptions(), ADD) == {"tools/speak": of([ADD])["tools/a"]}
+    expected = {"tools/speak": of([ADD])["tools/a"], "tool/speak/add": sha256(canonical(ADD))}
+    assert recorded(tmp_path / "a", RecordOptions(), ADD) == expected
     assert recorded(tmp_path / "b", RecordOptions()) == {}
 
 
 def test_hashes_are_kept_when_content_is_not_or_is_redacted(tmp_path: Path) -> None:
     secret = {"name": "mail", "description": "writes to ada@example.com"}
-    expected = {"tools/speak": of([secret])["tools/a"]}
+    expected = {"tools/speak": of([secret])["tools/a"], "tool/speak/mail": sha256(canonical(secret))}
     assert recorded(tmp_path / "a", RecordOptions(content=False), secret) == expected
     assert recorded(tmp_path / "b", RecordOptions(redact=("email",)), secret) == expected
 

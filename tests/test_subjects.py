@@ -150,9 +150,9 @@ def exported(folder: Path, traces: list[list[SpanRow]], model: str | None = None
     return str(folder)
 
 
-def learned(places: list[str], known: set[str] = frozenset(), heldout: set[str] = frozenset()) -> list[str]:  # type: ignore[assignment]
+def learned(places: list[str], known: set[str] = frozenset()) -> list[str]:  # type: ignore[assignment]
     reporter = Reporter(Console(file=io.StringIO()))
-    found = traces_to_episodes(places, known, heldout, "tiny", reporter)
+    found = traces_to_episodes(places, known, "tiny", reporter)
     return [trajectory.episode.episode_id.lstrip("0") for trajectory in found]
 
 
@@ -163,13 +163,12 @@ def test_episodes_that_lie_elsewhere_are_learned_from_once_and_never_held_out_on
             chain("a", START + 2).spans(),
             chain("b", START + 1).spans(SPLIT="live"),
             chain("c").spans(SPLIT="heldout"),
-            chain("d").spans(TASK_ID="held out here"),
             chain("e", START + 1).spans(),
         ],
         "models/tiny",
     )
     second = exported(tmp_path / "second", [chain("a", START + 2).spans(), chain("f").spans()])
-    assert learned([first, second], known={trace_id("e")}, heldout={"held out here"}) == ["a", "b", "f"]
+    assert learned([first, second], known={trace_id("e")}) == ["a", "b", "f"]
     assert learned([]) == []
 
 

@@ -25,8 +25,13 @@ RETOKENISED = "re-tokenised text, not the tokens of any engine"
 """The `untrainable_reason` of an action whose ids were made from its texts, for imitation; it is never stored."""
 
 
+HELDOUT = "heldout"
+"""The split of episodes that ran to compare, and of tasks that are kept for it."""
+
 TOOLS_OF = "tools/"
 """How the names of a lineage begin that are about one node; the node's name follows."""
+ONE_TOOL_OF = "tool/"
+"""How those begin that are about one tool of a node; the node's name follows, a slash, and the tool's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +146,7 @@ class Episode:
     parent_episode: str | None = None
     # Name -> SHA-256 in hex of what its prompts and samples depend on: base (the base model's weights), tokenizer,
     # template (of chats), tools/<node> (schemas of the tools that the node's calls offered to the model; a node that
-    # offered none is absent). A name that is absent was not recorded.
+    # offered none is absent), and tool/<node>/<tool> for each of them. A name that is absent was not recorded.
     lineage: dict[str, str] = field(default_factory=dict)
 
 

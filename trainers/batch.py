@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from trace_store.records import NO_LOGPROBS, RETOKENISED, Action, Trajectory
+from trace_store.records import HELDOUT, NO_LOGPROBS, RETOKENISED, Action, Episode, Trajectory
 from trainers.config import ShapingTerm
 from trainers.dependencies import Successors, edges_to_successors, transitive_reduction
+from trainers.errors import TrainError
 from trainers.rewards import EpisodeRewards, trajectory_to_rewards
 
 Use = Literal["on_policy", "replay", "imitation", "demonstration"]
@@ -84,6 +85,7 @@ def trajectories_to_round(
     use: Use,
     shaping: Sequence[ShapingTerm] = (),
     final: bool = False,
+    is_heldout: Callable[[Episode], bool] = lambda _: False,
 ) -> Round:
     """Trajectories to what can be trained on, with the count of episodes and actions left out, by reason.
 
@@ -98,10 +100,19 @@ def trajectories_to_round(
             were re-tokenised are for `demonstration` only.
         shaping: further rewards; an episode that lacks one is kept, and counted.
         final: the team reward of an episode that was cut short is its score, so it counts as terminated.
+        is_heldout: which episodes are of tasks that are kept for comparison, besides those of the split `heldout`.
+
+    Raises:
+        TrainError: a trajectory is held out. Whoever reads a store leaves such out, and says how many.
     """
     drops: Counter[str] = Counter()
     episodes = []
     for trajectory in trajectories:
+        if trajectory.episode.split == HELDOUT or is_heldout(trajectory.episode):
+            raise TrainError(
+                f"episode {trajectory.episode.episode_id} of task {trajectory.episode.task_id!r} is held out; a "
+                "comparison would show what was learned by heart: leave it out of training"
+            )
         value = trajectory.team_reward(reward)
         if trajectory.episode.outcome == "failed":
             drops["episode failed"] += 1

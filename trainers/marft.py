@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from trace_store.records import TOOLS_OF, Trajectory
+from trace_store.records import TOOLS_OF, Episode, Trajectory
 from trainers.advantages import normalize_estimate
 from trainers.batch import ActionItem, Round, Use, episodes_to_round, trajectories_to_round
 from trainers.config import TrainerOptions
@@ -55,6 +55,7 @@ class MarftTrainer:
         progress: called with (phase, done, total) as actions are processed.
         lineage: hashes of what an action of today is made with, by name; stored episodes are held against it.
         workers: the processes that share the work; None works alone.
+        is_heldout: which episodes must never be learned from, besides those of the split `heldout`.
     """
 
     def __init__(
@@ -66,8 +67,10 @@ class MarftTrainer:
         progress: Progress | None = None,
         lineage: Mapping[str, str] | None = None,
         workers: Workers | None = None,
+        is_heldout: Callable[[Episode], bool] = lambda _: False,
     ) -> None:
         self.options = options
+        self.is_heldout = is_heldout
         self.progress = progress
         self.lineage = dict(lineage or {})
         if options.threads is not None:
@@ -253,7 +256,7 @@ class MarftTrainer:
         vocabulary = {agent: policies.model_of(agent).vocabulary for agent in policies.trained}
         final = options.truncated_reward == "final"
         return trajectories_to_round(
-            trajectories, policies.trained, options.reward, vocabulary, use, options.shaping, final
+            trajectories, policies.trained, options.reward, vocabulary, use, options.shaping, final, self.is_heldout
         )
 
     def _gate(
