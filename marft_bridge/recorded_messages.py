@@ -131,6 +131,11 @@ def _result(response: Any) -> str:
     return "\n".join(texts)
 
 
+def _with_schema(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool's parameters as the object that they are: OpenLLMetry writes them as text."""
+    return tool | {"parameters": parsed(tool["parameters"])} if "parameters" in tool else tool
+
+
 def _tools(attributes: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     """The tools that a call offered, in OpenAI's form: as the GenAI conventions have them, or OpenInference."""
     offered = items(parsed(attributes.get(c.TOOL_DEFINITIONS)))
@@ -140,6 +145,6 @@ def _tools(attributes: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
             for tool in unflattened(attributes, _OPENINFERENCE_TOOLS)
         ]
     try:
-        return tuple(convert_to_openai_tool(tool) for tool in offered)
+        return tuple(convert_to_openai_tool(_with_schema(tool)) for tool in offered)
     except Exception:  # noqa: BLE001 - whatever the schemas hold
         raise NotAChat("it offered tools in a form that cannot be read") from None
