@@ -80,16 +80,31 @@ def compare(
     seed: Seed = None,
     tasks: Annotated[int | None, typer.Option(min=2, help="Overrides `compare.tasks`.")] = None,
     before: Annotated[
-        int, typer.Option(min=0, help="Version of every node before; 0 changes nothing in the base model.")
-    ] = 0,
+        int | None, typer.Option(min=0, help="Version of every node before; without it 0, which changes nothing.")
+    ] = None,
     after: Annotated[int | None, typer.Option(min=0, help="Version after; without it each node's newest.")] = None,
     resume: Resume = False,
+    promote_if: Annotated[
+        str | None, typer.Option("--promote-if", help="Exit with 0 if it holds, 3 if not, 4 if not settled: correct>0.")
+    ] = None,
 ) -> None:
-    """Run held-out tasks before and after, and say with statistics which is better."""
-    settings = _config(config, run=run, seed=seed, compare__tasks=tasks)
-    from marft_bridge.compare import compare as run_compare
+    """Run variants on held-out tasks, paired, and say with statistics which is better.
 
-    run_compare(settings, Reporter(), resume, (before, after))
+    The variants are those of [[compare.variants]]; without any, every node's version 0 and its newest.
+    """
+    settings = _config(config, run=run, seed=seed, compare__tasks=tasks)
+    from marft_bridge.comparison.command import Flags
+    from marft_bridge.comparison.command import compare as run_compare
+    from marft_bridge.comparison.gate import decide, expression_to_gate
+
+    gate = expression_to_gate(promote_if) if promote_if is not None else None
+    reporter = Reporter()
+    report = run_compare(settings, reporter, resume, Flags(before, after))
+    if gate is not None:
+        decision = decide(report, gate)
+        for line in decision.lines():
+            reporter.say(line)
+        raise typer.Exit(decision.exit_code)
 
 
 @app.command(epilog="Example: marft-bridge score --config examples/math_duo/bridge.toml --run runs/try --only tokens")

@@ -59,14 +59,22 @@ def model_directory(config: BridgeConfig, say: Callable[[str], None]) -> Path:
 def load_app(config: BridgeConfig) -> App:
     """The user's app, with its nodes checked on a scripted model, and how it is recorded: before any server starts."""
     check_options(config.record)
-    app = options_to_app(config.graph, config.rewards)
-    with asyncio.Runner() as runner, app.opened(ScriptedPolicy(), runner):
+    return checked_app(options_to_app(config.graph, config.rewards))
+
+
+def checked_app(app: App, *, own_models: bool = False) -> App:
+    """The same app, after it was opened once, on a scripted model or on its own ones, and its nodes were found."""
+    with asyncio.Runner() as runner, app.opened(None if own_models else ScriptedPolicy(), runner):
         return app
 
 
 def served_modules(config: BridgeConfig) -> ServeOptions:
     """The serving options, with the adapters' modules filled in: wrapping fewer layers serves faster."""
-    options = config.serve
+    return with_modules(config, config.serve)
+
+
+def with_modules(config: BridgeConfig, options: ServeOptions) -> ServeOptions:
+    """The same of the options of any server that this configuration's adapters, or version 0, are loaded into."""
     if options.lora_target_modules is None:
         return options.model_copy(update={"lora_target_modules": config.train.trainer.lora.target_modules})
     return options
@@ -150,10 +158,17 @@ def still_to_run(store: TraceStore, requests: Sequence[EpisodeRequest]) -> list[
     return [request for request in requests if request.key not in done]
 
 
-def begin_run(store: TraceStore, run_id: str, command: str, config: BridgeConfig, folder: RunFolder) -> None:
-    """Writes down that a command works in this folder now, and with which configuration."""
+def begin_run(
+    store: TraceStore,
+    run_id: str,
+    command: str,
+    config: BridgeConfig,
+    folder: RunFolder,
+    plan: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes down that a command works in this folder now, with which configuration, and what a resume must find."""
     folder.record_config(command, config)
-    content: dict[str, Any] = config.model_dump(mode="json")
+    content: dict[str, Any] = config.model_dump(mode="json") | ({"plan": dict(plan)} if plan is not None else {})
     store.put_run(RunRow(run_id, command, time.time_ns(), content, bridge_version()))
 
 
@@ -166,9 +181,3 @@ def refuse_used(store: TraceStore, run_id: str, command: str, folder: RunFolder,
         )
     if resume and not used:
         raise ConfigError(f"{command}: nothing to resume in {folder.path}; leave out --resume")
-
-
-def check_versions(engine: Engine, versions: dict[str, int]) -> None:
-    """Refuses versions that were never published."""
-    for node, version in versions.items():
-        engine.registry.get(node, version)

@@ -24,6 +24,7 @@ from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 from marft_bridge.app import App, Task
 from marft_bridge.episode import EpisodeContext, current_episode
 from marft_bridge.errors import GraphError
+from marft_bridge.fixed_answer import text_to_route
 from marft_bridge.plan import EpisodeRequest, plan_episodes, task_order
 from marft_bridge.recorded_graph import RecordedGraph
 from marft_bridge.retries import Limits, pause_s
@@ -67,6 +68,8 @@ class Collector:
         in_flight: episodes at the same time.
         timeout_s: after this an episode is cut short and recorded as truncated.
         check_server: raises when the model server has died; asked whenever an episode fails.
+        came_back: whether the model server was started again since a time (monotonic seconds), now if need be; may
+            take long and raises when it is lost. An attempt that this took away is repeated, whatever `limits` says.
         chat: the served model, which answers for the models of the nodes that have a route; None leaves every model
             of the graph as it is. Needs `redirect.redirected_models`.
         lineage: what every episode depends on, see `records.Episode`; tools are recorded with each.
@@ -89,8 +92,9 @@ class Collector:
         lineage: Mapping[str, str] | None = None,
         place: Place = Place(),  # noqa: B008 - frozen
         limits: Limits = Limits(),  # noqa: B008 - frozen
+        came_back: Callable[[float], bool] = lambda _: False,
     ) -> None:
-        self._limits = limits
+        self._limits, self._came_back = limits, came_back
         self._lineage = dict(lineage or {})
         self._scorer, self._place = app.scorer(), place
         self._graph, self._app, self._route_of, self._chat = graph, app, route_of, chat
@@ -116,17 +120,23 @@ class Collector:
 
         Raises: as `requests_to_episodes`.
         """
-        attempt = 0
-        while (error := await self._attempt(request, attempt, tally)) is not None:
-            if not self._limits.may_try_again(attempt, error):
+        attempt = outages = 0
+        while True:
+            began = time.monotonic()
+            if (error := await self._attempt(request, attempt, tally)) is None:
+                break
+            if await asyncio.to_thread(self._came_back, began):
+                outages += 1
+            elif self._limits.may_try_again(attempt - outages, error):
+                await asyncio.sleep(pause_s(attempt - outages, request.seed))
+            else:
                 self._count(tally, "failed", _one_line(error))
                 break
             tally.retried += 1
-            await asyncio.sleep(pause_s(attempt, request.seed))
             attempt += 1
         if (broken := _most_fail(tally)) is not None:
             await self._wait_for_dying_server()
-            raise GraphError(broken)
+            raise GraphError(f"variant {request.variant!r}: {broken}" if request.variant is not None else broken)
 
     def _count(self, tally: Tally, outcome: str, reason: str | None) -> None:
         tally.finished += 1
@@ -155,6 +165,7 @@ class Collector:
         routes = {node: self._route_of(node, at, request.temperature) for node, at in request.adapters.items()}
         for node in self._app.frozen:
             routes[node] = replace(self._route_of(node, 0, request.temperature), trainable=False)
+        routes |= {node: text_to_route(text) for node, text in request.answers.items()}
         routing = Routing(routes, request.seed, self._chat, max_tokens=self._limits.max_tokens)
         current_episode.set(episode)  # this task's own context: nobody else sees it
         current_routing.set(routing)

@@ -3,6 +3,7 @@
     bridge.json     the resolved configuration of each command, with versions
     store.duckdb    spans and trajectories (its journal beside it)
     adapters/       <node>/<version>/; version 0 changes nothing
+    models/         of other base models that were compared: version 0 of every node, the server's log
     checkpoint/     the trainer's newest state
     metrics.jsonl   one line per update
     tensorboard/    the same for TensorBoard, where train.tensorboard asks for it
@@ -66,6 +67,11 @@ class RunFolder:
     def tensorboard(self) -> Path:
         """What TensorBoard shows."""
         return self.path / "tensorboard"
+
+    @property
+    def other_models(self) -> Path:
+        """A folder for each other base model that a comparison served: its version 0 of every node, and its log."""
+        return self.path / "models"
 
     @property
     def server_log(self) -> Path:
