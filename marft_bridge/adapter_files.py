@@ -7,6 +7,7 @@ inside the adapter root with safetensors weights that fit the base model layer b
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -65,6 +66,21 @@ def checked_adapter_folder(folder: Path, root: Path, served: tuple[str, ...] | N
     if base is not None:
         _check_fit(real, layers, base)
     return real
+
+
+def weights_to_hash(folder: Path) -> str:
+    """SHA-256 of an adapter's weights, as hex digits."""
+    with (folder / _WEIGHTS).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_weights(folder: Path, sha256: str) -> None:
+    """ServingError when the weights in an adapter folder are not those that the hash was taken of."""
+    if weights_to_hash(folder) != sha256:
+        raise ServingError(
+            f"{str(folder / _WEIGHTS)!r} is not what was registered (its SHA-256 changed): it is damaged or was "
+            "written over; put the file back from a copy, or train that version again in another run folder"
+        )
 
 
 def adapter_layers(weights: Path) -> dict[str, tuple[int, int]]:

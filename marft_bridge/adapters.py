@@ -8,7 +8,6 @@ It does not know how adapters are trained.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -17,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from marft_bridge.adapter_files import check_weights, weights_to_hash
 from marft_bridge.errors import ServingError
 from marft_bridge.files import write_atomically
 from marft_bridge.serving import ModelServer
@@ -92,7 +92,7 @@ class AdapterRegistry:
             "node": node,
             "version": version,
             "parent": parent,
-            "sha256": _file_sha256(folder / _WEIGHTS),
+            "sha256": weights_to_hash(folder),
             "base_sha256": self._base_sha256,
             "created_ns": time.time_ns(),
             "metrics": dict(metrics),
@@ -149,11 +149,10 @@ def publish(server: ModelServer, registry: AdapterRegistry, node: str, version: 
     """
     row = registry.get(node, version)
     name = registry.served_name(node, version)
-    if _file_sha256(Path(row.path) / _WEIGHTS) != row.sha256:
-        raise ServingError(f"the weights of adapter v{version} of node {node!r} changed after it was registered")
     folder = Path(row.path).resolve()
+    check_weights(folder, row.sha256)
     if name not in server.adapters():
-        server.load_adapter(name, folder)
+        server.load_adapter(name, folder, row.sha256)
     served = server.adapters().get(name)
     if served is None or Path(served) != folder:
         raise ServingError(f"the model server serves {served or 'nothing'} as {name!r}, not {str(folder)!r}")
@@ -167,8 +166,3 @@ def retire(server: ModelServer, node: str, version: int) -> None:
         ServingError: it is not served.
     """
     server.unload_adapter(AdapterRegistry.served_name(node, version))
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

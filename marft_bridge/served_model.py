@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,7 +24,9 @@ from marft_bridge.policy import NodeChat
 from marft_bridge.progress import Reporter
 from marft_bridge.rewards.contract import Served
 from marft_bridge.routing import Route
+from marft_bridge.server_keeper import ServerKeeper
 from marft_bridge.serving import Endpoint, ModelServer, ServeOptions
+from marft_bridge.watched_calls import AsyncWatchedTransport, CallsUnderWay, WatchedTransport
 from trainers.files import weights_to_sha256
 
 
@@ -36,6 +39,7 @@ class ServedModel:
     """
 
     server: ModelServer
+    keeper: ServerKeeper
     chat: NodeChat
     place: Served
     """Where a reward finds the base model, to ask it."""
@@ -59,16 +63,24 @@ class ServedModel:
             self.place = Served(endpoint.base_url, endpoint.model, endpoint.api_key)
             # A server that is not ours may have a parser of tool calls; if it has none, its own refusal says so.
             auto_tools = self._config.serve.attach is not None or options.tool_call_parser is not None
-            with self._clients(endpoint, auto_tools, loop) as self.chat:
+            calls = CallsUnderWay()
+            # Half of an episode's time at most: one that waits on a server that hangs is to be repeated, not cut short.
+            hang_s = min(options.hang_s, self._config.collect.timeout_s / 2)
+            with (
+                ServerKeeper(self.server, options.restarts, hang_s, calls, reporter.say) as self.keeper,
+                self._clients(endpoint, auto_tools, loop, calls) as self.chat,
+            ):
                 yield self
 
     @contextmanager
-    def _clients(self, endpoint: Endpoint, auto_tools: bool, loop: asyncio.Runner) -> Iterator[NodeChat]:
+    def _clients(
+        self, endpoint: Endpoint, auto_tools: bool, loop: asyncio.Runner, calls: CallsUnderWay
+    ) -> Iterator[NodeChat]:
         """The nodes' model. No proxy of the environment sees the key; as many connections as calls in flight."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=self._config.collect.in_flight)
-        options: dict[str, Any] = {"trust_env": False, "limits": limits, "timeout": self._config.collect.timeout_s}
-        with httpx.Client(**options) as client:
-            async_client = httpx.AsyncClient(**options)
+        options: dict[str, Any] = {"trust_env": False, "timeout": self._config.collect.timeout_s}
+        with httpx.Client(transport=WatchedTransport(calls, limits), **options) as client:
+            async_client = httpx.AsyncClient(transport=AsyncWatchedTransport(calls, limits), **options)
             try:
                 yield NodeChat(
                     model=endpoint.model,
@@ -92,10 +104,13 @@ class ServedModel:
     def publish(self, versions: Mapping[str, int]) -> None:
         """Has the server answer to these versions."""
         for node, version in versions.items():
-            publish(self.server, self.registry, node, version)
+            self.keeper.through(partial(publish, self.server, self.registry, node, version))
 
     def retire_all_but(self, keep: Mapping[str, Sequence[int]]) -> None:
         """Takes every other version of these nodes out of service, so that the server's slots suffice."""
+        self.keeper.through(partial(self._retire_all_but, keep))
+
+    def _retire_all_but(self, keep: Mapping[str, Sequence[int]]) -> None:
         served = set(self.server.loaded())
         for node, versions in keep.items():
             for version in self.registry.versions(node):

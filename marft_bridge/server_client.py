@@ -43,6 +43,14 @@ class EngineClient:
         except httpx.HTTPError:
             return False
 
+    def samples(self, model: str, timeout_s: float) -> bool:
+        """Whether one token comes within the time. Raises nothing."""
+        body = {"model": model, "prompt": "The", "max_tokens": 1, "temperature": 0.0}
+        try:
+            return self._http.post("/v1/completions", json=body, timeout=timeout_s).is_success
+        except httpx.HTTPError:
+            return False
+
     def models(self) -> dict[str, str | None]:
         """Served name -> path of the adapter, or None for the base model."""
         cards = self._asked("GET", "/v1/models").json().get("data", [])

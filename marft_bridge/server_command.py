@@ -50,6 +50,12 @@ class ServeOptions(BaseModel):
     has its own."""
     startup_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds until a server that is not ready counts as failed."""
+    restarts: int = Field(default=2, ge=0, le=100)
+    """Times in one command that a server which died or hangs is started again, with its adapters; what failed
+    meanwhile is repeated."""
+    hang_s: float = Field(default=120.0, gt=0)
+    """Seconds after which a server hangs: calls wait, none is told anything for half of them, and then one token asked
+    for does not come in the other half. At most half of collect.timeout_s."""
     attach: str | None = Field(default=None, pattern="^https?://")
     """Address of a vLLM server that runs already; nothing is started then."""
     api_key_env: str | None = None
@@ -57,7 +63,7 @@ class ServeOptions(BaseModel):
 
     @model_validator(mode="after")
     def _options_fit_together(self) -> ServeOptions:
-        given = self.model_fields_set - {"attach", "api_key_env", "lora_target_modules"}
+        given = self.model_fields_set - {"attach", "api_key_env", "lora_target_modules", "hang_s"}
         if self.attach is not None and given:
             raise ValueError(f"{', '.join(sorted(given))} cannot be set on a server that runs already (attach)")
         if self.attach is None and self.api_key_env is not None:

@@ -1,8 +1,9 @@
 """A model directory -> a running vLLM server that adapters can be loaded into, or one that runs already.
 
 Invariants: nothing of the server outlives this process, however that ends (`server_guard`); it is reached with a
-random key only; every failure to start says which step failed and shows the end of the log.
-It does not know graphs, rollouts or training.
+random key only; started again it is the same server, with its port, its key and its adapters; every failure to start
+says which step failed and shows the end of the log. It does not know graphs, rollouts or training, nor when it should
+be started again (`server_keeper`).
 """
 
 from __future__ import annotations
@@ -10,22 +11,23 @@ from __future__ import annotations
 import importlib.util
 import os
 import secrets
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from marft_bridge import server_guard
-from marft_bridge.adapter_files import LayerShapes, checked_adapter_folder, checked_adapter_name, model_layers
+from marft_bridge.adapter_files import (
+    LayerShapes,
+    check_weights,
+    checked_adapter_folder,
+    checked_adapter_name,
+    model_layers,
+)
 from marft_bridge.errors import ServingError
 from marft_bridge.prepare_model import check_model_dir
 from marft_bridge.server_client import EngineClient
-from marft_bridge.server_command import BASE_NAME, ServeOptions, server_argv, server_environment, vllm_runs_on_cpu
-from marft_bridge.server_log import last_lines, startup_phase
+from marft_bridge.server_command import BASE_NAME, ServeOptions, vllm_runs_on_cpu
+from marft_bridge.server_process import ServerProcess, free_port
 
 __all__ = ["Endpoint", "ModelServer", "ServeOptions"]
 
@@ -52,17 +54,24 @@ class ModelServer:
     """
 
     def __init__(self, options: ServeOptions, model_dir: Path, adapter_root: Path, log_path: Path) -> None:
-        self._options, self._model_dir = options, model_dir
-        self._adapter_root, self._log_path = adapter_root, log_path
-        self._guard: subprocess.Popen[bytes] | None = None
+        self.log_path = log_path
+        self._options, self._model_dir, self._adapter_root = options, model_dir, adapter_root
+        self._process: ServerProcess | None = None
         self._client: EngineClient | None = None
+        self._endpoint: Endpoint | None = None
         self._base_layers: LayerShapes | None = None
+        self._live: dict[str, tuple[Path, str | None]] = {}  # name -> folder, and the hash of its weights where known
 
     def __enter__(self) -> ModelServer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
+
+    @property
+    def attached(self) -> bool:
+        """Whether the server was running before, and is not this object's to start or end."""
+        return self._options.attach is not None
 
     def start(self, on_progress: Callable[[str], None] = lambda _: None) -> Endpoint:
         """Start (or attach) and wait until requests are answered.
@@ -76,46 +85,96 @@ class ModelServer:
         if self._client is not None:
             raise ServingError("the model server is running already")
         try:
-            return self._attached() if self._options.attach else self._started(on_progress)
+            self._endpoint = self._attached() if self.attached else self._started(on_progress)
         except BaseException:
             self.stop()
             raise
+        return self._endpoint
+
+    def restart(self, on_progress: Callable[[str], None] = lambda _: None) -> None:
+        """End what is left of the server and start it again, with the port, key and adapters that it had.
+
+        Calls that are under way break off. The log goes on where it was.
+
+        Raises:
+            ServingError: as `start`; the server is not one that was started here; an adapter is not the one that was
+                loaded before. Nothing runs then.
+        """
+        process, endpoint, client = self._process, self._endpoint, self._client
+        if process is None or endpoint is None or client is None:
+            raise ServingError("only a model server that was started here can be started again")
+        process.end()
+        try:
+            port = free_port(int(endpoint.base_url.removesuffix("/v1").rpartition(":")[2]))
+            process.start(client, port, endpoint.api_key, on_progress)
+            for name, (folder, sha256) in list(self._live.items()):
+                self._load(client, name, folder, sha256)
+        except BaseException:
+            process.end()
+            raise
 
     def check(self) -> None:
-        """Raise ServingError, with the last log lines, when the server that was started here has died."""
-        code = self._guard.poll() if self._guard else None
-        if code is not None:
-            raise ServingError(self._with_log(f"the model server ended with exit code {code}"))
-        if self._guard is None and self._client is not None and not self._client.healthy():
-            raise ServingError(self._with_log(f"the model server at {self._options.attach} does not answer any more"))
+        """Raise ServingError when the server has died, with the last log lines of one that was started here."""
+        if self._process is not None and (ended := self._process.ended()) is not None:
+            raise ServingError(self._process.with_log(ended))
+        if self.attached and self._client is not None and not self._client.healthy():
+            raise ServingError(self.explained("the model server does not answer any more"))
+
+    def ended(self) -> str | None:
+        """How the process that was started here ended; None while it runs, and of a server in `attach`."""
+        return self._process.ended() if self._process is not None else None
+
+    def healthy(self) -> bool:
+        """Whether the server says that it is up; False after two seconds, and when none is running."""
+        client = self._client
+        return client is not None and client.healthy()
+
+    def samples(self, timeout_s: float) -> bool:
+        """Whether the server samples a token within the time: what one that hangs does not do, healthy as it looks."""
+        client, endpoint = self._client, self._endpoint
+        return client is not None and endpoint is not None and client.samples(endpoint.model, timeout_s)
+
+    def explained(self, what: str) -> str:
+        """What is wrong with the server, and what a person can see or do."""
+        if self._process is not None:
+            return self._process.with_log(what)
+        return f"{what}: {self._options.attach}; start it again, then this command with --resume"
+
+    def halt(self) -> None:
+        """Makes a start that is under way in another thread end soon, with an error."""
+        if self._process is not None:
+            self._process.halt()
 
     def stop(self) -> None:
         """End the server and all its processes; returns when they are gone. Safe to call twice."""
         if self._client is not None:
             self._client.close()
             self._client = None
-        if self._guard is not None:
-            assert self._guard.stdin is not None
-            self._guard.stdin.close()  # the guard sees the end of its input and ends the group
-            self._guard.wait()
-            self._guard = None
+        if self._process is not None:
+            self._process.halt()
+            self._process.end()
+            self._process = None
+        self._live.clear()
 
-    def load_adapter(self, name: str, path: Path) -> None:
+    def load_adapter(self, name: str, path: Path, sha256: str | None = None) -> None:
         """Serve the adapter in folder `path` under the new name `name`.
+
+        Args:
+            sha256: of its weights, if they must be those; also whenever the server is started again.
 
         Raises:
             ServingError: the folder is not one that may be served, or the server's own refusal (rank, base model).
         """
-        checked_adapter_name(name)
-        if self._base_layers is None and self._model_dir.is_dir():
-            self._base_layers = model_layers(self._model_dir)
-        served = self._options.lora_target_modules
-        folder = checked_adapter_folder(path, self._adapter_root, served, self._base_layers)
-        self._running().load_adapter(name, folder)
+        self._load(self._running(), checked_adapter_name(name), path, sha256)
+        self._live[name] = (path, sha256)
 
     def unload_adapter(self, name: str) -> None:
-        """Take `name` out of service; ServingError when it is not served."""
+        """Take `name` out of service; ServingError when it is not served.
+
+        Calls that it is answering go on to their end with its weights; its files must stay as long.
+        """
         self._running().unload_adapter(checked_adapter_name(name))
+        self._live.pop(name, None)
 
     def adapters(self) -> dict[str, str]:
         """Served adapter name -> the folder it was loaded from, as the server tells it."""
@@ -131,8 +190,14 @@ class ModelServer:
             raise ServingError("the model server is not running; start it first")
         return self._client
 
-    def _with_log(self, what: str) -> str:
-        return "\n    ".join([f"{what}; the end of {str(self._log_path)!r}:", *last_lines(self._log_path)])
+    def _load(self, client: EngineClient, name: str, path: Path, sha256: str | None) -> None:
+        if self._base_layers is None and self._model_dir.is_dir():
+            self._base_layers = model_layers(self._model_dir)
+        served = self._options.lora_target_modules
+        folder = checked_adapter_folder(path, self._adapter_root, served, self._base_layers)
+        if sha256 is not None:
+            check_weights(folder, sha256)
+        client.load_adapter(name, folder)
 
     def _attached(self) -> Endpoint:
         address = (self._options.attach or "").rstrip("/").removesuffix("/v1")
@@ -161,64 +226,17 @@ class ModelServer:
         return Endpoint(f"{address}/v1", key or "none", base)
 
     def _started(self, on_progress: Callable[[str], None]) -> Endpoint:
-        model_dir = check_model_dir(self._model_dir)
+        check_model_dir(self._model_dir)
         if importlib.util.find_spec("vllm") is None:
             raise ServingError(
                 "vLLM is not installed; run `make setup` (CPU), install marft-bridge[cuda], or set attach"
             )
-        cpu = vllm_runs_on_cpu()
-        if cpu and self._options.gpu_memory_utilization is not None:
+        if vllm_runs_on_cpu() and self._options.gpu_memory_utilization is not None:
             raise ServingError("gpu_memory_utilization has no effect on the CPU build of vLLM; use kv_cache_gib")
         port = free_port(self._options.port)
         key = secrets.token_urlsafe(32)
-        self._log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        log = os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
-        try:
-            # -I -S: the guard needs the standard library only, whatever the environment says.
-            guard = [sys.executable, "-I", "-S", str(Path(server_guard.__file__)), "--"]
-            self._guard = subprocess.Popen(
-                guard + server_argv(self._options, model_dir, port, cpu),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=server_environment(key, cpu),
-                start_new_session=True,  # Ctrl-C reaches this process only, which then ends the server in order
-            )
-        finally:
-            os.close(log)
+        self._process = ServerProcess(self._options, self._model_dir, self.log_path)
         self._client = EngineClient(f"http://127.0.0.1:{port}", key)
-        self._wait_until_ready(self._client, on_progress)
+        self._process.start(self._client, port, key, on_progress)
         self._client.models()  # refused if another server than ours answers on this port
         return Endpoint(f"http://127.0.0.1:{port}/v1", key, BASE_NAME)
-
-    def _wait_until_ready(self, client: EngineClient, on_progress: Callable[[str], None]) -> None:
-        began, told = time.monotonic(), ""
-        with self._log_path.open(encoding="utf-8", errors="replace") as log:
-            phase = "importing vLLM"
-            while not client.healthy():
-                self.check()
-                elapsed = time.monotonic() - began
-                if elapsed > self._options.startup_timeout_s:
-                    raise ServingError(
-                        self._with_log(f"the model server was not ready after {elapsed:.0f} s (startup_timeout_s)")
-                    )
-                phase = startup_phase(log.read()) or phase
-                if (text := f"{phase}, {elapsed:.0f} s") != told:
-                    on_progress(text)
-                    told = text
-                time.sleep(0.2)
-        on_progress(f"ready, {time.monotonic() - began:.0f} s")
-
-
-def free_port(wanted: int | None) -> int:
-    """`wanted`, or a free port; ServingError when `wanted` is taken."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as vLLM does: lingering connections do not count
-        try:
-            probe.bind(("127.0.0.1", wanted or 0))
-        except OSError as error:
-            raise ServingError(
-                f"port {wanted} on 127.0.0.1 cannot be used ({error.strerror}); stop what listens there, "
-                "or set another port, or none for a free one"
-            ) from error
-        return int(probe.getsockname()[1])

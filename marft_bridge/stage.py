@@ -8,10 +8,10 @@ It knows nothing of adapters' files, plans or stores.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from marft_bridge.app import App
 from marft_bridge.config import BridgeConfig
@@ -24,6 +24,7 @@ from marft_bridge.rollouts import Collector, Job, Tally, run_jobs
 from marft_bridge.routing import Route
 from marft_bridge.run_folder import RunFolder
 from marft_bridge.served_model import ServedModel
+from marft_bridge.server_keeper import ServerKeeper
 from trace_store.journal import Journal
 
 
@@ -33,6 +34,8 @@ class Stage:
     def __init__(self, config: BridgeConfig, folder: RunFolder, reporter: Reporter) -> None:
         self._config, self._folder, self._reporter = config, folder, reporter
         self._stack = ExitStack()
+        self._keepers: set[ServerKeeper] = set()
+        self._running: asyncio.Task[Any] | None = None
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -58,6 +61,8 @@ class Stage:
         Raises:
             BridgeError: the app cannot be opened, or a reward of it cannot work here.
         """
+        if model is not None:
+            self._keepers.add(model.keeper)
         with app.opened(None if model is None else model.chat, self.loop) as graph:
             recorded = wrap(graph, self._recorder)
             try:
@@ -67,11 +72,12 @@ class Stage:
                     _no_route if model is None else model.route,
                     self._config.collect.in_flight,
                     self._config.collect.timeout_s,
-                    _alive if model is None else model.server.check,
+                    _alive if model is None else model.keeper.check,
                     None if model is None else model.chat,
                     None if model is None else model.lineage,
                     Place(self._folder.path, judged_at),
                     self._config.collect.limits,
+                    _never if model is None else model.keeper.came_back,
                 )
             finally:
                 recorded.unwrap()
@@ -89,22 +95,40 @@ class Stage:
                 done = sum(tally.finished - before[id(tally)] for tally in tallies)
                 task.update(done, _together(tallies).figures(reward))
 
-            self.loop.run(run_jobs(jobs, self._config.collect.in_flight, show))
+            jobs_done = _unless_lost(run_jobs(jobs, self._config.collect.in_flight, show), self._keepers)
+            self.loop.run(self._stoppable(jobs_done))
+        if self.losses:
+            self._reporter.say(self.losses)
+
+    def stop(self) -> None:
+        """Ends what another thread runs on this stage now: its `run` raises CancelledError."""
+
+        def cancel() -> None:
+            if self._running is not None:
+                self._running.cancel()
+
+        self.loop.get_loop().call_soon_threadsafe(cancel)
+
+    async def _stoppable(self, running: Coroutine[Any, Any, None]) -> None:
+        self._running = asyncio.current_task()
+        try:
+            await running
+        finally:
+            self._running = None
+
+    @property
+    def losses(self) -> str:
+        """A line about what the recorder could not write, or was told not to; empty where that is nothing."""
         losses = self._recorder.losses
-        if said := str(losses):
-            missing = "; episodes that lack spans are not used" if losses.callbacks or losses.spans else ""
-            self._reporter.say(f"recording: {said}{missing}")
+        missing = "; episodes that lack spans are not used" if losses.callbacks or losses.spans else ""
+        return f"recording: {losses}{missing}" if str(losses) else ""
 
 
 def _together(tallies: Sequence[Tally]) -> Tally:
     """What the progress line shows of several tallies."""
     total = Tally(began=min(tally.began for tally in tallies))
     for tally in tallies:
-        total.finished += tally.finished
-        total.sampled_tokens += tally.sampled_tokens
-        total.outcomes.update(tally.outcomes)
-        total.reward_sums.update(tally.reward_sums)
-        total.reward_counts.update(tally.reward_counts)
+        total.add(tally)
     return total
 
 
@@ -114,3 +138,22 @@ def _no_route(node: str, version: int, temperature: float | None) -> Route:  # n
 
 def _alive() -> None:
     """A graph on its own models depends on no server of ours."""
+
+
+def _never(began: float) -> bool:  # noqa: ARG001
+    """Nor is one started again for it."""
+    return False
+
+
+async def _unless_lost(running: Coroutine[Any, Any, None], keepers: Iterable[ServerKeeper]) -> None:
+    """Waits for `running`; ends it with the keeper's error when a server is lost whose calls would wait for ever."""
+    task = asyncio.create_task(running)
+    try:
+        while not task.done():
+            await asyncio.wait({task}, timeout=1.0)
+            for keeper in keepers:
+                keeper.check()
+        await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

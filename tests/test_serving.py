@@ -20,7 +20,7 @@ from fake_vllm import FakeVllm, running
 from lora_files import write_adapter
 from pydantic import ValidationError
 
-from marft_bridge import server_guard, serving
+from marft_bridge import server_guard, server_process
 from marft_bridge.adapters import AdapterRegistry, publish, retire
 from marft_bridge.errors import ServingError
 from marft_bridge.server_command import server_argv, server_environment
@@ -226,7 +226,7 @@ def server_running(
     script: str, model_dir: Path, monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> tuple[ModelServer, Path]:
     """A ModelServer that runs `script` instead of vLLM."""
-    monkeypatch.setattr(serving, "server_argv", lambda *args: [sys.executable, "-c", script, str(args[2])])
+    monkeypatch.setattr(server_process, "server_argv", lambda *args: [sys.executable, "-c", script, str(args[2])])
     log = model_dir.parent / "run" / "vllm.log"
     return ModelServer(ServeOptions(**options), model_dir, model_dir.parent / "adapters", log), log
 
