@@ -56,7 +56,7 @@ def tokens_to_attributes(tokens: ExactTokens | None) -> dict[str, Any]:
         names.USAGE_OUTPUT_TOKENS: tokens.completion_tokens,
         names.UNTRAINABLE: _untrainable(tokens),
     }
-    if tokens.route is not None:
+    if tokens.route is not None and tokens.route.answer is None:
         attributes |= {
             names.REQUEST_TEMPERATURE: tokens.route.temperature,
             names.REQUEST_TOP_P: 1.0,
@@ -72,6 +72,8 @@ def tokens_to_attributes(tokens: ExactTokens | None) -> dict[str, Any]:
 def _untrainable(tokens: ExactTokens) -> str | None:
     if tokens.choices > 1:
         return f"n={tokens.choices}: one call with several answers"
+    if tokens.route is not None and tokens.route.answer is not None:
+        return f"node {tokens.node} was answered by a fixed text, and no model was asked"
     if tokens.route is not None and not tokens.route.trainable:
         return f"node {tokens.node} is declared frozen"
     return None

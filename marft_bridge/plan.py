@@ -9,7 +9,7 @@ import hashlib
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from marft_bridge.app import Task
@@ -28,6 +28,7 @@ class EpisodeRequest:
     round: int | None = None
     variant: str | None = None
     temperature: float | None = None  # None: the collector's
+    answers: Mapping[str, str] = field(default_factory=dict)  # node -> the text that answers its calls, and no model
 
     @property
     def key(self) -> tuple[str, int, str | None, int | None]:

@@ -28,6 +28,7 @@ from marft_bridge.exact_tokens import (
     add_wire_answer,
     handed_over,
 )
+from marft_bridge.fixed_answer import fixed_answer, result_to_chunk
 from marft_bridge.routing import (
     calling_route,
     current_routing,
@@ -171,6 +172,11 @@ class NodeChat(ChatOpenAI):
             _hide_unasked(call, converted)
         return converted
 
+    def _fixed(self, tokens: ExactTokens) -> ChatResult | None:
+        """The answer where a fixed text answers for the calling node; None where the server is to be asked."""
+        node, route = calling_route() if self._routed() else ("", None)
+        return None if route is None or route.answer is None else fixed_answer(tokens, node, route)
+
     def _stream_call(self, tokens: ExactTokens, options: dict[str, Any]) -> _Call:
         """A streamed call, and in `options` the request for the engine's own count of its tokens."""
         shows_usage = self._should_stream_usage(**options)
@@ -186,6 +192,8 @@ class NodeChat(ChatOpenAI):
         **kwargs: Any,
     ) -> ChatResult:
         with handed_over(run_manager.run_id if run_manager else None) as tokens, _collecting(_Call(tokens)):
+            if (fixed := self._fixed(tokens)) is not None:
+                return fixed
             return super()._generate(messages, stop, run_manager, **kwargs)
 
     async def _agenerate(
@@ -196,6 +204,8 @@ class NodeChat(ChatOpenAI):
         **kwargs: Any,
     ) -> ChatResult:
         with handed_over(run_manager.run_id if run_manager else None) as tokens, _collecting(_Call(tokens)):
+            if (fixed := self._fixed(tokens)) is not None:
+                return fixed
             return await super()._agenerate(messages, stop, run_manager, **kwargs)
 
     def _stream(
@@ -207,6 +217,9 @@ class NodeChat(ChatOpenAI):
     ) -> Iterator[ChatGenerationChunk]:
         # A generator runs in the context of whoever pulls it, so the call is set anew around each pull.
         with handed_over(run_manager.run_id if run_manager else None) as tokens:
+            if (fixed := self._fixed(tokens)) is not None:
+                yield result_to_chunk(fixed)
+                return
             call = self._stream_call(tokens, kwargs)
             chunks = super()._stream(messages, stop, run_manager, **kwargs)
             while True:
@@ -224,6 +237,9 @@ class NodeChat(ChatOpenAI):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         with handed_over(run_manager.run_id if run_manager else None) as tokens:
+            if (fixed := self._fixed(tokens)) is not None:
+                yield result_to_chunk(fixed)
+                return
             call = self._stream_call(tokens, kwargs)
             chunks = super()._astream(messages, stop, run_manager, **kwargs)
             while True:

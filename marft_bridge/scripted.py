@@ -20,6 +20,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from pydantic import PrivateAttr
 
 from marft_bridge.exact_tokens import ExactTokens, announced_call, hand_over_tokens
+from marft_bridge.fixed_answer import fixed_answer
 from marft_bridge.routing import route_for_call
 
 END_OF_TURN = 256  # the id after the bytes
@@ -71,6 +72,10 @@ class ScriptedPolicy(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         node, route, seed = route_for_call()
+        if route is not None and route.answer is not None:
+            fixed = fixed_answer(noted := ExactTokens(), node, route)
+            hand_over_tokens(announced_call.get(), noted)
+            return fixed
         prompt = "\n".join(f"{message.type}: {message.text}" for message in messages) + "\nai: "
         if self.delay_s:  # sleeping for 0 seconds gives the core away
             time.sleep(self.delay_s)
