@@ -1,8 +1,10 @@
-"""Owns: what a report says and how it is written.
+"""Owns: what a report says, as a page, as Markdown, as a table and as report.json.
 
-- the verdict follows from the numbers: a difference only where interval and test both show one
-- report.json has the agreed fields, stable keys, no NaN, and reads back as an equal report
+- the headline claims what the numbers allow, and the numbers stand beside it
+- what was not measured is absent; what is drawn is written too
 - the page needs nothing from elsewhere, runs nothing, and shows model texts as text
+- Markdown keeps every text inside its cell, its code or its fence
+- report.json has stable keys, no NaN, and reads back as an equal report
 - drawings put numbers where they belong
 - files are their owner's and replaced whole
 - colours can be read in both schemes
@@ -15,259 +17,520 @@ import re
 import stat
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+from markdown_it import MarkdownIt
 from pydantic import ValidationError
 from rich.console import Console
-from sample_report import sample_report, task_change
+from sample_report import HOSTILE, NODES, bare_report, full_report, hostile_report, mixed_teams, sample_report
 
-from marft_bridge.report import (
-    Comparison,
-    LearningPoint,
-    NodeOutput,
-    Report,
-    Side,
-    changed_tasks,
-    report_page,
-    report_table,
-    secondary_metrics,
-    write_report,
-)
-from marft_bridge.report_numbers import number, p_equals, percent, signed
-from marft_bridge.report_svg import axis_ticks, difference_bar, learning_curve
-from marft_bridge.statistics import PairedResult
+from marft_bridge.comparison import views, wording
+from marft_bridge.comparison.curve import learning_curve
+from marft_bridge.comparison.drawing import Scale, axis_ticks, scale_over, strip
+from marft_bridge.comparison.markdown import code, fenced, report_to_markdown
+from marft_bridge.comparison.numbers import number, p_equals, percent, signed
+from marft_bridge.comparison.page import report_page, write_report
+from marft_bridge.comparison.records import LearningPoint, NodeShare, NodeSide, Report, Stopping
+from marft_bridge.comparison.table import report_table
 
-HOSTILE = "</script></pre><script>alert(1)</script><img src=x onerror=alert(2)>\"'{{ 7*7 }} </svg>"
+# -- what is claimed ------------------------------------------------------------------------------------------
 
 
-def with_numbers(diff: float, ci95: tuple[float, float], p_value: float, mde: float | None = 0.125) -> Report:
-    fields = sample_report().model_dump(exclude={"verdict"})
-    fields |= {"mean_a": 0.5, "mean_b": 0.5 + diff, "diff": diff, "ci95": ci95, "p_value": p_value}
-    return Report.model_validate(fields | {"minimum_detectable_effect": mde})
+def with_numbers(*rows: tuple[float, tuple[float, float], float], power: bool = True) -> Report:
+    """A report of one candidate per row of (difference, interval, p-value); a base of 0.5 each."""
+    fields: dict[str, Any] = bare_report().model_dump(exclude_computed_fields=True)
+    names = ["trained", "second", "third", "fourth"][: len(rows)]
+    row, (base, candidate) = fields["contrasts"][0], fields["variants"]
+    fields["variants"] = [base, *({**candidate, "name": name} for name in names)]
+    fields["contrasts"] = [
+        {
+            **row,
+            "variant": name,
+            "mean_a": 0.5,
+            "mean_b": 0.5 + diff,
+            "diff": diff,
+            "ci95": interval,
+            "simultaneous": interval,
+            "p_value": p,
+            "p_adjusted": p,
+        }
+        for name, (diff, interval, p) in zip(names, rows, strict=True)
+    ]
+    if power:
+        fields["power"] = [{"variant": name, "detectable": 0.125, "tasks_more": 70, "effect": 0.1} for name in names]
+    return Report.model_validate(fields)
+
+
+BETTER, WORSE = (0.25, (0.125, 0.375), 0.0002), (-0.25, (-0.375, -0.125), 0.0312)
+OPEN = (0.25, (-0.125, 0.5), 0.3)
 
 
 @pytest.mark.parametrize(
-    ("diff", "ci95", "p_value", "verdict"),
+    ("row", "headline"),
     [
-        (0.25, (0.125, 0.375), 0.0002, "b is better: reward 0.750 (trained) against 0.500 (base), difference +0.250"),
-        (-0.25, (-0.375, -0.125), 0.0312, "b is worse: reward 0.250 (trained) against 0.500 (base), difference −0.250"),
-        (0.25, (-0.125, 0.5), 0.3, "no difference shown: "),
-        (0.25, (0.0, 0.5), 0.03, "no difference shown: "),
-        (-0.25, (-0.5, 0.0), 0.03, "no difference shown: "),
-        (0.25, (0.125, 0.375), 0.125, "no difference shown: "),
+        (BETTER, "trained is better than before"),
+        (WORSE, "trained is worse than before"),
+        (OPEN, "No difference shown between before and trained"),
+        ((0.25, (0.0, 0.5), 0.03), "No difference shown between before and trained"),
+        ((-0.25, (-0.5, 0.0), 0.03), "No difference shown between before and trained"),
+        ((0.25, (0.125, 0.375), 0.125), "No difference shown between before and trained"),
     ],
 )
-def test_verdict_follows_from_interval_and_test(
-    diff: float, ci95: tuple[float, float], p_value: float, verdict: str
+def test_headline_of_one_candidate_needs_interval_and_test(
+    row: tuple[float, tuple[float, float], float], headline: str
 ) -> None:
-    assert with_numbers(diff, ci95, p_value).verdict.startswith(verdict)
+    assert wording.headline(with_numbers(row)) == headline
 
 
-def test_verdict_without_a_difference_says_what_would_have_been_found() -> None:
-    assert with_numbers(0.0, (-0.1, 0.1), 1.0).verdict.endswith(
-        "a true difference of 0.125 would have been found four times in five"
+def test_headline_of_several_groups_them_by_what_is_claimed() -> None:
+    assert wording.headline(with_numbers(BETTER, WORSE, OPEN, BETTER)) == (
+        "trained and fourth are better than before; second is worse; third is not shown to differ"
     )
-    assert with_numbers(0.0, (0.0, 0.0), 1.0, mde=None).verdict.endswith("200 pairs of 50 tasks")
-    assert "the test does not reject" in with_numbers(0.25, (0.125, 0.375), 0.125).verdict
+    assert wording.headline(with_numbers(WORSE, WORSE)) == "trained and second are worse than before"
+    assert wording.headline(with_numbers(WORSE, OPEN)) == "trained is worse than before; second is not shown to differ"
+    assert wording.headline(with_numbers(OPEN, OPEN)) == "No variant is shown to differ from before"
 
 
-def test_report_json_has_the_agreed_fields(tmp_path: Path) -> None:
-    path, _ = write_report(sample_report(), tmp_path)
-    content = json.loads(path.read_text("utf-8"))
-    assert set(content) == {
-        *("metric", "n", "clusters", "mean_a", "mean_b", "diff", "ci95", "p_value", "test", "a", "b", "seed"),
-        *("verdict", "metrics", "nodes", "learning_curve", "tasks", "setup", "minimum_detectable_effect", "created"),
+def test_evidence_gives_the_numbers_and_says_when_test_and_interval_disagree() -> None:
+    assert wording.evidence(with_numbers(BETTER)) == (
+        "Mean reward 0.750 (trained) against 0.500 (before), difference +0.250, 95% interval +0.125 to +0.375, "
+        "p < 0.001, 200 pairs of 50 tasks"
+    )
+    assert wording.evidence(with_numbers(BETTER, OPEN)) == (
+        "Difference in mean reward from before: trained +0.250 (+0.125 to +0.375); second +0.250 (−0.125 to +0.500). "
+        "The 95% intervals hold together for all 2 variants; 200 pairs of 50 tasks"
+    )
+    excluded = (0.25, (0.125, 0.375), 0.125)
+    rejected = (0.25, (0.0, 0.5), 0.03)
+    assert wording.evidence(with_numbers(excluded)).endswith(
+        "; the interval excludes 0, but the test does not reject at 5%"
+    )
+    assert wording.evidence(with_numbers(rejected)).endswith("; the test rejects at 5%, but the interval holds 0")
+    several = dict(wording.unsettled(with_numbers(excluded, rejected, BETTER, power=False)))
+    assert several == {
+        "trained": "The interval excludes 0, but the test does not reject at 5%.",
+        "second": "The test rejects at 5%, but the interval holds 0.",
     }
-    assert content["a"] == {"name": "base", "adapters": {"reasoner": 0, "actor": 0}}
-    assert len(content["ci95"]) == 2
-    assert content["verdict"].startswith("b is better")
-    assert set(content["nodes"]["reasoner"]["a"]) == {"tokens_mean", "stop_share", "calls_per_episode", "logprob_mean"}
-    assert content["nodes"]["actor"]["b"]["logprob_mean"] is None
+
+
+def test_only_open_candidates_are_told_what_would_settle_them() -> None:
+    found = wording.unsettled(with_numbers(BETTER, OPEN))
+    assert found == [
+        (
+            "second",
+            "A true difference of 0.125 would have been found four times in five. If the difference that was seen "
+            "(+0.250) is the true one, about 70 more tasks would show it four times in five.",
+        )
+    ]
+    fields = with_numbers(OPEN).model_dump(exclude_computed_fields=True)
+
+    def told(**power: Any) -> list[tuple[str, str]]:
+        row = {"variant": "trained", "detectable": None, "tasks_more": None, "effect": None}
+        return wording.unsettled(Report.model_validate({**fields, "power": [{**row, **power}]}))
+
+    assert told() == []
+    assert "as many tasks as these show it" in told(tasks_more=0, effect=0.25)[0][1]
+    assert "too small for any affordable number" in told(effect=1e-6)[0][1]
+
+
+def test_pairs_and_tasks_are_told_apart_and_ranges_given() -> None:
+    rows = full_report().contrasts
+    assert wording.sizes(rows) == "120 tasks"
+    fewer = rows[0].model_copy(update={"n": 116, "clusters": 116})
+    assert wording.sizes([fewer, *rows[1:]]) == "116 to 120 tasks"
+    assert wording.sizes([fewer.model_copy(update={"n": 118})]) == "118 pairs of 116 tasks"
+
+
+def test_the_end_says_whether_it_was_early() -> None:
+    early = wording.stopping(Stopping(planned=120, used=60, looks=(30, 60), spent=0.2, early=True))
+    assert early.startswith("Ended early, after 60 of 120 planned tasks: every candidate was settled.")
+    assert "Looked at after 30 and 60 tasks" in early
+    whole = wording.stopping(Stopping(planned=120, used=120, looks=(60, 120), spent=1.0, early=False))
+    assert whole.startswith("Ran to 120 of 120 planned tasks.")
+
+
+def test_a_node_is_better_or_worse_only_by_its_interval() -> None:
+    def share(interval: tuple[float, float] | None, **others: Any) -> NodeShare:
+        return NodeShare(node="n", alone=0.5, alone_ci95=(0.4, 0.6), shapley=0.1, shapley_ci95=interval, **others)
+
+    assert wording.share_outcome(share((0.05, 0.15))) == "better"
+    assert wording.share_outcome(share((-0.05, 0.15))) == "not shown"
+    assert wording.share_outcome(share((-0.15, -0.05))) == "worse"
+    assert wording.share_outcome(share(None)) == "not shown"
+    assert wording.share_outcome(share(None).model_copy(update={"shapley": None})) == "better"  # by itself alone
+    assert wording.moved(mixed_teams(0.4, 0.6, 100)) == "planner better, executor worse"
+
+
+# -- files ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [sample_report, full_report, bare_report, hostile_report])
+def test_report_json_reads_back_as_an_equal_report(make: Any, tmp_path: Path) -> None:
+    report = make()
+    path, _, _ = write_report(report, tmp_path)
+    text = path.read_text("utf-8")
+    assert Report.model_validate_json(text) == report
+    content = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} in report.json"))
+    assert content["schema_version"] == 2
+    assert content["verdict"] == report.verdict
     assert list(content) == sorted(content)
 
 
-def test_report_json_reads_back_as_an_equal_report(tmp_path: Path) -> None:
-    report = sample_report()
-    path, _ = write_report(report, tmp_path)
-    assert Report.model_validate_json(path.read_text("utf-8")) == report
-
-
-def test_stored_verdict_that_does_not_follow_from_the_numbers_is_refused() -> None:
-    fields = sample_report().model_dump()
+def test_a_verdict_that_the_numbers_do_not_carry_is_refused(tmp_path: Path) -> None:
+    path, _, _ = write_report(with_numbers(OPEN), tmp_path)
+    changed = path.read_text("utf-8").replace("is not shown to differ from", "is better than")
     with pytest.raises(ValidationError, match="does not follow from the numbers"):
-        Report.model_validate(fields | {"verdict": "b is better: trust me"})
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"diff": float("nan")}, "finite"),
-        ({"surprise": 1}, "Extra inputs"),
-        ({"ci95": (0.2, 0.1)}, "runs backwards"),
-        ({"diff": 0.9}, "is not mean_b"),
-        ({"p_value": 1.5}, "less than or equal to 1"),
-    ],
-)
-def test_numbers_that_contradict_themselves_are_refused(change: dict[str, object], message: str) -> None:
-    fields = sample_report().model_dump(exclude={"verdict"})
-    with pytest.raises(ValidationError, match=message):
-        Report.model_validate(fields | change)
-
-
-def test_secondary_p_values_are_corrected_as_one_family() -> None:
-    results = [
-        PairedResult(name, 4, 4, 0.0, 1.0, 1.0, (0.5, 1.5), p, "t") for name, p in (("tokens", 0.04), ("steps", 0.01))
-    ]
-    assert [(m.metric, m.p_value, m.p_holm) for m in secondary_metrics(results)] == [
-        ("tokens", 0.04, 0.04),
-        ("steps", 0.01, 0.02),
-    ]
-
-
-def test_changed_tasks_are_the_five_largest_of_each_direction() -> None:
-    gains = [0.1, -0.2, 0.7, 0.0, 0.3, 0.6, 0.5, -0.9, 0.4]
-    found = changed_tasks(task_change(i, 0.0, gain) for i, gain in enumerate(gains))
-    assert [t.reward_b for t in found.improved] == [0.7, 0.6, 0.5, 0.4, 0.3]
-    assert [t.reward_b for t in found.regressed] == [-0.9, -0.2]
+        Report.model_validate_json(changed)
 
 
 def test_files_belong_to_their_owner_and_are_replaced_whole(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "report"
     write_report(sample_report(), folder)
-    paths = write_report(sample_report(name_b="second"), folder)
-    assert [p.name for p in paths] == ["report.json", "report.html"]
+    paths = write_report(sample_report(name="second"), folder)
+    assert [p.name for p in paths] == ["report.json", "report.html", "report.md"]
     assert all(stat.S_IMODE(p.stat().st_mode) == 0o600 and "second" in p.read_text("utf-8") for p in paths)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert sorted(p.name for p in folder.iterdir()) == ["report.html", "report.json"]
+    assert sorted(p.name for p in folder.iterdir()) == ["report.html", "report.json", "report.md"]
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, _ = write_report(sample_report(), tmp_path)
-    before = path.read_bytes()
+    paths = write_report(sample_report(), tmp_path)
+    before = [path.read_bytes() for path in paths]
 
     def full_disk(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("marft_bridge.files.os.fsync", full_disk)
     with pytest.raises(OSError, match="No space"):
-        write_report(sample_report(name_b="second"), tmp_path)
-    assert path.read_bytes() == before
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["report.html", "report.json"]
+        write_report(sample_report(name="second"), tmp_path)
+    assert [path.read_bytes() for path in paths] == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["report.html", "report.json", "report.md"]
+
+
+def test_half_a_surrogate_pair_does_not_stop_the_report(tmp_path: Path) -> None:
+    path, page, markdown = write_report(sample_report(name="broken \ud83d text"), tmp_path)
+    assert json.loads(path.read_text("utf-8"))["variants"][1]["name"] == "broken \ufffd text"
+    assert "broken \ufffd text" in page.read_text("utf-8")
+    assert r"broken \ufffd text" in markdown.read_text("utf-8") or "broken \ufffd text" in markdown.read_text("utf-8")
+
+
+# -- the page -------------------------------------------------------------------------------------------------
 
 
 class _Tags(HTMLParser):
-    def __init__(self) -> None:
+    def __init__(self, source: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.headings: list[str] = []
         self.text = ""
+        self.feed(source)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
+        if tag == "h2":
+            self.headings.append("")
 
     def handle_data(self, data: str) -> None:
         self.text += data
+        if self.tags and self.tags[-1][0] == "h2" and not self.headings[-1]:
+            self.headings[-1] = data
 
-
-def hostile_report() -> Report:
-    change = task_change(0, 0.0, 1.0)
-    change = change.model_copy(
-        update={
-            "text": HOSTILE,
-            "expected": HOSTILE,
-            "task_id": HOSTILE,
-            "outputs_b": (NodeOutput(node=HOSTILE, text=HOSTILE),),
-        }
-    )
-    report = sample_report(name_b=HOSTILE)
-    nodes = {HOSTILE: report.nodes["actor"]}
-    curve = tuple(p.model_copy(update={"phase": HOSTILE}) for p in report.learning_curve[:1])
-    return report.model_copy(
-        update={
-            "tasks": changed_tasks([change]),
-            "nodes": nodes,
-            "learning_curve": curve + report.learning_curve[1:],
-            "a": Side(name="base", adapters={HOSTILE: 3}),
-        }
-    )
+    def of(self, name: str) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.tags if tag == name]
 
 
 def test_model_texts_stay_text() -> None:
-    page = _Tags()
-    page.feed(report_page(hostile_report()))
+    page = _Tags(report_page(hostile_report()))
     names = {tag for tag, _ in page.tags}
-    assert not names & {"script", "img", "iframe", "object", "link", "base", "form"}
+    assert not names & {"script", "img", "iframe", "object", "link", "base", "form", "a"}
     assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
-    assert page.text.count(HOSTILE) >= 6
+    assert len(page.of("style")) == 1
+    seen = HOSTILE.replace("\r", "\\r").replace("\x1b", "\\x1b").replace("\u202e", "\\u202e")
+    assert page.text.count(seen) >= 12
     assert "49" not in re.findall(r"\b49\b", page.text.replace("0.49", ""))
 
 
+def test_no_text_turns_the_writing_direction_of_what_follows() -> None:
+    page = report_page(hostile_report())
+    assert "\u202e" not in page
+    assert not re.findall("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", page)
+    assert "\tindented\n" in report_page(hostile_report("\tindented\n"))
+
+
 def test_page_needs_nothing_from_elsewhere() -> None:
-    source = report_page(sample_report())
-    assert re.findall(r"https?://[^\"\s]*", source.replace('xmlns="http://www.w3.org/2000/svg"', "")) == []
-    assert "@import" not in source
-    assert "url(" not in source
-    page = _Tags()
-    page.feed(source)
-    assert not [a for _, attributes in page.tags for a in attributes if a in {"src", "href", "srcset", "data"}]
-    assert any("default-src 'none'" in (attributes.get("content") or "") for _, attributes in page.tags)
+    for report in (sample_report(), full_report(), bare_report()):
+        source = report_page(report)
+        assert re.findall(r"https?://[^\"\s]*", source.replace('xmlns="http://www.w3.org/2000/svg"', "")) == []
+        assert "@import" not in source
+        assert "url(" not in source
+        page = _Tags(source)
+        assert not [a for _, attributes in page.tags for a in attributes if a in {"src", "href", "srcset", "data"}]
+        assert any("default-src 'none'" in (attributes.get("content") or "") for attributes in page.of("meta"))
 
 
-def test_page_opens_with_the_verdict_and_labels_its_tables() -> None:
-    report = sample_report()
-    source = report_page(report)
-    assert source.lstrip().startswith("<!doctype html>")
-    body = source[source.index("<main>") :]
-    assert body.split("\n")[1] == "<h1>trained is better than base</h1>"
-    assert f"<title>{report.verdict}</title>" in source
-    page = _Tags()
-    page.feed(source)
-    headers = [attributes for tag, attributes in page.tags if tag == "th"]
-    assert headers
-    assert all(attributes.get("scope") in {"col", "row"} for attributes in headers)
+def test_page_opens_with_the_verdict_and_then_its_numbers() -> None:
+    for report in (sample_report(), full_report()):
+        source = report_page(report)
+        assert source.lstrip().startswith("<!doctype html>")
+        first, second = source[source.index("<main>") :].split("\n")[1:3]
+        assert re.sub("<[^>]*>", "", first) == wording.headline(report)
+        assert re.sub("<[^>]*>", "", second) == f"{wording.evidence(report)}."
+        assert f"<title>{wording.headline(report)} (reward)</title>" in source
+
+
+def test_tables_are_labelled_and_ids_are_unique() -> None:
+    page = _Tags(report_page(full_report()))
+    assert len(page.of("th")) > 30
+    assert all(attributes.get("scope") in {"col", "row", "rowgroup"} for attributes in page.of("th"))
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
-    assert len(ids) == len(set(ids))
+    assert len(ids) == len(set(ids)) == 4  # the title and description of the curve, for two widths
     for _, attributes in page.tags:
         assert set((attributes.get("aria-labelledby") or "").split()) <= set(ids)
 
 
-def test_page_of_a_bare_comparison_leaves_out_what_it_lacks() -> None:
-    fields = sample_report().model_dump(exclude={"verdict", "metrics", "nodes", "learning_curve", "tasks"})
-    page = report_page(Report.model_validate(fields))
-    assert "Learning curve" not in page
-    assert "What each node did" not in page
-    assert "No task improved." in page
-
-
-def test_half_a_surrogate_pair_does_not_stop_the_report(tmp_path: Path) -> None:
-    report = sample_report(name_b="broken \ud83d text")
-    path, _ = write_report(report, tmp_path)
-    assert json.loads(path.read_text("utf-8"))["b"]["name"] == "broken \ufffd text"
-
-
-def test_table_shows_names_as_they_are_and_every_metric() -> None:
-    console = Console(width=120, record=True, file=Path("/dev/null").open("w", encoding="utf-8"))  # noqa: SIM115
-    with console.file:
-        console.print(report_table(sample_report(name_b="[red]new[/red]")))
-        text = console.export_text()
-    assert "[red]new[/red]" in text
-    rows = {line.split("│")[1].strip(): line for line in text.splitlines() if line.startswith("│")}
-    assert set(rows) == {"reward", "tokens", "steps", "seconds"}
-    assert rows["reward"].split("│")[2:7] == [
-        " 0.300 ",
-        "          0.445 ",
-        "     +0.145 ",
-        " +0.040 to +0.235 ",
-        " 0.005 ",
+def test_page_shows_what_there_is_and_nothing_else() -> None:
+    assert _Tags(report_page(bare_report())).headings == ["All metrics", "How this was measured"]
+    assert "n/a" not in report_page(bare_report())
+    assert _Tags(report_page(full_report())).headings == [
+        "What this comparison could find",
+        "How it ended",
+        "All metrics",
+        "Several samples of a task",
+        "Learning curve",
+        "Which agent moved",
+        "Cohorts",
+        "What each node did",
+        "Tasks that changed most",
+        "Episodes without a score",
+        "How this was measured",
     ]
+    assert "What this comparison could find" not in report_page(with_numbers(BETTER))
+
+
+def test_every_figure_of_the_report_is_on_the_page() -> None:
+    report = full_report()
+    text = _Tags(report_page(report)).text
+    for row in (*report.contrasts, *report.secondary):
+        for figure in (number(row.mean_b), signed(row.diff), signed(row.simultaneous[0]), signed(row.simultaneous[1])):
+            assert figure in text
+    assert report.mixed is not None
+    for team in report.mixed.teams:
+        assert number(team.score.mean) in text
+    for share in report.mixed.shares:
+        assert signed(share.shapley or 0.0) in text
+        assert signed(share.without or 0.0) in text
+    for cohort in report.cohorts:
+        assert cohort.value in text
+        for row in cohort.contrasts:
+            assert signed(row.diff) in text
+    assert "topic riddles (3 tasks)" in text
+    assert "time limit (3); failed (1)" in text
+    for step in report.tasks[0].improved[0].b.steps:
+        assert step.text in text
+
+
+def test_tools_that_differ_are_said() -> None:
+    report = full_report()
+    assert "differ between the variants" not in report_page(report)
+    differing = report.model_copy(update={"setup": report.setup.model_copy(update={"tool_surface_differs": True})})
+    assert "differ between the variants" in report_page(differing)
+    said = "the tools that the variants were offered differ"
+    assert [said in report_to_markdown(r) for r in (report, differing)] == [False, True]
+
+
+def _luminance(colour: str) -> float:
+    """Relative luminance of #rrggbb, WCAG 2.2."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_colours_can_be_read_in_both_schemes() -> None:
+    schemes = re.findall(r":root \{([^}]*)\}", report_page(sample_report()))
+    assert len(schemes) == 2
+    for scheme in schemes:
+        colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", scheme))
+
+        def contrast(ink: str, ground: str, colours: dict[str, str] = colours) -> float:
+            light, dark = sorted((_luminance(colours[ink]), _luminance(colours[ground])), reverse=True)
+            return (light + 0.05) / (dark + 0.05)
+
+        for ground in ("page", "card", "code"):
+            for ink in ("ink", "quiet", "better", "worse", "none"):
+                assert contrast(ink, ground) >= 4.5, (ink, ground)
+        assert contrast("card", "better") >= 4.5  # letters on a chip
+        assert contrast("base", "card") >= 3  # a bar
+
+
+# -- Markdown -------------------------------------------------------------------------------------------------
+
+
+def _parsed(text: str) -> list[Any]:
+    tokens: list[Any] = []
+    for token in MarkdownIt("commonmark").enable(["table"]).parse(text):
+        tokens += [token, *(token.children or [])]
+    return tokens
+
+
+def test_markdown_keeps_every_text_in_its_place() -> None:
+    plain, hostile = (_parsed(report_to_markdown(report)) for report in (full_report(), hostile_report()))
+    assert {token.type for token in hostile} <= {token.type for token in plain} | {"html_inline"}
+    assert {token.content for token in hostile if token.type == "html_inline"} == {"<code>", "</code>"}
+    assert not [t for t in hostile if t.type in {"html_block", "link_open", "image"}]
+    own, plain_own = (
+        {heading.content.split(":")[0] for opened, heading in pairwise(tokens) if opened.type == "heading_open"}
+        for tokens in (hostile, plain)
+    )
+    sections = {heading for heading in plain_own if not heading.startswith(("`", "+", "−"))}
+    assert {heading for heading in own if not heading.startswith(("`", "<", "+", "−"))} == sections
+
+
+def test_markdown_tables_have_as_many_cells_in_every_row() -> None:
+    for report in (sample_report(), full_report(), hostile_report(), bare_report()):
+        text = report_to_markdown(report)
+        tables: list[list[int]] = []
+        for token in _parsed(text):
+            if token.type == "table_open":
+                tables.append([])
+            elif token.type == "tr_open":
+                tables[-1].append(0)
+            elif token.type in {"th_open", "td_open"}:
+                tables[-1][-1] += 1
+        written = [block.split("\n") for block in text.split("\n\n") if block.startswith("| ")]
+        assert [len(rows) for rows in tables] == [len(lines) - 1 for lines in written]  # all but the rule
+        for lines in written:
+            assert len({line.count("|") for line in lines}) == 1
+
+
+_AS_THEY_ARE = (
+    "plain",
+    "a|b",
+    "a`b",
+    "``",
+    "\\",
+    "a\\|b",
+    "|",
+    "<b>",
+    "&amp;",
+    "*a* _b_ $c$ @d #1",
+    "[a](b)",
+    "https://c",
+)
+NAMES = {
+    **{name: name for name in _AS_THEY_ARE},
+    "": "(empty)",
+    " x ": "x",
+    "a\nb": r"a\nb",
+    "\u202egnp": r"\u202egnp",
+    "x" * 90: "x" * 79 + "…",
+    HOSTILE: HOSTILE[:79] + "…",
+}
+
+
+@pytest.mark.parametrize("text", NAMES)
+def test_a_name_in_a_cell_reads_as_it_is(text: str) -> None:
+    """Rendered by another implementation: one cell, whose text is the name, with what is not printable escaped."""
+    source = f"| a | b |\n| --- | --- |\n| {code(text)} | next |"
+    html = MarkdownIt("commonmark").enable(["table"]).render(source)
+    cells = re.findall(r"<td>(.*?)</td>", html, re.DOTALL)
+    assert len(cells) == 2
+    assert cells[1] == "next"
+    cell = _Tags(cells[0])
+    assert [tag for tag, _ in cell.tags] == ["code"]
+    assert cell.text == NAMES[text]
+
+
+@pytest.mark.parametrize("text", ["plain", "```", "a\n````\nb", "~~~\n# x", "", "\ttab", "a\rb", HOSTILE])
+def test_a_fence_holds_its_text(text: str) -> None:
+    tokens = _parsed(f"before\n\n{fenced(text)}\n\nafter")
+    kinds = [token.type for token in tokens if token.type not in {"inline", "text"}]
+    assert kinds == ["paragraph_open", "paragraph_close", "fence", "paragraph_open", "paragraph_close"]
+    shown = text.replace("\t", "    ").replace("\r", "\\r").replace("\x1b", "\\x1b").replace("\u202e", "\\u202e")
+    assert tokens[kinds.index("fence") + 2].content == shown + "\n"
+
+
+def test_a_long_text_is_cut_and_the_cut_is_said() -> None:
+    assert fenced("x" * 5000) == f"```text\n{'x' * 1200}\n```\n\n(3,800 more characters in report.json)"
+
+
+def test_markdown_says_what_the_page_says() -> None:
+    report = full_report()
+    text = report_to_markdown(report)
+    assert text.startswith("# `trained` is better than `before`; `one agent` is worse; `larger model` and `hosted` are")
+    headings = re.findall("^## ([^:\n]*)", text, re.MULTILINE)
+    assert headings == [
+        "All metrics",
+        "What this comparison could find",
+        "How it ended",
+        "The variants",
+        "Learning curve",
+        "Which agent moved",
+        "What each node did",
+        "Cohorts",
+        "Most improved",
+        "Most regressed",
+        "Most regressed",
+        "Episodes without a score",
+        "How this was measured",
+    ]
+    assert "`planner` better, `executor` worse" in text
+    for row in (*report.contrasts, *report.secondary):
+        assert f"{signed(row.diff)} | {signed(row.simultaneous[0])} to {signed(row.simultaneous[1])}" in text
+    bare = report_to_markdown(bare_report())
+    assert re.findall("^## (.*)", bare, re.MULTILINE) == ["All metrics", "The variants", "How this was measured"]
+
+
+# -- the table ------------------------------------------------------------------------------------------------
+
+
+def _printed(report: Report, width: int = 120) -> str:
+    console = Console(width=width, record=True, file=Path("/dev/null").open("w", encoding="utf-8"))  # noqa: SIM115
+    with console.file:
+        console.print(report_table(report))
+        return console.export_text()
+
+
+def _rows(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+
+
+def test_table_of_one_candidate_shows_every_metric_and_names_as_they_are() -> None:
+    text = _printed(sample_report(name="[red]new[/red]"))
+    assert "[red]new[/red] is better than before" in text
+    rows = _rows(text)
+    assert [row[0] for row in rows] == ["reward", "tokens", "steps", "seconds"]
+    assert rows[0][1:] == ["0.300", "0.445", "▲ +0.145", "+0.040 to +0.235", "0.005"]
+
+
+def test_table_of_several_candidates_names_each_once_and_says_what_is_open() -> None:
+    text = _printed(full_report())
+    rows = _rows(text)
+    assert [row[0] for row in rows if row[0]] == ["trained", "one agent", "larger model", "hosted"]
+    assert [row[1] for row in rows] == ["reward", "safety", "tokens", "seconds"] * 4
+    notes = " ".join(text.split("└")[1].split())
+    assert "larger model: A true difference of" in notes
+    assert "which agent moved: planner better, executor worse" in notes
+
+
+def test_table_holds_no_escape_sequence() -> None:
+    text = _printed(hostile_report())
+    assert not [c for c in text if c != "\n" and not c.isprintable()]
+    assert r"\x1b" in _printed(sample_report(name="\x1b[2J"))
+
+
+# -- numbers and drawings -------------------------------------------------------------------------------------
 
 
 def test_numbers_read_as_people_write_them() -> None:
-    figures = (0.4449, -12.345, 1234.5, 0.00042, 0.0, None)
-    assert [number(x) for x in figures] == ["0.445", "−12.3", "1,234", "0.00042", "0.000", "n/a"]
+    figures = (0.4449, -12.345, 1234.5, 0.00042, 0.0, 0.0099999, None)
+    assert [number(x) for x in figures] == ["0.445", "−12.3", "1,234", "0.00042", "0.000", "0.010", "n/a"]
     assert [signed(x) for x in (0.5, -0.5, 0.0)] == ["+0.500", "−0.500", "0.000"]
     assert [p_equals(p) for p in (0.0004, 0.0312)] == ["p < 0.001", "p = 0.031"]
-    assert [percent(x) for x in (0.934, None)] == ["93%", "n/a"]
+    shares = (0.934, 0.0, 0.001, 0.999, 1.0, None)
+    assert [percent(x) for x in shares] == ["93%", "0%", "< 1%", "> 99%", "100%", "n/a"]
 
 
 def test_axis_ticks_are_round_and_inside() -> None:
@@ -290,18 +553,82 @@ def _of_class(drawing: str, name: str) -> list[ET.Element]:
     return [e for e in _elements(drawing) if (e.get("class") or "").split()[:1] == [name]]
 
 
-def test_difference_bar_puts_zero_outside_an_interval_that_excludes_it() -> None:
-    for diff, low, high, side in ((0.2, 0.1, 0.3, 1), (-0.2, -0.3, -0.1, -1), (0.0, -0.1, 0.1, 0)):
-        drawing = difference_bar(diff, low, high, width=300, name="d")
-        zero = float(_of_class(drawing, "zero")[0].get("x1", ""))
-        bar = _of_class(drawing, "interval")[0]
-        start, length = float(bar.get("x", "")), float(bar.get("width", ""))
-        point = float(_of_class(drawing, "estimate")[0].get("cx", ""))
-        assert 0 < start < point < start + length < 300
-        assert (zero < start) == (side > 0)
-        assert (zero > start + length) == (side < 0)
-        if side:  # 0, 0.1, 0.2 and 0.3 lie equally far apart
-            assert abs(zero - point) == pytest.approx(length, abs=0.3)
+def _ends(element: ET.Element) -> tuple[float, float]:
+    found = re.fullmatch(r"M([\d.]+) 14H([\d.]+)", element.get("d") or "")
+    assert found is not None
+    return float(found[1]), float(found[2])
+
+
+def test_a_strip_puts_numbers_where_they_belong() -> None:
+    scale = Scale(-1.0, 1.0)
+    drawing = strip(scale, 0.5, reference=0.0, inner=(0.25, 0.75), outer=(0.0, 1.0))
+    assert float(_of_class(drawing, "reference")[0].get("x1") or "") == 50
+    assert _ends(_of_class(drawing, "interval")[0]) == (62.5, 87.5)
+    assert _ends(_of_class(drawing, "whisker")[0]) == (50, 100)
+    assert _ends(_of_class(drawing, "estimate")[0]) == (75, 75.01)
+    assert scale.ticks(5) == [(0.0, "−1.0"), (25.0, "−0.5"), (50.0, "0.0"), (75.0, "0.5"), (100.0, "1.0")]
+    bare = strip(scale, 0.5, reference=0.0)
+    assert _of_class(bare, "interval") == _of_class(bare, "whisker") == []
+
+
+def test_all_that_a_forest_shows_lies_inside_it() -> None:
+    report = full_report()
+    assert report.mixed is not None
+    forests = [views.differences(report), views.teams(report.mixed, "before"), views.shares(report.mixed)]
+    forests += [view.forest for view in views.cohorts(report)]
+    for forest in forests:
+        for row in forest.rows:
+            for element in _elements(row.strip):
+                if element.get("d"):
+                    assert 0 < _ends(element)[0] < _ends(element)[1] < 100
+                elif element.get("x1"):
+                    assert 0 < float(element.get("x1") or "") < 100
+        assert all(0 <= at <= 100 for at, _ in forest.ticks)
+    assert scale_over([0.0]).at(0.0) == 50  # one value alone still has a range
+
+
+def test_a_tone_is_never_said_by_colour_alone() -> None:
+    report = with_numbers(BETTER, WORSE, OPEN)
+    rows = views.differences(report).rows
+    assert [(row.tone, row.mark) for row in rows] == [("better", "▲"), ("worse", "▼"), ("none", "○")]
+    shares = views.shares(mixed_teams(0.4, 0.6, 100)).rows
+    assert [(row.tone, row.mark, row.about) for row in shares] == [("better", "▲", "better"), ("worse", "▼", "worse")]
+
+
+def test_teams_are_drawn_against_the_base() -> None:
+    mixed = mixed_teams(0.4, 0.6, 100)
+    forest = views.teams(mixed, "before")
+    assert [(row.chips, row.about) for row in forest.rows] == [
+        ((("planner", False), ("executor", False)), "before"),
+        ((("planner", True), ("executor", False)), ""),
+        ((("planner", False), ("executor", True)), ""),
+        ((("planner", True), ("executor", True)), "trained"),
+    ]
+    lines = {float(_of_class(row.strip, "reference")[0].get("x1") or "") for row in forest.rows}
+    assert lines == {round(_ends(_of_class(forest.rows[0].strip, "estimate")[0])[0], 2)}
+
+
+def test_node_figures_are_drawn_to_scale_and_absent_ones_left_out() -> None:
+    measures = {measure.name: measure for measure in views.node_measures(NODES["executor"])}
+    tokens = measures["sampled tokens per call"].bars
+    assert [(bar.variant, bar.text) for bar in tokens] == [("before", "25.9"), ("trained", "21.7")]
+    assert [bar.length for bar in tokens] == pytest.approx([1.0, 21.7 / 25.9])
+    assert [bar.length for bar in measures["ended by itself"].bars] == [0.88, 0.997]  # of all calls, not of the longest
+    assert [bar.variant for bar in measures["mean log-prob of a token"].bars] == ["before"]
+    assert [bar.text for bar in measures["KL to the base model, nats per token"].bars] == ["0.021 (32 calls)"]
+    assert "output fits its format" not in measures
+    assert [bar.text for bar in measures["calculator"].bars] == ["66% (61)", "97% (140)"]
+    assert [measure.name for measure in measures.values() if measure.tool] == ["calculator", "search", "python"]
+
+
+def test_a_node_with_many_tools_shows_the_most_called_and_sums_the_rest() -> None:
+    tools = {f"tool {i:02d}": 100 - i for i in range(20)}
+    side = NodeSide(calls_per_episode=None, tokens_mean=None, stop_share=None, logprob_mean=None, tools=tools)
+    measures = views.node_measures({"before": side})
+    assert [measure.name for measure in measures] == [f"tool {i:02d}" for i in range(7)] + ["calls to 13 other tools"]
+    rest = sum(range(81, 94))
+    assert measures[-1].bars[0].text == f"{rest / sum(tools.values()):.0%} ({rest:,})"
+    assert sum(measure.bars[0].length or 0 for measure in measures) == pytest.approx(1)
 
 
 def _point(i: int, mean: float | None, half: float | None = None, phase: str = "online") -> LearningPoint:
@@ -334,25 +661,3 @@ def test_learning_curve_draws_any_number_of_rounds_inside_its_frame(rounds: list
     for element in _elements(drawing):
         assert 0 <= float(element.get("cx", "1")) <= 320
         assert 0 <= float(element.get("cy", "1")) <= 270
-
-
-def _luminance(colour: str) -> float:
-    """Relative luminance of #rrggbb, WCAG 2.2."""
-    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def test_colours_can_be_read_in_both_schemes() -> None:
-    schemes = re.findall(r":root \{([^}]*)\}", report_page(sample_report()))
-    assert len(schemes) == 2
-    for scheme in schemes:
-        colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", scheme))
-        for ink in ("ink", "quiet", "better", "worse", "none"):
-            for ground in ("page", "card", "code"):
-                light, dark = sorted((_luminance(colours[ink]), _luminance(colours[ground])), reverse=True)
-                assert (light + 0.05) / (dark + 0.05) >= 4.5, (ink, ground)
-
-
-def test_comparison_accepts_what_statistics_gives() -> None:
-    assert Comparison(**sample_report().model_dump(include=set(Comparison.model_fields))).metric == "reward"

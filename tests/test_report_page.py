@@ -1,7 +1,8 @@
 """Owns: what a browser makes of report.html.
 
-- no horizontal scrolling at phone width, whatever the texts are, and the tables fit
-- each drawing shows once, in the size made for the width
+- no horizontal scrolling at the width of a phone or a laptop, whatever the texts are, and the tables fit
+- each drawing shows once; a strip has its place and its reference line is continuous
+- bars that are compared begin and end at the same places
 - texts from models never become elements
 - the scheme is the one that the reader asks for
 """
@@ -13,13 +14,15 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sample_report import sample_report
-from test_report import HOSTILE, hostile_report
+from sample_report import HOSTILE, bare_report, full_report, hostile_report, sample_report
 
-from marft_bridge.report import NodeOutput, Report, changed_tasks, write_report
+from marft_bridge.comparison.page import write_report
+from marft_bridge.comparison.records import Report
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = [
@@ -32,13 +35,20 @@ MEASURE = """<!doctype html><title></title>
 <script>
 addEventListener("load", () => {{
   const frame = document.querySelector("iframe"), inside = frame.contentDocument, root = inside.documentElement;
+  const all = (selector) => [...inside.querySelectorAll(selector)];
+  const box = (element) => element.getBoundingClientRect();
   document.title = JSON.stringify({{
     viewport: frame.contentWindow.innerWidth,
     width: root.scrollWidth,
-    wideTables: [...inside.querySelectorAll(".card.scroll")].filter(e => e.scrollWidth > e.clientWidth).length,
-    drawings: [...inside.querySelectorAll("svg")].filter(e => e.getClientRects().length)
-      .map(e => e.getBoundingClientRect().width / e.viewBox.baseVal.width),
-    active: inside.querySelectorAll("script, img, iframe").length,
+    wideTables: all(".card.scroll").filter(e => e.scrollWidth > e.clientWidth).length,
+    curves: all(".curve-card svg").filter(e => e.getClientRects().length)
+      .map(e => box(e).width / e.viewBox.baseVal.width),
+    strips: all(".strip").map(e => [box(e).width, box(e).height, box(e.closest("li")).height]),
+    outside: all(".card").filter(e => e.getClientRects().length)
+      .filter(e => box(e).left < 0 || box(e).right > frame.contentWindow.innerWidth).length,
+    bars: all(".bars").map(list => new Set([...list.querySelectorAll("li > :nth-child(2)")]
+      .map(e => Math.round(box(e).left) + ":" + Math.round(box(e).width))).size),
+    active: inside.querySelectorAll("script, img, iframe, a").length,
     background: getComputedStyle(inside.body).backgroundColor,
     text: inside.body.textContent,
   }});
@@ -46,9 +56,9 @@ addEventListener("load", () => {{
 </script>"""
 
 
-def measured(report: Report, width: int, folder: Path, *flags: str) -> dict[str, object]:
+def measured(report: Report, width: int, folder: Path, *flags: str) -> dict[str, Any]:
     """The page inside a frame of this width, into what the browser found there."""
-    _, page = write_report(report, folder)
+    _, page, _ = write_report(report, folder)
     wrapper = folder / "wrapper.html"
     wrapper.write_text(MEASURE.format(width=width, page=html.escape(page.read_text("utf-8"))), "utf-8")
     command = [
@@ -59,32 +69,34 @@ def measured(report: Report, width: int, folder: Path, *flags: str) -> dict[str,
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     title = re.search(r"<title>(.*?)</title>", done.stdout, re.DOTALL)
     assert title is not None, done.stdout[:300]
-    found: dict[str, object] = json.loads(html.unescape(title.group(1)))
+    found: dict[str, Any] = json.loads(html.unescape(title.group(1)))
     return found
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_page_fits_its_width(width: int, tmp_path: Path) -> None:
-    found = measured(sample_report(), width, tmp_path)
-    assert found["viewport"] == width
+@pytest.mark.parametrize(
+    ("make", "curves", "strips"), [(sample_report, 1, 1), (full_report, 1, 4 + 2 + 4 + 4 * 3), (bare_report, 0, 1)]
+)
+def test_page_fits_its_width(make: Callable[[], Report], curves: int, strips: int, width: int, tmp_path: Path) -> None:
+    found = measured(make(), width, tmp_path)
+    assert found["viewport"] == found["width"] == width
+    assert found["wideTables"] == found["outside"] == 0
+    assert len(found["curves"]) == curves
+    assert all(scale > 0.85 for scale in found["curves"])  # letters of 12 px stay legible
+    assert len(found["strips"]) == strips
+    for wide, high, row in found["strips"]:
+        assert wide > 250
+        assert 20 <= high <= row <= 110
+    assert set(found["bars"]) <= {1}
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_long_and_hostile_texts_neither_widen_the_page_nor_become_elements(width: int, tmp_path: Path) -> None:
+    found = measured(hostile_report("x" * 3000 + HOSTILE), width, tmp_path)
     assert found["width"] == width
-    assert found["wideTables"] == 0
-    drawings = found["drawings"]
-    assert isinstance(drawings, list)
-    assert len(drawings) == 2  # the interval and the curve, each once
-    assert all(scale > 0.85 for scale in drawings)  # letters of 12 px stay legible
-
-
-def test_long_and_hostile_texts_neither_widen_the_page_nor_become_elements(tmp_path: Path) -> None:
-    report = hostile_report()
-    change = report.tasks.improved[0]
-    long = NodeOutput(node="n" * 300, text="x" * 5000 + HOSTILE)
-    change = change.model_copy(update={"outputs_a": (long,), "task_id": "t" * 300})
-    report = report.model_copy(update={"tasks": changed_tasks([change])})
-    found = measured(report, 390, tmp_path)
-    assert found["width"] == 390
+    assert found["outside"] == 0
     assert found["active"] == 0
-    assert "x" * 5000 + HOSTILE in str(found["text"])
+    assert "x" * 3000 + HOSTILE[:60] in found["text"]
 
 
 @pytest.mark.parametrize(("scheme", "background"), [(0, "rgb(21, 24, 27)"), (1, "rgb(251, 251, 249)")])

@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from marft_bridge.comparison.drawing import axis_ticks, tick_text
 from marft_bridge.comparison.records import LearningPoint
+from marft_bridge.comparison.wording import visible
 
 _LETTER = 6.6  # estimated width of one letter of 12 px, in px
 
@@ -103,7 +104,7 @@ def _markers(
     for i, mean in means.items():
         r = rounds[i]
         band = "" if r.reward_low is None or r.reward_high is None else f", {r.reward_low:.3g} to {r.reward_high:.3g}"
-        about = f"round {r.round} ({r.phase}): {mean:.3g}{band}, {r.episodes} episodes"
+        about = f"round {r.round} ({visible(r.phase)}): {mean:.3g}{band}, {r.episodes} episodes"
         yield _marker(frame.x(i), frame.y(mean), radius, hollow=_hollow(phases, r.phase), about=about)
 
 
@@ -118,8 +119,8 @@ def _round_labels(frame: _Frame, rounds: Sequence[LearningPoint]) -> Iterator[Ma
 def _legend(phases: Sequence[str]) -> Iterator[Markup]:
     at = _Frame.LEFT + 12
     for phase in phases if len(phases) > 1 else ():
-        yield _marker(at, 12, 4.5, hollow=_hollow(phases, phase), about=phase)
-        yield Markup('<text class="label" x="{:.1f}" y="16">{}</text>').format(at + 11, phase)
+        yield _marker(at, 12, 4.5, hollow=_hollow(phases, phase), about=visible(phase))
+        yield Markup('<text class="label" x="{:.1f}" y="16">{}</text>').format(at + 11, visible(phase))
         at += 34 + _LETTER * len(phase)
 
 

@@ -84,7 +84,7 @@ def _metrics(report: Report) -> Iterator[str]:
 def _metric(row: Contrast) -> list[str]:
     return [
         code(row.variant),
-        code(row.metric),
+        f"{code(row.metric)} {wording.ratio(row)}".strip(),
         number(row.mean_a),
         number(row.mean_b),
         f"{wording.MARKS[row.outcome]} {signed(row.diff)}",
@@ -179,10 +179,11 @@ def _nodes(report: Report) -> Iterator[str]:
         measures = views.node_measures(sides)
         if measures:
             yield f"### {code(node)}"
-            rows = [
-                [f"calls {code(measure.name)}" if measure.tool else measure.name, *(bar.text for bar in measure.bars)]
-                for measure in measures
-            ]
+            rows = []
+            for measure in measures:
+                texts = {bar.variant: bar.text for bar in measure.bars}
+                name = f"calls to {code(measure.name)}" if measure.tool else measure.name
+                rows.append([name, *(texts.get(variant, "") for variant in sides)])
             yield _table(["", *map(code, sides)], rows)
 
 
@@ -190,13 +191,22 @@ def _cohorts(report: Report) -> Iterator[str]:
     found = views.cohorts(report)
     if found:
         yield "## Cohorts"
-        yield "A description: nothing is claimed of a cohort, and each interval stands alone."
+        yield "Intervals hold together for all cohorts."
         rows = [
-            [code(view.field), code(row.label), code(view.candidate), row.about, row.value, row.interval]
+            [
+                code(view.field),
+                code(row.label),
+                code(view.candidate),
+                row.about,
+                f"{row.mark} {row.value}",
+                row.interval,
+            ]
             for view in found
             for row in view.forest.rows
         ]
-        yield _table(["field", "value", "variant", "tasks", "change", "95% interval"], rows, left=3)
+        yield _table(["field", "variant", "value", "tasks", "change", "95% interval"], rows, left=3)
+    if small := views.small_cohorts(report):
+        yield f"Too few tasks to judge: {', '.join(map(code, small))}."
 
 
 def _tasks(report: Report) -> Iterator[str]:
@@ -250,14 +260,14 @@ def _unscored(report: Report) -> Iterator[str]:
 def _setup(report: Report, setup: Setup) -> Iterator[str]:
     yield "## How this was measured"
     lines = [
-        f"{counted(setup.tasks, 'held-out task')}, {counted(setup.samples_per_task, 'sample')} each, seed {setup.seed}, "
-        "the same for every variant",
+        f"{counted(setup.tasks, 'held-out task')}, {counted(setup.samples_per_task, 'sample')} each, "
+        f"seed {setup.seed}: the same for every variant",
         f"test: {', '.join(dict.fromkeys(row.test for row in report.contrasts))}; a difference is claimed only if the "
         "interval excludes 0 and p is below 0.05",
         f"model {code(setup.model)}, graph {code(setup.graph)}",
     ]
     if setup.temperature is not None:
-        lines.append(f"temperature {number(setup.temperature)}")
+        lines.append(f"temperature {setup.temperature:g}")
     if setup.tool_surface_differs:
         lines.append("**the tools that the variants were offered differ**, as the configuration allows")
     took = "" if setup.minutes is None else f", {setup.minutes:.1f} minutes"

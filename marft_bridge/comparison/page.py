@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
@@ -21,6 +22,7 @@ from marft_bridge.files import write_atomically
 from marft_bridge.statistics import INTERVAL
 
 _TEMPLATES = Path(__file__).parents[1] / "templates"
+_LONGEST_NAME = 60  # characters, inside a sentence
 
 
 def report_page(report: Report) -> str:
@@ -31,17 +33,29 @@ def report_page(report: Report) -> str:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_shown,
     )
     filters = {f.__name__: f for f in (counted, number, p_value, percent, signed, signed_span)}
-    environment.filters.update(filters)
+    environment.filters.update(filters, named=_named)
     return environment.get_template("report/page.html.j2").render(
         report=report,
         views=views,
         wording=wording,
+        named=_named,
         span=span,
         learning_curve=learning_curve,
         interval_method=INTERVAL,
     )
+
+
+def _shown(value: Any) -> Any:
+    """What an expression of a template gives: text is made visible, drawings and numbers stay as they are."""
+    return wording.visible(value) if type(value) is str else value
+
+
+def _named(name: str) -> str:
+    """A name inside a sentence; one too long to read is cut."""
+    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
 
 
 def write_report(report: Report, folder: Path) -> tuple[Path, Path, Path]:

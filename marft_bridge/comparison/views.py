@@ -53,7 +53,7 @@ def differences(report: Report) -> Forest:
     rows = (
         Row(
             label=row.variant,
-            strip=strip(scale, row.diff, reference=0.0, inner=row.ci95, outer=row.simultaneous),
+            strip=_contrast_strip(scale, row),
             value=signed(row.diff),
             interval=signed_span(row.simultaneous),
             tone=_TONES[row.outcome],
@@ -62,6 +62,11 @@ def differences(report: Report) -> Forest:
         for row in report.contrasts
     )
     return _forest(rows, scale)
+
+
+def _contrast_strip(scale: Scale, row: Contrast) -> Markup:
+    wider = row.simultaneous if row.simultaneous != row.ci95 else None
+    return strip(scale, row.diff, reference=0.0, inner=row.ci95, outer=wider)
 
 
 def described(variant: Variant) -> str:
@@ -152,19 +157,30 @@ def cohorts(report: Report) -> list[CohortView]:
     return views
 
 
+def small_cohorts(report: Report) -> list[str]:
+    """The cohorts of which nothing is said, because too few tasks are in them."""
+    return [
+        f"{cohort.field} {cohort.value}" + ("" if cohort.tasks is None else f" ({counted(cohort.tasks, 'task')})")
+        for cohort in report.cohorts
+        if not cohort.contrasts
+    ]
+
+
 def _contrast_of(cohort: Cohort, variant: str, metric: str) -> Contrast | None:
     return next((row for row in cohort.contrasts if row.variant == variant and row.metric == metric), None)
 
 
 def _cohort_forest(found: Sequence[tuple[Cohort, Contrast]]) -> Forest:
-    scale = scale_over(chain([0.0], *(row.ci95 for _, row in found)))
+    scale = scale_over(chain([0.0], *(row.simultaneous for _, row in found)))
     rows = (
         Row(
             label=cohort.value,
             about=counted(row.clusters, "task"),
-            strip=strip(scale, row.diff, reference=0.0, inner=row.ci95),
+            strip=_contrast_strip(scale, row),
             value=signed(row.diff),
-            interval=signed_span(row.ci95),
+            interval=signed_span(row.simultaneous),
+            tone=_TONES[row.outcome],
+            mark=MARKS[row.outcome],
         )
         for cohort, row in found
     )
@@ -181,12 +197,11 @@ class Bar:
     variant: str
     length: float | None
     text: str
-    known: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One figure of one node, in every variant that has the node."""
+    """One figure of one node, in the variants that have it."""
 
     name: str
     bars: tuple[Bar, ...]
@@ -216,23 +231,21 @@ def _measure(
     drawn: bool = True,
     notes: Mapping[str, str] | None = None,
 ) -> Measure | None:
-    known = [value for value in values.values() if value is not None]
+    known = {variant: value for variant, value in values.items() if value is not None}
     if not known:
         return None
-    longest = 1.0 if share else max(known)
+    longest = 1.0 if share else max(known.values())
     write = percent if share else number
 
-    def bar(variant: str, value: float | None) -> Bar:
-        if value is None:
-            return Bar(variant, None, "not known", known=False)
+    def bar(variant: str, value: float) -> Bar:
         length = min(1.0, max(0.0, value / longest)) if longest > 0 else 0.0
         return Bar(variant, length if drawn else None, write(value) + (notes or {}).get(variant, ""))
 
-    return Measure(name, tuple(bar(variant, value) for variant, value in values.items()))
+    return Measure(name, tuple(bar(variant, value) for variant, value in known.items()))
 
 
 def _tool_measures(sides: Mapping[str, NodeSide]) -> list[Measure]:
-    """Each tool as a share of a node's tool calls, most called first; the rest together."""
+    """Each tool as a share of a node's tool calls, most called first; the rest together. No calls: no share."""
     totals = {name: sum(side.tools.values()) for name, side in sides.items()}
     calls: dict[str, int] = {}
     for side in sides.values():
@@ -244,14 +257,13 @@ def _tool_measures(sides: Mapping[str, NodeSide]) -> list[Measure]:
     measures = [Measure(tool, _tool_bars(counts, totals), tool=True) for tool, counts in rows]
     if rest := ranked[len(shown) :]:
         counts = {name: sum(side.tools.get(tool, 0) for tool in rest) for name, side in sides.items()}
-        measures.append(Measure(f"{counted(len(rest), 'other tool')}", _tool_bars(counts, totals)))
+        measures.append(Measure(f"calls to {counted(len(rest), 'other tool')}", _tool_bars(counts, totals)))
     return measures
 
 
 def _tool_bars(counts: Mapping[str, int], totals: Mapping[str, int]) -> tuple[Bar, ...]:
     return tuple(
         Bar(variant, count / totals[variant], f"{percent(count / totals[variant])} ({count:,})")
-        if totals[variant]
-        else Bar(variant, None, "no tool calls", known=False)
         for variant, count in counts.items()
+        if totals[variant]
     )

@@ -7,6 +7,7 @@ It does not know where that is.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
@@ -18,6 +19,16 @@ Effect = Literal["better", "worse", "not shown"]
 
 MARKS: dict[Outcome, str] = {"higher": "▲", "lower": "▼", "not settled": "○"}
 EFFECT_MARKS: dict[Effect, str] = {"better": "▲", "worse": "▼", "not shown": "○"}
+
+
+# Control characters, and those that turn the direction of what follows: "exe.gnp" would read "png.exe", and so would
+# the rest of a sentence that a name stands in.
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    """A text with what it would hide written out, such as `\\x1b`; lines, tabs and all that people write stay."""
+    return _UNSEEN.sub(lambda found: found.group().encode("unicode_escape").decode("ascii"), text)
 
 
 def headline(report: Report, named: Named = str) -> str:
@@ -98,18 +109,29 @@ def disagreement(row: Contrast) -> str | None:
     return None
 
 
+def ratio(row: Contrast) -> str:
+    """How many times the base's mean a variant's is, where that has an interval: "×1.12 (1.05 to 1.20)"."""
+    if row.ratio_ci95 is None or row.mean_a == 0:
+        return ""
+    low, high = row.ratio_ci95
+    return f"×{row.mean_b / row.mean_a:.2f} ({low:.2f} to {high:.2f})"
+
+
 def unsettled(report: Report) -> list[tuple[str, str]]:
     """Each candidate that is not settled, with what could have been found and what would settle it."""
-    open_ = [row for row in report.contrasts if row.outcome == "not settled"]
     powers = {power.variant: power for power in report.power}
-    return [
-        (row.variant, sentence)
-        for row in open_
-        if row.variant in powers and (sentence := _power(powers[row.variant], row.diff))
-    ]
+    found = []
+    for row in report.contrasts:
+        if row.outcome == "not settled":
+            reason = disagreement(row) if len(report.contrasts) > 1 else None  # of one candidate the evidence says it
+            parts = [f"{reason[:1].upper()}{reason[1:]}."] if reason else []
+            parts += _power(powers[row.variant], row.diff) if row.variant in powers else []
+            if parts:
+                found.append((row.variant, " ".join(parts)))
+    return found
 
 
-def _power(power: Power, diff: float) -> str:
+def _power(power: Power, diff: float) -> list[str]:
     parts = []
     if power.detectable is not None:
         parts.append(f"A true difference of {number(power.detectable)} would have been found four times in five.")
@@ -125,7 +147,7 @@ def _power(power: Power, diff: float) -> str:
         )
     elif power.effect is not None:
         parts.append("The difference that was seen is too small for any affordable number of tasks to show it.")
-    return " ".join(parts)
+    return parts
 
 
 def stopping(ended: Stopping) -> str:
