@@ -1,7 +1,7 @@
 """`marft-bridge train`: stored episodes, then fresh ones -> adapter versions, each published as soon as it exists.
 
     version 1         from what was collected: critic warm-up, then replay
-    version r + 1     from round r: episodes by version r, one MARFT update
+    version r + 1     from round r: episodes by version r (or by up to `max_staleness` before it), one MARFT update
 
 Invariant: the checkpoint is the truth. A version's adapter files and the server follow from it, so a run that is
 killed anywhere goes on from its last finished update, and episodes of the round that was cut short are used, not
@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from marft_bridge import collect
+from marft_bridge.ahead import RoundsAhead
 from marft_bridge.app import App
 from marft_bridge.config import BridgeConfig
 from marft_bridge.elsewhere import traces_to_episodes
@@ -30,7 +32,7 @@ from marft_bridge.retokenise import ChatTokenizer, Retokeniser, longest_call
 from marft_bridge.rollouts import plan_episodes, task_order
 from marft_bridge.run_folder import RunFolder
 from marft_bridge.run_store import WAIT_IN_RUN_S, keeping_what_runs, store_up_to_date, take_in_what_ran
-from marft_bridge.served import served_versions
+from marft_bridge.served import check_staleness, served_versions
 from marft_bridge.tensorboard import require_tensorboard, write_scalars
 from marft_bridge.tool_surface import refuse_changed, runs_to_surfaces, trajectories_to_surface
 from trace_store.records import Trajectory
@@ -129,7 +131,11 @@ class _Training:
         else:
             self._replay(collected)
         self._publish()
-        with self.reporter.bars(), self.reporter.overall("train", self.options.rounds) as overall:
+        with (
+            self.reporter.bars(),
+            self.reporter.overall("train", self.options.rounds) as overall,
+            RoundsAhead(self.engine.stop_running) as self.ahead,
+        ):
             overall.update(self.trainer.rounds)
             while self.trainer.rounds < self.options.rounds:
                 figures = self._round(self.trainer.rounds + 1)
@@ -164,8 +170,33 @@ class _Training:
         )
 
     def _round(self, number: int) -> str:
-        """Rollouts, update, publication; returns the figures for the progress bar."""
+        """Rollouts, update, publication; returns the figures for the progress bar.
+
+        With `max_staleness` the rollouts of the rounds to come are started before the update: their versions are
+        those of now, so that what a round learns from is at most so many versions old.
+        """
         version = self._version()
+        self.ahead.finish(number, partial(self._rollouts, number))
+        with self._store() as store:
+            played = store.trajectories(run_ids=[RUN_ID], round=number)
+            episodes = self.heldout.left_out_of(played, f"episodes of round {number}", self.reporter.say)
+            older = self._older(store, number, len(episodes))
+        staleness = check_staleness(episodes, self.nodes, version, self.options.max_staleness, f"round {number}")
+        self._refuse_other_tools(f"round {number}", episodes)
+        note_learned(self.folder.path, [*episodes, *older])
+        for coming in range(number + 1, min(number + self.options.max_staleness, self.options.rounds) + 1):
+            self.ahead.start(coming, partial(self._rollouts, coming))
+        with self._showing(f"round {number}/{self.options.rounds}"):
+            served = served_versions(self.trainer.policies, self.engine.registry, episodes, version)
+            metrics = self.trainer.update(episodes, older)
+        for warning in metrics["warnings"]:
+            self.reporter.say(f"round {number}: {warning}")
+        self._commit({"phase": "online", "round": number, "served": served, "staleness": staleness, **metrics})
+        self._publish()
+        return self._say_round(number, episodes, metrics)
+
+    def _rollouts(self, number: int) -> Callable[[], None]:
+        """What plays the episodes of a round that are not stored yet, by the versions of now."""
         requests = plan_episodes(
             self._tasks_of(number),
             self.options.episodes_per_round,
@@ -173,28 +204,18 @@ class _Training:
             seed=self.config.seed,
             run_id=RUN_ID,
             split="train",
-            adapters=dict.fromkeys(self.nodes, version),
+            adapters=dict.fromkeys(self.nodes, self._version()),
             round=number,
         )
         with self._store() as store:
             remaining = still_to_run(store, requests)
         title = f"round {number}/{self.options.rounds} rollouts"
-        if remaining:
-            self.engine.run(remaining, title, self.options.trainer.reward)
-        with self._store() as store:
-            played = store.trajectories(run_ids=[RUN_ID], round=number)
-            episodes = self.heldout.left_out_of(played, f"episodes of round {number}", self.reporter.say)
-            older = self._older(store, number, len(episodes))
-        self._refuse_other_tools(f"round {number}", episodes)
-        note_learned(self.folder.path, [*episodes, *older])
-        with self._showing(f"round {number}/{self.options.rounds}"):
-            served = served_versions(self.trainer.policies, self.engine.registry, episodes, version)
-            metrics = self.trainer.update(episodes, older)
-        for warning in metrics["warnings"]:
-            self.reporter.say(f"round {number}: {warning}")
-        self._commit({"phase": "online", "round": number, "served": served, **metrics})
-        self._publish()
-        return self._say_round(number, episodes, metrics)
+
+        def play() -> None:
+            if remaining:
+                self.engine.run(remaining, title, self.options.trainer.reward)
+
+        return play
 
     def _older(self, store: TraceStore, number: int, fresh: int) -> list[Trajectory]:
         """The stored episodes that join a round, drawn from what may still be replayed."""
@@ -254,7 +275,8 @@ class _Training:
             for node in self.nodes:
                 store.put_adapter(registry.get(node, version))
                 store.put_adapter_episodes(node, version, episodes)
-        keep = range(max(1, version - self.options.keep_versions + 1), version + 1)
+        kept = self.options.keep_versions + self.options.max_staleness  # rounds that are being sampled use older ones
+        keep = range(max(1, version - kept + 1), version + 1)
         self.engine.retire_all_but(dict.fromkeys(self.nodes, keep))
         self.engine.publish(dict.fromkeys(self.nodes, version))
 
