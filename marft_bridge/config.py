@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from marft_bridge.cluster.options import RayOptions
 from marft_bridge.comparison.options import CompareOptions
 from marft_bridge.errors import ConfigError
+from marft_bridge.promote_options import PromoteOptions
 from marft_bridge.record_options import RecordOptions
 from marft_bridge.retries import Limits
 from marft_bridge.rewards.registry import AnyReward, refuse_unknown_rewards, settle
@@ -115,6 +116,10 @@ class TrainOptions(_Options):
     """Folders that `traces export` wrote, or DuckLake catalogs: their episodes are learned from too, read in place."""
     keep_versions: int = Field(1, ge=1)
     """Trained versions of each node that stay loaded in the server, the newest included."""
+    max_staleness: int = Field(0, ge=0)
+    """How many versions an episode may lie behind when it is learned from. 0 samples and updates in turn. With 1 or
+    more the next rounds are sampled while the trainer updates: faster where the two do not share processors, and
+    weighted as what it is, so it needs the trainer's proximal 'recomputed' and a mismatch other than 'none'."""
     tensorboard: bool = False
     """Whether the figures of every update are also written for TensorBoard, into the run's folder tensorboard/; needs
     the extra `tensorboard`."""
@@ -141,6 +146,7 @@ class BridgeConfig(_Options):
     ray: RayOptions = RayOptions()
     train: TrainOptions = TrainOptions()
     compare: CompareOptions = CompareOptions()
+    promote: PromoteOptions = PromoteOptions()
 
     @model_validator(mode="after")
     def _options_fit_together(self) -> BridgeConfig:
@@ -161,11 +167,17 @@ class BridgeConfig(_Options):
         self._rewards_fit_together()
         if twice := sorted(set(self.graph.nodes) & set(self.graph.frozen)):
             raise ValueError(f"graph.frozen: {twice[0]!r} is in graph.nodes too; a node is either trained or frozen")
-        needed = len(self.graph.nodes) * (self.train.keep_versions + 1) + len(self.graph.frozen)
+        if self.train.max_staleness and (trainer.proximal == "engine" or trainer.mismatch == "none"):
+            raise ValueError(
+                "train.max_staleness lets episodes be older than the adapters that learn from them: set "
+                "train.trainer.proximal to 'recomputed' and train.trainer.mismatch to 'truncate' or 'mask'"
+            )
+        live = self.train.keep_versions + self.train.max_staleness
+        needed = len(self.graph.nodes) * (live + 1) + len(self.graph.frozen)
         if self.serve.attach is None and self.serve.max_loras < needed:
             raise ValueError(
                 f"serve.max_loras is {self.serve.max_loras}, but {len(self.graph.nodes)} nodes with "
-                f"{self.train.keep_versions} + 1 versions{self._and_frozen} need {needed}"
+                f"{live} + 1 versions{self._and_frozen} need {needed}"
             )
         return self
 

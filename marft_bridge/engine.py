@@ -151,6 +151,10 @@ class Engine:
             self.reporter.say(line)
         return tally
 
+    def stop_running(self) -> None:
+        """Ends a `run` of another thread; what it reported is kept."""
+        self._stage.stop()
+
 
 def still_to_run(store: TraceStore, requests: Sequence[EpisodeRequest]) -> list[EpisodeRequest]:
     """The requests that no finished episode in the store answers."""

@@ -339,3 +339,69 @@ def test_killed_commands_resume_without_loss_and_end_in_a_report(vllm_server: Ru
     assert {e.split for e in compared} == {"heldout"}
     assert {task for task, _ in sides[0]}.isdisjoint(e.episode.task_id for e in [*collected, *trained])
     assert "compare-1 after: 20 episodes terminated" in shell.finish("status")
+
+
+# -- rollouts beside the update --------------------------------------------------------------------------------
+
+AHEAD = """
+from langgraph.graph import END, START, StateGraph
+
+from graphs.math_duo import DuoState
+
+
+def build(model):
+    async def drafter(state):
+        return {"guidance": str((await model.ainvoke(state["question"])).text)}
+
+    async def closer(state):
+        return {"answer": str((await model.ainvoke(f"{state['question']} {state['guidance']}")).text)}
+
+    graph = StateGraph(DuoState)
+    graph.add_node("drafter", drafter)
+    graph.add_node("closer", closer)
+    graph.add_edge(START, "drafter")
+    graph.add_edge("drafter", "closer")
+    graph.add_edge("closer", END)
+    return graph.compile()
+
+
+def reward(task, result):
+    return {"correct": float(len(result["answer"]) > 20), "reward": len(result["answer"]) / 100}
+"""
+
+
+def test_rounds_are_sampled_while_the_trainer_updates_and_are_never_older_than_allowed(
+    vllm_server: RunningServer, tmp_path: Path
+) -> None:
+    """(g) Names of nodes are this test's own: the server's cache goes by the names of adapters."""
+    nodes = ("drafter", "closer")
+    (tmp_path / "ahead_app.py").write_text(AHEAD)
+    shell = Shell(vllm_server, tmp_path)
+    shell.change(
+        ('app = "graphs.math_duo:build"', f'app = "{tmp_path}/ahead_app.py:build"'),
+        ('nodes = ["reasoner", "actor"]', 'nodes = ["drafter", "closer"]'),
+        ('reward = "graphs.math_duo:reward"', f'reward = "{tmp_path}/ahead_app.py:reward"'),
+        ("max_loras = 4", "max_loras = 6"),
+        ("episodes_per_round = 64", "episodes_per_round = 8\nmax_staleness = 1"),
+        ('proximal = "engine"', 'proximal = "recomputed"'),
+        ('mismatch = "none"', 'mismatch = "truncate"'),
+    )
+    for name in vllm_server.server.loaded():  # of the tests before: six of the eight places are needed here
+        vllm_server.server.unload_adapter(name)
+    shell.finish("collect", "--episodes", "8")
+    shell.finish("train", "--rounds", "4")
+    trained = shell.stored("train")
+    lines = [json.loads(line) for line in shell.run.metrics.read_text().splitlines()][1:]
+    for number, line in enumerate(lines, start=1):
+        of_round = [e for e in trained if e.episode.round == number and e.team_reward("reward") is not None]
+        assert len(of_round) == 8
+        behind = {number - (a.adapter_version or 0) for e in of_round for a in e.actions}
+        assert behind == ({0} if number == 1 else {1})  # sampled by the version before the update that it ran beside
+        assert line["staleness"] == {"mean": max(behind), "max": max(behind)}
+        assert line["served"] == dict.fromkeys(nodes, True)
+    # The rollouts of a round began before the update that they ran beside had made its version.
+    with TraceStore.open(shell.run.store) as store:
+        made = {(row.node, row.version): row.created_ns for row in store.adapters()}
+    for number in (2, 3, 4):
+        began = min(e.episode.started_ns for e in trained if e.episode.round == number)
+        assert began < min(made[node, number] for node in nodes)
