@@ -49,10 +49,12 @@ def collect(
     seed: Seed = None,
     episodes: Annotated[int | None, typer.Option(min=1, help="Overrides `collect.episodes`.")] = None,
     in_flight: Annotated[int | None, typer.Option(min=1, help="Overrides `collect.in_flight`.")] = None,
+    engine: Annotated[str | None, typer.Option(help="local or ray; overrides `collect.engine`.")] = None,
     resume: Resume = False,
 ) -> None:
     """Run the graph on training tasks and record every run."""
-    settings = _config(config, run=run, seed=seed, collect__episodes=episodes, collect__in_flight=in_flight)
+    changes = {"collect__episodes": episodes, "collect__in_flight": in_flight, "collect__engine": engine}
+    settings = _config(config, run=run, seed=seed, **changes)
     from marft_bridge.collect import collect as run_collect
 
     run_collect(settings, Reporter(), resume)
@@ -87,24 +89,70 @@ def compare(
     promote_if: Annotated[
         str | None, typer.Option("--promote-if", help="Exit with 0 if it holds, 3 if not, 4 if not settled: correct>0.")
     ] = None,
+    candidate: Annotated[
+        str | None, typer.Option(help="With --promote-if: which variant it is asked of, where there are several.")
+    ] = None,
 ) -> None:
     """Run variants on held-out tasks, paired, and say with statistics which is better.
 
     The variants are those of [[compare.variants]]; without any, every node's version 0 and its newest.
     """
     settings = _config(config, run=run, seed=seed, compare__tasks=tasks)
+    from marft_bridge.comparison.checking import check, require_candidate
     from marft_bridge.comparison.command import Flags
     from marft_bridge.comparison.command import compare as run_compare
-    from marft_bridge.comparison.gate import decide, expression_to_gate
+    from marft_bridge.comparison.gate import expression_to_gate
 
+    if candidate is not None and promote_if is None:
+        raise ConfigError("compare: --candidate has no effect without --promote-if")
     gate = expression_to_gate(promote_if) if promote_if is not None else None
+    if gate is not None:
+        require_candidate(settings, candidate)
     reporter = Reporter()
     report = run_compare(settings, reporter, resume, Flags(before, after))
     if gate is not None:
-        decision = decide(report, gate)
-        for line in decision.lines():
-            reporter.say(line)
-        raise typer.Exit(decision.exit_code)
+        raise typer.Exit(check(settings, report, gate, candidate, reporter).exit_code)
+
+
+@app.command(
+    epilog='Example: marft-bridge promote --config examples/math_duo/bridge.toml --if "correct>0" --by "Jane Doe"'
+)
+def promote(
+    config: Config = DEFAULT_CONFIG,
+    run: Run = None,
+    candidate: Annotated[str | None, typer.Option(help="A variant of the comparison; without it the only one.")] = None,
+    gate: Annotated[
+        str | None, typer.Option("--if", help="The condition; overrides `promote.gate`: correct>0 and tokens<1.2x.")
+    ] = None,
+    by: Annotated[str | None, typer.Option(envvar="MARFT_SIGNED_BY", help="Who signs off.")] = None,
+    rollback: Annotated[int | None, typer.Option(min=1, help="Sign off the versions of this manifest again.")] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Check all manifests and weights, and do nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Sign off the adapter versions of a comparison's candidate, if the report and the safety suite allow it.
+
+    Exits with 0 when it did, 3 when it was refused, 4 when the comparison settles nothing.
+    """
+    settings = _config(config, run=run)
+    from marft_bridge.promote import Request, roll_back
+    from marft_bridge.promote import promote as run_promote
+    from marft_bridge.promote import verify as run_verify
+
+    def confirm(what: str) -> bool:
+        if not yes and not sys.stdin.isatty():
+            raise ConfigError("promote: there is no terminal to ask on; say --yes")
+        return yes or typer.confirm(what)
+
+    reporter = Reporter()
+    if sum([verify, rollback is not None, candidate is not None or gate is not None]) > 1:
+        raise ConfigError("promote: --verify, --rollback and a candidate with its condition are three ways; choose one")
+    if verify:
+        code = run_verify(settings, reporter)
+    elif rollback is not None:
+        code = roll_back(settings, rollback, by, confirm, reporter)
+    else:
+        code = run_promote(settings, Request(candidate, gate, by), confirm, reporter)
+    raise typer.Exit(code)
 
 
 @app.command(epilog="Example: marft-bridge score --config examples/math_duo/bridge.toml --run runs/try --only tokens")

@@ -5,6 +5,7 @@ Every node runs at version 0, an adapter that changes nothing. Resuming runs onl
 
 from __future__ import annotations
 
+from marft_bridge.cluster.collect import refuse_unusable, requests_on_ray
 from marft_bridge.config import BridgeConfig
 from marft_bridge.engine import Engine, begin_run, load_app, model_directory, refuse_used, still_to_run
 from marft_bridge.heldout import HeldOut
@@ -23,6 +24,9 @@ def collect(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
     Raises:
         BridgeError, StoreError: see the messages; what was finished before is kept.
     """
+    on_ray = config.collect.engine == "ray"
+    if on_ray:
+        refuse_unusable(config)
     folder = RunFolder(config.run_folder)
     app = load_app(config)
     heldout = HeldOut(app.heldout_tasks, app.task_to_input)
@@ -45,17 +49,22 @@ def collect(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
         if resume:
             reporter.say(f"{len(plan) - len(requests)} episodes are there, {len(requests)} to run")
         if requests:
-            with (
-                keeping_what_runs(folder, reporter, "collect"),
-                Engine(config, folder, app, model_dir, reporter) as engine,
-            ):
-                engine.publish(dict.fromkeys(config.graph.nodes, 0))
-                engine.run(requests, "collect", config.train.trainer.reward)
+            with keeping_what_runs(folder, reporter, "collect"):
+                if on_ray:
+                    requests_on_ray(config, folder, app, model_dir, reporter, requests)
+                else:
+                    with Engine(config, folder, app, model_dir, reporter) as engine:
+                        engine.publish(dict.fromkeys(config.graph.nodes, 0))
+                        engine.run(requests, "collect", config.train.trainer.reward)
         take_in_what_ran(folder, reporter, lambda store: _print_summary(config, store, reporter))
 
 
 def _print_summary(config: BridgeConfig, store: TraceStore, reporter: Reporter) -> None:
-    outcomes = store.sql("SELECT outcome, count(*) FROM episodes WHERE run_id = ? GROUP BY outcome", (RUN_ID,))
+    outcomes = store.sql(
+        "SELECT outcome, count(*) FROM (SELECT outcome FROM episodes WHERE run_id = ? QUALIFY row_number() OVER ("
+        "PARTITION BY task_id, sample ORDER BY ended_ns DESC, episode_id) = 1) GROUP BY outcome",  # the last attempts
+        (RUN_ID,),
+    )
     rewards = store.sql(
         "SELECT r.name, avg(r.value) FROM episode_reward r JOIN episodes e USING (episode_id) "
         "WHERE e.run_id = ? GROUP BY r.name ORDER BY r.name",

@@ -4,6 +4,7 @@
     ├── ConfigError             bridge.toml or a flag
     ├── GraphError              the user's app: import, node names, tasks, rewards
     ├── ServingError            vLLM: start, port, health, adapters
+    ├── ClusterError            Ray: the cluster, its workers, what they sent
     ├── StoreError              (trace_store.errors) the DuckDB file and its journals
     └── TrainError              (trainers.errors) model directories, adapters, batches
 
@@ -33,6 +34,10 @@ class ServingError(BridgeError):
     """The model server did not start, died, or answered something unusable."""
 
 
+class ClusterError(BridgeError):
+    """The Ray cluster or a worker on it cannot be used."""
+
+
 USER_ERRORS = (BridgeError, StoreError, TrainError)
 
-__all__ = ["USER_ERRORS", "BridgeError", "ConfigError", "GraphError", "ServingError", "StoreError", "TrainError"]
+__all__ = ["USER_ERRORS", "BridgeError", "ClusterError", "ConfigError", "GraphError", "ServingError", "StoreError", "TrainError"]

@@ -69,4 +69,4 @@ class Tally:
         self.retried += other.retried
         self.sampled_tokens += other.sampled_tokens
         for name in ("outcomes", "reasons", "reward_sums", "reward_counts", "absent", "answered", "elsewhere"):
-            getattr(self, name).update(getattr(other, name))
+            getattr(self, name).update(dict(getattr(other, name)))  # a copy: the other may still be counting

@@ -71,9 +71,15 @@ class Journal:
 
     def append_all(self, records: Sequence[JournalRecord]) -> None:
         """Write records in one go: all of them, or none when StoreError is raised."""
-        if not records:
+        self.append_lines(b"".join(map(line_of, records)))
+
+    def append_lines(self, lines: bytes) -> None:
+        """Write whole lines of another journal in one go; the caller has checked them.
+
+        Raises StoreError as `append_all` does.
+        """
+        if not lines:
             return
-        line = b"".join(map(line_of, records))
         if self._pid != os.getpid():
             self._reset()
         with self._append_lock:
@@ -81,17 +87,17 @@ class Journal:
             try:
                 if self._fd is None:
                     self._fd = self._new_segment()
-                self._write(self._fd, line)
+                self._write(self._fd, lines)
             except OSError as error:
                 self._fail(error)
-            self._good += len(line)
+            self._good += len(lines)
 
-    def _write(self, fd: int, line: bytes) -> None:
+    def _write(self, fd: int, lines: bytes) -> None:
         # Writing at the end of the whole lines overwrites what a failed append may have left behind.
         written = 0
         try:
-            while written < len(line):
-                written += os.pwrite(fd, line[written:], self._good + written)
+            while written < len(lines):
+                written += os.pwrite(fd, lines[written:], self._good + written)
         except OSError:
             with suppress(OSError):  # if this fails too, the next line overwrites the rest, or a reader drops it
                 os.ftruncate(fd, self._good)

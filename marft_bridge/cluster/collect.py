@@ -1,0 +1,164 @@
+"""`marft-bridge collect --engine ray`: the same requests as on one machine, run by workers on a Ray cluster.
+
+Invariants: a cluster that this command started ends with it; nothing is reported to Ray's makers; an installation
+without Ray is told what to install. Ray is imported here only, and nothing but `collect` needs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from marft_bridge.app import App
+from marft_bridge.cluster.driver import Driver
+from marft_bridge.cluster.filing import Filing
+from marft_bridge.cluster.messages import Assignment, agreement
+from marft_bridge.cluster.options import RayOptions
+from marft_bridge.cluster.worker import endpoint_to_options
+from marft_bridge.config import BridgeConfig
+from marft_bridge.errors import ClusterError, ConfigError
+from marft_bridge.plan import EpisodeRequest
+from marft_bridge.progress import Reporter
+from marft_bridge.run_folder import RunFolder
+from marft_bridge.served_model import ServedModel
+from marft_bridge.tally import Tally
+from trace_store.journal import Journal
+
+# Ray keeps large arguments in shared memory; a report is at most some megabytes.
+_OBJECT_STORE = 128 * 2**20
+# Not sent to the workers with `ray.working_dir`, besides what .gitignore names: large, private, or no part of an app.
+_LEFT_HERE = ("runs", ".venv", ".cache", ".git", "*.duckdb", "*.safetensors")
+
+
+def refuse_unusable(config: BridgeConfig) -> None:
+    """Refuses what cannot work on a cluster, before anything starts.
+
+    Raises:
+        ConfigError: Ray is not installed, or a setting contradicts `collect.engine = "ray"`.
+    """
+    _imported()
+    if config.serve.attach is not None:
+        raise ConfigError("serve.attach names one server for one machine; with collect.engine = ray use ray.endpoints")
+    if config.serve.port is not None and not config.ray.endpoints:
+        raise ConfigError("serve.port: several workers may run on one machine; leave it out with collect.engine = ray")
+    folder = config.ray.working_dir
+    if folder is not None and not Path(folder).is_dir():
+        raise ConfigError(f"ray.working_dir: there is no folder {folder!r}")
+
+
+def requests_on_ray(
+    config: BridgeConfig,
+    folder: RunFolder,
+    app: App,
+    model_dir: Path,
+    reporter: Reporter,
+    requests: Sequence[EpisodeRequest],
+) -> Tally:
+    """Runs the requests on the cluster, all nodes at version 0, and shows how far they are.
+
+    Raises:
+        BridgeError: see `Driver.run`; the cluster cannot be reached.
+        StoreError: this machine's disk does not take the records.
+    """
+    base_sha256 = _publish(config, folder, app, model_dir, reporter)
+    agreed, endpoints = agreement(config, base_sha256), config.ray.endpoints
+    content = config.model_dump(mode="json", exclude_unset=True)
+    here = None if config.ray.working_dir is not None else str(Path.cwd())
+
+    def assign(number: int) -> Assignment:
+        endpoint = endpoints[(number - 1) % len(endpoints)] if endpoints else None
+        return Assignment(number, content, here, endpoint, agreed)
+
+    reporter.say(f"collecting with {config.ray.workers} workers on Ray, {config.ray.address or 'on this machine'}")
+    journal = Journal(folder.journal)
+    try:
+        with connected(config.ray) as ray, reporter.bars(), reporter.task("collect", len(requests)) as task:
+            in_flight = config.ray.in_flight or config.collect.in_flight
+            driver = Driver(ray, config.ray, in_flight, assign, Filing(journal, requests[0].run_id), reporter.say)
+            reward = config.train.trainer.reward
+            tally = driver.run(requests, lambda done, tally: task.update(done, tally.figures(reward)))
+    finally:
+        journal.close()
+    for line in (*tally.without(), *tally.silent(config.graph.nodes)):
+        reporter.say(line)
+    return tally
+
+
+def _publish(config: BridgeConfig, folder: RunFolder, app: App, model_dir: Path, reporter: Reporter) -> str:
+    """Has every shared server answer to version 0 of every node; gives back the base model's hash."""
+    model = ServedModel(config, model_dir, folder.adapters)
+    nodes = (*config.graph.nodes, *app.frozen)
+    if config.ray.endpoints:
+        model.register_null(nodes)
+        with asyncio.Runner() as loop:
+            for endpoint in config.ray.endpoints:
+                with model.served(endpoint_to_options(config, endpoint), folder.server_log, loop, reporter):
+                    model.publish(dict.fromkeys(nodes, 0))
+    return model.lineage["base"]
+
+
+@contextmanager
+def connected(options: RayOptions) -> Iterator[Any]:
+    """The module `ray`, connected to the cluster that the options name until the block ends.
+
+    Where this process is connected already, that cluster is used, and stays.
+
+    Raises:
+        ClusterError: the cluster cannot be reached or started.
+    """
+    ray = _imported()
+    if ray.is_initialized():
+        yield ray
+        return
+    how: dict[str, Any] = {"address": options.address}
+    if options.address is None:
+        how = {
+            "address": "local",
+            "num_cpus": max(1, math.ceil(options.workers * options.cpus_per_worker)),
+            "object_store_memory": _OBJECT_STORE,
+            "include_dashboard": False,
+            "_node_ip_address": "127.0.0.1",
+        }
+    if options.working_dir is not None:
+        how["runtime_env"] = {"working_dir": options.working_dir, "excludes": list(_LEFT_HERE)}
+    try:
+        with _own_signals():
+            ray.init(**how, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, OSError, RuntimeError, TimeoutError, ValueError, ray.exceptions.RayError) as error:
+        where = options.address or "on this machine"
+        raise ClusterError(f"no Ray cluster {where}: {' '.join(str(error).split())[:300]}") from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Ray sets a handler of its own for SIGTERM; the command line has one already."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _imported() -> Any:
+    # Read when Ray is imported. The second: a worker that asks for no GPU keeps those that its environment shows.
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError("collect.engine is ray, which is not installed; install marft-bridge[ray]") from error
+    return ray
