@@ -1,4 +1,4 @@
-"""What each process of `test_shared_update.py` runs: one whole update on the same tiny model and games."""
+"""What each process of `test_shared_update.py` runs: an update, or an offline phase, on one model and games."""
 
 from __future__ import annotations
 
@@ -7,29 +7,36 @@ from typing import Any
 
 from tiny_policy import AGENTS, make_action, make_trajectory
 
+from trainers.batch import trajectories_to_round
 from trainers.config import TrainerOptions
 from trainers.marft import MarftTrainer
+from trainers.microbatch import items_to_microbatches
 from trainers.workers import Workers
 
 NAME = "shared_update:updates"
 
 
 def updates(workers: Workers, argument: dict[str, Any]) -> dict[str, Any]:
-    """One update for each of the named options."""
-    return {kind: _update(workers, Path(argument["model"]), o) for kind, o in argument["options"].items()}
+    """One for each of the named options: (what to do, with how many games, options)."""
+    return {kind: _update(workers, Path(argument["model"]), *asked) for kind, asked in argument["options"].items()}
 
 
-def _update(workers: Workers, model: Path, fields: dict[str, Any]) -> dict[str, Any]:
+def _update(workers: Workers, model: Path, what: str, number: int, fields: dict[str, Any]) -> dict[str, Any]:
     """The adapters' values, the critic's, and the metrics but for the time that it took."""
     trainer = MarftTrainer(
         TrainerOptions.model_validate({"engine_tolerance": 9.0} | fields), model, AGENTS, seed=0, workers=workers
     )
     games = []
-    for k in range(7):  # an odd number of micro-batches: one process has a turn without a batch
+    for k in range(number):
         long = [(5 * k + i) % 32 for i in range(2 + k)]
         actions = [make_action("reasoner", [1, k], long), make_action("actor", [2, k, *long], [k, (3 * k) % 32])]
-        games.append(make_trajectory(actions, float(k % 3), task_id=str(k % 2)))
-    metrics = trainer.update(games)
+        games.append(make_trajectory(actions, float((k + 1) % 3), task_id=str(k % 2)))
+    batches = [
+        len(items_to_microbatches(data.items, trainer.options.tokens_per_microbatch, data.of([agent])))
+        for data in [trajectories_to_round(games, AGENTS, "reward", dict.fromkeys(AGENTS, 32), "on_policy")]
+        for agent in AGENTS
+    ]
+    metrics = {"update": trainer.update, "replay": trainer.replay}[what](games)
     del metrics["seconds"]
     values = [p.flatten().tolist() for agent in AGENTS for p in trainer.policies.parameters(agent).values()]
     critics = [p.flatten().tolist() for c in trainer.credit.critics.values() for p in c.parameters.values()]
@@ -39,4 +46,5 @@ def _update(workers: Workers, model: Path, fields: dict[str, Any]) -> dict[str, 
         "critics": critics,
         "metrics": metrics,
         "order": order,
+        "batches": batches,
     }

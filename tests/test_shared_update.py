@@ -1,4 +1,7 @@
-"""Owns: an update that two real processes share is that of one process, and they end with the same bits."""
+"""Owns: an update that two, three or four real processes share is that of one, and they end with the same bits.
+
+Also where its micro-batches do not divide evenly among them, and where most of them get none; so is the offline phase.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,14 @@ from shared_update import NAME
 from tiny_policy import save_tiny_llama
 from workers_rig import in_processes
 
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "action": {"kl_coef": 0.1, "epochs": 2, "kl_stop": None},
-    "token": {"granularity": "token", "entropy_coef": 0.01, "kl_stop": None},
-    "stopped": {"lr": 0.5, "epochs": 3, "kl_stop": 1e-4},
+_OPTIONS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "action": ("update", 7, {"kl_coef": 0.1, "epochs": 2, "kl_stop": None}),
+    "token": ("update", 7, {"granularity": "token", "entropy_coef": 0.01, "kl_stop": None}),
+    "stopped": ("update", 7, {"lr": 0.5, "epochs": 3, "kl_stop": 1e-4}),
+    "one episode": ("update", 1, {"minibatches": 1, "normalize": "none", "kl_stop": None}),
+    "imitated": ("replay", 5, {"offline": {"mode": "filtered", "threshold": 0.0, "epochs": 2}}),
 }
+_COUNTS = (2, 3, 4)
 
 
 def _leaves(value: Any, path: str = "") -> dict[str, Any]:
@@ -24,23 +30,28 @@ def _leaves(value: Any, path: str = "") -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
-    """What each of one process, and each of two, ended with."""
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+    """What each of one process, and each of several, ended with, by the number of processes."""
     folder = tmp_path_factory.mktemp("shared")
     model = save_tiny_llama(folder / "model")
     fixed = {"device": "cpu", "tokens_per_microbatch": 64, "lr": 0.02, "threads": 1}
-    argument = {"model": str(model), "options": {kind: fixed | own for kind, own in _OPTIONS.items()}}
-    ended = []
-    for count in (1, 2):
+    options = {kind: (what, number, fixed | own) for kind, (what, number, own) in _OPTIONS.items()}
+    argument = {"model": str(model), "options": options}
+    ended = {}
+    for count in (1, *_COUNTS):
         (folder / str(count)).mkdir()
-        ended.append(in_processes(count, [NAME], folder / str(count), argument)[NAME])
+        ended[count] = in_processes(count, [NAME], folder / str(count), argument)[NAME]
     return ended
 
 
+@pytest.mark.parametrize("count", _COUNTS)
 @pytest.mark.parametrize("kind", list(_OPTIONS))
-def test_two_processes_compute_the_update_of_one(results: list[list[dict[str, Any]]], kind: str) -> None:
-    (one,), (first, second) = ([ended[kind] for ended in processes] for processes in results)
-    assert first == second
+def test_several_processes_compute_the_update_of_one(
+    results: dict[int, list[dict[str, Any]]], kind: str, count: int
+) -> None:
+    (one,), (first, *others) = ([ended[kind] for ended in results[number]] for number in (1, count))
+    assert len(others) == count - 1
+    assert all(other == first for other in others)
     for name in ("values", "critics"):
         for alone, shared in zip(one[name], first[name], strict=True):
             torch.testing.assert_close(torch.tensor(shared), torch.tensor(alone), atol=1e-5, rtol=1e-4)
@@ -50,3 +61,18 @@ def test_two_processes_compute_the_update_of_one(results: list[list[dict[str, An
         assert figures[name] == (pytest.approx(value, rel=1e-3, abs=1e-6) if isinstance(value, float) else value), name
     if kind == "stopped":
         assert one["metrics"]["agents"]["actor"]["stopped_early"]
+
+
+def test_the_rounds_do_not_divide_evenly_and_leave_processes_without_any(
+    results: dict[int, list[dict[str, Any]]],
+) -> None:
+    batches = {kind: ended["batches"] for kind, ended in results[4][0].items()}
+    assert batches["one episode"] == [1, 1]  # one of four processes computes
+    assert all(batches["action"][0] % count for count in _COUNTS), batches
+
+
+def test_an_update_and_an_offline_phase_move_every_adapter(results: dict[int, list[dict[str, Any]]]) -> None:
+    for kind, ended in results[4][0].items():
+        moved = [agent["adapter_moved"] for agent in ended["metrics"]["agents"].values()]
+        assert len(moved) == 2, kind
+        assert min(moved) > 0, kind

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -87,6 +88,7 @@ def run(folder: Path, command: list[str]) -> str:
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "CUDA_VISIBLE_DEVICES": "",
+        "HF_HOME": str(folder),  # where accelerate would look for a configuration of the user's
     }
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -122,15 +124,24 @@ def test_the_table_of_rewards_is_what_was_worked_by_hand() -> None:
     assert len(table.splitlines()) == 1 + len(by_hand)
 
 
-def test_the_script_for_several_processes_runs_as_the_page_starts_it(folder: Path) -> None:
+LAUNCHERS = {
+    "torchrun": ("torch.distributed.run", "--master-addr=127.0.0.1", "--master-port={port}"),
+    "accelerate": ("accelerate.commands.launch", "--main_process_port={port}"),
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_script_for_several_processes_runs_as_the_page_starts_it(folder: Path, launcher: str) -> None:
     (script,) = [block for block in blocks("python") if block.startswith("# train_two.py\n")]
     (folder / "train_two.py").write_text(script)
-    (line,) = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("torchrun")]
+    shutil.rmtree(folder / "shared-checkpoint", ignore_errors=True)
+    (line,) = [line for block in blocks("sh") for line in block.splitlines() if line.startswith(launcher)]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    _, *arguments = line.split()
-    launch = [sys.executable, "-m", "torch.distributed.run", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    _, *arguments = line.removeprefix("accelerate ").split()
+    module, *flags = LAUNCHERS[launcher]
+    launch = [sys.executable, "-m", module, *(flag.format(port=port) for flag in flags)]
     assert run(folder, [*launch, *arguments]) == "2 processes, 12 episodes\n"
     assert (folder / "shared-checkpoint/trainer.json").is_file()
 
@@ -138,7 +149,7 @@ def test_the_script_for_several_processes_runs_as_the_page_starts_it(folder: Pat
 def test_the_toml_blocks_are_valid_configurations() -> None:
     graph = {"app": "a.py:a", "nodes": ["reasoner", "actor"], "tasks": "t.jsonl", "reward": "a.py:r"}
     found = [BridgeConfig.model_validate({"graph": graph} | tomllib.loads(block)) for block in blocks("toml")]
-    assert len(found) == 6
+    assert len(found) == 7
     token, _, shaped, *_ = [config.train.trainer for config in found]
     assert [adaptive_lambda(n, token.adaptive_alpha) for n in (1, 2, 4)] == [0.0, 0.0, 0.5]
     assert [term.level for term in shaped.shaping] == ["episode", "step", "agent"]

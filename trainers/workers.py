@@ -8,8 +8,8 @@ of another order of addition.
 
 Invariant: every method but `mine` is a meeting: all processes call the same ones in the same order, also one whose
 share is empty. A single process computes what it would without this module. It knows nothing of models, rounds or
-losses. `accelerate launch` starts the processes on GPUs, and NCCL carries the sums; on the CPU it starts one only
-(accelerate 1.15, without MPI), so there `torchrun --nproc-per-node` does, and gloo carries them. accelerate joins both.
+losses. `accelerate launch --multi_gpu` or `torchrun` start the processes, on machines without a GPU too (accelerate's
+`--cpu` starts one only, as of 1.15 and without MPI). NCCL carries the sums between GPUs, gloo between CPUs.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Workers:
         if promised != state.num_processes:  # else each would take itself for the only one, and write checkpoints
             raise TrainError(
                 f"WORLD_SIZE is {promised}, but {state.num_processes} could be joined: start the processes with "
-                "`accelerate launch` on GPUs, with `torchrun` on the CPU"
+                "`torchrun` or `accelerate launch --multi_gpu`, also on the CPU"
             )
         return cls(state.process_index, state.num_processes, state.device)
 
