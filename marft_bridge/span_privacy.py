@@ -135,12 +135,12 @@ def _without_headers(value: Any) -> Any:
 
 
 def _without_content(row: SpanRow, labels: Mapping[str, Any], name: str, reason: str) -> SpanRow:
-    """Structure, numbers and these labels. Of an error only its type is left."""
+    """Structure, numbers and these labels. Of an error only its type is left, of another end that there was a reason."""
     attributes = {key: value for key, value in row.attributes.items() if key_to_kind(key) is Kind.STRUCTURE}
     attributes |= labels
-    failure = row.attributes.get(c.OUTCOME_REASON)
-    if row.attributes.get(c.OUTCOME) == "failed" and isinstance(failure, str):
-        attributes[c.OUTCOME_REASON] = _error_type(failure)
+    ended = row.attributes.get(c.OUTCOME_REASON)
+    if isinstance(ended, str):  # a run that is not terminated has a reason, or its episode is not sound
+        attributes[c.OUTCOME_REASON] = _error_type(ended) if row.attributes.get(c.OUTCOME) == "failed" else reason
     if row.operation == c.CHAT:
         attributes[c.UNTRAINABLE] = reason
     return replace(row, name=name, status_message=_error_type(row.status_message), attributes=attributes)

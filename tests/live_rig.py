@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from marft_bridge.live.teams import Team, versions_to_team
 from marft_bridge.record_options import RecordOptions
 from marft_bridge.recording import options_to_processor
 from trace_store.journal import Journal
-from trace_store.records import Trajectory
+from trace_store.records import AdapterRow, Trajectory
 from trace_store.store import TraceStore
 
 NODES = ("planner", "writer")
@@ -38,6 +39,8 @@ Odd = Callable[[Any, dict[str, Any]], None]
 class OddVllm(FakeVllm):
     """A fake vLLM that serves both teams, and answers some of its models oddly: served name -> (handler, body)."""
 
+    request_queue_size = 256  # the default of 5 resets connections when many come at once
+
     def __init__(self) -> None:
         super().__init__(ENGINE_KEY)
         self.RequestHandlerClass = _OddHandler
@@ -50,11 +53,9 @@ class OddVllm(FakeVllm):
 
 
 class _OddHandler(fake_vllm._Handler):
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802 - fixed by http.server
         if self.path != "/v1/completions":
             return super().do_POST()
-        import json
-
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append(body)
         ids = fake_vllm.text_to_ids(f"{body['model']} wrote")
@@ -121,6 +122,9 @@ def live_rig(
 ) -> Iterator[LiveRig]:
     """The proxy and the engine behind it, until the block ends."""
     journal, warnings = Journal(folder / "store.duckdb.journal"), list[str]()
+    for team in TEAMS.values():
+        for node, version in team.versions.items():
+            journal.append(AdapterRow(node, version, None, "somewhere", "a" * 64, "b" * 64, 1))
     processor = options_to_processor(journal, options or RecordOptions())
     recorder = LiveRecorder(processor, "live-test", "app", quiet_s, 1.0, {}, frozen)
     plan = LivePlan(TEAMS, Split(*split), SALT, (KEY,), warnings.append)

@@ -5,6 +5,7 @@ Invariant: whatever is wrong with the versions or the key is said before the eng
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import time
@@ -14,6 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 from marft_bridge.adapters import publish
+from marft_bridge.comparison.manifest import promoted_versions
 from marft_bridge.config import BridgeConfig
 from marft_bridge.errors import ConfigError
 from marft_bridge.exporter import JournalProcessor
@@ -22,7 +24,7 @@ from marft_bridge.live.flags import LiveOptions
 from marft_bridge.live.proxy import LivePlan
 from marft_bridge.live.running import RunningProxy
 from marft_bridge.live.split import BASE, CANDIDATE, live_file
-from marft_bridge.live.teams import Team, text_to_versions, versions_to_team
+from marft_bridge.live.teams import PROMOTED, Team, text_to_versions, versions_to_team
 from marft_bridge.progress import Reporter
 from marft_bridge.recording import check_options, options_to_processor
 from marft_bridge.run_folder import RunFolder, bridge_version
@@ -45,7 +47,7 @@ class LiveTraffic:
         check_options(config.record)
         self._config, self._folder, self._model, self._options = config, folder, model, options
         self._key = _key_of(options.key_env)
-        self.teams = _teams(config, model, options)
+        self.teams = _teams(config, folder, model, options)
         self._file = live_file(folder.live)
 
     @contextmanager
@@ -83,6 +85,9 @@ class LiveTraffic:
             "mirror": self._options.mirror,
             "teams": {name: team.to_json() for name, team in self.teams.items()},
         }
+        for team in self.teams.values():
+            for node, version in team.versions.items():
+                journal.append(self._model.registry.get(node, version))
         journal.append(RunRow(run_id, "serve", time.time_ns(), content, bridge_version()))
         return LiveRecorder(
             processor,
@@ -103,14 +108,11 @@ class LiveTraffic:
         reporter.say(f"live traffic at {proxy.base_url}, the key is {where}; `model` is the name of a node")
 
 
-def _teams(config: BridgeConfig, model: ServedModel, options: LiveOptions) -> dict[str, Team]:
+def _teams(config: BridgeConfig, folder: RunFolder, model: ServedModel, options: LiveOptions) -> dict[str, Team]:
     nodes, frozen = config.graph.nodes, config.graph.frozen
     model.register_null((*nodes, *frozen))
-
-    def promoted() -> Mapping[str, int] | None:
-        return None
-
-    base = options.base or "0"
+    promoted = functools.partial(promoted_versions, folder.path)
+    base = options.base or ("0" if promoted() is None else PROMOTED)
     said = {BASE: ("--base", base), CANDIDATE: ("--candidate", options.candidate)}
     teams = {
         name: versions_to_team(name, text_to_versions(flag, text, nodes, model.registry, promoted), frozen)

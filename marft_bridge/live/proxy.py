@@ -5,7 +5,7 @@
     GET  /health                                    without a key
     GET  /marft/live                                counts
 
-Invariants: no body is read without the key, and none beyond a limit; a request is answered by one team, the one that
+Invariants: no body is kept without the key, and none beyond a limit; a request is answered by one team, the one that
 its key or its run has, and by the base team, counted, where it has neither; a client that goes away ends the engine's
 work; what fails is an error in OpenAI's form. Teams, spans and numbers are kept elsewhere.
 """
@@ -145,9 +145,7 @@ class Proxy:
     def _refusal(self, _request: Request, refused: Exception) -> Response:
         assert isinstance(refused, _Refused)
         self._counts.refused[refused.code] += 1
-        headers = {"WWW-Authenticate": "Bearer"} if refused.status == 401 else {}
-        if refused.status in (401, 408, 413):
-            headers["Connection"] = "close"  # the rest of its body is not read
+        headers = {401: {"WWW-Authenticate": "Bearer"}, 408: {"Connection": "close"}}.get(refused.status)
         return JSONResponse(_error(refused.code, str(refused), refused.status), refused.status, headers)
 
     # -- one answer -------------------------------------------------------------------------------------------

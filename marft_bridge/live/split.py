@@ -45,7 +45,7 @@ def text_to_split(text: str) -> Split:
 
 def key_to_place(salt: bytes, key: str) -> float:
     """Where a key lies on [0, 1): uniform over keys, always the same for one."""
-    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), key=salt, digest_size=8).digest()
+    digest = hashlib.blake2b(key.encode("utf-8", "replace"), key=salt, digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 11) / (1 << 53)
 
 

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trace_store.journal import storable_text
+
 SESSION_HEADER, RUN_HEADER = "x-marft-session", "x-marft-run"
 MOST_CHARACTERS = 512  # of a key that is kept
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
@@ -49,7 +51,7 @@ def request_to_sticky(headers: Mapping[str, str], body: Mapping[str, Any]) -> St
 
 
 def _text(value: Any) -> str | None:
-    return value[:MOST_CHARACTERS] if isinstance(value, str) and value else None
+    return storable_text(value[:MOST_CHARACTERS]) if isinstance(value, str) and value else None
 
 
 def _trace_id(header: str | None) -> str | None:
