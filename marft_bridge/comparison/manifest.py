@@ -1,0 +1,243 @@
+"""A promotion, signed off -> `promoted/<n>.json` of a run folder, and the adapter versions that the newest one names.
+
+    promoted/1.json, 2.json ...   manifests; each holds the SHA-256 of the one before it
+    promoted/current.json         number and SHA-256 of the one that counts
+    promoted/<n>.safety.txt       what the safety suite printed
+
+Invariants: a manifest is never overwritten, a rollback is a new one; one that was changed, exchanged or taken out of
+the chain is found, and with a key also one that somebody else wrote. It knows no gate, no server and no model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import tempfile
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from marft_bridge.errors import ConfigError
+from marft_bridge.files import write_atomically
+
+FOLDER = "promoted"
+CURRENT = "current.json"
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PromotedAdapter(_Record):
+    """One node's version."""
+
+    version: int = Field(ge=0)
+    sha256: str  # of its weights
+
+
+class SignedFinding(_Record):
+    """One clause of the gate, and what became of it."""
+
+    clause: str
+    status: str
+    sentence: str
+
+
+class SafetyResult(_Record):
+    """What the safety suite was, and what it left."""
+
+    suite: tuple[str, ...]  # the function's name, the command; whichever there were
+    passed: Literal[True] = True  # without it there is no manifest
+    seconds: float
+    output_sha256: str | None = None  # of <n>.safety.txt
+
+
+class Manifest(_Record):
+    """What was promoted, why, and by whom."""
+
+    schema_version: Literal[1] = 1
+    number: int = Field(ge=1)
+    previous_sha256: str | None  # of the manifest before it, as it lies on disk
+    candidate: str
+    base: str  # variant that it was compared with
+    graph: str
+    model: str
+    base_sha256: str  # of the base model's weights
+    adapters: dict[str, PromotedAdapter]
+    tool_surface: dict[str, str]
+    tool_surface_differs: bool
+    verdict: str
+    gate: str
+    findings: tuple[SignedFinding, ...]
+    report_sha256: str
+    safety: SafetyResult | None
+    rollback_to: int | None = None  # the manifest whose versions these are again
+    signed_by: str
+    signed_at: datetime
+    signature: str | None = None  # HMAC-SHA256 of all other fields
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """Node -> version."""
+        return {node: adapter.version for node, adapter in self.adapters.items()}
+
+    def signed(self, key: bytes) -> Manifest:
+        """The same with its signature."""
+        return self.model_copy(update={"signature": self._digest(key)})
+
+    def is_signed_with(self, key: bytes) -> bool:
+        """Whether the signature is that of the other fields under this key."""
+        return self.signature is not None and hmac.compare_digest(self.signature, self._digest(key))
+
+    def _digest(self, key: bytes) -> str:
+        content = self.model_dump(mode="json", exclude={"signature"})
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+
+
+def promoted_versions(folder: Path) -> dict[str, int] | None:
+    """The adapter versions that the newest promotion of a run folder names, by node; None where there is none.
+
+    Raises:
+        ConfigError: the manifest is not the one that was promoted.
+    """
+    current = _current(folder)
+    if current is None:
+        return None
+    number, digest = current
+    path = folder / FOLDER / f"{number}.json"
+    if not path.exists() or _file_sha256(path) != digest:
+        raise ConfigError(f"{path} is not the manifest that {CURRENT} names; see `marft-bridge promote --verify`")
+    return _read(path).versions
+
+
+def key_of(variable: str | None) -> bytes | None:
+    """The signing key, from the environment; None where the configuration names none.
+
+    Raises:
+        ConfigError: the variable is not set, or its key is shorter than 16 bytes.
+    """
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "").encode()
+    if len(key) < 16:
+        raise ConfigError(f"promote.key_env: {variable} holds {len(key)} bytes; a key has 16 or more")
+    return key
+
+
+def next_place(folder: Path) -> tuple[int, str | None]:
+    """The number of the next manifest, and the SHA-256 of the newest one there is."""
+    numbers = _numbers(folder)
+    if not numbers:
+        return 1, None
+    return numbers[-1] + 1, _file_sha256(folder / FOLDER / f"{numbers[-1]}.json")
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> Path:
+    """Writes a manifest, 0600, and makes it the current one.
+
+    Raises:
+        ConfigError: one of its number is there.
+    """
+    place = folder / FOLDER
+    place.mkdir(mode=0o700, exist_ok=True)
+    path = place / f"{manifest.number}.json"
+    handle, temporary = tempfile.mkstemp(dir=place, prefix=f".{path.name}.")  # created 0600
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(manifest.model_dump_json(indent=1) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)  # refuses a name that is taken
+    except FileExistsError:
+        raise ConfigError(f"{path} is there; a manifest is never overwritten") from None
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    write_atomically(place / CURRENT, json.dumps({"number": manifest.number, "sha256": _file_sha256(path)}) + "\n")
+    return path
+
+
+def verified_chain(folder: Path, key: bytes | None, *, to_go_on: bool = False) -> list[Manifest]:
+    """All manifests, oldest first, each held against the one before it and against the key.
+
+    With a key the newest has to be signed. Older ones may lack a signature only where no signed one comes before them:
+    they were written before there was a key, and the first signed one holds them fast by its hash.
+
+    Args:
+        to_go_on: the chain is about to get another one; then it may be without any signature yet.
+
+    Raises:
+        ConfigError: one is missing, changed, or not signed with this key; or `current.json` names another one.
+    """
+    place = folder / FOLDER
+    numbers = _numbers(folder)
+    if numbers != list(range(1, len(numbers) + 1)):
+        missing = min(set(range(1, numbers[-1] + 1)) - set(numbers))
+        raise ConfigError(f"promote --verify: {place / f'{missing}.json'} is missing")
+    chain: list[Manifest] = []
+    previous: str | None = None
+    for number in numbers:
+        path = place / f"{number}.json"
+        manifest = _read(path)
+        if manifest.number != number:
+            raise ConfigError(f"promote --verify: {path} says that it is number {manifest.number}")
+        if manifest.previous_sha256 != previous:
+            raise ConfigError(
+                f"promote --verify: {path} does not follow from the manifest before it, which was changed"
+            )
+        signed_before = any(earlier.signature is not None for earlier in chain)
+        newest = number == numbers[-1] and not to_go_on
+        must_be = signed_before or manifest.signature is not None or newest
+        if key is not None and must_be and not manifest.is_signed_with(key):
+            how = "is not signed" if manifest.signature is None else "was changed, or signed with another key"
+            raise ConfigError(f"promote --verify: {path} {how}")
+        _check_safety_output(place, manifest)
+        previous = _file_sha256(path)
+        chain.append(manifest)
+    current = _current(folder)
+    if current != ((numbers[-1], previous) if numbers else None):
+        last = place / f"{numbers[-1]}.json" if numbers else "a manifest"
+        raise ConfigError(f"promote --verify: {place / CURRENT} does not name {last}, as it is now")
+    return chain
+
+
+def _check_safety_output(place: Path, manifest: Manifest) -> None:
+    """What a rollback repeats lies beside the manifest that it repeats."""
+    if manifest.safety is None or manifest.safety.output_sha256 is None:
+        return
+    path = place / f"{manifest.rollback_to or manifest.number}.safety.txt"
+    if not path.exists() or _file_sha256(path) != manifest.safety.output_sha256:
+        raise ConfigError(f"promote --verify: {path} is not what the safety suite printed")
+
+
+def _numbers(folder: Path) -> list[int]:
+    return sorted(int(path.stem) for path in (folder / FOLDER).glob("*.json") if path.stem.isdecimal())
+
+
+def _current(folder: Path) -> tuple[int, str] | None:
+    path = folder / FOLDER / CURRENT
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return int(content["number"]), str(content["sha256"])
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{path} is unreadable; see `marft-bridge promote --verify`") from None
+
+
+def _read(path: Path) -> Manifest:
+    try:
+        return Manifest.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{path} is no manifest: {where}: {first['msg']}") from None
+
+
+def _file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
