@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -34,7 +34,7 @@ Run = Annotated[str | None, typer.Option("--run", help="Run folder; overrides `r
 Seed = Annotated[int | None, typer.Option("--seed", min=0, envvar="MARFT_SEED", help="Overrides `seed`.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")]
 DEFAULT_CONFIG = Path("bridge.toml")
-RESUMABLE = ("collect", "train", "compare")
+RESUMABLE = ("collect", "train", "compare", "credit")
 INTERRUPTED = 130
 
 
@@ -153,6 +153,47 @@ def promote(
     else:
         code = run_promote(settings, Request(candidate, gate, by), confirm, reporter)
     raise typer.Exit(code)
+
+
+@app.command(epilog="Example: marft-bridge credit --config examples/math_duo/bridge.toml --run runs/try --tasks 32")
+def credit(
+    config: Config = DEFAULT_CONFIG,
+    run: Run = None,
+    seed: Seed = None,
+    nodes: Annotated[
+        str | None, typer.Option(help="Agents to replace, with commas between; without it all of graph.nodes.")
+    ] = None,
+    substitute: Annotated[
+        str, typer.Option(help="Who stands in: base (version 0), silent (an empty answer), version:N or text:ANSWER.")
+    ] = "base",
+    method: Annotated[
+        Literal["leave-one-out", "shapley"],
+        typer.Option(help="Replace one at a time, or run every combination of up to 6 agents, which shows pairs too."),
+    ] = "leave-one-out",
+    tasks: Annotated[int | None, typer.Option(min=2, help="Training tasks; 32, or all of a stored run.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Runs of each task; 1.")] = None,
+    run_of: Annotated[
+        str | None,
+        typer.Option(help="A stored run, such as collect, whose episodes are the team's, and get the rewards."),
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="The team reward that is shared out; train.trainer.reward.")
+    ] = None,
+    worth: Annotated[
+        float, typer.Option(min=0, help="An agent that is shown to add less than this is called lazy.")
+    ] = 0.05,
+    resume: Resume = False,
+) -> None:
+    """Replace agents in turn on the same tasks and seeds, and say what each contributes."""
+    settings = _config(config, run=run, seed=seed)
+    from marft_bridge.contribution.command import CreditOptions
+    from marft_bridge.contribution.command import credit as run_credit
+
+    if run_of is not None and samples is not None:
+        raise ConfigError("credit --samples has no effect with --run-of: its episodes are there")
+    agents = tuple(name.strip() for name in nodes.split(",")) if nodes is not None else ()
+    options = CreditOptions(agents, substitute, method, tasks, samples or 1, run_of, metric, worth)
+    run_credit(settings, options, Reporter(), resume)
 
 
 @app.command(epilog="Example: marft-bridge score --config examples/math_duo/bridge.toml --run runs/try --only tokens")

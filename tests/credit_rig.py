@@ -90,6 +90,7 @@ class CreditLab:
         (folder / "model").mkdir()
         layer = "model.layers.0.self_attn.{}_proj.weight"
         save_file({layer.format(n): np.zeros((4, 4), np.float32) for n in "qv"}, folder / "model/model.safetensors")
+        (folder / "model/tokenizer.json").write_text("{}")
         (folder / "model/config.json").write_text(json.dumps({"model_type": "llama"}))
 
     def config(self, more: str = "") -> BridgeConfig:
@@ -114,6 +115,10 @@ class CreditLab:
         path = self.folder / "bridge.toml"
         path.write_text("\n".join(line.strip() for line in text.splitlines()))
         return toml_to_config(path)
+
+    def reporter(self) -> Reporter:
+        """One that nobody reads."""
+        return Reporter(Console(file=io.StringIO()))
 
     def say(self, command: Callable[[Reporter], Any]) -> list[str]:
         """What a command prints."""
