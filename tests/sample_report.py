@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from marft_bridge.comparison.ratio import ratio_interval
 from marft_bridge.comparison.records import (
     ChangedTasks,
     Cohort,
@@ -89,8 +90,9 @@ def _contrasts(pairs: Sequence[tuple[str, str, Any, Any]], tasks: Any) -> tuple[
             test=member.result.test,
             p_adjusted=member.p_adjusted,
             simultaneous=member.simultaneous,
+            ratio_ci95=ratio_interval(family.base, family.values, clusters=tasks),
         )
-        for member in compare_family(asked, seed=0, resamples=2000)
+        for family, member in zip(asked, compare_family(asked, seed=0, resamples=2000), strict=True)
     )
 
 
@@ -274,7 +276,7 @@ def full_report() -> Report:
         "trained": {"adapters": {"planner": 7, "executor": 7}},
         "one agent": {"graph": "my_app.py:solo"},
         "larger model": {"model": "models/larger-1.7B"},
-        "hosted": {"graph": "graphs.math_duo:graph with its own models", "reasons": {"time limit": 3, "failed": 1}},
+        "hosted": {"model": "its own models", "reasons": {"time limit": 3, "failed": 1}},
     }
     variants = tuple(
         Variant(
@@ -336,7 +338,7 @@ def full_report() -> Report:
         contrasts=_contrasts([(variant, "reward", runs["before"], runs[variant]) for variant in _TRUE], tasks),
         secondary=tuple(secondary),
         power=tuple(powers),
-        stopping=Stopping(planned=120, used=120, looks=(30, 60, 90, 120), spent=0.97, early=False),
+        stopping=Stopping(planned=120, used=120, looks=(30, 60, 90, 120), spent=0.048, early=False),
         nodes={node: {**sides, **extra} for node, sides in NODES.items()} | {"solo": {"one agent": solo}},
         mixed=mixed_teams(float(runs["before"].mean()), float(runs["trained"].mean()), count),
         cohorts=tuple(cohorts),

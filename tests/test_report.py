@@ -132,6 +132,8 @@ def test_only_open_candidates_are_told_what_would_settle_them() -> None:
         return wording.unsettled(Report.model_validate({**fields, "power": [{**row, **power}]}))
 
     assert told() == []
+    roughly = {7: "7 more", 99: "99 more", 291: "300 more", 33_983: "34,000 more", 1_000: "1,000 more"}
+    assert all(f"about {words} tasks" in told(tasks_more=n, effect=0.1)[0][1] for n, words in roughly.items())
     assert "as many tasks as these show it" in told(tasks_more=0, effect=0.25)[0][1]
     assert "too small for any affordable number" in told(effect=1e-6)[0][1]
 
@@ -145,10 +147,11 @@ def test_pairs_and_tasks_are_told_apart_and_ranges_given() -> None:
 
 
 def test_the_end_says_whether_it_was_early() -> None:
-    early = wording.stopping(Stopping(planned=120, used=60, looks=(30, 60), spent=0.2, early=True))
+    early = wording.stopping(Stopping(planned=120, used=60, looks=(30, 60), spent=0.0124, early=True))
     assert early.startswith("Ended early, after 60 of 120 planned tasks: every candidate was settled.")
     assert "Looked at after 30 and 60 tasks" in early
-    whole = wording.stopping(Stopping(planned=120, used=120, looks=(60, 120), spent=1.0, early=False))
+    assert "1.2% was spent" in early
+    whole = wording.stopping(Stopping(planned=120, used=120, looks=(60, 120), spent=0.05, early=False))
     assert whole.startswith("Ran to 120 of 120 planned tasks.")
 
 
@@ -349,7 +352,7 @@ def _luminance(colour: str) -> float:
 
 
 def test_colours_can_be_read_in_both_schemes() -> None:
-    schemes = re.findall(r":root \{([^}]*)\}", report_page(sample_report()))
+    schemes = re.findall(r":root \{([^}]*--page:[^}]*)\}", report_page(sample_report()))
     assert len(schemes) == 2
     for scheme in schemes:
         colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", scheme))

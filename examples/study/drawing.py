@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup
 
-from marft_bridge.report_svg import axis_ticks
+from marft_bridge.comparison.drawing import axis_ticks
 
 _COLUMNS, _WIDTH, _HEIGHT = 4, 240, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 34.0, 12.0, 30.0, 34.0

@@ -108,7 +108,8 @@ def folder_to_result(
         for number, episodes, mean, took in rows
     )
     report = json.loads((folder.path / "report.json").read_text(encoding="utf-8"))
-    heldout = HeldOut(report["metric"], report["n"], report["mean_a"], report["mean_b"])
+    (compared,) = report["contrasts"]
+    heldout = HeldOut(report["metric"], compared["n"], compared["mean_a"], compared["mean_b"])
     return Result(condition, seed, text_sha256(config), rounds, heldout, seconds, code)
 
 

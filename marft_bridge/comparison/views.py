@@ -74,10 +74,20 @@ def described(variant: Variant) -> str:
     adapters = ", ".join(f"{node}@{version}" for node, version in variant.adapters.items())
     parts = (
         adapters,
-        f"model {variant.model}" if variant.model is not None else "",
-        f"graph {variant.graph}" if variant.graph is not None else "",
+        f"model: {variant.model}" if variant.model is not None else "",
+        f"graph: {variant.graph}" if variant.graph is not None else "",
     )
     return " · ".join(part for part in parts if part) or "no adapters"
+
+
+def scores_are_of_pairs(report: Report) -> bool:
+    """Whether every variant's score rests on just the pairs that are compared, so that both say the same number."""
+    scores = {variant.name: variant.score for variant in report.variants}
+    return all(
+        score is None or abs(score.mean - mean) < 1e-9
+        for row in report.contrasts
+        for score, mean in ((scores[report.base], row.mean_a), (scores[row.variant], row.mean_b))
+    )
 
 
 def teams(mixed: Mixed, base: str) -> Forest:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
-from marft_bridge.comparison.numbers import counted, number, p_equals, percent, signed, signed_span
+from marft_bridge.comparison.numbers import counted, number, p_equals, signed, signed_span
 from marft_bridge.comparison.records import SIGNIFICANCE, Contrast, Mixed, NodeShare, Outcome, Power, Report, Stopping
 
 Named = Callable[[str], str]
@@ -138,7 +138,7 @@ def _power(power: Power, diff: float) -> list[str]:
     if power.tasks_more:
         parts.append(
             f"If the difference that was seen ({signed(diff)}) is the true one, about "
-            f"{counted(power.tasks_more, 'more task')} would show it four times in five."
+            f"{counted(_rough(power.tasks_more), 'more task')} would show it four times in five."
         )
     elif power.tasks_more == 0:
         parts.append(
@@ -150,6 +150,12 @@ def _power(power: Power, diff: float) -> list[str]:
     return parts
 
 
+def _rough(tasks: int) -> int:
+    """An estimate with the two digits that it is worth, never fewer tasks than it says."""
+    unit = int(10 ** max(0, len(str(tasks)) - 2))
+    return -(-tasks // unit) * unit
+
+
 def stopping(ended: Stopping) -> str:
     """How a comparison that was looked at while it ran came to its end."""
     looks = _listed([f"{look:,}" for look in ended.looks]) if ended.looks else "none"
@@ -159,8 +165,8 @@ def stopping(ended: Stopping) -> str:
         else f"Ran to {ended.used:,} of {counted(ended.planned, 'planned task')}."
     )
     return (
-        f"{how} Looked at after {looks} tasks. Each look may use up part of the 5% error; "
-        f"{percent(ended.spent)} of it was used. Intervals and p-values allow for the looks."
+        f"{how} Looked at after {looks} tasks. An error of {SIGNIFICANCE:.0%} is shared out over the looks; "
+        f"{ended.spent:.1%} was spent. Intervals and p-values allow for the looks."
     )
 
 
