@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +48,8 @@ class State(TypedDict):
 def speaker(model):
     async def speak(state: State) -> dict[str, Any]:
         reply = await model.ainvoke(f"{state['number']} " + "; ".join(state["log"]))
+        if reply.text == "crash":
+            raise ValueError("the node crashed")
         return {"log": [str(reply.text)]}
 
     return speak
@@ -112,6 +114,7 @@ class Lab:
     asked: list[tuple[str, int, int]] = field(default_factory=list)  # (model, number of the task, seed), as they come
 
     def __post_init__(self) -> None:
+        self.answer: Callable[[str, int], str] = self.newest_is_right  # `crash` crashes the node
         self.apps = self.folder / "apps.py"
         self.apps.write_text(APPS.replace("HOSTED", self.hosted.url))
         self.run = self.folder / "run"
@@ -132,8 +135,8 @@ class Lab:
         self.asked.append((str(body["model"]), number, int(body.get("seed") or 0)))
         return self.answer(str(body["model"]), number)
 
-    def answer(self, model: str, number: int) -> str:
-        """Tests replace it. Here the actor's newest version is right on every task, the others on every third."""
+    def newest_is_right(self, model: str, number: int) -> str:
+        """The actor's newest version is right on every task, the others on every third."""
         if model.startswith("reasoner"):
             return "think"
         return "yes" if model == "actor@2" or number % 3 == 0 else "no"

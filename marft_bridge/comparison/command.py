@@ -33,7 +33,6 @@ from marft_bridge.comparison.records import Report
 from marft_bridge.comparison.table import report_table
 from marft_bridge.comparison.variants import (
     Lineup,
-    Stands,
     Team,
     by_server,
     live_versions,
@@ -50,7 +49,7 @@ from marft_bridge.engine import (
     still_to_run,
     with_modules,
 )
-from marft_bridge.errors import ConfigError
+from marft_bridge.errors import BridgeError, ConfigError
 from marft_bridge.heldout import heldout_leaks
 from marft_bridge.learning_curve import run_to_learning_curve
 from marft_bridge.prepare_model import check_model_dir
@@ -86,7 +85,7 @@ def compare(config: BridgeConfig, reporter: Reporter, resume: bool, flags: Flags
     model = ServedModel(config, model_directory(config, reporter.say), folder.adapters)
     lineup = options_to_lineup(config, model.registry, flags.before, flags.after)
     _refuse_kl_without_torch(config, lineup)
-    apps = {team.on.key: _app_of(config, app, team.on) for team in lineup.all}
+    apps = {team.on.key: _app_of(config, app, team) for team in lineup.all}
     with folder.held_by("compare"):
         with store_up_to_date(folder, reporter) as store:
             plan = config_to_plan(config, _run_id(store, resume), lineup, app.heldout_tasks)
@@ -141,13 +140,17 @@ def _trained(lineup: Lineup) -> list[Team]:
     return [team for team in lineup.teams if any(team.adapters.values())]
 
 
-def _app_of(config: BridgeConfig, app: App, on: Stands) -> App:
+def _app_of(config: BridgeConfig, app: App, team: Team) -> App:
     """The app that a team plays, checked; the configuration's own where it is that one."""
-    if on.graph == config.graph and not on.own_models:
+    graph, own_models = team.on.graph, team.on.own_models
+    if graph == config.graph and not own_models:
         return app
-    agents = {*on.graph.nodes, *on.graph.frozen}
+    agents = {*graph.nodes, *graph.frozen}
     rewards = [reward for reward in config.rewards if reward.agent is None or reward.agent in agents]
-    return checked_app(options_to_app(on.graph, rewards), own_models=on.own_models)
+    try:
+        return checked_app(options_to_app(graph, rewards), own_models=own_models)
+    except BridgeError as error:
+        raise type(error)(f"compare.variants {team.name!r}: {error}") from error
 
 
 class _Runner:
