@@ -2,7 +2,8 @@
 
 Invariants: ids, log-probs and counts are the engine's own, and None where it said nothing; a call with several
 answers has no tokens, because they are not one action; nothing of this reaches the app's messages or state.
-It knows nothing of spans or stores.
+An answer that lacks what it was asked for, on a route that is trained, fails its call: nothing could be learned from
+the episode, and nobody would see why. It knows nothing of spans or stores.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
 
+from marft_bridge.errors import ServingError
 from marft_bridge.routing import Route, current_routing
+from trace_store.assemble import token_fault
 
 
 @dataclass(slots=True)
@@ -35,6 +38,10 @@ class ExactTokens:
     model: str | None = None  # that answered, by its served name
     provider: str | None = None  # what kind of server answered
     choices: int = 1  # answers to the one prompt
+
+    def malformed(self, why: str) -> ServingError:
+        """The error of a call that the server answered with something else than what it was asked."""
+        return ServingError(f"malformed answer of the model server to node {self.node!r}: {why}")
 
 
 class TakesExactTokens(Protocol):
@@ -76,6 +83,9 @@ def handed_over(run_id: UUID | None) -> Iterator[ExactTokens]:
 
     `run_id` is the call's own where LangChain tells it: of several prompts in one request, only the last is the
     one that was announced last.
+
+    Raises:
+        ServingError: the server answered a trained node with tokens that cannot be trained on.
     """
     call, announced = ExactTokens(), announced_call.get()
     if announced is not None and run_id is not None:
@@ -84,10 +94,25 @@ def handed_over(run_id: UUID | None) -> Iterator[ExactTokens]:
         yield call
     finally:
         hand_over_tokens(announced, call)
+    if call.route is not None and call.route.trainable and call.choices == 1:
+        fault = token_fault(call.prompt_ids, call.sampled_ids, call.logprobs, None)
+        if fault is not None:
+            raise call.malformed(fault)
 
 
 def add_wire_answer(call: ExactTokens, body: Mapping[str, Any]) -> None:
-    """Adds what one whole answer or one streamed chunk says; a field that is absent stays as it is."""
+    """Adds what one whole answer or one streamed chunk says; a field that is absent stays as it is.
+
+    Raises:
+        ServingError: it is no answer to a chat request.
+    """
+    try:
+        _add(call, body)
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise call.malformed(f"{type(error).__name__}: {error}") from error
+
+
+def _add(call: ExactTokens, body: Mapping[str, Any]) -> None:
     choices = body.get("choices") or ()
     call.response_id = body.get("id") or call.response_id
     call.model = body.get("model") or call.model

@@ -7,6 +7,7 @@ go to the recorder only, never into the app's messages or state. It knows nothin
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
@@ -66,6 +67,10 @@ def _collecting(call: _Call) -> Iterator[None]:
     token = _current_call.set(call)
     try:
         yield
+    except json.JSONDecodeError as error:
+        if call.tokens.route is None:
+            raise
+        raise call.tokens.malformed(f"not JSON ({error})") from error
     finally:
         _current_call.reset(token)
 
@@ -141,8 +146,13 @@ class NodeChat(ChatOpenAI):
         return params
 
     def _create_chat_result(self, response: Any, generation_info: dict[str, Any] | None = None) -> ChatResult:
-        result = super()._create_chat_result(response, generation_info)
         call = _current_call.get()
+        try:
+            result = super()._create_chat_result(response, generation_info)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            if call is None or call.tokens.route is None:
+                raise
+            raise call.tokens.malformed(f"{type(error).__name__}: {error}") from error
         if call is None:
             return result
         if not call.streamed:  # a stream of structured output ends with the whole answer once more

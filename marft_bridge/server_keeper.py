@@ -135,9 +135,8 @@ class ServerKeeper:
                         self._start_again(ended)
                     elif hangs and seen == self._up_since:
                         waited = f"{2 * self._half_s:g} s (serve.hang_s)"
-                        self._start_again(
-                            f"the model server hangs: {self._calls.count} calls wait, no answer in {waited}"
-                        )
+                        waiting = f"{self._calls.count} calls wait, no answer in {waited}"
+                        self._start_again(f"the model server hangs: {waiting}")
             except ServingError:
                 return  # whoever depends on the server asks `check`
 

@@ -46,6 +46,8 @@ class FakeVllm(ThreadingHTTPServer):
         self.asked: list[dict[str, Any]] = []  # bodies of the chat requests
         self.auto_tools = False  # --enable-auto-tool-choice --tool-call-parser
         self.fail_next = 0  # so many chat requests end with 500
+        self.spoil: Callable[[dict[str, Any]], bytes | None] = lambda _: None  # whole answer -> what is sent instead
+        self.samples: Callable[[], object] = lambda: None  # called before a completion is answered
 
     @property
     def url(self) -> str:
@@ -71,6 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._key_is_right():
             return
         if self.path == "/v1/completions":
+            self.server.samples()
             scale = body["temperature"] if self.server.processed else 1.0
             total = math.log(sum(math.exp(logit / scale) for logit in LOGITS.values()))
             top = {token: logit / scale - total for token, logit in LOGITS.items()}
@@ -102,7 +105,8 @@ class _Handler(BaseHTTPRequestHandler):
             prompt, choices = self._sample(body)
             for choice in choices:
                 choice["message"] = {"role": "assistant", "refusal": None, **choice.pop("delta")}
-            self._answer(200, _frame(body, "chat.completion") | prompt | {"choices": choices, "usage": _usage(choices)})
+            whole = _frame(body, "chat.completion") | prompt | {"choices": choices, "usage": _usage(choices)}
+            self._send(200, self.server.spoil(whole) or json.dumps(whole).encode())
 
     def _sample(self, body: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         prompt = list(json.dumps(body["messages"]).encode())
@@ -147,8 +151,11 @@ class _Handler(BaseHTTPRequestHandler):
         return right
 
     def _answer(self, code: int, body: dict[str, Any]) -> None:
-        sent = json.dumps(body).encode()
+        self._send(code, json.dumps(body).encode())
+
+    def _send(self, code: int, sent: bytes) -> None:
         self.send_response(code)
+        self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(sent)))
         self.end_headers()
         self.wfile.write(sent)

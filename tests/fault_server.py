@@ -37,7 +37,7 @@ def write_model(folder: Path) -> Path:
 class _Breaking(_Handler):
     server: FaultyVllm
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802 - fixed by http.server
         if self.server.hangs.is_set() and "lora" not in self.path:
             time.sleep(600)
         super().do_POST()
@@ -73,7 +73,8 @@ class FaultyVllm(FakeVllm):
 def main() -> None:
     """The process: command line and environment are those of vLLM's."""
     flags = dict(zip(sys.argv[1:], sys.argv[2:], strict=False))
-    print("Starting to load model", os.getpid(), flush=True)
+    sys.stdout.write(f"Starting to load model {os.getpid()}\n")
+    sys.stdout.flush()
     time.sleep(float(flags["--wait"]))
     FaultyVllm(int(flags["--port"]), os.environ["VLLM_API_KEY"], Path(os.environ[FAULTS])).serve_forever()
 

@@ -8,25 +8,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import re
 import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from duo_rig import COMMON, TASKS, Rig
+from fake_vllm import FakeVllm, running
 from fault_server import FAULTS, write_model
 from rich.console import Console
 
 from marft_bridge import server_process
 from marft_bridge.collect import collect
 from marft_bridge.config import BridgeConfig, toml_to_config
-from marft_bridge.errors import ServingError
+from marft_bridge.episode import CANCELLED
+from marft_bridge.errors import GraphError, ServingError
+from marft_bridge.policy import NodeChat
 from marft_bridge.progress import Reporter
+from marft_bridge.rollouts import plan_episodes
 from marft_bridge.run_folder import RunFolder
+from marft_bridge.server_keeper import ServerKeeper
+from marft_bridge.serving import Endpoint, ModelServer, ServeOptions
+from marft_bridge.watched_calls import AsyncWatchedTransport, CallsUnderWay, WatchedTransport
 from trace_store.store import TraceStore
 
 ROOT = Path(__file__).parents[1]
@@ -43,10 +55,11 @@ class Bench:
         self._changes: dict[str, Any] = {}
         monkeypatch.setenv(FAULTS, str(self.faults))
         self.argv: list[list[str]] = []
+        self.startup_s = 4  # of a server that is started again: longer than the client itself tries again
 
         def argv(options: Any, model_dir: Path, port: int, cpu: bool) -> list[str]:
             self.argv.append([str(model_dir), str(port)])
-            wait = 4 if len(self.argv) == 2 else 0  # longer than the client itself tries again
+            wait = self.startup_s if len(self.argv) > 1 else 0
             return [sys.executable, str(ROOT / "tests/fault_server.py"), "--port", str(port), "--wait", str(wait)]
 
         monkeypatch.setattr(server_process, "server_argv", argv)
@@ -61,9 +74,9 @@ class Bench:
         }
         return toml_to_config(ROOT / "examples/math_duo/bridge.toml", settings | changes)
 
-    def collect(self, *, resume: bool = False, **changes: Any) -> str:
+    def collect(self, changes: dict[str, Any] | None = None, *, resume: bool = False) -> str:
         self.said = io.StringIO()
-        collect(self.config(**changes), Reporter(Console(file=self.said, width=1000)), resume)
+        collect(self.config(**(changes or {})), Reporter(Console(file=self.said, width=1000)), resume)
         return self.said.getvalue()
 
     def outcomes(self) -> Counter[tuple[str, bool]]:
@@ -116,7 +129,7 @@ def test_a_server_that_dies_in_the_middle_is_started_again_and_no_episode_is_los
 def test_a_server_that_hangs_looks_healthy_and_is_started_again(bench: Bench) -> None:
     bench.faults.write_text(json.dumps({"hang_after": 6}))
     began = time.monotonic()
-    said = bench.collect(**{"serve.hang_s": 2.0})
+    said = bench.collect({"serve.hang_s": 2.0})
     assert re.search(r"the model server hangs: 4 calls wait, no answer in 2 s \(serve\.hang_s\); starting it", said)
     assert sorted(bench.finished().values()) == [1] * EPISODES
     assert time.monotonic() - began < 50  # not by the episodes' own limit
@@ -126,7 +139,7 @@ def test_a_server_that_hangs_looks_healthy_and_is_started_again(bench: Bench) ->
 def test_a_server_that_dies_too_often_ends_the_command_which_goes_on_later(bench: Bench) -> None:
     bench.faults.write_text(json.dumps({"die_after": 6, "keep": True}))
     with pytest.raises(ServingError, match=r"ended with exit code 9 after 1 restarts \(serve\.restarts\); the end of "):
-        bench.collect(**{"serve.restarts": 1})
+        bench.collect({"serve.restarts": 1})
     done = bench.finished()
     assert 2 <= sum(done.values()) < EPISODES
     bench.faults.unlink()
@@ -151,3 +164,234 @@ def test_an_adapter_that_changed_on_disk_is_not_loaded_into_a_restarted_server(b
     assert f"did not start again: {str(weights)!r} is not what was registered" in str(caught.value)
     assert "put the file back from a copy" in str(caught.value)
     assert not any(map(lives, server_pids(bench)))
+
+
+def test_a_command_that_ends_while_its_server_is_started_again_waits_for_nothing_and_leaves_nothing(
+    bench: Bench,
+) -> None:
+    bench.faults.write_text(json.dumps({"die_after": 0}))
+    server = ModelServer(ServeOptions(), bench.model, bench.folder.adapters, bench.folder.server_log)
+    again = threading.Event()
+    with server:
+        endpoint = server.start()
+        bench.startup_s = 600
+        with ServerKeeper(server, 2, 60.0, CallsUnderWay(), lambda _: again.set()) as keeper:
+            with pytest.raises(httpx.HTTPError):
+                httpx.post(f"{endpoint.base_url}/chat/completions", json=BODY, trust_env=False, headers=key(endpoint))
+            assert again.wait(20)
+            began = time.monotonic()
+    assert time.monotonic() - began < 10
+    with pytest.raises(ServingError, match="stopped while it was starting"):
+        keeper.check()
+    assert len(bench.argv) == 2
+    assert not any(map(lives, server_pids(bench)))
+
+
+def test_work_on_a_server_that_dies_is_done_once_more_and_its_own_errors_are_passed_on(bench: Bench) -> None:
+    bench.faults.write_text(json.dumps({"die_after": 0}))
+    with ModelServer(ServeOptions(), bench.model, bench.folder.adapters, bench.folder.server_log) as server:
+        endpoint = server.start()
+        done: list[str] = []
+
+        def work() -> str:
+            done.append("")
+            if len(done) == 1:
+                with pytest.raises(httpx.HTTPError):
+                    httpx.post(
+                        f"{endpoint.base_url}/chat/completions", json=BODY, trust_env=False, headers=key(endpoint)
+                    )
+            server.unload_adapter("none@1")
+            return "never"
+
+        with (
+            ServerKeeper(server, 2, 60.0, CallsUnderWay(), lambda _: None) as keeper,
+            pytest.raises(ServingError, match="'none@1' cannot be found"),
+        ):
+            keeper.through(work)
+        assert len(done) == 2
+        assert len(bench.argv) == 2
+
+
+def test_a_server_is_started_here_or_not_at_all(bench: Bench) -> None:
+    with running(FakeVllm()) as fake:
+        attached = ServeOptions(attach=fake.url)
+        with ModelServer(attached, bench.model, bench.folder.adapters, bench.folder.server_log) as server:
+            server.start()
+            with pytest.raises(ServingError, match="only a model server that was started here"):
+                server.restart()
+
+
+def key(endpoint: Endpoint) -> dict[str, str]:
+    return {"Authorization": f"Bearer {endpoint.api_key}"}
+
+
+# An attached server goes away
+
+
+def test_an_attached_server_that_goes_away_ends_the_command_which_goes_on_when_it_is_back(bench: Bench) -> None:
+    with running(FakeVllm()) as fake:
+        fake.answer = lambda _: _gone_after(fake, 6)
+        with pytest.raises(ServingError) as caught:
+            bench.collect({"serve": {"attach": fake.url}})
+    assert str(caught.value) == (
+        f"the model server does not answer any more: {fake.url}; start it again, then this command with --resume"
+    )
+    done = sum(bench.finished().values())
+    with running(FakeVllm()) as fake:
+        fake.answer = lambda _: "7"
+        assert f"{done} episodes are there" in bench.collect({"serve": {"attach": fake.url}}, resume=True)
+    assert sorted(bench.finished().values()) == [1] * EPISODES
+
+
+def _gone_after(fake: FakeVllm, calls: int) -> str:
+    if len(fake.asked) == calls:
+        fake.socket.close()  # nobody can connect any more
+    if len(fake.asked) >= calls:
+        raise ConnectionAbortedError
+    return "7"
+
+
+def test_an_attached_server_that_hangs_ends_the_command_and_cuts_no_episode_short(bench: Bench) -> None:
+    hangs = threading.Event()
+    with running(FakeVllm()) as fake:
+
+        def answer(_: dict[str, Any]) -> str:
+            if len(fake.asked) > 6:
+                hangs.wait(30)
+            return "7"
+
+        fake.answer, fake.samples = answer, lambda: len(fake.asked) <= 6 or hangs.wait(30)
+        with pytest.raises(ServingError, match=r"hangs: 4 calls wait, .*start it again, then this command"):
+            bench.collect({"serve": {"attach": fake.url, "hang_s": 2.0}})
+        hangs.set()
+    assert {outcome for outcome, _ in bench.outcomes()} <= {"terminated", "truncated"}
+    with TraceStore.open(bench.folder.store) as store:
+        assert {e.reason for e in store.episodes(run_id="collect") if e.outcome == "truncated"} == {CANCELLED}
+
+
+# Malformed answers
+
+
+def choice(body: dict[str, Any], **changes: Any) -> bytes:
+    return json.dumps(body | {"choices": [body["choices"][0] | changes]}).encode()
+
+
+def content(body: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = body["choices"][0]["logprobs"]["content"]
+    return found
+
+
+MALFORMED: dict[str, tuple[Callable[[dict[str, Any]], bytes], str]] = {
+    "torn": (lambda body: json.dumps(body).encode()[:-9], r"not JSON \(.*"),
+    "a page": (lambda _: b"<html>busy</html>", r"not JSON \(.*"),
+    "another object": (lambda _: b"{}", r"TypeError: Received response with null value for 'choices'.*"),
+    "a list": (lambda _: b"[]", r"ValueError: Unexpected response type .* got list: \[\]"),
+    "an error with code 200": (lambda _: b'{"error": {"message": "sorry"}}', r"ValueError: .*sorry.*"),
+    "no choice": (lambda body: json.dumps(body | {"choices": []}).encode(), "no sampled token ids from the engine"),
+    "no message": (lambda body: choice(body, message=None), "AttributeError: .*"),
+    "no prompt ids": (
+        lambda body: json.dumps(body | {"prompt_token_ids": None}).encode(),
+        "no prompt token ids from the engine",
+    ),
+    "no ids": (lambda body: choice(body, token_ids=None), "no sampled token ids from the engine"),
+    "no log-probs": (lambda body: choice(body, logprobs=None), "no log-probs.*"),
+    "a log-prob too few": (
+        lambda body: choice(body, logprobs={"content": content(body)[:-1]}),
+        "2 sampled tokens but 1 log-probs",
+    ),
+    "a log-prob too many": (
+        lambda body: choice(body, logprobs={"content": [*content(body), *content(body)]}),
+        "2 sampled tokens but 4 log-probs",
+    ),
+    "a log-prob without a number": (
+        lambda body: choice(body, logprobs={"content": [{"logprob": None}]}),
+        "TypeError: .*",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_a_malformed_answer_fails_its_episode_with_the_reason_and_no_other(kind: str, tmp_path: Path) -> None:
+    spoil, message = MALFORMED[kind]
+    with running(FakeVllm()) as fake, httpx.Client(trust_env=False) as client:
+        fake.adapters, fake.answer = {"reasoner@0": "", "actor@3": ""}, lambda _: "7"
+        fake.spoil = lambda body: spoil(body) if len(fake.asked) == 3 else None
+        chat = NodeChat(
+            model="base",
+            base_url=f"{fake.url}/v1",
+            api_key="none",
+            http_client=client,
+            http_async_client=httpx.AsyncClient(trust_env=False),
+        )
+        rig = Rig(tmp_path, model=chat, chat=chat, in_flight=1)
+        tally = rig.run(plan_episodes(TASKS, 3, 1, seed=0, **COMMON))
+    assert tally.outcomes == Counter(terminated=2, failed=1)
+    assert len(fake.asked) == 5  # the third of six failed, and the fourth was never asked: nor was anything repeated
+    prefix = "ServingError: malformed answer of the model server to node 'reasoner': "
+    with rig.store() as store:
+        (failed,) = [e for e in store.episodes(run_id="run") if e.outcome == "failed"]
+    assert re.fullmatch(re.escape(prefix) + message, failed.reason or "")
+
+
+def test_a_server_that_tells_no_log_probs_at_all_stops_the_run_with_that(tmp_path: Path) -> None:
+    with running(FakeVllm()) as fake, httpx.Client(trust_env=False) as client:
+        fake.adapters, fake.answer = {"reasoner@0": "", "actor@3": ""}, lambda _: "7"
+        fake.spoil = lambda body: choice(body, logprobs=None)
+        chat = NodeChat(
+            model="base",
+            base_url=f"{fake.url}/v1",
+            api_key="none",
+            http_client=client,
+            http_async_client=httpx.AsyncClient(trust_env=False),
+        )
+        rig = Rig(tmp_path, model=chat, chat=chat)
+        rig.collector._wait_for_dying_server = lambda: asyncio.sleep(0)  # type: ignore[method-assign]
+        with pytest.raises(GraphError, match="8 of 8 episodes failed, 8 of them with: ServingError: malformed answer"):
+            rig.run(plan_episodes(TASKS, 100, 1, seed=0, **COMMON))
+
+
+# Counting calls
+
+
+def test_calls_are_counted_from_their_sending_to_the_end_of_their_answer() -> None:
+    calls, limits, seen = CallsUnderWay(), httpx.Limits(), []
+
+    async def asynchronously(url: str) -> None:
+        async with httpx.AsyncClient(transport=AsyncWatchedTransport(calls, limits)) as client:
+            async with client.stream("POST", f"{url}/v1/chat/completions", json=BODY) as answer:
+                seen.append(calls.count)
+                await answer.aread()
+            seen.append(calls.count)
+
+    with running(FakeVllm()) as fake:
+
+        def count(_: dict[str, Any]) -> str:
+            seen.append(calls.count)
+            return "7"
+
+        fake.answer = count
+        with httpx.Client(transport=WatchedTransport(calls, limits)) as client:
+            with client.stream("POST", f"{fake.url}/v1/chat/completions", json=BODY) as answer:
+                seen.append(calls.count)
+                answer.read()
+            seen.append(calls.count)
+        asyncio.run(asynchronously(fake.url))
+    with httpx.Client(transport=WatchedTransport(calls, limits)) as client, pytest.raises(httpx.ConnectError):
+        client.get(fake.url)
+    assert (seen, calls.count, calls.silence_s()) == ([1, 1, 0] * 2, 0, 0.0)
+
+
+def test_silence_is_counted_while_calls_wait_and_ends_with_anything_heard() -> None:
+    calls = CallsUnderWay()
+    time.sleep(0.05)
+    calls.began()
+    assert calls.silence_s() < 0.05  # the time before the first call is none
+    time.sleep(0.05)
+    assert calls.silence_s() >= 0.05
+    calls.began()
+    assert calls.silence_s() >= 0.05  # another call that waits too changes nothing
+    calls.heard()
+    assert calls.silence_s() < 0.05
+
+
+BODY = {"model": "base", "messages": [{"role": "user", "content": "hello"}]}

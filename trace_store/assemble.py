@@ -201,7 +201,7 @@ def _span_to_action(trace: _Trace, span: SpanRow, index: int) -> Action:
             trace.loss_of(span)
             or bag.text(c.UNTRAINABLE)
             or _failure_of(span)
-            or _token_fault(prompt_ids, sampled_ids, logprobs, bag.integer(c.USAGE_OUTPUT_TOKENS))
+            or token_fault(prompt_ids, sampled_ids, logprobs, bag.integer(c.USAGE_OUTPUT_TOKENS))
         )
     return Action(
         action_id=span.span_id,
@@ -237,10 +237,10 @@ def _failure_of(span: SpanRow) -> str | None:
     return f"the call failed: {span.status_message}" if span.status_message else "the call failed"
 
 
-def _token_fault(
-    prompt_ids: tuple[int, ...] | None,
-    sampled_ids: tuple[int, ...] | None,
-    logprobs: tuple[float, ...] | None,
+def token_fault(
+    prompt_ids: Sequence[int] | None,
+    sampled_ids: Sequence[int] | None,
+    logprobs: Sequence[float] | None,
     reported: int | None,
 ) -> str | None:
     """Why ids and log-probs cannot be trained on; None when they can."""
