@@ -17,10 +17,14 @@ from typing import Any
 import pytest
 from credit_rig import NODES, CreditLab
 from fake_vllm import FakeVllm, running
+from pydantic import ValidationError
 from rich.console import Console
 
+from marft_bridge import cli
 from marft_bridge.app import split_tasks
 from marft_bridge.collect import collect
+from marft_bridge.config import BridgeConfig
+from marft_bridge.contribution import command
 from marft_bridge.contribution.command import CreditOptions, credit
 from marft_bridge.engine import Engine, load_app
 from marft_bridge.errors import BridgeError, ConfigError
@@ -118,6 +122,46 @@ def test_rewards_are_seen_in_traces_show_and_reach_the_agents_own_actions_in_tra
     term = ShapingTerm(reward="difference", level="agent", weight=0.5)
     earned, absent = trajectory_to_rewards(episode, ("reward", 1.0), [term], [], [True] * 4)
     assert (absent, earned.private["difference"]) == ([], {"helper": 0.5, "idler": 0.0, "harmer": 0.0})
+
+
+def test_what_credit_writes_may_shape_training_though_no_table_declares_it() -> None:
+    table = {"name": "reward", "kind": "tokens"}
+    graph = {"app": "m:b", "nodes": ["a", "b"], "tasks": "t.jsonl"}
+
+    def config(**term: Any) -> BridgeConfig:
+        trainer = {"shaping": [{"weight": 1.0, **term}]}
+        compare = {"metric": "reward"}
+        return BridgeConfig.model_validate(
+            {"graph": graph, "rewards": [table], "train": {"trainer": trainer}, "compare": compare}
+        )
+
+    for name in ("difference", "shapley"):
+        assert config(reward=name, level="agent").train.trainer.shaping[0].reward == name
+        with pytest.raises(ValidationError, match=f"no ..rewards.. table gives '{name}' with level 'episode'"):
+            config(reward=name, level="episode")
+    with pytest.raises(ValidationError, match=r"no ..rewards.. table gives 'differences'"):
+        config(reward="differences", level="agent")
+
+
+def test_the_command_line_says_what_the_functions_are_given(
+    lab: CreditLab, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(command, "credit", lambda config, options, reporter, resume: given.append((options, resume)))
+    lab.config()
+    flags = ["credit", "--config", str(lab.folder / "bridge.toml")]
+    more = ["--nodes", "helper, solver", "--substitute", "silent", "--method", "shapley", "--tasks", "9"]
+    more += ["--samples", "2", "--metric", "correct", "--worth", "0.2", "--resume"]
+    assert cli.run(flags) == 0
+    assert cli.run([*flags, *more]) == 0
+    assert cli.run([*flags, "--run-of", "collect"]) == 0
+    assert given == [
+        (CreditOptions(), False),
+        (CreditOptions(("helper", "solver"), "silent", "shapley", 9, 2, None, "correct", 0.2), True),
+        (CreditOptions(run_of="collect"), False),
+    ]
+    assert cli.run([*flags, "--run-of", "collect", "--samples", "2"]) == 2
+    assert "credit --samples has no effect with --run-of" in capsys.readouterr().err
 
 
 def test_a_text_in_an_agents_place_and_one_that_is_frozen_can_be_replaced(lab: CreditLab) -> None:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tiny_policy import save_tiny_llama
 from tiny_trajectory import action, trajectory
 
 from marft_bridge.adapters import AdapterRegistry
-from marft_bridge.comparison.kl import adapters_to_kl, kl_to_base, logprobs_to_kl
+from marft_bridge.comparison.kl import _comparable, adapters_to_kl, kl_to_base, logprobs_to_kl
 from marft_bridge.config import BridgeConfig
 from trace_store.records import Action, Trajectory
 from trainers.config import LoraOptions
@@ -153,6 +154,18 @@ def test_at_most_so_many_calls_are_drawn_and_a_seed_draws_the_same(base: Path, r
     found = [adapters_to_kl(CONFIG, base, registry, by_variant, limit=4, seed=seed) for seed in (0, 0, 1)]
     assert {made["planner", "after"][1] for made in found} == {4}
     assert found[0] == found[1] != found[2]
+
+
+def test_every_call_is_as_likely_to_be_drawn_as_any_other(registry: AdapterRegistry) -> None:
+    """Ten calls, three drawn, 2,000 times: each 600 times, +- 3.5 standard deviations of binomial(2000, 0.3)."""
+    made = episodes(1, *calls(list(range(2, 12))))
+    drawn: Counter[int] = Counter()
+    for seed in range(2000):
+        (kept,) = _comparable(made, registry, "after", 3, seed).values()
+        assert len({call.action_id for call in kept}) == 3
+        drawn.update((call.sampled_ids or (0,))[0] for call in kept)
+    assert len(drawn) == 10
+    assert all(abs(count - 600) < 72 for count in drawn.values())
 
 
 def test_episodes_of_another_base_model_do_not_count(base: Path, registry: AdapterRegistry) -> None:

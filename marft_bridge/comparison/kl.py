@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -115,11 +116,17 @@ def _load(config: BridgeConfig, model_dir: Path) -> PolicyModel:
 def _comparable(
     episodes: Iterable[Trajectory], registry: AdapterRegistry, variant: str, limit: int, seed: int
 ) -> dict[tuple[str, int], list[Action]]:
-    """(node, version) -> some of its calls whose tokens are drawn from its whole distribution, evenly over episodes."""
+    """(node, version) -> some of its calls whose tokens are drawn from its whole distribution.
+
+    Each such call is as likely to be among them as any other, and no more than `limit` are held at a time (Vitter 1985,
+    algorithm R).
+    """
     from trainers.batch import narrows_sampling
 
     base_of = cache(partial(_base_of, registry))
     found: dict[tuple[str, int], list[Action]] = {}
+    seen: Counter[tuple[str, int]] = Counter()
+    drawn = random.Random(f"{seed}/{variant}")
     for episode in episodes:
         ran_on = episode.episode.lineage.get("base")
         for call in episode.actions:
@@ -129,12 +136,15 @@ def _comparable(
                 continue
             kept = found.setdefault((call.node, version), [])
             known = call.prompt_ids and call.sampled_ids and call.logprobs
-            if known and call.temperature and not narrows_sampling(call):
+            if not (known and call.temperature and not narrows_sampling(call)):
+                continue
+            seen[call.node, version] += 1
+            place = drawn.randrange(seen[call.node, version])
+            if len(kept) < limit:
                 kept.append(call)
-    return {
-        key: random.Random(f"{seed}/{variant}/{key}").sample(calls, min(limit, len(calls)))
-        for key, calls in found.items()
-    }
+            elif place < limit:
+                kept[place] = call
+    return found
 
 
 def _base_of(registry: AdapterRegistry, node: str, version: int) -> str | None:

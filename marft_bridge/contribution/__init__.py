@@ -2,3 +2,6 @@
 
 REWARDS = ("difference", "shapley")
 """What `marft-bridge credit` writes into the store, with level `agent`."""
+
+CREDITS = tuple((name, "agent") for name in REWARDS)
+"""Name and level of each."""
