@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from marft_bridge.cluster.options import RayOptions
 from marft_bridge.comparison.options import CompareOptions
+from marft_bridge.contribution import CREDITS
 from marft_bridge.errors import ConfigError
 from marft_bridge.promote_options import PromoteOptions
 from marft_bridge.record_options import RecordOptions
@@ -203,7 +204,11 @@ class BridgeConfig(_Options):
                 {
                     ("train.trainer.reward", trainer.reward, "episode"),
                     ("compare.metric", self.compare.metric, "episode"),
-                    *(("train.trainer.shaping", term.reward, term.level) for term in trainer.shaping),
+                    *(
+                        ("train.trainer.shaping", term.reward, term.level)
+                        for term in trainer.shaping
+                        if (term.reward, term.level) not in CREDITS  # which no table gives, and `credit` writes
+                    ),
                 },
             )
 

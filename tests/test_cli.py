@@ -19,7 +19,7 @@ from trace_store.store import TraceStore
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples/math_duo/bridge.toml"
-COMMANDS = ("collect", "train", "compare", "score", "serve", "status", "ingest", "export")
+COMMANDS = ("collect", "train", "compare", "credit", "score", "serve", "status", "ingest", "export")
 
 
 def variant(folder: Path, *changes: tuple[str, str]) -> list[str]:
