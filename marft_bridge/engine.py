@@ -107,7 +107,12 @@ def server_options(config: BridgeConfig, folder: RunFolder, reporter: Reporter) 
         return options
     address, os.environ[_KEY_VARIABLE] = found
     reporter.say(f"using the model server at {address}")
-    return ServeOptions(attach=address, api_key_env=_KEY_VARIABLE, lora_target_modules=options.lora_target_modules)
+    return ServeOptions(
+        attach=address,
+        api_key_env=_KEY_VARIABLE,
+        lora_target_modules=options.lora_target_modules,
+        hang_s=options.hang_s,
+    )
 
 
 class Engine:
