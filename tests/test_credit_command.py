@@ -34,6 +34,8 @@ from trace_store.records import Trajectory
 from trainers.config import ShapingTerm
 from trainers.rewards import trajectory_to_rewards
 
+ROOT = Path(__file__).parents[1]
+
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[CreditLab]:
@@ -69,7 +71,7 @@ def agent_rewards(episode: Trajectory) -> dict[tuple[str, str | None], float]:
 def test_who_helps_who_idles_and_who_harms_is_written_and_said(lab: CreditLab) -> None:
     """Even tasks need the helper's hint; on odd ones the harmer spoils it; the idler is not read."""
     train_all(lab)
-    said = run(lab, tasks=32, worth=0.5)
+    said = run(lab, tasks=32, worth=0.2)
     team = episodes(lab, variant="team")
     assert len(team) == 32
     for episode in team:
@@ -84,7 +86,9 @@ def test_who_helps_who_idles_and_who_harms_is_written_and_said(lab: CreditLab) -
     assert [rows[node][-1] for node in NODES] == ["adds", "lazy", "harmful"]
     assert [rows[node][-2] for node in NODES] == [f"{32 - odd} / 0 of 32", "0 / 0 of 32", f"0 / {odd} of 32"]
     assert rows["helper"][:2] == ["1.00", f"{(32 - odd) / 32:+.3f}"]
-    assert "idler is lazy: it makes 1.00 calls a run, and adds less than 0.5 over base in its place" in said
+    page = (ROOT / "docs/credit.md").read_text().split("```")[1].strip().splitlines()
+    assert [[cell.strip() for cell in row.split("│")[1:-1]] for row in page[1:]] == [[n, *r] for n, r in rows.items()]
+    assert "idler is lazy: it makes 1.00 calls a run, and adds less than 0.2 over base in its place" in said
     assert "harmer is harmful: the team does better with base in its place" in said
     assert said[-1] == "credit-1: wrote 96 rewards of agents (difference) to the episodes of credit-1"
 
