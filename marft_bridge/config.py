@@ -281,6 +281,8 @@ def _nearest(location: Iterable[int | str]) -> str:
             model = next(kind for kind in get_args(get_args(model)[0]) if kind.model_fields["kind"].default == table)
         else:  # `table` is a key of a mapping or a place in a list; the options are those of its members
             model = next(part for part in get_args(model) if isinstance(part, type) and issubclass(part, BaseModel))
+    if not isinstance(model, type):  # a table that may be left out
+        model = next(part for part in get_args(model) if isinstance(part, type) and issubclass(part, BaseModel))
     known = list(model.model_fields)
     close = difflib.get_close_matches(wrong, known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; known here: {', '.join(sorted(known))}"

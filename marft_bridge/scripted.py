@@ -17,6 +17,8 @@ from langchain_core.callbacks import CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables import Runnable
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import PrivateAttr
 
 from marft_bridge.exact_tokens import ExactTokens, announced_call, hand_over_tokens
@@ -63,6 +65,11 @@ class ScriptedPolicy(BaseChatModel):
     @property
     def _llm_type(self) -> str:
         return "scripted"
+
+    def bind_tools(self, tools: Sequence[Any], *, tool_choice: str | None = None, **options: Any) -> Runnable[Any, Any]:
+        """The same model, which calls no tool: for apps that bind theirs when they are built."""
+        chosen = {} if tool_choice is None else {"tool_choice": tool_choice}
+        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **chosen, **options)
 
     def _generate(
         self,

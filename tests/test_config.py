@@ -16,6 +16,8 @@ nodes = ["x", "y"]
 tasks = "t.jsonl"
 reward = "a:r"
 """
+ONE = "[[compare.variants]]\nname = 'a'\n"
+TWO = ONE + "[[compare.variants]]\nname = 'b'\n"
 
 
 def config_file(folder: Path, text: str) -> Path:
@@ -73,6 +75,24 @@ def test_a_flag_overrides_the_file_and_an_absent_flag_does_not(tmp_path: Path) -
         (MINIMAL + "[train]\nepisodes_per_round = 9\nsamples_per_task = 2\n", "must be a multiple"),
         (MINIMAL + "[serve]\nmax_loras = 3\n", "2 nodes with 1 + 1 versions need 4"),
         (MINIMAL + "[train.trainer.lora]\nrank = 16\n", "rank 16 is above serve.max_lora_rank 8"),
+        (MINIMAL + TWO + "nmae = 'x'\n", "unknown key 'compare.variants.1.nmae'; did you mean 'name'?"),
+        (
+            MINIMAL + TWO + "serve = { max_lorass = 1 }\nmodel = 'm'\n",
+            "unknown key 'compare.variants.1.serve.max_lorass'; did you mean 'max_loras'?",
+        ),
+        (MINIMAL + ONE, "variants: 'a' alone has nothing to be compared with; add another table"),
+        (MINIMAL + ONE + ONE, "variants: two tables are called 'a'"),
+        (MINIMAL + TWO + "adapters = 'latest'\n", "compare.variants.1.adapters: 'latest' is no version; give a number"),
+        (MINIMAL + TWO + "adapters = { x = -1 }\n", "compare.variants.1.adapters: -1 is no version; give a number"),
+        (MINIMAL + TWO + "nodes = ['x']\n", "'b': nodes has no effect without app; [graph] has its own"),
+        (MINIMAL + TWO + "app = 'c:d'\n", "'b': nodes must name the LLM nodes of 'c:d' on the served model"),
+        (MINIMAL + TWO + "model = 'm'\nadapters = 3\n", "'b': adapters belong to the base model that they were"),
+        (MINIMAL + TWO + "own_models = true\nadapters = 3\n", "'b': adapters has no effect with own_models"),
+        (MINIMAL + TWO + "serve = { max_loras = 8 }\n", "'b': serve has no effect without model"),
+        (MINIMAL + "[compare]\nlooks = 3\n", "compare: looks has no effect without stop_early = true"),
+        (MINIMAL + "[compare]\npass_at = [1, 4]\n", "pass@4 needs as many samples; set samples_per_task to 4 or more"),
+        (MINIMAL + "[compare]\nmixed_teams = 'off'\nmixed_candidate = 'after'\n", "mixed_candidate has no effect with"),
+        (MINIMAL + "[compare]\nmixed_candidate = 'c'\n" + TWO, "mixed_candidate: 'c' is not one of: b"),
     ],
     ids=lambda value: value[-40:].strip() if isinstance(value, str) else None,
 )

@@ -328,11 +328,18 @@ def test_killed_commands_resume_without_loss_and_end_in_a_report(vllm_server: Ru
     assert [(row.variant, row.clusters, row.n) for row in report.contrasts] == [("after", 10, 20)]
     assert [variant.adapters for variant in report.variants] == [dict.fromkeys(NODES, 0), dict.fromkeys(NODES, 3)]
     assert [point.round for point in report.learning_curve] == [0, 1, 2]
+    assert report.mixed is not None
+    assert [team.variant for team in report.mixed.teams] == ["before", "before+reasoner", "before+actor", "after"]
+    assert {team.n for team in report.mixed.teams} == {10}
+    for sides in report.nodes.values():
+        assert (sides["before"].kl_to_base, sides["before"].kl_actions) == (0.0, 20)
+        assert (sides["after"].kl_to_base or 0.0) > 0.0
+        assert sides["after"].kl_actions == 20
     compared = [e.episode for e in shell.stored("compare-1")]
-    sides = [{(e.task_id, e.seed) for e in compared if e.variant == side} for side in ("before", "after")]
-    assert sides[0] == sides[1]
+    ran = [{(e.task_id, e.seed) for e in compared if e.variant == side} for side in ("before", "after")]
+    assert ran[0] == ran[1]
     assert {e.split for e in compared} == {"heldout"}
-    assert {task for task, _ in sides[0]}.isdisjoint(e.episode.task_id for e in [*collected, *trained])
+    assert {task for task, _ in ran[0]}.isdisjoint(e.episode.task_id for e in [*collected, *trained])
     assert "compare-1 after: 20 episodes terminated" in shell.finish("status")
 
 
