@@ -252,7 +252,7 @@ def test_an_engine_that_dies_ends_the_command(config: Path, engine: FakeVllm) ->
 def test_on_the_real_engine_what_is_recorded_is_the_answering_adapters(
     vllm_server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Version 1 changes nothing, version 2 does; each call is scored again by transformers with the adapter it claims."""
+    """Version 1 changes nothing, version 2 does; transformers scores each call again, with the adapter it claims."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM

@@ -1,7 +1,7 @@
 """Owns: live traffic over real HTTP, with OpenAI's own client and a LangGraph app, in front of the fake vLLM.
 
 - Every node of one run, and every request of one key, gets one team; without a key it is base, said once and counted.
-- Streams come through piece by piece; a client that leaves ends the engine's work; what fails is OpenAI's kind of error.
+- Streams come piece by piece; a client that leaves ends the engine's work; what fails is OpenAI's kind of error.
 - Nothing gets in without the key or beyond a limit, and the key is written nowhere.
 - The mirror never answers and never delays, whatever the candidate does.
 - When it stops, nothing of it is left running.
@@ -290,7 +290,11 @@ def test_bodies_and_headers_have_limits(tmp_path: Path) -> None:
         assert rig.post(content=big).status_code == 413
         # Without a length in front it is counted as it comes.
         assert rig.post(content=(big[at : at + 65536] for at in range(0, len(big), 65536))).status_code == 413
-        assert rig.post(content=b"{}", headers={"x-marft-session": "x" * 1_000_000}).status_code in (400, 431)
+        try:
+            status = rig.post(content=b"{}", headers={"x-marft-session": "x" * 1_000_000}).status_code
+        except httpx.TransportError:  # it hung up before we had sent all of it
+            status = 400
+        assert status == 400
         for wrong in (b"", b"[]", b"{", b"\xff", b"[" * 100_000):
             assert rig.post(content=wrong).status_code == 400
         assert answered_by(rig.say()) == BASE

@@ -25,6 +25,7 @@ from marft_bridge.live.upstream import Upstream
 ADDRESS = "127.0.0.1"
 SETTLE_EVERY_S = 0.5
 GRACE_S = 5  # for answers that are under way when it is stopped
+KEEP_ALIVE_S = 75  # longer than clients keep a connection, so that they do not reuse one that is just being closed
 MOST_HEADERS = 64 << 10  # bytes of a request's headers
 MOST_AT_ONCE = 1024  # connections; beyond them 503
 
@@ -96,6 +97,7 @@ class RunningProxy:
             server_header=False,
             h11_max_incomplete_event_size=MOST_HEADERS,
             limit_concurrency=MOST_AT_ONCE,
+            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACE_S,
         )
         self._server = server = _Server(config, self._ready.set)
