@@ -7,7 +7,7 @@
     checkpoint/     the trainer's newest state
     metrics.jsonl   one line per update
     tensorboard/    the same for TensorBoard, where train.tensorboard asks for it
-    vllm.log, server.json, report.json, report.html
+    vllm.log, server.json, report.json, report.html, report.md
     live.json       what keeps live traffic with its team: salt, key, and the proxy's address while it runs
     lock            held by the command that works in the folder
 

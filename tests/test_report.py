@@ -598,6 +598,25 @@ def test_a_tone_is_never_said_by_colour_alone() -> None:
     assert [(row.tone, row.mark, row.about) for row in shares] == [("better", "▲", "better"), ("worse", "▼", "worse")]
 
 
+def test_candidates_that_ran_different_tasks_say_how_many() -> None:
+    report = full_report()
+    assert {row.about for row in views.differences(report).rows} == {""}
+    first, *others = report.contrasts
+    settled = report.model_copy(update={"contrasts": (first.model_copy(update={"n": 60, "clusters": 60}), *others)})
+    assert [row.about for row in views.differences(settled).rows] == ["60 tasks"] + ["120 tasks"] * 3
+
+
+def test_a_score_over_other_episodes_than_the_pairs_is_said_to_be_so() -> None:
+    report = sample_report()
+    note = "These means are over all"
+    assert views.scores_are_of_pairs(report)
+    assert note not in report_page(report)
+    (base, candidate), (row,) = report.variants, report.contrasts
+    assert candidate.score is not None
+    moved = candidate.model_copy(update={"score": candidate.score.model_copy(update={"mean": row.mean_b + 0.01})})
+    assert note in report_page(report.model_copy(update={"variants": (base, moved)}))
+
+
 def test_teams_are_drawn_against_the_base() -> None:
     mixed = mixed_teams(0.4, 0.6, 100)
     forest = views.teams(mixed, "before")

@@ -50,9 +50,11 @@ def _forest(rows: Iterable[Row], scale: Scale) -> Forest:
 def differences(report: Report) -> Forest:
     """Every candidate's difference from the base: its own interval as a bar, the simultaneous one as a line."""
     scale = scale_over(chain([0.0], *(row.simultaneous for row in report.contrasts)))
+    same = len({row.clusters for row in report.contrasts}) == 1  # a candidate that was settled early ran fewer tasks
     rows = (
         Row(
             label=row.variant,
+            about="" if same else counted(row.clusters, "task"),
             strip=_contrast_strip(scale, row),
             value=signed(row.diff),
             interval=signed_span(row.simultaneous),
