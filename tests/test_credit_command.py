@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from marft_bridge.contribution.command import CreditOptions, credit
 from marft_bridge.engine import Engine, load_app
 from marft_bridge.errors import BridgeError, ConfigError
 from marft_bridge.null_adapter import write_null_adapter
+from marft_bridge.plan import EpisodeRequest
+from marft_bridge.rollouts import Tally
 from marft_bridge.traces.show import show
 from trace_store.records import Trajectory
 from trainers.config import ShapingTerm
@@ -231,17 +233,35 @@ def test_a_stored_run_can_be_the_team_and_its_episodes_get_the_rewards(lab: Cred
     assert replays.items() <= collected.items()
 
 
-def test_a_run_that_was_cut_short_goes_on_and_another_one_is_not_mixed_into_it(lab: CreditLab) -> None:
+def test_a_run_that_was_cut_short_goes_on_and_another_one_is_not_mixed_into_it(
+    lab: CreditLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train_all(lab)
-    run(lab, tasks=4)
-    asked = len(lab.server.asked)
-    said = run(lab, tasks=4, resume=True)
-    assert len(lab.server.asked) == asked  # everything is there
-    assert said[-1].startswith("credit-1: wrote 12 rewards")
+    whole = Engine.run
+
+    def stopped(engine: Engine, requests: Sequence[EpisodeRequest], title: str, reward: str) -> Tally:
+        whole(engine, requests[:5], title, reward)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Engine, "run", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run(lab, tasks=4)
+    assert len(episodes(lab)) == 5
+    monkeypatch.setattr(Engine, "run", whole)
     with pytest.raises(ConfigError, match="credit-1 began with other teams, tasks or versions"):
         run(lab, tasks=4, substitute="silent", resume=True)
+    asked = len(lab.server.asked)
+    said = run(lab, tasks=4, resume=True)
+    assert len(lab.server.asked) - asked == (16 - 5) * 4  # what is there is not run again
+    assert said[-1] == "credit-1: wrote 12 rewards of agents (difference) to the episodes of credit-1"
     run(lab, tasks=4)
     assert len(episodes(lab, "credit-2")) == 16
+
+
+def test_there_is_nothing_to_go_on_with_before_a_run(lab: CreditLab) -> None:
+    train_all(lab)
+    with pytest.raises(ConfigError, match="credit: nothing to resume in"):
+        run(lab, resume=True)
 
 
 @pytest.mark.parametrize(
