@@ -5,12 +5,13 @@
 The guard starts ARGV in a session of its own and waits for whichever comes first: the child ends, standard input
 reaches its end (the parent held the pipe's write end and is gone, even by SIGKILL), or a stop signal. Then it ends
 the whole process group: SIGTERM, and SIGKILL after `GRACE_S`. Invariant: when the guard has exited, nothing of the
-group is left. Standard library only: it also runs as a plain script and starts in some ten milliseconds.
-It does not know what it guards.
+group is left; where the guard itself is killed, Linux sends the child a SIGTERM. Standard library only: it also runs
+as a plain script and starts in some ten milliseconds. It does not know what it guards.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import selectors
 import signal
@@ -20,6 +21,7 @@ import time
 from types import FrameType
 
 GRACE_S = 10.0
+_PR_SET_PDEATHSIG = 1
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -65,6 +67,12 @@ def group_ended(child: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> Non
     child.wait()
 
 
+def _ends_with_guard() -> None:
+    """In the child, before it becomes the command."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 def main(arguments: list[str]) -> int:
     """Guard the command after `--`; answers its exit code, or 128 + N when signal N ended it."""
     if arguments[:1] != ["--"] or len(arguments) < 2:
@@ -75,7 +83,10 @@ def main(arguments: list[str]) -> int:
     signal.set_wakeup_fd(wake_write)
     for number in (*_STOP_SIGNALS, signal.SIGCHLD):
         signal.signal(number, _noted)
-    child = subprocess.Popen(arguments[1:], stdin=subprocess.DEVNULL, start_new_session=True)
+    # The guard has one thread only, so that a function may run between fork and exec.
+    child = subprocess.Popen(
+        arguments[1:], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_ends_with_guard
+    )
     child_ended_or_stop_asked(child, wake)
     group_ended(child)
     code = child.returncode

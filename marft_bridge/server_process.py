@@ -107,6 +107,18 @@ class ServerProcess:
         on_progress(f"ready, {time.monotonic() - began:.0f} s")
 
 
+def port_when_free(port: int, patience_s: float = 15.0) -> int:
+    """`port`, once it is free: what is left of a server that ended without its guard needs some seconds to go."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return free_port(port)
+        except ServingError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
 def free_port(wanted: int | None) -> int:
     """`wanted`, or a free port; ServingError when `wanted` is taken."""
     with socket.socket() as probe:

@@ -27,7 +27,7 @@ from marft_bridge.errors import ServingError
 from marft_bridge.prepare_model import check_model_dir
 from marft_bridge.server_client import EngineClient
 from marft_bridge.server_command import BASE_NAME, ServeOptions, vllm_runs_on_cpu
-from marft_bridge.server_process import ServerProcess, free_port
+from marft_bridge.server_process import ServerProcess, free_port, port_when_free
 
 __all__ = ["Endpoint", "ModelServer", "ServeOptions"]
 
@@ -105,7 +105,7 @@ class ModelServer:
             raise ServingError("only a model server that was started here can be started again")
         process.end()
         try:
-            port = free_port(int(endpoint.base_url.removesuffix("/v1").rpartition(":")[2]))
+            port = port_when_free(int(endpoint.base_url.removesuffix("/v1").rpartition(":")[2]))
             process.start(client, port, endpoint.api_key, on_progress)
             for name, (folder, sha256) in list(self._live.items()):
                 self._load(client, name, folder, sha256)

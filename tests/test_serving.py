@@ -180,6 +180,16 @@ def test_a_killed_parent_leaves_nothing_running(tmp_path: Path) -> None:
     assert eventually(lambda: not any(map(lives, family)))
 
 
+def test_a_killed_guard_ends_what_it_guards(tmp_path: Path) -> None:
+    command = guarded(sys.executable, "-c", FAMILY.format(child=PATIENT), str(tmp_path / "pids"))
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as guard:
+        child, grandchild = pids_in(tmp_path / "pids")
+        guard.kill()
+        guard.wait()
+        assert eventually(lambda: not lives(child))
+        os.kill(grandchild, signal.SIGKILL)  # vLLM ends its own processes when it is told to end; this child does not
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_signal_ends_the_whole_group(tmp_path: Path, number: signal.Signals) -> None:
     command = guarded(sys.executable, "-c", FAMILY.format(child=PATIENT), str(tmp_path / "pids"))
