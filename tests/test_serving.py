@@ -41,6 +41,7 @@ def value_after(argv: list[str], flag: str) -> str:
 def test_options_that_would_have_no_effect_are_refused() -> None:
     for wrong, named in (
         ({"attach": "http://127.0.0.1:8000", "max_loras": 2}, "max_loras cannot be set"),
+        ({"attach": "http://127.0.0.1:8000", "restarts": 1}, "restarts cannot be set"),
         ({"api_key_env": "KEY"}, "applies to attach only"),
         ({"kv_cache_gib": 1.0, "gpu_memory_utilization": 0.5}, "give one"),
         ({"attach": "127.0.0.1:8000"}, "attach"),
