@@ -267,7 +267,7 @@ def export(
     folder: Annotated[Path, typer.Argument(help="Where to; must not exist or be empty.")],
     config: Config = DEFAULT_CONFIG,
     run: Run = None,
-    version: Annotated[int | None, typer.Option(min=0, help="Without it the newest.")] = None,
+    version: Annotated[str | None, typer.Option(help="A number, or promoted; without it the newest.")] = None,
     merged: Annotated[bool, typer.Option("--merged", help="The whole model with the adapter merged in.")] = False,
 ) -> None:
     """Write a node's adapter as a plain peft folder, or merged as a plain model."""

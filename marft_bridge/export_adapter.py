@@ -10,6 +10,7 @@ import hashlib
 from pathlib import Path
 
 from marft_bridge.adapters import AdapterRegistry
+from marft_bridge.comparison.manifest import promoted_versions
 from marft_bridge.config import BridgeConfig
 from marft_bridge.engine import model_directory
 from marft_bridge.errors import ConfigError, ServingError
@@ -20,12 +21,12 @@ from trainers.files import weights_to_sha256
 
 
 def export_node(
-    config: BridgeConfig, node: str, out: Path, version: int | None, merged: bool, reporter: Reporter
+    config: BridgeConfig, node: str, out: Path, version: str | None, merged: bool, reporter: Reporter
 ) -> None:
     """Writes a node's adapter into the folder `out`, which must not exist or be empty.
 
     Args:
-        version: None takes the newest.
+        version: a number, or `promoted`; None takes the newest.
         merged: add it to the base model and write the whole model.
 
     Raises:
@@ -40,13 +41,25 @@ def export_node(
         raise ConfigError(f"export: {node!r} is not among graph.nodes: {', '.join(config.graph.nodes)}")
     model_dir = model_directory(config, reporter.say)
     base_sha256 = weights_to_sha256(model_dir)
-    row = _registered(AdapterRegistry(folder.adapters, base_sha256), node, version, folder)
+    number = None if version is None else _version_to_number(version, node, folder)
+    row = _registered(AdapterRegistry(folder.adapters, base_sha256), node, number, folder)
     from trainers.export import export_adapter, export_merged  # torch
 
     write = export_merged if merged else export_adapter
     write(model_dir, Path(row.path), out, base_sha256)
     kind = "merged into its base model" if merged else f"as a peft adapter for {model_dir}"
     reporter.say(f"exported {node}@{row.version} {kind}: {out}")
+
+
+def _version_to_number(version: str, node: str, folder: RunFolder) -> int:
+    if version.isascii() and version.isdecimal():
+        return int(version)
+    if version != "promoted":
+        raise ConfigError(f"export: --version {version!r} is neither a number nor promoted")
+    promoted = promoted_versions(folder.path)
+    if promoted is None or node not in promoted:
+        raise ConfigError(f"export: no version of {node!r} was promoted in {folder.path}; run `marft-bridge promote`")
+    return promoted[node]
 
 
 def _registered(registry: AdapterRegistry, node: str, version: int | None, folder: RunFolder) -> AdapterRow:
