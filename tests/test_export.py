@@ -3,15 +3,17 @@
 - Both load with peft and transformers and compute what base plus adapter compute; what is not adapted keeps its bits.
 - An adapter of another base model, one that does more than add B A, and a folder in use are refused in one line, and
   nothing is left behind.
-- The command takes the newest version, or the one that is named, and exports only what was registered.
+- The command takes the newest version, or the one that is named or promoted, and exports only what was registered.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 import stat
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from transformers import AutoModelForCausalLM
 
 from marft_bridge import cli
 from marft_bridge.adapters import AdapterRegistry
+from marft_bridge.comparison.manifest import Manifest, PromotedAdapter, write_manifest
 from marft_bridge.null_adapter import write_null_adapter
 from trainers.config import LoraOptions
 from trainers.errors import TrainError
@@ -310,6 +313,40 @@ def test_the_newest_version_is_exported_unless_one_is_named(
         assert (tmp_path / "newest" / name).read_bytes() == (adapters / "2" / name).read_bytes()
     first = logits(AutoModelForCausalLM.from_pretrained(tmp_path / "first"))
     torch.testing.assert_close(first, by_peft(base, adapters / "1"), atol=1e-5, rtol=0)
+
+
+def test_the_promoted_version_is_exported_by_that_name(
+    run: list[str], base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--version", "promoted", *run]
+    assert "no version of 'actor' was promoted" in said(["actor", str(tmp_path / "out"), *flags], capsys)
+    sha256 = hashlib.sha256((tmp_path / "run/adapters/actor/1/adapter_model.safetensors").read_bytes()).hexdigest()
+    write_manifest(
+        tmp_path / "run",
+        Manifest(
+            number=1,
+            previous_sha256=None,
+            candidate="after",
+            base="before",
+            graph="g",
+            model="m",
+            base_sha256=weights_to_sha256(base),
+            tool_surface={},
+            tool_surface_differs=False,
+            verdict="better",
+            gate="correct>0",
+            findings=(),
+            report_sha256="0" * 64,
+            safety=None,
+            signed_by="Jane Doe",
+            signed_at=datetime(2026, 11, 22, tzinfo=UTC),
+            adapters={"actor": PromotedAdapter(version=1, sha256=sha256)},
+        ),
+    )
+    assert cli.run(["export", "actor", str(tmp_path / "out"), *flags]) == 0
+    assert "exported actor@1" in capsys.readouterr().out
+    assert "no version of 'reasoner' was promoted" in said(["reasoner", str(tmp_path / "other"), *flags], capsys)
+    assert "neither a number nor promoted" in said(["actor", str(tmp_path / "x"), "--version", "new", *run], capsys)
 
 
 def test_what_cannot_be_exported_is_said_in_one_line(

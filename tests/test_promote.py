@@ -6,7 +6,7 @@
 - A safety suite passes by True or exit status 0 only; a command finds the candidate served, is stopped in time with
   all that it started, and its output is kept, bounded.
 - A manifest that was changed, taken away, or written without the key is found.
-- The newest promotion's versions are what `export --version promoted` takes.
+- `compare --promote-if` asks the same, and signs nothing.
 """
 
 from __future__ import annotations
