@@ -24,13 +24,15 @@ from marft_bridge import cli
 from marft_bridge.app import split_tasks
 from marft_bridge.collect import collect
 from marft_bridge.config import BridgeConfig
-from marft_bridge.contribution import command
+from marft_bridge.contribution import command, found
 from marft_bridge.contribution.command import CreditOptions, credit
+from marft_bridge.contribution.found import changed_tools
 from marft_bridge.engine import Engine, load_app
 from marft_bridge.errors import BridgeError, ConfigError
 from marft_bridge.null_adapter import write_null_adapter
 from marft_bridge.plan import EpisodeRequest
 from marft_bridge.rollouts import Tally
+from marft_bridge.tool_surface import NodeTools, Surface
 from marft_bridge.traces.show import show
 from trace_store.records import Trajectory
 from trainers.config import ShapingTerm
@@ -256,6 +258,28 @@ def test_a_run_that_was_cut_short_goes_on_and_another_one_is_not_mixed_into_it(
     assert said[-1] == "credit-1: wrote 12 rewards of agents (difference) to the episodes of credit-1"
     run(lab, tasks=4)
     assert len(episodes(lab, "credit-2")) == 16
+
+
+def test_a_tool_that_changed_since_the_stored_run_is_seen_and_one_that_was_not_offered_is_no_change() -> None:
+    before: Surface = {"worker": NodeTools({"s"}, {"add": {"1", "2"}, "old": {"3"}}), "gone": NodeTools()}
+    same: Surface = {"worker": NodeTools({"t"}, {"add": {"2"}, "new": {"4"}}), "other": NodeTools()}
+    assert changed_tools(before, same) == []
+    now: Surface = {"worker": NodeTools({"t"}, {"add": {"5"}, "old": {"3"}})}
+    assert changed_tools(before, now) == ["tool 'add' of node 'worker'"]
+
+
+def test_a_stored_run_with_another_tool_of_the_same_name_gets_no_rewards(
+    lab: CreditLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.say(lambda reporter: collect(lab.config(), reporter, False))
+    surfaces = {
+        run_id: {"solver": NodeTools({schema}, {"add": {schema}})}
+        for run_id, schema in {"collect": "1", "credit-1": "2"}.items()
+    }
+    monkeypatch.setattr(found, "store_to_surface", lambda _, run_id: surfaces[run_id])
+    with pytest.raises(ConfigError, match="tool 'add' of node 'solver' has another schema than in run 'collect'"):
+        run(lab, run_of="collect", tasks=2, nodes=("helper",), substitute="silent")
+    assert not any(agent_rewards(episode) for episode in episodes(lab, "collect"))
 
 
 def test_there_is_nothing_to_go_on_with_before_a_run(lab: CreditLab) -> None:

@@ -27,6 +27,7 @@ from marft_bridge.contribution.judged import (
 )
 from marft_bridge.errors import ConfigError
 from marft_bridge.progress import Reporter
+from marft_bridge.tool_surface import Surface, store_to_surface
 from trace_store.records import Reward
 from trace_store.store import TraceStore
 
@@ -63,8 +64,9 @@ class Found:
         """Writes the rewards and prints what each agent contributes.
 
         Raises:
-            ConfigError: an agent's teams have too few scores in common.
+            ConfigError: an agent's teams have too few scores in common, or the stored run had other tools.
         """
+        self._refuse_other_tools(store)
         (full_team, full_name), *others = self.names.items()
         full_run = self.run_of or self.run_id
         full = self._scored(store, full_run, None if self.run_of else full_name)
@@ -92,6 +94,16 @@ class Found:
                 team.scores[run], team.episode_ids[run] = score, game.episode.episode_id
                 team.calls.update(action.node for action in game.actions)
         return team
+
+    def _refuse_other_tools(self, store: TraceStore) -> None:
+        if self.run_of is None:
+            return
+        before, now = store_to_surface(store, self.run_of), store_to_surface(store, self.run_id)
+        if changed := changed_tools(before, now):
+            raise ConfigError(
+                f"credit --run-of: {changed[0]} has another schema than in run {self.run_of!r}, so a difference to "
+                "that run is not the agent's; leave it out, and the newest team runs"
+            )
 
     def _refuse_too_few(self, scores: Scores) -> None:
         for agent in self.agents:
@@ -134,6 +146,19 @@ class Found:
                 yield f"{one.agent} is harmful: the team does better with {self.substitute} in its place"
             elif one.finding == "not settled":
                 yield f"{one.agent}: {one.tasks} tasks do not settle whether it adds anything; run more with --tasks"
+
+
+def changed_tools(before: Surface, now: Surface) -> list[str]:
+    """Tools of one name that no episode of both offered alike.
+
+    A tool that only one of them offered is no sign of a change: with an agent replaced, a graph takes other branches.
+    """
+    return [
+        f"tool {name!r} of node {node!r}"
+        for node in sorted(before.keys() & now.keys())
+        for name in sorted(before[node].tools.keys() & now[node].tools.keys())
+        if not before[node].tools[name] & now[node].tools[name]
+    ]
 
 
 def _pair_lines(pairs: Sequence[PairCredit]) -> Iterator[str]:
