@@ -31,6 +31,23 @@ BEFORE = {"name": "before"}
 AFTER = {"name": "after", "adapters": "newest"}
 
 
+TOOLED = """
+
+def tooled(model: BaseChatModel):
+    def look_up(word: str) -> str:
+        '''Looks a word up.'''
+        return word
+
+    graph = StateGraph(State)
+    graph.add_node("reasoner", speaker(model))
+    graph.add_node("actor", speaker(model.bind_tools([look_up])))
+    graph.add_edge(START, "reasoner")
+    graph.add_edge("reasoner", "actor")
+    graph.add_edge("actor", END)
+    return graph.compile()
+"""
+
+
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
     with lab_in(tmp_path) as found:
@@ -175,6 +192,18 @@ def test_an_episode_that_fails_takes_its_pair_out_and_is_counted_with_the_reason
     assert "after: 1 pairs left out, because one side has no 'correct'" in lab.said
 
 
+def test_another_tool_surface_is_refused_unless_it_is_allowed(lab: Lab) -> None:
+    """The second graph is the same but for a tool that its actor offers."""
+    lab.apps.write_text(lab.apps.read_text() + TOOLED)
+    lab.ours.auto_tools = True
+    tooled = {"name": "tooled", "app": f"{lab.apps}:tooled", "nodes": list(NODES)}
+    with pytest.raises(ConfigError, match=r"tool surface of .*added look_up .*set compare.allow_tool_change = true"):
+        lab.compare(BEFORE, tooled, tasks=8)
+    report = lab.compare(BEFORE, tooled, tasks=8, allow_tool_change=True)
+    assert report.setup.tool_surface_differs
+    assert report.setup.tool_surface == {}  # the base offers none
+
+
 # -- going on -------------------------------------------------------------------------------------------------
 
 
@@ -276,6 +305,9 @@ def test_the_exit_code_says_whether_the_condition_holds(lab: Lab, capsys: pytest
     assert "did you mean 'correct'?" in capsys.readouterr().err
     before = len(lab.asked)
     assert command(lab, "--promote-if", "correct>>0") == 2  # before anything runs
+    assert command(lab, "--promote-if", "correct>0", "--candidate", "befor") == 2
+    assert "compare --promote-if: name the candidate with --candidate; one of: after" in capsys.readouterr().err
+    assert command(lab, "--candidate", "after") == 2
     assert len(lab.asked) == before
     Report.model_validate_json((lab.run / "report.json").read_text())
     assert (lab.run / "report.html").exists()

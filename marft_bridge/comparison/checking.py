@@ -24,6 +24,7 @@ from marft_bridge.comparison.safety import (
     run_command,
     run_function,
 )
+from marft_bridge.comparison.variants import AFTER
 from marft_bridge.config import BridgeConfig
 from marft_bridge.engine import model_directory, server_options
 from marft_bridge.errors import ConfigError
@@ -95,8 +96,8 @@ def check(
 
 def require_candidate(config: BridgeConfig, candidate: str | None) -> None:
     """Refuses, before anything runs, a gate that could not tell which of several candidates is meant."""
-    names = [variant.name for variant in config.compare.variants[1:]]
-    if (candidate is None and len(names) > 1) or (candidate is not None and names and candidate not in names):
+    names = [variant.name for variant in config.compare.variants[1:]] or [AFTER]
+    if (candidate is None and len(names) > 1) or (candidate is not None and candidate not in names):
         raise ConfigError(f"compare --promote-if: name the candidate with --candidate; one of: {', '.join(names)}")
 
 
