@@ -9,6 +9,8 @@
     tensorboard/    the same for TensorBoard, where train.tensorboard asks for it
     vllm.log, server.json, report.json, report.html, report.md
     live.json       what keeps live traffic with its team: salt, key, and the proxy's address while it runs
+    learned.json    digests of the tasks that were learned from, which are not held out any more
+    promoted/       manifests of what was signed off, and which one counts
     lock            held by the command that works in the folder
 
 Invariants: a folder that holds records is not written into again unless the user says --resume; one command at a time
