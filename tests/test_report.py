@@ -630,6 +630,22 @@ def test_teams_are_drawn_against_the_base() -> None:
     assert lines == {round(_ends(_of_class(forest.rows[0].strip, "estimate")[0])[0], 2)}
 
 
+def test_nodes_swapped_one_at_a_time_have_no_shapley_share() -> None:
+    whole = full_report()
+    assert whole.mixed is not None
+    shares = tuple(share.model_copy(update={"shapley": None, "shapley_ci95": None}) for share in whole.mixed.shares)
+    unknown = NodeShare(node="silent", alone=None)
+    mixed = whole.mixed.model_copy(update={"complete": False, "shares": (*shares, unknown)})
+    report = whole.model_copy(update={"mixed": mixed})
+    assert [row.label for row in views.shares(mixed).rows] == ["planner", "executor"]
+    assert wording.moved(mixed) == "planner better, executor not shown to matter, silent not shown to matter"
+    text = _Tags(report_page(report)).text
+    assert "each node was swapped on its own" in text
+    assert "Shapley" not in text
+    assert "| `silent` |   |   |\n" in report_to_markdown(report)
+    assert "Shapley" not in report_to_markdown(report)
+
+
 def test_node_figures_are_drawn_to_scale_and_absent_ones_left_out() -> None:
     measures = {measure.name: measure for measure in views.node_measures(NODES["executor"])}
     tokens = measures["sampled tokens per call"].bars

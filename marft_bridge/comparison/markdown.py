@@ -148,19 +148,16 @@ def _mixed(report: Report) -> Iterator[str]:
     yield "## Which agent moved"
     sides = f"{code(mixed.candidate)} against {code(report.base)}"
     yield f"{wording.moved(mixed, code)} ({sides}, each by its own interval)."
-    header = ["node", "share of the difference (Shapley)", "swapped in alone", "put back in the candidate"]
-    yield _table(
-        header,
-        [
-            [
-                code(share.node),
-                _effect(share.shapley, share.shapley_ci95),
-                _effect(share.alone, share.alone_ci95),
-                _effect(share.without, share.without_ci95),
-            ]
-            for share in mixed.shares
-        ],
-    )
+    header = ["node", "swapped in alone", "put back in the candidate"]
+    shares = [
+        [code(share.node), _effect(share.alone, share.alone_ci95), _effect(share.without, share.without_ci95)]
+        for share in mixed.shares
+    ]
+    if mixed.complete:
+        header.append("share of the difference (Shapley)")
+        for row, share in zip(shares, mixed.shares, strict=True):
+            row.append(_effect(share.shapley, share.shapley_ci95))
+    yield _table(header, shares)
     rows = [[", ".join(map(code, team.on)) or "none", f"{team.n:,}", _estimate(team.score)] for team in mixed.teams]
     yield _table([f"nodes as in {code(mixed.candidate)}", "runs", f"mean {code(report.metric)}"], rows)
 
