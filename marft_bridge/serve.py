@@ -17,7 +17,9 @@ from marft_bridge.engine import model_directory, running_server, served_modules,
 from marft_bridge.errors import ConfigError, ServingError
 from marft_bridge.progress import Reporter
 from marft_bridge.run_folder import RunFolder
+from marft_bridge.server_keeper import ServerKeeper
 from marft_bridge.serving import ModelServer
+from marft_bridge.watched_calls import CallsUnderWay
 
 if TYPE_CHECKING:
     from marft_bridge.live.command import LiveTraffic
@@ -31,7 +33,8 @@ def serve(config: BridgeConfig, reporter: Reporter, command: Sequence[str], live
     """Starts the server and runs `command` beside it; without one it serves until Ctrl-C.
 
     With `live`, a proxy in front of the server shares an app's traffic out between two teams, and the server is for
-    that alone: other commands on the folder, which load and unload adapters, start their own.
+    that alone: other commands on the folder, which load and unload adapters, start their own. So it knows all that
+    the server holds, and starts one that died again; without `live` it does not.
 
     Returns:
         The command's exit code; 0 after Ctrl-C.
@@ -51,8 +54,12 @@ def serve(config: BridgeConfig, reporter: Reporter, command: Sequence[str], live
         with reporter.bars(), reporter.task("model server") as task:
             endpoint = server.start(lambda phase: task.update(figures=phase))
         if traffic is not None:
-            with traffic.running(server, endpoint, reporter) as proxy:
-                watched = (server.check, proxy.check)
+            restarts, calls = config.serve.restarts, CallsUnderWay()  # the proxy's calls have limits of their own
+            with (
+                ServerKeeper(server, restarts, config.serve.hang_s, calls, reporter.say) as keeper,
+                traffic.running(server, endpoint, reporter) as proxy,
+            ):
+                watched = (server.check if server.attached else keeper.check, proxy.check)
                 return _until_the_end(watched, command, traffic.command_environment(proxy))
         write_server_file(folder, endpoint)
         try:

@@ -25,21 +25,27 @@ import pytest
 from duo_rig import COMMON, TASKS, Rig
 from fake_vllm import FakeVllm, running
 from fault_server import FAULTS, write_model
+from lora_files import write_adapter
 from rich.console import Console
 
 from marft_bridge import server_process
+from marft_bridge.adapters import AdapterRegistry
 from marft_bridge.collect import collect
 from marft_bridge.config import BridgeConfig, toml_to_config
 from marft_bridge.episode import CANCELLED
 from marft_bridge.errors import GraphError, ServingError
+from marft_bridge.live.flags import LiveOptions
+from marft_bridge.live.split import Split
 from marft_bridge.policy import NodeChat
 from marft_bridge.progress import Reporter
 from marft_bridge.rollouts import plan_episodes
 from marft_bridge.run_folder import RunFolder
+from marft_bridge.serve import serve
 from marft_bridge.server_keeper import ServerKeeper
 from marft_bridge.serving import Endpoint, ModelServer, ServeOptions
 from marft_bridge.watched_calls import AsyncWatchedTransport, CallsUnderWay, WatchedTransport
 from trace_store.store import TraceStore
+from trainers.files import weights_to_sha256
 
 ROOT = Path(__file__).parents[1]
 EPISODES = 12
@@ -219,6 +225,42 @@ def test_a_server_is_started_here_or_not_at_all(bench: Bench) -> None:
             server.start()
             with pytest.raises(ServingError, match="only a model server that was started here"):
                 server.restart()
+
+
+PATIENT_APP = """
+import os, time
+import openai
+
+client = openai.OpenAI(base_url=os.environ["MARFT_LIVE_URL"], api_key=os.environ["MARFT_LIVE_KEY"], max_retries=0)
+answered, refused, deadline = 0, 0, time.monotonic() + 60
+while answered < 6 and time.monotonic() < deadline:
+    try:
+        client.chat.completions.create(
+            model="actor", messages=[{"role": "user", "content": "say it"}], user=f"u{answered}", temperature=1.0
+        )
+        answered += 1
+    except openai.APIStatusError as error:
+        refused += error.status_code == 502
+        time.sleep(0.3)
+raise SystemExit(0 if answered == 6 and refused else 1)
+"""
+
+
+def test_live_traffic_goes_on_with_its_teams_when_the_server_behind_it_is_started_again(bench: Bench) -> None:
+    bench.faults.write_text(json.dumps({"die_after": 3}))
+    config = bench.config()
+    registry = AdapterRegistry(bench.folder.adapters, weights_to_sha256(bench.model))
+    for node in config.graph.nodes:
+        write_adapter(registry.new_folder(node, 1), {"layers.0.q_proj": (4, 4)})
+        registry.register(node, 1, None, {})
+    live = LiveOptions(Split(50.0, 50.0), "0", "1", mirror=False, port=0, key_env=None, quiet_s=60.0)
+    said = Reporter(Console(file=bench.said, width=1000))
+    assert serve(config, said, [sys.executable, "-c", PATIENT_APP], live) == 0
+    assert "exit code 9; starting it again (1 of 2)" in bench.said.getvalue()
+    with TraceStore.open(bench.folder.store) as store:
+        answered = [a for t in store.trajectories() for a in t.actions if a.sampled_ids]
+    assert len(answered) == 6
+    assert {a.adapter for a in answered} <= {"actor@0", "actor@1"}
 
 
 def key(endpoint: Endpoint) -> dict[str, str]:
