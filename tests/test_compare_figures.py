@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from compare_rig import NODES, Lab, lab_in
 from rich.console import Console
 
 from marft_bridge.collect import collect
+from marft_bridge.comparison import command
 from marft_bridge.comparison.contrasts import pairs_to_power
 from marft_bridge.comparison.outcomes import Outcome, Pair, pairs_of, stored_outcomes
 from marft_bridge.comparison.records import Report
@@ -27,6 +29,7 @@ from trace_store.store import TraceStore
 
 BEFORE = {"name": "before"}
 AFTER = {"name": "after", "adapters": "newest"}
+HOSTED = {"name": "hosted", "own_models": True}
 
 
 @pytest.fixture
@@ -179,6 +182,31 @@ def test_the_learning_curve_takes_rewards_from_the_store_and_figures_from_the_me
     assert (second.round, second.phase, second.episodes, second.reward_mean) == (1, "online", 2, 0.0)
     assert first.nodes == {"actor": {"grad_norm": 2.0}}
     assert second.nodes == {"actor": {"approx_kl": 0.5}}
+
+
+def test_the_distance_to_the_base_is_asked_for_once_all_has_run(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the variants on the base model, whole episodes, with the store free for others meanwhile."""
+    seen: dict[str, int] = {}
+
+    def kl(_config: Any, model_dir: Path, _registry: Any, by_variant: Any, limit: int, seed: int) -> Any:
+        seen.update({name: sum(len(t.actions) for t in episodes) for name, episodes in by_variant.items()})
+        with TraceStore.open(lab.run / "store.duckdb", wait_s=0):
+            pass
+        assert (model_dir, limit, seed) == (lab.model, 7, 0)
+        return {("actor", "after"): (0.5, 3), ("actor", "before"): (0.0, 4)}
+
+    monkeypatch.setattr(command, "adapters_to_kl", kl)
+    report = lab.compare(BEFORE, AFTER, lab.solo(), HOSTED | {"app": f"{lab.apps}:hosted"}, tasks=4, kl_actions=7)
+    assert seen == {"before": 8, "after": 8, "one agent": 4}
+    sides = report.nodes["actor"]
+    assert {name: (side.kl_to_base, side.kl_actions) for name, side in sides.items()} == {
+        "before": (0.0, 4),
+        "after": (0.5, 3),
+    }
+    # Where every node is at version 0 there is nothing to ask.
+    seen.clear()
+    lab.compare(BEFORE, lab.solo(), tasks=4, kl_actions=7)
+    assert not seen
 
 
 def test_a_metric_that_no_episode_has_is_refused_with_the_reasons(lab: Lab) -> None:
