@@ -1,7 +1,7 @@
 """Progress of long work -> bars on a terminal, plain lines elsewhere.
 
 A caller says how far it is and what the figures are now; where they go is decided here once. On a terminal a bar
-shows figures and time left; in a file or a pipe a line comes every few seconds, and one at the end.
+shows figures and time left; in a file or a pipe a line with both comes every few seconds, and one at the end.
 """
 
 from __future__ import annotations
@@ -49,7 +49,11 @@ class Task:
         self._told = time.monotonic()
         steps = "" if self._total is None else f" {self._done}/{self._total}"
         figures = f"  {self._figures}" if self._figures else ""
-        self._reporter.say(f"{self._name}{steps}{figures}  [{self._told - self._began:.0f} s]")
+        taken = self._told - self._began
+        left = ""
+        if self._total is not None and 0 < self._done < self._total and taken >= 1:
+            left = f", about {taken / self._done * (self._total - self._done):.0f} s left"
+        self._reporter.say(f"{self._name}{steps}{figures}  [{taken:.0f} s{left}]")
 
 
 class Reporter:

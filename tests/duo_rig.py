@@ -40,7 +40,8 @@ class Rig:
         reward = changes.pop("reward", math_duo.reward)
         app = App(math_duo.build, TASKS, TASKS, math_duo.task_to_input, reward, "test:reward")
         journal = Journal(self.path.with_name("store.duckdb.journal"))
-        graph = wrap(math_duo.build(changes.pop("model", self.policy)), Recorder(journal))
+        build = changes.pop("build", math_duo.build)
+        graph = wrap(build(changes.pop("model", self.policy)), Recorder(journal))
         options = {"in_flight": 4, "timeout_s": 30.0} | changes
         self.collector = Collector(graph, app, route_of, **options)
 

@@ -96,6 +96,11 @@ def test_a_command_without_what_it_needs_says_what_to_do_first(
     assert message in refused(arguments, capsys)
 
 
+def test_an_engine_that_does_not_exist_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    error = refused(["collect", *variant(tmp_path), "--engine", "slurm"], capsys)
+    assert "collect.engine: Input should be 'local' or 'ray'" in error
+
+
 def test_an_unknown_flag_is_refused_with_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["collect", "--episode", "3"]) == 2
     assert "No such option" in capsys.readouterr().err

@@ -29,6 +29,20 @@ def test_output_that_is_no_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyP
     assert "\x1b" not in shown.getvalue()
 
 
+def test_a_plain_line_says_how_long_the_rest_takes_at_the_pace_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    to, shown = reporter(terminal=False)
+    with to.task("collect", 60) as task:
+        now[0] += 20
+        task.update(15, "90 tok/s")
+        now[0] += 60
+        task.update(60, "90 tok/s")
+    lines = shown.getvalue().splitlines()
+    assert lines[0] == "collect 15/60  90 tok/s  [20 s, about 60 s left]"  # 15 in 20 s, so 45 in 60 s
+    assert lines[-1] == "collect 60/60  90 tok/s  [80 s]"
+
+
 def test_a_terminal_gets_nested_bars_with_figures() -> None:
     to, shown = reporter(terminal=True)
     with to.bars(), to.overall("train", 6) as overall:

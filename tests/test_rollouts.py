@@ -9,7 +9,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ import openai
 import pytest
 from duo_rig import COMMON, TASKS, Rig, right_answer
 from fake_vllm import FakeVllm, running
+from langgraph.graph import START, StateGraph
 
+from graphs import math_duo
 from marft_bridge import rollouts
 from marft_bridge.app import split_tasks
 from marft_bridge.engine import still_to_run
@@ -191,6 +195,29 @@ def test_no_call_starts_when_nothing_is_left(tmp_path: Path) -> None:
         ("reasoner", True, False),
         ("actor", False, True),  # a call that was refused
     ]
+
+
+def test_a_graph_that_goes_on_after_the_limit_is_stopped(tmp_path: Path) -> None:
+    def build(model: Any) -> Any:
+        async def stubborn(state: dict[str, Any]) -> dict[str, Any]:
+            while True:
+                with suppress(Exception):  # as an app may
+                    await model.ainvoke("again")
+
+        graph = StateGraph(math_duo.DuoState)
+        graph.add_node("reasoner", stubborn)
+        graph.add_edge(START, "reasoner")
+        return graph.compile()
+
+    with running(FakeVllm()) as server:
+        server.answer = lambda body: "ten bytes."
+        model = NodeChat(model="base", base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        rig = Rig(tmp_path, build=build, model=model, limits=Limits(25))
+        began = time.monotonic()
+        tally = rig.run(plan_episodes(TASKS, 1, 1, seed=0, **COMMON | {"adapters": {"reasoner": 0}}))
+    assert time.monotonic() - began < 20  # its time limit is 30 s
+    assert dict(tally.outcomes) == {"truncated": 1}
+    assert (tally.sampled_tokens, len(server.asked)) == (25, 3)
 
 
 def failing(times: int, error: Exception) -> Any:

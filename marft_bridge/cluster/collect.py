@@ -31,6 +31,7 @@ from marft_bridge.served_model import ServedModel
 from marft_bridge.tally import Tally
 from trace_store.journal import Journal
 
+_LOOPBACK = "127.0.0.1"
 # Ray keeps large arguments in shared memory; a report is at most some megabytes.
 _OBJECT_STORE = 128 * 2**20
 # Not sent to the workers with `ray.working_dir`, besides what .gitignore names: large, private, or no part of an app.
@@ -43,7 +44,7 @@ def refuse_unusable(config: BridgeConfig) -> None:
     Raises:
         ConfigError: Ray is not installed, or a setting contradicts `collect.engine = "ray"`.
     """
-    _imported()
+    _imported(config.ray.address)
     if config.serve.attach is not None:
         raise ConfigError("serve.attach names one server for one machine; with collect.engine = ray use ray.endpoints")
     if config.serve.port is not None and not config.ray.endpoints:
@@ -113,7 +114,7 @@ def connected(options: RayOptions) -> Iterator[Any]:
     Raises:
         ClusterError: the cluster cannot be reached or started.
     """
-    ray = _imported()
+    ray = _imported(options.address)
     if ray.is_initialized():
         yield ray
         return
@@ -124,7 +125,7 @@ def connected(options: RayOptions) -> Iterator[Any]:
             "num_cpus": max(1, math.ceil(options.workers * options.cpus_per_worker)),
             "object_store_memory": _OBJECT_STORE,
             "include_dashboard": False,
-            "_node_ip_address": "127.0.0.1",
+            "_node_ip_address": _LOOPBACK,
         }
     if options.working_dir is not None:
         how["runtime_env"] = {"working_dir": options.working_dir, "excludes": list(_LEFT_HERE)}
@@ -135,6 +136,10 @@ def connected(options: RayOptions) -> Iterator[Any]:
         where = options.address or "on this machine"
         raise ClusterError(f"no Ray cluster {where}: {' '.join(str(error).split())[:300]}") from error
     try:
+        if options.address is None and (at := ray.util.get_node_ip_address()) != _LOOPBACK:
+            raise ClusterError(
+                f"Ray would listen on {at}: it was imported before marft-bridge could keep it to loopback"
+            )
         yield ray
     finally:
         ray.shutdown()
@@ -153,10 +158,13 @@ def _own_signals() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _imported() -> Any:
-    # Read when Ray is imported. The second: a worker that asks for no GPU keeps those that its environment shows.
+def _imported(address: str | None) -> Any:
+    # All are read when Ray is imported. A worker that asks for no GPU keeps those that its environment shows.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if address is None:
+        # Otherwise Ray replaces the address of loopback by the machine's own, and listens on every interface.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     try:
         import ray
     except ImportError as error:
