@@ -24,10 +24,13 @@ from marft_bridge.policy import NodeChat
 from marft_bridge.progress import Reporter
 from marft_bridge.rewards.contract import Served
 from marft_bridge.routing import Route
+from marft_bridge.server_command import vllm_runs_on_cpu
 from marft_bridge.server_keeper import ServerKeeper
 from marft_bridge.serving import Endpoint, ModelServer, ServeOptions
 from marft_bridge.watched_calls import AsyncWatchedTransport, CallsUnderWay, WatchedTransport
 from trainers.files import weights_to_sha256
+
+_BASE = "(base)"  # no node of LangGraph has such a name
 
 
 class ServedModel:
@@ -42,7 +45,7 @@ class ServedModel:
     keeper: ServerKeeper
     chat: NodeChat
     place: Served
-    """Where a reward finds the base model, to ask it."""
+    """Where a reward finds the base model, to ask it; by the name of an adapter that changes nothing where it must."""
 
     def __init__(self, config: BridgeConfig, model_dir: Path, adapters: Path) -> None:
         self._config, self.model_dir = config, model_dir
@@ -60,7 +63,6 @@ class ServedModel:
         with ModelServer(options, self.model_dir, self.registry.root, log) as self.server:
             with reporter.bars(), reporter.task("model server") as task:
                 endpoint = self.server.start(lambda phase: task.update(figures=phase))
-            self.place = Served(endpoint.base_url, endpoint.model, endpoint.api_key)
             # A server that is not ours may have a parser of tool calls; if it has none, its own refusal says so.
             auto_tools = self._config.serve.attach is not None or options.tool_call_parser is not None
             calls = CallsUnderWay()
@@ -70,7 +72,16 @@ class ServedModel:
                 ServerKeeper(self.server, options.restarts, hang_s, calls, reporter.say) as self.keeper,
                 self._clients(endpoint, auto_tools, loop, calls) as self.chat,
             ):
+                self.place = Served(endpoint.base_url, self._base_name(endpoint), endpoint.api_key)
                 yield self
+
+    def _base_name(self, endpoint: Endpoint) -> str:
+        """The name under which the base model answers as itself: see `null_adapter` for why that is an adapter's."""
+        if self.server.attached or not vllm_runs_on_cpu():
+            return endpoint.model
+        self.register_null([_BASE])
+        self.publish({_BASE: 0})
+        return self.registry.served_name(_BASE, 0)
 
     @contextmanager
     def _clients(

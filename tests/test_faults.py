@@ -27,8 +27,9 @@ from fake_vllm import FakeVllm, running
 from fault_server import FAULTS, write_model
 from lora_files import write_adapter
 from rich.console import Console
+from safetensors.numpy import load_file
 
-from marft_bridge import server_process
+from marft_bridge import served_model, server_process
 from marft_bridge.adapters import AdapterRegistry
 from marft_bridge.collect import collect
 from marft_bridge.config import BridgeConfig, toml_to_config
@@ -41,6 +42,7 @@ from marft_bridge.progress import Reporter
 from marft_bridge.rollouts import plan_episodes
 from marft_bridge.run_folder import RunFolder
 from marft_bridge.serve import serve
+from marft_bridge.served_model import ServedModel
 from marft_bridge.server_keeper import ServerKeeper
 from marft_bridge.serving import Endpoint, ModelServer, ServeOptions
 from marft_bridge.watched_calls import AsyncWatchedTransport, CallsUnderWay, WatchedTransport
@@ -265,6 +267,27 @@ def test_live_traffic_goes_on_with_its_teams_when_the_server_behind_it_is_starte
 
 def key(endpoint: Endpoint) -> dict[str, str]:
     return {"Authorization": f"Bearer {endpoint.api_key}"}
+
+
+# The base model itself
+
+
+@pytest.mark.parametrize("cpu", [True, False])
+def test_the_base_model_is_asked_through_an_adapter_of_zeros_where_a_full_server_would_answer_as_another(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, cpu: bool
+) -> None:
+    monkeypatch.setattr(served_model, "vllm_runs_on_cpu", lambda: cpu)
+    config, silent = bench.config(), Reporter(Console(quiet=True))
+    model = ServedModel(config, bench.model, bench.folder.adapters)
+    with asyncio.Runner() as loop, model.served(config.serve, bench.folder.server_log, loop, silent):
+        folder = model.server.adapters().get(model.place.model)
+    if not cpu:
+        assert (model.place.model, folder) == ("base", None)
+        return
+    assert folder is not None
+    weights = load_file(Path(folder) / "adapter_model.safetensors")
+    assert weights
+    assert not any(tensor.any() for tensor in weights.values())
 
 
 # An attached server goes away
