@@ -70,7 +70,7 @@ class Variant(_Part):
     """One variant that was compared.
 
     `adapters` maps nodes to versions; a node without one is absent. `graph`, `model`: None means those of the
-    configuration. `score` is the deciding metric over all of its episodes that have it.
+    configuration; a graph that calls the models that it was written with has the model "its own models". `score` is the deciding metric over all of its episodes that have it.
     """
 
     name: Text
@@ -131,7 +131,7 @@ class Contrast(_Part):
 
 
 class Power(_Part):
-    """What this comparison could find, and what would settle it, for one variant."""
+    """What this comparison could find, and what would settle it, for one variant with its share of the error."""
 
     variant: Text
     detectable: float | None  # a true difference of this size is found four times in five
