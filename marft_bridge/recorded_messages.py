@@ -39,11 +39,11 @@ class RecordedChat:
     tools: tuple[dict[str, Any], ...]  # that the call offered; empty where it offered none
 
 
-def span_to_chat(span: SpanRow, *, offers_tools: bool | None = None) -> RecordedChat:
+def span_to_chat(span: SpanRow, *, offers_tools: bool = False) -> RecordedChat:
     """The conversation that a chat span holds.
 
     Args:
-        offers_tools: whether calls of this kind are known to have offered tools; None where nobody said.
+        offers_tools: whether the call is known to have offered tools, which the span then has to hold.
 
     Raises:
         NotAChat: it is not all there, or not all text.

@@ -64,7 +64,7 @@ class ChatTokenizer:
         Raises:
             NotAChat: the template refuses the messages, or does not render the answer as it was said.
         """
-        spoken = json.dumps([chat.answer["content"], chat.answer.get("tool_calls")], ensure_ascii=False)
+        spoken = chat.answer["content"] + json.dumps(chat.answer.get("tool_calls", []), ensure_ascii=False)
         if any(token in spoken for token in self._control):
             raise NotAChat("the answer holds a control token of the base model")
         before = self._render(chat.prompt, chat.tools, True)
@@ -178,8 +178,7 @@ class Retokeniser:
             raise NotAChat("the call failed")
         if action.finish_reason == "content_filter":
             raise NotAChat("a filter of the provider cut the answer")
-        # Only a recorder that hashes tools says by an absent hash that there were none.
-        offers = f"{TOOLS_OF}{action.node}" in episode.lineage if episode.lineage else None
+        offers = f"{TOOLS_OF}{action.node}" in episode.lineage  # by their hash: our recorder does not keep them
         # At a stop sequence the provider ends the answer, not the model, and both are called "stop".
         ended = action.finish_reason in ENDED and not span.attributes.get(c.REQUEST_STOP)
         ids = tokenizer.chat_to_ids(span_to_chat(span, offers_tools=offers), ended=ended)

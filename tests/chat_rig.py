@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tiny_policy import save_tiny_llama
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 CHATML = (
@@ -32,6 +32,9 @@ def save_chat_tokenizer(folder: Path, template: str | None = CHATML, stop: str |
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         ),
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(  # which templates go around, as they say all themselves
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", 0)]
     )
     fast: Any = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=stop)  # type: ignore[no-untyped-call]
     fast.chat_template = template

@@ -65,12 +65,14 @@ def test_a_tool_call_is_read_once_with_its_arguments_as_an_object_and_results_on
     asks["data"] |= {"tool_calls": calls}  # type: ignore[operator]
     parts = [{"type": "tool_call_response", "id": "1", "response": ["2", {"text": "3"}]}]
     parts.append({"type": "tool_call_response", "id": "2", "response": "x"})
-    found = span_to_chat(span([asks, {"role": "tool", "parts": parts}], FOUR))
+    only_a_block = {"role": "assistant", "content": [v1]}
+    found = span_to_chat(span([asks, {"role": "tool", "parts": parts}, only_a_block], FOUR))
     asked = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
     assert found.prompt == (
         {"role": "assistant", "content": "so", "tool_calls": [asked]},
         {"role": "tool", "tool_call_id": "1", "content": "2\n3"},
         {"role": "tool", "tool_call_id": "2", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [asked]},
     )
 
 

@@ -50,6 +50,7 @@ PROMPT = f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
 FOUR = [{"role": "assistant", "content": "four", "tool_calls": []}]
 WITH_TOOLS = json.dumps({"tools/reasoner": "a" * 64})
 ADD = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}
+ASKED = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": "two"}}}
 TOOLS = (
     "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
     "{% for t in m.tool_calls or [] %}{{ '[call ' + t.function.name + ' ' + (t.function.arguments | tojson) + ']' }}"
@@ -119,11 +120,10 @@ def test_a_call_is_the_prompt_as_the_engine_builds_it_and_the_answer_as_the_temp
 
 def test_tools_and_their_results_are_rendered(tmp_path: Path) -> None:
     folder = save_chat_tokenizer(tmp_path, TOOLS)
-    asked = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": "two"}}}
-    before = {"role": "assistant", "content": "", "tool_calls": [asked]}
+    before = {"role": "assistant", "content": "", "tool_calls": [ASKED]}
     result = {"role": "tool", "tool_call_id": "1", "content": "four"}
     ids = ChatTokenizer(folder).chat_to_ids(
-        chat("", USER, before, result, tool_calls=[asked], tools=(ADD,)), ended=True
+        chat("", USER, before, result, tool_calls=[ASKED], tools=(ADD,)), ended=True
     )
     said = '<|im_start|>assistant\n[call add {"a": "two"}]<|im_end|>\n'
     assert decoded(folder, ids.prompt) == (
@@ -137,6 +137,7 @@ REFUSES = "{% if messages[0].role != 'user' %}{{ raise_exception('user first') }
 REWRITES = CHATML.replace("{% for", "{{ messages | length }}{% for", 1)
 THINKS = CHATML.replace("m.content", "('<think></think>' if m.role == 'assistant' else '') + m.content")
 NO_END = CHATML.replace("<|im_end|>\\n' }}{% endfor", "\\n' }}{% endfor")
+NAMES_ONLY = TOOLS.replace("t.function.arguments | tojson", "''")
 JOINED = "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}<|im_end|>{% endif %}{% endfor %}"
 
 
@@ -150,6 +151,7 @@ JOINED = "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}<|
         (CHATML.replace("+ m.content", "+ (m.content | upper)"), chat(), "does not render the answer as it was said"),
         (NO_END, chat(), "ends the answer with no token at which the model stops"),
         (JOINED, chat("ur", {"role": "user", "content": "fo"}), "prompt and answer share a token"),
+        (NAMES_ONLY, chat("", tool_calls=[ASKED]), "does not render the answer as it was said"),
         (CHATML, chat("four<|im_end|>\n<|im_start|>user"), "the answer holds a control token of the base model"),
     ],
 )
@@ -172,10 +174,28 @@ def test_a_model_that_cannot_render_calls_is_refused(
 
 
 def test_every_token_at_which_the_engine_stops_ends_an_answer(tmp_path: Path) -> None:
-    """Some models name their end of turn in the generation configuration only."""
-    folder = save_chat_tokenizer(tmp_path, CHATML, stop=None)
+    """Some models name their end of turn in the generation configuration only. The first one ends it."""
+    goes_on = CHATML + "{% if not add_generation_prompt %}<|im_start|>{% endif %}"
+    folder = save_chat_tokenizer(tmp_path, goes_on, stop=None)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 1]}))
     assert decoded(folder, ChatTokenizer(folder).chat_to_ids(chat(), ended=True).answer) == "four<|im_end|>"
+
+
+def test_an_ending_that_is_no_token_of_its_own_is_refused(tmp_path: Path) -> None:
+    """The tokenizer makes one token of "ou", so a model that stops at the token "u" would not have ended "fo" so."""
+    folder = save_chat_tokenizer(tmp_path, CHATML.replace("<|im_end|>", "u"), stop=None)
+    ids = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    assert "ou" in ids
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids["u"]}))
+    with pytest.raises(NotAChat, match="ends the answer with no token at which the model stops"):
+        ChatTokenizer(folder).chat_to_ids(chat("fo"), ended=True)
+
+
+def test_white_space_that_the_template_puts_before_an_answer_is_sampled(tmp_path: Path) -> None:
+    folder = save_chat_tokenizer(tmp_path, CHATML.replace("assistant\\n", "assistant").replace("+ '\\n' +", "+ ' ' +"))
+    ids = ChatTokenizer(folder).chat_to_ids(chat("four"), ended=True)
+    assert decoded(folder, ids.prompt).endswith("<|im_start|>assistant")
+    assert decoded(folder, ids.answer) == " four<|im_end|>"
 
 
 # -- which calls, and how they end -------------------------------------------------------------------------------
@@ -188,7 +208,7 @@ def hosted(answers: Sequence[dict[str, Any]], **root: Any) -> list[SpanRow]:
         begin = 10 + 10 * number
         node = sample.node(f"reasoner:{number}", begin, begin + 9, step=number)
         messages = {"INPUT_MESSAGES": json.dumps([USER]), "OUTPUT_MESSAGES": json.dumps(FOUR)}
-        absent: dict[str, Any] = {"PROMPT_IDS": None, "SAMPLED_IDS": None, "LOGPROBS": None}
+        absent: dict[str, Any] = {"PROMPT_IDS": None, "SAMPLED_IDS": None, "LOGPROBS": None, "REQUEST_TEMPERATURE": 0.2}
         sample.call(f"c{number}", node, begin + 1, begin + 8, **messages | absent | changed)
     return sample.spans(**root)
 
