@@ -95,6 +95,7 @@ class RunningProxy:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             h11_max_incomplete_event_size=MOST_HEADERS,
             limit_concurrency=MOST_AT_ONCE,
             timeout_keep_alive=KEEP_ALIVE_S,

@@ -18,6 +18,7 @@ import httpx
 
 SILENCE_S = 600.0  # of the engine, after which a request has failed; what OpenAI's own client waits
 CONNECT_S = 10.0
+IDLE_S = 2.0  # vLLM closes after 5 s; a request that is sent while it does would fail
 KEPT = 256  # connections that wait for the next request
 
 
@@ -86,4 +87,5 @@ class Upstream:
                 await connection.aclose()
 
     def _new(self) -> httpx.AsyncHTTPTransport:
-        return httpx.AsyncHTTPTransport(verify=self._certificates, trust_env=False)
+        limits = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=IDLE_S)
+        return httpx.AsyncHTTPTransport(verify=self._certificates, trust_env=False, limits=limits)

@@ -69,7 +69,9 @@ class _Engine(uvicorn.Server):
 
 
 def _serve_engine() -> None:
-    config = uvicorn.Config(_engine, port=0, lifespan="off", log_config=None, access_log=False, http="h11")
+    config = uvicorn.Config(
+        _engine, port=0, lifespan="off", log_config=None, access_log=False, http="h11", timeout_graceful_shutdown=1
+    )
     _Engine(config).run()
 
 
@@ -111,7 +113,7 @@ async def _seconds(address: str, requests: int) -> list[float]:
                 began = time.perf_counter()
                 answer = await client.post(f"{address}/chat/completions", json=body)
                 found.append(time.perf_counter() - began)
-                assert answer.status_code == 200
+                assert answer.status_code == 200, answer.text
 
         await asyncio.gather(*(worker(number) for number in range(IN_FLIGHT)))
     return found
