@@ -70,7 +70,8 @@ class Variant(_Part):
     """One variant that was compared.
 
     `adapters` maps nodes to versions; a node without one is absent. `graph`, `model`: None means those of the
-    configuration; a graph that calls the models that it was written with has the model "its own models". `score` is the deciding metric over all of its episodes that have it.
+    configuration; a graph that calls the models that it was written with has the model "its own models". `score` is
+    the deciding metric over all of its episodes that have it.
     """
 
     name: Text
