@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -18,7 +18,7 @@ from marft_bridge.errors import ServingError
 
 _NAME = re.compile(r"[A-Za-z0-9._@-]+")
 _PICKLES = {".bin", ".pt", ".pth", ".pkl"}
-_WEIGHTS = "adapter_model.safetensors"
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 LayerShapes = Mapping[str, set[tuple[int, ...]]]
 """Name of a linear layer from "layers.N." on -> the (outputs, inputs) found under it."""
@@ -47,7 +47,7 @@ def checked_adapter_folder(folder: Path, root: Path, served: tuple[str, ...] | N
         raise ServingError(f"adapter path {str(real)!r} is not inside the adapter root {str(real_root)!r}")
     if not real.is_dir():
         raise ServingError(f"adapter path {str(real)!r} does not exist")
-    for name in ("adapter_config.json", _WEIGHTS):
+    for name in (_CONFIG, _WEIGHTS):
         file = (real / name).resolve()
         if not file.is_file():
             raise ServingError(f"adapter {str(real)!r} has no {name}")
@@ -68,19 +68,25 @@ def checked_adapter_folder(folder: Path, root: Path, served: tuple[str, ...] | N
     return real
 
 
-def weights_to_hash(folder: Path) -> str:
-    """SHA-256 of an adapter's weights, as hex digits."""
-    with (folder / _WEIGHTS).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def folder_to_hashes(folder: Path, names: Collection[str] = (_CONFIG, _WEIGHTS)) -> dict[str, str]:
+    """File name -> SHA-256 in hex digits, of those of the files that are there; the two decide what is computed."""
+    hashes = {}
+    for name in names:
+        if (folder / name).is_file():
+            with (folder / name).open("rb") as file:
+                hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes
 
 
-def check_weights(folder: Path, sha256: str) -> None:
-    """ServingError when the weights in an adapter folder are not those that the hash was taken of."""
-    if weights_to_hash(folder) != sha256:
-        raise ServingError(
-            f"{str(folder / _WEIGHTS)!r} is not what was registered (its SHA-256 changed): it is damaged or was "
-            "written over; put the file back from a copy, or train that version again in another run folder"
-        )
+def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
+    """ServingError when a file in an adapter folder is not the one that its hash was taken of."""
+    found = folder_to_hashes(folder, hashes.keys())
+    for name, sha256 in hashes.items():
+        if found.get(name) != sha256:
+            raise ServingError(
+                f"{str(folder / name)!r} is not what was registered (its SHA-256 changed): it is damaged or was "
+                "written over; put the file back from a copy, or train that version again in another run folder"
+            )
 
 
 def adapter_layers(weights: Path) -> dict[str, tuple[int, int]]:

@@ -16,14 +16,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from marft_bridge.adapter_files import check_weights, weights_to_hash
+from marft_bridge.adapter_files import check_files, folder_to_hashes
 from marft_bridge.errors import ServingError
 from marft_bridge.files import write_atomically
 from marft_bridge.serving import ModelServer
 from trace_store.records import AdapterRow
 
 _RECORD = "marft.json"
-_WEIGHTS = "adapter_model.safetensors"
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_CONFIG_SHA256 = "config_sha256"  # in the record only; one written before this was kept has none
 
 
 def safe_node_name(node: str) -> str:
@@ -88,18 +89,20 @@ class AdapterRegistry:
             raise ServingError(f"adapter v{version} of node {node!r} has no {_WEIGHTS} in {str(folder)!r}")
         if parent is not None:
             self.get(node, parent)
+        hashes = folder_to_hashes(folder)
         record: dict[str, Any] = {
             "node": node,
             "version": version,
             "parent": parent,
-            "sha256": weights_to_hash(folder),
+            "sha256": hashes[_WEIGHTS],
             "base_sha256": self._base_sha256,
             "created_ns": time.time_ns(),
             "metrics": dict(metrics),
         }
         for file in filter(Path.is_file, folder.iterdir()):
             file.chmod(0o600)
-        write_atomically(folder / _RECORD, json.dumps(record, indent=2, allow_nan=False) + "\n")
+        content = record | {_CONFIG_SHA256: hashes.get(_CONFIG)}
+        write_atomically(folder / _RECORD, json.dumps(content, indent=2, allow_nan=False) + "\n")
         return AdapterRow(path=str(folder), **record)
 
     def get(self, node: str, version: int) -> AdapterRow:
@@ -111,11 +114,12 @@ class AdapterRegistry:
         folder = self._folder(node, version)
         try:
             record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
+            record.pop(_CONFIG_SHA256, None)
             row = AdapterRow(path=str(folder), **record)
         except FileNotFoundError:
             published = ", ".join(f"v{known}" for known in self.versions(node)) or "none"
             raise ServingError(f"node {node!r} has no adapter v{version}; published: {published}") from None
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, AttributeError) as error:
             raise ServingError(f"{str(folder / _RECORD)!r} is unreadable ({error}); delete that version") from error
         if row.base_sha256 != self._base_sha256:
             raise ServingError(
@@ -123,6 +127,12 @@ class AdapterRegistry:
                 f"({row.base_sha256[:12]}, not {self._base_sha256[:12]}); use that model or another run folder"
             )
         return row
+
+    def hashes(self, node: str, version: int) -> dict[str, str]:
+        """File name -> SHA-256 that it had when the version was registered. Raises as `get`."""
+        row = self.get(node, version)
+        config = json.loads((Path(row.path) / _RECORD).read_text(encoding="utf-8")).get(_CONFIG_SHA256)
+        return {_WEIGHTS: row.sha256} | ({_CONFIG: config} if config is not None else {})
 
     def latest(self, node: str) -> AdapterRow | None:
         """The highest version of a node; None when it has none and runs on the base model."""
@@ -144,15 +154,16 @@ def publish(server: ModelServer, registry: AdapterRegistry, node: str, version: 
     """Have the server answer to this version; returns its served name. Does nothing when it is served already.
 
     Raises:
-        ServingError: no such version, its weights are not those that were registered, the server refuses it, or
+        ServingError: no such version, its files are not those that were registered, the server refuses it, or
             another folder is served under its name.
     """
-    row = registry.get(node, version)
+    row, hashes = registry.get(node, version), registry.hashes(node, version)
     name = registry.served_name(node, version)
     folder = Path(row.path).resolve()
-    check_weights(folder, row.sha256)
-    if name not in server.adapters():
-        server.load_adapter(name, folder, row.sha256)
+    if name in server.adapters():
+        check_files(folder, hashes)
+    else:
+        server.load_adapter(name, folder, hashes)
     served = server.adapters().get(name)
     if served is None or Path(served) != folder:
         raise ServingError(f"the model server serves {served or 'nothing'} as {name!r}, not {str(folder)!r}")

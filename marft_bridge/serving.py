@@ -11,14 +11,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 from marft_bridge.adapter_files import (
     LayerShapes,
-    check_weights,
+    check_files,
     checked_adapter_folder,
     checked_adapter_name,
     model_layers,
@@ -28,6 +28,8 @@ from marft_bridge.prepare_model import check_model_dir
 from marft_bridge.server_client import EngineClient
 from marft_bridge.server_command import BASE_NAME, ServeOptions, vllm_runs_on_cpu
 from marft_bridge.server_process import ServerProcess, free_port, port_when_free
+
+_ANY: Mapping[str, str] = MappingProxyType({})
 
 __all__ = ["Endpoint", "ModelServer", "ServeOptions"]
 
@@ -60,7 +62,7 @@ class ModelServer:
         self._client: EngineClient | None = None
         self._endpoint: Endpoint | None = None
         self._base_layers: LayerShapes | None = None
-        self._live: dict[str, tuple[Path, str | None]] = {}  # name -> folder, and the hash of its weights where known
+        self._live: dict[str, tuple[Path, Mapping[str, str]]] = {}  # name -> folder, and the hashes of files in it
 
     def __enter__(self) -> ModelServer:
         return self
@@ -107,8 +109,8 @@ class ModelServer:
         try:
             port = port_when_free(int(endpoint.base_url.removesuffix("/v1").rpartition(":")[2]))
             process.start(client, port, endpoint.api_key, on_progress)
-            for name, (folder, sha256) in list(self._live.items()):
-                self._load(client, name, folder, sha256)
+            for name, (folder, hashes) in list(self._live.items()):
+                self._load(client, name, folder, hashes)
         except BaseException:
             process.end()
             raise
@@ -156,17 +158,17 @@ class ModelServer:
             self._process = None
         self._live.clear()
 
-    def load_adapter(self, name: str, path: Path, sha256: str | None = None) -> None:
+    def load_adapter(self, name: str, path: Path, hashes: Mapping[str, str] = _ANY) -> None:
         """Serve the adapter in folder `path` under the new name `name`.
 
         Args:
-            sha256: of its weights, if they must be those; also whenever the server is started again.
+            hashes: file name -> the SHA-256 that it must have; also whenever the server is started again.
 
         Raises:
             ServingError: the folder is not one that may be served, or the server's own refusal (rank, base model).
         """
-        self._load(self._running(), checked_adapter_name(name), path, sha256)
-        self._live[name] = (path, sha256)
+        self._load(self._running(), checked_adapter_name(name), path, hashes)
+        self._live[name] = (path, hashes)
 
     def unload_adapter(self, name: str) -> None:
         """Take `name` out of service; ServingError when it is not served.
@@ -190,13 +192,12 @@ class ModelServer:
             raise ServingError("the model server is not running; start it first")
         return self._client
 
-    def _load(self, client: EngineClient, name: str, path: Path, sha256: str | None) -> None:
+    def _load(self, client: EngineClient, name: str, path: Path, hashes: Mapping[str, str]) -> None:
         if self._base_layers is None and self._model_dir.is_dir():
             self._base_layers = model_layers(self._model_dir)
         served = self._options.lora_target_modules
+        check_files(path, hashes)
         folder = checked_adapter_folder(path, self._adapter_root, served, self._base_layers)
-        if sha256 is not None:
-            check_weights(folder, sha256)
         client.load_adapter(name, folder)
 
     def _attached(self) -> Endpoint:

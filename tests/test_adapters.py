@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -275,6 +275,30 @@ def test_weights_that_changed_after_registration_are_not_served(
     ):
         publish(server, registry, "planner", 1)
     assert fake.adapters == {}
+
+
+@pytest.mark.parametrize(
+    "change", [lambda text: text.replace('"lora_alpha": 32', '"lora_alpha": 64'), lambda text: text[:-5]]
+)
+def test_a_configuration_that_changed_after_registration_is_not_served(
+    server: ModelServer, registry: AdapterRegistry, fake: FakeVllm, change: Callable[[str], str]
+) -> None:
+    config = registered(registry, "planner", 1) / "adapter_config.json"
+    before = config.read_text()
+    assert change(before) != before
+    config.write_text(change(before))
+    with pytest.raises(ServingError, match=r"adapter_config\.json' is not what was registered"):
+        publish(server, registry, "planner", 1)
+    assert fake.adapters == {}
+
+
+def test_a_version_registered_before_its_configuration_was_hashed_is_served(
+    server: ModelServer, registry: AdapterRegistry, fake: FakeVllm
+) -> None:
+    record = registered(registry, "planner", 1) / "marft.json"
+    record.write_text(json.dumps({k: v for k, v in json.loads(record.read_text()).items() if k != "config_sha256"}))
+    publish(server, registry, "planner", 1)
+    assert set(fake.adapters) == {"planner@1"}
 
 
 def test_another_folder_under_the_same_name_is_noticed(
