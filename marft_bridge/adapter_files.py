@@ -89,6 +89,11 @@ def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
             )
 
 
+def check_weights(folder: Path, sha256: str) -> None:
+    """ServingError when the weights in an adapter folder are not those that the hash was taken of."""
+    check_files(folder, {_WEIGHTS: sha256})
+
+
 def adapter_layers(weights: Path) -> dict[str, tuple[int, int]]:
     """Layer name from "layers.N." on -> (outputs, inputs) of its LoRA pair B A."""
     shapes = {name: shape for name, shape in weight_shapes(weights).items() if ".lora_A." in name or ".lora_B." in name}
