@@ -22,7 +22,7 @@ from typing import Any
 
 import httpx
 import pytest
-from duo_rig import COMMON, TASKS, Rig
+from duo_rig import COMMON, TASKS, Rig, right_answer
 from fake_vllm import FakeVllm, running
 from fault_server import FAULTS, write_model
 from lora_files import write_adapter
@@ -39,6 +39,7 @@ from marft_bridge.live.flags import LiveOptions
 from marft_bridge.live.split import Split
 from marft_bridge.policy import NodeChat
 from marft_bridge.progress import Reporter
+from marft_bridge.retries import Limits
 from marft_bridge.rollouts import plan_episodes
 from marft_bridge.run_folder import RunFolder
 from marft_bridge.serve import serve
@@ -267,6 +268,34 @@ def test_live_traffic_goes_on_with_its_teams_when_the_server_behind_it_is_starte
 
 def key(endpoint: Endpoint) -> dict[str, str]:
     return {"Authorization": f"Bearer {endpoint.api_key}"}
+
+
+@pytest.mark.parametrize(("retries", "outcome"), [(1, "terminated"), (0, "failed")])
+def test_an_attempt_that_an_outage_took_away_costs_none_of_the_retries(
+    tmp_path: Path, retries: int, outcome: str
+) -> None:
+    calls, asked = Counter[str](), []
+
+    def script(node: str, prompt: str, random: Any) -> str:
+        calls[node] += 1
+        if calls["reasoner"] <= 3 and node == "reasoner":
+            raise ConnectionResetError("cut")
+        return right_answer(node, prompt, random)
+
+    def came_back(began: float) -> bool:
+        asked.append(began)
+        return len(asked) <= 2
+
+    rig = Rig(tmp_path, script, limits=Limits(retries=retries), came_back=came_back)
+    tally = rig.run(plan_episodes(TASKS, 1, 1, seed=0, **COMMON))
+    assert tally.outcomes == Counter({outcome: 1})
+    assert tally.retried == 2 + retries
+    assert asked == sorted(set(asked))  # each attempt asks since it began itself
+    with rig.store() as store:
+        rows = [(e.outcome, e.tags.get("attempt")) for e in store.episodes(run_id="run")]
+    assert sorted(rows, key=str) == sorted(
+        [("failed", None), ("failed", "2"), ("failed", "3"), ("terminated", "4")][: 3 + retries], key=str
+    )
 
 
 # The base model itself
