@@ -40,4 +40,13 @@ class ClusterError(BridgeError):
 
 USER_ERRORS = (BridgeError, StoreError, TrainError)
 
-__all__ = ["USER_ERRORS", "BridgeError", "ClusterError", "ConfigError", "GraphError", "ServingError", "StoreError", "TrainError"]
+__all__ = [
+    "USER_ERRORS",
+    "BridgeError",
+    "ClusterError",
+    "ConfigError",
+    "GraphError",
+    "ServingError",
+    "StoreError",
+    "TrainError",
+]

@@ -135,7 +135,7 @@ def _without_headers(value: Any) -> Any:
 
 
 def _without_content(row: SpanRow, labels: Mapping[str, Any], name: str, reason: str) -> SpanRow:
-    """Structure, numbers and these labels. Of an error only its type is left, of another end that there was a reason."""
+    """Structure, numbers and these labels. Of an error its type is left, of another end that there was a reason."""
     attributes = {key: value for key, value in row.attributes.items() if key_to_kind(key) is Kind.STRUCTURE}
     attributes |= labels
     ended = row.attributes.get(c.OUTCOME_REASON)

@@ -371,7 +371,11 @@ def test_without_content_only_structure_numbers_and_names_are_left() -> None:
 
 @pytest.mark.parametrize(
     ("outcome", "reason", "left"),
-    [("failed", "ValueError: text", "ValueError"), ("failed", "a text", "error"), ("truncated", "by: hand", "content is not captured")],
+    [
+        ("failed", "ValueError: text", "ValueError"),
+        ("failed", "a text", "error"),
+        ("truncated", "by: hand", "content is not captured"),
+    ],
 )
 def test_without_content_a_run_that_failed_says_only_the_type_of_its_error(
     outcome: str, reason: str, left: str

@@ -69,7 +69,9 @@ READS_FROM = "marft.langgraph.reads_from"  # list of checkpoint_ns whose values 
 MAY_READ_FROM = "marft.langgraph.may_read_from"  # list of checkpoint_ns whose values may have been read, up to here
 CACHED = "marft.langgraph.cached"  # true: the task's writes came from a cache or an earlier run, nothing was run
 SAW_ANSWERS = "marft.saw_answers"  # list of span ids of calls whose answers are messages of this prompt
-FORMAT_VALID = "marft.answer.format_valid"  # whether the answer has the form that the request declared; absent: none was
+FORMAT_VALID = (
+    "marft.answer.format_valid"  # whether the answer has the form that the request declared; absent: none was
+)
 SAW_TOOL_RESULTS = "marft.saw_tool_results"  # list of span ids of calls whose tools' results are in this prompt
 
 # Ours: the exact tokens of an action, from the engine; the three lists packed (see `packed`), or as JSON.
