@@ -69,6 +69,7 @@ class SamplingOptions(_Options):
     """How trainable nodes sample. top_p = 1 and no top_k always: the trainer's ratios need the whole distribution."""
 
     temperature: float = Field(1.0, gt=0)
+    """Sampling temperature; recorded log-probs are of the distribution after it."""
     max_tokens: int = Field(256, ge=1)
     """Tokens of one call at most."""
 
@@ -111,8 +112,11 @@ class TrainOptions(_Options):
     """The outer loop: replay, then rounds of rollouts and updates."""
 
     rounds: int = Field(6, ge=0)
+    """How often episodes are sampled and learned from, after what is stored was learned from; 0: only that."""
     episodes_per_round: int = Field(64, ge=2)
+    """Fresh episodes of one round; a multiple of samples_per_task."""
     samples_per_task: int = Field(1, ge=1)
+    """Episodes of a round on the same task; estimators that compare samples of one task need 2 or more."""
     traces: tuple[str, ...] = ()
     """Folders that `traces export` wrote, or DuckLake catalogs: their episodes are learned from too, read in place."""
     keep_versions: int = Field(1, ge=1)
@@ -133,7 +137,9 @@ class BridgeConfig(_Options):
     """Everything that the commands read."""
 
     name: str = "app"
+    """What the run folder is called."""
     seed: int = Field(0, ge=0)
+    """What the order of tasks, the sampling of every call and the trainer are seeded with; MARFT_SEED overrides it."""
     run: str | None = None
     """The run folder; None means runs/<name>."""
     graph: GraphOptions

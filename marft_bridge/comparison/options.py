@@ -37,6 +37,7 @@ class VariantOptions(_Options):
     """One `[[compare.variants]]` table. The first is the base, with which each other one is compared."""
 
     name: str = Field(min_length=1)
+    """What reports call it."""
     adapters: Annotated[Version | dict[str, Version], BeforeValidator(_checked_adapters)] = 0
     """A version of every node, `newest`, or a table node = version; a node that is absent there runs at version 0,
     which changes nothing in the base model."""
@@ -83,6 +84,7 @@ class CompareOptions(_Options):
     tasks: int | None = Field(None, ge=2)
     """Held-out tasks at most, in a seeded order; None takes all."""
     samples_per_task: int = Field(1, ge=1)
+    """Episodes of each variant on the same task."""
     temperature: float | None = Field(None, gt=0)
     """Sampling temperature; None takes that of [sampling]."""
     metric: str = "correct"
