@@ -42,6 +42,32 @@ def _config(path: Path, **overrides: Any) -> BridgeConfig:
     return toml_to_config(path, {key.replace("__", "."): value for key, value in overrides.items()})
 
 
+@app.command(epilog="Example: marft-bridge init graphs.math_duo:build --tasks tasks.jsonl --reward my_app.py:reward")
+def init(
+    of: Annotated[
+        str, typer.Argument(metavar="APP", help="As graph.app: path/file.py:attribute, or a name in a langgraph.json.")
+    ],
+    nodes: Annotated[str | None, typer.Option(help="Nodes to train, with commas between.")] = None,
+    tasks: Annotated[str | None, typer.Option(help="A JSONL file, or the name of an iterable.")] = None,
+    reward: Annotated[str | None, typer.Option(help="A function (task, final state) -> number.")] = None,
+    model: Annotated[str | None, typer.Option(help="A model directory; smollm2-135m.")] = None,
+    out: Annotated[Path, typer.Option(help="The file to write.")] = DEFAULT_CONFIG,
+    yes: Annotated[bool, typer.Option("--yes", help="Train every node in which a model is seen.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
+) -> None:
+    """Look at an app, list its nodes with their models and tools, and write a commented bridge.toml.
+
+    The app is opened, not run. What no flag says is asked for.
+    """
+    from marft_bridge.init import Flags, commas_to_names
+    from marft_bridge.init import init as run_init
+
+    if nodes is not None and yes:
+        raise ConfigError("init: --nodes and --yes both say which nodes to train; leave one out")
+    flags = Flags(commas_to_names(nodes or ""), tasks, reward, model, out, yes, force)
+    run_init(of, flags, Reporter(), lambda question, default: typer.prompt(question, default=default))
+
+
 @app.command(epilog="Example: marft-bridge collect --config examples/math_duo/bridge.toml --run runs/try --episodes 32")
 def collect(
     config: Config = DEFAULT_CONFIG,

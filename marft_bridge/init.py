@@ -1,0 +1,180 @@
+"""`marft-bridge init`: an app -> a listing of its nodes, and a commented `bridge.toml` that trains some of them.
+
+Invariants: the app is opened and looked at, never run; what cannot be told is said, and what decides is asked for or
+given as a flag; a file is written only when it is a valid configuration whose tasks and reward load. It knows no
+servers and no training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+import textwrap
+import tomllib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel
+from rich.table import Table
+from rich.text import Text
+
+from marft_bridge.app import options_to_app
+from marft_bridge.app_graph import app_to_product, check_nodes, load_app_object, opened_graph
+from marft_bridge.app_models import SeenNode, graph_to_seen_nodes
+from marft_bridge.config import BridgeConfig, GraphOptions, ModelOptions
+from marft_bridge.errors import ConfigError
+from marft_bridge.files import write_atomically
+from marft_bridge.option_sentences import options_to_sentences
+from marft_bridge.progress import Reporter
+from marft_bridge.scripted import ScriptedPolicy
+from marft_bridge.server_command import ServeOptions
+
+_PARSER = "hermes"
+_MADE_LATER = "made when the node runs"
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What the command line said; None, and no nodes, is asked for where there is a terminal."""
+
+    nodes: tuple[str, ...]
+    tasks: str | None
+    reward: str | None
+    model: str | None
+    out: Path
+    yes: bool  # train every node in which a model was seen
+    force: bool  # replace the file
+
+
+def init(app: str, flags: Flags, reporter: Reporter, ask: Callable[[str, str | None], str]) -> None:
+    """Prints the listing, settles what is open, and writes the file.
+
+    Args:
+        ask: (question, default or None) -> answer; called only when standard input is a terminal.
+
+    Raises:
+        ConfigError: something is missing and there is nobody to ask, or the file is there already.
+        GraphError: the app, its tasks or the reward do not load, or a node does not exist.
+    """
+    if flags.out.exists() and not flags.force:
+        raise ConfigError(f"init: {str(flags.out)!r} exists; name another file with --out, or say --force")
+    if not flags.out.absolute().parent.is_dir():
+        raise ConfigError(f"init: there is no folder {str(flags.out.parent)!r}")
+    given = ScriptedPolicy()  # what stands for the served model where the app takes one
+    product = app_to_product(load_app_object(app, "graph.app"), app, given)
+    with asyncio.Runner() as runner, opened_graph(product, app, runner) as graph:
+        check_nodes(graph, flags.nodes, app, "--nodes")
+        nodes = graph_to_seen_nodes(graph)
+        with_model = [node.name for node in nodes if node.models]
+        chosen = flags.nodes or (with_model if flags.yes else None)
+        reporter.console.print(_nodes_to_table(nodes, given, chosen))
+        if chosen is None or flags.tasks is None or flags.reward is None:
+            _require_terminal(flags)
+        if chosen is None:
+            answer = ask("Nodes to train, with commas between", ",".join(with_model) or None)
+            check_nodes(graph, chosen := commas_to_names(answer), app, "nodes to train")
+    if not chosen:
+        raise ConfigError("init: no node was seen to hold a chat model; name the nodes to train with --nodes")
+    tasks = flags.tasks or ask("Tasks: a JSONL file, or the name of an iterable, as my_app.py:tasks", None)
+    reward = flags.reward or ask("Reward: a function (task, final state) -> number, as my_app.py:reward", None)
+    frozen = [node.name for node in nodes if node.name not in chosen and node.holds(given)]
+    with_tools = [node.name for node in nodes if node.name in (*chosen, *frozen) and node.tools]
+    text = "".join(_file(app, chosen, frozen, tasks, reward, flags.model, bool(with_tools)))
+    config = BridgeConfig.model_validate(tomllib.loads(text))
+    loaded = options_to_app(config.graph)
+    write_atomically(flags.out, text)
+    reporter.say(
+        f"{flags.out}: trains {', '.join(chosen)} on {len(loaded.train_tasks)} tasks, "
+        f"and keeps {len(loaded.heldout_tasks)} for comparison"
+    )
+    for name in chosen:
+        if name not in with_model:
+            reporter.say(f"no model was seen in node {name!r}: `marft-bridge collect` says if it makes no call")
+    if with_tools:
+        reporter.say(
+            f"{', '.join(with_tools)} offers tools: serve.tool_call_parser is {_PARSER!r}; set the parser of your model"
+        )
+    reporter.say(f"next: marft-bridge collect --config {flags.out}")
+
+
+def _require_terminal(flags: Flags) -> None:
+    if sys.stdin.isatty():
+        return
+    missing = [] if flags.nodes or flags.yes else ["--nodes (or --yes for every node with a model)"]
+    missing += [f"--{name}" for name in ("tasks", "reward") if getattr(flags, name) is None]
+    raise ConfigError(f"init: there is no terminal to ask on; give {', '.join(missing)}")
+
+
+def commas_to_names(text: str) -> tuple[str, ...]:
+    """`a, b` -> the names; a name given twice counts once."""
+    return tuple(dict.fromkeys(name for part in text.split(",") if (name := part.strip())))
+
+
+def _nodes_to_table(nodes: Sequence[SeenNode], given: ScriptedPolicy, chosen: Collection[str] | None) -> Table:
+    """Without a choice the last column is absent."""
+    table = Table("node", "model", "tools", *(["trained"] if chosen is not None else []))
+    for node in nodes:
+        cells = [node.name, _models_to_text(node, given), ", ".join(node.tools)]
+        if chosen is not None:
+            cells.append("yes" if node.name in chosen else "")
+        table.add_row(*map(Text, cells))  # names of an app are no markup
+    return table
+
+
+def _models_to_text(node: SeenNode, given: ScriptedPolicy) -> str:
+    if not node.models:
+        return "cannot tell" if node.unseen else "none"
+    made_later = {name: f"{name} ({_MADE_LATER})" for name, model in node.models.items() if model is None}
+    return ", ".join(
+        "the one it is given" if model is given else made_later.get(name, name) for name, model in node.models.items()
+    )
+
+
+def _file(
+    app: str,
+    nodes: Sequence[str],
+    frozen: Sequence[str],
+    tasks: str,
+    reward: str,
+    model: str | None,
+    tools: bool,
+) -> Iterator[str]:
+    """What matters, each key below the sentence of its option; what the user may need next is commented out."""
+    yield "# Written by `marft-bridge init`. What is left out has its default: docs/config.md has every option.\n\n"
+    yield _key(BridgeConfig, "name", _app_to_name(app))
+    yield "\n[graph]\n"
+    yield _key(GraphOptions, "app", app)
+    yield _key(GraphOptions, "nodes", list(nodes))
+    yield _key(GraphOptions, "frozen", list(frozen), idle=not frozen)
+    yield _key(GraphOptions, "tasks", tasks)
+    yield _key(GraphOptions, "task_to_input", "my_app.py:task_to_input", idle=True)
+    yield _key(GraphOptions, "reward", reward)
+    yield "\n[model]\n"
+    yield _key(ModelOptions, "path", model or ModelOptions().path)
+    adapters = 2 * len(nodes) + len(frozen)  # a node's version before and after, and one of a node that stays
+    few = adapters <= ServeOptions().max_loras
+    if tools or not few:
+        yield "\n[serve]\n"
+        if not few:
+            yield _key(ServeOptions, "max_loras", adapters)
+        if tools:
+            yield _key(ServeOptions, "tool_call_parser", _PARSER)
+
+
+def _key(options: type[BaseModel], name: str, value: str | int | list[str], idle: bool = False) -> str:
+    """A TOML line below its comment; idle: commented out itself."""
+    said = textwrap.fill(
+        options_to_sentences(options)[name], 118, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False
+    )
+    return f"{said}\n{'# ' if idle else ''}{name} = {json.dumps(value, ensure_ascii=False)}\n"
+
+
+def _app_to_name(app: str) -> str:
+    """`path/my_app.py:graph` and `package.my_app:graph` are called my_app; a graph of a langgraph.json, by its name."""
+    before, colon, attribute = app.rpartition(":")
+    name = Path(before).stem if before.endswith(".py") else before.rpartition(".")[2]
+    name = attribute if not colon or before.endswith(".json") else name
+    return re.sub(r"[^\w-]+", "-", name) or "app"

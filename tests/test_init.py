@@ -1,0 +1,356 @@
+"""Owns: `marft-bridge init` says what an app is made of, without running it, and writes a configuration that works.
+
+- A node's models and tools are found where an app keeps them, by the recorder's names; what cannot be told is said.
+- The file is valid and commented from the options; collecting with it reaches the nodes that it names.
+- Without a terminal nothing is asked, and nothing that is there is overwritten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import stat
+import sys
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compare_rig import save_model
+from fake_vllm import FakeVllm, running
+from rich.console import Console
+
+from marft_bridge import cli
+from marft_bridge.app_graph import load_app_object, opened_graph
+from marft_bridge.app_models import SeenNode, graph_to_seen_nodes
+from marft_bridge.collect import collect
+from marft_bridge.config import GraphOptions, toml_to_config
+from marft_bridge.init import Flags, init
+from marft_bridge.option_sentences import options_to_sentences
+from marft_bridge.progress import Reporter
+from trace_store.store import TraceStore
+
+APP = '''
+import operator
+from typing import Annotated, Any, TypedDict
+
+import openai
+from langchain.agents import create_agent
+from langchain_core.language_models import BaseChatModel
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from langgraph.graph import END, START, StateGraph
+
+RUN = []
+
+
+class State(TypedDict):
+    log: Annotated[list[str], operator.add]
+
+
+def hosted(name):
+    return ChatOpenAI(model=name, base_url="http://127.0.0.1:9/v1", api_key="k", max_retries=0)
+
+
+@tool
+def look_up(word: str) -> str:
+    """Looks a word up."""
+    return f"{word} is a bird"
+
+
+GLOBAL = hosted("global-model")
+
+
+def speaker(model):
+    async def speak(state: State) -> dict[str, Any]:
+        RUN.append(model)
+        return {"log": [str((await model.ainvoke("; ".join(state["log"]))).text)]}
+
+    return speak
+
+
+def of_module(state: State) -> dict[str, Any]:
+    return {"log": [GLOBAL.bind_tools([look_up]).invoke("x").text]}
+
+
+def made(state: State) -> dict[str, Any]:
+    return {"log": [ChatOpenAI(model="later").invoke("x").text]}
+
+
+def other_client(state: State) -> dict[str, Any]:
+    return {"log": [str(openai.OpenAI().models)]}
+
+
+def imported_late(state: State) -> dict[str, Any]:
+    import requests
+
+    return {"log": [requests.get("x").text]}
+
+
+def first_word(state: State) -> dict[str, Any]:
+    return {"log": [word for line in state["log"] for word in line.split()][:1]}
+
+
+class Critic:
+    def __init__(self, model):
+        self.model = model
+
+    def check(self, state: State) -> dict[str, Any]:
+        return self.answer("critic")
+
+    def answer(self, text):
+        return {"log": [self.model.invoke(text).text]}
+
+
+def chain(**nodes):
+    graph = StateGraph(State)
+    for before, (name, node) in zip([START, *nodes], nodes.items()):
+        graph.add_node(name, node)
+        graph.add_edge(before, name)
+    return graph.compile()
+
+
+graph = chain(planner=speaker(hosted("big")), trim=first_word, writer=speaker(hosted("small")))
+everywhere = chain(
+    of_module=of_module,
+    made=made,
+    other=other_client,
+    late=imported_late,
+    method=Critic(hosted("of-method")).check,
+    sequence=ChatPromptTemplate.from_template("{log}") | hosted("of-chain").bind_tools([look_up]),
+)
+agent = create_agent(hosted("of-agent"), [look_up])
+team = chain(researcher=agent, drafting=chain(draft=speaker(hosted("inner"))), trim=first_word)
+
+
+def served(model: BaseChatModel):
+    return chain(planner=speaker(model), writer=speaker(model), judge=speaker(hosted("big")))
+
+
+def reward(task, state):
+    return float(len(state["log"]))
+'''
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the app, its langgraph.json, tasks, and as much of a model as an adapter needs."""
+    monkeypatch.chdir(tmp_path)
+    tasks = [{"id": n, "log": [f"q{n}"]} for n in range(40)]
+    (tmp_path / "my_app.py").write_text(APP)
+    (tmp_path / "langgraph.json").write_text(json.dumps({"graphs": {"helper": "./my_app.py:team"}}))
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    save_model(tmp_path / "model")
+    return tmp_path
+
+
+def seen(name: str) -> dict[str, SeenNode]:
+    with asyncio.Runner() as runner, opened_graph(load_app_object(name, "app"), name, runner) as graph:
+        return {node.name: node for node in graph_to_seen_nodes(graph)}
+
+
+GIVEN = ["--tasks", "tasks.jsonl", "--reward", "my_app.py:reward", "--model", "model"]
+
+
+def written(app: str, *flags: str) -> dict[str, Any]:
+    assert cli.run(["init", app, *GIVEN, *flags]) == 0
+    return tomllib.loads(Path("bridge.toml").read_text())
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert cli.run(["init", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def cells(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in row.strip("│").split("│")] for row in rows]
+
+
+# What is seen of an app
+
+
+def test_a_model_is_found_wherever_an_app_keeps_it(here: Path) -> None:
+    nodes = seen("my_app.py:everywhere")
+    assert {name: list(node.models) for name, node in nodes.items()} == {
+        "of_module": ["global-model"],
+        "made": ["ChatOpenAI"],
+        "other": [],
+        "late": [],
+        "method": ["of-method"],
+        "sequence": ["of-chain"],
+    }
+    assert nodes["made"].models == {"ChatOpenAI": None}  # there is none before the node runs
+    assert {name for name, node in nodes.items() if node.tools} == {"of_module", "sequence"}
+    assert list(nodes["of_module"].tools) == list(nodes["sequence"].tools) == ["look_up"]
+
+
+def test_a_node_that_could_call_a_model_unseen_is_not_taken_for_one_without(here: Path) -> None:
+    nodes = seen("my_app.py:everywhere")
+    assert nodes["other"].unseen
+    assert nodes["late"].unseen
+    trim = seen("my_app.py:graph")["trim"]
+    assert (trim.models, trim.tools, trim.unseen) == ({}, {}, False)
+
+
+def test_an_agent_and_a_subgraph_have_the_names_that_the_recorder_uses(here: Path) -> None:
+    assert list(seen("my_app.py:agent")) == ["model", "tools"]
+    nodes = seen("helper")  # of the langgraph.json
+    assert list(nodes) == ["trim", "researcher/model", "researcher/tools", "drafting/draft"]
+    agent = nodes["researcher/model"]
+    assert (list(agent.models), list(agent.tools)) == (["of-agent"], ["look_up"])
+    assert list(nodes["drafting/draft"].models) == ["inner"]
+    runs_tools = nodes["researcher/tools"]
+    assert (runs_tools.models, runs_tools.tools, runs_tools.unseen) == ({}, {}, False)
+
+
+def test_the_listing_shows_each_node_with_its_model_its_tools_and_whether_it_is_trained(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written("helper", "--nodes", "researcher/model")
+    assert cells(capsys) == [
+        ["trim", "none", "", ""],
+        ["researcher/model", "of-agent", "look_up", "yes"],
+        ["researcher/tools", "none", "", ""],
+        ["drafting/draft", "inner", "", ""],
+    ]
+    written("my_app.py:everywhere", "--yes", "--force")
+    assert [row[1] for row in cells(capsys)] == [
+        "global-model",
+        "ChatOpenAI (made when the node runs)",
+        "cannot tell",
+        "cannot tell",
+        "of-method",
+        "of-chain",
+    ]
+
+
+def test_looking_runs_nothing(here: Path) -> None:
+    written("my_app.py:graph", "--yes")
+    assert load_app_object("my_app.py:RUN", "app") == []
+
+
+# What is written
+
+
+def test_collecting_with_the_written_file_reaches_the_nodes_that_it_names(here: Path) -> None:
+    content = written("my_app.py:graph", "--nodes", "planner,writer")
+    assert content == {
+        "name": "my_app",
+        "graph": {
+            "app": "my_app.py:graph",
+            "nodes": ["planner", "writer"],
+            "tasks": "tasks.jsonl",
+            "reward": "my_app.py:reward",
+        },
+        "model": {"path": "model"},
+    }
+    with running(FakeVllm()) as ours:
+        config = toml_to_config(Path("bridge.toml"), {"serve.attach": ours.url, "collect.episodes": 6})
+        text = io.StringIO()
+        collect(config, Reporter(Console(file=text, width=200)), resume=False)
+        assert Counter(body["model"] for body in ours.asked) == {"planner@0": 6, "writer@0": 6}
+    with TraceStore.open(here / "runs/my_app/store.duckdb") as store:
+        assert store.sql("SELECT outcome, count(*) FROM episodes GROUP BY 1") == [("terminated", 6)]
+
+
+def test_each_key_stands_below_the_sentence_of_its_option(here: Path) -> None:
+    written("my_app.py:graph", "--yes")
+    text = Path("bridge.toml").read_text()
+    comments = " ".join(line.removeprefix("# ") for line in text.splitlines() if line.startswith("# "))
+    for key in ("app", "nodes", "frozen", "tasks", "reward", "task_to_input"):
+        assert options_to_sentences(GraphOptions)[key] in comments, key
+    assert max(map(len, text.splitlines())) <= 120
+    assert stat.S_IMODE(Path("bridge.toml").stat().st_mode) == 0o600
+
+
+def test_a_line_that_is_commented_out_is_valid_once_it_is_not(here: Path) -> None:
+    written("my_app.py:graph", "--nodes", "planner")
+    text = Path("bridge.toml").read_text()
+    assert '# task_to_input = "' in text
+    Path("bridge.toml").write_text(text.replace("# task_to_input", "task_to_input").replace("# frozen", "frozen"))
+    assert toml_to_config(Path("bridge.toml")).graph.task_to_input == "my_app.py:task_to_input"
+
+
+def test_a_node_that_is_given_the_served_model_is_frozen_where_it_is_not_trained(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = written("my_app.py:served", "--nodes", "planner")
+    assert content["graph"]["frozen"] == ["writer"]
+    assert [row[1] for row in cells(capsys)] == ["the one it is given", "the one it is given", "big"]
+
+
+def test_what_the_server_needs_for_the_nodes_is_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = written("my_app.py:everywhere", "--nodes", "of_module,made,method")
+    # three nodes, each with its version before and after; one of them offers a tool
+    assert content["serve"] == {"max_loras": 6, "tool_call_parser": "hermes"}
+    assert "of_module offers tools: serve.tool_call_parser is 'hermes'" in capsys.readouterr().out
+    assert "serve" not in written("my_app.py:graph", "--yes", "--force")
+
+
+def test_a_node_in_which_no_model_was_seen_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written("my_app.py:everywhere", "--nodes", "other")
+    assert "no model was seen in node 'other'" in capsys.readouterr().out
+
+
+# Asking
+
+
+def test_on_a_terminal_what_no_flag_says_is_asked_for(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    asked: list[tuple[str, str | None]] = []
+
+    def ask(question: str, default: str | None) -> str:
+        asked.append((question, default))
+        return default or ("tasks.jsonl" if question.startswith("Tasks") else "my_app.py:reward")
+
+    flags = Flags((), None, None, "model", Path("asked.toml"), yes=False, force=False)
+    init("my_app.py:graph", flags, Reporter(Console(file=io.StringIO())), ask)
+    assert [default for _, default in asked] == ["planner,writer", None, None]
+    assert toml_to_config(Path("asked.toml")).graph.nodes == ("planner", "writer")
+
+
+def test_without_a_terminal_nothing_is_asked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(capsys, "my_app.py:graph", *GIVEN)
+    assert line == (
+        "marft-bridge: init: there is no terminal to ask on; give --nodes (or --yes for every node with a model)"
+    )
+    line = refused(capsys, "my_app.py:graph", "--yes")
+    assert line == "marft-bridge: init: there is no terminal to ask on; give --tasks, --reward"
+    assert not Path("bridge.toml").exists()
+
+
+def test_a_file_that_is_there_is_replaced_only_when_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bridge.toml").write_text("mine")
+    line = refused(capsys, "my_app.py:graph", *GIVEN, "--yes")
+    assert line == "marft-bridge: init: 'bridge.toml' exists; name another file with --out, or say --force"
+    assert Path("bridge.toml").read_text() == "mine"
+    assert written("my_app.py:graph", "--yes", "--force")["name"] == "my_app"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["my_app.py:graph", *GIVEN, "--nodes", "boss"], "'my_app.py:graph' has no node 'boss'; its nodes: planner"),
+        (["my_app.py:nothing", *GIVEN, "--yes"], "has no 'nothing'"),
+        (["my_app.py:graph", "--yes", "--tasks", "none.jsonl", "--reward", "my_app.py:reward"], "graph.tasks: cannot"),
+        (["my_app.py:graph", "--yes", "--tasks", "tasks.jsonl", "--reward", "my_app.py:no"], "has no 'no'"),
+        (["my_app.py:graph", *GIVEN, "--yes", "--nodes", "planner"], "--nodes and --yes both say"),
+        (["my_app.py:graph", *GIVEN, "--yes", "--out", "no/where.toml"], "there is no folder 'no'"),
+    ],
+)
+def test_what_cannot_work_is_one_line_and_nothing_is_written(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert message in refused(capsys, *arguments)
+    assert not list(here.glob("*.toml"))
+
+
+def test_help_ends_with_an_example_that_parses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["init", "--help"]) == 0
+    example = " ".join(capsys.readouterr().out.split()).split("Example: marft-bridge ")[1]
+    assert cli.run([*example.split(), "--help"]) == 0
