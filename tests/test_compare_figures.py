@@ -24,6 +24,7 @@ from marft_bridge.errors import ConfigError
 from marft_bridge.progress import Reporter
 from marft_bridge.rollouts import plan_episodes
 from marft_bridge.run_folder import RunFolder
+from marft_bridge.statistics import SIGN_FLIP, SIGNED_RANK
 from trace_store.records import Episode, Reward, Trajectory
 from trace_store.store import TraceStore
 
@@ -88,6 +89,9 @@ def test_the_report_holds_what_the_answers_come_to(lab: Lab) -> None:
     assert (others["steps"].mean_a, others["steps"].diff, others["steps"].p_adjusted) == (2.0, 0.0, 1.0)
     assert others["tokens"].mean_a == pytest.approx(6 + (2 * 4 + 5 * 5) / 7)
     assert others["tokens"].mean_b == pytest.approx(3 + (5 * 4 + 2 * 5) / 7)
+    # -2, -3 (twice) and -4 (four times): seven tasks on one side, whose ranks have one pattern as far out on each.
+    assert (others["tokens"].test, others["tokens"].p_value) == (SIGNED_RANK, 2 / 2**7)
+    assert others["reward"].test == SIGN_FLIP
     assert others["reward"].mean_a == pytest.approx((2 / 7 + 1) / 2)  # half a point for "think"
     assert others["reward"].mean_b == pytest.approx(5 / 14)
     assert all(row.p_adjusted >= row.p_value for row in report.secondary)
@@ -106,6 +110,13 @@ def test_the_report_holds_what_the_answers_come_to(lab: Lab) -> None:
     assert (report.setup.tasks, report.setup.samples_per_task, report.setup.temperature) == (8, 1, 1.0)
     assert report.setup.minutes is not None
     assert Report.model_validate_json((lab.run / "report.json").read_text()) == report
+
+
+def test_ranks_are_those_that_were_asked_for_and_a_name_that_was_not_measured_is_said(lab: Lab) -> None:
+    lab.answer = Numbered()
+    report = lab.compare(tasks=8, in_flight=1, ranks=["reward", "smiles"])
+    assert {row.metric: row.test for row in report.secondary if row.test == SIGNED_RANK} == {"reward": SIGNED_RANK}
+    assert "after: compare.ranks names 'smiles', which both sides of no pair have" in lab.said
 
 
 def test_candidates_share_one_error_and_secondary_metrics_theirs(lab: Lab) -> None:

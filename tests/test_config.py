@@ -90,6 +90,10 @@ def test_a_flag_overrides_the_file_and_an_absent_flag_does_not(tmp_path: Path) -
         (MINIMAL + TWO + "own_models = true\nadapters = 3\n", "'b': adapters has no effect with own_models"),
         (MINIMAL + TWO + "serve = { max_loras = 8 }\n", "'b': serve has no effect without model"),
         (MINIMAL + "[compare]\nlooks = 3\n", "compare: looks has no effect without stop_early = true"),
+        (
+            MINIMAL + "[compare]\nstop_early = true\nranks = ['correct']\n",
+            "compare: ranks: 'correct' decides at every look",
+        ),
         (MINIMAL + "[compare]\npass_at = [1, 4]\n", "pass@4 needs as many samples; set samples_per_task to 4 or more"),
         (MINIMAL + "[compare]\nmixed_teams = 'off'\nmixed_candidate = 'after'\n", "mixed_candidate has no effect with"),
         (MINIMAL + "[compare]\nmixed_candidate = 'c'\n" + TWO, "mixed_candidate: 'c' is not one of: b"),

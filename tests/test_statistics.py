@@ -393,6 +393,14 @@ def test_a_family_has_holm_p_values_and_wider_intervals() -> None:
         assert wide.ci95[0] < one.ci95[0] < one.ci95[1] < wide.ci95[1]
 
 
+def test_a_member_of_a_family_may_be_tested_by_ranks() -> None:
+    base, values = np.zeros(8), np.array([1.0, 2, 3, 4, 5, 6, 7, -80])
+    by_rank, by_mean = compare_family([Contrast("v", "s", base, values, ranks=r) for r in (True, False)], seed=0)
+    assert (by_rank.result.test, by_mean.result.test) == (SIGNED_RANK, SIGN_FLIP)
+    # Only -80, of rank 8, is negative. Of 2^8 sign patterns 1, 1, 1, 2, 2, 3, 4, 5, 6 have a sum of 0 to 8: 25.
+    assert by_rank.result.p_value == pytest.approx(2 * 25 / 256)
+
+
 def test_a_family_of_one_is_the_comparison_itself() -> None:
     a, b = np.random.default_rng(1).random((2, 12))
     (only,) = compare_family([Contrast("v", "reward", a, b)], seed=0)

@@ -7,7 +7,7 @@ nor pages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from marft_bridge.comparison.outcomes import Pair, paired_values, shared_metrics
@@ -25,32 +25,40 @@ Pairs = Mapping[str, Sequence[Pair]]
 """Candidate -> its pairs with the base."""
 
 
-def _family(name: str, pairs: Sequence[Pair], metric: str) -> Family:
+def _family(name: str, pairs: Sequence[Pair], metric: str, ranks: Collection[str]) -> Family:
     base, values, tasks = paired_values(pairs, metric)
-    return Family(name, metric, base, values, tasks)
+    return Family(name, metric, base, values, tasks, metric in ranks)
 
 
 def deciding_contrasts(
-    pairs: Pairs, metric: str, seed: int, standings: Mapping[str, Standing] | None = None, looks: int = 0
+    pairs: Pairs,
+    metric: str,
+    seed: int,
+    ranks: Collection[str] = (),
+    standings: Mapping[str, Standing] | None = None,
+    looks: int = 0,
 ) -> tuple[Contrast, ...]:
     """The metric that decides, for every candidate.
 
     Args:
+        ranks: metrics whose p-value is of ranks and not of means.
         standings: of every candidate, where it was looked at while it ran.
         looks: how often.
 
     Raises:
         ConfigError: after looks on the way too few tasks are left for an interval.
     """
-    rows = _contrasts([_family(name, those, metric) for name, those in pairs.items()], seed)
+    rows = _contrasts([_family(name, those, metric, ranks) for name, those in pairs.items()], seed)
     if standings is None:
         return tuple(rows)
     return tuple(_looked_at(row, standings[row.variant], looks, len(pairs)) for row in rows)
 
 
-def secondary_contrasts(name: str, pairs: Sequence[Pair], metric: str, seed: int) -> list[Contrast]:
+def secondary_contrasts(
+    name: str, pairs: Sequence[Pair], metric: str, seed: int, ranks: Collection[str] = ()
+) -> list[Contrast]:
     """Every other metric that both sides of enough pairs have, for one candidate."""
-    families = [_family(name, pairs, other) for other in shared_metrics(pairs, metric)]
+    families = [_family(name, pairs, other, ranks) for other in shared_metrics(pairs, metric)]
     return _contrasts([each for each in families if len(set(each.clusters or ())) >= FEWEST_TASKS], seed)
 
 

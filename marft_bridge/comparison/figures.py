@@ -22,6 +22,7 @@ from marft_bridge.comparison.outcomes import (
     Pair,
     in_order,
     pairs_of,
+    shared_metrics,
     stored_outcomes,
 )
 from marft_bridge.comparison.records import (
@@ -76,6 +77,7 @@ def episodes_to_report(
     for name, those in pairs.items():
         if lost := progress.tasks[name] * plan.samples - len(those):
             around.say(f"{name}: {lost} pairs left out, because one side has no {metric!r}")
+    _say_unranked(config, pairs, around)
     visible = lineup.teams
     now = datetime.now(UTC)
     return Report(
@@ -83,10 +85,17 @@ def episodes_to_report(
         base=lineup.base.name,
         variants=tuple(_variant(config, team, outcomes[team.name], plan) for team in visible),
         contrasts=deciding_contrasts(
-            pairs, metric, plan.seed, progress.standings if plan.looks else None, len(progress.looks)
+            pairs,
+            metric,
+            plan.seed,
+            config.compare.ranks,
+            standings=progress.standings if plan.looks else None,
+            looks=len(progress.looks),
         ),
         secondary=tuple(
-            row for name, those in pairs.items() for row in secondary_contrasts(name, those, metric, plan.seed)
+            row
+            for name, those in pairs.items()
+            for row in secondary_contrasts(name, those, metric, plan.seed, config.compare.ranks)
         ),
         power=tuple(pairs_to_power(name, those, metric, len(pairs)) for name, those in pairs.items()),
         stopping=_stopping(plan, progress),
@@ -142,6 +151,16 @@ def _scored(store: TraceStore, run_id: str, variant: str, outcomes: Outcomes) ->
 
 def _nodes(team: Team) -> tuple[str, ...]:
     return (*team.on.graph.nodes, *team.on.graph.frozen)
+
+
+def _say_unranked(config: BridgeConfig, pairs: Mapping[str, Sequence[Pair]], around: Around) -> None:
+    """Names that were asked for, and of which there is nothing to rank."""
+    if "ranks" not in config.compare.model_fields_set:
+        return
+    for name, those in pairs.items():
+        known = {config.compare.metric, *shared_metrics(those, config.compare.metric)}
+        for unknown in (ranked for ranked in config.compare.ranks if ranked not in known):
+            around.say(f"{name}: compare.ranks names {unknown!r}, which both sides of no pair have")
 
 
 def _refuse_few_pairs(plan: Plan, outcomes: Mapping[str, Outcomes], pairs: Mapping[str, Sequence[Pair]]) -> None:

@@ -101,6 +101,9 @@ class CompareOptions(_Options):
     """Whether a variant ends as soon as a look on the way settles it, at error rates that hold all the same."""
     looks: int = Field(4, ge=2)
     """How often it is looked at, equally spaced in tasks, the end included."""
+    ranks: tuple[str, ...] = ("seconds", "tokens")
+    """Metrics with rare huge values: their test is Wilcoxon's, of the signed ranks of the tasks' differences, where it
+    would be sign flips of their means. The interval stays that of the mean. To be chosen before one sees numbers."""
     cohorts: tuple[str, ...] = ()
     """Fields of the task by whose values the differences are shown too; a list puts a task into several."""
     pass_at: tuple[Annotated[int, Field(ge=1)], ...] = ()
@@ -126,6 +129,8 @@ class CompareOptions(_Options):
                 )
         if "looks" in self.model_fields_set and not self.stop_early:
             raise ValueError("looks has no effect without stop_early = true")
+        if self.stop_early and self.metric in self.ranks:
+            raise ValueError(f"ranks: {self.metric!r} decides at every look, by its mean; take it out, or stop_early")
         if self.pass_at and max(self.pass_at) > self.samples_per_task:
             raise ValueError(
                 f"pass_at: pass@{max(self.pass_at)} needs as many samples; set samples_per_task to "

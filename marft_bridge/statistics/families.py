@@ -38,6 +38,7 @@ class Contrast:
     base: ArrayLike
     values: ArrayLike
     clusters: Labels | None = None
+    ranks: bool = False  # see `paired_difference`
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class FamilyMember:
 
 
 def compare_family(
-    contrasts: Sequence[Contrast], *, seed: int, level: float = 0.95, resamples: int = 10_000, ranks: bool = False
+    contrasts: Sequence[Contrast], *, seed: int, level: float = 0.95, resamples: int = 10_000
 ) -> tuple[FamilyMember, ...]:
     """Contrasts of one family into its members, in the same order.
 
@@ -62,7 +63,6 @@ def compare_family(
 
     Args:
         resamples: at least so many; more are drawn where the simultaneous level asks for them.
-        ranks: see `paired_difference`.
 
     Raises:
         ValueError: see `paired_difference`.
@@ -83,7 +83,7 @@ def compare_family(
             seed=seed,
             level=at,
             resamples=needed,
-            ranks=ranks,
+            ranks=contrast.ranks,
         )
 
     alone = [paired(contrast, level) for contrast in contrasts]
