@@ -1,16 +1,17 @@
 """`marft-bridge score`: stored episodes -> rewards as they are declared now, without running anything again.
 
 What is computed is added, with a source that begins with `score:` and the time of now; of several rewards with one
-name the latest counts, and none is taken away. Invariant: a reward that reads the final state of the graph, which is
-not stored, is named and left as it was. The store is only open while episodes are read and at the end.
+name the latest counts, and none is taken away. Invariants: a reward that reads the final state of the graph, which is
+not stored, is named and left as it was; an episode that did not come to its end is left out, and counted; what was read
+of an episode is let go of once its rewards are kept. The store is only open while episodes are read and at the end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from marft_bridge.app import load_reward
 from marft_bridge.config import BridgeConfig
@@ -25,14 +26,13 @@ from trace_store.records import Trajectory
 from trace_store.store import TraceStore
 
 SOURCE = "score:"
-PAGE = 256  # episodes in memory at a time
+PAGE = 256  # episodes in memory at a time, at most
+SHOWN = 4  # rewards of which the progress line has room for the mean
 
-# What the commands ran to its end: the return of an episode that was cut short is not known.
-_EPISODES = """
-SELECT e.episode_id FROM episodes e JOIN runs r USING (run_id)
-WHERE e.outcome = 'terminated' AND r.command IN ('collect', 'train', 'compare')
-ORDER BY e.started_ns, e.episode_id
-"""
+_OURS = "FROM episodes e JOIN runs r USING (run_id) WHERE r.command IN ('collect', 'train', 'compare')"
+# What came to its end: the return of an episode that was cut short is not known.
+_EPISODES = f"SELECT e.episode_id {_OURS} AND e.outcome = 'terminated' ORDER BY e.started_ns, e.episode_id"
+_LEFT_OUT = f"SELECT e.outcome, count(*) {_OURS} AND e.outcome <> 'terminated' GROUP BY 1 ORDER BY 1 DESC"
 
 
 def score(config: BridgeConfig, only: Sequence[str], reporter: Reporter) -> None:
@@ -54,8 +54,8 @@ def score(config: BridgeConfig, only: Sequence[str], reporter: Reporter) -> None
     with folder.held_by("score"):
         with store_up_to_date(folder, reporter) as store:
             episodes = [str(row[0]) for row in store.sql(_EPISODES)]
+            summary = _Summary({str(outcome): int(count) for outcome, count in store.sql(_LEFT_OUT)})
         folder.record_config("score", config)
-        summary = _Summary()
         try:
             _score_all(scorer, folder, episodes, only, config.collect.in_flight, summary, reporter)
         finally:
@@ -75,9 +75,10 @@ def _scorer(config: BridgeConfig) -> Scorer:
 
 
 class _Summary:
-    """What was computed, by reward."""
+    """What was computed, by reward; and how many episodes were left out, by outcome."""
 
-    def __init__(self) -> None:
+    def __init__(self, left_out: Mapping[str, int]) -> None:
+        self.left_out = left_out
         self.episodes = 0
         self.sums: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
@@ -94,9 +95,18 @@ class _Summary:
         self.absent.update(item for item in score.absent.items() if item[0] not in score.needs_result)
         self.needs_result |= score.needs_result
 
+    def figures(self) -> str:
+        """For a progress bar: the mean of each reward of the team so far."""
+        means = [f"{name} {self.sums[name] / count:.3f}" for name, count in sorted(self.counts.items())]
+        more = [f"and {len(means) - SHOWN} more"] if len(means) > SHOWN else []
+        return "  ".join(means[:SHOWN] + more)
+
     def lines(self) -> Iterator[str]:
         """For people."""
         yield f"scored {self.episodes} episodes"
+        if self.left_out:
+            counts = " and ".join(f"{count} {outcome}" for outcome, count in self.left_out.items())
+            yield f"left out, because only a run that came to its end has a return: {counts}"
         for name, count in sorted(self.counts.items()):
             yield f"{name}: {count} episodes, mean {self.sums[name] / count:.4g}"
         for (name, level), count in sorted(self.parts.items()):
@@ -121,36 +131,47 @@ def _score_all(
     journal = Journal(folder.journal)
     try:
         with reporter.bars(), reporter.task("score", len(episodes)) as task, asyncio.Runner() as runner:
+
+            def keep(episode_id: str, score: Score) -> None:
+                journal.append_all(score.to_rewards(episode_id, time.time_ns(), SOURCE.__add__))
+                summary.add(score)
+                task.update(summary.episodes, summary.figures())
+
             for start in range(0, len(episodes), PAGE):
                 views = _episodes_to_views(folder, episodes[start : start + PAGE], place, reporter)
-                for view, score in zip(views, runner.run(_page(scorer, views, only, in_flight)), strict=True):
-                    summary.add(score)
-                    rewards = score.to_rewards(view.game().episode.episode_id, time.time_ns(), SOURCE.__add__)
-                    journal.append_all(rewards)
+                runner.run(_score_page(scorer, views, only, in_flight, keep))
                 journal.sync()
-                task.update(summary.episodes)
     finally:
         journal.close()
 
 
-def _episodes_to_views(folder: RunFolder, ids: Sequence[str], place: Place, reporter: Reporter) -> list[RunView]:
+def _episodes_to_views(folder: RunFolder, ids: Sequence[str], place: Place, reporter: Reporter) -> deque[RunView]:
     with TraceStore.open(folder.store, read_only=True, wait_s=WAIT_S, say=reporter.say) as store:
         found = [(store.trajectory(episode_id), store.spans(episode_id)) for episode_id in ids]
-    return [
+    return deque(
         RunView(game.episode.task, None, game, spans, rescoring=True, place=place)
         for game, spans in found
         if game is not None  # erased in the meantime
-    ]
+    )
 
 
-async def _page(scorer: Scorer, views: Sequence[RunView], only: Sequence[str], in_flight: int) -> list[Score]:
-    places = asyncio.Semaphore(in_flight)
+async def _score_page(
+    scorer: Scorer,
+    views: deque[RunView],
+    only: Sequence[str],
+    in_flight: int,
+    keep: Callable[[str, Score], None],
+) -> None:
+    """Scores `views` and empties it: an episode's spans are held no longer than its rewards need them."""
 
-    async def one(view: RunView) -> Score:
-        async with places:
-            return await scorer.run_to_score(view, lambda name: not only or name in only, _team_rewards(view.game()))
+    async def work() -> None:
+        while views:
+            view = views.popleft()
+            game = view.game()
+            score = await scorer.run_to_score(view, lambda name: not only or name in only, _team_rewards(game))
+            keep(game.episode.episode_id, score)
 
-    return await asyncio.gather(*map(one, views))
+    await asyncio.gather(*(work() for _ in range(in_flight)))
 
 
 def _team_rewards(game: Trajectory) -> dict[str, float]:

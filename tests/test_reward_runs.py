@@ -3,13 +3,16 @@
 - `collect` writes the rewards of a team, of steps and of agents, each with its source, from tools that really ran.
 - An episode over a reward's time is kept without that reward, and the command says how many and why.
 - `score` adds rewards to stored episodes without a server, leaves what reads the final state as it was, and is refused
-  for a name that nobody declared; the latest reward counts.
+  for a name that nobody declared; the latest reward counts, and every earlier one stays with its time.
+- `score` leaves out what was cut short or failed, and says how many; its progress shows the means so far; it lets go of
+  an episode when it has been scored.
 - What is shown of a reward is its latest value, once.
 - What bridge.toml says wrong about rewards is one line.
 """
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 from collections.abc import Iterator
@@ -22,7 +25,7 @@ from fake_vllm import Answer, FakeVllm, calls_to_text, running, text_to_ids
 from rich.console import Console
 from safetensors.numpy import save_file
 
-from marft_bridge import cli
+from marft_bridge import cli, progress
 from marft_bridge.collect import collect
 from marft_bridge.config import BridgeConfig, CollectOptions, toml_to_config
 from marft_bridge.errors import ConfigError, GraphError
@@ -37,10 +40,13 @@ from trainers.rewards import trajectory_to_rewards
 
 APP = '''
 import asyncio
+import gc
 
 from langchain_core.tools import tool
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
+
+from trace_store.records import Trajectory
 
 
 @tool
@@ -56,6 +62,8 @@ def build(model):
         return {"messages": [await model.bind_tools([add]).ainvoke(state["messages"])]}
 
     async def writer(state):
+        if state["messages"][-1].text == "crash":
+            raise ValueError("the writer crashed")
         return {"messages": [await model.ainvoke(state["messages"][-1].text)]}
 
     graph = StateGraph(MessagesState)
@@ -76,6 +84,14 @@ def to_input(task):
 def reward(task, state, run):
     first = run.game().actions[0].action_id
     return {"helped": {"agent:writer": 0.5}, "began": {f"step:{first}": 0.25}}
+
+
+def size(task, state):
+    return task["x"]
+
+
+def alive(task, state):
+    return sum(type(one) is Trajectory for one in gc.get_objects())
 
 
 async def sleepy(task, state):
@@ -178,6 +194,10 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     with running(FakeVllm()) as server:
         server.answer, server.auto_tools = answer, True
         yield Lab(tmp_path, server)
+
+
+def one_by_one(config: BridgeConfig) -> BridgeConfig:
+    return config.model_copy(update={"collect": CollectOptions(episodes=8, in_flight=1)})
 
 
 def rows(rewards: tuple[Reward, ...], *names: str) -> set[tuple[Any, ...]]:
@@ -291,13 +311,80 @@ def test_score_of_one_reward_adds_that_one_and_knows_no_other(lab: Lab) -> None:
         lab.run(score, config, ["rewrd"])
 
 
+def test_each_scoring_adds_a_reward_with_its_own_time_and_takes_none_away(lab: Lab) -> None:
+    lab.run(collect, lab.config(REWARDS))
+    for weight in (2.0, 3.0):
+        lab.run(score, lab.config(REWARDS.replace("called = 0.5", f"called = {weight}")), ["reward"])
+    for episode in lab.episodes():
+        correct = episode.team_reward("correct")
+        assert correct is not None
+        history = sorted((r for r in episode.rewards if r.name == "reward"), key=lambda reward: reward.created_ns)
+        assert [reward.value for reward in history] == [correct + 0.5, correct + 2.0, correct + 3.0]
+        assert [reward.source for reward in history] == ["composite", "score:composite", "score:composite"]
+        assert len({reward.created_ns for reward in history}) == 3
+        assert episode.team_reward("reward") == correct + 3.0
+
+
+def test_score_leaves_out_what_was_cut_short_or_failed_and_says_how_many(lab: Lab) -> None:
+    def some_go_wrong(body: dict[str, Any]) -> Answer:
+        """Of the tasks with x = 1, 5, 9 the writer crashes; those with x = 3, 7, 11 ask for tools without end."""
+        question = next((m["content"] for m in body["messages"] if " + 1?" in str(m["content"])), "0 ")
+        x = int(question.split(" ")[0])
+        return "crash" if x % 4 == 1 else [("add", {"x": 0, "y": 1})] if x % 4 == 3 else answer(body)
+
+    lab.server.answer = some_go_wrong
+    limited = CollectOptions(episodes=8, max_tokens_per_episode=400)
+    lab.run(collect, lab.config(REWARDS).model_copy(update={"collect": limited}))
+    ends = {0: "terminated", 1: "failed", 2: "terminated", 3: "truncated"}
+    before = lab.episodes()
+    assert [e.episode.outcome for e in before] == [ends[e.episode.task["x"] % 4] for e in before]
+    of = {end: [e for e in before if e.episode.outcome == end] for end in ends.values()}
+    assert all(of.values())
+    told = "[[rewards]]\nname = 'reward'\nkind = 'step_count'\nbudget = 6\n"
+    said = lab.run(score, lab.config(told), ())
+    assert f"scored {len(of['terminated'])} episodes" in said
+    left_out = f"{len(of['truncated'])} truncated and {len(of['failed'])} failed"
+    assert f"left out, because only a run that came to its end has a return: {left_out}" in said
+    for episode in lab.episodes():
+        if episode.episode.outcome == "terminated":
+            assert episode.team_reward("reward") == 0.5  # three calls of six
+        else:
+            assert episode.rewards == ()
+
+
+def test_what_is_scored_shows_the_means_so_far(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    lab.run(collect, lab.config(REWARDS))
+    sizes = [episode.episode.task["x"] for episode in lab.episodes()]
+    named = "[[rewards]]\nname = '{}'\nkind = 'python'\nfunction = '" + str(lab.folder / "app.py") + ":size'\n"
+    config = one_by_one(lab.config("".join(map(named.format, "edcb")) + named.format("reward")))
+    text = io.StringIO()
+    score(config, (), Reporter(Console(file=text, width=300)))
+    shown = [line for line in text.getvalue().splitlines() if line.startswith("score ")]
+    assert len(shown) == len(sizes) + 1 == 9
+    for done, line in enumerate(shown[:-1], start=1):
+        mean = f"{sum(sizes[:done]) / done:.3f}"
+        assert line.startswith(f"score {done}/8  b {mean}  c {mean}  d {mean}  e {mean}  and 1 more  [")
+
+
+def test_an_episode_is_let_go_of_when_it_has_been_scored(lab: Lab) -> None:
+    lab.run(collect, lab.config(REWARDS))
+    told = f"[[rewards]]\nname = 'reward'\nkind = 'python'\nfunction = '{lab.folder / 'app.py'}:alive'\n"
+    config = one_by_one(lab.config(told))
+    gc.collect()
+    lab.run(score, config, ())
+    alive = [episode.team_reward("reward") or 0.0 for episode in lab.episodes()]
+    assert [count - alive[-1] for count in alive] == [7, 6, 5, 4, 3, 2, 1, 0]
+
+
 def test_a_reward_that_was_scored_again_counts_once_in_what_is_shown(lab: Lab) -> None:
     lab.run(collect, lab.config(REWARDS))
     lab.run(score, lab.config(REWARDS.replace("called = 0.5", "called = 10.5")), ["reward"])
     found = [episode.team_reward("correct") or 0.0 for episode in lab.episodes()]
     with TraceStore.open(RunFolder(lab.folder / "run").store) as store:
         (point,) = run_to_learning_curve(store, lab.folder / "run/metrics.jsonl", "reward")
-    assert (point.episodes, point.reward_mean) == (8, pytest.approx(sum(found) / 8 + 10.5))
+    assert point.episodes == 8
+    assert point.reward_mean == pytest.approx(sum(found) / 8 + 10.5)
     more = lab.config(REWARDS).model_copy(update={"collect": CollectOptions(episodes=9)})
     said = lab.run(collect, more, True)
     ninth = lab.episodes()[-1].team_reward("reward")

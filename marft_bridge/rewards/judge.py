@@ -4,7 +4,8 @@ The judge is the run's own base model or any OpenAI-compatible endpoint. The jud
 marks drawn for each call, and a score counts only in a JSON object that repeats a word drawn for each call. Invariants:
 an answer of the judge in any other form is no score, never 0; what decided a score decides its name in the cache; the
 key goes to the judge's address only. No mark is proof: a judge that lets itself be talked into a score gives it in the
-right form. Which text is judged, and what its score is used for, is not known here.
+right form. The same question is put once, also when several runs have it at the same time, so that they get the same
+score. Which text is judged, and what its score is used for, is not known here.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 from pydantic import Field, model_validator
 
@@ -36,6 +38,7 @@ MAX_JUDGED = 100_000  # characters
 _MAX_REPLY = 1 << 20  # bytes
 _REFUSES_ALL = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
 _REFUSES_THIS = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
+_being_asked: WeakValueDictionary[tuple[int, Path], asyncio.Lock] = WeakValueDictionary()  # by loop and kept answer
 _PROTOCOL = 1  # changes when the words below do: scores of other words are judged again
 
 
@@ -154,13 +157,23 @@ async def judge_to_earned(options: JudgeOptions, run: RunView) -> list[Earned]:
         raise Absent(f"the answer is longer than {MAX_JUDGED} characters")
     rubric = _rubric(options, run.task)
     where = _where(options, run.place.served)
-    kept = run.place.folder and run.place.folder / "judge" / f"{_name(options, where.model, rubric, judged)}.json"
-    score = _kept_score(kept, options) if kept else None
-    if score is None:
-        score, reason = await _asked(options, where, rubric, judged)
-        if kept:
-            await asyncio.to_thread(_keep, kept, {"score": score, "reason": reason, "judge": where.model})
+    if run.place.folder is None:
+        score, _ = await _asked(options, where, rubric, judged)
+    else:
+        kept = run.place.folder / "judge" / f"{_name(options, where.model, rubric, judged)}.json"
+        score = await _kept_or_asked(kept, options, where, rubric, judged)
     return [Earned((score - options.lowest) / (options.highest - options.lowest))]
+
+
+async def _kept_or_asked(kept: Path, options: JudgeOptions, where: Served, rubric: str, judged: str) -> float:
+    key = (id(asyncio.get_running_loop()), kept)  # a lock belongs to one loop
+    lock = _being_asked.setdefault(key, asyncio.Lock())
+    async with lock:
+        score = _kept_score(kept, options)
+        if score is None:
+            score, reason = await _asked(options, where, rubric, judged)
+            await asyncio.to_thread(_keep, kept, {"score": score, "reason": reason, "judge": where.model})
+    return score
 
 
 def _rubric(options: JudgeOptions, task: Mapping[str, Any] | None) -> str:
