@@ -1,8 +1,9 @@
 """A compiled graph -> what can be seen of each node's chat models and tools without running it.
 
 A node's runnable is walked: attributes, closures, and the globals that its own code names. Invariants: nothing of the
-app is called; what is only made when a node runs is said as such; where code of somebody else could call a model
-unseen, the node is not taken for one that has none. The walk ends after so many objects, which counts as unseen too.
+app is called; what is only made when a node runs is said as such; where a model could be called unseen (by code of
+somebody else, or out of the state), the node is not taken for one that has none. The walk ends after so many objects,
+which counts as unseen too.
 """
 
 from __future__ import annotations
@@ -24,8 +25,13 @@ from langgraph.pregel import Pregel
 
 _MOST_OBJECTS, _DEEPEST = 5000, 12
 # Packages whose functions call no model but one that is handed to them, which the walk then meets itself.
-_HARMLESS = {"langchain", "langchain_core", "langgraph", "numpy", "opentelemetry", "pydantic", "typing_extensions"}
-_CALLING = {"asyncio.subprocess", "http", "httplib", "importlib", "socket", "subprocess", "urllib"}
+_HARMLESS = {
+    *("langchain", "langchain_core", "langgraph", "langgraph_supervisor", "langgraph_swarm"),
+    *("numpy", "opentelemetry", "pydantic", "typing_extensions"),
+}
+_CALLING = {"http", "httplib", "importlib", "socket", "subprocess", "urllib"}  # of the standard library
+# How models are called: where code does this, one may come with the state or the config.
+_CALLS = {f"{a}{name}" for name in ("invoke", "stream", "batch", "generate", "predict") for a in ("", "a")}
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 _PLAIN = (str, bytes, int, float, complex, bool, type(None))
 
@@ -147,6 +153,7 @@ class _Look:
             self._foreign(found.__module__)
             return
         self._all((found.__globals__[name] for name in names & found.__globals__.keys()), names, depth)
+        self.node.unseen |= not names.isdisjoint(_CALLS)
         for module in _imports(found.__code__):
             self._foreign(module)
 

@@ -19,7 +19,12 @@ from typing import Any
 
 import pytest
 from compare_rig import save_model
+from edge_rig import calls_tool, recorded_trajectories, says
 from fake_vllm import FakeVllm, running
+from langchain.agents import create_agent
+from langchain_core.messages import HumanMessage
+from langchain_core.tools import tool
+from langgraph_supervisor import create_supervisor
 from rich.console import Console
 
 from marft_bridge import cli
@@ -30,6 +35,9 @@ from marft_bridge.config import GraphOptions, toml_to_config
 from marft_bridge.init import Flags, init
 from marft_bridge.option_sentences import options_to_sentences
 from marft_bridge.progress import Reporter
+from marft_bridge.record import Recorder
+from marft_bridge.recorded_graph import wrap
+from trace_store.journal import Journal
 from trace_store.store import TraceStore
 
 APP = '''
@@ -40,6 +48,7 @@ import openai
 from langchain.agents import create_agent
 from langchain_core.language_models import BaseChatModel
 from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
@@ -90,6 +99,10 @@ def imported_late(state: State) -> dict[str, Any]:
     return {"log": [requests.get("x").text]}
 
 
+def of_config(state: State, config: RunnableConfig) -> dict[str, Any]:
+    return {"log": [config["configurable"]["llm"].invoke("x").text]}
+
+
 def first_word(state: State) -> dict[str, Any]:
     return {"log": [word for line in state["log"] for word in line.split()][:1]}
 
@@ -119,6 +132,7 @@ everywhere = chain(
     made=made,
     other=other_client,
     late=imported_late,
+    of_config=of_config,
     method=Critic(hosted("of-method")).check,
     sequence=ChatPromptTemplate.from_template("{log}") | hosted("of-chain").bind_tools([look_up]),
 )
@@ -152,6 +166,12 @@ def seen(name: str) -> dict[str, SeenNode]:
         return {node.name: node for node in graph_to_seen_nodes(graph)}
 
 
+@tool
+def add(x: int, y: int) -> int:
+    """Adds two numbers."""
+    return x + y
+
+
 GIVEN = ["--tasks", "tasks.jsonl", "--reward", "my_app.py:reward", "--model", "model"]
 
 
@@ -181,6 +201,7 @@ def test_a_model_is_found_wherever_an_app_keeps_it(here: Path) -> None:
         "made": ["ChatOpenAI"],
         "other": [],
         "late": [],
+        "of_config": [],
         "method": ["of-method"],
         "sequence": ["of-chain"],
     }
@@ -193,6 +214,7 @@ def test_a_node_that_could_call_a_model_unseen_is_not_taken_for_one_without(here
     nodes = seen("my_app.py:everywhere")
     assert nodes["other"].unseen
     assert nodes["late"].unseen
+    assert nodes["of_config"].unseen
     trim = seen("my_app.py:graph")["trim"]
     assert (trim.models, trim.tools, trim.unseen) == ({}, {}, False)
 
@@ -206,6 +228,23 @@ def test_an_agent_and_a_subgraph_have_the_names_that_the_recorder_uses(here: Pat
     assert list(nodes["drafting/draft"].models) == ["inner"]
     runs_tools = nodes["researcher/tools"]
     assert (runs_tools.models, runs_tools.tools, runs_tools.unseen) == ({}, {}, False)
+
+
+@pytest.mark.filterwarnings("ignore::langgraph.warnings.LangGraphDeprecatedSinceV10")  # of langgraph-supervisor
+def test_the_nodes_of_a_published_app_that_hold_models_are_those_whose_calls_are_recorded(tmp_path: Path) -> None:
+    solver = create_agent(says(calls_tool("add", x=1, y=2), "three"), [add], name="solver")
+    writer = create_agent(says("the answer is three"), [], name="writer")
+    boss = says(calls_tool("transfer_to_solver"), calls_tool("transfer_to_writer"), "done")
+    graph = create_supervisor([solver, writer], model=boss, supervisor_name="boss").compile()
+    nodes = {node.name: node for node in graph_to_seen_nodes(graph)}
+    recorder = Recorder(Journal(tmp_path / "journal"))
+    wrap(graph, recorder).invoke({"messages": [HumanMessage("1 + 2, in words")]})
+    (trajectory,) = recorded_trajectories(recorder)
+    called = {action.node for action in trajectory.actions}
+    assert called == {"boss/agent", "solver/model", "writer/model"}
+    assert {name for name, node in nodes.items() if node.models} == called
+    assert not any(node.unseen for node in nodes.values())
+    assert list(nodes["solver/model"].tools) == ["add"]
 
 
 def test_the_listing_shows_each_node_with_its_model_its_tools_and_whether_it_is_trained(
@@ -222,8 +261,7 @@ def test_the_listing_shows_each_node_with_its_model_its_tools_and_whether_it_is_
     assert [row[1] for row in cells(capsys)] == [
         "global-model",
         "ChatOpenAI (made when the node runs)",
-        "cannot tell",
-        "cannot tell",
+        *["cannot tell"] * 3,
         "of-method",
         "of-chain",
     ]
