@@ -118,6 +118,14 @@ class Critic:
         return {"log": [self.model.invoke(text).text]}
 
 
+class Maker:
+    def make(self, state: State) -> dict[str, Any]:
+        return {"log": [self.model().invoke("x").text]}
+
+    def model(self):
+        return ChatOpenAI(model="later")
+
+
 def chain(**nodes):
     graph = StateGraph(State)
     for before, (name, node) in zip([START, *nodes], nodes.items()):
@@ -134,6 +142,7 @@ everywhere = chain(
     late=imported_late,
     of_config=of_config,
     method=Critic(hosted("of-method")).check,
+    helper=Maker().make,
     sequence=ChatPromptTemplate.from_template("{log}") | hosted("of-chain").bind_tools([look_up]),
 )
 agent = create_agent(hosted("of-agent"), [look_up])
@@ -203,6 +212,7 @@ def test_a_model_is_found_wherever_an_app_keeps_it(here: Path) -> None:
         "late": [],
         "of_config": [],
         "method": ["of-method"],
+        "helper": ["ChatOpenAI"],
         "sequence": ["of-chain"],
     }
     assert nodes["made"].models == {"ChatOpenAI": None}  # there is none before the node runs
@@ -263,6 +273,7 @@ def test_the_listing_shows_each_node_with_its_model_its_tools_and_whether_it_is_
         "ChatOpenAI (made when the node runs)",
         *["cannot tell"] * 3,
         "of-method",
+        "ChatOpenAI (made when the node runs)",
         "of-chain",
     ]
 
