@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from rich.console import Console
 
 from marft_bridge.cluster import worker as worker_module
 from marft_bridge.cluster.collect import connected
+from marft_bridge.cluster.driver import interrupts_noted
 from marft_bridge.cluster.filing import Filing
 from marft_bridge.cluster.messages import Assignment, Report, agreement, disagreements
 from marft_bridge.cluster.options import RayOptions
@@ -235,9 +237,31 @@ def test_a_local_cluster_listens_on_loopback_only_and_reports_to_nobody(cluster:
     processes = psutil.Process().children(recursive=True)
     assert any(process.name() == "raylet" for process in processes)
     for process in processes:
-        for connection in process.net_connections("inet"):
+        try:
+            connections = process.net_connections("inet")
+        except psutil.NoSuchProcess:  # Ray starts some that end by themselves
+            continue
+        for connection in connections:
             assert connection.laddr.ip in ("127.0.0.1", "::1", "::ffff:127.0.0.1"), (process.name(), connection)
     assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_ctrl_c_inside_a_destructor_is_not_lost(noted: bool) -> None:
+    class Dropped:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with interrupts_noted() if noted else nullcontext(lambda: None) as check:
+        Dropped()  # Python says "Exception ignored", and goes on
+        if noted:
+            with pytest.raises(KeyboardInterrupt):
+                check()
+        else:
+            check()
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 # -- without a cluster --------------------------------------------------------------------------------------------

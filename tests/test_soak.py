@@ -25,7 +25,7 @@ RUNS, AT_A_TIME, WARM = 10_000, 32, 2_000
 SPANS_PER_RUN = 5  # the run, and two nodes with one call each
 # What 8,000 runs more may add: half a kilobyte each is less than one forgotten span, and the allocator needs some play.
 MAX_RSS_GROWTH = 4 * 2**20
-MORE_RUNS = 256
+MORE_RUNS = 1024
 
 
 class Text(TypedDict):

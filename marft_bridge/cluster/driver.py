@@ -8,10 +8,14 @@ taking workers with it ends the command. It knows nothing of graphs or adapters'
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 from marft_bridge import errors
@@ -86,9 +90,11 @@ class Driver:
         try:
             for _ in range(min(self._options.workers, len(requests))):
                 self._hire()
-            while self._waiting or any(hand.held for hand in self._hands):
-                self._round()
-                on_progress(self.done, self.tally())
+            with interrupts_noted() as check:
+                while self._waiting or any(hand.held for hand in self._hands):
+                    self._round()
+                    check()
+                    on_progress(self.done, self.tally())
         finally:
             self._dismiss_all()
         for hand in self._hands:
@@ -215,6 +221,35 @@ class Driver:
 
     def _kill(self, hand: _Hand) -> None:
         self._ray.kill(hand.actor)  # does nothing to one that is dead
+
+
+@contextmanager
+def interrupts_noted() -> Iterator[Callable[[], None]]:
+    """A function that raises KeyboardInterrupt if there was a Ctrl-C inside the block.
+
+    Python drops what is raised inside a destructor, and Ray's references have one: a Ctrl-C there would be lost.
+    """
+    came = False
+    before = signal.getsignal(signal.SIGINT)
+
+    def check() -> None:
+        if came:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield check  # no signal comes here, or none is asked for
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        came = True
+        before(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _first_line(error: BaseException) -> str:
