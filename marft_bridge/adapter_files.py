@@ -18,7 +18,7 @@ from marft_bridge.errors import ServingError
 
 _NAME = re.compile(r"[A-Za-z0-9._@-]+")
 _PICKLES = {".bin", ".pt", ".pth", ".pkl"}
-_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
 LayerShapes = Mapping[str, set[tuple[int, ...]]]
 """Name of a linear layer from "layers.N." on -> the (outputs, inputs) found under it."""
@@ -47,7 +47,7 @@ def checked_adapter_folder(folder: Path, root: Path, served: tuple[str, ...] | N
         raise ServingError(f"adapter path {str(real)!r} is not inside the adapter root {str(real_root)!r}")
     if not real.is_dir():
         raise ServingError(f"adapter path {str(real)!r} does not exist")
-    for name in (_CONFIG, _WEIGHTS):
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
         file = (real / name).resolve()
         if not file.is_file():
             raise ServingError(f"adapter {str(real)!r} has no {name}")
@@ -56,7 +56,7 @@ def checked_adapter_folder(folder: Path, root: Path, served: tuple[str, ...] | N
     pickles = sorted(file.name for file in real.iterdir() if file.suffix in _PICKLES)
     if pickles:
         raise ServingError(f"adapter {str(real)!r} holds {pickles[0]}: pickle files are not served; remove it")
-    layers = adapter_layers(real / _WEIGHTS)
+    layers = adapter_layers(real / WEIGHTS_FILE)
     beyond = {_last(layer) for layer in layers} - set(served) if served else set()
     if served and beyond:
         raise ServingError(
@@ -68,7 +68,7 @@ def checked_adapter_folder(folder: Path, root: Path, served: tuple[str, ...] | N
     return real
 
 
-def folder_to_hashes(folder: Path, names: Collection[str] = (_CONFIG, _WEIGHTS)) -> dict[str, str]:
+def folder_to_hashes(folder: Path, names: Collection[str] = (CONFIG_FILE, WEIGHTS_FILE)) -> dict[str, str]:
     """File name -> SHA-256 in hex digits, of those of the files that are there; the two decide what is computed."""
     hashes = {}
     for name in names:
@@ -91,7 +91,7 @@ def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
 
 def check_weights(folder: Path, sha256: str) -> None:
     """ServingError when the weights in an adapter folder are not those that the hash was taken of."""
-    check_files(folder, {_WEIGHTS: sha256})
+    check_files(folder, {WEIGHTS_FILE: sha256})
 
 
 def adapter_layers(weights: Path) -> dict[str, tuple[int, int]]:

@@ -16,14 +16,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from marft_bridge.adapter_files import check_files, folder_to_hashes
+from marft_bridge.adapter_files import CONFIG_FILE, WEIGHTS_FILE, check_files, folder_to_hashes
 from marft_bridge.errors import ServingError
 from marft_bridge.files import write_atomically
 from marft_bridge.serving import ModelServer
 from trace_store.records import AdapterRow
 
 _RECORD = "marft.json"
-_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _CONFIG_SHA256 = "config_sha256"  # in the record only; one written before this was kept has none
 
 
@@ -85,8 +84,8 @@ class AdapterRegistry:
         folder = self._folder(node, version)
         if (folder / _RECORD).exists():
             raise ServingError(f"node {node!r} already has adapter v{version}; a version is never overwritten")
-        if not (folder / _WEIGHTS).is_file():
-            raise ServingError(f"adapter v{version} of node {node!r} has no {_WEIGHTS} in {str(folder)!r}")
+        if not (folder / WEIGHTS_FILE).is_file():
+            raise ServingError(f"adapter v{version} of node {node!r} has no {WEIGHTS_FILE} in {str(folder)!r}")
         if parent is not None:
             self.get(node, parent)
         hashes = folder_to_hashes(folder)
@@ -94,14 +93,14 @@ class AdapterRegistry:
             "node": node,
             "version": version,
             "parent": parent,
-            "sha256": hashes[_WEIGHTS],
+            "sha256": hashes[WEIGHTS_FILE],
             "base_sha256": self._base_sha256,
             "created_ns": time.time_ns(),
             "metrics": dict(metrics),
         }
         for file in filter(Path.is_file, folder.iterdir()):
             file.chmod(0o600)
-        content = record | {_CONFIG_SHA256: hashes.get(_CONFIG)}
+        content = record | {_CONFIG_SHA256: hashes.get(CONFIG_FILE)}
         write_atomically(folder / _RECORD, json.dumps(content, indent=2, allow_nan=False) + "\n")
         return AdapterRow(path=str(folder), **record)
 
@@ -132,7 +131,7 @@ class AdapterRegistry:
         """File name -> SHA-256 that it had when the version was registered. Raises as `get`."""
         row = self.get(node, version)
         config = json.loads((Path(row.path) / _RECORD).read_text(encoding="utf-8")).get(_CONFIG_SHA256)
-        return {_WEIGHTS: row.sha256} | ({_CONFIG: config} if config is not None else {})
+        return {WEIGHTS_FILE: row.sha256} | ({CONFIG_FILE: config} if config is not None else {})
 
     def latest(self, node: str) -> AdapterRow | None:
         """The highest version of a node; None when it has none and runs on the base model."""

@@ -148,6 +148,10 @@ class Engine:
         """Takes every other version of these nodes out of service, so that the server's slots suffice."""
         self._model.retire_all_but(keep)
 
+    def serve_only(self, versions: Mapping[str, Sequence[int]]) -> None:
+        """Has the server answer to these versions of these nodes, and to no others of theirs."""
+        self._model.serve_only(versions)
+
     def run(self, requests: Sequence[EpisodeRequest], title: str, reward: str) -> Tally:
         """Runs the requests and shows how far they are."""
         tally = Tally()
@@ -179,6 +183,14 @@ def begin_run(
     folder.record_config(command, config)
     content: dict[str, Any] = config.model_dump(mode="json") | ({"plan": dict(plan)} if plan is not None else {})
     store.put_run(RunRow(run_id, command, time.time_ns(), content, bridge_version()))
+
+
+def numbered_run_id(store: TraceStore, command: str, resume: bool) -> str:
+    """The next of a command's runs in a folder that may hold many, `compare-2`; resumed, the latest one's."""
+    earlier = sum(1 for run in store.runs() if run.command == command)
+    if resume and not earlier:
+        raise ConfigError(f"{command}: nothing to resume in {store.path.parent}; leave out --resume")
+    return f"{command}-{earlier if resume else earlier + 1}"
 
 
 def refuse_used(store: TraceStore, run_id: str, command: str, folder: RunFolder, resume: bool) -> None:

@@ -82,14 +82,14 @@ def _was_served(
     claimed = (
         policies.logprobs_of(node, actions)
         if version == newest
-        else _older_logprobs(policies, registry, node, version, actions)
+        else _logprobs_at(policies, registry, node, version, actions)
     )
     new = logprob_gap(engine, claimed, f"{node}@{version}")
-    old = logprob_gap(engine, _older_logprobs(policies, registry, node, older, actions), f"{node}@{older}")
+    old = logprob_gap(engine, _logprobs_at(policies, registry, node, older, actions), f"{node}@{older}")
     return None if new is None or old is None else check_served(f"{node}@{version}", new, old)
 
 
-def _older_logprobs(
+def _logprobs_at(
     policies: Policies, registry: AdapterRegistry, node: str, version: int, actions: Sequence[Action]
 ) -> list[list[float]]:
     if version == 0:  # the base model, whatever stands in the adapter's place

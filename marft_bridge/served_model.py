@@ -121,6 +121,13 @@ class ServedModel:
         """Takes every other version of these nodes out of service, so that the server's slots suffice."""
         self.keeper.through(partial(self._retire_all_but, keep))
 
+    def serve_only(self, versions: Mapping[str, Sequence[int]]) -> None:
+        """Has the server answer to these versions of these nodes, and to no others of theirs."""
+        self.retire_all_but(versions)
+        for node, wanted in versions.items():
+            for version in wanted:
+                self.publish({node: version})
+
     def _retire_all_but(self, keep: Mapping[str, Sequence[int]]) -> None:
         served = set(self.server.loaded())
         for node, versions in keep.items():

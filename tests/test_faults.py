@@ -404,19 +404,23 @@ MALFORMED: dict[str, tuple[Callable[[dict[str, Any]], bytes], str]] = {
 }
 
 
+def chat_on(fake: FakeVllm, client: httpx.Client) -> NodeChat:
+    return NodeChat(
+        model="base",
+        base_url=f"{fake.url}/v1",
+        api_key="none",
+        http_client=client,
+        http_async_client=httpx.AsyncClient(trust_env=False),
+    )
+
+
 @pytest.mark.parametrize("kind", MALFORMED)
 def test_a_malformed_answer_fails_its_episode_with_the_reason_and_no_other(kind: str, tmp_path: Path) -> None:
     spoil, message = MALFORMED[kind]
     with running(FakeVllm()) as fake, httpx.Client(trust_env=False) as client:
         fake.adapters, fake.answer = {"reasoner@0": "", "actor@3": ""}, lambda _: "7"
         fake.spoil = lambda body: spoil(body) if len(fake.asked) == 3 else None
-        chat = NodeChat(
-            model="base",
-            base_url=f"{fake.url}/v1",
-            api_key="none",
-            http_client=client,
-            http_async_client=httpx.AsyncClient(trust_env=False),
-        )
+        chat = chat_on(fake, client)
         rig = Rig(tmp_path, model=chat, chat=chat, in_flight=1)
         tally = rig.run(plan_episodes(TASKS, 3, 1, seed=0, **COMMON))
     assert tally.outcomes == Counter(terminated=2, failed=1)
@@ -431,13 +435,7 @@ def test_a_server_that_tells_no_log_probs_at_all_stops_the_run_with_that(tmp_pat
     with running(FakeVllm()) as fake, httpx.Client(trust_env=False) as client:
         fake.adapters, fake.answer = {"reasoner@0": "", "actor@3": ""}, lambda _: "7"
         fake.spoil = lambda body: choice(body, logprobs=None)
-        chat = NodeChat(
-            model="base",
-            base_url=f"{fake.url}/v1",
-            api_key="none",
-            http_client=client,
-            http_async_client=httpx.AsyncClient(trust_env=False),
-        )
+        chat = chat_on(fake, client)
         rig = Rig(tmp_path, model=chat, chat=chat)
         rig.collector._wait_for_dying_server = lambda: asyncio.sleep(0)  # type: ignore[method-assign]
         with pytest.raises(GraphError, match="8 of 8 episodes failed, 8 of them with: ServingError: malformed answer"):

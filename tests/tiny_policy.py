@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import tiny_trajectory
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -38,30 +39,7 @@ def save_tiny_llama(
 
 
 def make_action(node: str, prompt: Sequence[int], sampled: Sequence[int], **changes: object) -> Action:
-    action = Action(
-        action_id=node,
-        episode_id="e",
-        node=node,
-        index=0,
-        step=None,
-        prompt_ids=tuple(prompt),
-        sampled_ids=tuple(sampled),
-        logprobs=(-1.0,) * len(sampled),
-        model="base",
-        adapter=None,
-        adapter_version=None,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=None,
-        max_tokens=8,
-        seed=None,
-        finish_reason="stop",
-        completion=None,
-        started_ns=0,
-        ended_ns=1,
-        trainable=True,
-    )
-    return replace(action, **changes)  # type: ignore[arg-type]
+    return tiny_trajectory.action(node, sampled, prompt_ids=tuple(prompt), **changes)
 
 
 def make_trajectory(

@@ -5,17 +5,17 @@ Between two markers in the page stands what `rendered` gives; `python tests/trai
 
 from __future__ import annotations
 
-import ast
 import inspect
 import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from textwrap import dedent
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+
+from marft_bridge.option_sentences import options_to_sentences
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/training.md"
@@ -40,7 +40,7 @@ def options() -> dict[str, tuple[FieldInfo, str | None]]:
 
 
 def _options_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, tuple[FieldInfo, str | None]]]:
-    said = _sentences(model)
+    said = options_to_sentences(model)
     for name, field in model.model_fields.items():
         inner = _inner(field.annotation)
         if inner is None or f"{prefix}{name}" == "agents.<agent>.schedule":
@@ -57,18 +57,6 @@ def _inner(annotation: Any) -> tuple[str, type[BaseModel]] | None:
     if nested is None:
         return None
     return {dict: ".<agent>", tuple: "[]"}.get(get_origin(annotation), ""), nested
-
-
-def _sentences(model: type[BaseModel]) -> dict[str, str]:
-    """The strings that stand below the fields of a class, by field."""
-    (body,) = ast.parse(dedent(inspect.getsource(model))).body
-    assert isinstance(body, ast.ClassDef)
-    said = {}
-    for field, below in zip(body.body, body.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            assert isinstance(field.target, ast.Name)
-            said[field.target.id] = " ".join(str(below.value.value).split())
-    return said
 
 
 def _table() -> Iterator[str]:

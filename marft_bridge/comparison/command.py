@@ -45,6 +45,7 @@ from marft_bridge.engine import (
     checked_app,
     load_app,
     model_directory,
+    numbered_run_id,
     server_options,
     still_to_run,
     with_modules,
@@ -88,7 +89,7 @@ def compare(config: BridgeConfig, reporter: Reporter, resume: bool, flags: Flags
     apps = {team.on.key: _app_of(config, app, team) for team in lineup.all}
     with folder.held_by("compare"):
         with store_up_to_date(folder, reporter) as store:
-            plan = config_to_plan(config, _run_id(store, resume), lineup, app.heldout_tasks)
+            plan = config_to_plan(config, numbered_run_id(store, "compare", resume), lineup, app.heldout_tasks)
             _refuse_leaks(store, plan)
             refuse_other_plan(store, plan)
             begin_run(store, plan.run_id, "compare", config, folder, plan.content())
@@ -112,13 +113,6 @@ def compare(config: BridgeConfig, reporter: Reporter, resume: bool, flags: Flags
     reporter.console.print(report_table(report))
     reporter.say(f"report: {', '.join(map(str, paths))}")
     return report
-
-
-def _run_id(store: TraceStore, resume: bool) -> str:
-    earlier = sum(1 for run in store.runs() if run.command == "compare")
-    if resume and not earlier:
-        raise ConfigError(f"compare: nothing to resume in {store.path.parent}; leave out --resume")
-    return f"compare-{earlier if resume else earlier + 1}"
 
 
 def _refuse_leaks(store: TraceStore, plan: Plan) -> None:
@@ -251,10 +245,7 @@ class _Runner:
             options = with_modules(self._config, other_models_options(self._config, teams))
         with model.served(options, log, self._stage.loop, self._reporter):
             model.register_null(live)
-            model.retire_all_but(live)
-            for node, versions in live.items():
-                for version in versions:
-                    model.publish({node: version})
+            model.serve_only(live)
             yield model
 
 

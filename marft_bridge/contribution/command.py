@@ -18,7 +18,7 @@ from marft_bridge.contribution.found import Found
 from marft_bridge.contribution.games import Team, all_teams
 from marft_bridge.contribution.judged import Method
 from marft_bridge.contribution.substitutes import Substitute, refuse_idle, text_to_substitute
-from marft_bridge.engine import Engine, begin_run, load_app, model_directory, still_to_run
+from marft_bridge.engine import Engine, begin_run, load_app, model_directory, numbered_run_id, still_to_run
 from marft_bridge.errors import ConfigError
 from marft_bridge.plan import EpisodeRequest, plan_episodes, task_order
 from marft_bridge.progress import Reporter
@@ -62,7 +62,7 @@ def credit(config: BridgeConfig, options: CreditOptions, reporter: Reporter, res
     with folder.held_by("credit"):
         engine = Engine(config, folder, app, model_dir, reporter)
         with store_up_to_date(folder, reporter) as store:
-            run_id = _run_id(store, resume)
+            run_id = numbered_run_id(store, "credit", resume)
             if options.run_of is None:
                 full = _fresh_team(config, engine, app, options)
             else:
@@ -77,11 +77,7 @@ def credit(config: BridgeConfig, options: CreditOptions, reporter: Reporter, res
             requests = still_to_run(store, plan)
         if requests:
             with keeping_what_runs(folder, reporter, "credit"), engine:
-                versions = _versions(plan)
-                engine.retire_all_but(versions)
-                for node, used in versions.items():
-                    for version in used:
-                        engine.publish({node: version})
+                engine.serve_only(_versions(plan))
                 engine.run(requests, "credit", metric)
         names = {on: substitute.team_name(on, agents) for on in teams}
         found = Found(agents, options.method, metric, names, run_id, options.run_of, substitute.label)
@@ -103,13 +99,6 @@ def _agents(config: BridgeConfig, options: CreditOptions) -> tuple[str, ...]:
             "with --nodes, or use leave-one-out"
         )
     return agents
-
-
-def _run_id(store: TraceStore, resume: bool) -> str:
-    earlier = sum(1 for run in store.runs() if run.command == "credit")
-    if resume and not earlier:
-        raise ConfigError(f"credit: nothing to resume in {store.path.parent}; leave out --resume")
-    return f"credit-{earlier if resume else earlier + 1}"
 
 
 def _fresh_team(config: BridgeConfig, engine: Engine, app: App, options: CreditOptions) -> list[EpisodeRequest]:
