@@ -160,6 +160,23 @@ def test_a_stream_comes_through_piece_by_piece(tmp_path: Path) -> None:
         assert told["variants"][BASE]["first_piece_ms"]["p50"] <= told["variants"][BASE]["latency_ms"]["p50"]
 
 
+def test_a_client_that_closes_once_it_has_read_the_last_event_was_answered(tmp_path: Path) -> None:
+    gate = threading.Event()
+
+    def slow_to_close(handler: Any, body: dict[str, Any]) -> None:
+        begin_stream(handler)
+        handler.wfile.write(chunk("all") + b"data: [DONE]\n\n")
+        gate.wait(20)  # the client is gone long before the engine's connection ends
+
+    with live_rig(tmp_path) as rig, rig.client() as client:
+        rig.engine.odd["planner@0"] = slow_to_close
+        stream = client.chat.completions.create(model="planner", messages=SAY, stream=True)
+        assert [piece.choices[0].delta.content for piece in stream] == ["all"]
+        told = rig.wait_for(lambda told: told["variants"][BASE]["in_flight"] == 0)["variants"][BASE]
+        gate.set()
+        assert (told["left"], told["errors"], told["latency_ms"] is None) == (0, 0, False)
+
+
 def begin_stream(handler: Any) -> None:
     handler.send_response(200)
     handler.send_header("Content-Type", "text/event-stream")

@@ -172,7 +172,10 @@ class Proxy:
                 error = f"EngineFailed: {failed}"
                 await relay.failed(failed)
         except asyncio.CancelledError:
-            counts.left += 1
+            if relay.streamed:  # all of it was there: a client may close as soon as it has read `[DONE]`
+                error = answer.stream_error
+            else:
+                counts.left += 1
             raise
         finally:
             counts.in_flight -= 1
@@ -181,7 +184,7 @@ class Proxy:
                 if error is None:
                     counts.latency_s.append(time.monotonic() - began)
             self._recorder.end(call, answer, error)
-        self._offer(asked, call, error)
+            self._offer(asked, call, error)
 
     def _offer(self, asked: Asked, call: Call | None, error: str | None) -> None:
         if self._mirror is not None and asked.team.name == BASE and error is None:
@@ -205,7 +208,8 @@ class _Relay:
     def __init__(self, send: Send, variant: str, counts: VariantCounts, began: float) -> None:
         self._send, self._variant, self._counts, self._began = send, variant, counts, began
         self._started = False
-        self.ended = False
+        self.ended = False  # nothing more is to come
+        self.streamed = False  # the last event of a whole stream was sent
         self.episode: str | None = None
 
     async def answered(self, response: Any, answer: Answer) -> str | None:
@@ -242,11 +246,11 @@ class _Relay:
                     self._counts.first_s.append(time.monotonic() - self._began)
                 if shown:
                     await self._piece(shown)
+                self.streamed = self.ended = answer.whole
         if not answer.whole:  # the connection ended where a stream does not
             raise EngineFailed(502, "engine_unreachable", "the model server ended the stream before its end")
-        self.ended = True
         await self._piece(events.rest, last=True)
-        return f"EngineError: {answer.error}" if answer.error is not None else None
+        return answer.stream_error
 
     async def _whole(self, status: int, content: bytes, headers: Sequence[tuple[str, str]]) -> None:
         await self._start(status, [*headers, ("content-length", str(len(content)))])

@@ -85,6 +85,11 @@ class Answer:
     error: str | None = None  # that a stream ended with
     whole: bool = False  # it came to its end
 
+    @property
+    def stream_error(self) -> str | None:
+        """What a stream that came to its end says went wrong."""
+        return f"EngineError: {self.error}" if self.error is not None else None
+
     def whole_to_client(self, sent: bytes) -> bytes:
         """Notes an answer in one piece; gives back what the client gets."""
         body = _parsed(sent)
