@@ -56,7 +56,7 @@ class _Scoring(_Handler):
 class StudyServer(FakeVllm):
     """Serves on `port`, and scores by the model in `model`."""
 
-    def __init__(self, model: str, port: int, key: str) -> None:
+    def __init__(self, model: str, port: int, key: str | None) -> None:
         super().__init__(key)
         self.server_close()
         ThreadingHTTPServer.__init__(self, ("127.0.0.1", port), _Scoring)
