@@ -8,7 +8,7 @@ RUN ?= runs/math_duo
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench
+.PHONY: help setup demo test lint bench docs
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -32,3 +32,6 @@ test: lint ## lint, then every test: two at a time, those on the real server alo
 
 bench: setup ## measure, print a table, write runs/bench/latest.json; BENCH=name runs one
 	PYTHONPATH=tests $(VENV)/python -m benchmarks $(if $(BENCH),'$(BENCH)')
+
+docs: setup ## the documentation as a site in build/site; nothing in it is loaded from another host
+	NO_MKDOCS_2_WARNING=1 $(VENV)/mkdocs build --strict
