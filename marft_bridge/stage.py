@@ -8,7 +8,7 @@ It knows nothing of adapters' files, plans or stores.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -95,10 +95,18 @@ class Stage:
                 done = sum(tally.finished - before[id(tally)] for tally in tallies)
                 task.update(done, _together(tallies).figures(reward))
 
-            jobs_done = _unless_lost(run_jobs(jobs, self._config.collect.in_flight, show), self._keepers)
-            self.loop.run(self._stoppable(jobs_done))
+            self.loop.run(self._stoppable(self.play(jobs, self._config.collect.in_flight, show)))
         if self.losses:
             self._reporter.say(self.losses)
+
+    async def play(
+        self, jobs: Iterable[Job] | AsyncIterable[Job], in_flight: int, on_finished: Callable[[Job], None]
+    ) -> None:
+        """Runs the jobs on this stage's loop, until a server is lost whose calls would wait for ever.
+
+        Raises: as `rollouts.run_jobs`; ServingError when a server is lost.
+        """
+        await _unless_lost(run_jobs(jobs, in_flight, on_finished), self._keepers)
 
     def stop(self) -> None:
         """Ends what another thread runs on this stage now: its `run` raises CancelledError."""

@@ -5,6 +5,7 @@
 - A run that was stopped is resumed; what is finished is not run again.
 - Driver and workers agree on configuration, code and model; what cannot work is refused in one line.
 - Lines of a worker are filed whole and undamaged, or not at all; nothing ends before all of its lines are out.
+- A worker whose shared server hangs ends with that reason; its calls do not wait for ever.
 - A cluster that was started here listens on loopback only, and none of its processes outlives it.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -41,9 +43,10 @@ from marft_bridge.collect import collect
 from marft_bridge.config import BridgeConfig
 from marft_bridge.engine import load_app
 from marft_bridge.errors import ClusterError, ConfigError
-from marft_bridge.plan import plan_episodes, task_order
+from marft_bridge.plan import EpisodeRequest, plan_episodes, task_order
 from marft_bridge.progress import Reporter
 from marft_bridge.run_folder import RunFolder
+from marft_bridge.serving import ServeOptions
 from trace_store import conventions as c
 from trace_store.journal import Journal, line_of, record_of
 from trace_store.records import AdapterRow, Episode, Reward, SpanRow
@@ -272,7 +275,7 @@ def hired(server: FakeVllm, model_dir: Path, tmp_path: Path, monkeypatch: pytest
     """A function that makes a worker in this process, and stops it at the end."""
     monkeypatch.setenv("LAB_KEY", "secret")
     lab = Lab(server, model_dir, tmp_path, monkeypatch)
-    config = lab.config("run", "ray", 8)
+    config = lab.config("run", "ray", 8).model_copy(update={"serve": ServeOptions(hang_s=2.0)})
     server.adapters |= {"reasoner@0": "there", "actor@0": "there"}
     made = []
 
@@ -338,6 +341,34 @@ def test_nothing_ends_before_all_of_its_lines_are_out(hired: Any, monkeypatch: p
     assert report.tally.outcomes == {"terminated": 3}
     (segment,) = worker._scratch.journal.iterdir()
     assert lines == segment.read_bytes()
+
+
+def test_a_worker_whose_shared_server_hangs_says_so_instead_of_waiting(hired: Any, server: FakeVllm) -> None:
+    released = threading.Event()
+
+    def answer(_: dict[str, Any]) -> str:
+        released.wait(60)
+        return "7"
+
+    server.answer, server.samples = answer, lambda: released.wait(60)
+    try:
+        worker = hired()
+        until(worker, "working")
+        worker.exchange(0, [replace(r, adapters={"reasoner": 0, "actor": 0}) for r in requests_of(3)])
+        have = 0
+        while (report := worker.exchange(have, [])).phase != "ended":
+            have = report.end
+    finally:
+        released.set()
+    assert report.failure is not None
+    kind, message = report.failure
+    assert kind == "ServingError"
+    assert re.search(r"hangs: 3 calls wait, no answer in 2 s", message)
+    assert report.tally.outcomes == {}  # nothing ended
+
+
+def requests_of(episodes: int) -> list[EpisodeRequest]:
+    return plan_episodes(TASKS, episodes, 1, seed=0, **COMMON | {"run_id": "collect"})
 
 
 def root(outcome: str, reason: str | None = None, run: str = "collect", trace: str = "t1") -> SpanRow:

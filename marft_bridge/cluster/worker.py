@@ -25,7 +25,7 @@ from marft_bridge.engine import load_app, model_directory, served_modules
 from marft_bridge.errors import USER_ERRORS, ClusterError, ServingError
 from marft_bridge.plan import EpisodeRequest
 from marft_bridge.progress import Reporter
-from marft_bridge.rollouts import Collector, Job, run_jobs
+from marft_bridge.rollouts import Collector, Job
 from marft_bridge.run_folder import RunFolder
 from marft_bridge.served_model import ServedModel
 from marft_bridge.serving import ServeOptions
@@ -133,7 +133,7 @@ class Worker:
                 self._news.notify_all()
 
         in_flight = self._config.ray.in_flight or self._config.collect.in_flight
-        running = asyncio.ensure_future(run_jobs(inbox, in_flight, note_end))
+        running = asyncio.ensure_future(stage.play(inbox, in_flight, note_end))
         stopping = asyncio.ensure_future(inbox.stopped.wait())
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -196,7 +196,9 @@ class _Inbox:
 def endpoint_to_options(config: BridgeConfig, endpoint: str) -> ServeOptions:
     """How a server that the workers share is attached to."""
     modules = served_modules(config).lora_target_modules
-    return ServeOptions(attach=endpoint, api_key_env=config.ray.api_key_env, lora_target_modules=modules)
+    return ServeOptions(
+        attach=endpoint, api_key_env=config.ray.api_key_env, lora_target_modules=modules, hang_s=config.serve.hang_s
+    )
 
 
 def _check_served(model: ServedModel, versions: Mapping[str, int], endpoint: str) -> None:
