@@ -48,7 +48,8 @@ def instrument(
 
     Args:
         store: path of the DuckDB store (its journal is written beside it), or a recorder.
-        options, redact: what may be written, as for `wrap`.
+        options: what may be written, as for `wrap`.
+        redact: a function that hides what it is given, as for `wrap`.
 
     Raises:
         ConfigError: options or a function are given where a recorder with its own is in use already.

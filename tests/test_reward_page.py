@@ -22,7 +22,7 @@ from marft_bridge.rewards.scoring import Scorer
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = {name: (DOCS / name).read_text() for name in ("rewards.md", "rewards-hostile.md")}
-BLOCK = re.compile(r"```toml *(\w*)\n(.*?)```", re.DOTALL)
+BLOCK = re.compile(r"(?:<!-- (\w+) -->\n)?```toml\n(.*?)```", re.DOTALL)
 SHOWN = [
     pytest.param(block, id=f"{name}:{place}")
     for name, page in PAGES.items()
