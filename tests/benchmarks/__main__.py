@@ -8,7 +8,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import live_split, store_ingest, store_read, trace_overhead  # noqa: F401 - makes their benches known
+from benchmarks import (  # noqa: F401 - makes their benches known
+    live_split,
+    store_ingest,
+    store_read,
+    trace_overhead,
+    train_step,
+)
 from benchmarks.harness import (
     BENCHES,
     Measurement,
