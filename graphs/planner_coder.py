@@ -1,0 +1,80 @@
+"""CoRe-Code's Planner -> Coder: a function that is wanted to a plan, and the plan to a program, which unit tests judge.
+
+After "CoRe-Code: Collaborative Reinforcement Learning for Code Generation": a planner that writes a plan in words, a
+coder that follows it, both trained on what the tests say, by group-relative advantages. Simplified: functions of one
+line (`graphs.function_tasks`), and the collaboration-aware stage is the team reward, which reaches the planner along D.
+
+The graph never runs the program. It is what a model wrote, so the configuration has it run by the reward `code`, in a
+sandbox. Invariant: the final state has one program, whatever the coder wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+from langchain_core.language_models import BaseChatModel
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.state import CompiledStateGraph
+
+from graphs.few_shot import profile_to_messages
+from graphs.function_tasks import NAME
+
+PLANNER = "You are the Planner. Say in a few words how the function gets its result. Write no code."
+PLANNER_EXAMPLES = (
+    ("f(x) adds 50 to x\nPlan?", "Take x and add 50 to it."),
+    ("f(a, b) gives the smaller of a and b, times 40\nPlan?", "Take min of a and b, then multiply it by 40."),
+)
+CODER = "You are the Coder. Follow the plan and write the line of Python that returns the result."
+CODER_EXAMPLES = (
+    ("f(x) adds 50 to x\nPlan: Take x and add 50 to it.\nCode?", "return x + 50"),
+    (
+        "f(a, b) gives the smaller of a and b, times 40\nPlan: Take min of a and b, then multiply it by 40.\nCode?",
+        "return min(a, b) * 40",
+    ),
+)
+
+
+class CodeState(TypedDict, total=False):
+    """What the two nodes share."""
+
+    request: str
+    parameters: list[str]
+    plan: str
+    program: str
+
+
+def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """The compiled chain, in which both nodes call `model`."""
+
+    async def planner(state: CodeState) -> CodeState:
+        asked = f"{state['request']}\nPlan?"
+        reply = await model.ainvoke(profile_to_messages(PLANNER, PLANNER_EXAMPLES, asked))
+        return {"plan": str(reply.text).strip()}
+
+    async def coder(state: CodeState) -> CodeState:
+        asked = f"{state['request']}\nPlan: {state['plan']}\nCode?"
+        reply = await model.ainvoke(profile_to_messages(CODER, CODER_EXAMPLES, asked))
+        return {"program": text_to_program(str(reply.text), state["parameters"])}
+
+    graph = StateGraph(CodeState)
+    graph.add_node("planner", planner)
+    graph.add_node("coder", coder)
+    graph.add_edge(START, "planner")
+    graph.add_edge("planner", "coder")
+    graph.add_edge("coder", END)
+    return graph.compile(name="planner_coder")
+
+
+def text_to_program(text: str, parameters: Sequence[str]) -> str:
+    """A whole function as it was written, or else the first line as the body of one."""
+    if f"def {NAME}(" in text:
+        return text
+    line = next((line.strip() for line in text.splitlines() if line.strip() and not line.startswith("```")), "")
+    body = line if line.startswith("return") else f"return {line}"
+    return f"def {NAME}({', '.join(parameters)}):\n    {body}\n"
+
+
+def task_to_input(task: dict[str, Any]) -> CodeState:
+    """The graph never sees the tests."""
+    return {"request": task["request"], "parameters": task["parameters"]}
