@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
@@ -23,8 +21,7 @@ from marft_bridge.errors import GraphError
 from marft_bridge.load_name import load_name
 from marft_bridge.rewards.contract import RewardOptions
 from marft_bridge.rewards.scoring import Scorer
-
-Task = dict[str, Any]
+from marft_bridge.tasks.reading import Task, read_tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,62 +117,6 @@ def _callable(found: Any, key: str, name: str) -> Callable[..., Any]:
     if not callable(found):
         raise GraphError(f"{key}: {name!r} is a {type(found).__name__}, not a function")
     return found  # type: ignore[no-any-return]  # whatever the user's function returns is checked where it is used
-
-
-def read_tasks(name: str, fields: Sequence[str]) -> list[Task]:
-    """All tasks, each with a unique `id` (made a string) and the needed fields."""
-    tasks = _read_jsonl(Path(name)) if name.endswith(".jsonl") else _iterate(name)
-    if not tasks:
-        raise GraphError(f"graph.tasks: {name!r} holds no task")
-    seen: set[str] = set()
-    for number, task in enumerate(tasks, start=1):
-        missing = [field for field in ("id", *fields) if field not in task]
-        if missing:
-            has = ", ".join(sorted(task)) or "nothing"
-            raise GraphError(f"graph.tasks: task {number} of {name!r} lacks {missing[0]!r}; it has: {has}")
-        task["id"] = str(task["id"])
-        if task["id"] in seen:
-            raise GraphError(f"graph.tasks: task {number} of {name!r} repeats the id {task['id']!r}")
-        seen.add(task["id"])
-    return tasks
-
-
-def _read_jsonl(path: Path) -> list[Task]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise GraphError(f"graph.tasks: cannot read {str(path)!r}: {error}") from None
-    tasks = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            task = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise GraphError(f"graph.tasks: line {number} of {str(path)!r} is not JSON: {error}") from None
-        if not isinstance(task, dict):
-            raise GraphError(f"graph.tasks: line {number} of {str(path)!r} is not a JSON object")
-        tasks.append(task)
-    return tasks
-
-
-def _iterate(name: str) -> list[Task]:
-    found = load_name(name, "graph.tasks")
-    try:
-        items: Iterable[Any] = found() if callable(found) else found
-        tasks = list(items)
-    except TypeError:
-        raise GraphError(
-            f"graph.tasks: {name!r} is not a JSONL file, an iterable, or a function that gives one"
-        ) from None
-    for number, task in enumerate(tasks, start=1):
-        if not isinstance(task, Mapping):
-            raise GraphError(f"graph.tasks: task {number} of {name!r} is a {type(task).__name__}, not a mapping")
-        try:
-            json.dumps(dict(task))
-        except (TypeError, ValueError) as error:
-            raise GraphError(f"graph.tasks: task {number} of {name!r} cannot be written as JSON: {error}") from None
-    return [dict(task) for task in tasks]
 
 
 def split_tasks(tasks: Sequence[Task], heldout: float) -> tuple[list[Task], list[Task]]:

@@ -23,6 +23,7 @@ from marft_bridge.record_options import RecordOptions
 from marft_bridge.retries import Limits
 from marft_bridge.rewards.registry import AnyReward, refuse_unknown_rewards, settle
 from marft_bridge.serving import ServeOptions
+from marft_bridge.tasks.options import SOURCES, AnyTasks
 from trainers.config import TrainerOptions
 
 
@@ -39,8 +40,9 @@ class GraphOptions(_Options):
     """The LLM nodes to train, by LangGraph name."""
     frozen: tuple[str, ...] = ()
     """LLM nodes that run on the served model too, but are not trained. Any other node keeps its own model."""
-    tasks: str
-    """A JSONL file, or the name of an iterable (or of a function that gives one) of JSON objects."""
+    tasks: AnyTasks
+    """A JSONL or Parquet file, or the name of an iterable (or of a function that gives one) of JSON objects; or a table
+    for files laid out as MATH, GSM8K or HumanEval, or for a generator of reasoning-gym: docs/tasks.md."""
     reward: str | None = None
     """A function (task, final state) or (task, final state, run) -> number or mapping of names to numbers; may be
     async. It or `[[rewards]]` is needed; both may be there."""
@@ -128,6 +130,9 @@ class TrainOptions(_Options):
     tensorboard: bool = False
     """Whether the figures of every update are also written for TensorBoard, into the run's folder tensorboard/; needs
     the extra `tensorboard`."""
+    keep_advantages: bool = True
+    """Whether what every action of a round was credited with is kept in the run's folder advantages/, for
+    `marft-bridge view`; at most 32 MB a round before compression, and well below 1 % of an update's time."""
     allow_tool_change: bool = False
     """Whether episodes with other tools than those that were learned from so far are learned from too."""
     trainer: TrainerOptions = TrainerOptions()
@@ -162,6 +167,11 @@ class BridgeConfig(_Options):
             raise ValueError(
                 f"train.trainer.estimator {trainer.estimator!r} compares samples of one task: "
                 "set train.samples_per_task to 2 or more"
+            )
+        if trainer.contribution == "rank_consistency" and self.train.samples_per_task < 2:
+            raise ValueError(
+                "train.trainer.contribution 'rank_consistency' ranks samples of one task: set train.samples_per_task to "
+                "2 or more"
             )
         if self.train.episodes_per_round % self.train.samples_per_task:
             raise ValueError("train.episodes_per_round must be a multiple of train.samples_per_task")
@@ -283,6 +293,8 @@ def _nearest(location: Iterable[int | str]) -> str:
             model = next(f.annotation for name, f in model.model_fields.items() if table in (name, f.alias))
         elif model == tuple[AnyReward, ...]:
             model = AnyReward  # `table` is a place in the list, and the next one the kind
+        elif table in SOURCES:
+            model = SOURCES[table]
         elif model is AnyReward:
             model = next(kind for kind in get_args(get_args(model)[0]) if kind.model_fields["kind"].default == table)
         else:  # `table` is a key of a mapping or a place in a list; the options are those of its members

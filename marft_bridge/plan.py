@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from marft_bridge.app import Task
+from marft_bridge.tasks.reading import Task
 
 
 @dataclass(frozen=True, slots=True)

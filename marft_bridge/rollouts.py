@@ -21,7 +21,7 @@ from typing import Any
 from langchain_core.language_models import BaseChatModel
 from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 
-from marft_bridge.app import App, Task
+from marft_bridge.app import App
 from marft_bridge.episode import EpisodeContext, current_episode
 from marft_bridge.errors import GraphError
 from marft_bridge.fixed_answer import text_to_route
@@ -32,6 +32,7 @@ from marft_bridge.rewards.contract import Place, RunView
 from marft_bridge.rewards.scoring import Score
 from marft_bridge.routing import Route, Routing, current_routing
 from marft_bridge.tally import Tally
+from marft_bridge.tasks.reading import Task
 from trace_store.assemble import Incomplete, Malformed, spans_to_trajectory
 
 __all__ = ["Collector", "EpisodeRequest", "Job", "Tally", "plan_episodes", "run_jobs", "task_order"]

@@ -147,7 +147,7 @@ def _kind(annotation: Any) -> str:
     if origin is dict:
         return f"table name = {_kind(parts[1])}"
     if origin in (Union, types.UnionType):
-        return " or ".join(_kind(part) for part in parts if part is not type(None))
+        return " or ".join(dict.fromkeys(_kind(part) for part in parts if part is not type(None)))
     if _is_table(annotation):
         return "a table"
     assert annotation in _NAMED, TypeAdapter(annotation).json_schema()

@@ -22,12 +22,13 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
 
 from graphs import math_duo
-from marft_bridge.app import options_to_app, read_tasks
+from marft_bridge.app import options_to_app
 from marft_bridge.app_graph import check_nodes, node_names
 from marft_bridge.config import GraphOptions
 from marft_bridge.errors import GraphError
 from marft_bridge.load_name import load_name
 from marft_bridge.scripted import ScriptedPolicy
+from marft_bridge.tasks.reading import read_tasks
 
 NOT_A_GRAPH = 3
 TASK_LIST = [{"id": 1, "q": "a"}, {"id": 2, "q": "b"}]
@@ -172,7 +173,7 @@ def test_a_name_may_be_a_module_or_a_file(tmp_path: Path) -> None:
             {"task_fields": ("question", "solution")},
             "task 1 of 'graphs.math_duo:tasks' lacks 'solution'; it has: answer",
         ),
-        ({"tasks": f"{HERE}:NOT_A_GRAPH"}, "is not a JSONL file, an iterable, or a function that gives one"),
+        ({"tasks": f"{HERE}:NOT_A_GRAPH"}, "is not a JSONL or Parquet file, an iterable, or a function that gives one"),
         ({"tasks": f"{HERE}:WRONG_KIND"}, "task 1 of"),
         ({"tasks": f"{HERE}:UNSERIALISABLE"}, "cannot be written as JSON"),
         ({"tasks": "none.jsonl"}, "cannot read 'none.jsonl'"),

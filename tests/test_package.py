@@ -27,7 +27,10 @@ from packaging.version import Version
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = ("graphs", "marft_bridge", "trace_store", "trainers")
-DELIBERATELY_ABSENT = {"llama-cpp-python", "llm", "torchaudio", "torchcodec", "torchvision"}
+DELIBERATELY_ABSENT = {
+    *("cellpylib", "drawsvg", "pycosat", "zss"),
+    *("llama-cpp-python", "llm", "torchaudio", "torchcodec", "torchvision"),
+}
 
 
 def pins() -> dict[str, Version]:

@@ -181,7 +181,7 @@ def test_python_in_an_answer_is_not_run(python: str, tmp_path: Path) -> None:
 def test_what_the_worker_runs_is_held_by_the_kernel(tmp_path: Path) -> None:
     program = f"""
 import json, os, socket, sys
-from marft_bridge.rewards.math_worker import _confine
+from marft_bridge.rewards.worker_main import confine
 held = {{}}
 def tried(name, do):
     try: do(); held[name] = False
@@ -193,7 +193,7 @@ def all():
     tried("signal", lambda: os.kill(os.getppid(), 0))
     tried("memory", lambda: bytearray(3 << 30))
     tried("program", lambda: os.execv("/bin/true", ["true"]))
-_confine(2048, [])
+confine(2048, [])
 all()
 print(json.dumps(held))
 """

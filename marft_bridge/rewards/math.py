@@ -9,27 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import json
-import os
-import queue
 import re
-import selectors
-import subprocess
-import sys
-import time
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from marft_bridge.errors import GraphError
 from marft_bridge.rewards.contract import Absent, Earned, Kind, RewardOptions, RunView
+from marft_bridge.rewards.worker_process import Unanswered as Uncheckable
+from marft_bridge.rewards.worker_process import Work, WorkerPool
 
 Find = Literal["auto", "boxed", "hashes", "last_number", "whole"]
 
 MAX_EXPRESSION = 2_000  # characters
-_START_S = 120.0  # loading sympy from a cold disk
-_MEMORY_MB = 2_048  # address space of a worker, of which the libraries take about a third
-_WORKERS = 2
+_WARM_S = 120.0  # for the first comparison of a run
 
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+(?:\.\d+)?)?|-?\.\d+")
 
@@ -49,10 +42,6 @@ class MathOptions(RewardOptions):
     """Seconds for one comparison."""
     uncheckable: Literal["absent", "wrong"] = "absent"
     """What an answer is that cannot be compared within time, memory and length."""
-
-
-class Uncheckable(Exception):  # noqa: N818 - of the expression, not of the program
-    """Two expressions could not be compared; the message is the reason."""
 
 
 def text_to_expression(text: str, find: Find) -> str | None:
@@ -80,99 +69,14 @@ def _last_boxed(text: str) -> str | None:
     return None
 
 
-class _Worker:
-    """One process that compares. Used by one thread at a time."""
-
-    def __init__(self) -> None:
-        start = "import sys; sys.path[:] = sys.argv[2:]; from marft_bridge.rewards.math_worker import main; "
-        paths = [os.path.realpath(path) for path in sys.path if path]
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", start + "main(int(sys.argv[1]), sys.argv[2:])", str(_MEMORY_MB), *paths],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
-        self._pending = b""
-        try:
-            told = self._line(_START_S)
-        except Uncheckable as problem:
-            told = {"refused": str(problem)}
-        if "ready" not in told:
-            self.close()
-            raise GraphError(f"expressions cannot be compared safely here: {told.get('refused')}")
-
-    def ask(self, expected: str, answer: str, limit_s: float) -> bool:
-        job = {"expected": expected, "answer": answer, "limit_s": limit_s}
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(job).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise Uncheckable("the worker that compares was gone") from None
-        told = self._line(limit_s)
-        if "equal" not in told:
-            raise Uncheckable(f"an expression could not be compared: {told['failed']}")
-        return bool(told["equal"])
-
-    def _line(self, limit_s: float) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        deadline, pipe = time.monotonic() + limit_s, self._process.stdout.fileno()
-        with selectors.DefaultSelector() as readable:
-            readable.register(pipe, selectors.EVENT_READ)
-            while b"\n" not in self._pending:
-                if not readable.select(max(deadline - time.monotonic(), 0)):
-                    raise Uncheckable(f"an expression could not be compared in {limit_s:g} s")
-                chunk = os.read(pipe, 1 << 16)
-                if not chunk:
-                    raise Uncheckable("an expression could not be compared: the worker died of it")
-                self._pending += chunk
-        line, _, self._pending = self._pending.partition(b"\n")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except BrokenPipeError:
-                    continue
-
-
-class _Workers:
-    """At most so many workers, each started when it is first needed and replaced after it failed."""
-
-    def __init__(self) -> None:
-        self._places: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
-        for _ in range(_WORKERS):
-            self._places.put(None)
-
-    def ask(self, expected: str, answer: str, limit_s: float) -> bool:
-        worker = self._places.get()
-        try:
-            worker = worker or _Worker()
-            return worker.ask(expected, answer, limit_s)
-        except BaseException:
-            if worker is not None:
-                worker.close()  # it may still be at it, or have no memory left
-                worker = None
-            raise
-        finally:
-            self._places.put(worker)
-
-    def close(self) -> None:
-        taken = [self._places.get() for _ in range(_WORKERS)]
-        for worker in taken:
-            if worker is not None:
-                worker.close()
-            self._places.put(None)
-
-
-_workers = _Workers()
+_workers = WorkerPool(
+    Work(
+        "marft_bridge.rewards.math_worker",
+        undone="an expression could not be compared",
+        unsafe="expressions cannot be compared safely here",
+    ),
+    most=2,
+)
 atexit.register(_workers.close)
 
 
@@ -192,7 +96,7 @@ def equal(expected: str, answer: str, limit_s: float = 5.0) -> bool:
         return True
     if max(len(expected), len(answer)) > MAX_EXPRESSION:
         raise Uncheckable(f"an expression is longer than {MAX_EXPRESSION} characters")
-    return _workers.ask(expected, answer, limit_s)
+    return bool(_workers.ask({"expected": expected, "answer": answer}, limit_s)["equal"])
 
 
 async def math_to_earned(options: MathOptions, run: RunView) -> list[Earned]:
@@ -219,7 +123,7 @@ async def math_to_earned(options: MathOptions, run: RunView) -> list[Earned]:
 
 def check_math(_: MathOptions) -> None:
     """Starts a worker, so that what is missing is said before any episode is run."""
-    equal("1/2", "0.5", _START_S)
+    equal("1/2", "0.5", _WARM_S)
 
 
 MATH = Kind(MathOptions, math_to_earned, check_math)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from marft_bridge.errors import ConfigError
-from marft_bridge.rewards import code, composite, function, goals, judge, match, math, signals, tools
+from marft_bridge.rewards import code, composite, function, goals, gym, judge, match, math, signals, tools
 from marft_bridge.rewards.contract import ANY_LEVEL, Kind, RewardOptions
 
 AnyReward = Annotated[
@@ -23,6 +23,7 @@ AnyReward = Annotated[
     | math.MathOptions
     | code.CodeOptions
     | judge.JudgeOptions
+    | gym.GymOptions
     | tools.ToolSuccessOptions
     | tools.ToolErrorRateOptions
     | tools.ToolSelectionOptions
@@ -41,7 +42,7 @@ AnyReward = Annotated[
 ]
 """One `[[rewards]]` table."""
 
-_MODULES = (match, math, code, judge, tools, signals, goals, function, composite)
+_MODULES = (match, math, code, judge, gym, tools, signals, goals, function, composite)
 _KINDS: dict[type[RewardOptions], Kind[Any]] = {kind.options: kind for module in _MODULES for kind in module.KINDS}
 
 

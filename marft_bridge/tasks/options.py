@@ -1,0 +1,125 @@
+"""`graph.tasks` as the configuration writes it: a name, or a table that says the layout.
+
+Invariant: a table's options all do something for its kind; others are refused by name. It reads no file.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, JsonValue, Tag
+
+NAME = "name"
+
+
+class _Source(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _File(_Source):
+    path: str = Field(min_length=1)
+    """The file, relative to the working directory."""
+    limit: int | None = Field(None, ge=1)
+    """Only so many tasks, from the beginning; all without it."""
+
+
+class JsonlTasks(_File):
+    """JSON lines, plain or gzip: one object a line."""
+
+    kind: Literal["jsonl"] = "jsonl"
+    """One JSON object a line; a path that ends in .gz is read as gzip."""
+    id_from: str = Field("id", min_length=1)
+    """The field whose value is the task's id."""
+
+
+class ParquetTasks(_File):
+    """A Parquet file: one task a row, a field for each column."""
+
+    kind: Literal["parquet"] = "parquet"
+    """One task a row."""
+    id_from: str = Field("id", min_length=1)
+    """The column whose value is the task's id."""
+
+
+class MathTasks(_File):
+    """Problems as MATH lays them out: a folder of JSON files, one a problem, or JSON lines of the same objects."""
+
+    kind: Literal["math"] = "math"
+    """`problem`, `solution`, `level`, `type`; the answer is what the solution boxes."""
+    levels: tuple[int, ...] = ()
+    """Only problems of these levels, 1 to 5; all without it."""
+
+
+class Gsm8kTasks(_File):
+    """Word problems as GSM8K lays them out: JSON lines."""
+
+    kind: Literal["gsm8k"] = "gsm8k"
+    """`question`, and `answer` with the number after ####."""
+
+
+class HumanEvalTasks(_File):
+    """Programs to complete as HumanEval lays them out: JSON lines, plain or gzip."""
+
+    kind: Literal["humaneval"] = "humaneval"
+    """`task_id`, `prompt`, `entry_point`, `test` and, if there, `canonical_solution`."""
+
+
+class GymTasks(_Source):
+    """Tasks that a generator of reasoning-gym makes, the same each time."""
+
+    kind: Literal["reasoning_gym"] = "reasoning_gym"
+    """Needs the extra `reasoning-gym`."""
+    dataset: str = Field(min_length=1)
+    """The generator's name there, as chain_sum."""
+    size: int = Field(500, ge=1, le=100_000)
+    """How many tasks."""
+    seed: int = Field(0, ge=0)
+    """What they are made from."""
+    options: dict[str, JsonValue] = {}
+    """The generator's own options, as min_terms."""
+
+
+AnySource = JsonlTasks | ParquetTasks | MathTasks | Gsm8kTasks | HumanEvalTasks | GymTasks
+SOURCES: dict[str, type[AnySource]] = {
+    str(source.model_fields["kind"].default): source
+    for source in (JsonlTasks, ParquetTasks, MathTasks, Gsm8kTasks, HumanEvalTasks, GymTasks)
+}
+
+
+def _tag(value: Any) -> str:
+    if isinstance(value, str):
+        return NAME
+    return str(value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None))
+
+
+AnyTasks = Annotated[
+    Annotated[str, Tag(NAME)]
+    | Annotated[JsonlTasks, Tag("jsonl")]
+    | Annotated[ParquetTasks, Tag("parquet")]
+    | Annotated[MathTasks, Tag("math")]
+    | Annotated[Gsm8kTasks, Tag("gsm8k")]
+    | Annotated[HumanEvalTasks, Tag("humaneval")]
+    | Annotated[GymTasks, Tag("reasoning_gym")],
+    Discriminator(
+        _tag,
+        custom_error_type="tasks",
+        custom_error_message="a name, or a table whose kind is one of " + ", ".join(SOURCES),
+    ),
+]
+"""A name (a JSONL or Parquet file, or an iterable) or a table."""
+
+
+def text_to_tasks(text: str) -> str | AnySource:
+    """What a flag can say: a name as in the configuration, or `KIND:WHERE`, as `gsm8k:train.jsonl`."""
+    kind, colon, where = text.partition(":")
+    if not colon or kind not in SOURCES or not where:
+        return text
+    source = SOURCES[kind]
+    return source.model_validate({"dataset" if source is GymTasks else "path": where})
+
+
+def tasks_to_text(tasks: str | AnySource) -> str:
+    """How messages call it."""
+    if isinstance(tasks, str):
+        return tasks
+    return tasks.dataset if isinstance(tasks, GymTasks) else tasks.path
