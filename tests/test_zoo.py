@@ -1,6 +1,7 @@
 """Owns: what all graphs of the zoo have in common, and the rig that their own tests train them with.
 
 - Every file of examples/zoo/ is a configuration as it stands, says what figures to expect, and keeps whole tasks apart.
+- docs/zoo.md is what the first lines of these files say; the line of a run is read from its report.
 - The rig trains: where reward depends on what a node says, its adapter is pulled towards what paid; without a
   learning rate worth its name nothing moves.
 """
@@ -14,8 +15,12 @@ from typing import Any
 
 import pytest
 from fake_vllm import Answer
+from sample_report import bare_report
+from zoo_page import PAGE, written
 from zoo_rig import ROOT, ZOO, train_zoo
 
+from examples.zoo.run import main, report_to_line
+from marft_bridge.comparison.records import Contrast, LearningPoint
 from marft_bridge.config import toml_to_config
 from marft_bridge.engine import load_app
 
@@ -31,6 +36,40 @@ def test_a_configuration_of_the_zoo_loads_with_enough_different_tasks(path: Path
     assert len(set(ids)) == len(ids) >= 100
     assert len(app.heldout_tasks) >= 20
     assert re.search(r"^# Expected: \S", path.read_text(), re.MULTILINE)
+
+
+def test_the_page_says_what_the_configurations_say() -> None:
+    assert PAGE.read_text(encoding="utf-8") == written()
+
+
+def test_the_line_of_a_run_is_that_of_its_report() -> None:
+    contrast = Contrast(
+        variant="after",
+        metric="correct",
+        n=96,
+        clusters=48,
+        mean_a=0.125,
+        mean_b=0.5,
+        diff=0.375,
+        ci95=(0.25, 0.5),
+        p_value=0.001,
+        test="paired sign flips",
+        p_adjusted=0.001,
+        simultaneous=(0.25, 0.5),
+    )
+    points = [(0, "offline", None), (1, "online", 0.25), (2, "online", None), (3, "online", 0.5)]
+    curve = [LearningPoint(round=n, phase=phase, episodes=8, reward_mean=mean) for n, phase, mean in points]
+    report = bare_report().model_copy(update={"contrasts": (contrast,), "learning_curve": tuple(curve)})
+    assert report_to_line(report, 4.6) == (
+        "correct 0.125 -> 0.500 on 48 held-out tasks (+0.375, 95 % +0.250 to +0.500); reward by round 0.25, -, 0.50; "
+        f"seed {report.setup.seed}, 5 min"
+    )
+
+
+def test_a_name_that_is_not_in_the_zoo_is_refused_with_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["swam"])
+    assert "swam: not in the zoo; there are " in capsys.readouterr().err
 
 
 def sometimes_right(node: str, messages: list[dict[str, Any]], chance: random.Random) -> Answer:

@@ -1,0 +1,110 @@
+"""The files of examples/zoo/ -> docs/zoo.md: what each graph is after, its topology, how it learns, what to expect.
+
+python tests/zoo_page.py        # writes the page; test_zoo.py holds it equal to what is written
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ZOO = ROOT / "examples/zoo"
+PAGE = ROOT / "docs/zoo.md"
+_HEAD = re.compile(r"After (?P<after>.+?)\. Topology: (?P<topology>.+?)\.(?: (?P<more>[A-Z].*?))?$")
+
+INTRO = """# A zoo of graphs
+
+Ordinary LangGraph graphs after systems of the field, each with tasks, a reward, a configuration and tests that train it
+for some rounds. They show that any topology trains, and they are something to start from: copy the module and the
+configuration that are nearest to your app. Every module in `graphs/` says what is the paper's and what is simplified;
+the tasks are small enough for a model of 135M parameters on two processor cores.
+
+```sh
+marft-bridge collect --config examples/zoo/swarm.toml
+marft-bridge train --config examples/zoo/swarm.toml
+marft-bridge compare --config examples/zoo/swarm.toml
+```
+
+`python -m examples.zoo.run swarm` runs the three on one model server and prints the line that stands under "expected".
+The figures are of one run with one seed: by and large what to expect, no claim about a method.
+
+This page is written from the first lines of the configurations (`python tests/zoo_page.py`).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One configuration."""
+
+    name: str
+    module: str
+    after: str
+    topology: str
+    more: str  # what is special, if anything
+    learns: str
+    expected: str
+
+
+def config_to_entry(path: Path) -> Entry:
+    """What the first lines of a configuration say, and how it learns.
+
+    Raises:
+        ValueError: the first lines are not `# After ... . Topology: ... .` and `# Expected: ...`.
+    """
+    comments: list[str] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("# "):
+            break
+        comments.append(line[2:])
+    expected = [line.removeprefix("Expected: ") for line in comments if line.startswith("Expected: ")]
+    head = _HEAD.match(" ".join(line for line in comments if not line.startswith("Expected: ")))
+    if head is None or len(expected) != 1:
+        raise ValueError(f"{path.name}: the first lines are not `# After ... . Topology: ... .` and `# Expected: ...`")
+    raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    trainer = raw.get("train", {}).get("trainer", {})
+    offline = trainer.get("offline", {}).get("mode")
+    learns = [
+        f"{trainer.get('estimator', 'gae')} per {trainer.get('granularity', 'action')}",
+        trainer.get("update", "") and f"{trainer['update']} updates",
+        offline and f"offline {offline}",
+        ", ".join(f"{term['level']} reward {term['reward']}" for term in trainer.get("shaping", [])),
+    ]
+    module = raw["graph"]["app"].split(":")[0]
+    return Entry(
+        path.stem,
+        module,
+        head["after"],
+        head["topology"],
+        head["more"] or "",
+        "; ".join(part for part in learns if part),
+        expected[0],
+    )
+
+
+def entries_to_page(entries: list[Entry]) -> str:
+    """The page."""
+    blocks = [INTRO]
+    for entry in entries:
+        name, module = entry.name, entry.module.replace(".", "/")
+        blocks.append(
+            f"## {name}\n\n"
+            f"After {entry.after}. [{module}.py](../{module}.py), [{name}.toml](../examples/zoo/{name}.toml)\n\n"
+            f"- topology: {entry.topology}{'. ' + entry.more.rstrip('.') if entry.more else ''}\n"
+            f"- learns by: {entry.learns}\n"
+            f"- expected: {entry.expected}\n"
+        )
+    return "\n".join(blocks)
+
+
+def written() -> str:
+    """The page as it should be now."""
+    return entries_to_page([config_to_entry(path) for path in sorted(ZOO.glob("*.toml"))])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(), encoding="utf-8")
+    sys.exit(0)
