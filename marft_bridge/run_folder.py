@@ -6,6 +6,7 @@
     models/         of other base models that were compared: version 0 of every node, the server's log
     checkpoint/     the trainer's newest state
     metrics.jsonl   one line per update
+    advantages/     what the actions of each round were credited with, where train.keep_advantages asks for it
     tensorboard/    the same for TensorBoard, where train.tensorboard asks for it
     vllm.log, server.json, report.json, report.html, report.md
     live.json       what keeps live traffic with its team: salt, key, and the proxy's address while it runs
@@ -64,6 +65,11 @@ class RunFolder:
     def metrics(self) -> Path:
         """One JSON line per update."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def advantages(self) -> Path:
+        """A file per round: see `kept_advantages`."""
+        return self.path / "advantages"
 
     @property
     def tensorboard(self) -> Path:

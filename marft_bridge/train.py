@@ -27,6 +27,7 @@ from marft_bridge.engine import Engine, begin_run, load_app, model_directory, re
 from marft_bridge.errors import ConfigError
 from marft_bridge.files import write_atomically
 from marft_bridge.heldout import HeldOut, note_learned
+from marft_bridge.kept_advantages import credits_to_file, forget_rounds_after
 from marft_bridge.progress import Reporter, Task
 from marft_bridge.retokenise import ChatTokenizer, Retokeniser, longest_call
 from marft_bridge.rollouts import plan_episodes, task_order
@@ -127,6 +128,7 @@ class _Training:
         if (self.folder.checkpoint / checkpoint.STATE_FILE).exists():
             checkpoint.load(self.trainer, self.folder.checkpoint)
             self._forget_metrics_after(self.trainer.rounds)
+            forget_rounds_after(self.folder.advantages, self.trainer.rounds)
             self.reporter.say(f"resuming after round {self.trainer.rounds} of {self.options.rounds}")
         else:
             self._replay(collected)
@@ -188,7 +190,8 @@ class _Training:
             self.ahead.start(coming, partial(self._rollouts, coming))
         with self._showing(f"round {number}/{self.options.rounds}"):
             served = served_versions(self.trainer.policies, self.engine.registry, episodes, version)
-            metrics = self.trainer.update(episodes, older)
+            keep = partial(credits_to_file, folder=self.folder.advantages, number=number)
+            metrics = self.trainer.update(episodes, older, keep if self.options.keep_advantages else None)
         for warning in metrics["warnings"]:
             self.reporter.say(f"round {number}: {warning}")
         self._commit({"phase": "online", "round": number, "served": served, "staleness": staleness, **metrics})

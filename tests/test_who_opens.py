@@ -206,7 +206,7 @@ class Trainer:
         return {"critic": {"explained_variance": None}}
     def replay(self, episodes):
         return {"mode": "filtered", "used": 0, "agents": {}}
-    def update(self, episodes, older):
+    def update(self, episodes, older, credited):
         print("updating", flush=True)
         sys.stdin.read()
         self.rounds += 1

@@ -51,6 +51,8 @@ class EpisodeItem:
     successors: Successors
     rewards: EpisodeRewards
     replayed: bool = False  # older than the round that it is part of
+    episode_id: str = ""
+    action_ids: tuple[str, ...] = ()  # parallel to `actions`
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +158,18 @@ def _to_episode(
     successors = edges_to_successors(len(kept), edges, kept)
     reduced = [(src, dst) for src, after in enumerate(transitive_reduction(len(kept), edges)) for dst in after]
     rewards, absent = trajectory_to_rewards(trajectory, team, shaping, reduced, kept)
+    actions = [a for a, keep in zip(trajectory.actions, kept, strict=True) if keep]
     drops.update(f"reward: no finite {term.reward!r} of level {term.level}; nothing is added for it" for term in absent)
     return EpisodeItem(
         task_id=trajectory.episode.task_id,
         reward=team[1],
         truncated=trajectory.episode.outcome == "truncated" and not final,
-        actions=_to_items([a for a, keep in zip(trajectory.actions, kept, strict=True) if keep]),
+        actions=_to_items(actions),
         successors=successors,
         rewards=rewards,
         replayed=use == "replay",
+        episode_id=trajectory.episode.episode_id,
+        action_ids=tuple(action.action_id for action in actions),
     )
 
 

@@ -28,6 +28,7 @@ from trainers.advantages import normalize_estimate
 from trainers.batch import ActionItem, Round, Use, episodes_to_round, trajectories_to_round
 from trainers.config import TrainerOptions
 from trainers.credit import FLAT, Credit
+from trainers.credited import Credited, round_to_credits
 from trainers.errors import TrainError
 from trainers.gae import Floats
 from trainers.model import Tick
@@ -139,8 +140,16 @@ class MarftTrainer:
 
     # -- on-policy rounds ----------------------------------------------------------------------------------------
 
-    def update(self, trajectories: Sequence[Trajectory], replayed: Sequence[Trajectory] = ()) -> dict[str, Any]:
+    def update(
+        self,
+        trajectories: Sequence[Trajectory],
+        replayed: Sequence[Trajectory] = (),
+        credited: Credited | None = None,
+    ) -> dict[str, Any]:
         """One on-policy round: fresh trajectories, and a bounded share of older ones, to updated adapters and critics.
+
+        Args:
+            credited: is told the advantages of every action at the end; not of a round that teaches nothing.
 
         Returns:
             {"agents": {name: {...}}, "critic": see `Credit.estimate`, "order" (of adapters), "drops", "episodes",
@@ -187,6 +196,8 @@ class MarftTrainer:
                 "truncated_reward to 'final', or gamma below 1"
             )
         self.rounds += 1
+        if credited is not None:
+            credited(round_to_credits(data, units, estimate, normal))
         fields = {
             "agents": agents,
             "critic": critic,
