@@ -11,7 +11,7 @@ import io
 import json
 import random
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,13 +62,27 @@ class Trained:
         name = self.config.train.trainer.reward
         worth = value or (lambda trajectory: trajectory.team_reward(name))
         pairs = [
-            (self._gain(node, action), paid)
+            (action, paid)
             for trajectory in self.trained
             if (paid := worth(trajectory)) is not None
             for action in trajectory.actions
-            if action.node == node and action.sampled_ids
         ]
-        gains, paid_for = np.array(pairs, float).T
+        return self._correlation(node, pairs)
+
+    def pull_to(self, node: str, reward: str) -> float:
+        """The same against a reward that single calls have, by its name, instead of their episode's."""
+        pairs = [
+            (action, paid.value)
+            for trajectory in self.trained
+            for action in trajectory.actions
+            for paid in trajectory.rewards
+            if paid.name == reward and paid.action_id == action.action_id
+        ]
+        return self._correlation(node, pairs)
+
+    def _correlation(self, node: str, pairs: Sequence[tuple[Action, float]]) -> float:
+        own = [(self._gain(node, action), paid) for action, paid in pairs if action.node == node and action.sampled_ids]
+        gains, paid_for = np.array(own, float).T
         if np.ptp(paid_for) == 0:
             return float("nan")
         return float(np.corrcoef(gains, paid_for)[0, 1])
