@@ -170,8 +170,8 @@ class BridgeConfig(_Options):
             )
         if trainer.contribution == "rank_consistency" and self.train.samples_per_task < 2:
             raise ValueError(
-                "train.trainer.contribution 'rank_consistency' ranks samples of one task: set train.samples_per_task to "
-                "2 or more"
+                "train.trainer.contribution 'rank_consistency' ranks samples of one task: "
+                "set train.samples_per_task to 2 or more"
             )
         if self.train.episodes_per_round % self.train.samples_per_task:
             raise ValueError("train.episodes_per_round must be a multiple of train.samples_per_task")

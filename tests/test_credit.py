@@ -230,6 +230,21 @@ def test_step_and_private_rewards_are_centred_and_added_to_gae() -> None:
     _close(credit.replay_advantages(data), [0.9, 1.5, -0.75, -1])
 
 
+def test_gae_weighs_the_teams_part_by_contribution_and_fits_the_critic_to_all_of_it() -> None:
+    own = ({"reward": "brief", "level": "agent", "weight": 1.0},)
+    credit, critic = _by_hand(gae_lambda=1.0, shaping=own, contribution="rank_consistency")
+    briefs = [{"reasoner": 0.3, "actor": 0.2}, {"reasoner": 0.1, "actor": 0.2}]
+    runs = [_episode(_pair(), reward, private={"brief": brief}) for reward, brief in zip((1, 0), briefs, strict=True)]
+    estimate, fit = credit.estimate(_round(*runs))
+    # The reasoner's brief ranks the two runs as the team does: 1. The actor's is tied: 1/2. Weights 4/3 and 2/3.
+    assert fit()["contribution"] == pytest.approx({"reasoner": 4 / 3, "actor": 2 / 3})
+    # R - V is 0.7 and 0.5 in the first run, -0.3 and -0.5 in the second; brief is centred, not weighed
+    _close(estimate.by_source["reward"], [4 / 3, 2 / 3, 0, 0])
+    _close(estimate.by_source["brief"], [0.2, 0, -0.2, 0])
+    _close(estimate.advantage_U, [0.7 * 4 / 3 + 0.2, 0.5 * 2 / 3, -0.3 * 4 / 3 - 0.2, -0.5 * 2 / 3])
+    _close(critic.fitted[0][1], [1, 1, 0, 0])
+
+
 def test_own_rewards_of_one_run_alone_say_nothing() -> None:
     credit, _ = _by_hand()
     data = _round(_shaped_round().episodes[0])
@@ -306,6 +321,7 @@ def test_group_estimators_by_hand(
         "critics": {},
         "agents": {},
         "flat_groups": pytest.approx(flat),
+        "contribution": None,
     }
 
 

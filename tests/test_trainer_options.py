@@ -23,6 +23,11 @@ from trainers.config import TrainerOptions
         ({"group_std": True}, "group_std has no effect here"),
         ({"rae_decay": 0.5}, "rae_decay has no effect here: it applies to estimator 'rae'"),
         ({"skip_flat_groups": True}, "skip_flat_groups has no effect here"),
+        (
+            {"estimator": "rae", "contribution": "rank_consistency"},
+            "contribution has no effect here: it applies to estimator 'gae', 'dr_mas' or 'at_grpo'",
+        ),
+        ({"contribution": "rank_consistency"}, "add one to shaping, of level 'agent'"),
         ({"estimator": "rae", "skip_flat_groups": True}, "skip_flat_groups has no effect here"),
         ({"estimator": "grpo", "offline": {"mode": "filtered"}, "critic": {"hidden": 2}}, "critic has no effect here"),
         (

@@ -17,6 +17,7 @@ Weighting = Literal["episode", "action", "token"]
 GroupWeight = Literal["trajectory", "step"]
 
 _STANDARDISED = ("grpo", "dr_mas", "at_grpo")  # estimators that divide by a deviation of their own
+_EACH_FOR_ITSELF = ("gae", "dr_mas", "at_grpo")  # whose baselines hold for one agent and this round alone
 
 
 def _off_to_none(value: Any) -> Any:
@@ -242,6 +243,9 @@ class TrainerOptions(_Options):
     """Decay of RAE's running baseline."""
     skip_flat_groups: bool = False
     """Leave out tasks whose samples all earned the same (DAPO's dynamic sampling, without resampling)."""
+    contribution: Literal["equal", "rank_consistency"] = "equal"
+    """How much of the team's reward counts for each agent in rounds. `equal`: all of it. `rank_consistency`: more for
+    an agent whose own rewards (shaping of level `agent`) rank the samples of a task as the team's do (CoMAM)."""
     normalize: Normalization | None = None
     """Advantages to zero mean and unit deviation: over all, or over those of each agent. None: `agent` for gae
     and rae, `none` for estimators that divide by a deviation of their own, and for rloo."""
@@ -359,6 +363,7 @@ class TrainerOptions(_Options):
             (("group_std",), self.estimator in _STANDARDISED, "estimator 'grpo', 'dr_mas' or 'at_grpo'"),
             (("rae_decay",), self.estimator == "rae", "estimator 'rae'"),
             (("skip_flat_groups",), self.estimator not in ("gae", "rae"), "estimators over groups of samples"),
+            (("contribution",), self.estimator in _EACH_FOR_ITSELF, "estimator 'gae', 'dr_mas' or 'at_grpo'"),
             (("critic",), self.uses_critic, "a critic in use"),
             (("logprob_norm",), self.granularity == "action" or self.update == "sequential", "granularity 'action'"),
             (("nll_threshold",), self.nll_coef > 0, "nll_coef above 0"),
@@ -383,6 +388,11 @@ class TrainerOptions(_Options):
             raise ValueError(
                 f"shaping of level 'agent' does not go with estimator {self.estimator!r}, whose baseline is that of "
                 "all agents: take 'gae', 'dr_mas', 'at_grpo' or 'rae'"
+            )
+        if self.contribution != "equal" and not any(term.level == "agent" for term in self.shaping):
+            raise ValueError(
+                f"contribution {self.contribution!r} compares each agent's own reward with the team's: add one to "
+                "shaping, of level 'agent'"
             )
         shaped = [term.reward for term in self.shaping]
         if "baseline" in (self.reward, *shaped):

@@ -40,10 +40,12 @@ from trainers.group_estimators import (
     standardise,
 )
 from trainers.model import PolicyModel, Tick
+from trainers.rank_consistency import contribution_weights
 from trainers.returns import (
     centred_own_returns,
     episodes_of,
     laid_end_to_end,
+    own_rewards_of_episodes,
     returns_by_source,
     reward_at_the_end,
     team_chain,
@@ -141,8 +143,9 @@ class Credit:
 
         Returns:
             The estimate over units, as the granularity says; and a `Fit` to what `TeamCritics.fit` returns, with
-            "flat_groups": share of the groups that cannot say what was better, None for gae and rae. Without
-            a critic all of its figures are None.
+            "flat_groups": share of the groups that cannot say what was better, None for gae and rae, and
+            "contribution": each agent's factor of the team reward, None where it is 1 for all. Without a critic
+            all of its figures are None.
         """
         return self._gae_estimate(data) if self.options.estimator == "gae" else self._group_estimate(data)
 
@@ -153,7 +156,8 @@ class Credit:
         estimator forms them, that can say what was better.
         """
         keys = self._groups(data)
-        flat_A = flat_groups(self.returns(data), keys, data.episode_A)[1]
+        return_A = _sum(self._sources(data, self._contribution(data)), len(data.items))
+        flat_A = flat_groups(return_A, keys, data.episode_A)[1]
         refused = {id(episode) for episode, rows in episodes_of(data) if flat_A[rows].all()}
         return data.only(lambda episode: id(episode) not in refused, FLAT)
 
@@ -163,26 +167,29 @@ class Credit:
         totals = [episode.rewards.total for episode in data.episodes]
         lam = self.options.gae_lambda
         team = self._chain(data, totals, seen.values, seen.bootstrap_A, lam, lambda_A)
-        team_U = laid_end_to_end(team)
+        lengths = [len(values) for values in seen.values]
+        contribution = self._contribution(data)
+        weight_U = np.repeat(_of_agents(contribution, data), lengths)
+        team_U = weight_U * laid_end_to_end(team)
         targets = [advantages + values for advantages, values in zip(team, seen.values, strict=True)]
         returns = self._team_returns(data, seen, seen.bootstrap_A)
 
         # the chain is linear in the team reward: what a reward of 1 would add to each unit, times the reward
         ones, nothing = [1.0] * len(totals), [np.zeros_like(values) for values in seen.values]
-        one_U = laid_end_to_end(self._chain(data, ones, nothing, np.zeros(len(nothing)), lam, lambda_A))
-        lengths = [len(values) for values in seen.values]
+        one_U = weight_U * laid_end_to_end(self._chain(data, ones, nothing, np.zeros(len(nothing)), lam, lambda_A))
         by_source = {name: one_U * np.repeat(value_A, lengths) for name, value_A in team_rewards(data).items()}
         by_source[BASELINE] = team_U - _sum(by_source, len(team_U))
         own = centred_own_returns(data, self.options.gamma)
         own_U = {name: self._over_units(own_A, lengths) for name, own_A in own.items()}
 
         def fit() -> dict[str, Any]:
-            return {**self._team.fit(seen, targets, returns), "flat_groups": None}
+            return {**self._team.fit(seen, targets, returns), "flat_groups": None, "contribution": contribution}
 
         return Estimate(team_U + _sum(own_U, len(team_U)), by_source | own_U), fit
 
     def _group_estimate(self, data: Round) -> tuple[Estimate, Fit]:
-        sources = returns_by_source(data, self.options.gamma)
+        contribution = self._contribution(data)
+        sources = self._sources(data, contribution)
         return_A = _sum(sources, len(data.items))
         options, agents = self.options, [item.agent for item in data.items]
         flat: float | None = None
@@ -201,10 +208,25 @@ class Credit:
 
         def fit() -> dict[str, Any]:
             self.baselines.commit(state)
-            return {"value_loss": None, "explained_variance": None, "critics": {}, "agents": {}, "flat_groups": flat}
+            no_critic = {"value_loss": None, "explained_variance": None, "critics": {}, "agents": {}}
+            return {**no_critic, "flat_groups": flat, "contribution": contribution}
 
         units = {name: self._over_units(part_A, lengths) for name, part_A in by_source.items()}
         return Estimate(self._over_units(advantage_A, lengths), units), fit
+
+    def _contribution(self, data: Round) -> dict[str, float] | None:
+        """Each agent's factor of the team reward, by what the samples of the round's tasks say; None: 1 for all."""
+        if self.options.contribution == "equal":
+            return None
+        team_E = np.array([episode.rewards.total for episode in data.episodes])
+        tasks = [episode.task_id for episode in data.episodes]
+        return contribution_weights(own_rewards_of_episodes(data), team_E, tasks)
+
+    def _sources(self, data: Round, contribution: Mapping[str, float] | None) -> dict[str, Floats]:
+        """What each action earned of each reward; of the team's with its agent's factor. [A] each."""
+        weight_A, team = _of_agents(contribution, data), team_rewards(data)
+        sources = returns_by_source(data, self.options.gamma)
+        return {name: part_A * weight_A if name in team else part_A for name, part_A in sources.items()}
 
     def _baseline(self, data: Round, return_A: Floats) -> Baseline:
         """What returns are compared with; its baseline (not its gain) is linear in them."""
@@ -248,6 +270,11 @@ class Credit:
         """What is known per action to its units, times gamma_token for each token that follows. [A] to [U]."""
         following_U = laid_end_to_end([np.arange(n - 1, -1, -1, dtype=np.float64) for n in lengths])
         return np.repeat(part_A, lengths) * self.options.gamma_token**following_U
+
+
+def _of_agents(contribution: Mapping[str, float] | None, data: Round) -> Floats:
+    """The factor of each action's agent; 1 for an agent without one. [A]."""
+    return np.array([(contribution or {}).get(item.agent, 1.0) for item in data.items], dtype=np.float64)
 
 
 def _sum(parts: Mapping[str, Floats], count: int) -> Floats:

@@ -102,6 +102,20 @@ def centred_own_returns(data: Round, gamma: float) -> dict[str, Floats]:
     return centred
 
 
+def own_rewards_of_episodes(data: Round) -> dict[str, Floats]:
+    """Each agent with private rewards to the sum of them in each episode; shape [E] each.
+
+    NaN where the episode lacks one that the agent has elsewhere in the round: sums of other rewards do not compare.
+    """
+    found: dict[str, dict[str, Floats]] = {}
+    for e, episode in enumerate(data.episodes):
+        for name, values in episode.rewards.private.items():
+            for agent, value in values.items():
+                own = found.setdefault(agent, {})
+                own.setdefault(name, np.full(len(data.episodes), np.nan))[e] = value
+    return {agent: np.sum(list(own.values()), axis=0) for agent, own in found.items()}
+
+
 def returns_by_source(data: Round, gamma: float) -> dict[str, Floats]:
     """What each action earned of each reward, discounted, by the name of the reward; [A] each.
 
