@@ -208,7 +208,7 @@ class Credit:
 
         def fit() -> dict[str, Any]:
             self.baselines.commit(state)
-            no_critic = {"value_loss": None, "explained_variance": None, "critics": {}, "agents": {}}
+            no_critic: dict[str, Any] = {"value_loss": None, "explained_variance": None, "critics": {}, "agents": {}}
             return {**no_critic, "flat_groups": flat, "contribution": contribution}
 
         units = {name: self._over_units(part_A, lengths) for name, part_A in by_source.items()}
