@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import docs_nav
@@ -116,6 +117,20 @@ def test_a_page_that_nobody_listed_stands_among_the_guides(tmp_path: Path) -> No
         {"Start": ["index.md"]},
         {"How to": ["listed.md", "deep/new.md", "new.md"]},
     ]
+
+
+@pytest.mark.parametrize(
+    ("src", "link", "shown"),
+    [
+        ("zoo.md", "[the graph](../graphs/math_duo.py)", "the graph"),
+        ("reference/records.md", "[the store](../store.md)", "[the store](../store.md)"),
+        ("reference/records.md", "[the graph](../../graphs/math_duo.py)", "the graph"),
+        ("zoo.md", "[training](training.md#checkpoints)", "[training](training.md#checkpoints)"),
+    ],
+)
+def test_a_link_out_of_the_site_is_its_text_there(src: str, link: str, shown: str) -> None:
+    page = SimpleNamespace(file=SimpleNamespace(src_uri=src))
+    assert docs_nav.on_page_markdown(f"See {link}.", page, {"docs_dir": str(DOCS)}) == f"See {shown}."
 
 
 def relative_links(page: Path) -> Iterator[str]:
