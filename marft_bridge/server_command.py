@@ -15,6 +15,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from marft_bridge.cpu_plan import CpuOptions, options_to_cpu_plan
+
 BASE_NAME = "base"
 _ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _GIB = 1 << 30
@@ -45,6 +47,8 @@ class ServeOptions(BaseModel):
     """KV cache in GiB; None is 1 on a CPU, and on a GPU what gpu_memory_utilization leaves."""
     gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
     """Share of the GPU's memory for the engine; None leaves vLLM's own. A GPU that also trains needs a small one."""
+    cpu: CpuOptions = CpuOptions()
+    """How the CPU build of vLLM uses the machine."""
     tool_call_parser: str | None = Field(default=None, pattern="^[a-z0-9_-]+$")
     """How vLLM tells a tool call in the model's text (hermes, llama3_json, ...); None: no tools. A server in `attach`
     has its own."""
@@ -114,10 +118,11 @@ def server_argv(options: ServeOptions, model_dir: Path, port: int, cpu: bool) ->
         # A seeded request whose prompt is prefilled in parts ends the CPU engine ("CPU Generator does not use offset").
         batched = max(_CPU_BATCHED_TOKENS, options.max_model_len)
         argv += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(batched)]
+        argv += options_to_cpu_plan(options.cpu).argv()
     return argv
 
 
-def server_environment(api_key: str, cpu: bool) -> dict[str, str]:
+def server_environment(api_key: str, cpu: bool, options: CpuOptions = CpuOptions()) -> dict[str, str]:  # noqa: B008
     """This process's environment and what the server needs; offline, and without usage reports."""
     env = os.environ | {
         "VLLM_API_KEY": api_key,
@@ -130,15 +135,7 @@ def server_environment(api_key: str, cpu: bool) -> dict[str, str]:
     }
     env.pop("VLLM_CPU_KVCACHE_SPACE", None)  # would overrule --kv-cache-memory-bytes, in whole GiB
     if cpu:
-        cores = sorted(os.sched_getaffinity(0))
-        # By default vLLM keeps a core free and one thread per physical core: on two cores that halves the throughput.
-        env.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
-        env.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
-        env["OMP_NUM_THREADS"] = str(len(cores))
-        env["KMP_BLOCKTIME"] = "1"  # ms that an idle thread spins: the trainer wants these cores
-        iomp = Path(sys.prefix) / "lib" / "libiomp5.so"
-        if iomp.is_file() and "omp" not in env.get("LD_PRELOAD", ""):
-            env["LD_PRELOAD"] = ":".join(filter(None, (str(iomp), env.get("LD_PRELOAD", ""))))
+        env |= options_to_cpu_plan(options).environment(os.environ)
     return env
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from marft_bridge import server_guard
+from marft_bridge.cpu_plan import options_to_cpu_plan
 from marft_bridge.errors import ServingError
 from marft_bridge.prepare_model import check_model_dir
 from marft_bridge.server_client import EngineClient
@@ -49,13 +50,15 @@ class ServerProcess:
         log = os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             log_from = os.fstat(log).st_size
+            if cpu:
+                os.write(log, f"marft-bridge: vLLM on the CPU: {options_to_cpu_plan(self._options.cpu)}\n".encode())
             # -I -S: the guard needs the standard library only, whatever the environment says.
             self._guard = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(Path(server_guard.__file__)), "--", *argv],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=server_environment(api_key, cpu),
+                env=server_environment(api_key, cpu, self._options.cpu),
                 start_new_session=True,  # Ctrl-C reaches this process only, which then ends the server in order
             )
         finally:

@@ -234,6 +234,8 @@ class ModelServer:
             )
         if vllm_runs_on_cpu() and self._options.gpu_memory_utilization is not None:
             raise ServingError("gpu_memory_utilization has no effect on the CPU build of vLLM; use kv_cache_gib")
+        if not vllm_runs_on_cpu() and "cpu" in self._options.model_fields_set:
+            raise ServingError("serve.cpu has no effect on the CUDA build of vLLM; leave it out")
         port = free_port(self._options.port)
         key = secrets.token_urlsafe(32)
         self._process = ServerProcess(self._options, self._model_dir, self.log_path)

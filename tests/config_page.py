@@ -77,7 +77,7 @@ def _section(options: type[BaseModel], table: str) -> Iterator[str]:
             continue
         if (inner := _table_in(field)) is not None:
             inside.append((dotted, inner))
-            if not table:
+            if not table or isinstance(field.default, BaseModel):
                 continue  # its section says everything
         assert name in said, f"{dotted}: nothing stands below its declaration"
         yield f"| `{name}` | {_default(field)} | {_takes(field)} | {said[name].replace('|', chr(92) + '|')} |\n"

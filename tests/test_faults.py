@@ -122,7 +122,7 @@ def test_a_server_that_dies_in_the_middle_is_started_again_and_no_episode_is_los
     bench.faults.write_text(json.dumps({"die_after": 6}))
     said = bench.collect()
     assert re.search(
-        r"the model server ended with exit code 9; starting it again \(1 of 2\); log \S+vllm\.log:1\n", said
+        r"the model server ended with exit code 9; starting it again \(1 of 2\); log \S+vllm\.log:[12]\n", said
     )
     assert re.search(r"the model server is up again with its adapters, after \d+ s\n", said)
     assert sorted(bench.finished().values()) == [1] * EPISODES

@@ -5,6 +5,7 @@ and adapters are what training takes them for."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,8 +21,9 @@ from fake_vllm import FakeVllm, running
 from lora_files import write_adapter
 from pydantic import ValidationError
 
-from marft_bridge import server_guard, server_process
+from marft_bridge import server_guard, server_process, serving
 from marft_bridge.adapters import AdapterRegistry, publish, retire
+from marft_bridge.cpu_plan import CpuOptions
 from marft_bridge.errors import ServingError
 from marft_bridge.server_command import server_argv, server_environment
 from marft_bridge.server_log import last_lines, startup_phase
@@ -46,6 +48,7 @@ def test_options_that_would_have_no_effect_are_refused() -> None:
         ({"kv_cache_gib": 1.0, "gpu_memory_utilization": 0.5}, "give one"),
         ({"attach": "127.0.0.1:8000"}, "attach"),
         ({"threads": 2}, "threads"),
+        ({"attach": "http://127.0.0.1:8000", "cpu": {"threads": 2}}, "cpu cannot be set"),
     ):
         with pytest.raises(ValidationError, match=named):
             ServeOptions(**wrong)  # type: ignore[arg-type]
@@ -74,6 +77,13 @@ def test_a_gpu_keeps_its_own_defaults() -> None:
     assert value_after(argv, "--dtype") == "auto"
     assert value_after(argv, "--gpu-memory-utilization") == "0.4"
     assert not {"--enforce-eager", "--kv-cache-memory-bytes"} & set(argv)
+
+
+def test_options_of_the_cpu_build_are_refused_on_another(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "vllm_runs_on_cpu", lambda: False)
+    server = ModelServer(ServeOptions(cpu=CpuOptions(threads=1)), model_dir, model_dir, model_dir.parent / "log")
+    with pytest.raises(ServingError, match=r"serve\.cpu has no effect on the CUDA build of vLLM"):
+        server.start()
 
 
 @pytest.mark.parametrize(("asked", "engine"), [(1, 1), (4, 8), (8, 8), (9, 16), (300, 320), (512, 512)])
@@ -274,7 +284,7 @@ def test_a_server_that_is_never_ready_is_ended_in_time(model_dir: Path, monkeypa
     server, log = server_running(script, model_dir, monkeypatch, startup_timeout_s=1.0)
     with pytest.raises(ServingError, match=r"not ready after 1 s \(startup_timeout_s\)"):
         server.start()
-    assert not lives(int(log.read_text().split()[1]))
+    assert not lives(int(log.read_text().split("\npid ")[1].split()[0]))
 
 
 SERVES = """
@@ -309,6 +319,7 @@ def test_a_started_server_is_reached_with_its_key_and_ended_with_the_block(
             server.start()
     assert not lives(pid)
     assert told[-1].startswith("ready, ")
+    assert re.match(r"marft-bridge: vLLM on the CPU: \d+ threads? in ", log.read_text())  # how it runs, before its own
     assert endpoint.api_key not in log.read_text()
     with pytest.raises(ServingError, match="not running"):
         server.loaded()
