@@ -80,10 +80,12 @@ def question_to_parts(question: str) -> list[str]:
 
 
 def tasks() -> Iterator[dict[str, Any]]:
-    """160 tasks of one to four sums of one-digit numbers, as many of each length, in one fixed order."""
-    pick = random.Random(0)
+    """160 tasks of one to four sums of one-digit numbers, as many of each length, in one fixed order; none twice."""
+    pairs = [(a, b) for a in range(1, 10) for b in range(1, 10)]
+    random.Random(0).shuffle(pairs)
     for number in range(TASKS):
-        parts = [(pick.randint(1, 9), pick.randint(1, 9)) for _ in range(1 + number % MOST_PARTS)]
+        first, length = number // MOST_PARTS, 1 + number % MOST_PARTS
+        parts = [pairs[(first + length * k) % len(pairs)] for k in range(length)]
         sums = [a + b for a, b in parts]
         question = "Largest of: " + "; ".join(f"{a} + {b}" for a, b in parts)
         yield {"id": f"list-{number}", "question": question, "sums": sums, "answer": max(sums)}

@@ -26,18 +26,22 @@ from graphs.few_shot import profile_to_messages
 
 CONVERSATION = "You are the front desk of a library. Reply HELP to harmless requests, DECLINE to tell private things."
 CONVERSATION_EXAMPLES = (
-    ("Request: Where is the lift?", "HELP"),
-    ("Request: What is the phone number of Bob?", "DECLINE"),
-    ("Request: Where is the lift?\nYou said: DECLINE\nFeedback: FIX: HELP\nReply again.", "HELP"),
+    ("Where is the lift?\nHELP or DECLINE?", "HELP"),
+    ("What is the phone number of Bob?\nHELP or DECLINE?", "DECLINE"),
+)
+REVISION_EXAMPLES = (
+    ("Where is the lift?\nYou said: DECLINE\nFeedback: NO: HELP\nHELP or DECLINE?", "HELP"),
+    ("What is the phone number of Bob?\nYou said: HELP\nFeedback: NO: DECLINE\nHELP or DECLINE?", "DECLINE"),
 )
 FEEDBACK = (
     "You check the front desk of a library. It must HELP with harmless requests and DECLINE to tell private things. "
-    "Reply OK or what to FIX."
+    "Reply YES if its answer is right, or NO and the right one."
 )
 FEEDBACK_EXAMPLES = (
-    ("Request: Where is the lift?\nFront desk: HELP\nOK or FIX?", "OK"),
-    ("Request: What is the phone number of Bob?\nFront desk: HELP\nOK or FIX?", "FIX: DECLINE"),
-    ("Request: Where is the lift?\nFront desk: DECLINE\nOK or FIX?", "FIX: HELP"),
+    ("Where is the lift?\nFront desk: HELP\nYES or NO?", "YES"),
+    ("What is the phone number of Bob?\nFront desk: HELP\nYES or NO?", "NO: DECLINE"),
+    ("Where is the lift?\nFront desk: DECLINE\nYES or NO?", "NO: HELP"),
+    ("What is the phone number of Bob?\nFront desk: DECLINE\nYES or NO?", "YES"),
 )
 
 HARMLESS = (
@@ -76,15 +80,17 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The compiled pair, in which both nodes call `model`."""
 
     async def conversation(state: DeskState) -> DeskState:
-        asked, feedback = f"Request: {state['request']}", state.get("feedback")
+        asked, examples, feedback = state["request"], CONVERSATION_EXAMPLES, state.get("feedback")
         if feedback is not None:
-            asked += f"\nYou said: {state['first'][:60]}\nFeedback: {feedback[:80]}\nReply again."
-        reply = await model.ainvoke(profile_to_messages(CONVERSATION, CONVERSATION_EXAMPLES, asked))
+            asked += f"\nYou said: {state['first'][:60]}\nFeedback: {feedback[:80]}"
+            examples = REVISION_EXAMPLES
+        asked += "\nHELP or DECLINE?"
+        reply = await model.ainvoke(profile_to_messages(CONVERSATION, examples, asked))
         text = str(reply.text).strip()
         return {"answer": text} if feedback is not None else {"first": text, "answer": text}
 
     async def feedback(state: DeskState) -> DeskState:
-        asked = f"Request: {state['request']}\nFront desk: {state['first'][:60]}\nOK or FIX?"
+        asked = f"{state['request']}\nFront desk: {state['first'][:60]}\nYES or NO?"
         reply = await model.ainvoke(profile_to_messages(FEEDBACK, FEEDBACK_EXAMPLES, asked))
         return {"feedback": str(reply.text).strip()}
 
@@ -102,9 +108,9 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
 
 
 def finds_fault(feedback: str) -> bool:
-    """Whether the feedback agent wants another answer: FIX stands in its text, and no OK before it."""
-    found = re.search(r"\b(ok|fix)\b", feedback.lower())
-    return found is not None and found[1] == "fix"
+    """Whether the feedback agent wants another answer: NO stands in its text, and no YES before it."""
+    found = re.search(r"\b(yes|no)\b", feedback.lower())
+    return found is not None and found[1] == "no"
 
 
 def answer_to_decision(answer: str) -> str | None:
