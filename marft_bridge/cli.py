@@ -287,6 +287,24 @@ def status(config: Config = DEFAULT_CONFIG, run: Run = None) -> None:
     show_status(settings, Reporter())
 
 
+@app.command(epilog="Example: marft-bridge view runs/math_duo")
+def view(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, a store, or an export of one.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen on 127.0.0.1; 0 takes a free one.")] = 0,
+    model: Annotated[
+        Path | None, typer.Option(help="The base model's directory, to show tokens as text; as the run noted it.")
+    ] = None,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
+) -> None:
+    """Browse a run on this machine: episodes as graphs, tokens by advantage, learning curves, comparisons.
+
+    Listens on loopback until Ctrl-C, for whoever has the token of the printed address. Reads, and changes nothing.
+    """
+    from marft_bridge.view.command import view as run_view
+
+    run_view(path, port, model, not no_browser, Reporter())
+
+
 @app.command(epilog="Example: marft-bridge export actor exported/actor --config examples/math_duo/bridge.toml --merged")
 def export(
     node: Annotated[str, typer.Argument(help="The node, by its LangGraph name.")],

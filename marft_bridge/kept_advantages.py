@@ -110,18 +110,7 @@ def file_to_advantages(folder: Path, number: int, episode_id: str) -> dict[str, 
         FileNotFoundError: nothing was kept of the round.
         ValueError: the file is not one that `credits_to_file` wrote.
     """
-    import duckdb
-
-    path = round_path(folder, number)
-    if not path.is_file():
-        raise FileNotFoundError(path)
-    try:
-        with duckdb.connect(config={"threads": 1}) as con:
-            found = con.execute("SELECT * FROM read_parquet(?) WHERE episode_id = ?", [str(path), episode_id])
-            columns = [column[0] for column in found.description]
-            rows = found.fetchall()
-    except duckdb.Error as error:
-        raise ValueError(str(error).split("\n")[0]) from None
+    columns, rows = _asked(folder, number, "SELECT * FROM read_parquet(?) WHERE episode_id = ?", episode_id)
     parts = columns[len(_FIRST) :]
     if tuple(columns[: len(_FIRST)]) != _FIRST or not all(name.count(":") >= 2 for name in parts):
         raise ValueError(f"its columns are {', '.join(columns)[:200]}")
@@ -130,6 +119,21 @@ def file_to_advantages(folder: Path, number: int, episode_id: str) -> dict[str, 
         by_action.setdefault(row[1], []).append(row[3:])
     sources = [name.split(":", 2)[2] for name in parts]
     return {action_id: _kept(list(zip(*units, strict=True)), sources) for action_id, units in by_action.items()}
+
+
+def _asked(folder: Path, number: int, query: str, *values: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Columns and rows of a query on the file of a round, whose path is its first parameter."""
+    import duckdb
+
+    path = round_path(folder, number)
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    try:
+        with duckdb.connect(config={"threads": 1}) as con:
+            found = con.execute(query, [str(path), *values])
+            return [column[0] for column in found.description], found.fetchall()
+    except duckdb.Error as error:
+        raise ValueError(str(error).split("\n")[0]) from None
 
 
 def _kept(columns: list[tuple[float, ...]], sources: Sequence[str]) -> KeptAdvantage:
@@ -141,3 +145,14 @@ def forget_rounds_after(folder: Path, number: int) -> None:
     for path in folder.glob("round-*.parquet"):
         if path.name > round_path(folder, number).name:
             path.unlink()
+
+
+def file_to_scale(folder: Path, number: int) -> float:
+    """How large normalised advantages of a round are: all but 5 % of their sizes are below. 0.0 where all are 0.
+
+    Raises as `file_to_advantages`.
+    """
+    found = _asked(
+        folder, number, "SELECT coalesce(quantile_cont(abs(normalised), 0.95), 0)::DOUBLE FROM read_parquet(?)"
+    )
+    return float(found[1][0][0])

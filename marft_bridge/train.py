@@ -28,6 +28,7 @@ from marft_bridge.errors import ConfigError
 from marft_bridge.files import write_atomically
 from marft_bridge.heldout import HeldOut, note_learned
 from marft_bridge.kept_advantages import credits_to_file, forget_rounds_after
+from marft_bridge.metrics_lines import read_metrics as read_metrics
 from marft_bridge.progress import Reporter, Task
 from marft_bridge.retokenise import ChatTokenizer, Retokeniser, longest_call
 from marft_bridge.rollouts import plan_episodes, task_order
@@ -308,19 +309,6 @@ class _Training:
         )
         kls = [agent["approx_kl"] for agent in metrics["agents"].values() if agent.get("approx_kl") is not None]
         return f"reward {_figure(mean)}  KL {_figure(max(kls, default=None))}"
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; none when the file is missing. A torn last line is left out."""
-    if not path.exists():
-        return []
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return lines
 
 
 def _figure(value: float | None) -> str:

@@ -37,6 +37,9 @@ class Filters:
     node: str | None = None
     outcome: str | None = None
     reward: tuple[str, str, float] | None = None  # name, comparison sign, number
+    round: int | None = None
+    also: tuple[tuple[str, str, float], ...] = ()  # further comparisons of rewards
+    before: tuple[int, str] | None = None  # start and id of an episode: only what is listed after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,7 @@ def _conditions(filters: Filters) -> tuple[str, list[Any]]:
         ("split", filters.split),
         ("task_id", filters.task),
         ("outcome", filters.outcome),
+        ('"round"', filters.round),
     ):
         if value is not None:
             where.append(f"{column} = ?")
@@ -135,8 +139,10 @@ def _conditions(filters: Filters) -> tuple[str, list[Any]]:
     if filters.node is not None:
         where.append("EXISTS (SELECT 1 FROM actions a WHERE a.episode_id = e.episode_id AND a.node = ?)")
         values.append(filters.node)
-    if filters.reward is not None:
-        name, sign, number = filters.reward
+    if filters.before is not None:
+        where.append("started_ns <= ? AND (started_ns, episode_id) < (?, ?)")  # the first, to skip row groups by
+        values += [filters.before[0], *filters.before]
+    for name, sign, number in (*((filters.reward,) if filters.reward is not None else ()), *filters.also):
         where.append(
             "EXISTS (SELECT 1 FROM episode_reward r"
             f" WHERE r.episode_id = e.episode_id AND r.name = ? AND r.value {sign} ?)"

@@ -1,0 +1,91 @@
+"""An ASGI app for a port -> a server on loopback, in a thread of its own, until the block ends.
+
+Invariants: it listens on 127.0.0.1 only; when the block has ended, nothing listens and no thread of it is left. Why a
+thread: the command's own takes Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from marft_bridge.errors import ConfigError
+
+ADDRESS = "127.0.0.1"
+GRACE_S = 2  # for pages that are under way when it is stopped
+START_S = 60.0
+
+
+class RunningView:
+    """A server from the start of the block to its end."""
+
+    def __init__(self, app_of: Callable[[int], ASGIApp], port: int) -> None:
+        """Takes the port, 0 for a free one. Raises ConfigError when it is taken."""
+        self._socket = _bound(port)
+        self.port = int(self._socket.getsockname()[1])
+        config = uvicorn.Config(
+            app_of(self.port),
+            http="h11",
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=64,
+            timeout_graceful_shutdown=GRACE_S,
+        )
+        self._ready = threading.Event()
+        self._server = _Server(config, self._ready.set)
+        self._thread = threading.Thread(target=self._run, name="view", daemon=True)
+
+    def __enter__(self) -> RunningView:
+        self._thread.start()
+        self._ready.wait(START_S)
+        self.check()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+    def check(self) -> None:
+        """Raises ConfigError when it does not answer any more; what went wrong was printed."""
+        if not self._thread.is_alive():
+            raise ConfigError("view: the server ended")
+
+    def _run(self) -> None:
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._ready.set()
+            self._socket.close()
+
+
+class _Server(uvicorn.Server):
+    """Says when it listens."""
+
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._say_started = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._say_started()
+
+
+def _bound(port: int) -> socket.socket:
+    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((ADDRESS, port))
+    except OSError as error:
+        bound.close()
+        raise ConfigError(f"view: cannot listen on {ADDRESS}:{port}: {error.strerror}; choose another --port") from None
+    return bound
