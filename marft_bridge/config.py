@@ -215,6 +215,9 @@ class BridgeConfig(_Options):
             )
         if not function:  # whose names are known only when it is called
             trainer = self.train.trainer
+            said = "metric" in self.compare.model_fields_set
+            if not said and all(reward.name != self.compare.metric for reward in self.rewards):
+                self.__dict__["compare"] = self.compare.model_copy(update={"metric": trainer.reward})
             refuse_unknown_rewards(
                 self.rewards,
                 {

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ class _Active:
 
 
 _active: _Active | None = None
+_paused = 0  # blocks of `instrument_paused` that are open
 _lock = threading.Lock()
 
 
@@ -94,6 +96,20 @@ def uninstrument() -> None:
         task_hooks.detach()
 
 
+@contextmanager
+def instrument_paused() -> Iterator[None]:
+    """Until the block ends, runs are not recorded process-wide: a command records what it runs into a store of its own,
+    also where the app that it loads calls `instrument`."""
+    global _paused
+    with _lock:
+        _paused += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _paused -= 1
+
+
 def _in_front_of(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(graph: Any, input: Any, config: Any = None, **kwargs: Any) -> Any:
@@ -105,4 +121,4 @@ def _in_front_of(original: Callable[..., Any]) -> Callable[..., Any]:
 def _recorded(graph: Any, config: Any) -> Any:
     """The config with the process's recorder among its callbacks; the same config where it is there already."""
     active = _active
-    return config if active is None else config_with_recorder(graph, config, active.recorder)
+    return config if active is None or _paused else config_with_recorder(graph, config, active.recorder)

@@ -107,6 +107,11 @@ def wrap(
     return _graph_to_recorded(app, store_to_recorder(store, options, redact))
 
 
+def graph_to_original(graph: Any) -> Any:
+    """The graph that was wrapped; a graph that was not, as it is. Who has the wrapped one goes on recording with it."""
+    return type(graph)._original if isinstance(graph, RecordedGraph) else graph
+
+
 def store_to_recorder(
     store: str | Path | Recorder, options: RecordOptions | None, redact: Redact | None = None
 ) -> Recorder:

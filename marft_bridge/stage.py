@@ -15,9 +15,10 @@ from typing import Any, Self
 
 from marft_bridge.app import App
 from marft_bridge.config import BridgeConfig
+from marft_bridge.instrumentation import instrument_paused
 from marft_bridge.progress import Reporter
 from marft_bridge.record import Recorder
-from marft_bridge.recorded_graph import wrap
+from marft_bridge.recorded_graph import graph_to_original, wrap
 from marft_bridge.redirect import redirected_models
 from marft_bridge.rewards.contract import Place, Served
 from marft_bridge.rollouts import Collector, Job, Tally, run_jobs
@@ -44,6 +45,7 @@ class Stage:
             self._recorder = Recorder(self._journal, self._config.record)
             self.loop = stack.enter_context(asyncio.Runner())
             stack.enter_context(redirected_models())
+            stack.enter_context(instrument_paused())
             self._stack = stack.pop_all()
         return self
 
@@ -64,7 +66,7 @@ class Stage:
         if model is not None:
             self._keepers.add(model.keeper)
         with app.opened(None if model is None else model.chat, self.loop) as graph:
-            recorded = wrap(graph, self._recorder)
+            recorded = wrap(graph_to_original(graph), self._recorder)  # an app that records itself does not now
             try:
                 yield Collector(
                     recorded,

@@ -122,3 +122,16 @@ def test_a_missing_and_an_unreadable_file_are_named(tmp_path: Path) -> None:
 def test_the_example_configuration_is_valid() -> None:
     for path in (Path(__file__).parents[1] / "examples").glob("*/bridge.toml"):
         toml_to_config(path)
+
+
+@pytest.mark.parametrize(
+    ("names", "said", "metric"),
+    [(["reward"], "", "reward"), (["reward", "correct"], "", "correct"), (["reward", "x"], "metric = 'x'", "x")],
+)
+def test_where_no_declared_reward_is_called_correct_the_trained_one_decides(
+    tmp_path: Path, names: list[str], said: str, metric: str
+) -> None:
+    tables = "".join(f"[[rewards]]\nname = '{name}'\nkind = 'tokens'\n" for name in names)
+    graph = "[graph]\napp = 'a:b'\nnodes = ['n']\ntasks = 't.jsonl'\n"
+    (tmp_path / "bridge.toml").write_text(f"{tables}{graph}[compare]\n{said}\n")
+    assert toml_to_config(tmp_path / "bridge.toml").compare.metric == metric

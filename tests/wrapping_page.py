@@ -1,0 +1,104 @@
+"""docs/wrapping.md: what six apps change to be recorded and trained, written from examples/wrapping/.
+
+`python tests/wrapping_page.py` writes the page.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "examples/wrapping"
+PAGE = ROOT / "docs/wrapping.md"
+
+# Folder -> heading, and what to know.
+GUIDES = {
+    "chat_openai": (
+        "Plain nodes with ChatOpenAI",
+        "Each node calls a chat model of its own. `wrap` gives back a graph of the same class, so everything that\n"
+        "used the graph uses the recorded one. The planner's `temperature=0` is what it asks its own provider\n"
+        "for; while it is trained, `[sampling]` decides.",
+    ),
+    "create_agent": (
+        "An agent of create_agent",
+        "The LLM node of such an agent is called `model`, the one that runs its tools `tools`. Both calls of a\n"
+        "question, before and after the tool, are actions of one agent, with a `tool` edge between them.",
+    ),
+    "supervisor": (
+        "A supervisor",
+        "The supervisor's own LLM node is `supervisor/agent`; those of its agents have the agent's name before\n"
+        "them. Its routing is what it says, so training its node trains the routing. Three nodes need six adapter\n"
+        "slots, as each has its version before and after.",
+    ),
+    "swarm": (
+        "A swarm",
+        "Who acts is decided by handoffs, which are tool calls of the agents. A handoff is a `trigger` edge from\n"
+        "the agent that hands over to the one that takes over.",
+    ),
+    "langgraph_json": (
+        "An app with a langgraph.json",
+        "The graph is made by a function for each run, so there is no one graph to wrap: `instrument` records all\n"
+        "graphs of the process, also under LangGraph's own server. `graph.app` is the name in the file, whose\n"
+        "`env` and `dependencies` hold for the commands, too. Without any change of the code:\n"
+        "`MARFT_STORE=traces.duckdb opentelemetry-instrument python app.py`.",
+    ),
+    "openinference": (
+        "An app that OpenInference traces",
+        "Both record, each through a tracer provider of its own: OpenInference's spans go where they went. It copies\n"
+        "each node's input, so `data` edges of async runs are upper bounds. Where two lines are too many, point the\n"
+        "exporter at `marft-bridge ingest --listen` ([ingest.md](ingest.md)); such traces have no token ids, so they\n"
+        "can be looked at and imitated, not learned from on-policy.",
+    ),
+}
+INTRODUCTION = """\
+# Wrapping an app
+
+Six apps as their users had them, and all that changes. This page is written from
+[examples/wrapping](../examples/wrapping) (`python tests/wrapping_page.py`); a test applies each diff to a copy, runs
+the app, and collects with `bridge.toml`.
+
+| app | lines changed to record | lines of bridge.toml | together |
+|---|---|---|---|
+"""
+AFTER = """
+A changed line is one that the diff takes away or adds; of `bridge.toml` every line counts that is neither empty nor a
+comment. The configuration needs no change of the app: leave the diff out and `collect` records all the same. With
+it, the app's own runs are recorded into `traces.duckdb`, wherever they happen; a run by a command goes into that
+command's run folder only.
+
+The tasks are `examples/wrapping/tasks.jsonl`, in which every app finds what it takes (`question`, or `messages`).
+What is right is called `gold` and not `answer`: a task is the graph's input as it is, and a field with the name of a
+state key would become part of the state. `graph.task_to_input` names a function where that is not what you want.
+[tasks.md](tasks.md) has the other places where tasks come from.
+"""
+
+
+def diff_to_changed(diff: str) -> int:
+    """Lines that are taken away or added; empty ones too."""
+    return sum(line[0] in "+-" and not line.startswith(("--- ", "+++ ")) for line in diff.splitlines())
+
+
+def toml_to_counted(text: str) -> int:
+    """Lines that say something."""
+    return sum(bool(line.strip()) and not line.strip().startswith("#") for line in text.splitlines())
+
+
+def page() -> str:
+    """The whole page as the files are now."""
+    table, sections = "", ""
+    for name, (heading, said) in GUIDES.items():
+        diff, toml = ((FOLDER / name / file).read_text() for file in ("record.diff", "bridge.toml"))
+        changed, counted = diff_to_changed(diff), toml_to_counted(toml)
+        table += f"| [{heading}](#{heading.lower().replace(' ', '-').replace('.', '')}) | {changed} | {counted} | "
+        table += f"{changed + counted} |\n"
+        sections += f"\n## {heading}\n\n{said}\n\nTo record, {changed} lines ([the app]({_link(name)})):\n\n"
+        sections += f"```diff\n{diff}```\n\nTo train, `bridge.toml`, {counted} lines:\n\n```toml\n{toml}```\n"
+    return INTRODUCTION + table + AFTER + sections
+
+
+def _link(name: str) -> str:
+    return f"../examples/wrapping/{name}/app.py"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
