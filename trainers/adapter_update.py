@@ -79,7 +79,7 @@ class AdapterLearner:
     def logprobs(self, items: Sequence[ActionItem], reference: bool = False, tick: Tick | None = None) -> list[Tensor]:
         """Log-probs of each action's tokens under the current policy, or under the base model; one tensor each."""
         scored: list[tuple[int, Tensor]] = []
-        batches = items_to_microbatches(items, self.options.tokens_per_microbatch)
+        batches = self._batches(items)
         for batch in self.workers.mine(batches):
             logp_T = self.model.logprobs(None if reference else self.adapter, batch)
             scored += zip(batch.items, torch.split(logp_T, list(batch.lengths)), strict=True)
@@ -112,7 +112,7 @@ class AdapterLearner:
                 gradient_share = self._gradient_share(prepared, chosen)
             kl_of_step = 0.0
             self.optimizer.zero_grad()
-            for batch in self._turns(items_to_microbatches(data.items, options.tokens_per_microbatch, chosen)):
+            for batch in self._turns(self._batches(data.items, chosen)):
                 with torch.set_grad_enabled(not stopped):  # after a stop only the minibatch's KL is still to be told
                     scored = None if batch is None else self._score(prepared, batch)
                 kl = 0.0 if scored is None else float(k3(scored.new_T.detach() - scored.old_T).sum())
@@ -173,7 +173,7 @@ class AdapterLearner:
         for chosen in _minibatches(len(items), offline.epochs, offline.minibatches, generator):
             parts = min(offline.minibatches, len(items))
             self.optimizer.zero_grad()
-            for batch in self.workers.mine(items_to_microbatches(items, options.tokens_per_microbatch, chosen)):
+            for batch in self.workers.mine(self._batches(items, chosen)):
                 row_T, rows = batch.row_T.to(device), list(batch.items)
                 new_T = self.model.logprobs(self.adapter, batch)
                 log_ratio_A = None
@@ -197,6 +197,9 @@ class AdapterLearner:
             "steps": steps,
         }
 
+    def _batches(self, items: Sequence[ActionItem], chosen: Sequence[int] | None = None) -> list[MicroBatch]:
+        return items_to_microbatches(items, self.options.tokens_per_microbatch, chosen, self.model.rows_to_groups)
+
     def _turns(self, batches: Sequence[MicroBatch]) -> Iterator[MicroBatch | None]:
         """This process's micro-batches, in step with the others; None when it has none left and others do."""
         for first in range(0, len(batches), self.workers.count):
@@ -215,7 +218,7 @@ class AdapterLearner:
     def _gradient_share(self, prepared: PreparedRound, chosen: Sequence[int]) -> dict[str, float] | None:
         """Norm of each reward's part of the gradient of a minibatch, as shares; None when there is no gradient."""
         totals = {name: [torch.zeros_like(p) for p in self.parameters] for name in prepared.data.source_U}
-        batches = items_to_microbatches(prepared.data.items, self.options.tokens_per_microbatch, chosen)
+        batches = self._batches(prepared.data.items, chosen)
         for batch in self.workers.mine(batches):
             scored = self._score(prepared, batch)
             for name, total in totals.items():

@@ -17,13 +17,16 @@ Padding on the right needs no attention mask: under a causal mask no real token 
 # ruff: noqa: N806, N815 (shape suffixes)
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from trainers.batch import ActionItem
+
+RowsToGroups = Callable[[Sequence[tuple[int, ...]], int], list[list[int]]]
+"""(token rows, budget in tokens) -> groups of their positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +55,32 @@ def lengths_to_groups(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return groups
 
 
+def padded_groups(rows: Sequence[tuple[int, ...]], budget: int) -> list[list[int]]:
+    """Rows to groups of positions, with the padded rectangle of each within `budget`."""
+    return lengths_to_groups([len(row) for row in rows], budget)
+
+
 def rows_to_rectangle(rows: Sequence[Sequence[int]]) -> Tensor:
     """Token ids of several lengths to one tensor [B, L], padded on the right with 0."""
     return torch.nn.utils.rnn.pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True)
 
 
 def items_to_microbatches(
-    items: Sequence[ActionItem], budget: int, chosen: Sequence[int] | None = None
+    items: Sequence[ActionItem],
+    budget: int,
+    chosen: Sequence[int] | None = None,
+    rows_to_groups: RowsToGroups = padded_groups,
 ) -> list[MicroBatch]:
-    """Actions of one agent to micro-batches of at most `budget` padded tokens each (one action at least).
+    """Actions of one agent to micro-batches of at most `budget` tokens each (one action at least).
 
-    `chosen` picks positions of `items`; None takes all.
+    Args:
+        chosen: picks positions of `items`; None takes all.
+        rows_to_groups: how rows are cut into passes, and so which tokens count: all of the padded rectangle, or what
+            a model asks for (`PolicyModel.rows_to_groups`).
     """
     positions = range(len(items)) if chosen is None else chosen
-    lengths = [len(items[i].prompt_ids) + len(items[i].sampled_ids) - 1 for i in positions]
-    return [_pad(items, [positions[k] for k in group]) for group in lengths_to_groups(lengths, budget)]
+    rows = [items[i].prompt_ids + items[i].sampled_ids[:-1] for i in positions]
+    return [_pad(items, [positions[k] for k in group]) for group in rows_to_groups(rows, budget)]
 
 
 def _pad(items: Sequence[ActionItem], positions: Sequence[int]) -> MicroBatch:

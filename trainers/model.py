@@ -25,13 +25,16 @@ from transformers.utils import logging as transformers_logging
 from trainers import adapter_files
 from trainers.config import LoraOptions
 from trainers.errors import TrainError
+from trainers.fast_layers import speed_up
 from trainers.files import weights_to_sha256
 from trainers.microbatch import MicroBatch, lengths_to_groups, rows_to_rectangle
+from trainers.packed import can_pack, layout_to_hidden, rows_to_groups, rows_to_layout
 from trainers.prefix import backbone_to_hidden, can_share_prefixes, shared_prefix
 from trainers.token_logprobs import hidden_to_logprobs, hidden_to_logprobs_and_entropy
 
 Tick = Callable[[int], None]  # told how many actions or sequences have just been processed
 
+_RECTANGLE = 8  # rows x longest row over the budget of distinct tokens: bounds what attention gathers
 _HEAD_TOLERANCE = 1e-2  # relative; a scaled or soft-capped output layer is off by far more
 
 
@@ -70,6 +73,9 @@ class PolicyModel:
         for adapter in self.adapters:
             _initialise(self._parameters[adapter], seed, adapter)
         self._active: str | None = None
+        if self.device.type == "cpu":
+            speed_up(self.peft)
+        self.packs = can_pack(self._backbone, self.device)
 
     @cached_property
     def base_sha256(self) -> str:
@@ -155,7 +161,7 @@ class PolicyModel:
             N tensors [columns, H], float32 on the CPU.
         """
         result = [torch.empty(0)] * len(sequences)
-        for group in lengths_to_groups([len(s) for s in sequences], budget):
+        for group in self.rows_to_groups(sequences, budget):
             rows_BL = rows_to_rectangle([sequences[i] for i in group])
             counts_B = torch.tensor([len(columns[i]) for i in group])
             row_N = torch.repeat_interleave(torch.arange(len(group)), counts_B)
@@ -166,6 +172,15 @@ class PolicyModel:
             if tick is not None:
                 tick(len(group))
         return result
+
+    def rows_to_groups(self, rows: Sequence[tuple[int, ...]], budget: int) -> list[list[int]]:
+        """Token rows to groups of their positions that each fit into one pass of `budget` tokens.
+
+        Distinct tokens where rows are packed; else those of the padded rectangle.
+        """
+        if self.packs:
+            return rows_to_groups(rows, budget, _RECTANGLE * budget)
+        return lengths_to_groups([len(row) for row in rows], budget)
 
     def save_adapter(self, adapter: str, folder: Path) -> None:
         """Writes an adapter as a plain peft folder, whole or not at all; an existing one is replaced."""
@@ -201,15 +216,27 @@ class PolicyModel:
     def _hidden_at(self, adapter: str | None, input_ids_BL: Tensor, row_N: Tensor, column_N: Tensor) -> Tensor:
         """Last hidden states at the given positions, shape [N, H].
 
-        All calls of a node begin with its profile. That prefix goes through the model once, and the rows attend to
-        its keys and values; gradients flow back through them, so the result is that of the plain pass.
+        What rows begin with alike, such as a node's profile, goes through the model once; gradients flow back through
+        it, so the result is that of the plain pass. Architectures whose rows cannot be packed share the beginning
+        that all rows have, if they can do that.
         """
         if adapter is not None:
             self.use(adapter)
-        shared = shared_prefix(input_ids_BL, int(column_N.min())) if self._shares_prefixes else 0
         with self.peft.disable_adapter() if adapter is None else nullcontext():
+            if self.packs:
+                return self._packed_hidden_at(input_ids_BL, row_N, column_N)
+            shared = shared_prefix(input_ids_BL, int(column_N.min())) if self._shares_prefixes else 0
             hidden_BLH = backbone_to_hidden(self._backbone, input_ids_BL.to(self.device), shared)
         return hidden_BLH[row_N.to(self.device), (column_N - shared).to(self.device)]
+
+    def _packed_hidden_at(self, input_ids_BL: Tensor, row_N: Tensor, column_N: Tensor) -> Tensor:
+        last_B = torch.zeros(len(input_ids_BL), dtype=torch.long).scatter_reduce(0, row_N, column_N, "amax")
+        rows = [ids_L[: last + 1].tolist() for ids_L, last in zip(input_ids_BL, last_B.tolist(), strict=True)]
+        layout = rows_to_layout(rows, self.device)
+        node_BL = torch.nn.utils.rnn.pad_sequence(list(layout.node_of), batch_first=True)
+        node_N = node_BL[row_N.to(self.device), column_N.to(self.device)]
+        # not by [...]: rows may share a node, and on the CPU only this one's gradient adds up in a fixed order
+        return layout_to_hidden(self._backbone, layout).index_select(0, node_N)
 
     def _find_parameters(self, slot: str) -> dict[str, torch.nn.Parameter]:
         marker = f".{slot}."

@@ -19,7 +19,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_CHUNK_ELEMENTS = 2**23  # logits held at a time: 32 MiB in float32, up to three times over with entropy
+from trainers.fast_layers import linear
+
+_CHUNK_ELEMENTS = 2**23  # logits held at a time: 32 MiB in float32, twice, or three times with entropy
 
 _Entropy = Literal["none", "value", "gradient"]
 
@@ -46,23 +48,22 @@ class _TokenLogprobs(torch.autograd.Function):
         for start in range(0, len(hidden_TH), step):
             rows = slice(start, start + step)
             temperature_C1 = temperature_T[rows, None]
-            logits_CV = torch.nn.functional.linear(hidden_TH[rows], weight_VH, bias_V).to(dtype) / temperature_C1
-            normaliser_C1 = logits_CV.logsumexp(dim=-1, keepdim=True)
-            token_C1 = token_T[rows, None]
-            logp_T[rows] = (logits_CV.gather(1, token_C1) - normaliser_C1).squeeze(1)
-            if slope_TH is None and entropy_T is None:
-                continue
-            p_CV = logits_CV.sub_(normaliser_C1).exp_()
+            logits_CV = linear(hidden_TH[rows], weight_VH, bias_V).to(dtype).div_(temperature_C1)
+            p_CV = logits_CV.softmax(dim=-1)
+            # from the likeliest token; logsumexp would form the exponentials a second time, and more slowly
+            normaliser_C1 = logits_CV.amax(dim=-1, keepdim=True) - p_CV.amax(dim=-1, keepdim=True).log()
+            logp_T[rows] = (logits_CV.gather(1, token_T[rows, None]) - normaliser_C1).squeeze(1)
             scale_C1 = temperature_C1.to(weight_VH.dtype)
             if slope_TH is not None:
-                mean_CH = p_CV.to(weight_VH.dtype) @ weight_VH
+                mean_CH = linear(p_CV.to(weight_VH.dtype), weight_VH.T)
                 slope_TH[rows] = (weight_VH[token_T[rows]] - mean_CH) / scale_C1
             if entropy_T is not None:
-                surprise_CV = torch.special.entr(p_CV)  # - p log p, and 0 for a token that is impossible
+                # p log p is 0 for a token that is impossible, also where its logit is minus infinity
+                surprise_CV = (normaliser_C1 - logits_CV).mul_(p_CV).nan_to_num_(nan=0.0)
                 entropy_T[rows] = surprise_CV.sum(dim=-1)
                 if entropy_slope_TH is not None:
                     tilt_CV = surprise_CV.sub_(p_CV.mul_(entropy_T[rows, None]))  # - p (log p + H)
-                    entropy_slope_TH[rows] = (tilt_CV.to(weight_VH.dtype) @ weight_VH) / scale_C1
+                    entropy_slope_TH[rows] = linear(tilt_CV.to(weight_VH.dtype), weight_VH.T) / scale_C1
         ctx.save_for_backward(slope_TH, entropy_slope_TH)
         if entropy == "value":
             ctx.mark_non_differentiable(entropy_T)

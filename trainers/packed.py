@@ -1,0 +1,259 @@
+"""Token rows to hidden states, every distinct beginning computed once and nothing padded.
+
+Rows are laid out as a tree: in sorted order, each adds the positions by which it goes on from what it has in common
+with the row before it. Only attention looks across positions: there each row's new positions attend to its whole
+path from the root. All else sees one long row of distinct positions.
+
+Invariant: hidden states and gradients are those of the plain pass up to rounding. It knows nothing of agents, adapters
+or log-probs.
+
+Shapes: N distinct positions; for a group of B rows, Q new positions of the longest, K positions of the longest path;
+h heads, g of them for keys and values, D entries each.
+"""
+
+# ruff: noqa: N803, N806, N815 (shape suffixes)
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+_NAME = "marft_packed"
+_TOLERANCE = 1e-2  # relative; bfloat16 rounding is below it, a wrong mask or position far above
+_UNKNOWN = ("softcap", "s_aux", "position_bias")  # what some architectures add to attention, and we do not
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows whose new positions attend together, padded to one rectangle."""
+
+    query_BQ: Tensor  # which positions attend; padding repeats position 0
+    key_BK: Tensor  # what they may see: the rows' paths
+    depth_BQ1: Tensor  # how far from the root a query stands
+    real_BQ: Tensor  # False for padding
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Rows as a tree of positions."""
+
+    ids_N: Tensor
+    depth_N: Tensor  # position ids: how many tokens stand before this one in its row
+    groups: tuple[Group, ...]
+    node_of: tuple[Tensor, ...]  # by row: the positions of its tokens
+
+
+def common_length(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many tokens two rows begin with alike."""
+    shortest = min(len(left), len(right))
+    if left[:shortest] == right[:shortest]:
+        return shortest
+    low, high = 0, shortest  # they agree on the first `low`, and not on the first `high`
+    while high - low > 1:
+        middle = (low + high) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def rows_to_groups(rows: Sequence[tuple[int, ...]], budget: int, rectangle: int) -> list[list[int]]:
+    """Rows to groups of positions in `rows`, in sorted order, with the distinct tokens of each within `budget`.
+
+    Args:
+        rectangle: limit of rows x longest row in a group, which bounds what attention gathers.
+    """
+    order = sorted(range(len(rows)), key=lambda i: rows[i])
+    groups: list[list[int]] = []
+    used = longest = 0
+    for before, i in zip([None, *order], order, strict=False):
+        length = len(rows[i])
+        fresh = length - (0 if before is None else common_length(rows[before], rows[i]))
+        longest = max(longest, length)
+        if not groups or used + fresh > budget or (len(groups[-1]) + 1) * longest > rectangle:
+            groups.append([])
+            used, longest, fresh = 0, length, length
+        groups[-1].append(i)
+        used += fresh
+    return groups
+
+
+def rows_to_layout(rows: Sequence[tuple[int, ...]], device: torch.device) -> Layout:
+    """Rows of token ids, each with one at least, to the tree of their beginnings."""
+    order = sorted(range(len(rows)), key=lambda i: rows[i])
+    ids: list[int] = []
+    depths: list[int] = []
+    node_of: list[Tensor] = [torch.empty(0, dtype=torch.long)] * len(rows)
+    fresh: list[tuple[int, int, int]] = []  # (how many new positions, where they begin, which row)
+    before: tuple[int, ...] = ()
+    path = torch.empty(0, dtype=torch.long)
+    for i in order:
+        row = rows[i]
+        common = common_length(before, row)
+        begin, count = len(ids), len(row) - common
+        path = torch.cat([path[:common], torch.arange(begin, begin + count)])
+        ids += row[common:]
+        depths += range(common, len(row))
+        node_of[i] = path
+        if count:
+            fresh.append((count, begin, i))
+        before = row
+    groups = tuple(_to_group(part, node_of, device) for part in _alike(fresh))
+    nodes = tuple(nodes.to(device) for nodes in node_of)
+    return Layout(torch.tensor(ids, device=device), torch.tensor(depths, device=device), groups, nodes)
+
+
+def _alike(fresh: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
+    """Rows in groups whose numbers of new positions are within a factor of two, so that little is padded."""
+    parts: list[list[tuple[int, int, int]]] = []
+    for one in sorted(fresh, reverse=True):
+        if not parts or 2 * one[0] < parts[-1][0][0]:
+            parts.append([])
+        parts[-1].append(one)
+    return parts
+
+
+def _to_group(part: Sequence[tuple[int, int, int]], node_of: Sequence[Tensor], device: torch.device) -> Group:
+    pad = torch.nn.utils.rnn.pad_sequence
+    queries = [torch.arange(begin, begin + count) for count, begin, _ in part]
+    depths = [torch.arange(len(node_of[row]) - count, len(node_of[row])) for count, _, row in part]
+    real = [torch.ones(count, dtype=torch.bool) for count, _, _ in part]
+    return Group(
+        query_BQ=pad(queries, batch_first=True).to(device),
+        key_BK=pad([node_of[row] for _, _, row in part], batch_first=True).to(device),
+        depth_BQ1=pad(depths, batch_first=True)[..., None].to(device),
+        real_BQ=pad(real, batch_first=True).to(device),
+    )
+
+
+def _attend(group: Group, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
+    """Gathered [B, Q, h, D], [B, K, g, D] and [B, K, g, D] to [B, Q, h, D]."""
+    column_K = torch.arange(group.key_BK.shape[1], device=query.device)
+    sees_BQK = column_K <= group.depth_BQ1
+    if window is not None:
+        sees_BQK &= column_K > group.depth_BQ1 - window
+    result: Tensor = scaled_dot_product_attention(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        attn_mask=sees_BQK[:, None],
+        scale=scale,
+        enable_gqa=query.shape[2] != key.shape[2],
+    )
+    return result.transpose(1, 2)
+
+
+class _PackedAttention(torch.autograd.Function):
+    """What is gathered for attention is gathered again for its gradient, so that none of it is kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query_NhD: Tensor,
+        key_NgD: Tensor,
+        value_NgD: Tensor,
+        layout: Layout,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        ctx.save_for_backward(query_NhD, key_NgD, value_NgD)
+        ctx.settings = layout, scale, window
+        output_NhD = torch.empty_like(query_NhD)
+        for group in layout.groups:
+            parts = query_NhD[group.query_BQ], key_NgD[group.key_BK], value_NgD[group.key_BK]
+            found = _attend(group, *parts, scale, window)
+            output_NhD[group.query_BQ[group.real_BQ]] = found[group.real_BQ]
+        return output_NhD
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        sources = ctx.saved_tensors
+        layout, scale, window = ctx.settings
+        totals = [torch.zeros_like(source) for source in sources]
+        for group in layout.groups:
+            where = group.query_BQ, group.key_BK, group.key_BK
+            parts = [source[index].requires_grad_() for source, index in zip(sources, where, strict=True)]
+            with torch.enable_grad():
+                found = _attend(group, parts[0], parts[1], parts[2], scale, window)
+            wanted = gradients[0][group.query_BQ] * group.real_BQ[..., None, None]
+            slopes = torch.autograd.grad(found, parts, wanted)
+            for total, index, slope in zip(totals, where, slopes, strict=True):
+                total.index_add_(0, index.flatten(), slope.flatten(0, 1))
+        return *totals, None, None, None
+
+
+def _packed_attention(
+    _module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    packed_layout: Layout | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention in the form in which transformers calls it: [1, h, N, D] to [1, N, h, D]."""
+    if packed_layout is None or any(others.get(name) is not None for name in _UNKNOWN):
+        raise NotImplementedError("this architecture's attention is not one that rows can be packed for")
+    parts = (tensor.squeeze(0).transpose(0, 1).contiguous() for tensor in (query, key, value))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    output = _PackedAttention.apply(*parts, packed_layout, scale, sliding_window)  # type: ignore[no-untyped-call]
+    return output.unsqueeze(0), None
+
+
+AttentionInterface.register(_NAME, _packed_attention)
+
+
+@contextmanager
+def _packed(backbone: Any) -> Iterator[None]:
+    config = backbone.config
+    before = config._attn_implementation
+    config._attn_implementation = _NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def layout_to_hidden(backbone: Any, layout: Layout) -> Tensor:
+    """Last hidden states of all distinct positions, shape [N, H]."""
+    with _packed(backbone):
+        hidden_1NH: Tensor = backbone(
+            input_ids=layout.ids_N[None],
+            position_ids=layout.depth_N[None],
+            use_cache=False,
+            packed_layout=layout,
+        )[0]
+    return hidden_1NH.squeeze(0)
+
+
+@torch.no_grad()
+def can_pack(backbone: Any, device: torch.device) -> bool:
+    """Whether this architecture gives the same hidden states both ways, tried on three rows.
+
+    Models whose positions meet elsewhere than in attention (recurrent ones), or whose attention is of another kind,
+    do not.
+    """
+    rows = [(1, 2, 3, 4, 5), (1, 2, 3, 4, 6, 5, 4, 3), (1, 2, 0)]
+    try:
+        layout = rows_to_layout(rows, device)
+        hidden_NH = layout_to_hidden(backbone, layout).float()
+    except (TypeError, ValueError, KeyError, AttributeError, NotImplementedError, RuntimeError):
+        return False
+    if hidden_NH.shape[0] != len(layout.ids_N):
+        return False
+    for row, nodes in zip(rows, layout.node_of, strict=True):
+        plain = backbone(input_ids=torch.tensor([row], device=device), use_cache=False)[0][0].float()
+        if float((plain - hidden_NH[nodes]).abs().max()) > _TOLERANCE * float(plain.abs().max()):
+            return False
+    return True
