@@ -126,6 +126,10 @@ def _answer_to_told(dataset: Any, entry: Any, answer: str) -> dict[str, Any]:
         return {"failed": f"the answer is longer than {_LONGEST_ANSWER} characters"}
     try:
         score = float(dataset.score_answer(answer, entry))
+    except MissingLibraryError as library:
+        return {
+            "refused": f"the scorer of {type(dataset).__name__} needs the library {library}, which is not installed"
+        }
     except (MemoryError, RecursionError):
         raise
     except Exception as error:  # noqa: BLE001 - scorers trip over answers of a form that they do not expect
