@@ -1,9 +1,9 @@
 r"""MARFT's chains of three, four, eight and twelve agents, on the duo's word problems.
 
 A question goes down a line of agents, each of which reads it together with what all before it said, and the last one's
-text is the answer. Tasks, input and rewards are those of `graphs.math_duo`. Invariant: a prompt holds at most
-TAIL_WORDS words and TAIL_LETTERS letters of each predecessor, the last ones, so that the twelfth agent's prompt stays
-under 512 tokens whatever was said.
+text is the answer. Tasks, input and rewards are those of `graphs.math_duo`. Invariant: what a prompt holds of the
+others fits into ROOM bytes, however many they are and whatever they said: the last words of each one's first line. A
+token is a byte at least, so the twelfth agent's prompt stays under 512 tokens (SmolLM2's: 508 at worst, 390 of words).
 
 From the paper: section 5.3 announces populations of 4, 8, 12 and beyond; the roles up to eight are those of the
 profiles that its authors publish with their code, in our words and shortened to what a 135M model can follow. The four
@@ -23,16 +23,18 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from graphs.few_shot import profile_to_messages
+from graphs.first_line import first_line
 
-TAIL_WORDS = 6
-TAIL_LETTERS = 24
+ROOM = 132
+"""Bytes of what the agents before it said that a prompt has room for, shared out evenly."""
 
 NUMBER = "Reply with the final number only."
-EXAMPLE = "Eva has 20 pens and gets 30 more. How many pens does Eva have now?"
+EXAMPLES = ("Eva has 20 pens and gets 4 more. How many pens does Eva have now?", "What is 20 + 4?")
+"""Both with the same numbers, so that an agent says the same to both."""
 
 
 class Profile(NamedTuple):
-    """One agent: the name of its node, what it is told to do, and what it would say to EXAMPLE."""
+    """One agent: the name of its node, what it is told to do, and what it would say to both of EXAMPLES."""
 
     role: str
     duty: str
@@ -47,31 +49,31 @@ class Said(NamedTuple):
 
 
 TRIO = (
-    Profile("reasoner", "Guide the Actor with one short hint.", "Add 30 to 20."),
-    Profile("actor", "Carry out the Reasoner's hint and say the number.", "20 + 30 = 50"),
-    Profile("verifier", f"Check the Actor's number and correct it if it is wrong. {NUMBER}", "50"),
+    Profile("reasoner", "Guide the Actor with one short hint.", "Add 4 to 20."),
+    Profile("actor", "Carry out the Reasoner's hint and say the number.", "20 + 4 = 24"),
+    Profile("verifier", f"Check the Actor's number and correct it if it is wrong. {NUMBER}", "24"),
 )
 QUARTET = (
-    Profile("decomposer", "Split the problem into its numbers and what is asked.", "20 and 30, how many in all"),
-    Profile("planner", "Name the operation that is needed.", "Add 30 to 20."),
-    Profile("executor", "Carry out the planned operation and say the number.", "20 + 30 = 50"),
-    Profile("verifier", f"Check the Executor's number and correct it if it is wrong. {NUMBER}", "50"),
+    Profile("decomposer", "Split the problem into its numbers and what is asked.", "20 and 4, in all"),
+    Profile("planner", "Name the operation that is needed.", "Add 4 to 20."),
+    Profile("executor", "Carry out the planned operation and say the number.", "20 + 4 = 24"),
+    Profile("verifier", f"Check the Executor's number and correct it if it is wrong. {NUMBER}", "24"),
 )
 OCTET = (
-    Profile("parser", "Name the numbers of the problem.", "20 and 30"),
-    Profile("generator", "Say what is asked, in a few words.", "How many in all."),
+    Profile("parser", "Name the numbers of the problem.", "20 and 4"),
+    Profile("generator", "Say what is asked, in a few words.", "How many in all?"),
     Profile("selector", "Name the operation that is needed.", "Addition."),
-    Profile("solver", "Write the calculation.", "20 + 30"),
-    Profile("numeric", "Say the number that the calculation gives.", "50"),
-    Profile("symbolic", "Write the calculation with its result.", "20 + 30 = 50"),
-    Profile("verifier", "Check the result and say the right number.", "50"),
-    Profile("aggregator", f"Put together what the others found. {NUMBER}", "50"),
+    Profile("solver", "Write the calculation.", "20 + 4"),
+    Profile("numeric", "Say the number that the calculation gives.", "24"),
+    Profile("symbolic", "Write the calculation with its result.", "20 + 4 = 24"),
+    Profile("verifier", "Check the result and say the right number.", "24"),
+    Profile("aggregator", f"Put together what the others found. {NUMBER}", "24"),
 )
 TWELVE = (
-    Profile("reader", "Say in a few words what the problem is about.", "Pens that Eva has."),
-    Profile("rereader", "Say what happens in the problem.", "Eva gets more pens."),
+    Profile("reader", "Say in a few words what the problem is about.", "Two numbers."),
+    Profile("rereader", "Say what happens in the problem.", "More is added."),
     *OCTET[:3],
-    Profile("estimator", "Say roughly how large the result is.", "About 50."),
+    Profile("estimator", "Say roughly how large the result is.", "About 20."),
     *OCTET[3:7],
     Profile("critic", "Say whether the result can be right.", "Yes."),
     OCTET[7],
@@ -127,20 +129,29 @@ class _Node(Protocol):
 def _node(model: BaseChatModel, before: tuple[Profile, ...], profile: Profile, size: int) -> _Node:
     title = profile.role.capitalize()
     system = f"{size} LLM agents solve a math problem together. You are the {title}. {profile.duty}"
-    example = _asked(EXAMPLE, [Said(each.role, each.example) for each in before], title)
+    said = [Said(each.role, each.example) for each in before]
+    examples = [(_asked(question, said, title), profile.example) for question in EXAMPLES]
 
     async def node(state: ChainState) -> ChainState:
         asked = _asked(state["question"], state["said"], title)
-        reply = await model.ainvoke(profile_to_messages(system, [(example, profile.example)], asked))
-        return {"said": [Said(profile.role, str(reply.text))], "answer": str(reply.text)}
+        reply = await model.ainvoke(profile_to_messages(system, examples, asked))
+        text = first_line(str(reply.text))
+        return {"said": [Said(profile.role, text)], "answer": text}
 
     return node
 
 
 def _asked(question: str, said: Sequence[Said], title: str) -> str:
-    return "\n".join([question, *(f"{each.role.capitalize()}: {tail(each.text)}" for each in said), f"{title}?"])
+    lines = (f"{each.role.capitalize()}: {tail(each.text, ROOM // len(said))}" for each in said)
+    return "\n".join([question, *lines, f"{title}?"])
 
 
-def tail(text: str) -> str:
-    """The last words of a text, at most TAIL_WORDS of them and TAIL_LETTERS letters."""
-    return " ".join(text.split()[-TAIL_WORDS:])[-TAIL_LETTERS:]
+def tail(text: str, room: int) -> str:
+    """The last words of a text that fit into `room` bytes; the end of the last word where not even that one fits."""
+    kept = ""
+    for word in reversed(text.split()):
+        longer = f"{word} {kept}" if kept else word
+        if len(longer.encode()) > room:
+            return kept or word.encode()[-room:].decode(errors="ignore")
+        kept = longer
+    return kept

@@ -19,6 +19,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from graphs.few_shot import profile_to_messages
+from graphs.first_line import first_line
 from graphs.function_tasks import call_to_text
 from graphs.tiny_python import Refused, expression_to_value, passed_share, text_to_expression
 
@@ -69,7 +70,7 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
 
     async def reflector(state: TriesState) -> TriesState:
         reply = await model.ainvoke(profile_to_messages(REFLECTOR, REFLECTOR_EXAMPLES, f"{_written(state)}\nHint?"))
-        return {"hint": " ".join(str(reply.text).split())[:MOST_SHOWN]}
+        return {"hint": first_line(str(reply.text))[:MOST_SHOWN]}
 
     def after_environment(state: TriesState) -> Literal["reflector", "__end__"]:
         scores = state["scores"]

@@ -21,6 +21,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from graphs.few_shot import profile_to_messages
+from graphs.first_line import first_line
 from graphs.last_number import last_number
 
 MOST_TURNS = 3
@@ -33,7 +34,7 @@ HALF_WAY = 0.5
 
 META_THINKER = f"You are the Meta-thinker. Say what to work out next, or {FINISH} when the question is answered."
 REASONER = "You are the Reasoner. Do what the Meta-thinker says and end with the number."
-_ASKED = "Mia has 20 pens, gets 10 more and then 5 more. How many pens does Mia have now?"
+_ASKED = "Mia has 20 pens, gets 10 more and then 5 more. How many now?"
 META_EXAMPLES = (
     (f"{_ASKED}\nNext?", "Add 10 to 20."),
     (f"{_ASKED}\nReasoner: 20 + 10 = 30\nNext?", "Add 5 to 30."),
@@ -93,8 +94,8 @@ def _so_far(state: TurnsState) -> str:
 
 
 def _shown(text: str) -> str:
-    """One line, cut: what is said in one turn must not crowd out the next."""
-    return " ".join(text.split())[:MOST_SHOWN]
+    """The first line, cut: what is said in one turn must not crowd out the next."""
+    return first_line(text)[:MOST_SHOWN]
 
 
 def tasks() -> Iterator[dict[str, Any]]:

@@ -18,6 +18,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from graphs.few_shot import profile_to_messages
+from graphs.first_line import first_line
 from graphs.function_tasks import NAME
 
 PLANNER = "You are the Planner. Say in a few words how the function gets its result. Write no code."
@@ -50,7 +51,7 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     async def planner(state: CodeState) -> CodeState:
         asked = f"{state['request']}\nPlan?"
         reply = await model.ainvoke(profile_to_messages(PLANNER, PLANNER_EXAMPLES, asked))
-        return {"plan": str(reply.text).strip()}
+        return {"plan": first_line(str(reply.text))}
 
     async def coder(state: CodeState) -> CodeState:
         asked = f"{state['request']}\nPlan: {state['plan']}\nCode?"
@@ -70,7 +71,7 @@ def text_to_program(text: str, parameters: Sequence[str]) -> str:
     """A whole function as it was written, or else the first line as the body of one."""
     if f"def {NAME}(" in text:
         return text
-    line = next((line.strip() for line in text.splitlines() if line.strip() and not line.startswith("```")), "")
+    line = first_line(text)
     body = line if line.startswith("return") else f"return {line}"
     return f"def {NAME}({', '.join(parameters)}):\n    {body}\n"
 

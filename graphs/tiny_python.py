@@ -13,6 +13,8 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from graphs.first_line import first_line
+
 MOST_LETTERS = 200
 MOST = 10**12
 MOST_POWER = 8
@@ -49,8 +51,7 @@ def text_to_expression(text: str) -> str:
     """What follows the first `return` or `lambda ...:`, or else the first line that is not empty or a fence."""
     if found := _EXPRESSION.search(text):
         return str(found[1] if found[1] is not None else found[2]).strip()
-    lines = (line.strip() for line in text.splitlines())
-    return next((line for line in lines if line and not line.startswith("```")), "")
+    return first_line(text)
 
 
 def expression_to_value(expression: str, names: Mapping[str, int]) -> int:
