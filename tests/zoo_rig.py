@@ -145,7 +145,12 @@ def train_zoo(
         with TraceStore.open(run.store, read_only=True) as store:
             collected, trained = (list(store.trajectories(run_ids=[name])) for name in ("collect", "train"))
         rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
-        norms = {node: float(agent["adapter_norm"]) for node, agent in rows[-1]["agents"].items()}
+        norms = {  # the newest of each: in an alternating update only one adapter has figures
+            node: float(agent["adapter_norm"])
+            for row in rows
+            for node, agent in row.get("agents", {}).items()
+            if "adapter_norm" in agent
+        }
         return Trained(chosen, collected, trained, rows, norms, text.getvalue(), server)
 
 
