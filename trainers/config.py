@@ -315,8 +315,8 @@ class TrainerOptions(_Options):
     max_grad_norm: float = Field(default=1.0, gt=0)
     """A step's gradient is scaled down to this norm."""
     tokens_per_microbatch: int = Field(default=2048, ge=64)
-    """Padded tokens that one forward and backward pass takes (a longer call gets a pass of its own); bounds memory,
-    changes no result."""
+    """Tokens that one forward and backward pass takes (a longer call gets a pass of its own); bounds memory, changes no
+    result. What calls begin with alike counts once; models that cannot share it count padding too."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes CUDA where there is some."""
     threads: int | None = Field(default=None, ge=1)

@@ -134,7 +134,7 @@ class PolicyModel:
         """Token sequences to the base model's last hidden state (after the final norm) at their last token.
 
         For a prompt this is what the critic sees of a rollout observation (paper, section 4.2.1). Shape [N, H],
-        float32 on the CPU. `budget` is in padded tokens per pass; `tick` is told how many sequences each pass took.
+        float32 on the CPU. `budget`: see `rows_to_groups`; `tick` is told how many sequences each pass took.
         """
         last = [range(len(sequence) - 1, len(sequence)) for sequence in sequences]
         return torch.cat([torch.empty(0, self.width), *self.features_at(sequences, last, budget, tick)])
@@ -154,7 +154,7 @@ class PolicyModel:
         Args:
             sequences: N sequences of token ids.
             columns: for each, one or more columns that it has.
-            budget: padded tokens per pass.
+            budget: tokens per pass, see `rows_to_groups`.
             tick: told how many sequences each pass took.
 
         Returns:
