@@ -4,18 +4,27 @@
 - Nothing in it is loaded from another host, and the browser would refuse to.
 - Every page has its place in the navigation, also one that mkdocs.yml does not name.
 - Links between pages hold in the repository, too, where no site is built.
+- In a browser the pages fit a phone and a laptop, their scripts run under the policy, and their pictures show.
 """
 
 from __future__ import annotations
 
+import functools
+import html
+import http.server
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from urllib.parse import urlsplit
 
 import docs_nav
@@ -24,6 +33,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(path.relative_to(DOCS) for path in DOCS.rglob("*.md"))
+CHROMIUM = shutil.which("chromium")
 LOADING = {"link": "href", "script": "src", "img": "src", "iframe": "src", "source": "src", "object": "data"}
 
 
@@ -144,3 +154,60 @@ def relative_links(page: Path) -> Iterator[str]:
 def test_a_link_leads_to_a_file_of_the_repository(page: Path) -> None:
     for address in relative_links(page):
         assert (page.parent / address.split("#")[0]).exists(), address
+
+
+MEASURE = """<!doctype html><title></title>
+<iframe style="width:{width}px;height:900px;border:0" src="{page}"></iframe>
+<script>
+addEventListener("load", () => {{
+  const inside = document.querySelector("iframe").contentDocument, root = inside.documentElement;
+  document.title = JSON.stringify({{
+    width: root.scrollWidth,
+    scripted: root.classList.contains("js"),
+    background: getComputedStyle(inside.body).backgroundColor,
+    pictures: [...inside.images].map(picture => picture.naturalWidth > 0),
+  }});
+}});
+</script>"""
+
+
+class Silent(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The folder on loopback."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Silent, directory=folder)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no `chromium` on PATH: the pages were not rendered")
+@pytest.mark.parametrize(
+    ("width", "page", "pictures"), [(390, "concepts.html", 5), (1280, "reference/records.html", 0)]
+)
+def test_a_page_fits_and_works_in_a_browser(site: Path, width: int, page: str, pictures: int, tmp_path: Path) -> None:
+    folder = tmp_path / "site"
+    shutil.copytree(site, folder)
+    (folder / "wrapper.html").write_text(MEASURE.format(width=width, page=page))
+    with served(folder) as address:
+        command = [
+            *(str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+            *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+            *("--disable-dev-shm-usage", f"--user-data-dir={tmp_path / 'profile'}", "--hide-scrollbars", "--dump-dom"),
+            f"{address}/wrapper.html",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    title = re.search(r"<title>(.*?)</title>", done.stdout, re.DOTALL)
+    assert title is not None, done.stdout[:300]
+    found = json.loads(html.unescape(title.group(1)))
+    assert found["width"] <= width
+    assert found["scripted"]
+    assert found["background"] == "rgb(255, 255, 255)"  # of the theme's style sheet; without it there is none
+    assert found["pictures"] == [True] * pictures
