@@ -8,7 +8,7 @@ read "n/a". A question that makes no sense is refused with a reason. How pages a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -18,14 +18,16 @@ import jinja2
 from marft_bridge.comparison import wording
 from marft_bridge.comparison.curve import learning_curve
 from marft_bridge.comparison.numbers import counted, number, signed
-from marft_bridge.comparison.records import Report
+from marft_bridge.comparison.records import LearningPoint, Report
 from marft_bridge.traces.listing import Filters, filters_to_episodes, time_to_text, tokens_to_text
 from marft_bridge.traces.opening import store_to_read
 from marft_bridge.view.episode import ACTIONS_PER_PAGE, store_to_episode
 from marft_bridge.view.graph_drawing import STYLE
 from marft_bridge.view.place import Place
-from marft_bridge.view.reading import TRAIN, run_to_choices, run_to_curve, store_to_runs
+from marft_bridge.view.reading import TRAIN, Choices, RunLine, run_to_choices, run_to_curve, store_to_runs
+from marft_bridge.view.remembered import Remembered
 from marft_bridge.view.tokens import TokenTexts
+from trace_store.store import TraceStore
 
 EPISODES_PER_PAGE = 50
 METRICS_SHOWN = 60  # the newest rounds
@@ -49,6 +51,7 @@ class Pages:
         """`tokenizer`: the file to read token texts with, instead of that of the run's base model."""
         self.place = place
         self.texts = TokenTexts(tokenizer or place.tokenizer())
+        self._remembered = Remembered(place.store)
         self._environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(_TEMPLATES),
             autoescape=True,
@@ -69,28 +72,23 @@ class Pages:
     def runs(self) -> str:
         """Every run of the store."""
         with store_to_read(self.place.store) as store:
-            runs = store_to_runs(store)
-            waiting = store.sql("SELECT count(*) FROM refusals")[0][0]
-        return self._page("runs", runs=runs, refused=waiting, report=self.has_report())
+            runs = self._remembered.of(("runs",), lambda: store_to_runs(store))
+            refused = store.sql("SELECT count(*) FROM refusals")[0][0]
+        return self._page("runs", runs=runs, refused=refused, report=self.has_report())
 
     def run(self, asked: Mapping[str, str]) -> str:
         """One run: its curve, its figures, its episodes that pass the filters."""
         run_id = _needed(asked, "id")
         filters = _filters(run_id, asked)
         with store_to_read(self.place.store) as store:
-            found = store_to_runs(store, run_id)
-            if not found:
-                raise NotThereError(f"the store has no episode of a run {run_id!r:.100}")
-            choices = run_to_choices(store, run_id)
-            reward = self._reward(choices.rewards)
-            curve = [] if reward is None or found[0].rounds is None else run_to_curve(store, run_id, reward)
+            run, choices, reward, curve = self._remembered.of(("run", run_id), lambda: self._about(store, run_id))
             episodes = filters_to_episodes(store, filters, EPISODES_PER_PAGE + 1)
         lines = self.place.metrics() if run_id == TRAIN else []
         more = len(episodes) > EPISODES_PER_PAGE
         episodes = episodes[:EPISODES_PER_PAGE]
         return self._page(
             "run",
-            run=found[0],
+            run=run,
             choices=choices,
             asked=asked,
             reward=reward,
@@ -151,6 +149,16 @@ class Pages:
     def problem(self, title: str, why: str) -> str:
         """A page that says why there is none."""
         return self._page("problem", title=title, why=why)
+
+    def _about(self, store: TraceStore, run_id: str) -> tuple[RunLine, Choices, str | None, Sequence[LearningPoint]]:
+        """What a run is like on the whole: its line, its filters, the reward that counts, its curve."""
+        found = store_to_runs(store, run_id)
+        if not found:
+            raise NotThereError(f"the store has no episode of a run {run_id!r:.100}")
+        choices = run_to_choices(store, run_id)
+        reward = self._reward(choices.rewards)
+        curve = [] if reward is None or found[0].rounds is None else run_to_curve(store, run_id, reward)
+        return found[0], choices, reward, curve
 
     def _reward(self, names: list[str]) -> str | None:
         chosen = self.place.setting("train", "trainer", "reward")

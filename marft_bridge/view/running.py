@@ -18,6 +18,7 @@ from marft_bridge.errors import ConfigError
 
 ADDRESS = "127.0.0.1"
 GRACE_S = 2  # for pages that are under way when it is stopped
+KEEP_ALIVE_S = 75  # longer than a client keeps a connection, so that it does not reuse one that is just being closed
 START_S = 60.0
 
 
@@ -39,6 +40,7 @@ class RunningView:
             server_header=False,
             proxy_headers=False,
             limit_concurrency=64,
+            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACE_S,
         )
         self._ready = threading.Event()
