@@ -2,7 +2,7 @@
 
 After LangGraph's supervisor: it reads what was done so far and says who is next, each specialist reports back to it,
 and the run ends when it says so; so the number of agents that act, and D, are learned. Simplified: the supervisor is an
-ordinary node that writes a route as text ("plus") and goes there by `Command(goto=...)`, because so small a
+ordinary node that writes a route as text ("ROUTE: ADDER") and goes there by `Command(goto=...)`, because so small a
 model makes no tool calls (a test records langgraph-supervisor itself). A specialist writes the two numbers that its
 tool needs; the tool is a LangChain tool, and what it gives is the value so far. After `MOST_ROUTES` routes the run ends
 with the value that there is, and a route that names nobody ends it too.
@@ -25,20 +25,20 @@ from langgraph.types import Command
 from graphs.few_shot import profile_to_messages
 
 SUPERVISOR = (
-    "You route between two specialists: plus adds two numbers, times multiplies two numbers. Reply who is next, or "
-    "done when the result is there."
+    "You route between ADDER, who adds two numbers, and MULTIPLIER, who multiplies two numbers. Reply with ROUTE: and "
+    "who is next, or ROUTE: DONE when the result is there."
 )
 SUPERVISOR_EXAMPLES = (
-    ("What is 10 plus 2?\nplus, times or done?", "plus"),
-    ("What is 10 times 2?\nplus, times or done?", "times"),
-    ("What is 10 plus 2?\nplus: 10, 2 = 12\nplus, times or done?", "done"),
+    ("What is 10 plus 2?\nWho is next?", "ROUTE: ADDER"),
+    ("What is 10 times 2?\nWho is next?", "ROUTE: MULTIPLIER"),
+    ("What is 10 plus 2?\nADDER: 10, 2 = 12\nWho is next?", "ROUTE: DONE"),
 )
 SPECIALIST = "You {verb} two numbers. Reply with the two numbers that you need next."
 SPECIALIST_EXAMPLES = {
     "adder": (("What is 10 plus 2?\nThe two numbers?", "10, 2"),),
     "multiplier": (
         ("What is 10 times 2?\nThe two numbers?", "10, 2"),
-        ("What is 10 plus 2, times 6?\nplus: 10, 2 = 12\nThe two numbers?", "12, 6"),
+        ("What is 10 plus 2, times 6?\nADDER: 10, 2 = 12\nThe two numbers?", "12, 6"),
     ),
 }
 
@@ -58,8 +58,6 @@ def multiply(a: int, b: int) -> int:
     return a * b
 
 
-WORDS = {"adder": "plus", "multiplier": "times"}
-"""What the supervisor calls them: words of the questions, which so small a model can repeat."""
 VERBS = {"adder": "add", "multiplier": "multiply"}
 TOOLS = {"adder": add, "multiplier": multiply}
 
@@ -77,7 +75,7 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The compiled graph, in which the supervisor and both specialists call `model`."""
 
     async def supervisor(state: TeamState) -> Command[str]:
-        asked = _so_far(state) + "\nplus, times or done?"
+        asked = _so_far(state) + "\nWho is next?"
         reply = await model.ainvoke(profile_to_messages(SUPERVISOR, SUPERVISOR_EXAMPLES, asked))
         route = reply_to_route(str(reply.text)) if len(state.get("routes", [])) < MOST_ROUTES else END
         return Command(goto=route, update={"routes": [] if route == END else [route]})
@@ -108,18 +106,14 @@ def _so_far(state: TeamState) -> str:
     lines = [state["question"]]
     for name, numbers, value in state.get("calls", []):
         said = f"{numbers[0]}, {numbers[1]} = {value}" if numbers else "no two numbers"
-        lines.append(f"{WORDS[name]}: {said}")
+        lines.append(f"{name.upper()}: {said}")
     return "\n".join(lines)
 
 
 def reply_to_route(text: str) -> str:
-    """The first of plus (or a word that begins with add), times (or multi-) and done, as a node; END where none is."""
-    found = re.search(r"\b(plus\b|add|times\b|multi|done\b)", text.lower())
-    return (
-        {"plus": "adder", "add": "adder", "times": "multiplier", "multi": "multiplier"}.get(found[1], END)
-        if found
-        else END
-    )
+    """The first word that begins like ADDER, MULTIPLIER or DONE, in whatever case, as a node; END where none does."""
+    found = re.search(r"\b(add|multi|done)", text.lower())
+    return {"add": "adder", "multi": "multiplier"}.get(found[1], END) if found else END
 
 
 def reply_to_numbers(text: str) -> tuple[int, int] | None:
