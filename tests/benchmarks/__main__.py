@@ -13,7 +13,9 @@ from benchmarks import (  # noqa: F401 - makes their benches known
     store_ingest,
     store_read,
     trace_overhead,
+    train_flops,
     train_step,
+    train_trl,
 )
 from benchmarks.harness import (
     BENCHES,
