@@ -48,23 +48,29 @@ def init(
         str, typer.Argument(metavar="APP", help="As graph.app: path/file.py:attribute, or a name in a langgraph.json.")
     ],
     nodes: Annotated[str | None, typer.Option(help="Nodes to train, with commas between.")] = None,
-    tasks: Annotated[str | None, typer.Option(help="A JSONL file, or the name of an iterable.")] = None,
+    tasks: Annotated[
+        str | None, typer.Option(help="A JSONL or Parquet file, the name of an iterable, or gsm8k:train.jsonl.")
+    ] = None,
+    task_to_input: Annotated[str | None, typer.Option(help="A function task -> graph input.")] = None,
     reward: Annotated[str | None, typer.Option(help="A function (task, final state) -> number.")] = None,
     model: Annotated[str | None, typer.Option(help="A model directory; smollm2-135m.")] = None,
     out: Annotated[Path, typer.Option(help="The file to write.")] = DEFAULT_CONFIG,
     yes: Annotated[bool, typer.Option("--yes", help="Train every node in which a model is seen.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Run the app once, on the first task, to see which nodes call a model.")
+    ] = False,
 ) -> None:
     """Look at an app, list its nodes with their models and tools, and write a commented bridge.toml.
 
-    The app is opened, not run. What no flag says is asked for.
+    The app is opened, and run only with --probe: its models are then really called. What no flag says is asked for.
     """
     from marft_bridge.init import Flags, commas_to_names
     from marft_bridge.init import init as run_init
 
     if nodes is not None and yes:
         raise ConfigError("init: --nodes and --yes both say which nodes to train; leave one out")
-    flags = Flags(commas_to_names(nodes or ""), tasks, reward, model, out, yes, force)
+    flags = Flags(commas_to_names(nodes or ""), tasks, reward, model, out, yes, force, task_to_input, probe)
     run_init(of, flags, Reporter(), lambda question, default: typer.prompt(question, default=default))
 
 

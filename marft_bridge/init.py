@@ -1,8 +1,8 @@
 """`marft-bridge init`: an app -> a listing of its nodes, and a commented `bridge.toml` that trains some of them.
 
-Invariants: the app is opened and looked at, never run; what cannot be told is said, and what decides is asked for or
-given as a flag; a file is written only when it is a valid configuration whose tasks and reward load. It knows no
-servers and no training.
+Invariants: the app is opened and looked at, and run only when --probe says so; what cannot be told is said, and what
+decides is asked for or given as a flag; a file is written only when it is a valid configuration whose tasks and reward
+load. It knows no servers and no training.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import re
 import sys
 import textwrap
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 from rich.table import Table
@@ -28,11 +29,18 @@ from marft_bridge.config import BridgeConfig, GraphOptions, ModelOptions
 from marft_bridge.errors import ConfigError
 from marft_bridge.files import write_atomically
 from marft_bridge.option_sentences import options_to_sentences
+from marft_bridge.probe import Called, probe
 from marft_bridge.progress import Reporter
 from marft_bridge.scripted import ScriptedPolicy
 from marft_bridge.server_command import ServeOptions
+from marft_bridge.tasks.options import text_to_tasks
+from marft_bridge.tasks.reading import read_tasks
 
 _PARSER = "hermes"
+_PROBE_S = 300.0
+_TASKS = (
+    "Tasks: a JSONL or Parquet file, the name of an iterable, as my_app.py:tasks, or gsm8k:train.jsonl and its like"
+)
 _MADE_LATER = "made when the node runs"
 
 
@@ -45,8 +53,10 @@ class Flags:
     reward: str | None
     model: str | None
     out: Path
-    yes: bool  # train every node in which a model was seen
+    yes: bool  # train every node in which a model was seen; with `probe`, that called one
     force: bool  # replace the file
+    task_to_input: str | None = None
+    probe: bool = False  # run the app once, on the first task, to see who calls a model
 
 
 def init(app: str, flags: Flags, reporter: Reporter, ask: Callable[[str, str | None], str]) -> None:
@@ -63,26 +73,35 @@ def init(app: str, flags: Flags, reporter: Reporter, ask: Callable[[str, str | N
         raise ConfigError(f"init: {str(flags.out)!r} exists; name another file with --out, or say --force")
     if not flags.out.absolute().parent.is_dir():
         raise ConfigError(f"init: there is no folder {str(flags.out.parent)!r}")
-    given = ScriptedPolicy()  # what stands for the served model where the app takes one
+    given = ScriptedPolicy(script=lambda *_: "1")  # what stands for the served model where the app takes one
     product = app_to_product(load_app_object(app, "graph.app"), app, given)
     with asyncio.Runner() as runner, opened_graph(product, app, runner) as graph:
         check_nodes(graph, flags.nodes, app, "--nodes")
         nodes = graph_to_seen_nodes(graph)
-        with_model = [node.name for node in nodes if node.models]
+        tasks = flags.tasks
+        called = None
+        if flags.probe:
+            if tasks is None:
+                _require_terminal(flags)
+            tasks = tasks or ask(_TASKS, None)
+            called = _probed(app, graph, flags, tasks, runner, reporter)
+            nodes += [SeenNode(name) for name in called if name not in {node.name for node in nodes}]
+        with_model = [node.name for node in nodes if (node.models if called is None else node.name in called)]
         chosen = flags.nodes or (with_model if flags.yes else None)
-        reporter.console.print(_nodes_to_table(nodes, given, chosen))
-        if chosen is None or flags.tasks is None or flags.reward is None:
+        reporter.console.print(_nodes_to_table(nodes, given, chosen, called))
+        if chosen is None or tasks is None or flags.reward is None:
             _require_terminal(flags)
         if chosen is None:
             answer = ask("Nodes to train, with commas between", ",".join(with_model) or None)
             check_nodes(graph, chosen := commas_to_names(answer), app, "nodes to train")
     if not chosen:
         raise ConfigError("init: no node was seen to hold a chat model; name the nodes to train with --nodes")
-    tasks = flags.tasks or ask("Tasks: a JSONL file, or the name of an iterable, as my_app.py:tasks", None)
+    tasks = tasks or ask(_TASKS, None)
     reward = flags.reward or ask("Reward: a function (task, final state) -> number, as my_app.py:reward", None)
     frozen = [node.name for node in nodes if node.name not in chosen and node.holds(given)]
-    with_tools = [node.name for node in nodes if node.name in (*chosen, *frozen) and node.tools]
-    text = "".join(_file(app, chosen, frozen, tasks, reward, flags.model, bool(with_tools)))
+    offering = {node.name for node in nodes if node.tools} | {n for n, seen in (called or {}).items() if seen.tools}
+    with_tools = [node.name for node in nodes if node.name in (*chosen, *frozen) and node.name in offering]
+    text = "".join(_file(app, chosen, frozen, tasks, flags.task_to_input, reward, flags.model, bool(with_tools)))
     config = BridgeConfig.model_validate(tomllib.loads(text))
     loaded = options_to_app(config.graph)
     write_atomically(flags.out, text)
@@ -92,12 +111,26 @@ def init(app: str, flags: Flags, reporter: Reporter, ask: Callable[[str, str | N
     )
     for name in chosen:
         if name not in with_model:
-            reporter.say(f"no model was seen in node {name!r}: `marft-bridge collect` says if it makes no call")
+            how = "was seen in" if called is None else "was called on that task by"
+            reporter.say(f"no model {how} node {name!r}: `marft-bridge collect` says if it makes no call")
     if with_tools:
         reporter.say(
             f"{', '.join(with_tools)} offers tools: serve.tool_call_parser is {_PARSER!r}; set the parser of your model"
         )
     reporter.say(f"next: marft-bridge collect --config {flags.out}")
+
+
+def _probed(
+    app: str, graph: Any, flags: Flags, tasks: str, runner: asyncio.Runner, reporter: Reporter
+) -> dict[str, Called]:
+    """Runs the app once on the first task, and says what came of it."""
+    source = text_to_tasks(tasks)
+    loaded = options_to_app(GraphOptions(app=app, nodes=(app,), tasks=source, task_to_input=flags.task_to_input))
+    task = read_tasks(source, ())[0]
+    found = probe(graph, loaded.task_to_input(task), runner, _PROBE_S)
+    calls = sum(seen.calls for seen in found.nodes.values())
+    reporter.say(f"probe: {calls} model calls on task {task['id']}" + (f"; {found.failed}" if found.failed else ""))
+    return found.nodes
 
 
 def _require_terminal(flags: Flags) -> None:
@@ -113,11 +146,20 @@ def commas_to_names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for part in text.split(",") if (name := part.strip())))
 
 
-def _nodes_to_table(nodes: Sequence[SeenNode], given: ScriptedPolicy, chosen: Collection[str] | None) -> Table:
-    """Without a choice the last column is absent."""
-    table = Table("node", "model", "tools", *(["trained"] if chosen is not None else []))
+def _nodes_to_table(
+    nodes: Sequence[SeenNode],
+    given: ScriptedPolicy,
+    chosen: Collection[str] | None,
+    called: Mapping[str, Called] | None,
+) -> Table:
+    """Without a choice the last column is absent, and without a probe the one before it."""
+    probed, trained = (["called"] if called is not None else []), (["trained"] if chosen is not None else [])
+    table = Table("node", "model", "tools", *probed, *trained)
     for node in nodes:
-        cells = [node.name, _models_to_text(node, given), ", ".join(node.tools)]
+        seen = (called or {}).get(node.name)
+        cells = [node.name, _models_to_text(node, given), ", ".join({**node.tools, **(seen.tools if seen else {})})]
+        if called is not None:
+            cells.append("" if seen is None else f"{seen.calls} x {', '.join(seen.models) or 'a model'}")
         if chosen is not None:
             cells.append("yes" if node.name in chosen else "")
         table.add_row(*map(Text, cells))  # names of an app are no markup
@@ -138,6 +180,7 @@ def _file(
     nodes: Sequence[str],
     frozen: Sequence[str],
     tasks: str,
+    task_to_input: str | None,
     reward: str,
     model: str | None,
     tools: bool,
@@ -149,8 +192,8 @@ def _file(
     yield _key(GraphOptions, "app", app)
     yield _key(GraphOptions, "nodes", list(nodes))
     yield _key(GraphOptions, "frozen", list(frozen), idle=not frozen)
-    yield _key(GraphOptions, "tasks", tasks)
-    yield _key(GraphOptions, "task_to_input", "my_app.py:task_to_input", idle=True)
+    yield _key(GraphOptions, "tasks", text_to_tasks(tasks))
+    yield _key(GraphOptions, "task_to_input", task_to_input or "my_app.py:task_to_input", idle=task_to_input is None)
     yield _key(GraphOptions, "reward", reward)
     yield "\n[model]\n"
     yield _key(ModelOptions, "path", model or ModelOptions().path)
@@ -164,12 +207,20 @@ def _file(
             yield _key(ServeOptions, "tool_call_parser", _PARSER)
 
 
-def _key(options: type[BaseModel], name: str, value: str | int | list[str], idle: bool = False) -> str:
+def _key(options: type[BaseModel], name: str, value: str | int | list[str] | BaseModel, idle: bool = False) -> str:
     """A TOML line below its comment; idle: commented out itself."""
     said = textwrap.fill(
         options_to_sentences(options)[name], 118, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False
     )
-    return f"{said}\n{'# ' if idle else ''}{name} = {json.dumps(value, ensure_ascii=False)}\n"
+    return f"{said}\n{'# ' if idle else ''}{name} = {_value(value)}\n"
+
+
+def _value(value: Any) -> str:
+    """As TOML writes it; a table on one line."""
+    if not isinstance(value, BaseModel):
+        return json.dumps(value, ensure_ascii=False)
+    given = {name: getattr(value, name) for name in ("kind", *sorted(value.model_fields_set - {"kind"}))}
+    return "{ " + ", ".join(f"{name} = {_value(inner)}" for name, inner in given.items()) + " }"
 
 
 def _app_to_name(app: str) -> str:

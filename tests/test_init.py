@@ -1,6 +1,7 @@
-"""Owns: `marft-bridge init` says what an app is made of, without running it, and writes a configuration that works.
+"""Owns: `marft-bridge init` says what an app is made of, runs it only when told, and writes a file that works.
 
 - A node's models and tools are found where an app keeps them, by the recorder's names; what cannot be told is said.
+- With --probe it is run once: who really called which model, with which tools, also where the run failed.
 - The file is valid and commented from the options; collecting with it reaches the nodes that it names.
 - Without a terminal nothing is asked, and nothing that is there is overwritten.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 import stat
 import sys
 import tomllib
@@ -33,10 +35,12 @@ from marft_bridge.app_models import SeenNode, graph_to_seen_nodes
 from marft_bridge.collect import collect
 from marft_bridge.config import GraphOptions, toml_to_config
 from marft_bridge.init import Flags, init
+from marft_bridge.instrumentation import uninstrument
 from marft_bridge.option_sentences import options_to_sentences
 from marft_bridge.progress import Reporter
 from marft_bridge.record import Recorder
 from marft_bridge.recorded_graph import wrap
+from marft_bridge.tasks.options import Gsm8kTasks
 from trace_store.journal import Journal
 from trace_store.store import TraceStore
 
@@ -397,6 +401,128 @@ def test_what_cannot_work_is_one_line_and_nothing_is_written(
 ) -> None:
     assert message in refused(capsys, *arguments)
     assert not list(here.glob("*.toml"))
+
+
+# Running it once
+
+
+PROBED = """
+from langchain.agents import create_agent
+from langchain_openai import ChatOpenAI
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, MessagesState, StateGraph
+
+from marft_bridge import instrument
+
+instrument("app.duckdb")
+MEMORY = InMemorySaver()
+
+
+def add(a: int, b: int) -> int:
+    \"\"\"Adds.\"\"\"
+    return a + b
+
+
+def hosted(name):
+    return ChatOpenAI(model=name, base_url="{url}/v1", api_key="k", max_retries=0)
+
+
+KEPT = {{"model": hosted}}
+
+
+def late(state):
+    agent = create_agent(KEPT["model"]("late"), [add])
+    return {{"messages": agent.invoke(state)["messages"][-1:]}}
+
+
+def rare(state, model=hosted("rare")):
+    return {{"messages": [model.invoke(state["messages"])] if "rare" in state["messages"][0].text else []}}
+
+
+builder = StateGraph(MessagesState)
+for name, node in (("late", late), ("rare", rare), ("say", lambda state: {{"messages": [hosted("say").invoke("x")]}})):
+    builder.add_node(name, node)
+builder.add_edge(START, "late")
+builder.add_edge("late", "rare")
+builder.add_edge("rare", "say")
+builder.add_edge("say", END)
+graph = builder.compile(checkpointer=MEMORY)
+
+
+def to_input(task):
+    return {{"messages": [("user", task["log"][0])]}}
+
+
+def reward(task, state):
+    return 1.0
+"""
+
+
+def test_a_probe_says_which_nodes_call_which_model_with_which_tools_and_leaves_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(FakeVllm()) as hosted:
+        hosted.adapters |= {"late": "", "say": "", "rare": ""}
+        hosted.auto_tools = True
+        hosted.answer = lambda body: (
+            [("add", {"a": 1, "b": 2})] if body.get("tools") and len(body["messages"]) == 1 else "3"
+        )
+        Path("probed.py").write_text(PROBED.format(url=hosted.url))
+        given = ["--tasks", "tasks.jsonl", "--reward", "probed.py:reward", "--model", "model"]
+        try:
+            command = ["init", "probed.py:graph", *given, "--task-to-input", "probed.py:to_input", "--probe", "--yes"]
+            assert cli.run(command) == 0
+        finally:
+            uninstrument()
+        assert [body["model"] for body in hosted.asked] == ["late", "late", "say"]
+        assert hosted.asked[0]["messages"] == [{"role": "user", "content": "q0"}]
+    output = capsys.readouterr().out
+    assert "probe: 3 model calls on task 0" in output
+    rows = [[cell.strip() for cell in row.strip("│").split("│")] for row in output.splitlines() if row.startswith("│")]
+    assert {row[0]: row[2:] for row in rows if row[0]} == {  # a row without a name goes on with the one before
+        "late": ["", "", ""],
+        "late/model": ["add", "2 x late", "yes"],  # of an agent that is only made when the node runs
+        "rare": ["", "", ""],
+        "say": ["", "1 x say", "yes"],
+    }
+    graph = toml_to_config(Path("bridge.toml")).graph
+    assert (graph.nodes, graph.task_to_input) == (("say", "late/model"), "probed.py:to_input")
+    assert toml_to_config(Path("bridge.toml")).serve.tool_call_parser == "hermes"
+    assert load_app_object("probed.py:MEMORY", "app").storage == {}
+    with TraceStore.open(here / "app.duckdb") as store:
+        store.take_in()
+        assert store.episodes() == []
+
+
+def test_a_probe_that_fails_says_why_and_what_was_called_before(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written("my_app.py:graph", "--probe", "--nodes", "planner,writer")  # its models are nowhere
+    output = capsys.readouterr().out
+    assert re.search(r"probe: 1 model calls on task 0; \w+ConnectionError: Connection error\.", output)
+    assert [row.split("│")[4].strip() for row in output.splitlines() if row.startswith("│")] == ["1 x big", "", ""]
+    assert "no model was called on that task by node 'writer'" in output
+
+
+def test_an_app_that_is_given_its_model_is_probed_without_a_server(here: Path) -> None:
+    Path("given.py").write_text(APP.replace('judge=speaker(hosted("big"))', "last=first_word"))
+    given = ["--tasks", "tasks.jsonl", "--reward", "given.py:reward", "--model", "model"]
+    assert cli.run(["init", "given.py:served", *given, "--probe", "--yes"]) == 0
+    assert toml_to_config(Path("bridge.toml")).graph.nodes == ("planner", "writer")
+
+
+def test_a_probe_asks_for_tasks_first_and_needs_a_terminal_to_do_so(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(capsys, "my_app.py:graph", "--yes", "--probe", "--reward", "my_app.py:reward")
+    assert line == "marft-bridge: init: there is no terminal to ask on; give --tasks"
+
+
+def test_tasks_of_a_layout_are_written_as_a_table(here: Path) -> None:
+    records = [{"question": f"{n} + 1?", "answer": f"#### {n + 1}"} for n in range(40)]
+    Path("train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    given = ["--tasks", "gsm8k:train.jsonl", "--reward", "my_app.py:reward", "--model", "model", "--yes"]
+    assert cli.run(["init", "my_app.py:graph", *given]) == 0
+    assert 'tasks = { kind = "gsm8k", path = "train.jsonl" }\n' in Path("bridge.toml").read_text()
+    assert toml_to_config(Path("bridge.toml")).graph.tasks == Gsm8kTasks(path="train.jsonl")
 
 
 def test_help_ends_with_an_example_that_parses(capsys: pytest.CaptureFixture[str]) -> None:
