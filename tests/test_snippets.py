@@ -28,7 +28,9 @@ from typing import Any
 import pytest
 from compare_rig import save_model
 from fake_vllm import FakeVllm, running
+from growth_rig import fill
 from langchain_openai import ChatOpenAI
+from sample_spans import START, chain
 from snippets import (
     DOCS,
     PROGRAM,
@@ -146,6 +148,7 @@ def test_python_that_is_not_run_here_is_run_by_the_test_that_is_named() -> None:
     for page, test in RUN_BY_THEIR_TEST.items():
         if (ROOT / page).is_file() and any(found.kind == "python" for found in snippets() if found.page == page):
             source = (ROOT / "tests" / test).read_text()
+            assert Path(page).name in source, test
             assert re.search(r"subprocess|exec\(|run\(", source), test
             assert "python" in source, test
 
@@ -283,6 +286,32 @@ def test_a_command_that_exists_has_no_problem() -> None:
         assert command_problem(line_to_words(line)) is None
     assert command_problem(["marft-bridge", "export", "--merged"], whole=False) is None
     assert command_problem(["marft-bridge", "export", "--mergd"], whole=False) == "export has no --mergd"
+
+
+@pytest.mark.parametrize("page", ["looking.md", "growth.md", "store.md"])
+def test_commands_that_look_into_a_store_or_change_it_run_as_they_are_written(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/try/store.duckdb", "traces.duckdb", "other.duckdb"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        traces = [chain("4be1".ljust(32, "0"), START).spans(SUBJECT_ID="u-17"), chain("2", START + 1).spans()]
+        fill(Path(name), traces if name != "other.duckdb" else [])
+    shown = [
+        line for found in snippets() if found.page == f"docs/{page}" and found.kind == "sh" for line in lines_of(found)
+    ]
+    shown += [line for line, whole in page_to_commands((DOCS / page).read_text()) if whole]
+    commands = [words for line in shown if (words := line_to_words(line))[:2] == [PROGRAM, "traces"]]
+    assert commands
+    for words in commands:
+        assert cli.run(words[1:]) == 0, (words, capsys.readouterr())
+    said = capsys.readouterr().out
+    assert said
+    if page == "growth.md":  # what it erased is gone, and what it did not is there
+        with TraceStore.open(Path("runs/try/store.duckdb")) as store:
+            assert store.counts()["episodes"] == 0  # both are years old
+        with TraceStore.open(Path("other.duckdb")) as store:
+            assert store.counts()["episodes"] == 2
 
 
 # The way of a new user
