@@ -10,6 +10,9 @@ from rich.console import Console
 
 from benchmarks import (  # noqa: F401 - makes their benches known
     live_split,
+    rollout_memory,
+    rollout_reference,
+    rollout_speed,
     store_ingest,
     store_read,
     trace_overhead,
