@@ -11,6 +11,7 @@ Through the real `collect` and `train` on a tiny model, and by hand:
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +20,17 @@ from fake_vllm import running
 from rich.console import Console
 from study_server import StudyServer
 from test_zoo import DUO, sometimes_right
+from view_rig import serving
 from zoo_rig import Trained, train_zoo
 
 from marft_bridge import kept_advantages
 from marft_bridge.kept_advantages import credits_to_file, file_to_advantages, forget_rounds_after, round_path
+from marft_bridge.learning_curve import run_to_learning_curve
 from marft_bridge.progress import Reporter
 from marft_bridge.run_folder import RunFolder
 from marft_bridge.train import read_metrics, train
+from marft_bridge.view.reading import run_to_curve
+from trace_store.store import TraceStore
 from trainers.credited import ActionCredit
 
 
@@ -62,6 +67,21 @@ def test_every_round_keeps_what_its_actions_were_credited_with(trained: Trained)
         for node, agent in trained.rounds[number]["agents"].items():
             assert np.mean(values[node]) == pytest.approx(agent["advantage_mean"], abs=1e-5)
             assert np.std(values[node]) == pytest.approx(agent["advantage_std"], abs=1e-5)
+
+
+def test_the_pages_show_the_curve_of_the_report_and_every_token_in_its_shade(trained: Trained) -> None:
+    folder = RunFolder(trained.config.run_folder)
+    (trajectory, *_) = trained.trained
+    with TraceStore.open(folder.store, read_only=True) as store:
+        points = run_to_curve(store, "train", "reward")
+        report = run_to_learning_curve(store, folder.metrics, "reward")
+    assert points == [point.model_copy(update={"nodes": {}}) for point in report]
+    with serving(folder.path) as served:
+        page = served.text(f"/episode?id={trajectory.episode.episode_id}")
+        assert "Mean reward over 3 rounds" in served.text("/run?id=train")
+    tokens = sum(len(action.sampled_ids or ()) for action in trajectory.actions)
+    assert len(re.findall(r'<span class="t a-[^"]+" title="token ', page)) == tokens
+    assert "not coloured" not in page
 
 
 def test_a_run_that_goes_on_forgets_rounds_that_it_does_again_and_keeps_nothing_unasked(trained: Trained) -> None:
