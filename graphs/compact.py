@@ -7,7 +7,7 @@ it says too much costs: compression is part of the action.
 From the paper (arXiv 2606.05304): communication as a public update of a state, a compact record of action and state
 in the place of raw text in a shared history, judged by performance against cost. Simplified: there a protocol projects
 each raw output into a record, here the message is what the agent writes, its length has a price in the reward, and the
-form of a record is only suggested; one pipeline, with one clerk for all events.
+form of a record is only shown by two wordy examples, which leave something to save; one clerk for all events.
 """
 
 from __future__ import annotations
@@ -18,14 +18,23 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypedDict
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import HumanMessage, SystemMessage
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
+from graphs.few_shot import FewShot
 from graphs.last_number import last_number, number_credit
 
-CLERK = "You keep the record of a box. Reply with the new record in this form: did: +2, have: 5"
-REPORTER = "You read the record of a box. Reply with the number that the box has now."
+CLERK = FewShot(
+    "You keep the record of a box. After an event, write the new record: what was done, and how many there are now.",
+    (
+        ("Record: have: 4\nEvent: cups put in: 1\nNew record:", "We added 1 cup to the box. have: 5"),
+        ("Record: have: 6\nEvent: cups taken out: 2\nNew record:", "We took 2 cups out of the box. have: 4"),
+    ),
+)
+REPORTER = FewShot(
+    "You read the record of a box. Reply with the number that the box has now.",
+    (("Record: We added 1 cup to the box. have: 5\nHow many are in the box now?", "5"),),
+)
 
 THINGS = ("apples", "pens", "shells", "coins")
 TASKS = 160
@@ -51,7 +60,7 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     async def clerk(state: BoxState) -> BoxState:
         place = state["place"]
         asked = f"Record: {state['record']}\nEvent: {state['events'][place]}\nNew record:"
-        reply = await model.ainvoke([SystemMessage(CLERK), HumanMessage(asked)])
+        reply = await model.ainvoke(CLERK.messages(asked))
         message = str(reply.text).strip()
         return {"place": place + 1, "record": message[:RECORD_LETTERS], "records": [message]}
 
@@ -60,7 +69,7 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
 
     async def reporter(state: BoxState) -> BoxState:
         asked = f"Record: {state['record']}\nHow many are in the box now?"
-        reply = await model.ainvoke([SystemMessage(REPORTER), HumanMessage(asked)])
+        reply = await model.ainvoke(REPORTER.messages(asked))
         return {"answer": str(reply.text)}
 
     graph = StateGraph(BoxState)

@@ -10,8 +10,8 @@ numbers of sentences, the generator for an answer that is too long. Simplified: 
 instead of a dense index; no supervised warm-up; each agent has an adapter of its own, where the paper's share all
 parameters (`[train.trainer.agents]` can have them share one). How large a penalty is, is ours.
 
-The questions do not use the words of the corpus, and a name alone finds more about a person than is shown: so the
-rewriter has something to learn.
+Neither the questions nor the examples use the words of the corpus, and a name alone finds more about a person than is
+shown: so the rewriter has something to learn.
 """
 
 from __future__ import annotations
@@ -21,16 +21,31 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypedDict
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import HumanMessage, SystemMessage
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
+from graphs.few_shot import FewShot
 from graphs.local_corpus import people, search
 from graphs.word_overlap import exact_match, f1
 
-REWRITER = "You are the rewriter. Turn the question into a short search query. Reply with the query only."
-SELECTOR = "You are the selector. Which sentences help to answer the question? Reply with their numbers, such as 1, 2."
-GENERATOR = "You are the generator. Answer the question from the sentences with one word."
+REWRITER = FewShot(
+    "You are the rewriter. Turn the question into a few words to search for.",
+    (("In which town is the home of Mary?", "Mary home town"), ("Which animal does Paul own?", "Paul animal")),
+)
+SELECTOR = FewShot(
+    "You are the selector. Which sentences help to answer the question? Reply with their numbers only.",
+    (
+        ("In which town is the home of Mary?\n1. Mary lives in Athens.\n2. Paul reports to Mary.", "1"),
+        ("Which animal does Paul own?\n1. Paul lives in Athens.\n2. Mary reports to Paul.\n3. Paul keeps a hen.", "3"),
+    ),
+)
+GENERATOR = FewShot(
+    "You are the generator. Answer the question from the sentences with one word.",
+    (
+        ("Mary lives in Athens.\nIn which town is the home of Mary?", "Athens"),
+        ("Paul lives in Athens.\nPaul keeps a hen.\nWhich animal does Paul own?", "hen"),
+    ),
+)
 
 QUESTIONS = {
     "city": "In which town is the home of {name}?",
@@ -63,7 +78,7 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The compiled pipeline, in which the three agents call `model`."""
 
     async def rewriter(state: RagState) -> RagState:
-        reply = await model.ainvoke([SystemMessage(REWRITER), HumanMessage(state["question"])])
+        reply = await model.ainvoke(REWRITER.messages(state["question"]))
         return {"queries": [line.strip() for line in str(reply.text).splitlines() if line.strip()]}
 
     async def retrieval(state: RagState) -> RagState:
@@ -77,7 +92,7 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
 
     async def selector(state: RagState) -> RagState:
         asked = _numbered(state["question"], state["found"])
-        reply = await model.ainvoke([SystemMessage(SELECTOR), HumanMessage(asked)])
+        reply = await model.ainvoke(SELECTOR.messages(asked))
         selection = str(reply.text)
         numbers = selection_to_numbers(selection, len(state["found"]))
         # Without a usable number the generator reads everything, so that a first round is not silent.
@@ -86,7 +101,7 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
 
     async def generator(state: RagState) -> RagState:
         asked = "\n".join([*state.get("selected", []), state["question"]])
-        reply = await model.ainvoke([SystemMessage(GENERATOR), HumanMessage(asked)])
+        reply = await model.ainvoke(GENERATOR.messages(asked))
         return {"answer": str(reply.text).strip()}
 
     graph = StateGraph(RagState)

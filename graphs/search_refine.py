@@ -18,17 +18,36 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, TypedDict
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import HumanMessage, SystemMessage
 from langgraph.graph import START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
+from graphs.few_shot import FewShot
 from graphs.last_number import numbers_in
 from graphs.local_corpus import people, search
 from graphs.word_overlap import exact_match, f1
 
-ACTOR = "Reply with one line: SEARCH: and a name to find sentences, or, once you know it, the answer as one word."
-DISCRIMINATOR = "Do these steps answer the question? Reply yes or no."
-TRIMMER = "The answer is wrong. Which step is the first bad one? Reply with its number only."
+_ASKED = "Question: Where does Mary live?"
+ACTOR = FewShot(
+    "Write SEARCH: and words to search for. Once you know the answer, reply with that one word.",
+    (
+        (_ASKED, "SEARCH: Mary"),
+        (f"{_ASKED}\n1. Searched Mary: Mary keeps a hen. Mary lives in Athens. Paul reports to Mary.", "Athens"),
+    ),
+)
+DISCRIMINATOR = FewShot(
+    "Do these steps answer the question? Reply yes or no.",
+    (
+        (f"{_ASKED}\n1. Searched Mary: Mary keeps a hen. Mary lives in Athens.\n2. Answer: Athens", "yes"),
+        (f"{_ASKED}\n1. Searched Paul: Paul keeps a fish.\n2. Answer: fish", "no"),
+    ),
+)
+TRIMMER = FewShot(
+    "The answer is wrong. Which step is the first bad one? Reply with its number only.",
+    (
+        (f"{_ASKED}\n1. Searched Paul: Paul keeps a fish.\n2. Answer: fish", "1"),
+        (f"{_ASKED}\n1. Searched Mary: Mary keeps a hen. Mary lives in Athens.\n2. Answer: hen", "2"),
+    ),
+)
 
 QUESTIONS = {
     "city": ("Where does {name} live?", "Where does the boss of {name} live?"),
@@ -62,11 +81,11 @@ class SearchState(TypedDict, total=False):
 def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The compiled graph, in which actor, discriminator and trimmer call `model`."""
 
-    async def ask(profile: str, state: SearchState, answer: str | None) -> str:
+    async def ask(profile: FewShot, state: SearchState, answer: str | None) -> str:
         lines = [f"{number}. {_step_to_line(step)}" for number, step in enumerate(state.get("steps", []), 1)]
         lines += [f"{len(lines) + 1}. Answer: {answer[:ANSWER_LETTERS]}"] if answer is not None else []
         asked = "\n".join([f"Question: {state['question']}", *lines])
-        reply = await model.ainvoke([SystemMessage(profile), HumanMessage(asked)])
+        reply = await model.ainvoke(profile.messages(asked))
         return str(reply.text).strip()
 
     async def actor(state: SearchState) -> SearchState:

@@ -1,4 +1,4 @@
-"""Owns: what graphs share: the small world that they search in, and how answers are compared as words and as numbers.
+"""Owns: what graphs share: a world to search in, how answers are compared as words and as numbers, examples in prompts.
 
 - The world says one thing of everybody, and search ranks as BM25 worked out by hand.
 - Exact match and F1 are the fractions worked out by hand, for hostile texts too.
@@ -10,6 +10,7 @@ import asyncio
 
 import pytest
 
+from graphs.few_shot import FewShot
 from graphs.last_number import last_number, number_credit, numbers_in
 from graphs.local_corpus import corpus, people, query_to_sentences, search
 from graphs.word_overlap import exact_match, f1
@@ -91,3 +92,13 @@ def test_a_number_is_worth_one_as_the_last_and_a_tenth_anywhere(text: str, numbe
     assert numbers_in(text) == numbers
     assert last_number(text) == (numbers[-1] if numbers else None)
     assert number_credit(text, 7) == credit
+
+
+def test_what_is_asked_comes_after_the_duty_and_the_examples() -> None:
+    messages = FewShot("Add.", (("1 1", "2"), ("2 2", "4"))).messages("3 3")
+    assert [(message.type, message.text) for message in messages] == [
+        ("system", "Add."),
+        *(("human", "1 1"), ("ai", "2")),
+        *(("human", "2 2"), ("ai", "4")),
+        ("human", "3 3"),
+    ]

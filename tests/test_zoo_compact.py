@@ -42,7 +42,7 @@ def test_each_agent_depends_on_the_record_before_it_and_on_no_other(recorder: Re
     result, policy = run(recorder, TASK, clerk=["did: +2, have: 7", "6", long], reporter=["9"])
     chain = "clerk1>clerk2 clerk2>clerk3 clerk3>reporter"
     assert recorded_edges(recorder) == {"trigger": chain, "data": chain}
-    shown = [re.findall(r"human: Record: (.*)", asked.prompt)[0] for asked in policy.asked]
+    shown = [re.findall(r"human: Record: (.*)", asked.prompt)[-1] for asked in policy.asked]
     assert shown == ["have: 5", "did: +2, have: 7", "6", long[: compact.RECORD_LETTERS]]
     assert [event in asked.prompt for event, asked in zip(TASK["events"], policy.asked, strict=False)] == [True] * 3
     assert result["records"] == ["did: +2, have: 7", "6", long]
@@ -103,7 +103,7 @@ def test_the_states_of_a_task_follow_from_its_events() -> None:
 
 def by_chance(node: str, messages: list[dict[str, Any]], chance: random.Random) -> Answer:
     """A clerk that is short and right or long and wrong; a reporter that reads the last record, or none."""
-    record, *event = str(messages[1]["content"]).split("\n")
+    record, *event = str(messages[-1]["content"]).split("\n")
     numbers = [int(number) for number in re.findall(r"have: (\d)", record)]
     if node == "reporter":
         return str(numbers[-1]) if numbers else "who knows"
