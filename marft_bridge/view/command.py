@@ -42,13 +42,13 @@ def view(path: Path, port: int, model: Path | None, browser: bool, reporter: Rep
         raise ConfigError(f"view: {error.name} is missing; install the extra `live`") from None
     token, once = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
     pages = Pages(place, tokenizer)
-    with RunningView(lambda taken: pages_to_app(pages, taken, token, once if browser else None), port) as server:
+    server = RunningView(lambda taken: pages_to_app(pages, taken, token, once if browser else None), port)
+    with suppress(KeyboardInterrupt), server:
         address = f"http://{ADDRESS}:{server.port}/?token="
         reporter.say(f"looking at {place.name}; Ctrl-C ends it")
         reporter.say(f"open {address}{token}")
         if browser:
             webbrowser.open(address + once)
-        with suppress(KeyboardInterrupt):
-            while True:
-                time.sleep(LOOK_EVERY_S)
-                server.check()
+        while True:
+            time.sleep(LOOK_EVERY_S)
+            server.check()
