@@ -116,7 +116,7 @@ def half_right(node: str, messages: list[dict[str, Any]], chance: random.Random)
 
 
 def test_training_a_chain_pulls_its_first_and_its_last_agent_towards_what_paid(tmp_path: Path) -> None:
-    trained = train_zoo(ZOO / "trio.toml", half_right, tmp_path)
+    trained = train_zoo(ZOO / "trio.toml", half_right, tmp_path, episodes=6)
     assert set(trained.norms) == {"reasoner", "actor", "verifier"}
     assert min(trained.norms.values()) > 0
     assert {trajectory.team_reward("reward") for trajectory in trained.trained} == {0.0, 1.0}
@@ -138,7 +138,8 @@ def test_training_one_agent_alone_pulls_it_towards_what_paid(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["quartet", "octet", "twelve"])
 def test_training_moves_every_agent_of_a_long_chain(name: str, tmp_path: Path) -> None:
-    trained = train_zoo(ZOO / f"{name}.toml", coin, tmp_path, rounds=1, episodes=2)
+    one_step = {"train.trainer.minibatches": 1, "train.trainer.offline.minibatches": 1}
+    trained = train_zoo(ZOO / f"{name}.toml", coin, tmp_path, rounds=1, episodes=2, changes=one_step)
     roles = [profile.role for profile in CHAINS[name][1]]
     assert list(trained.norms) == roles
     assert min(trained.norms.values()) > 0
