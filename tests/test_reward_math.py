@@ -150,7 +150,7 @@ def test_a_hostile_expression_is_not_equal_or_not_comparable_and_soon_over(hosti
         said = str(reason)
     assert "\n" not in said
     assert hostile not in said
-    assert time.monotonic() - began < 1.0 + 20.0  # the limit, and starting a worker on a busy machine
+    assert time.monotonic() - began < 1.0 + 120.0  # the limit, and starting a worker on a machine that is very busy
 
 
 def test_after_a_hostile_expression_the_next_one_is_compared() -> None:
