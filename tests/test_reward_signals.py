@@ -30,7 +30,8 @@ from trace_store.assemble import spans_to_trajectory
 from trace_store.records import Action, Edge, SpanRow
 
 PAGE = (Path(__file__).parents[1] / "docs/rewards.md").read_text()
-WORKED = [table(**each) for each in tomllib.loads(PAGE.split("<!-- worked -->\n```toml\n")[1].split("```")[0])["rewards"]]
+TABLES = tomllib.loads(PAGE.split("<!-- worked -->\n```toml\n")[1].split("```")[0])
+WORKED = [table(**each) for each in TABLES["rewards"]]
 VALUES = {
     name: float(number) for name, number in re.findall(r"^\| `(\w+)` \| .* \| ([\d.]+) \|$", PAGE, flags=re.MULTILINE)
 }
