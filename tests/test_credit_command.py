@@ -90,7 +90,7 @@ def test_who_helps_who_idles_and_who_harms_is_written_and_said(lab: CreditLab) -
     assert [rows[node][-1] for node in NODES] == ["adds", "lazy", "harmful"]
     assert [rows[node][-2] for node in NODES] == [f"{32 - odd} / 0 of 32", "0 / 0 of 32", f"0 / {odd} of 32"]
     assert rows["helper"][:2] == ["1.00", f"{(32 - odd) / 32:+.3f}"]
-    page = (ROOT / "docs/credit.md").read_text().split("```")[1].strip().splitlines()
+    page = (ROOT / "docs/credit.md").read_text().split("```text\n")[1].split("```")[0].strip().splitlines()
     assert [[cell.strip() for cell in row.split("│")[1:-1]] for row in page[1:]] == [[n, *r] for n, r in rows.items()]
     assert "idler is lazy: it makes 1.00 calls a run, and adds less than 0.2 over base in its place" in said
     assert "harmer is harmful: the team does better with base in its place" in said

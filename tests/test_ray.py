@@ -350,7 +350,7 @@ def test_a_worker_whose_shared_server_hangs_says_so_instead_of_waiting(hired: An
         released.wait(60)
         return "7"
 
-    server.answer, server.samples = answer, lambda: released.wait(60)
+    server.answer, server.samples = answer, lambda: bool(server.asked) and released.wait(60)
     try:
         worker = hired()
         until(worker, "working")
