@@ -11,7 +11,7 @@ from typing import Any
 
 from marft_bridge import collect, train
 from marft_bridge.comparison.records import LearningPoint
-from marft_bridge.statistics import mean_interval
+from marft_bridge.reward_points import rewards_to_points
 from trace_store.store import TraceStore
 
 _NODE_FIGURES = ("approx_kl", "clipfrac", "grad_norm", "adapter_norm")
@@ -25,25 +25,8 @@ WHERE e.run_id IN (?, ?) AND r.name = ? ORDER BY 1, e.episode_id
 def run_to_learning_curve(store: TraceStore, metrics: Path, reward: str) -> tuple[LearningPoint, ...]:
     """One point per round of the training run in this folder, the collected episodes being round 0."""
     lines = {line["round"]: line for line in train.read_metrics(metrics)}
-    rewards: dict[int, list[tuple[str, float]]] = {}
-    for round_number, task, value in store.sql(_REWARDS, (collect.RUN_ID, train.RUN_ID, reward)):
-        rewards.setdefault(round_number, []).append((task, value))
-    points = []
-    for round_number, found in sorted(rewards.items()):
-        tasks, values = zip(*found, strict=True)
-        interval = mean_interval(values, clusters=tasks)  # samples of one task are not independent
-        points.append(
-            LearningPoint(
-                round=round_number,
-                phase="offline" if round_number == 0 else "online",
-                episodes=len(values),
-                reward_mean=interval.mean,
-                reward_low=interval.low,
-                reward_high=interval.high,
-                nodes=_node_figures(lines.get(round_number, {})),
-            )
-        )
-    return tuple(points)
+    rows = store.sql(_REWARDS, (collect.RUN_ID, train.RUN_ID, reward))
+    return tuple(rewards_to_points(rows, lambda number: _node_figures(lines.get(number, {}))))
 
 
 def _node_figures(line: dict[str, Any]) -> dict[str, dict[str, float | None]]:

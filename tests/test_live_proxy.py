@@ -474,10 +474,10 @@ def test_when_it_stops_what_is_under_way_is_cut_off_recorded_and_nothing_is_left
 
 
 def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
-    from marft_bridge.live.running import _bound
+    from marft_bridge.loopback import port_to_socket
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ServingError, match=r"cannot listen on 127\.0\.0\.1:\d+: .*choose another --port"):
-            _bound(taken.getsockname()[1])
+            port_to_socket(taken.getsockname()[1], "serve", ServingError)

@@ -7,9 +7,7 @@ that was answered is in the journal. Why a thread: the command's own thread watc
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
-from collections.abc import Callable
 from types import TracebackType
 
 import uvicorn
@@ -21,8 +19,8 @@ from marft_bridge.live.mirror import Mirror
 from marft_bridge.live.proxy import LivePlan, Proxy
 from marft_bridge.live.split import BASE, CANDIDATE, MIRRORED
 from marft_bridge.live.upstream import Upstream
+from marft_bridge.loopback import ADDRESS, SayingServer, port_to_socket
 
-ADDRESS = "127.0.0.1"
 SETTLE_EVERY_S = 0.5
 GRACE_S = 5  # for answers that are under way when it is stopped
 KEEP_ALIVE_S = 75  # longer than clients keep a connection, so that they do not reuse one that is just being closed
@@ -38,7 +36,7 @@ class RunningProxy:
     ) -> None:
         """Takes the port, 0 for a free one. Raises ServingError when it is taken."""
         self._plan, self._engine, self._recorder, self._mirrored = plan, engine, recorder, mirrored
-        self._socket = _bound(port)
+        self._socket = port_to_socket(port, "serve", ServingError)
         self.port = int(self._socket.getsockname()[1])
         variants = (BASE, CANDIDATE, *((MIRRORED,) if mirrored else ()))
         self._counts = LiveCounts({name: VariantCounts() for name in variants})
@@ -101,7 +99,7 @@ class RunningProxy:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACE_S,
         )
-        self._server = server = _Server(config, self._ready.set)
+        self._server = server = SayingServer(config, self._ready.set)
         beside = [asyncio.create_task(self._settle())]
         if mirror is not None:
             beside.append(asyncio.create_task(mirror.work()))
@@ -119,28 +117,3 @@ class RunningProxy:
         while True:
             await asyncio.sleep(SETTLE_EVERY_S)
             self._recorder.settle()
-
-
-class _Server(uvicorn.Server):
-    """Says when it listens."""
-
-    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._say_started = started
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._say_started()
-
-
-def _bound(port: int) -> socket.socket:
-    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((ADDRESS, port))
-    except OSError as error:
-        bound.close()
-        raise ServingError(
-            f"serve: cannot listen on {ADDRESS}:{port}: {error.strerror}; choose another --port"
-        ) from None
-    return bound

@@ -35,8 +35,9 @@ def view(path: Path, port: int, model: Path | None, browser: bool, reporter: Rep
     if tokenizer is not None and not tokenizer.is_file():
         raise ConfigError(f"view: there is no {tokenizer}; --model names the directory of the base model")
     try:
+        from marft_bridge.loopback import ADDRESS
         from marft_bridge.view.pages import Pages
-        from marft_bridge.view.running import ADDRESS, RunningView
+        from marft_bridge.view.running import RunningView
         from marft_bridge.view.web import pages_to_app
     except ModuleNotFoundError as error:
         raise ConfigError(f"view: {error.name} is missing; install the extra `live`") from None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from marft_bridge.comparison.records import LearningPoint
-from marft_bridge.statistics import mean_interval
+from marft_bridge.reward_points import rewards_to_points
 from trace_store import conventions as c
 from trace_store.records import SpanRow
 from trace_store.store import TraceStore
@@ -99,25 +99,7 @@ def run_to_choices(store: TraceStore, run_id: str) -> Choices:
 def run_to_curve(store: TraceStore, run_id: str, reward: str) -> list[LearningPoint]:
     """One point per training round; for `train` the collected episodes are round 0. Empty outside training."""
     runs = [COLLECT, TRAIN] if run_id == TRAIN else [run_id]
-    found: dict[int, tuple[list[str], list[float]]] = {}
-    for number, task, value in store.sql(_CURVE, (runs, reward)):
-        tasks, values = found.setdefault(number, ([], []))
-        tasks.append(task)
-        values.append(value)
-    points = []
-    for number, (tasks, values) in sorted(found.items()):
-        interval = mean_interval(values, clusters=tasks)  # samples of one task are not independent
-        points.append(
-            LearningPoint(
-                round=number,
-                phase="offline" if number == 0 else "online",
-                episodes=len(values),
-                reward_mean=interval.mean,
-                reward_low=interval.low,
-                reward_high=interval.high,
-                nodes={},
-            )
-        )
+    points = rewards_to_points(store.sql(_CURVE, (runs, reward)), lambda _: {})
     return points if any(point.round for point in points) else []
 
 

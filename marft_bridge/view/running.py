@@ -6,7 +6,6 @@ thread: the command's own takes Ctrl-C.
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -15,8 +14,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from marft_bridge.errors import ConfigError
+from marft_bridge.loopback import SayingServer, port_to_socket
 
-ADDRESS = "127.0.0.1"
 GRACE_S = 2  # for pages that are under way when it is stopped
 KEEP_ALIVE_S = 75  # longer than a client keeps a connection, so that it does not reuse one that is just being closed
 START_S = 60.0
@@ -27,7 +26,7 @@ class RunningView:
 
     def __init__(self, app_of: Callable[[int], ASGIApp], port: int) -> None:
         """Takes the port, 0 for a free one. Raises ConfigError when it is taken."""
-        self._socket = _bound(port)
+        self._socket = port_to_socket(port, "view", ConfigError)
         self.port = int(self._socket.getsockname()[1])
         config = uvicorn.Config(
             app_of(self.port),
@@ -44,7 +43,7 @@ class RunningView:
             timeout_graceful_shutdown=GRACE_S,
         )
         self._ready = threading.Event()
-        self._server = _Server(config, self._ready.set)
+        self._server = SayingServer(config, self._ready.set)
         self._thread = threading.Thread(target=self._run, name="view", daemon=True)
 
     def __enter__(self) -> RunningView:
@@ -68,26 +67,3 @@ class RunningView:
         finally:
             self._ready.set()
             self._socket.close()
-
-
-class _Server(uvicorn.Server):
-    """Says when it listens."""
-
-    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._say_started = started
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._say_started()
-
-
-def _bound(port: int) -> socket.socket:
-    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((ADDRESS, port))
-    except OSError as error:
-        bound.close()
-        raise ConfigError(f"view: cannot listen on {ADDRESS}:{port}: {error.strerror}; choose another --port") from None
-    return bound

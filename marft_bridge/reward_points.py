@@ -1,0 +1,40 @@
+"""Rewards of episodes, round by round -> the points of a learning curve. It knows no store and no run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from marft_bridge.comparison.records import LearningPoint
+from marft_bridge.statistics import mean_interval
+
+NodeFigures = dict[str, dict[str, float | None]]
+
+
+def rewards_to_points(
+    rows: Iterable[tuple[int, str, float]], nodes_of: Callable[[int], NodeFigures]
+) -> list[LearningPoint]:
+    """One point per round, in order.
+
+    Args:
+        rows: (round, task id, team reward), one for each episode; round 0 is what was collected before training.
+        nodes_of: round -> the update's figures per node.
+    """
+    rewards: dict[int, list[tuple[str, float]]] = {}
+    for number, task, value in rows:
+        rewards.setdefault(number, []).append((task, value))
+    points = []
+    for number, found in sorted(rewards.items()):
+        tasks, values = zip(*found, strict=True)
+        interval = mean_interval(values, clusters=tasks)  # samples of one task are not independent
+        points.append(
+            LearningPoint(
+                round=number,
+                phase="offline" if number == 0 else "online",
+                episodes=len(values),
+                reward_mean=interval.mean,
+                reward_low=interval.low,
+                reward_high=interval.high,
+                nodes=nodes_of(number),
+            )
+        )
+    return points
