@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,6 +27,8 @@ from transformers import AttentionInterface
 
 _NAME = "marft_packed"
 _TOLERANCE = 1e-2  # relative; bfloat16 rounding is below it, a wrong mask or position far above
+_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # with the log-sum-exp that backward needs
+_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _UNKNOWN = ("softcap", "s_aux", "position_bias")  # what some architectures add to attention, and we do not
 
 
@@ -48,6 +50,7 @@ class Layout:
     depth_N: Tensor  # position ids: how many tokens stand before this one in its row
     groups: tuple[Group, ...]
     node_of: tuple[Tensor, ...]  # by row: the positions of its tokens
+    masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)  # by group and window: what is seen
 
 
 def common_length(left: Sequence[int], right: Sequence[int]) -> int:
@@ -134,25 +137,25 @@ def _to_group(part: Sequence[tuple[int, int, int]], node_of: Sequence[Tensor], d
     )
 
 
-def _attend(group: Group, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
-    """Gathered [B, Q, h, D], [B, K, g, D] and [B, K, g, D] to [B, Q, h, D]."""
-    column_K = torch.arange(group.key_BK.shape[1], device=query.device)
-    sees_BQK = column_K <= group.depth_BQ1
-    if window is not None:
-        sees_BQK &= column_K > group.depth_BQ1 - window
-    result: Tensor = scaled_dot_product_attention(
-        query.transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        attn_mask=sees_BQK[:, None],
-        scale=scale,
-        enable_gqa=query.shape[2] != key.shape[2],
-    )
-    return result.transpose(1, 2)
+def _to_mask(layout: Layout, group: Group, window: int | None, like: Tensor) -> Tensor:
+    """What each query may see, as [B, 1, Q, K] of 0 and minus infinity; made once for all layers of a pass."""
+    known = id(group), window
+    if known not in layout.masks:
+        column_K = torch.arange(group.key_BK.shape[1], device=like.device)
+        sees_BQK = column_K <= group.depth_BQ1
+        if window is not None:
+            sees_BQK &= column_K > group.depth_BQ1 - window
+        mask_BQK = torch.zeros(sees_BQK.shape, dtype=like.dtype, device=like.device)
+        layout.masks[known] = mask_BQK.masked_fill_(~sees_BQK, -torch.inf)[:, None]
+    return layout.masks[known]
 
 
 class _PackedAttention(torch.autograd.Function):
-    """What is gathered for attention is gathered again for its gradient, so that none of it is kept."""
+    """What is gathered for attention is gathered again for its gradient, so that none of it is kept.
+
+    On a CPU the outputs and log-sum-exps are kept, which are small, and backward is the kernel's own; elsewhere
+    backward attends once more, as the kernels of GPUs each keep something else.
+    """
 
     @staticmethod
     def forward(
@@ -164,31 +167,64 @@ class _PackedAttention(torch.autograd.Function):
         scale: float,
         window: int | None,
     ) -> Tensor:
-        ctx.save_for_backward(query_NhD, key_NgD, value_NgD)
-        ctx.settings = layout, scale, window
         output_NhD = torch.empty_like(query_NhD)
+        sums = []
         for group in layout.groups:
-            parts = query_NhD[group.query_BQ], key_NgD[group.key_BK], value_NgD[group.key_BK]
-            found = _attend(group, *parts, scale, window)
-            output_NhD[group.query_BQ[group.real_BQ]] = found[group.real_BQ]
+            parts = _gathered(group, query_NhD, key_NgD, value_NgD)
+            mask = _to_mask(layout, group, window, query_NhD)
+            if _keeps_sums(query_NhD, value_NgD):
+                found, sum_BhQ = _FLASH(*parts, attn_mask=mask, scale=scale)
+                sums.append(sum_BhQ)
+            else:
+                found = _attend(parts, mask, scale)
+            output_NhD[group.query_BQ[group.real_BQ]] = found.transpose(1, 2)[group.real_BQ]
+        kept = (output_NhD, *sums) if sums else ()
+        ctx.save_for_backward(query_NhD, key_NgD, value_NgD, *kept)
+        ctx.settings = layout, scale, window
         return output_NhD
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        sources = ctx.saved_tensors
+        sources, kept = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
         layout, scale, window = ctx.settings
         totals = [torch.zeros_like(source) for source in sources]
-        for group in layout.groups:
+        for i, group in enumerate(layout.groups):
+            parts = _gathered(group, *sources)
+            mask = _to_mask(layout, group, window, sources[0])
+            wanted = (gradients[0][group.query_BQ] * group.real_BQ[..., None, None]).transpose(1, 2)
+            if kept:
+                found = kept[0][group.query_BQ].transpose(1, 2)
+                slopes = _FLASH_BACKWARD(wanted, *parts, found, kept[1 + i], 0.0, False, attn_mask=mask, scale=scale)
+            else:
+                parts = [part.detach().requires_grad_() for part in parts]
+                with torch.enable_grad():
+                    again = _attend(parts, mask, scale)
+                slopes = torch.autograd.grad(again, parts, wanted)
             where = group.query_BQ, group.key_BK, group.key_BK
-            parts = [source[index].requires_grad_() for source, index in zip(sources, where, strict=True)]
-            with torch.enable_grad():
-                found = _attend(group, parts[0], parts[1], parts[2], scale, window)
-            wanted = gradients[0][group.query_BQ] * group.real_BQ[..., None, None]
-            slopes = torch.autograd.grad(found, parts, wanted)
             for total, index, slope in zip(totals, where, slopes, strict=True):
-                total.index_add_(0, index.flatten(), slope.flatten(0, 1))
+                total.index_add_(0, index.flatten(), slope.transpose(1, 2).flatten(0, 1))
         return *totals, None, None, None
+
+
+def _keeps_sums(query_NhD: Tensor, value_NgD: Tensor) -> bool:
+    """Whether the CPU's kernel fits, which wants heads of one width."""
+    return query_NhD.device.type == "cpu" and query_NhD.shape[-1] == value_NgD.shape[-1]
+
+
+def _gathered(group: Group, query_NhD: Tensor, key_NgD: Tensor, value_NgD: Tensor) -> list[Tensor]:
+    """[B, h, Q, D], [B, g, K, D] and [B, g, K, D]."""
+    parts = query_NhD[group.query_BQ], key_NgD[group.key_BK], value_NgD[group.key_BK]
+    return [part.transpose(1, 2) for part in parts]
+
+
+def _attend(parts: Sequence[Tensor], mask: Tensor, scale: float) -> Tensor:
+    """To [B, h, Q, D]."""
+    query, key, value = parts
+    found: Tensor = scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+    )
+    return found
 
 
 def _packed_attention(
