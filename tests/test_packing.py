@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tiny_policy import make_action, save_tiny_llama
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
+import trainers.packed
 from trainers.batch import ActionItem
 from trainers.config import LoraOptions
 from trainers.microbatch import MicroBatch, items_to_microbatches
@@ -76,7 +77,15 @@ def test_hidden_states_are_those_of_each_row_alone(tmp_path: Path) -> None:
             torch.testing.assert_close(packed[nodes], plain, atol=1e-5, rtol=1e-4)
 
 
-def test_a_sliding_window_is_kept(tmp_path: Path) -> None:
+def test_a_stretch_of_a_long_row_looks_at_no_more_than_its_own_path() -> None:
+    layout = rows_to_layout([tuple(range(1400)), (0, 1, 2)], CPU)
+    sizes = sorted((group.query_BQ.shape[1], group.key_BK.shape[1]) for group in layout.groups)
+    assert sizes == [(3, 3), (373, 1400), (512, 3 + 512), (512, 3 + 1024)]  # the short row is where the long one begins
+
+
+@pytest.mark.parametrize("stretch", [512, 3])
+def test_a_sliding_window_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stretch: int) -> None:
+    monkeypatch.setattr(trainers.packed, "_STRETCH", stretch)
     config = MistralConfig(
         vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, sliding_window=4, initializer_range=0.3,
@@ -121,8 +130,15 @@ def test_another_family_packs_or_is_found_out_and_stays_as_it_was() -> None:
     assert backbone.config._attn_implementation == before
 
 
-@pytest.mark.parametrize("budget", [4096, 24])
-def test_log_probs_and_gradients_are_those_of_the_plain_pass(tmp_path: Path, budget: int) -> None:
+@pytest.mark.parametrize(
+    ("budget", "stretch", "keeps_sums"), [(4096, 512, True), (24, 512, True), (4096, 3, True), (4096, 512, False)]
+)
+def test_log_probs_and_gradients_are_those_of_the_plain_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int, stretch: int, keeps_sums: bool
+) -> None:
+    monkeypatch.setattr(trainers.packed, "_STRETCH", stretch)
+    if not keeps_sums:  # as on a GPU
+        monkeypatch.setattr(trainers.packed, "_keeps_sums", lambda query, value: False)
     model = PolicyModel(save_tiny_llama(tmp_path), ["a"], LoraOptions(rank=4), "cpu", seed=0)
     assert model.packs
     for name, weight in model.parameters("a").items():

@@ -29,6 +29,7 @@ _NAME = "marft_packed"
 _TOLERANCE = 1e-2  # relative; bfloat16 rounding is below it, a wrong mask or position far above
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # with the log-sum-exp that backward needs
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_STRETCH = 512  # new positions of a row that attend together; more would look at much that is masked
 _UNKNOWN = ("softcap", "s_aux", "position_bias")  # what some architectures add to attention, and we do not
 
 
@@ -51,6 +52,14 @@ class Layout:
     groups: tuple[Group, ...]
     node_of: tuple[Tensor, ...]  # by row: the positions of its tokens
     masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)  # by group and window: what is seen
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Some of a row's new positions, and its path up to the last of them: later ones none of them may see."""
+
+    new_Q: Tensor
+    path_K: Tensor
 
 
 def common_length(left: Sequence[int], right: Sequence[int]) -> int:
@@ -95,43 +104,47 @@ def rows_to_layout(rows: Sequence[tuple[int, ...]], device: torch.device) -> Lay
     ids: list[int] = []
     depths: list[int] = []
     node_of: list[Tensor] = [torch.empty(0, dtype=torch.long)] * len(rows)
-    fresh: list[tuple[int, int, int]] = []  # (how many new positions, where they begin, which row)
+    stretches: list[_Stretch] = []
     before: tuple[int, ...] = ()
     path = torch.empty(0, dtype=torch.long)
     for i in order:
         row = rows[i]
         common = common_length(before, row)
-        begin, count = len(ids), len(row) - common
-        path = torch.cat([path[:common], torch.arange(begin, begin + count)])
+        path = torch.cat([path[:common], torch.arange(len(ids), len(ids) + len(row) - common)])
         ids += row[common:]
         depths += range(common, len(row))
         node_of[i] = path
-        if count:
-            fresh.append((count, begin, i))
+        for start in range(common, len(row), _STRETCH):
+            end = min(start + _STRETCH, len(row))
+            stretches.append(_Stretch(path[start:end], path[:end]))
         before = row
-    groups = tuple(_to_group(part, node_of, device) for part in _alike(fresh))
+    groups = tuple(_to_group(part, device) for part in _alike(stretches))
     nodes = tuple(nodes.to(device) for nodes in node_of)
     return Layout(torch.tensor(ids, device=device), torch.tensor(depths, device=device), groups, nodes)
 
 
-def _alike(fresh: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
-    """Rows in groups whose numbers of new positions are within a factor of two, so that little is padded."""
-    parts: list[list[tuple[int, int, int]]] = []
-    for one in sorted(fresh, reverse=True):
-        if not parts or 2 * one[0] < parts[-1][0][0]:
+def _alike(stretches: Sequence[_Stretch]) -> list[list[_Stretch]]:
+    """Stretches in groups of like sizes, of new positions and of long paths, so that little is padded."""
+    parts: list[list[_Stretch]] = []
+    for one in sorted(stretches, key=lambda one: (len(one.new_Q), len(one.path_K)), reverse=True):
+        if not parts or not _fits(one, parts[-1][0]):
             parts.append([])
         parts[-1].append(one)
     return parts
 
 
-def _to_group(part: Sequence[tuple[int, int, int]], node_of: Sequence[Tensor], device: torch.device) -> Group:
+def _fits(one: _Stretch, first: _Stretch) -> bool:
+    shorter, longer = sorted((len(one.path_K), len(first.path_K)))
+    return 2 * len(one.new_Q) >= len(first.new_Q) and (longer <= _STRETCH or 4 * shorter >= 3 * longer)
+
+
+def _to_group(part: Sequence[_Stretch], device: torch.device) -> Group:
     pad = torch.nn.utils.rnn.pad_sequence
-    queries = [torch.arange(begin, begin + count) for count, begin, _ in part]
-    depths = [torch.arange(len(node_of[row]) - count, len(node_of[row])) for count, _, row in part]
-    real = [torch.ones(count, dtype=torch.bool) for count, _, _ in part]
+    depths = [torch.arange(len(one.path_K) - len(one.new_Q), len(one.path_K)) for one in part]
+    real = [torch.ones(len(one.new_Q), dtype=torch.bool) for one in part]
     return Group(
-        query_BQ=pad(queries, batch_first=True).to(device),
-        key_BK=pad([node_of[row] for _, _, row in part], batch_first=True).to(device),
+        query_BQ=pad([one.new_Q for one in part], batch_first=True).to(device),
+        key_BK=pad([one.path_K for one in part], batch_first=True).to(device),
         depth_BQ1=pad(depths, batch_first=True)[..., None].to(device),
         real_BQ=pad(real, batch_first=True).to(device),
     )
@@ -186,7 +199,8 @@ class _PackedAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        sources, kept = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
+        saved = ctx.saved_tensors  # asked for once: a layer that is computed again gives each tensor once
+        sources, kept = saved[:3], saved[3:]
         layout, scale, window = ctx.settings
         totals = [torch.zeros_like(source) for source in sources]
         for i, group in enumerate(layout.groups):
