@@ -32,6 +32,7 @@ from marft_bridge.metrics_lines import read_metrics as read_metrics
 from marft_bridge.progress import Reporter, Task
 from marft_bridge.retokenise import ChatTokenizer, Retokeniser, longest_call
 from marft_bridge.rollouts import plan_episodes, task_order
+from marft_bridge.round_clock import PUBLISH, ROLLOUT, RoundClock
 from marft_bridge.run_folder import RunFolder
 from marft_bridge.run_store import WAIT_IN_RUN_S, keeping_what_runs, store_up_to_date, take_in_what_ran
 from marft_bridge.served import check_staleness, served_versions
@@ -117,6 +118,7 @@ class _Training:
         self.tasks = task_order(heldout.tasks_left_of(app.train_tasks, reporter.say), config.seed)
         self.options = config.train
         self.phase: Task | None = None
+        self.clock = RoundClock()
         self.trainer = MarftTrainer(
             *(self.options.trainer, engine.model_dir, self.nodes, config.seed, self._show_phase, engine.lineage),
             is_heldout=heldout.holds,
@@ -133,7 +135,8 @@ class _Training:
             self.reporter.say(f"resuming after round {self.trainer.rounds} of {self.options.rounds}")
         else:
             self._replay(collected)
-        self._publish()
+        with self.clock.part(self._version(), PUBLISH):  # the round is called as the version that plays it
+            self._publish()
         with (
             self.reporter.bars(),
             self.reporter.overall("train", self.options.rounds) as overall,
@@ -165,7 +168,8 @@ class _Training:
             warm_up = self.trainer.warm_up(collected)
         with self._showing("replay"):
             replay = self.trainer.replay(collected)
-        self._commit({"phase": "offline", "round": 0, "warm_up": warm_up, "replay": replay})
+        with self.clock.part(1, PUBLISH):
+            self._commit({"phase": "offline", "round": 0, "warm_up": warm_up, "replay": replay})
         explained = warm_up["critic"]["explained_variance"]
         self.reporter.say(
             f"offline: critic explains {_figure(explained)} of the variance; "
@@ -195,8 +199,11 @@ class _Training:
             metrics = self.trainer.update(episodes, older, keep if self.options.keep_advantages else None)
         for warning in metrics["warnings"]:
             self.reporter.say(f"round {number}: {warning}")
-        self._commit({"phase": "online", "round": number, "served": served, "staleness": staleness, **metrics})
-        self._publish()
+        line = {"phase": "online", "round": number, "served": served, "staleness": staleness, **metrics}
+        line["seconds"] = self.clock.finish(number, metrics["seconds"])
+        with self.clock.part(number + 1, PUBLISH):
+            self._commit(line)
+            self._publish()
         return self._say_round(number, episodes, metrics)
 
     def _rollouts(self, number: int) -> Callable[[], None]:
@@ -217,7 +224,8 @@ class _Training:
 
         def play() -> None:
             if remaining:
-                self.engine.run(remaining, title, self.options.trainer.reward)
+                with self.clock.part(number, ROLLOUT):
+                    self.engine.run(remaining, title, self.options.trainer.reward)
 
         return play
 
@@ -299,13 +307,14 @@ class _Training:
     def _say_round(self, number: int, episodes: Sequence[Trajectory], metrics: dict[str, Any]) -> str:
         rewards = [r for e in episodes if (r := e.team_reward(self.options.trainer.reward)) is not None]
         mean = sum(rewards) / len(rewards) if rewards else None
+        taken = [seconds for seconds in metrics["seconds"].values() if seconds is not None]
         nodes = "  ".join(
             f"{node}@{self._version()}: KL {_figure(agent.get('approx_kl'))} clip {_figure(agent.get('clipfrac'))}"
             for node, agent in metrics["agents"].items()
         )
         self.reporter.say(
             f"round {number}/{self.options.rounds}: reward {_figure(mean)} over {len(rewards)} episodes; "
-            f"{nodes}; update {metrics['seconds']:.0f} s; {self.options.rounds - number} rounds left"
+            f"{nodes}; update {sum(taken):.0f} s; {self.options.rounds - number} rounds left"
         )
         kls = [agent["approx_kl"] for agent in metrics["agents"].values() if agent.get("approx_kl") is not None]
         return f"reward {_figure(mean)}  KL {_figure(max(kls, default=None))}"

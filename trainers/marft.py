@@ -101,7 +101,8 @@ class MarftTrainer:
         data = data.only(lambda episode: not episode.truncated, "episode truncated, its return unknown")
         data = data.also_dropped(refused)
         critic = self.credit.warm_up(data)
-        return _result(started, data, {"critic": critic, "actions": len(data.items)})
+        fields = {"critic": critic, "actions": len(data.items)}
+        return _result(data, fields, time.perf_counter() - started)
 
     def replay(self, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         """Stored episodes to adapters, as `offline.mode` says; see `trainers.offline`.
@@ -122,7 +123,7 @@ class MarftTrainer:
         self.credit.forget()
         warnings = self._check_reality(agents) if options.mode != "off" else []
         fields = {"mode": options.mode, "agents": agents, "used": len(data.items), "warnings": warnings}
-        return _result(started, data, fields)
+        return _result(data, fields, time.perf_counter() - started)
 
     def draw_replay(self, stored: int, fresh: int) -> list[int]:
         """Which of `stored` older episodes join a round of `fresh` ones: as many as `replay.share` allows, at random.
@@ -153,7 +154,7 @@ class MarftTrainer:
 
         Returns:
             {"agents": {name: {...}}, "critic": see `Credit.estimate`, "order" (of adapters), "drops", "episodes",
-            "replayed" (episodes), "warnings", "seconds"}. Per agent: actions, tokens, those of
+            "replayed" (episodes), "warnings", "seconds" ({"score", "update"})}. Per agent: actions, tokens, those of
             `AdapterLearner.improve`, those of `Sampling`, advantage_mean and advantage_std (before
             normalisation), factor_mean (compounded ratio), lr, adapter_norm, adapter_moved. Agents that share an
             adapter share what is the adapter's. With update 'alternating' an agent whose turn it is not has its
@@ -167,7 +168,7 @@ class MarftTrainer:
         started = time.perf_counter()
         data = self._join(trajectories, replayed)
         if not data.items and FLAT in data.drops:
-            return self._nothing_learned(started, data)
+            return self._nothing_learned(data)
         if not data.items:
             reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(data.drops.items()))
             raise TrainError(f"no action of this round can be trained on: {reasons or 'there were no trajectories'}")
@@ -178,6 +179,7 @@ class MarftTrainer:
         estimate, fit_critics = self.credit.estimate(data)
         units = Units(data, self.options.granularity)
         normal = normalize_estimate(estimate, units.agents, self.options.normalization)
+        scored_at = time.perf_counter()
         learned = sweep(
             data, scored, units, normal, self.policies, self.options, self.rounds, self.generator, self._tick
         )
@@ -205,7 +207,8 @@ class MarftTrainer:
             "replayed": sum(episode.replayed for episode in data.episodes),
             "warnings": warnings,
         }
-        return _result(started, data.also_dropped(scored.refused), fields)
+        seconds = {"score": scored_at - started, "update": time.perf_counter() - scored_at}
+        return _result(data.also_dropped(scored.refused), fields, seconds)
 
     def _join(self, fresh: Sequence[Trajectory], replayed: Sequence[Trajectory]) -> Round:
         """Fresh and older episodes as one round; of the older ones what the gate lets through."""
@@ -227,7 +230,7 @@ class MarftTrainer:
             data = episodes_to_round([*data.episodes, *older.episodes[:most]], drops)
         return self.credit.informative(data) if self.options.skip_flat_groups else data
 
-    def _nothing_learned(self, started: float, data: Round) -> dict[str, Any]:
+    def _nothing_learned(self, data: Round) -> dict[str, Any]:
         """A round in which every group earned the same: it counts, and moves nothing."""
         self.rounds += 1
         fields = {
@@ -237,7 +240,7 @@ class MarftTrainer:
             "replayed": 0,
             "warnings": ["no group of this round can say what was better, so nothing was learned"],
         }
-        return _result(started, data, fields)
+        return _result(data, fields, {"score": None, "update": None})
 
     def _report(
         self,
@@ -327,6 +330,5 @@ def _tools_of(fresh: Sequence[Trajectory]) -> dict[str, str]:
     }
 
 
-def _result(started: float, data: Round, fields: dict[str, Any]) -> dict[str, Any]:
-    seconds = time.perf_counter() - started
+def _result(data: Round, fields: dict[str, Any], seconds: float | Mapping[str, float | None]) -> dict[str, Any]:
     return {**fields, "drops": data.drops, "episodes": len(data.episodes), "seconds": seconds}

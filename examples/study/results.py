@@ -116,7 +116,10 @@ def folder_to_result(
 def _update_seconds(line: Mapping[str, Any] | None) -> float | None:
     if line is None:
         return None
-    return float(line["seconds"] if "seconds" in line else line["warm_up"]["seconds"] + line["replay"]["seconds"])
+    if "seconds" not in line:  # the offline phase
+        return float(line["warm_up"]["seconds"] + line["replay"]["seconds"])
+    taken = [line["seconds"][part] for part in ("score", "update")]
+    return None if None in taken else float(sum(taken))
 
 
 def result_to_json(result: Result) -> dict[str, Any]:

@@ -1,9 +1,13 @@
-"""`python -m benchmarks [NAME]`: runs every bench or one, prints a table, writes runs/bench/latest.json."""
+"""`python -m benchmarks [NAME]`: runs every bench or one, prints a table, writes runs/bench/latest.json.
+
+A name may have stars, as in 'round_seconds*'.
+"""
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from fnmatch import filter as matching
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +17,7 @@ from benchmarks import (  # noqa: F401 - makes their benches known
     rollout_memory,
     rollout_reference,
     rollout_speed,
+    round_seconds,
     store_ingest,
     store_read,
     trace_overhead,
@@ -36,14 +41,14 @@ RESULTS = Path("runs/bench")
 def main(arguments: list[str]) -> int:
     """0; 1 when a bench failed, after the others have run; 2 when there is none of that name."""
     console = Console()
-    unknown = [name for name in arguments if name not in BENCHES]
+    unknown = [name for name in arguments if not matching(BENCHES, name)]
     if unknown:
         console.print(f"no bench is called {', '.join(unknown)}; there are: {', '.join(BENCHES)}", markup=False)
         return 2
     RESULTS.mkdir(parents=True, exist_ok=True)
     measured: dict[str, list[Measurement]] = {}
     failed = False
-    for name in arguments or list(BENCHES):
+    for name in dict.fromkeys(found for asked in arguments or ["*"] for found in matching(BENCHES, asked)):
         # On the disk of the results: the default for temporary files may be memory, where a sync costs nothing.
         with tempfile.TemporaryDirectory(dir=RESULTS, prefix=f".{name}-") as folder, console.status(name):
             try:

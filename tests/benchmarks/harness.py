@@ -8,9 +8,9 @@ latest figure of every bench that was ever run in that folder, and is never half
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -31,6 +31,7 @@ class Measurement:
     unit: str
     baseline: float
     ratio: float  # of the work with what is measured to the work without
+    parts: Mapping[str, float] = field(default_factory=dict)  # what `value` is the sum of, where that is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class Figure:
     unit: str
     baseline: float
     ratio: float
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 Bench = Callable[[Path], Iterator[Measurement]]
@@ -63,31 +65,37 @@ def bench_to_measurements(function: Bench, folder: Path) -> list[Measurement]:
 
 
 def measurements_to_figure(name: str, measured: list[Measurement]) -> Figure:
-    """Means of value, baseline and ratio."""
+    """Means of value, baseline, ratio and parts."""
     return Figure(
         name,
         fmean(one.value for one in measured),
         measured[0].unit,
         fmean(one.baseline for one in measured),
         fmean(one.ratio for one in measured),
+        {part: fmean(one.parts[part] for one in measured) for part in measured[0].parts},
     )
 
 
 def figures_to_file(figures: list[Figure], path: Path) -> None:
-    """Puts the figures into the file, in place of those of the same name; the others stay."""
+    """Puts the figures into the file, in place of those of the same name; the others stay. No parts, no key."""
     before = json.loads(path.read_text()) if path.exists() else []
     new = {figure.name: asdict(figure) for figure in figures}
+    for known in new.values():
+        if not known["parts"]:
+            del known["parts"]
     merged = {known["name"]: known for known in before} | new
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(list(merged.values()), indent=2) + "\n")
 
 
 def print_figures(console: Console, measured: dict[str, list[Measurement]]) -> None:
-    """A table; `spread` is the distance between the two measurements."""
+    """A table; `spread` is the distance between the two measurements. Parts stand below what they sum to."""
     table = Table("bench", "value", "unit", "baseline", "ratio", "spread")
     for name, each in measured.items():
         figure = measurements_to_figure(name, each)
         spread = max(one.value for one in each) - min(one.value for one in each)
         numbers = (f"{figure.value:.4g}", figure.unit, f"{figure.baseline:.4g}", f"{figure.ratio:.4g}", f"{spread:.2g}")
         table.add_row(name, *numbers)
+        for part, value in figure.parts.items():
+            table.add_row(f"  {part}", f"{value:.4g}")
     console.print(table)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -61,9 +61,8 @@ def _collected() -> list[tuple[Memory, Memory]]:
 def _run_to_memory(folder: Path) -> tuple[Memory, Memory]:
     config = folder / "bench.toml"
     model_dir = bench_model().resolve()
-    config.write_text(
-        _toml(bench_config(folder, model_dir, EPISODES, IN_FLIGHT).model_dump(mode="json", exclude_unset=True))
-    )
+    content = bench_config(folder, model_dir, EPISODES, IN_FLIGHT).model_dump(mode="json", exclude_unset=True)
+    config.write_text(content_to_toml(content))
     command = [sys.executable, "-m", "marft_bridge", "collect", "--config", str(config)]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     ready = threading.Event()
@@ -115,8 +114,9 @@ def _mib_of(process: int) -> float:
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:")), 0.0)
 
 
-def _toml(content: dict[str, Any]) -> str:
-    """Plain values first, then tables: what a configuration of this depth needs."""
+def content_to_toml(content: Mapping[str, Any], above: str = "") -> str:
+    """A bridge.toml without arrays of tables: plain values first, then tables."""
     plain = [f"{name} = {json.dumps(value)}" for name, value in content.items() if not isinstance(value, dict)]
-    tables = [f"[{name}]\n{_toml(value)}" for name, value in content.items() if isinstance(value, dict)]
+    inner = [(f"{above}{name}", value) for name, value in content.items() if isinstance(value, dict)]
+    tables = [f"[{name}]\n{content_to_toml(value, f'{name}.')}" for name, value in inner]
     return "\n".join([*plain, *tables, ""])
