@@ -25,6 +25,7 @@ PROGRAM = "marft-bridge"
 _FENCE = re.compile(r"( *)(`{3,})(.*)")
 _NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
 _INDENTED = re.compile(rf"^ {{4}}({PROGRAM} .+)$", re.MULTILINE)
+_SET_IN = re.compile(rf"^ {{4}}((?:{PROGRAM}|make|ray) .+)$", re.MULTILINE)
 _INLINE = re.compile(rf"`+({PROGRAM} [^`]+)`+")
 _PLACEHOLDERS = ("...", "…")
 
@@ -83,11 +84,23 @@ def snippets() -> tuple[Snippet, ...]:
 
 def page_to_commands(text: str) -> Iterator[tuple[str, bool]]:
     """The commands of ours outside fenced blocks, and whether each is whole or only mentioned."""
-    outside = re.sub(r"^ *(`{3,}).*?^ *\1 *$", "", text, flags=re.DOTALL | re.MULTILINE)
+    outside = _outside_blocks(text)
     for line in _INDENTED.findall(outside):
         yield line, True
     for mention in _INLINE.findall(outside):
         yield " ".join(mention.split()), False
+
+
+def _outside_blocks(text: str) -> str:
+    return re.sub(r"^ *(`{3,}).*?^ *\1 *$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def shown_commands(page: str) -> list[str]:
+    """The lines of shell that a page shows, without their comments: those in blocks, then those that are set in."""
+    blocks = [snippet.text for snippet in snippets() if snippet.page == page and snippet.kind == "sh"]
+    lines = [line for text in blocks for line in text.splitlines()]
+    lines += _SET_IN.findall(_outside_blocks((ROOT / page).read_text()))
+    return [said for line in lines if (said := line.split(" #")[0].strip())]
 
 
 def line_to_words(line: str) -> list[str]:

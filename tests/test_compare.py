@@ -6,6 +6,7 @@
 - The teams between base and candidate run once, and neither of the two is run twice.
 - Resuming runs what is missing, and nothing else; another plan is refused.
 - An episode that fails takes its pair out and is counted.
+- The reward that is trained on decides where nobody said which does, and none has the default's name.
 - The exit code says whether a condition holds.
 """
 
@@ -20,12 +21,16 @@ from typing import Any
 
 import pytest
 from compare_rig import NODES, Lab, lab_in, save_model
+from growth_rig import fill
 
 from marft_bridge import cli
 from marft_bridge.app import split_tasks
 from marft_bridge.comparison.command import Flags
+from marft_bridge.comparison.episodes import with_known_metric
 from marft_bridge.comparison.records import Report
 from marft_bridge.errors import ConfigError, GraphError
+from trace_store.records import Reward
+from trace_store.store import TraceStore
 
 BEFORE = {"name": "before"}
 AFTER = {"name": "after", "adapters": "newest"}
@@ -52,6 +57,20 @@ def tooled(model: BaseChatModel):
 def lab(tmp_path: Path) -> Iterator[Lab]:
     with lab_in(tmp_path) as found:
         yield found
+
+
+@pytest.mark.parametrize(
+    ("given", "decides"),
+    [((), "correct"), (("reward",), "reward"), (("correct", "reward"), "correct"), (("other",), "correct")],
+)
+def test_the_reward_that_is_trained_on_decides_where_none_is_called_correct(
+    lab: Lab, given: tuple[str, ...], decides: str
+) -> None:
+    path = lab.run / "store.duckdb"
+    fill(path, [[Reward("e1", name, 1.0, "a:r", 1) for name in given]])
+    with TraceStore.open(path) as store:
+        assert with_known_metric(lab.config(), store).compare.metric == decides
+        assert with_known_metric(lab.config(metric="other"), store).compare.metric == "other"
 
 
 def test_three_variants_and_another_graph_run_next_to_each_other_with_one_seed(lab: Lab) -> None:

@@ -4,7 +4,7 @@
   store.
 - Shell is well-formed; commands of ours are parsed by the real command line, wherever on a page they stand; targets of
   make, modules and programs exist.
-- The way of a new user (docs/start.md) is walked from top to bottom.
+- test_snippets_run.py runs the commands.
 - What is not run says why, and there is little of it.
 """
 
@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compare_rig import save_model
 from fake_vllm import FakeVllm, running
 from growth_rig import fill
 from langchain_openai import ChatOpenAI
@@ -52,12 +51,13 @@ OUTPUT = {"text", "json", "diff"}
 # Pages whose Python a test of their own runs, as it needs more than a folder.
 RUN_BY_THEIR_TEST = {
     "README.md": "test_readme.py",
+    "docs/start.md": "test_snippets_run.py",
     "docs/store.md": "test_store_page.py",
     "docs/training.md": "test_training_page.py",
     "docs/wrapping.md": "test_wrapping_page.py",
     "docs/tasks.md": "test_tasks_page.py",
 }
-RUN_BELOW = {"docs/start.md", "docs/serving.md"}
+RUN_BELOW = {"docs/serving.md"}
 # What stands before and after the Python of a page, so that it runs and is seen to do what the page says.
 AROUND = {
     "docs/recording.md": (
@@ -312,50 +312,6 @@ def test_commands_that_look_into_a_store_or_change_it_run_as_they_are_written(
             assert store.counts()["episodes"] == 0  # both are years old
         with TraceStore.open(Path("other.duckdb")) as store:
             assert store.counts()["episodes"] == 2
-
-
-# The way of a new user
-
-
-def test_the_first_five_minutes_work_as_they_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    shown = [found for found in snippets() if found.page == "docs/start.md"]
-    for found in shown:
-        if found.kind == "python":
-            name, _ = found.text.removeprefix("# ").split("\n", 1)
-            Path(name).write_text(found.text)
-    assert {path.name for path in tmp_path.iterdir()} == {"my_app.py", "record.py"}
-    said = {}
-    for line in [line for found in shown if found.kind == "sh" for line in lines_of(found)]:
-        words = line_to_words(line)
-        if words[0] == PROGRAM and words[1] in ("traces", "init"):
-            assert cli.run(words[1:]) == 0
-            said[words[1]] = capsys.readouterr().out
-        elif words[0] == "python":
-            said[words[1]] = run([sys.executable, *words[1:]], tmp_path)
-    (printed,) = [found.text for found in shown if found.kind == "text"]
-    assert said["record.py"] == printed
-    assert [line for line in said["traces"].splitlines() if "planner" in line or "writer" in line]
-    (configured,) = [found.text for found in shown if found.kind == "toml"]
-    assert tomllib.loads(Path("bridge.toml").read_text()) == tomllib.loads(configured)
-    collect_as_shown()
-
-
-def collect_as_shown() -> None:
-    """`collect` as the page starts it, on a stand-in for the model and its server, which sees what the graph gets."""
-    model, path = save_model(Path("model")), Path("bridge.toml")
-    with running(FakeVllm()) as server:
-        config = path.read_text().replace('path = "smollm2-135m"', f'path = "{model}"')
-        path.write_text(f'{config}\n[serve]\nattach = "{server.url}"\n')
-        assert cli.run(["collect", "--config", "bridge.toml", "--episodes", "4"]) == 0
-        prompts = [message["content"] for body in server.asked for message in body["messages"]]
-    assert len(prompts) == 8
-    assert all("What is" in prompt for prompt in prompts)
-    with TraceStore.open(Path("runs/my_app/store.duckdb")) as store:
-        rewards = [trajectory.team_reward("reward") for trajectory in store.trajectories()]
-    assert rewards == [0.0] * 4  # the stand-in answers with its name, which is no number
 
 
 def test_every_page_is_looked_at() -> None:

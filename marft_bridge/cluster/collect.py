@@ -1,7 +1,8 @@
 """`marft-bridge collect --engine ray`: the same requests as on one machine, run by workers on a Ray cluster.
 
-Invariants: a cluster that this command started ends with it; nothing is reported to Ray's makers; an installation
-without Ray is told what to install. Ray is imported here only, and nothing but `collect` needs it.
+Invariants: a cluster that this command started ends with it, and one that was there stays; nothing is reported to
+Ray's makers; an installation without Ray is told what to install. Ray is imported here only, and nothing but `collect`
+needs it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import math
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +22,7 @@ from marft_bridge.app import App
 from marft_bridge.cluster.driver import Driver
 from marft_bridge.cluster.filing import Filing
 from marft_bridge.cluster.messages import Assignment, agreement
-from marft_bridge.cluster.options import RayOptions
+from marft_bridge.cluster.options import AUTO, RayOptions, address_to_place
 from marft_bridge.cluster.worker import endpoint_to_options
 from marft_bridge.config import BridgeConfig
 from marft_bridge.errors import ClusterError, ConfigError
@@ -32,6 +34,8 @@ from marft_bridge.tally import Tally
 from trace_store.journal import Journal
 
 _LOOPBACK = "127.0.0.1"
+_REACH_S = 5.0  # for a cluster's address to answer
+_NOT_PART = "No node info found"  # Ray's words where this machine runs none of the cluster's nodes
 # Ray keeps large arguments in shared memory; a report is at most some megabytes.
 _OBJECT_STORE = 128 * 2**20
 # Not sent to the workers with `ray.working_dir`, besides what .gitignore names: large, private, or no part of an app.
@@ -43,6 +47,7 @@ def refuse_unusable(config: BridgeConfig) -> None:
 
     Raises:
         ConfigError: Ray is not installed, or a setting contradicts `collect.engine = "ray"`.
+        ClusterError: nothing answers at `ray.address`.
     """
     _imported(config.ray.address)
     if config.serve.attach is not None:
@@ -52,6 +57,19 @@ def refuse_unusable(config: BridgeConfig) -> None:
     folder = config.ray.working_dir
     if folder is not None and not Path(folder).is_dir():
         raise ConfigError(f"ray.working_dir: there is no folder {folder!r}")
+    if config.ray.address not in (None, AUTO):
+        _refuse_unreachable(config.ray.address)
+
+
+def _refuse_unreachable(address: str) -> None:
+    """Ray itself would try for long, and then not say why."""
+    try:
+        socket.create_connection(address_to_place(address), timeout=_REACH_S).close()
+    except OSError as error:
+        raise ClusterError(
+            f"ray.address: nothing answers at {address} ({error.strerror or error}); is the cluster up, and is this "
+            "the address that `ray start --head` showed?"
+        ) from error
 
 
 def requests_on_ray(
@@ -133,8 +151,7 @@ def connected(options: RayOptions) -> Iterator[Any]:
         with _own_signals():
             ray.init(**how, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, OSError, RuntimeError, TimeoutError, ValueError, ray.exceptions.RayError) as error:
-        where = options.address or "on this machine"
-        raise ClusterError(f"no Ray cluster {where}: {' '.join(str(error).split())[:300]}") from error
+        raise ClusterError(_why_not_connected(options.address, error)) from error
     try:
         if options.address is None and (at := ray.util.get_node_ip_address()) != _LOOPBACK:
             raise ClusterError(
@@ -143,6 +160,16 @@ def connected(options: RayOptions) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _why_not_connected(address: str | None, error: BaseException) -> str:
+    """Ray's error, and what that one came from, in one line."""
+    reasons = [" ".join(str(each).split())[:300] for each in (error, error.__cause__) if each is not None]
+    where = "on this machine" if address is None else f"at {address}"
+    said = f"no Ray cluster {where}: {': '.join(reasons)}"
+    if _NOT_PART in said:
+        said += "; this machine is no part of it: start the command on one that is, or `ray start --address` here first"
+    return said
 
 
 @contextmanager

@@ -44,7 +44,9 @@ class _Hand:
     have: int = 0  # bytes of its journal that are on this machine's disk
     held: dict[Key, EpisodeRequest] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
+    met: bool = False  # it has answered: its process is there
     working: bool = False
+    late: bool = False
     losses: str = ""
 
 
@@ -70,7 +72,10 @@ class Driver:
         self._ray, self._options, self._assign, self._filing, self._say = ray, options, assign, filing, say
         self._held_at_most = in_flight + max(1, in_flight // 4)
         self._actor_of = ray.remote(Worker).options(
-            num_cpus=options.cpus_per_worker, num_gpus=options.gpus_per_worker, max_restarts=0
+            num_cpus=options.cpus_per_worker,
+            num_gpus=options.gpus_per_worker,
+            max_restarts=0,
+            scheduling_strategy="SPREAD",  # Ray's default fills half of one machine before it takes the next
         )
         self._hands: list[_Hand] = []
         self._gone = Tally()  # of workers that died
@@ -138,19 +143,25 @@ class Driver:
 
     def _report(self, hand: _Hand) -> Report | str:
         """What a worker answered, or why it never will."""
+        known = self._ray.exceptions
         try:
             report: Report = self._ray.get(hand.asked)
-        except self._ray.exceptions.RayActorError as error:
-            if isinstance(error, self._ray.exceptions.ActorUnschedulableError):
-                raise ClusterError(f"{hand.name}: {_first_line(error)}") from error
-            return f"died: {_first_line(error)}"
-        except self._ray.exceptions.RayError as error:  # such as a working_dir that cannot be unpacked, or other code
-            raise ClusterError(f"{hand.name}: {_first_line(error)}") from error
+        except known.RayActorError as error:
+            if error.actor_init_failed:  # it would elsewhere, too
+                raise ClusterError(
+                    f"{hand.name} could not be made where Ray put it: {_last_line(error)}; every machine of the "
+                    "cluster needs marft-bridge and what the app imports, in the Python that Ray was started with"
+                ) from error
+            return f"died: {_reason(error)}"
+        except (known.ObjectLostError, known.NodeDiedError) as error:  # its answer lay on the machine that is gone
+            return f"died: {_reason(error)}"
+        except known.RayError as error:  # such as a working_dir that cannot be unpacked, or no machine that is fit
+            raise ClusterError(f"{hand.name}: {_reason(error)}") from error
         return report
 
     def _settle(self, hand: _Hand, report: Report) -> None:
         """After its lines are on the disk: counts what ended, and asks on."""
-        hand.have, hand.tally, hand.losses = report.end, report.tally, report.losses
+        hand.have, hand.tally, hand.losses, hand.met = report.end, report.tally, report.losses, True
         for key in report.ended:
             if hand.held.pop(key, None) is not None:
                 self.done += 1
@@ -198,13 +209,19 @@ class Driver:
             self._hire()
 
     def _check_starting(self) -> None:
+        """Whoever is too late ends the command, unless others work: a cluster may have lost the place for one."""
         for hand in self._hands:
-            if not hand.working and time.monotonic() - hand.hired > self._options.start_timeout_s:
-                raise ClusterError(
-                    f"{hand.name} could not run episodes after {self._options.start_timeout_s:g} s "
-                    f"(ray.start_timeout_s); the cluster has {self._resources()}, a worker asks for "
-                    f"{self._options.cpus_per_worker:g} CPUs and {self._options.gpus_per_worker:g} GPUs"
-                )
+            if hand.working or hand.late or time.monotonic() - hand.hired <= self._options.start_timeout_s:
+                continue
+            why = (
+                f"{hand.name} could not run episodes after {self._options.start_timeout_s:g} s "
+                f"(ray.start_timeout_s); the cluster has {self._resources()}, a worker asks for "
+                f"{self._options.cpus_per_worker:g} CPUs and {self._options.gpus_per_worker:g} GPUs"
+            )
+            if not any(other.working for other in self._hands):
+                raise ClusterError(why)
+            hand.late = True
+            self._say(f"{why}; the others go on without it")
 
     def _resources(self) -> str:
         free, all_there = self._ray.available_resources(), self._ray.cluster_resources()
@@ -213,7 +230,7 @@ class Driver:
         )
 
     def _dismiss_all(self) -> None:
-        stopping = [hand.actor.stop.remote() for hand in self._hands]
+        stopping = [hand.actor.stop.remote() for hand in self._hands if hand.met]  # others have nothing to tidy up
         if stopping:
             self._ray.wait(stopping, num_returns=len(stopping), timeout=_STOP_S)
         for hand in self._hands:
@@ -252,5 +269,12 @@ def interrupts_noted() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def _reason(error: BaseException) -> str:
+    """What Ray says, without the numbers by which it knows an actor, which stand in lines that are set in."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("\t")]
+    return " ".join(lines)[:300] or type(error).__name__
+
+
+def _last_line(error: BaseException) -> str:
+    """Of a traceback: the error itself."""
+    return [line.strip() for line in str(error).splitlines() if line.strip()][-1]

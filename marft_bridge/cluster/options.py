@@ -5,7 +5,20 @@ Invariant: every key does something, and a value that cannot work is refused whe
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+import re
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+AUTO = "auto"
+_HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
+
+
+def address_to_place(address: str) -> tuple[str, int]:
+    """`HOST:PORT`, or `[IPV6]:PORT` -> host and port. Raises ValueError."""
+    found = _HOST_AND_PORT.fullmatch(address)
+    if found is None or not 0 < int(found[2]) < 2**16:
+        raise ValueError(f"{address!r} is not of the form HOST:PORT")
+    return found[1].strip("[]"), int(found[2])
 
 
 class RayOptions(BaseModel):
@@ -13,8 +26,9 @@ class RayOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    address: str | None = Field(None, min_length=1)
-    """Of a cluster that runs ("auto" finds the one of this machine); None: one on this machine, for this command."""
+    address: str | None = None
+    """HOST:PORT of a cluster that runs and that this machine is part of ("auto" finds it); None: one on this machine,
+    for this command."""
     workers: int = Field(2, ge=1)
     """Collectors. Each is a process, and one that dies is replaced."""
     in_flight: int | None = Field(None, ge=1)
@@ -33,6 +47,22 @@ class RayOptions(BaseModel):
     into the folder that the command runs in, which must be there under the same path."""
     start_timeout_s: float = Field(600.0, gt=0)
     """Seconds in which a worker must be able to run episodes, its place in the cluster and its server included."""
+
+    @field_validator("address")
+    @classmethod
+    def _address_is_that_of_a_cluster(cls, address: str | None) -> str | None:
+        if address is None or address == AUTO:
+            return address
+        if "://" in address:
+            raise ValueError(
+                f"{address!r} is that of Ray's client, which is not supported: start the command on a machine of the "
+                "cluster, and give HOST:PORT or 'auto'"
+            )
+        try:
+            address_to_place(address)
+        except ValueError as error:
+            raise ValueError(f"{error}, as `ray start --head` shows it; or give 'auto'") from None
+        return address
 
     @model_validator(mode="after")
     def _options_fit_together(self) -> RayOptions:

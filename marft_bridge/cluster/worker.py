@@ -22,7 +22,7 @@ from rich.console import Console
 from marft_bridge.cluster.messages import Assignment, Key, Report, agreement, disagreements
 from marft_bridge.config import BridgeConfig
 from marft_bridge.engine import load_app, model_directory, served_modules
-from marft_bridge.errors import USER_ERRORS, ClusterError, ServingError
+from marft_bridge.errors import USER_ERRORS, ClusterError, GraphError, ServingError
 from marft_bridge.plan import EpisodeRequest
 from marft_bridge.progress import Reporter
 from marft_bridge.rollouts import Collector, Job
@@ -42,8 +42,6 @@ class Worker:
 
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
-        if assignment.folder is not None:
-            os.chdir(assignment.folder)
         self._scratch = RunFolder(Path(tempfile.mkdtemp(prefix="marft-worker-")))
         self._news = threading.Condition()  # guards what follows
         self._phase, self._losses = "starting", ""
@@ -148,8 +146,9 @@ class Worker:
         """The user's app on its served model, as the driver configured it."""
         assignment, silent = self._assignment, Reporter(Console(quiet=True))
         self._config = config = BridgeConfig.model_validate(dict(assignment.config))
-        app = load_app(config)
-        model_dir = model_directory(config, silent.say)
+        with _there_as_here(assignment.folder):
+            app = load_app(config)
+            model_dir = model_directory(config, silent.say)
         model = ServedModel(config, model_dir, self._scratch.adapters)
         if wrong := disagreements(assignment.agreed, agreement(config, model.lineage["base"])):
             raise ClusterError("; ".join(wrong) + "; give every machine of the cluster what this one has")
@@ -191,6 +190,30 @@ class _Inbox:
 
     async def __anext__(self) -> Job:
         return self._collector, await self._queue.get(), self._tally
+
+
+@contextmanager
+def _there_as_here(folder: str | None) -> Iterator[None]:
+    """In the folder, whatever is missing on this machine is said to be missing here: the driver has it.
+
+    Args:
+        folder: None where Ray has put this process into the folder that was sent.
+    """
+    try:
+        if folder is not None:
+            os.chdir(folder)
+    except OSError as error:
+        raise ClusterError(
+            f"cannot work in {folder!r}, the folder of the command: {error.strerror}; have it on this machine under "
+            "the same path, or send a folder with ray.working_dir"
+        ) from error
+    try:
+        yield
+    except (GraphError, ServingError) as error:
+        raise type(error)(
+            f"{error} (looked for in {str(Path.cwd())!r}; the command's machine has it: install it on this one, share "
+            "the folder, or send one with ray.working_dir)"
+        ) from error
 
 
 def endpoint_to_options(config: BridgeConfig, endpoint: str) -> ServeOptions:

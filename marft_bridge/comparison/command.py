@@ -24,6 +24,7 @@ from marft_bridge.comparison.episodes import (
     follow_plan,
     refuse_other_plan,
     stored_scores,
+    with_known_metric,
 )
 from marft_bridge.comparison.figures import Around, episodes_to_report
 from marft_bridge.comparison.kl import adapters_to_kl
@@ -89,6 +90,7 @@ def compare(config: BridgeConfig, reporter: Reporter, resume: bool, flags: Flags
     apps = {team.on.key: _app_of(config, app, team) for team in lineup.all}
     with folder.held_by("compare"):
         with store_up_to_date(folder, reporter) as store:
+            config = with_known_metric(config, store)
             plan = config_to_plan(config, numbered_run_id(store, "compare", resume), lineup, app.heldout_tasks)
             _refuse_leaks(store, plan)
             refuse_other_plan(store, plan)

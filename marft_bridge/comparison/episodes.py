@@ -85,6 +85,18 @@ class Progress:
         return max(self.tasks.values(), default=0)
 
 
+def with_known_metric(config: BridgeConfig, store: TraceStore) -> BridgeConfig:
+    """Has the reward that is trained on decide, where nobody said which one does and none has the default's name.
+
+    What a function of the app gives is known only from what it gave before: the rewards in the store.
+    """
+    options, trained = config.compare, config.train.trainer.reward
+    known = {name for (name,) in store.sql("SELECT DISTINCT name FROM episode_reward")}
+    if "metric" in options.model_fields_set or options.metric in known or trained not in known:
+        return config
+    return config.model_copy(update={"compare": options.model_copy(update={"metric": trained})})
+
+
 def config_to_plan(config: BridgeConfig, run_id: str, lineup: Lineup, heldout: Sequence[dict[str, Any]]) -> Plan:
     """`[compare]` and the held-out tasks into what is run.
 

@@ -88,8 +88,8 @@ class CompareOptions(_Options):
     temperature: float | None = Field(None, gt=0)
     """Sampling temperature; None takes that of [sampling]."""
     metric: str = "correct"
-    """The episode reward that decides; more is better. Where rewards are declared, and none is called `correct`, the
-    one that is trained on decides unless this is said."""
+    """The episode reward that decides; more is better. Where none of the app's rewards is called `correct`, the one
+    that is trained on decides unless this is said."""
     variants: tuple[VariantOptions, ...] = ()
     """What is compared; none: every node's version 0 with its newest, or as --before and --after say."""
     mixed_teams: Literal["auto", "off"] = "auto"

@@ -59,8 +59,8 @@ def listen(
         ) from None
     with receiver:
         threading.Thread(target=receiver.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
-        _say_how_to_send(receiver.port, token if token_env is None else None, reporter)
-        with suppress(KeyboardInterrupt):
+        with suppress(KeyboardInterrupt):  # from the moment that it listens
+            _say_how_to_send(receiver.port, token if token_env is None else None, reporter)
             while True:
                 time.sleep(LOOK_EVERY_S)
                 session.settle(time.monotonic() - quiet_s)
