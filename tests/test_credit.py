@@ -44,6 +44,7 @@ class TokenIsFeature:
     """Stands in for a base model where hidden states must be known: the hidden state is [token id / 10]."""
 
     width = 1
+    packs = True
 
     def __init__(self) -> None:
         self.passes: list[tuple[int, ...]] = []

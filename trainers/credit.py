@@ -26,9 +26,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from trainers.advantages import BASELINE, Estimate
-from trainers.batch import Round
+from trainers.batch import ActionItem, Round
 from trainers.config import TrainerOptions
 from trainers.gae import Floats, adaptive_lambda, vtrace_along_dependencies
 from trainers.group_estimators import (
@@ -87,6 +88,11 @@ class Credit:
     def forget(self) -> None:
         """Frees the cached features; the next round has other observations."""
         self._team.forget()
+
+    def note(self, item: ActionItem, features_SH: Tensor) -> None:
+        """Hidden states of the base model before each sampled token of an action; `estimate` need not ask for them."""
+        if self.options.estimator == "gae":
+            self._team.note(item, features_SH, self._by_token)
 
     def warm_up(self, data: Round) -> dict[str, Any]:
         """Critic pre-training on the returns of terminated episodes, see `TeamCritics.warm_up`.

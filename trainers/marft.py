@@ -175,7 +175,7 @@ class MarftTrainer:
         if self.policies.workers.count > 1:
             self.policies.workers.check_same("the round's tokens and the adapters", self._digest(data))
         order = update_order(data, self.policies, self.options, self.rounds, self.generator)
-        scored = score_round(data, order, self.policies, self.options, self._tick)
+        scored = score_round(data, order, self.policies, self.options, self._tick, self.credit.note)
         estimate, fit_critics = self.credit.estimate(data)
         units = Units(data, self.options.granularity)
         normal = normalize_estimate(estimate, units.agents, self.options.normalization)

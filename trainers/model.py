@@ -122,6 +122,11 @@ class PolicyModel:
         """As `logprobs`, and the entropy of the distribution that each token was drawn from, both shape [T]."""
         return hidden_to_logprobs_and_entropy(*self._head_inputs(adapter, batch))
 
+    def logprobs_and_features(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """As `logprobs` by the reference policy, and the hidden states that it read: `features_at` those columns."""
+        inputs = self._head_inputs(None, batch)
+        return hidden_to_logprobs(*inputs), inputs[0].float().cpu()
+
     def word_counts(self, sequences: Sequence[tuple[int, ...]]) -> list[int]:
         """How many words, split at white space, the text of each token sequence has; at least 1.
 

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
 
-from trainers.batch import Round
+from trainers.batch import ActionItem, Round
 from trainers.config import TrainerOptions
 from trainers.errors import TrainError
+from trainers.microbatch import items_to_microbatches
 from trainers.model import Tick
 from trainers.policies import Policies
 from trainers.reality import logprob_gap
@@ -34,6 +36,7 @@ class ScoredRound:
 
     rows_of: Mapping[str, list[int]]  # adapter -> positions of its actions, in the order of the updates
     old_T: Sequence[Tensor]  # by position; empty for actions of other adapters
+    reference_T: Sequence[Tensor] | None  # by the base model, likewise; None without a KL penalty
     sampling: Mapping[str, Sampling]  # by agent
     refused: Mapping[str, int]  # replayed actions that were left out, by reason
 
@@ -44,8 +47,15 @@ def score_round(
     policies: Policies,
     options: TrainerOptions,
     tick_of: Callable[[str, int], Tick],
+    note: Callable[[ActionItem, Tensor], None] = lambda _item, _features_SH: None,
 ) -> ScoredRound:
     """log pi_old of the actions of some adapters, what may be learned from, and how engine and trainer differ.
+
+    And what the base models say of what may be learned from, where a KL penalty asks for it.
+
+    Args:
+        note: told what a pass of the base model saw by the way: its hidden states before each sampled token of an
+            action, which critics read too; see `PolicyModel.features_at`.
 
     Raises:
         TrainError: engine and trainer score fresh actions differently.
@@ -53,7 +63,10 @@ def score_round(
     rows_of = {name: data.of(policies.adapters[name].agents) for name in order}
     old_T, sampling = _old_logprobs(data, rows_of, policies, options, tick_of)
     kept, refused = _gate_rows(data, rows_of, old_T, options)
-    return ScoredRound(kept, old_T, sampling, refused)
+    reference_T = None
+    if options.kl_coef > 0:
+        reference_T = _reference_logprobs(data, kept, policies, options, tick_of, note)
+    return ScoredRound(kept, old_T, reference_T, sampling, refused)
 
 
 def _old_logprobs(
@@ -90,6 +103,42 @@ def _old_logprobs(
             for i, logp_T in ours_T.items():
                 old_T[i] = logp_T
     return old_T, sampling
+
+
+@torch.no_grad()
+def _reference_logprobs(
+    data: Round,
+    rows_of: Mapping[str, Sequence[int]],
+    policies: Policies,
+    options: TrainerOptions,
+    tick_of: Callable[[str, int], Tick],
+    note: Callable[[ActionItem, Tensor], None],
+) -> list[Tensor]:
+    """The log-probs of actions by their base models, each shape [T of the action].
+
+    With adapters off the agents of a base are one model, so their actions go through it together. Where rows cannot be
+    packed each adapter's go by themselves: such passes share only what all of their rows begin with.
+    """
+    reference_T: list[Tensor] = [torch.empty(0)] * len(data.items)
+    for model in policies.models.values():
+        parts = [list(rows) for name, rows in rows_of.items() if policies.learners[name].model is model]
+        tick = tick_of("reference", sum(map(len, parts)))
+        for rows in [list(chain.from_iterable(parts))] if model.packs else parts:
+            items = [data.items[i] for i in rows]
+            budget, workers = options.tokens_per_microbatch, policies.workers
+            scored: list[tuple[int, Tensor]] = []
+            for batch in workers.mine(items_to_microbatches(items, budget, None, model.rows_to_groups)):
+                logp_T, features_TH = model.logprobs_and_features(batch)
+                lengths = list(batch.lengths)
+                scored += zip(batch.items, torch.split(logp_T, lengths), strict=True)
+                if workers.count == 1:  # else each process would know others, and their critics part by rounding
+                    for i, features_SH in zip(batch.items, torch.split(features_TH, lengths), strict=True):
+                        note(items[i], features_SH)
+                tick(len(batch.items))
+            gathered = workers.gather(scored, [len(item.sampled_ids) for item in items], model.device)
+            for i, logp_T in zip(rows, gathered, strict=True):
+                reference_T[i] = logp_T
+    return reference_T
 
 
 def _check_engine(

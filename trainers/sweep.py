@@ -85,7 +85,7 @@ def sweep(
         learner = policies.learners[name]
         before = learner.snapshot()
         rate = learner.set_rate(rate_factor(policies.adapters[name].schedule, rounds))
-        given = _to_adapter_round(name, rows, data, scored.old_T, units, normal, factor_A, policies, options, tick_of)
+        given = _to_adapter_round(name, rows, data, scored, units, normal, factor_A, policies, options)
         improved = learner.improve(given, generator, tick_of(f"update {name}", len(rows) * options.epochs))
         factor = float(factor_A[rows].mean()) if rows else None
         learned[name] = {**improved, "lr": rate, "factor_mean": factor, **learner.movement(before)}
@@ -101,26 +101,21 @@ def _to_adapter_round(
     name: str,
     rows: Sequence[int],
     data: Round,
-    old_T: Sequence[Tensor],
+    scored: ScoredRound,
     units: Units,
     normal: Estimate,
     factor_A: Tensor,
     policies: Policies,
     options: TrainerOptions,
-    tick_of: Callable[[str, int], Tick],
 ) -> AdapterRound:
-    learner, device = policies.learners[name], policies.learners[name].model.device
-    items = [data.items[i] for i in rows]
-    reference = None
-    if options.kl_coef > 0:
-        reference = learner.logprobs(items, True, tick_of(f"reference {name}", len(rows)))
+    device, reference_T = policies.learners[name].model.device, scored.reference_T
     positive = [data.episodes[data.episode_A[i]].reward >= options.nll_threshold for i in rows]
     sources = {source: part_U for source, part_U in normal.by_source.items() if source != BASELINE}
     return AdapterRound(
-        items=items,
+        items=[data.items[i] for i in rows],
         episode_A=[data.episode_A[i] for i in rows],
-        old_T=[old_T[i] for i in rows],
-        reference_T=reference,
+        old_T=[scored.old_T[i] for i in rows],
+        reference_T=None if reference_T is None else [reference_T[i] for i in rows],
         advantage_U=units.split(normal.advantage_U, rows, device),
         factor_A=factor_A[list(rows)].to(device),
         positive_A=torch.tensor(positive, dtype=torch.float32, device=device),

@@ -16,6 +16,7 @@ Shapes: _A one entry per action of the round; `values[i]` one entry per observat
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainers.batch import Round
+from trainers.batch import ActionItem, Round
 from trainers.config import TrainerOptions
 from trainers.critic import Critic
 from trainers.gae import Floats
@@ -32,6 +33,7 @@ from trainers.losses import explained_variance
 from trainers.model import PolicyModel, Tick
 
 _Asked = tuple[str, tuple[int, ...], range]  # agent, token sequence, columns
+_Wanted = tuple[int, tuple[int, ...], range]  # id of the base model, token sequence, columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +92,18 @@ class TeamCritics:
             key: Critic(self._model_of[group[0]].width, len(group), options.critic, _seed(seed, key))
             for key, group in self.agents_of.items()
         }
-        self._features: dict[tuple[int, tuple[int, ...], range], Tensor] = {}
+        self._features: dict[_Wanted, Tensor] = {}
 
     def forget(self) -> None:
         """Frees the cached features; the next round has other observations."""
         self._features.clear()
+
+    def note(self, item: ActionItem, features_SH: Tensor, tokens: bool) -> None:
+        """Hidden states before each sampled token of an action, by whoever came by them; `observe` takes them."""
+        model = self._model_of[item.agent]
+        first, count = len(item.prompt_ids) - 1, len(item.sampled_ids) if tokens else 1
+        whole = item.prompt_ids + item.sampled_ids
+        self._features[id(model), whole[: first + count], range(first, first + count)] = features_SH[:count].clone()
 
     def observe(self, data: Round, tokens: bool) -> Observed:
         """A round to its values, per action (at the last token of the prompt) or per sampled token (before it)."""
@@ -102,16 +111,20 @@ class TeamCritics:
         bootstrap_A: Floats = np.zeros(len(data.items))
         views = {}
         cut = _cut(data)
-        for key, group in self.agents_of.items():
-            rows = tuple(data.of(group))
-            if rows:
-                views[key], after = self._view(key, data, rows, cut, tokens)
-                said_N = self.critics[key].values(views[key].features_NF, views[key].agent_N).double().numpy()
-                ends = np.cumsum(views[key].lengths)[:-1]
-                for i, said in zip(rows, np.split(said_N, ends), strict=True):
-                    values[i] = said
-                for i, value in after.items():
-                    bootstrap_A[i] = value
+        rows_of = {key: rows for key, group in self.agents_of.items() if (rows := tuple(data.of(group)))}
+        asked_of = {key: _asked(data, rows, cut, tokens) for key, rows in rows_of.items()}
+        found = deque(self._features_of([asked for part in asked_of.values() for asked in part]))
+        if tokens:
+            self.forget()  # tokens are many, and nobody asks for the same ones twice
+        for key, rows in rows_of.items():
+            features = [found.popleft() for _ in asked_of[key]]
+            views[key], after = self._view(key, data, rows, cut, tokens, features)
+            said_N = self.critics[key].values(views[key].features_NF, views[key].agent_N).double().numpy()
+            ends = np.cumsum(views[key].lengths)[:-1]
+            for i, said in zip(rows, np.split(said_N, ends), strict=True):
+                values[i] = said
+            for i, value in after.items():
+                bootstrap_A[i] = value
         return Observed(tuple(item.agent for item in data.items), values, bootstrap_A, views)
 
     def warm_up(self, seen: Observed, returns: Sequence[Floats], episode_A: Sequence[int]) -> dict[str, Any]:
@@ -161,48 +174,59 @@ class TeamCritics:
         }
 
     def _view(
-        self, key: str, data: Round, rows: tuple[int, ...], cut: set[int], tokens: bool
+        self, key: str, data: Round, rows: tuple[int, ...], cut: set[int], tokens: bool, features: Sequence[Tensor]
     ) -> tuple[_View, dict[int, float]]:
-        """The observations of some actions, and V after those of them that are cut."""
-        asked, ends = [], []
-        for i in rows:
-            item = data.items[i]
-            whole = item.prompt_ids + item.sampled_ids
-            first, last = len(item.prompt_ids) - 1, len(whole) - 1
-            if tokens:  # one pass for all tokens, and for what follows the last one where that is needed
-                stop = last + 1 if i in cut else last
-                asked.append((item.agent, whole[:stop], range(first, stop)))
-            else:
-                asked.append((item.agent, item.prompt_ids, range(first, first + 1)))
-                if i in cut:
-                    ends.append((item.agent, whole, range(last, last + 1)))
-        features = self._features_of([*asked, *ends])
+        """The observations of some actions, and V after those of them that are cut; from what `_asked` asked for."""
         before, after = features[: len(rows)], features[len(rows) :]
         if tokens:
             after = [part[-1:] for i, part in zip(rows, before, strict=True) if i in cut]
             before = [part[:-1] if i in cut else part for i, part in zip(rows, before, strict=True)]
-            self.forget()  # tokens are many, and nobody asks for the same ones twice
         index = {agent: k for k, agent in enumerate(self.agents_of[key])}
         index_A = {i: index[data.items[i].agent] for i in rows}
         lengths = tuple(len(part) for part in before)
         agent_N = torch.repeat_interleave(torch.tensor(list(index_A.values())), torch.tensor(lengths))
-        view = _View(rows, lengths, torch.cat(before), agent_N)
+        view = _View(rows, lengths, torch.cat(tuple(before)), agent_N)
         ended = [i for i in rows if i in cut]
         if not ended:
             return view, {}
-        said = self.critics[key].values(torch.cat(after), torch.tensor([index_A[i] for i in ended]))
+        said = self.critics[key].values(torch.cat(tuple(after)), torch.tensor([index_A[i] for i in ended]))
         return view, dict(zip(ended, said.tolist(), strict=True))
 
     def _features_of(self, asked: Sequence[_Asked]) -> list[Tensor]:
-        """Hidden states, each distinct request once: the samples of one task share their first prompts."""
+        """Hidden states, each distinct request once: the samples of one task share their first prompts.
+
+        All agents of a base model go through it together. Where rows cannot be packed each agent's go by themselves:
+        such passes share only what all of their rows begin with, which is a node's profile.
+        """
         wanted = [(id(self._model_of[agent]), sequence, columns) for agent, sequence, columns in asked]
+        first_asker = dict(zip(reversed(wanted), (agent for agent, _, _ in reversed(asked)), strict=True))
         for model in {id(model): model for model in self._model_of.values()}.values():
             missing = [w for w in dict.fromkeys(wanted) if w[0] == id(model) and w not in self._features]
-            if missing:
-                sequences, columns = [w[1] for w in missing], [w[2] for w in missing]
-                found = model.features_at(sequences, columns, self._budget, self._tick("features", len(missing)))
-                self._features.update(zip(missing, found, strict=True))
+            parts: dict[str, list[_Wanted]] = {}
+            for w in missing:
+                parts.setdefault("" if model.packs else first_asker[w], []).append(w)
+            tick = self._tick("features", len(missing))
+            for part in parts.values():
+                found = model.features_at([w[1] for w in part], [w[2] for w in part], self._budget, tick)
+                self._features.update(zip(part, found, strict=True))
         return [self._features[w] for w in wanted]
+
+
+def _asked(data: Round, rows: Sequence[int], cut: set[int], tokens: bool) -> list[_Asked]:
+    """What is asked of the base model for some actions: before their decisions, then after those that are cut."""
+    asked, ends = [], []
+    for i in rows:
+        item = data.items[i]
+        whole = item.prompt_ids + item.sampled_ids
+        first, last = len(item.prompt_ids) - 1, len(whole) - 1
+        if tokens:  # one pass for all tokens, and for what follows the last one where that is needed
+            stop = last + 1 if i in cut else last
+            asked.append((item.agent, whole[:stop], range(first, stop)))
+        else:
+            asked.append((item.agent, item.prompt_ids, range(first, first + 1)))
+            if i in cut:
+                ends.append((item.agent, whole, range(last, last + 1)))
+    return [*asked, *ends]
 
 
 def _sharing(model_of: Mapping[str, PolicyModel], sharing: str) -> dict[str, tuple[str, ...]]:
