@@ -42,6 +42,7 @@ from trace_store.records import Trajectory
 from trace_store.store import TraceStore
 from trainers import checkpoint
 from trainers.marft import MarftTrainer
+from trainers.memory_guard import MemoryGuard
 
 RUN_ID = "train"
 
@@ -62,6 +63,11 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
     app = load_app(config)
     heldout = HeldOut(app.heldout_tasks, app.task_to_input)
     model_dir = model_directory(config, reporter.say)
+    # before a server is started for it; the trainer looks again when the server has taken its share
+    memory = MemoryGuard.of_agents(config.train.trainer, model_dir, config.graph.nodes)
+    memory.check()
+    if (planned := memory.said()) is not None:
+        reporter.say(planned)
     with folder.held_by("train"):
         with store_up_to_date(folder, reporter) as store:
             refuse_used(store, RUN_ID, "train", folder, resume)

@@ -41,7 +41,7 @@ def plain(hidden_TH: Tensor, bias_V: Tensor | None) -> tuple[Tensor, Tensor]:
 def test_chunked_equals_a_full_softmax_forward_and_backward(
     rows: int, bias: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainers.token_logprobs._CHUNK_ELEMENTS", rows * VOCABULARY + 2)
+    monkeypatch.setattr("trainers.token_logprobs.CHUNK_ELEMENTS", rows * VOCABULARY + 2)
     up_logp, up_entropy = drawn(6, ROWS), drawn(7, ROWS)
     expected_logp, expected_entropy = plain(HIDDEN, BIASES[bias])
     logp, entropy = hidden_to_logprobs_and_entropy(HIDDEN, WEIGHT, BIASES[bias], TOKENS, TEMPERATURES)

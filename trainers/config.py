@@ -317,6 +317,9 @@ class TrainerOptions(_Options):
     tokens_per_microbatch: int = Field(default=2048, ge=64)
     """Tokens that one forward and backward pass takes (a longer call gets a pass of its own); bounds memory, changes no
     result. What calls begin with alike counts once; models that cannot share it count padding too."""
+    activation_checkpointing: bool = False
+    """Whether decoder layers keep their input only and compute the rest again for the backward pass: less memory for
+    more time, the same result."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes CUDA where there is some."""
     threads: int | None = Field(default=None, ge=1)

@@ -30,11 +30,12 @@ from trainers.files import weights_to_sha256
 from trainers.microbatch import MicroBatch, lengths_to_groups, rows_to_rectangle
 from trainers.packed import can_pack, layout_to_hidden, rows_to_groups, rows_to_layout
 from trainers.prefix import backbone_to_hidden, can_share_prefixes, shared_prefix
+from trainers.recomputed import recompute_layers
 from trainers.token_logprobs import hidden_to_logprobs, hidden_to_logprobs_and_entropy
 
 Tick = Callable[[int], None]  # told how many actions or sequences have just been processed
 
-_RECTANGLE = 8  # rows x longest row over the budget of distinct tokens: bounds what attention gathers
+RECTANGLE = 8  # rows x longest row over the budget of distinct tokens: bounds what attention gathers
 _HEAD_TOLERANCE = 1e-2  # relative; a scaled or soft-capped output layer is off by far more
 
 
@@ -47,12 +48,22 @@ class PolicyModel:
         device: "cpu" (float32 base) or "cuda" (bfloat16 base).
         seed: of the A matrices. Each adapter's depends on the seed and its name only; B is 0, so that an untrained
             adapter is the base model exactly.
+        checkpointing: whether decoder layers compute their activations again in backward; see `trainers.recomputed`.
 
     Raises:
-        TrainError: not a model directory, target modules that it lacks, or an output layer that is not plain.
+        TrainError: not a model directory, target modules that it lacks, an output layer that is not plain, or layers
+            that cannot be computed again.
     """
 
-    def __init__(self, model_dir: Path, adapters: Sequence[str], lora: LoraOptions, device: str, seed: int) -> None:
+    def __init__(
+        self,
+        model_dir: Path,
+        adapters: Sequence[str],
+        lora: LoraOptions,
+        device: str,
+        seed: int,
+        checkpointing: bool = False,
+    ) -> None:
         self.model_dir = model_dir
         self.adapters = tuple(adapters)
         self.lora = lora
@@ -64,7 +75,8 @@ class PolicyModel:
         self._head: Any = base.get_output_embeddings()
         self.vocabulary: int = base.get_input_embeddings().num_embeddings
         _check_output_layer(base, self._backbone, self._head, model_dir)
-        self._shares_prefixes = can_share_prefixes(self._backbone, self.device)
+        # a layer that is computed again would add to the cache a second time
+        self._shares_prefixes = not checkpointing and can_share_prefixes(self._backbone, self.device)
         _check_targets(base, lora, model_dir)
         # peft builds module names from adapter names, which must not contain dots; node names may
         self._slots = {adapter: f"slot{i}" for i, adapter in enumerate(self.adapters)}
@@ -76,6 +88,8 @@ class PolicyModel:
         if self.device.type == "cpu":
             speed_up(self.peft)
         self.packs = can_pack(self._backbone, self.device)
+        if checkpointing:
+            self._recompute_layers()
 
     @cached_property
     def base_sha256(self) -> str:
@@ -184,7 +198,7 @@ class PolicyModel:
         Distinct tokens where rows are packed; else those of the padded rectangle.
         """
         if self.packs:
-            return rows_to_groups(rows, budget, _RECTANGLE * budget)
+            return rows_to_groups(rows, budget, RECTANGLE * budget)
         return lengths_to_groups([len(row) for row in rows], budget)
 
     def save_adapter(self, adapter: str, folder: Path) -> None:
@@ -242,6 +256,18 @@ class PolicyModel:
         node_N = node_BL[row_N.to(self.device), column_N.to(self.device)]
         # not by [...]: rows may share a node, and on the CPU only this one's gradient adds up in a fixed order
         return layout_to_hidden(self._backbone, layout).index_select(0, node_N)
+
+    def _recompute_layers(self) -> None:
+        first = self.adapters[0]
+        trial_BL = rows_to_rectangle([(1, 2, 3, 4, 5), (1, 2, 3, 4, 6, 5, 4, 3), (1, 2, 0)])
+        row_N, column_N = torch.tensor([0, 1, 2]), torch.tensor([4, 7, 2])
+        recompute_layers(
+            self._backbone,
+            adapter=lambda: self._active,
+            hidden=lambda: self._hidden_at(first, trial_BL, row_N, column_N),
+            parameters=list(self._parameters[first].values()),
+            model_dir=self.model_dir,
+        )
 
     def _find_parameters(self, slot: str) -> dict[str, torch.nn.Parameter]:
         marker = f".{slot}."

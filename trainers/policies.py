@@ -19,6 +19,7 @@ from trainers.adapter_update import AdapterLearner, AdapterRates
 from trainers.batch import ActionItem
 from trainers.config import TrainerOptions
 from trainers.errors import TrainError
+from trainers.memory_guard import MemoryGuard, options_to_device
 from trainers.model import PolicyModel
 from trainers.reality import Fingerprint, base_fingerprint, check_frozen, tensors_to_fingerprint
 from trainers.workers import Workers
@@ -35,7 +36,7 @@ class Policies:
         workers: the processes that share the work.
 
     Raises:
-        TrainError: see `options_to_adapters` and `PolicyModel`.
+        TrainError: see `options_to_adapters`, `MemoryGuard` and `PolicyModel`.
     """
 
     def __init__(
@@ -160,11 +161,17 @@ class Policies:
         ]
 
     def _load(self, options: TrainerOptions, seed: int, workers: Workers) -> dict[Path, PolicyModel]:
-        if options.device == "cuda" and not torch.cuda.is_available():
-            raise TrainError("trainer.device is 'cuda' but torch sees no CUDA device: use 'cpu' or 'auto'")
-        use_cuda = options.device != "cpu" and torch.cuda.is_available()
-        device = "cpu" if not use_cuda else "cuda" if workers.count == 1 else str(workers.device)
+        device = options_to_device(options)
+        if device.type == "cuda" and workers.count > 1:
+            device = workers.device
+        self.memory = MemoryGuard(options, self.adapters, device)
+        self.memory.check()
         names: dict[Path, list[str]] = {}
         for plan in self.adapters.values():
             names.setdefault(plan.model_dir, []).append(plan.name)
-        return {path: PolicyModel(path, group, options.lora, device, seed) for path, group in names.items()}
+        again = options.activation_checkpointing
+        models = {
+            path: PolicyModel(path, group, options.lora, str(device), seed, again) for path, group in names.items()
+        }
+        self.memory.loaded()
+        return models

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from trainers.fast_layers import linear
 
-_CHUNK_ELEMENTS = 2**23  # logits held at a time: 32 MiB in float32, twice, or three times with entropy
+CHUNK_ELEMENTS = 2**23  # logits held at a time: 32 MiB in float32, twice, or three times with entropy
 
 _Entropy = Literal["none", "value", "gradient"]
 
@@ -44,7 +44,7 @@ class _TokenLogprobs(torch.autograd.Function):
         entropy_T = torch.empty_like(logp_T) if entropy != "none" else None
         slope_TH = torch.empty_like(hidden_TH) if wants_slope else None
         entropy_slope_TH = torch.empty_like(hidden_TH) if wants_entropy_slope else None
-        step = max(1, _CHUNK_ELEMENTS // len(weight_VH))
+        step = max(1, CHUNK_ELEMENTS // len(weight_VH))
         for start in range(0, len(hidden_TH), step):
             rows = slice(start, start + step)
             temperature_C1 = temperature_T[rows, None]

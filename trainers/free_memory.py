@@ -1,0 +1,81 @@
+"""A machine and its control groups, or a GPU -> how many bytes this process may still take.
+
+Invariant: what cannot be read is None, never a guess. It knows nothing of models or options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+_NO_LIMIT = 2**60  # version 1 writes a number near 2^63 where there is no limit
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = ("memory.max", "memory.current", "inactive_file")
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """What this process may still allocate there; None where that is not told."""
+    if device.type == "cuda":
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(
+            device
+        )  # by torch, for the next tensors
+        return int(torch.cuda.mem_get_info(device)[0]) + held
+    return host_free_bytes()
+
+
+def host_free_bytes(root: Path = Path("/")) -> int | None:
+    """The least of what the kernel says is available and of what each control group above this process leaves.
+
+    Args:
+        root: where the kernel's file systems are found.
+    """
+    return min((*_available(root), *_rooms(root)), default=None)
+
+
+def _available(root: Path) -> Iterator[int]:
+    for line in _lines(root / "proc/meminfo"):
+        name, _, rest = line.partition(":")
+        if name == "MemAvailable":
+            yield int(rest.split()[0]) * 1024
+
+
+def _rooms(root: Path) -> Iterator[int]:
+    """What each control group that this process is in, and each above it, leaves; those without a limit say nothing."""
+    mounted = root / "sys/fs/cgroup"
+    for line in _lines(root / "proc/self/cgroup"):
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:
+            top, names = mounted, _V2
+        elif "memory" in controllers.split(","):
+            top, names = mounted / "memory", _V1
+        else:
+            continue
+        folder = top / path.strip().lstrip("/")
+        # in a container the path may be that of the host, of which only the top is seen here
+        for group in (folder, *folder.parents):
+            yield from _room(group, *names)
+            if group == top:
+                break
+
+
+def _room(group: Path, limit: str, usage: str, reclaimable: str) -> Iterator[int]:
+    allowed, used = (_number(group / name) for name in (limit, usage))
+    if allowed is None or used is None or allowed >= _NO_LIMIT:
+        return
+    # pages of files that nobody has touched for a while are given back before anybody is killed
+    cached = [int(line.split()[1]) for line in _lines(group / "memory.stat") if line.startswith(f"{reclaimable} ")]
+    yield max(0, allowed - used + sum(cached))
+
+
+def _number(path: Path) -> int | None:
+    text = "".join(_lines(path)).strip()
+    return int(text) if text.isdecimal() else None  # version 2 says "max" where there is no limit
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
