@@ -5,9 +5,11 @@ several actions share counts once, as it is computed once, so sharing does not f
 
 - Every linear layer of the backbone, for every distinct token: 2 x inputs x outputs forward, and as much again for the
   gradient of its input, except in the first layer's query, key and value projections, below which nothing is trained.
+- Attention, for every distinct token and each that it sees, itself among them: two products forward and four backward
+  of 2 x heads x width each; the first layer's keys need no gradient. Nothing masked or computed again counts.
+- The adapters' own products, for every distinct token: forward, and the gradients of both matrices and of the input.
 - The output layer, for every sampled token: forward, and the gradient of its input.
-- The adapters' own products and attention are left out (below 3 % together at the demo's lengths); so are norms,
-  activations, softmax and the optimiser, which a machine does not multiply in.
+- Norms, activations, softmax and the optimiser are left out, which a machine does not multiply in.
 
 It is held against the larger of what torch and oneDNN reach with a 2048 x 2048 x 2048 product in the same precision and
 threads, measured between the steps of the same run.
@@ -16,7 +18,8 @@ threads, measured between the steps of the same run.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -26,29 +29,65 @@ from benchmarks.train_step import REPEATS, model_folder
 
 if TYPE_CHECKING:
     from benchmarks.train_work import OurUpdate
+    from trainers.model import PolicyModel
 
 SIDE = 2048
 
 
-def useful_flops(update: OurUpdate) -> float:
-    """Operations of one step of all agents, as the module's docstring counts them."""
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the operations of one token depend on: numbers of weights, heads and layers."""
+
+    body: int  # weights of all linear layers but the output layer
+    blind: int  # of these, the first layer's query, key and value projections
+    head: int  # weights of the output layer
+    adapter: int  # weights of one adapter
+    blind_adapter: int  # of these, the A matrices of the first layer
+    attended: int  # layers x heads x width of a head
+    blind_keys: int  # heads x width of a head
+
+
+def rows_to_flops(shape: Shape, rows: Sequence[tuple[int, ...]], sampled: int) -> int:
+    """Useful operations, forward and backward, of rows in one pass with `sampled` tokens."""
+    seen_by = [len(path) for path in {row[: end + 1] for row in rows for end in range(len(row))}]
+    tokens = 4 * shape.body - 2 * shape.blind + 6 * shape.adapter - 2 * shape.blind_adapter
+    pairs = 12 * shape.attended - 2 * shape.blind_keys
+    return tokens * len(seen_by) + pairs * sum(seen_by) + 4 * shape.head * sampled
+
+
+def model_to_shape(model: PolicyModel) -> Shape:
+    """From the modules of a model whose adapters are on query and value projections."""
     import torch
 
-    total = 0.0
-    model = update.model
-    named = model._backbone.named_modules()
-    frozen = [m.weight for name, m in named if type(m) is torch.nn.Linear and "lora_" not in name]
-    first = model._backbone.layers[0].self_attn
-    blind = sum(getattr(first, name).weight.numel() for name in ("q_proj", "k_proj", "v_proj"))
-    body = 4 * sum(weight.numel() for weight in frozen) - 2 * blind
+    modules = dict(model._backbone.named_modules())
+    frozen = {n: m for n, m in modules.items() if type(m) is torch.nn.Linear and "lora_" not in n}
+    first = ("q_proj", "k_proj", "v_proj")
+    adapter = model.parameters(model.adapters[0])
+    config = model._backbone.config
+    heads = config.num_attention_heads * modules["layers.0.self_attn"].head_dim
+    return Shape(
+        body=sum(module.weight.numel() for module in frozen.values()),
+        blind=sum(
+            m.weight.numel() for n, m in frozen.items() if ".0.self_attn" in f".{n}" and any(f in n for f in first)
+        ),
+        head=model._head.weight.numel(),
+        adapter=sum(weight.numel() for weight in adapter.values()),
+        blind_adapter=sum(
+            weight.numel() for name, weight in adapter.items() if ".layers.0." in name and "lora_A" in name
+        ),
+        attended=config.num_hidden_layers * heads,
+        blind_keys=heads,
+    )
+
+
+def useful_flops(update: OurUpdate) -> int:
+    """Operations of one step of all agents, as the module's docstring counts them."""
+    shape, total = model_to_shape(update.model), 0
     for agent, data in update.rounds.items():
-        batches = update.learners[agent]._batches(data.items)
-        distinct = 0
-        for batch in batches:
-            rows = [data.items[i].prompt_ids + data.items[i].sampled_ids[:-1] for i in batch.items]
-            distinct += len({row[: end + 1] for row in rows for end in range(len(row))})
-        sampled = sum(len(item.sampled_ids) for item in data.items)
-        total += body * distinct + 4 * model._head.weight.numel() * sampled
+        for batch in update.learners[agent]._batches(data.items):
+            items = [data.items[i] for i in batch.items]
+            rows = [item.prompt_ids + item.sampled_ids[:-1] for item in items]
+            total += rows_to_flops(shape, rows, sum(len(item.sampled_ids) for item in items))
     return total
 
 
