@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,16 @@ from tiny_policy import make_action, save_tiny_llama
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
 import trainers.packed
+import trainers.row_tree
 from trainers.batch import ActionItem
 from trainers.config import LoraOptions
 from trainers.microbatch import MicroBatch, items_to_microbatches
 from trainers.model import PolicyModel
-from trainers.packed import can_pack, common_length, layout_to_hidden, rows_to_groups, rows_to_layout
+from trainers.packed import can_pack, layout_to_hidden
+from trainers.row_tree import PASS, common_length, rows_to_groups, rows_to_layout
 
 CPU = torch.device("cpu")
+FEW_TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=6).map(tuple)
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple), min_size=1, max_size=12)
 
 
@@ -48,6 +52,37 @@ def test_groups_hold_each_row_once_and_no_more_than_is_allowed(
         if len(group) > 1:
             assert len(distinct) <= budget
             assert len(group) * max(len(rows[i]) for i in group) <= rectangle
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6).map(tuple), min_size=1, max_size=7), st.integers(1, 20)
+)
+def test_no_other_way_to_cut_sorted_rows_computes_less(rows: list[tuple[int, ...]], budget: int) -> None:
+    def cost(groups: list[list[tuple[int, ...]]]) -> float:
+        total = 0.0
+        for group in groups:
+            distinct = len({row[: end + 1] for row in group for end in range(len(row))})
+            total += PASS + (distinct if len(group) == 1 or distinct <= budget else float("inf"))
+        return total
+
+    ordered = sorted(rows)
+    ways = []
+    for cuts in product([False, True], repeat=len(rows) - 1):
+        groups = [[ordered[0]]]
+        for cut, row in zip(cuts, ordered[1:], strict=True):
+            if cut:
+                groups.append([])
+            groups[-1].append(row)
+        ways.append(cost(groups))
+    found = rows_to_groups(rows, budget, 10**9)
+    assert cost([[rows[i] for i in group] for group in found]) == min(ways)
+
+
+def test_two_agents_are_not_torn_where_each_fits_into_a_pass() -> None:
+    """Greedily the first pass would take a row of the second profile, and the other four would compute it again."""
+    profiles = [tuple(range(10 * k, 10 * k + 10)) for k in range(2)]
+    rows = [(*profile, 90 + k) for profile in profiles for k in range(5)]
+    assert rows_to_groups(rows, 26, 10**9) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
 
 
 @given(*[st.lists(st.integers(0, 1), max_size=12).map(tuple)] * 2)
@@ -85,7 +120,7 @@ def test_a_stretch_of_a_long_row_looks_at_no_more_than_its_own_path() -> None:
 
 @pytest.mark.parametrize("stretch", [512, 3])
 def test_a_sliding_window_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stretch: int) -> None:
-    monkeypatch.setattr(trainers.packed, "_STRETCH", stretch)
+    monkeypatch.setattr(trainers.row_tree, "_STRETCH", stretch)
     config = MistralConfig(
         vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, sliding_window=4, initializer_range=0.3,
@@ -136,7 +171,7 @@ def test_another_family_packs_or_is_found_out_and_stays_as_it_was() -> None:
 def test_log_probs_and_gradients_are_those_of_the_plain_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int, stretch: int, keeps_sums: bool
 ) -> None:
-    monkeypatch.setattr(trainers.packed, "_STRETCH", stretch)
+    monkeypatch.setattr(trainers.row_tree, "_STRETCH", stretch)
     if not keeps_sums:  # as on a GPU
         monkeypatch.setattr(trainers.packed, "_keeps_sums", lambda query, value: False)
     model = PolicyModel(save_tiny_llama(tmp_path), ["a"], LoraOptions(rank=4), "cpu", seed=0)

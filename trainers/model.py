@@ -28,9 +28,10 @@ from trainers.errors import TrainError
 from trainers.fast_layers import speed_up
 from trainers.files import weights_to_sha256
 from trainers.microbatch import MicroBatch, lengths_to_groups, rows_to_rectangle
-from trainers.packed import can_pack, layout_to_hidden, rows_to_groups, rows_to_layout
+from trainers.packed import can_pack, layout_to_hidden
 from trainers.prefix import backbone_to_hidden, can_share_prefixes, shared_prefix
 from trainers.recomputed import recompute_layers
+from trainers.row_tree import rows_to_groups, rows_to_layout
 from trainers.token_logprobs import hidden_to_logprobs, hidden_to_logprobs_and_entropy
 
 Tick = Callable[[int], None]  # told how many actions or sequences have just been processed

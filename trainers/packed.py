@@ -1,8 +1,7 @@
-"""Token rows to hidden states, every distinct beginning computed once and nothing padded.
+"""A tree of token rows to hidden states, every distinct beginning computed once and nothing padded.
 
-Rows are laid out as a tree: in sorted order, each adds the positions by which it goes on from what it has in common
-with the row before it. Only attention looks across positions: there each row's new positions attend to its whole
-path from the root. All else sees one long row of distinct positions.
+Only attention looks across positions: there each row's new positions attend to its whole path from the root. All else
+sees one long row of distinct positions.
 
 Invariant: hidden states and gradients are those of the plain pass up to rounding. It knows nothing of agents, adapters
 or log-probs.
@@ -11,12 +10,11 @@ Shapes: N distinct positions; for a group of B rows, Q new positions of the long
 h heads, g of them for keys and values, D entries each.
 """
 
-# ruff: noqa: N803, N806, N815 (shape suffixes)
+# ruff: noqa: N803, N806 (shape suffixes)
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,129 +23,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from trainers.row_tree import Group, Layout, rows_to_layout
+
 _NAME = "marft_packed"
 _TOLERANCE = 1e-2  # relative; bfloat16 rounding is below it, a wrong mask or position far above
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # with the log-sum-exp that backward needs
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-_STRETCH = 512  # new positions of a row that attend together; more would look at much that is masked
 _UNKNOWN = ("softcap", "s_aux", "position_bias")  # what some architectures add to attention, and we do not
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Rows whose new positions attend together, padded to one rectangle."""
-
-    query_BQ: Tensor  # which positions attend; padding repeats position 0
-    key_BK: Tensor  # what they may see: the rows' paths
-    depth_BQ1: Tensor  # how far from the root a query stands
-    real_BQ: Tensor  # False for padding
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Rows as a tree of positions."""
-
-    ids_N: Tensor
-    depth_N: Tensor  # position ids: how many tokens stand before this one in its row
-    groups: tuple[Group, ...]
-    node_of: tuple[Tensor, ...]  # by row: the positions of its tokens
-    masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)  # by group and window: what is seen
-
-
-@dataclass(frozen=True, slots=True)
-class _Stretch:
-    """Some of a row's new positions, and its path up to the last of them: later ones none of them may see."""
-
-    new_Q: Tensor
-    path_K: Tensor
-
-
-def common_length(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many tokens two rows begin with alike."""
-    shortest = min(len(left), len(right))
-    if left[:shortest] == right[:shortest]:
-        return shortest
-    low, high = 0, shortest  # they agree on the first `low`, and not on the first `high`
-    while high - low > 1:
-        middle = (low + high) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def rows_to_groups(rows: Sequence[tuple[int, ...]], budget: int, rectangle: int) -> list[list[int]]:
-    """Rows to groups of positions in `rows`, in sorted order, with the distinct tokens of each within `budget`.
-
-    Args:
-        rectangle: limit of rows x longest row in a group, which bounds what attention gathers.
-    """
-    order = sorted(range(len(rows)), key=lambda i: rows[i])
-    groups: list[list[int]] = []
-    used = longest = 0
-    for before, i in zip([None, *order], order, strict=False):
-        length = len(rows[i])
-        fresh = length - (0 if before is None else common_length(rows[before], rows[i]))
-        longest = max(longest, length)
-        if not groups or used + fresh > budget or (len(groups[-1]) + 1) * longest > rectangle:
-            groups.append([])
-            used, longest, fresh = 0, length, length
-        groups[-1].append(i)
-        used += fresh
-    return groups
-
-
-def rows_to_layout(rows: Sequence[tuple[int, ...]], device: torch.device) -> Layout:
-    """Rows of token ids, each with one at least, to the tree of their beginnings."""
-    order = sorted(range(len(rows)), key=lambda i: rows[i])
-    ids: list[int] = []
-    depths: list[int] = []
-    node_of: list[Tensor] = [torch.empty(0, dtype=torch.long)] * len(rows)
-    stretches: list[_Stretch] = []
-    before: tuple[int, ...] = ()
-    path = torch.empty(0, dtype=torch.long)
-    for i in order:
-        row = rows[i]
-        common = common_length(before, row)
-        path = torch.cat([path[:common], torch.arange(len(ids), len(ids) + len(row) - common)])
-        ids += row[common:]
-        depths += range(common, len(row))
-        node_of[i] = path
-        for start in range(common, len(row), _STRETCH):
-            end = min(start + _STRETCH, len(row))
-            stretches.append(_Stretch(path[start:end], path[:end]))
-        before = row
-    groups = tuple(_to_group(part, device) for part in _alike(stretches))
-    nodes = tuple(nodes.to(device) for nodes in node_of)
-    return Layout(torch.tensor(ids, device=device), torch.tensor(depths, device=device), groups, nodes)
-
-
-def _alike(stretches: Sequence[_Stretch]) -> list[list[_Stretch]]:
-    """Stretches in groups of like sizes, of new positions and of long paths, so that little is padded."""
-    parts: list[list[_Stretch]] = []
-    for one in sorted(stretches, key=lambda one: (len(one.new_Q), len(one.path_K)), reverse=True):
-        if not parts or not _fits(one, parts[-1][0]):
-            parts.append([])
-        parts[-1].append(one)
-    return parts
-
-
-def _fits(one: _Stretch, first: _Stretch) -> bool:
-    shorter, longer = sorted((len(one.path_K), len(first.path_K)))
-    return 2 * len(one.new_Q) >= len(first.new_Q) and (longer <= _STRETCH or 4 * shorter >= 3 * longer)
-
-
-def _to_group(part: Sequence[_Stretch], device: torch.device) -> Group:
-    pad = torch.nn.utils.rnn.pad_sequence
-    depths = [torch.arange(len(one.path_K) - len(one.new_Q), len(one.path_K)) for one in part]
-    real = [torch.ones(len(one.new_Q), dtype=torch.bool) for one in part]
-    return Group(
-        query_BQ=pad([one.new_Q for one in part], batch_first=True).to(device),
-        key_BK=pad([one.path_K for one in part], batch_first=True).to(device),
-        depth_BQ1=pad(depths, batch_first=True)[..., None].to(device),
-        real_BQ=pad(real, batch_first=True).to(device),
-    )
 
 
 def _to_mask(layout: Layout, group: Group, window: int | None, like: Tensor) -> Tensor:
