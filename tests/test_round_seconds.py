@@ -204,7 +204,7 @@ def test_a_measurement_is_the_round_of_median_length_with_its_own_parts() -> Non
     assert round_rig.rounds_to_measurement(rounds[:2], 1, "s").value == 8.0  # of two, the shorter
 
 
-def test_measurements_take_turns_with_the_rounds_after_the_first(
+def test_measurements_take_turns_with_the_rounds_after_those_that_warm_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -214,7 +214,7 @@ def test_measurements_take_turns_with_the_rounds_after_the_first(
         return [{"rollout": float(number)} for number in (99, 1, 2, 3, 4, 5, 7)]
 
     monkeypatch.setattr(round_rig, "content_to_rounds", seven_rounds)
-    measuring = round_rig.content_to_measurements({}, tmp_path, rounds=3, per=1, unit="s")
+    measuring = round_rig.content_to_measurements({}, tmp_path, rounds=3, warm=1, per=1, unit="s")
     assert [next(measuring).value for _ in range(3)] == [3.0, 4.0, 3.0]  # of 1 3 5, of 2 4 7, of another run's 1 3 5
     assert asked == [7, 7]
 
@@ -222,7 +222,7 @@ def test_measurements_take_turns_with_the_rounds_after_the_first(
 def test_calls_of_another_length_than_the_bench_says_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(round_rig, "content_to_rounds", lambda *_: [{"rollout": 1.0}] * 3)
+    monkeypatch.setattr(round_rig, "content_to_rounds", lambda *_: [{"rollout": 1.0}] * 2)
     for number, (found, refused) in enumerate(((230.0, True), (231.0, False), (281.0, False), (282.0, True))):
         (tmp_path / str(number)).mkdir()
         monkeypatch.setattr(round_rig, "mean_length", lambda _, found=found: found)

@@ -32,21 +32,29 @@ SELECT avg(len(prompt_ids) + len(sampled_ids)) FROM actions JOIN episodes USING 
 
 
 def content_to_measurements(
-    content: Mapping[str, Any], folder: Path, *, rounds: int, per: int, unit: str, length: int | None = None
+    content: Mapping[str, Any],
+    folder: Path,
+    *,
+    rounds: int,
+    warm: int = 0,
+    per: int,
+    unit: str,
+    length: int | None = None,
 ) -> Iterator[Measurement]:
     """One run for every MEASUREMENTS measurements, each of every other of its rounds.
 
     Args:
         content: a bridge.toml.
         folder: an empty one.
-        rounds: of each measurement; one round more, the first, is not counted.
+        rounds: of each measurement.
+        warm: rounds before them, which are not counted.
         per: what a round's seconds are divided by.
         length: tokens that a call must have on average, within a tenth.
     """
     for number in count():
         here = folder / str(number)
         here.mkdir()
-        timed = content_to_rounds(content, here, 1 + MEASUREMENTS * rounds)[1:]
+        timed = content_to_rounds(content, here, warm + MEASUREMENTS * rounds)[warm:]
         if length is not None:
             found = mean_length(here)
             assert abs(found - length) <= 0.1 * length, f"calls have {found:.0f} tokens, not {length}"

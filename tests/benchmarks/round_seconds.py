@@ -1,8 +1,8 @@
 """How long one on-policy round takes, and where: rollout, score, update, publish; and how each grows.
 
 `round_seconds` is the demo as it is. The others change one thing at a time: the number of agents, in chains of the zoo,
-or the length of the calls, by a text of its own in every task. They learn so little that every round is alike, and
-count the seconds of one episode, because the longer ones can only be tried on few.
+or the length of the calls, by a text of its own in every task. They learn so little that every round is alike. Their
+figures are of one episode, because the longer ones can only be tried on few, and of two rounds, the first included.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ ROUNDS = 3  # of each measurement of the demo
 COLLECTED = 48  # by the demo; it needs some that came out right
 
 AGENTS = (2, 4, 8, 12)
-EPISODES = 16  # of a round of a chain
+EPISODES = 8  # of a round of a chain
 DEMO_TOKENS = 104  # of a call of the demo, on average: tests/benchmarks/duo_round.json
-LENGTHS = {256: 16, 512: 8, 1024: 4, 2048: 2, 4096: 2}
+LENGTHS = {256: 8, 512: 4, 1024: 2, 2048: 2, 4096: 2}
 """Tokens of a call -> episodes of a round."""
 
 _STEADY = {
@@ -84,7 +84,7 @@ def _served(content: dict[str, Any]) -> dict[str, Any]:
 @bench
 def round_seconds(folder: Path) -> Iterator[Measurement]:
     """A round of the demo: 64 episodes of two agents, median of three after one that warms up."""
-    yield from content_to_measurements(_served(demo()), folder, rounds=ROUNDS, per=1, unit="s")
+    yield from content_to_measurements(_served(demo()), folder, rounds=ROUNDS, warm=1, per=1, unit="s")
 
 
 def _bench_of_chain(agents: int) -> Callable[[Path], Iterator[Measurement]]:
