@@ -164,12 +164,19 @@ def connected(options: RayOptions) -> Iterator[Any]:
 
 def _why_not_connected(address: str | None, error: BaseException) -> str:
     """Ray's error, and what that one came from, in one line."""
-    reasons = [" ".join(str(each).split())[:300] for each in (error, error.__cause__) if each is not None]
+    reasons = [_in_one_line(str(each)) for each in (error, error.__cause__) if each is not None]
     where = "on this machine" if address is None else f"at {address}"
     said = f"no Ray cluster {where}: {': '.join(reasons)}"
     if _NOT_PART in said:
         said += "; this machine is no part of it: start the command on one that is, or `ray start --address` here first"
     return said
+
+
+def _in_one_line(text: str) -> str:
+    """Ray puts a whole traceback into some errors: of that, the last line."""
+    said, _, traceback = text.partition("Traceback")
+    last = [line for line in traceback.splitlines() if line.strip()][-1:]
+    return " ".join(" ".join([said, *last]).split())[:300]
 
 
 @contextmanager
@@ -192,6 +199,8 @@ def _imported(address: str | None) -> Any:
     if address is None:
         # Otherwise Ray replaces the address of loopback by the machine's own, and listens on every interface.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    else:  # tries to reach a cluster: each takes 40 s where none is, and Ray's default is 20
+        os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")
     try:
         import ray
     except ImportError as error:
