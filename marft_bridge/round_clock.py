@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-PUBLISH, ROLLOUT = "publish", "rollout"
+PARTS = PUBLISH, ROLLOUT, SCORE, UPDATE = "publish", "rollout", "score", "update"
 
 
 class RoundClock:
@@ -38,11 +38,14 @@ class RoundClock:
         """Seconds by part of a round that is over, once, as it happened in this process.
 
         Args:
-            trained: those that the trainer measured itself, `score` and `update`.
+            trained: what the trainer measured itself of a part, which is added.
 
         Returns:
-            {"round", "publish", "rollout", ...}: `round` is from the beginning of its first part until now.
+            {"round", "publish", "rollout", "score", "update"}: `round` is from where its first part began until now.
         """
-        whole = self._now() - self._began.pop(number)
-        seen = {name: self._took.pop((number, name), None) for name in (PUBLISH, ROLLOUT)}
-        return {"round": whole, **seen, **trained}
+        took: dict[str, float | None] = {"round": self._now() - self._began.pop(number)}
+        for name in PARTS:
+            pieces = [self._took.pop((number, name), None), trained.get(name)]
+            known = [seconds for seconds in pieces if seconds is not None]
+            took[name] = sum(known) if known else None
+        return took

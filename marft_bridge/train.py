@@ -32,7 +32,7 @@ from marft_bridge.metrics_lines import read_metrics as read_metrics
 from marft_bridge.progress import Reporter, Task
 from marft_bridge.retokenise import ChatTokenizer, Retokeniser, longest_call
 from marft_bridge.rollouts import plan_episodes, task_order
-from marft_bridge.round_clock import PUBLISH, ROLLOUT, RoundClock
+from marft_bridge.round_clock import PUBLISH, ROLLOUT, SCORE, RoundClock
 from marft_bridge.run_folder import RunFolder
 from marft_bridge.run_store import WAIT_IN_RUN_S, keeping_what_runs, store_up_to_date, take_in_what_ran
 from marft_bridge.served import check_staleness, served_versions
@@ -200,7 +200,8 @@ class _Training:
         for coming in range(number + 1, min(number + self.options.max_staleness, self.options.rounds) + 1):
             self.ahead.start(coming, partial(self._rollouts, coming))
         with self._showing(f"round {number}/{self.options.rounds}"):
-            served = served_versions(self.trainer.policies, self.engine.registry, episodes, version)
+            with self.clock.part(number, SCORE):
+                served = served_versions(self.trainer.policies, self.engine.registry, episodes, version)
             keep = partial(credits_to_file, folder=self.folder.advantages, number=number)
             metrics = self.trainer.update(episodes, older, keep if self.options.keep_advantages else None)
         for warning in metrics["warnings"]:
