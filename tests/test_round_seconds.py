@@ -214,24 +214,23 @@ def test_measurements_take_turns_with_the_rounds_after_those_that_warm_up(
         return [{"rollout": float(number)} for number in (99, 1, 2, 3, 4, 5, 7)]
 
     monkeypatch.setattr(round_rig, "content_to_rounds", seven_rounds)
-    measuring = round_rig.content_to_measurements({}, tmp_path, rounds=3, warm=1, per=1, unit="s")
-    assert [next(measuring).value for _ in range(3)] == [3.0, 4.0, 3.0]  # of 1 3 5, of 2 4 7, of another run's 1 3 5
-    assert asked == [7, 7]
+    measured = round_rig.content_to_measurements({}, tmp_path, rounds=6, warm=1, per=1, unit="s")
+    assert [one.value for one in measured] == [3.0, 4.0]  # of 1 3 5, and of 2 4 7
+    assert asked == [7]
 
 
 def test_calls_of_another_length_than_the_bench_says_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(round_rig, "content_to_rounds", lambda *_: [{"rollout": 1.0}] * 2)
-    for number, (found, refused) in enumerate(((230.0, True), (231.0, False), (281.0, False), (282.0, True))):
-        (tmp_path / str(number)).mkdir()
+    monkeypatch.setattr(round_rig, "content_to_rounds", lambda *_: [{"rollout": 1.0}])
+    for found, refused in ((230.0, True), (231.0, False), (281.0, False), (282.0, True)):
         monkeypatch.setattr(round_rig, "mean_length", lambda _, found=found: found)
-        measuring = round_rig.content_to_measurements({}, tmp_path / str(number), rounds=1, per=1, unit="s", length=256)
+        measuring = round_rig.content_to_measurements({}, tmp_path, rounds=1, per=1, unit="s", length=256)
         if refused:
             with pytest.raises(AssertionError, match="not 256"):
                 next(measuring)
         else:
-            assert next(measuring).value == 1.0
+            assert [one.value for one in measuring] == [1.0]
 
 
 def test_the_file_holds_the_parts_and_they_sum_to_the_figure(tmp_path: Path) -> None:
@@ -244,6 +243,9 @@ def test_the_file_holds_the_parts_and_they_sum_to_the_figure(tmp_path: Path) -> 
     print_figures(console, {"round_seconds": measured})
     shown = [text.split() for text in console.export_text().replace("│", " ").splitlines()]
     assert [row[:2] for row in shown[3:6]] == [["round_seconds", "5"], ["rollout", "4"], ["update", "1"]]
+    assert shown[3][-1] == "2"  # the spread of 4 and 6
+    print_figures(console, {"round_seconds": measured[:1]})  # one measurement has none
+    assert console.export_text().replace("│", " ").splitlines()[3].split()[-1] == "-"
 
 
 def flat(content: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

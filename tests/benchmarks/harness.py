@@ -47,7 +47,7 @@ class Figure:
 
 
 Bench = Callable[[Path], Iterator[Measurement]]
-"""(an empty folder to work in, which it may leave as it likes) -> measurements without end."""
+"""(an empty folder to work in, to be left as it likes) -> measurements without end; one where it takes minutes."""
 
 BENCHES: dict[str, Bench] = {}
 
@@ -93,8 +93,8 @@ def print_figures(console: Console, measured: dict[str, list[Measurement]]) -> N
     table = Table("bench", "value", "unit", "baseline", "ratio", "spread")
     for name, each in measured.items():
         figure = measurements_to_figure(name, each)
-        spread = max(one.value for one in each) - min(one.value for one in each)
-        numbers = (f"{figure.value:.4g}", figure.unit, f"{figure.baseline:.4g}", f"{figure.ratio:.4g}", f"{spread:.2g}")
+        spread = f"{max(one.value for one in each) - min(one.value for one in each):.2g}" if len(each) > 1 else "-"
+        numbers = (f"{figure.value:.4g}", figure.unit, f"{figure.baseline:.4g}", f"{figure.ratio:.4g}", spread)
         table.add_row(name, *numbers)
         for part, value in figure.parts.items():
             table.add_row(f"  {part}", f"{value:.4g}")

@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -41,25 +40,22 @@ def content_to_measurements(
     unit: str,
     length: int | None = None,
 ) -> Iterator[Measurement]:
-    """One run for every MEASUREMENTS measurements, each of every other of its rounds.
+    """One run: its rounds are dealt out to MEASUREMENTS measurements, or are one where there is one round.
 
     Args:
         content: a bridge.toml.
         folder: an empty one.
-        rounds: of each measurement.
+        rounds: that are counted.
         warm: rounds before them, which are not counted.
         per: what a round's seconds are divided by.
         length: tokens that a call must have on average, within a tenth.
     """
-    for number in count():
-        here = folder / str(number)
-        here.mkdir()
-        timed = content_to_rounds(content, here, warm + MEASUREMENTS * rounds)[warm:]
-        if length is not None:
-            found = mean_length(here)
-            assert abs(found - length) <= 0.1 * length, f"calls have {found:.0f} tokens, not {length}"
-        for first in range(MEASUREMENTS):
-            yield rounds_to_measurement(timed[first::MEASUREMENTS], per, unit)
+    timed = content_to_rounds(content, folder, warm + rounds)[warm:]
+    if length is not None:
+        found = mean_length(folder)
+        assert abs(found - length) <= 0.1 * length, f"calls have {found:.0f} tokens, not {length}"
+    for first in range(min(MEASUREMENTS, rounds)):
+        yield rounds_to_measurement(timed[first::MEASUREMENTS], per, unit)
 
 
 def content_to_rounds(content: Mapping[str, Any], folder: Path, rounds: int) -> list[Parts]:

@@ -2,7 +2,7 @@
 
 `round_seconds` is the demo as it is. The others change one thing at a time: the number of agents, in chains of the zoo,
 or the length of the calls, by a text of its own in every task. They learn so little that every round is alike. Their
-figures are of one episode, because the longer ones can only be tried on few, and of two rounds, the first included.
+figures are of one episode, because the longer ones can only be tried on few, and of a single round, to be affordable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 DEMO = EXAMPLES / "math_duo/bridge.toml"
 ZOO = {4: "quartet", 8: "octet", 12: "twelve"}
 
-ROUNDS = 3  # of each measurement of the demo
+ROUNDS = 6  # of the demo, three for each measurement
 COLLECTED = 48  # by the demo; it needs some that came out right
 
 AGENTS = (2, 4, 8, 12)
