@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ from trainers.adapter_map import options_to_adapters
 from trainers.batch import ActionItem
 from trainers.config import LoraOptions, TrainerOptions
 from trainers.errors import TrainError
-from trainers.free_memory import free_bytes, host_free_bytes
+from trainers.free_memory import free_bytes, give_back_large_blocks, host_free_bytes, leaves_holes
 from trainers.marft import MarftTrainer
 from trainers.memory_guard import MemoryGuard
 from trainers.memory_plan import Base, Calls, MemoryPlan, bytes_to_text, model_to_shape, plan_memory
@@ -66,10 +67,15 @@ def save(model_class: type[PreTrainedModel], config: Any, folder: Path) -> Path:
     return folder
 
 
-def plan_of(model_dir: Path, options: TrainerOptions, trained: int = 1, **calls: int) -> MemoryPlan:
+def plan_of(
+    model_dir: Path, options: TrainerOptions, trained: int = 1, holes: bool | None = None, **calls: int
+) -> MemoryPlan:
+    """`holes` None: as on this machine."""
     shape = model_to_shape(model_dir, options.lora)
     assert shape is not None
-    return plan_memory(options, [Base(shape, trained)], Calls(**calls), "cpu")
+    return plan_memory(
+        options, [Base(shape, trained)], Calls(**calls), "cpu", leaves_holes() if holes is None else holes
+    )
 
 
 # -- the plan -----------------------------------------------------------------------------------------------------
@@ -135,10 +141,12 @@ def test_a_plan_by_hand(tmp_path: Path) -> None:
     save(LlamaForCausalLM, LlamaConfig(**SIZES), tmp_path)
     options = TrainerOptions(lora=LoraOptions(rank=2), tokens_per_microbatch=64)
     layer = 2 * (48 + 1) + 48 + 2 * 2 + (48 + 24 + 24 + 48 + 4) + 2 * 80
-    plan = plan_of(tmp_path, options, observed=1000)
+    plan = plan_of(tmp_path, options, holes=False, observed=1000)
     assert plan.activations == 64 * 4 * (8 * layer + 48 + 1)
     assert plan.features == 2 * 4 * 1000 * 48
-    saving = plan_of(tmp_path, options.model_copy(update={"activation_checkpointing": True}))
+    with_holes = plan_of(tmp_path, options, holes=True, observed=1000)
+    assert with_holes.total == plan.total + plan.activations
+    saving = plan_of(tmp_path, options.model_copy(update={"activation_checkpointing": True}), holes=True)
     assert saving.activations == 64 * 4 * (8 * 48 + layer + 48 + 1)
     assert saving.total - saving.activations == plan.total - plan.activations - plan.features
     seen = 4 * 640 * 640  # who sees whom
@@ -203,7 +211,7 @@ def test_the_peak_of_a_process_grows_as_planned(tmp_path: Path) -> None:
 
     def total(tokens: int, again: bool) -> int:
         options = TrainerOptions(tokens_per_microbatch=tokens, activation_checkpointing=again)
-        return plan_of(tmp_path, options, longest=256).total
+        return plan_of(tmp_path, options, holes=False, longest=256).total
 
     more_tokens = total(4096, True) - total(512, True)
     all_layers = total(4096, False) - total(4096, True)
@@ -214,6 +222,15 @@ def test_the_peak_of_a_process_grows_as_planned(tmp_path: Path) -> None:
 
 
 # -- what is free -------------------------------------------------------------------------------------------------
+
+
+def test_a_threshold_of_the_user_is_left_alone_and_leaves_no_holes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    assert leaves_holes()
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "1048576")
+    assert not leaves_holes()
+    monkeypatch.setattr("ctypes.CDLL", lambda _: SimpleNamespace(mallopt=pytest.fail))
+    give_back_large_blocks()
 
 
 def machine(root: Path, files: dict[str, str]) -> Path:

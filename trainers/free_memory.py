@@ -1,16 +1,21 @@
-"""A machine and its control groups, or a GPU -> how many bytes this process may still take.
+"""A machine and its control groups, or a GPU -> how many bytes this process may still take; and freed ones given back.
 
 Invariant: what cannot be read is None, never a guess. It knows nothing of models or options.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 _NO_LIMIT = 2**60  # version 1 writes a number near 2^63 where there is no limit
+_LARGE = 2**20  # bytes of a block that gets pages of its own
+_MMAP_THRESHOLD = -3  # glibc's number for it
+_THRESHOLD_VARIABLE = "MALLOC_MMAP_THRESHOLD_"
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _V2 = ("memory.max", "memory.current", "inactive_file")
 
@@ -32,6 +37,25 @@ def host_free_bytes(root: Path = Path("/")) -> int | None:
         root: where the kernel's file systems are found.
     """
     return min((*_available(root), *_rooms(root)), default=None)
+
+
+def leaves_holes() -> bool:
+    """Whether large blocks that this process frees stay with it, as glibc has it unless it is told a threshold.
+
+    Holes of a size that nothing fits then take about as much as what is in use.
+    """
+    return _THRESHOLD_VARIABLE not in os.environ
+
+
+def give_back_large_blocks() -> None:
+    """From now on every large block that this process frees goes back to the machine.
+
+    Each has its pages filled anew then, which takes time. A threshold in the environment stays what the user made it,
+    and allocators other than glibc's stay as they are.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and leaves_holes():
+        mallopt(_MMAP_THRESHOLD, _LARGE)
 
 
 def _available(root: Path) -> Iterator[int]:

@@ -31,6 +31,7 @@ from trainers.credit import FLAT, Credit
 from trainers.credited import Credited, round_to_credits
 from trainers.errors import TrainError
 from trainers.gae import Floats
+from trainers.memory_guard import out_of_memory_told
 from trainers.model import Tick
 from trainers.offline import learn_offline
 from trainers.policies import Policies
@@ -86,6 +87,7 @@ class MarftTrainer:
 
     # -- stored episodes -----------------------------------------------------------------------------------------
 
+    @out_of_memory_told
     def warm_up(self, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         """Stored episodes to pre-trained critics, on their (discounted) team rewards.
 
@@ -104,6 +106,7 @@ class MarftTrainer:
         fields = {"critic": critic, "actions": len(data.items)}
         return _result(data, fields, time.perf_counter() - started)
 
+    @out_of_memory_told
     def replay(self, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         """Stored episodes to adapters, as `offline.mode` says; see `trainers.offline`.
 
@@ -141,6 +144,7 @@ class MarftTrainer:
 
     # -- on-policy rounds ----------------------------------------------------------------------------------------
 
+    @out_of_memory_told
     def update(
         self,
         trajectories: Sequence[Trajectory],
@@ -269,9 +273,11 @@ class MarftTrainer:
         policies, options = self.policies, self.options
         vocabulary = {agent: policies.model_of(agent).vocabulary for agent in policies.trained}
         final = options.truncated_reward == "final"
-        return trajectories_to_round(
+        data = trajectories_to_round(
             trajectories, policies.trained, options.reward, vocabulary, use, options.shaping, final, self.is_heldout
         )
+        policies.memory.expect(data.items)
+        return data
 
     def _gate(
         self,

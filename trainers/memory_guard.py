@@ -17,7 +17,7 @@ from trainers.adapter_map import AdapterPlan, options_to_adapters
 from trainers.batch import ActionItem
 from trainers.config import TrainerOptions
 from trainers.errors import TrainError
-from trainers.free_memory import free_bytes
+from trainers.free_memory import free_bytes, leaves_holes
 from trainers.memory_plan import Base, Calls, MemoryPlan, bytes_to_text, model_to_shape, plan_memory
 
 P = ParamSpec("P")
@@ -112,7 +112,7 @@ class MemoryGuard:
     def _plan(self, options: TrainerOptions) -> MemoryPlan | None:
         if self._bases is None:
             return None
-        return plan_memory(options, self._bases, self._calls, self.device.type)
+        return plan_memory(options, self._bases, self._calls, self.device.type, leaves_holes())
 
     def _total(self, options: TrainerOptions) -> int:
         """What must fit on the device; features are in host memory."""

@@ -96,13 +96,14 @@ class MemoryPlan:
     adapters: int  # with their gradients and AdamW's moments
     runtime: int
     activations: int  # kept for backward by one micro-batch
+    holes: int  # between them, in the heap of this process
     scratch: int  # the largest that is needed beside them at a time: logits, attention, gradients of a layer
     features: int  # of the critics; in host memory
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.loaded + self.activations + self.scratch + self.features
+        return self.loaded + self.activations + self.holes + self.scratch + self.features
 
     @property
     def loaded(self) -> int:
@@ -114,6 +115,7 @@ class MemoryPlan:
             "base model": self.weights,
             "adapters": self.adapters,
             "activations": self.activations,
+            "holes between them": self.holes,
             "features": self.features,
             "the rest": self.runtime + self.scratch,
         }
@@ -125,21 +127,27 @@ def bytes_to_text(size: int) -> str:
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{max(size, 2**20) / 2**20:.0f} MiB"
 
 
-def plan_memory(options: TrainerOptions, bases: Sequence[Base], calls: Calls, device: str) -> MemoryPlan:
+def plan_memory(
+    options: TrainerOptions, bases: Sequence[Base], calls: Calls, device: str, leaves_holes: bool
+) -> MemoryPlan:
     """What one process takes that trains these adapters; each base model is in memory, and one pass at a time.
 
     Args:
         device: "cpu" (float32 base) or "cuda" (bfloat16 base).
+        leaves_holes: see `trainers.free_memory`; layers that are computed again leave none.
     """
     size = 4 if device == "cpu" else 2
     positions = max(options.tokens_per_microbatch, calls.longest)
     seen = calls.observed if options.uses_critic else 0
+    activations = positions * (max(_kept(base.shape, options, size) for base in bases) + size * calls.longest)
+    holes = device == "cpu" and leaves_holes and not options.activation_checkpointing
     return MemoryPlan(
         weights=size * sum(base.shape.weights for base in bases),
         # weight, gradient and two moments in float32; a frozen one has its weight only
         adapters=4 * sum((4 * base.trained + base.frozen) * base.shape.adapter for base in bases),
         runtime=_RUNTIME[device],
-        activations=positions * (max(_kept(base.shape, options, size) for base in bases) + size * calls.longest),
+        activations=activations,
+        holes=activations if holes else 0,  # measured: 0.8 to 1.1 times
         scratch=max(_scratch(base.shape, options, positions, calls.longest, size) for base in bases),
         # once in the cache of the round, once laid end to end for a critic
         features=8 * seen * max(base.shape.width for base in bases),

@@ -27,6 +27,7 @@ from trainers.config import LoraOptions
 from trainers.errors import TrainError
 from trainers.fast_layers import speed_up
 from trainers.files import weights_to_sha256
+from trainers.free_memory import give_back_large_blocks
 from trainers.microbatch import MicroBatch, lengths_to_groups, rows_to_rectangle
 from trainers.packed import can_pack, layout_to_hidden
 from trainers.prefix import backbone_to_hidden, can_share_prefixes, shared_prefix
@@ -259,6 +260,8 @@ class PolicyModel:
         return layout_to_hidden(self._backbone, layout).index_select(0, node_N)
 
     def _recompute_layers(self) -> None:
+        if self.device.type == "cpu":
+            give_back_large_blocks()  # else most of what is saved would stay with this process as holes
         first = self.adapters[0]
         trial_BL = rows_to_rectangle([(1, 2, 3, 4, 5), (1, 2, 3, 4, 6, 5, 4, 3), (1, 2, 0)])
         row_N, column_N = torch.tensor([0, 1, 2]), torch.tensor([4, 7, 2])
