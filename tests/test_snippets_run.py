@@ -134,7 +134,7 @@ def _with_the_programs_of_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run_in_a_shell(line: str) -> str:
     """A line of another program, as a user types it."""
-    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False, timeout=250)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -176,8 +176,10 @@ def tiny_model_served(model: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -
         assert isinstance(server, StudyServer)
         run.mkdir(parents=True)
         write_server_file(RunFolder(run), Endpoint(f"{server.url}/v1", "a-key-of-the-test", "base"))
-        yield server
-    torch.set_num_threads(threads)
+        try:
+            yield server
+        finally:
+            torch.set_num_threads(threads)
 
 
 def tiny_model(folder: Path) -> Path:

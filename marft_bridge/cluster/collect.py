@@ -35,6 +35,7 @@ from trace_store.journal import Journal
 
 _LOOPBACK = "127.0.0.1"
 _REACH_S = 5.0  # for a cluster's address to answer
+_TRIES = "RAY_gcs_server_port_wait_time_s"
 _NOT_PART = "No node info found"  # Ray's words where this machine runs none of the cluster's nodes
 # Ray keeps large arguments in shared memory; a report is at most some megabytes.
 _OBJECT_STORE = 128 * 2**20
@@ -148,7 +149,7 @@ def connected(options: RayOptions) -> Iterator[Any]:
     if options.working_dir is not None:
         how["runtime_env"] = {"working_dir": options.working_dir, "excludes": list(_LEFT_HERE)}
     try:
-        with _own_signals():
+        with _own_signals(), _one_try(options.address):
             ray.init(**how, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, OSError, RuntimeError, TimeoutError, ValueError, ray.exceptions.RayError) as error:
         raise ClusterError(_why_not_connected(options.address, error)) from error
@@ -192,6 +193,19 @@ def _own_signals() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+@contextmanager
+def _one_try(address: str | None) -> Iterator[None]:
+    """Ray tries 20 times to reach a cluster, of 40 s each where none is. The variable also bounds starting one."""
+    if address is None or _TRIES in os.environ:
+        yield
+        return
+    os.environ[_TRIES] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_TRIES]
+
+
 def _imported(address: str | None) -> Any:
     # All are read when Ray is imported. A worker that asks for no GPU keeps those that its environment shows.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -199,8 +213,6 @@ def _imported(address: str | None) -> Any:
     if address is None:
         # Otherwise Ray replaces the address of loopback by the machine's own, and listens on every interface.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    else:  # tries to reach a cluster: each takes 40 s where none is, and Ray's default is 20
-        os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")
     try:
         import ray
     except ImportError as error:
