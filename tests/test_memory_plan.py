@@ -217,7 +217,7 @@ def test_the_peak_of_a_process_grows_as_planned(tmp_path: Path) -> None:
     all_layers = total(4096, False) - total(4096, True)
     assert more_tokens > 48 * MIB  # far more than what else a process does meanwhile
     assert all_layers > 128 * MIB
-    assert 0.7 < more_tokens / (large - small) < 1.5
+    assert 0.7 < more_tokens / (large - small) < 1.8  # attention is planned for as many rows as may share a beginning
     assert 0.7 < all_layers / (plain - large) < 1.5
 
 
