@@ -98,7 +98,14 @@ def save_model(folder: Path, value: float = 0.0) -> Path:
         f"model.layers.0.self_attn.{name}.weight": np.full((4, 4), value, np.float32) for name in ("q_proj", "v_proj")
     }
     save_file(layers, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    sizes = {
+        "hidden_size": 4,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "vocab_size": 8,
+    }
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
     (folder / "tokenizer.json").write_text("{}")
     return folder
 

@@ -91,7 +91,14 @@ class CreditLab:
         layer = "model.layers.0.self_attn.{}_proj.weight"
         save_file({layer.format(n): np.zeros((4, 4), np.float32) for n in "qv"}, folder / "model/model.safetensors")
         (folder / "model/tokenizer.json").write_text("{}")
-        (folder / "model/config.json").write_text(json.dumps({"model_type": "llama"}))
+        sizes = {
+            "hidden_size": 4,
+            "intermediate_size": 8,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 1,
+            "vocab_size": 8,
+        }
+        (folder / "model/config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
 
     def config(self, more: str = "") -> BridgeConfig:
         app = self.folder / "app.py"

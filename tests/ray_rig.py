@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -80,6 +80,7 @@ def cluster_in(folder: Path, environment: Mapping[str, str]) -> Iterator[Somebod
 def _main() -> None:
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Ray prints
+    import psutil
     from ray.cluster_utils import Cluster
 
     cluster = Cluster()
@@ -107,7 +108,13 @@ def _main() -> None:
         while len(nodes) < int(line):
             add()
         while len(nodes) > int(line):
-            cluster.remove_node(nodes.pop(), allow_graceful=False)
+            lost = nodes.pop()
+            processes = psutil.Process(lost.all_processes["raylet"][0].process.pid).children(recursive=True)
+            cluster.remove_node(lost, allow_graceful=False)
+            for process in processes:  # they would go on for a moment, as those of a machine without power do not
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(processes, 60)
         tell()
     cluster.shutdown()
 

@@ -57,7 +57,14 @@ class Lab:
         model.mkdir()
         layers = {f"model.layers.0.self_attn.{n}.weight": np.zeros((4, 4), np.float32) for n in ("q_proj", "v_proj")}
         save_file(layers, model / "model.safetensors")
-        (model / "config.json").write_text(json.dumps({"model_type": "llama"}))
+        sizes = {
+            "hidden_size": 4,
+            "intermediate_size": 8,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 1,
+            "vocab_size": 8,
+        }
+        (model / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
         (model / "tokenizer.json").write_text("{}")
         serve = f'[serve]\nattach = "{self.server.url}"\n'
         text = (ROOT / "examples/math_duo/bridge.toml").read_text()
@@ -210,7 +217,7 @@ class Trainer:
         print("updating", flush=True)
         sys.stdin.read()
         self.rounds += 1
-        return {"agents": {node: {} for node in self.nodes}, "warnings": [], "seconds": 0.0}
+        return {"agents": {node: {} for node in self.nodes}, "warnings": [], "seconds": {"score": 0.0, "update": 0.0}}
 
 marft, checkpoint = ModuleType("trainers.marft"), ModuleType("trainers.checkpoint")
 marft.MarftTrainer, checkpoint.STATE_FILE = Trainer, "state.json"
