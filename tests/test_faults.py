@@ -405,12 +405,13 @@ MALFORMED: dict[str, tuple[Callable[[dict[str, Any]], bytes], str]] = {
 
 
 def chat_on(fake: FakeVllm, client: httpx.Client) -> NodeChat:
+    no_idle = httpx.Limits(max_keepalive_connections=0)  # the loop ends before anybody could close them
     return NodeChat(
         model="base",
         base_url=f"{fake.url}/v1",
         api_key="none",
         http_client=client,
-        http_async_client=httpx.AsyncClient(trust_env=False),
+        http_async_client=httpx.AsyncClient(trust_env=False, limits=no_idle),
     )
 
 
