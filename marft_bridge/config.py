@@ -257,14 +257,15 @@ def toml_to_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Br
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     for key, value in (overrides or {}).items():
         if value is not None:
-            _set_dotted(raw, key, value)
+            set_dotted(raw, key, value)
     try:
         return BridgeConfig.model_validate(raw)
     except ValidationError as error:
         raise ConfigError(f"{path}: {_first_problem(error)}") from None
 
 
-def _set_dotted(raw: dict[str, Any], key: str, value: Any) -> None:
+def set_dotted(raw: dict[str, Any], key: str, value: Any) -> None:
+    """Sets `table.key` in the content of a configuration file, with the tables on the way."""
     *tables, last = key.split(".")
     at: Any = raw
     for table in tables:

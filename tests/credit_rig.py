@@ -8,10 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from compare_rig import save_model
 from fake_vllm import FakeVllm
 from rich.console import Console
-from safetensors.numpy import save_file
 
 from marft_bridge.config import BridgeConfig, toml_to_config
 from marft_bridge.progress import Reporter
@@ -87,18 +86,7 @@ class CreditLab:
         (folder / "app.py").write_text(APP)
         tasks = [{"id": f"t{x}", "x": x} for x in range(48)]
         (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
-        (folder / "model").mkdir()
-        layer = "model.layers.0.self_attn.{}_proj.weight"
-        save_file({layer.format(n): np.zeros((4, 4), np.float32) for n in "qv"}, folder / "model/model.safetensors")
-        (folder / "model/tokenizer.json").write_text("{}")
-        sizes = {
-            "hidden_size": 4,
-            "intermediate_size": 8,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 1,
-            "vocab_size": 8,
-        }
-        (folder / "model/config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
+        save_model(folder / "model")
 
     def config(self, more: str = "") -> BridgeConfig:
         app = self.folder / "app.py"

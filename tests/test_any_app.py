@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-import numpy as np
 import openai
 import pytest
+from compare_rig import save_model
 from fake_vllm import FakeVllm, running
 from langchain.agents import create_agent
 from langchain_core.language_models import BaseChatModel
@@ -29,7 +29,6 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import interrupt
 from rich.console import Console
-from safetensors.numpy import save_file
 
 from marft_bridge.app import App, options_to_app
 from marft_bridge.config import BridgeConfig
@@ -91,7 +90,7 @@ class Lab:
         text = io.StringIO()
         reporter = Reporter(Console(file=text))
         plan = plan_episodes(TASKS, 6, 1, seed=0, run_id="r", split="train", adapters={node: 0})
-        with Engine(config, run, app, self.model_dir(), reporter) as engine:
+        with Engine(config, run, app, save_model(self.folder / "model"), reporter) as engine:
             engine.publish({node: 0})
             tally = engine.run(plan, "collect", "reward")
         self.said = [line for line in text.getvalue().splitlines() if not line.endswith(" s]")]  # those are progress
@@ -100,17 +99,6 @@ class Lab:
             self.stored: list[Trajectory] = list(store.trajectories(run_ids=["r"]))
             self.outcomes = Counter((e.outcome, e.reason) for e in store.episodes(run_id="r"))
         return tally
-
-    def model_dir(self) -> Path:
-        """As much of a model as an adapter of zeros needs."""
-        folder = self.folder / "model"
-        folder.mkdir()
-        layers = {
-            f"model.layers.0.self_attn.{name}.weight": np.zeros((4, 4), np.float32) for name in ("q_proj", "v_proj")
-        }
-        save_file(layers, folder / "model.safetensors")
-        (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
-        return folder
 
 
 @pytest.fixture

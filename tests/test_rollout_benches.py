@@ -17,11 +17,12 @@ from pathlib import Path
 
 import pytest
 from benchmarks import rollout_app
-from benchmarks.rollout_memory import _memory_of, content_to_toml
+from benchmarks.rollout_memory import _memory_of
 from benchmarks.rollout_rig import Rollouts, bench_config, calls_to_rate
 from fake_vllm import FakeVllm, running, text_to_ids
 from rich.console import Console
 
+from examples.study.run import dict_to_toml
 from marft_bridge.config import toml_to_config
 from marft_bridge.engine import Engine, load_app
 from marft_bridge.progress import Reporter
@@ -79,7 +80,7 @@ def test_the_workload_is_the_same_every_time_and_has_short_and_long_prompts() ->
 
 def test_the_configuration_that_is_written_is_the_one_that_was_made(tmp_path: Path, model_dir: Path) -> None:
     made = bench_config(tmp_path, model_dir, EPISODES)
-    text = content_to_toml(made.model_dump(mode="json", exclude_unset=True))
+    text = dict_to_toml(made.model_dump(mode="json", exclude_unset=True))
     assert tomllib.loads(text)["serve"]["dtype"] == "float32"
     path = tmp_path / "bench.toml"
     path.write_text(text)

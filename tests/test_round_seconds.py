@@ -23,11 +23,11 @@ import pytest
 import zoo_rig
 from benchmarks import round_app, round_rig, round_seconds, round_table
 from benchmarks.harness import BENCHES, figures_to_file, measurements_to_figure, print_figures
-from benchmarks.rollout_memory import content_to_toml
 from rich.console import Console
 from zoo_rig import ZOO, Trained, train_zoo
 
 from examples.study.results import _update_seconds
+from examples.study.run import dict_to_toml
 from graphs import math_duo
 from marft_bridge.config import BridgeConfig, toml_to_config
 from marft_bridge.progress import Reporter
@@ -264,7 +264,7 @@ def differing(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
 def as_read(content: dict[str, Any], folder: Path) -> dict[str, Any]:
     """What a command makes of a configuration that a bench wrote."""
     path = folder / "bridge.toml"
-    path.write_text(content_to_toml(content))
+    path.write_text(dict_to_toml(content))
     return toml_to_config(path).model_dump(mode="json")
 
 

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -20,12 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from commands import start_command
+from compare_rig import save_model
 from fake_vllm import FakeVllm, running
 from rich.console import Console
-from safetensors.numpy import save_file
 from sample_spans import chain
 
 from marft_bridge.config import toml_to_config
@@ -53,19 +51,7 @@ class Lab:
     def __post_init__(self) -> None:
         self.run = RunFolder(self.folder / "run")
         self.server.answer = self._answer
-        model = self.folder / "model"
-        model.mkdir()
-        layers = {f"model.layers.0.self_attn.{n}.weight": np.zeros((4, 4), np.float32) for n in ("q_proj", "v_proj")}
-        save_file(layers, model / "model.safetensors")
-        sizes = {
-            "hidden_size": 4,
-            "intermediate_size": 8,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 1,
-            "vocab_size": 8,
-        }
-        (model / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
-        (model / "tokenizer.json").write_text("{}")
+        model = save_model(self.folder / "model")
         serve = f'[serve]\nattach = "{self.server.url}"\n'
         text = (ROOT / "examples/math_duo/bridge.toml").read_text()
         before, _, after = text.partition("[serve]\n")

@@ -23,10 +23,8 @@ _V2 = ("memory.max", "memory.current", "inactive_file")
 def free_bytes(device: torch.device) -> int | None:
     """What this process may still allocate there; None where that is not told."""
     if device.type == "cuda":
-        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(
-            device
-        )  # by torch, for the next tensors
-        return int(torch.cuda.mem_get_info(device)[0]) + held
+        kept_by_torch = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + kept_by_torch
     return host_free_bytes()
 
 

@@ -23,8 +23,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainers.config import LoraOptions, TrainerOptions
-from trainers.model import RECTANGLE
 from trainers.recomputed import decoder_layers
+from trainers.row_tree import RECTANGLE
 from trainers.token_logprobs import CHUNK_ELEMENTS
 
 # Linear layers of a decoder layer, by what they read.

@@ -32,12 +32,11 @@ from trainers.microbatch import MicroBatch, lengths_to_groups, rows_to_rectangle
 from trainers.packed import can_pack, layout_to_hidden
 from trainers.prefix import backbone_to_hidden, can_share_prefixes, shared_prefix
 from trainers.recomputed import recompute_layers
-from trainers.row_tree import rows_to_groups, rows_to_layout
+from trainers.row_tree import RECTANGLE, rows_to_groups, rows_to_layout
 from trainers.token_logprobs import hidden_to_logprobs, hidden_to_logprobs_and_entropy
 
 Tick = Callable[[int], None]  # told how many actions or sequences have just been processed
 
-RECTANGLE = 8  # rows x longest row over the budget of distinct tokens: bounds what attention gathers
 _HEAD_TOLERANCE = 1e-2  # relative; a scaled or soft-capped output layer is off by far more
 
 

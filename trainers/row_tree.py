@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 PASS = 24  # tokens: what a pass costs however short it is, mostly for reading every weight once
+RECTANGLE = 8  # rows x longest row over the budget of distinct tokens: bounds what attention gathers
 _STRETCH = 512  # new positions of a row that attend together; more would look at much that is masked
 
 

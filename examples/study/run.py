@@ -37,7 +37,7 @@ from examples.study.results import (
     text_sha256,
     write_result,
 )
-from marft_bridge.config import BridgeConfig
+from marft_bridge.config import BridgeConfig, set_dotted
 from marft_bridge.files import write_atomically
 from marft_bridge.run_folder import RunFolder
 from trace_store.store import TraceStore
@@ -76,11 +76,7 @@ def options_to_job(base: Mapping[str, Any], root: Path, condition: str, seed: in
     raw |= {"name": f"study {condition}", "seed": seed}
     changes = {} if condition == COLLECTED else CONDITIONS[condition].changes
     for key, value in changes.items():
-        *tables, last = key.split(".")
-        at = raw
-        for table in tables:
-            at = at.setdefault(table, {})
-        at[last] = value
+        set_dotted(raw, key, value)
     try:
         config = BridgeConfig.model_validate(raw)
     except ValidationError as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import transformers.models.llama.modeling_llama  # noqa: F401 (its import is none of the training)
 
+from benchmarks.train_peak import status
 from benchmarks.train_work import advantages
 from trainers.adapter_round import AdapterRound
 from trainers.adapter_update import AdapterLearner, AdapterRates
@@ -25,12 +26,6 @@ from trainers.workers import Workers
 
 CALL, SAMPLED = 256, 64  # tokens of a call, and those of them that are sampled
 PASSES = 2
-
-
-def status(name: str) -> int:
-    """A size that the kernel tells of this process, in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
 
 
 def calls(tokens: int, vocabulary: int) -> list[ActionItem]:

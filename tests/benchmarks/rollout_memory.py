@@ -7,20 +7,19 @@ episode.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from benchmarks.harness import MEASUREMENTS, Measurement, bench
 from benchmarks.rollout_rig import bench_config, bench_model
+from examples.study.run import dict_to_toml
 
 IN_FLIGHT, EPISODES = 64, 192
 EVERY_S = 0.2
@@ -62,7 +61,7 @@ def _run_to_memory(folder: Path) -> tuple[Memory, Memory]:
     config = folder / "bench.toml"
     model_dir = bench_model().resolve()
     content = bench_config(folder, model_dir, EPISODES, IN_FLIGHT).model_dump(mode="json", exclude_unset=True)
-    config.write_text(content_to_toml(content))
+    config.write_text(dict_to_toml(content))
     command = [sys.executable, "-m", "marft_bridge", "collect", "--config", str(config)]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     ready = threading.Event()
@@ -112,11 +111,3 @@ def _mib_of(process: int) -> float:
     except OSError:
         return 0.0  # it has just ended
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:")), 0.0)
-
-
-def content_to_toml(content: Mapping[str, Any], above: str = "") -> str:
-    """A bridge.toml without arrays of tables: plain values first, then tables."""
-    plain = [f"{name} = {json.dumps(value)}" for name, value in content.items() if not isinstance(value, dict)]
-    inner = [(f"{above}{name}", value) for name, value in content.items() if isinstance(value, dict)]
-    tables = [f"[{name}]\n{content_to_toml(value, f'{name}.')}" for name, value in inner]
-    return "\n".join([*plain, *tables, ""])

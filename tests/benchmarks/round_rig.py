@@ -11,12 +11,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import MEASUREMENTS, Measurement
-from benchmarks.rollout_memory import content_to_toml
-from marft_bridge.config import BridgeConfig
+from examples.study.run import dict_to_toml
+from marft_bridge.config import BridgeConfig, set_dotted
 from marft_bridge.metrics_lines import read_metrics
 from marft_bridge.run_folder import RunFolder
 from trace_store.store import TraceStore
@@ -61,7 +62,7 @@ def content_to_measurements(
 def content_to_rounds(content: Mapping[str, Any], folder: Path, rounds: int) -> list[Parts]:
     """Collects and trains in `folder`; the parts of every round."""
     path = folder / "bridge.toml"
-    path.write_text(content_to_toml(changed(content, {"run": str(folder.resolve() / "run"), "train.rounds": rounds})))
+    path.write_text(dict_to_toml(changed(content, {"run": str(folder.resolve() / "run"), "train.rounds": rounds})))
     argv = [sys.executable, "-m", "marft_bridge", "serve", "--config", str(path), "--"]
     done = subprocess.run(
         [*argv, "sh", "-c", _EACH, sys.executable, str(path)],
@@ -77,14 +78,9 @@ def content_to_rounds(content: Mapping[str, Any], folder: Path, rounds: int) -> 
 
 def changed(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """A bridge.toml with further options, as {"train.trainer.lr": 1e-2}; checked."""
-    new = dict(content)
-    for path, value in changes.items():
-        *tables, last = path.split(".")
-        at = new
-        for table in tables:
-            at[table] = dict(at.get(table, {}))  # the given content stays as it is
-            at = at[table]
-        at[last] = value
+    new = deepcopy(dict(content))  # the given content stays as it is
+    for key, value in changes.items():
+        set_dotted(new, key, value)
     BridgeConfig.model_validate(new)
     return new
 
