@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import weakref
+from asyncio import selector_events
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,3 +54,32 @@ def vllm_server(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     )
     with ModelServer(options, smollm2_dir, folder / "adapters", folder / "vllm.log") as server:
         yield RunningServer(server, server.start(), folder / "adapters", smollm2_dir, folder / "vllm.log")
+
+
+_open_connections: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def connections_are_counted() -> Iterator[None]:
+    """asyncio's connections of this process, as they are made."""
+    connection = selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
+    made = connection.__init__
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        _open_connections.add(self)
+
+    connection.__init__ = counted
+    yield
+    connection.__init__ = made
+
+
+@pytest.fixture(autouse=True)
+def no_connection_outlives_its_loop(connections_are_counted: None) -> Iterator[None]:
+    """Fails the test that leaves a connection behind; else the collector makes some later test pay for it."""
+    yield
+    left = [c for c in _open_connections if c._sock is not None and getattr(c._loop, "is_closed", bool)()]
+    for connection in left:
+        connection._sock.close()
+        connection._sock = None
+    assert not left, f"{len(left)} connections were still open when their event loop ended: close their client"
