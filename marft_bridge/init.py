@@ -25,9 +25,10 @@ from rich.text import Text
 from marft_bridge.app import options_to_app
 from marft_bridge.app_graph import app_to_product, check_nodes, load_app_object, opened_graph
 from marft_bridge.app_models import SeenNode, graph_to_seen_nodes
-from marft_bridge.config import BridgeConfig, GraphOptions, ModelOptions
+from marft_bridge.config import BridgeConfig, GraphOptions
 from marft_bridge.errors import ConfigError
 from marft_bridge.files import write_atomically
+from marft_bridge.model_options import ModelOptions
 from marft_bridge.option_sentences import options_to_sentences
 from marft_bridge.probe import Called, probe
 from marft_bridge.progress import Reporter

@@ -3,6 +3,7 @@
     base            weights of the base model (trainers.files.weights_to_sha256)
     tokenizer       the file that defines it, or the files
     template        text of the chat template
+    base/<node>, tokenizer/<node>, template/<node>  the same of a node that runs on another base model
     tools/<node>    schemas of the tools that the node's calls offered to the model
     tool/<node>/<tool>  the schema of one of them, so that a difference can be named
 
@@ -15,10 +16,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from marft_bridge.bases import Base
 from marft_bridge.errors import ConfigError
 from trace_store.records import ONE_TOOL_OF, TOOLS_OF
 
@@ -39,6 +41,20 @@ def model_to_lineage(model_dir: Path) -> dict[str, str]:
     except (AttributeError, LookupError, OSError, TypeError, ValueError) as error:  # whatever shape the JSON has
         raise ConfigError(f"model.path: cannot read the tokenizer of {model_dir}: {error}") from None
     return {name: digest for name, digest in found.items() if digest is not None}
+
+
+def bases_to_lineage(bases: Sequence[Base], base_sha256: Sequence[str]) -> dict[str, str]:
+    """Base models and the hashes of their weights -> the parts of the first, and those of the others by node.
+
+    Raises as `model_to_lineage`.
+    """
+    of_each = [
+        {"base": sha256, **model_to_lineage(base.directory)} for base, sha256 in zip(bases, base_sha256, strict=True)
+    ]
+    lineage = dict(of_each[0])
+    for base, parts in zip(bases[1:], of_each[1:], strict=True):
+        lineage |= {f"{part}/{node}": digest for node in base.nodes for part, digest in parts.items()}
+    return lineage
 
 
 def request_to_tools(asked: Mapping[str, Any]) -> set[str]:

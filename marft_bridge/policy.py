@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -38,6 +38,10 @@ from marft_bridge.routing import (
 from marft_bridge.wire_rules import payload_to_routed
 
 PROVIDER = "vllm"
+_OF_SERVER = (
+    *("openai_api_base", "openai_api_key", "auto_tools"),
+    *("client", "async_client", "root_client", "root_async_client", "http_client", "http_async_client"),
+)
 log = logging.getLogger("marft_bridge")
 
 
@@ -88,10 +92,19 @@ class NodeChat(ChatOpenAI):
     auto_tools: bool = Field(default=True, exclude=True)
     """Whether the server can tell a tool call from text by itself (vLLM: --tool-call-parser)."""
     _told: _Told = PrivateAttr(default_factory=_Told)
+    _elsewhere: dict[str, dict[str, Any]] = PrivateAttr(default_factory=dict)
+    """Address of another server -> the fields that a copy of this model has to ask it. Shared by all copies."""
 
-    def same_server(self, other: Any) -> bool:
-        """Whether `other` is this model or a copy of it: both use one client."""
-        return isinstance(other, NodeChat) and other.root_async_client is self.root_async_client
+    def beside(self, others: Sequence[NodeChat]) -> NodeChat:
+        """This model, which from now on hands the calls of nodes that run on another server to that one."""
+        self._elsewhere.update(
+            {other.openai_api_base or "": {f: getattr(other, f) for f in _OF_SERVER} for other in others}
+        )
+        return self
+
+    def is_copy_of(self, other: Any) -> bool:
+        """Whether `other` is this model or a copy of it, whichever of its servers that asks."""
+        return isinstance(other, NodeChat) and other._elsewhere is self._elsewhere
 
     def say_left_out(self, node: str, what: list[str]) -> None:
         """Tells the user, once for each node, what of the app's settings the served model does not get."""
@@ -103,7 +116,7 @@ class NodeChat(ChatOpenAI):
     def _routed(self) -> bool:
         """Whether the routes of an episode apply: one that the app built itself answers from its own server."""
         routing = current_routing.get()
-        return routing is not None and (routing.chat is None or self.same_server(routing.chat))
+        return routing is not None and (routing.chat is None or self.is_copy_of(routing.chat))
 
     def _asks_for_tokens(self) -> bool:
         """Any server but OpenAI's own, which refuses the field, may be one that tells token ids."""
@@ -182,6 +195,14 @@ class NodeChat(ChatOpenAI):
             _hide_unasked(call, converted)
         return converted
 
+    def _at_server(self) -> NodeChat:
+        """This model as it asks the server of the calling node's route: itself, unless there are several."""
+        if not self._elsewhere or not self._routed():
+            return self
+        route = calling_route()[1]
+        fields = self._elsewhere.get(route.server or "") if route is not None else None
+        return self if fields is None else self.model_copy(update=fields)
+
     def _fixed(self, tokens: ExactTokens) -> ChatResult | None:
         """The answer where a fixed text answers for the calling node; None where the server is to be asked."""
         node, route = calling_route() if self._routed() else ("", None)
@@ -204,7 +225,7 @@ class NodeChat(ChatOpenAI):
         with handed_over(run_manager.run_id if run_manager else None) as tokens, _collecting(_Call(tokens)):
             if (fixed := self._fixed(tokens)) is not None:
                 return fixed
-            return super()._generate(messages, stop, run_manager, **kwargs)
+            return super(NodeChat, self._at_server())._generate(messages, stop, run_manager, **kwargs)
 
     async def _agenerate(
         self,
@@ -216,7 +237,7 @@ class NodeChat(ChatOpenAI):
         with handed_over(run_manager.run_id if run_manager else None) as tokens, _collecting(_Call(tokens)):
             if (fixed := self._fixed(tokens)) is not None:
                 return fixed
-            return await super()._agenerate(messages, stop, run_manager, **kwargs)
+            return await super(NodeChat, self._at_server())._agenerate(messages, stop, run_manager, **kwargs)
 
     def _stream(
         self,
@@ -231,7 +252,7 @@ class NodeChat(ChatOpenAI):
                 yield result_to_chunk(fixed)
                 return
             call = self._stream_call(tokens, kwargs)
-            chunks = super()._stream(messages, stop, run_manager, **kwargs)
+            chunks = super(NodeChat, self._at_server())._stream(messages, stop, run_manager, **kwargs)
             while True:
                 with _collecting(call):
                     chunk = next(chunks, None)
@@ -251,7 +272,7 @@ class NodeChat(ChatOpenAI):
                 yield result_to_chunk(fixed)
                 return
             call = self._stream_call(tokens, kwargs)
-            chunks = super()._astream(messages, stop, run_manager, **kwargs)
+            chunks = super(NodeChat, self._at_server())._astream(messages, stop, run_manager, **kwargs)
             while True:
                 with _collecting(call):
                     chunk = await anext(chunks, None)

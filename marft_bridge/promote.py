@@ -16,17 +16,17 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from marft_bridge.adapter_files import check_weights
+from marft_bridge.bases import config_to_bases
 from marft_bridge.comparison import manifest as records
 from marft_bridge.comparison.checking import check, keep_output
 from marft_bridge.comparison.manifest import Manifest, SafetyResult, SignedFinding
 from marft_bridge.comparison.records import Report
 from marft_bridge.comparison.safety import SafetyEnd
 from marft_bridge.config import BridgeConfig
-from marft_bridge.engine import model_directory
 from marft_bridge.errors import ConfigError
 from marft_bridge.progress import Reporter
 from marft_bridge.run_folder import RunFolder
-from marft_bridge.served_model import ServedModel
+from marft_bridge.served_models import ServedModels
 
 Confirm = Callable[[str], bool]
 
@@ -186,11 +186,11 @@ def _signer(signed_by: str | None) -> str:
 
 
 def _check_manifest_weights(config: BridgeConfig, folder: RunFolder, manifest: Manifest, reporter: Reporter) -> None:
-    model = ServedModel(config, model_directory(config, reporter.say), folder.adapters)
-    if model.lineage["base"] != manifest.base_sha256:
+    models = ServedModels(config, config_to_bases(config, reporter.say), folder.adapters)
+    if any(models.registry.base_of(node) != sha256 for node, sha256 in manifest.bases.items()):
         raise ConfigError(f"promote: manifest {manifest.number} is of another base model than {config.model.path}")
     for node, adapter in manifest.adapters.items():
-        check_weights(Path(model.registry.get(node, adapter.version).path), adapter.sha256)
+        check_weights(Path(models.registry.get(node, adapter.version).path), adapter.sha256)
 
 
 def _ends_to_result(ends: Sequence[SafetyEnd], output: bytes) -> SafetyResult | None:

@@ -81,7 +81,7 @@ def _is_setting(value: Any) -> bool:
 def _answering(model: BaseChatModel, options: dict[str, Any], entry: str) -> tuple[BaseChatModel, dict[str, Any]]:
     """The model that answers this call, and the call's options in its dialect."""
     routing = current_routing.get()
-    if routing is None or not isinstance(routing.chat, NodeChat) or routing.chat.same_server(model):
+    if routing is None or not isinstance(routing.chat, NodeChat) or routing.chat.is_copy_of(model):
         return model, options
     node = calling_node()
     if node not in routing.routes:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from marft_bridge.bases import Base
 from marft_bridge.errors import ConfigError
 from marft_bridge.recorded_messages import ChatMessage, NotAChat, RecordedChat, span_to_chat
 from trace_store import conventions as c
@@ -122,12 +123,17 @@ class Retokeniser:
     def __init__(
         self, tokenizer: ChatTokenizer | None, nodes: Collection[str], limits: Sequence[int | None] = ()
     ) -> None:
-        self._tokenizer, self._nodes = tokenizer, nodes
-        self._longest = min((limit for limit in limits if limit is not None), default=None)
+        self._of_node: dict[str, tuple[ChatTokenizer | None, int | None]] = {}
+        self.add(tokenizer, nodes, limits)
         self.lacking = 0  # calls that lack ids and nothing else
         self.made = 0  # of them those that got some
         self.open_ended = 0  # of these those whose end the record does not tell
         self.refused: Counter[str] = Counter()  # and those that got none, by reason
+
+    def add(self, tokenizer: ChatTokenizer | None, nodes: Collection[str], limits: Sequence[int | None] = ()) -> None:
+        """Nodes that run on another base model; the arguments are those of the class."""
+        longest = min((limit for limit in limits if limit is not None), default=None)
+        self._of_node |= dict.fromkeys(nodes, (tokenizer, longest))
 
     def trajectory_to_retokenised(
         self, trajectory: Trajectory, spans_of: Callable[[str], Sequence[SpanRow]]
@@ -137,22 +143,29 @@ class Retokeniser:
         Args:
             spans_of: the spans of a trace, by its id.
         """
-        lacking = sum(_lacks_ids(action, self._nodes) for action in trajectory.actions)
+        lacking = sum(_lacks_ids(action, self._of_node) for action in trajectory.actions)
         self.lacking += lacking
-        if self._tokenizer is None or not lacking:
+        if not self._makes or not lacking:
             return trajectory
         spans = {span.span_id: span for span in spans_of(trajectory.episode.episode_id)}
         actions = (
-            self._action(action, trajectory.episode, spans.get(action.action_id), self._tokenizer)
-            if _lacks_ids(action, self._nodes)
+            self._action(action, trajectory.episode, spans.get(action.action_id))
+            if _lacks_ids(action, self._of_node)
             else action
             for action in trajectory.actions
         )
         return replace(trajectory, actions=tuple(actions))
 
-    def _action(self, action: Action, episode: Episode, span: SpanRow | None, tokenizer: ChatTokenizer) -> Action:
+    @property
+    def _makes(self) -> bool:
+        return any(tokenizer is not None for tokenizer, _ in self._of_node.values())
+
+    def _action(self, action: Action, episode: Episode, span: SpanRow | None) -> Action:
+        tokenizer, longest = self._of_node[action.node]
+        if tokenizer is None:
+            return action
         try:
-            ids, known_end = self._ids(action, episode, span, tokenizer)
+            ids, known_end = self._ids(action, episode, span, tokenizer, longest)
         except NotAChat as error:
             self.refused[str(error)] += 1
             return replace(action, untrainable_reason=f"{NOT_RETOKENISED}: {error}")
@@ -169,7 +182,7 @@ class Retokeniser:
         )
 
     def _ids(
-        self, action: Action, episode: Episode, span: SpanRow | None, tokenizer: ChatTokenizer
+        self, action: Action, episode: Episode, span: SpanRow | None, tokenizer: ChatTokenizer, longest: int | None
     ) -> tuple[ChatIds, bool]:
         """The call as ids, and whether the record tells how its answer ended."""
         if span is None:
@@ -182,19 +195,35 @@ class Retokeniser:
         # At a stop sequence the provider ends the answer, not the model, and both are called "stop".
         ended = action.finish_reason in ENDED and not span.attributes.get(c.REQUEST_STOP)
         ids = tokenizer.chat_to_ids(span_to_chat(span, offers_tools=offers), ended=ended)
-        if self._longest is not None and len(ids.prompt) + len(ids.answer) > self._longest:
+        if longest is not None and len(ids.prompt) + len(ids.answer) > longest:
             raise NotAChat("longer than the base model reads")
         return ids, ended or action.finish_reason in CUT
 
     def said(self) -> str | None:
         """What was made and what was not, in one line; None where every call has its ids."""
-        if self._tokenizer is None:
+        if not self._makes:
             return f"{self.lacking} {LEFT_OUT}" if self.lacking else None
         parts = [f"{self.made} of {self.lacking} stored calls without token ids were re-tokenised for imitation"]
         if self.open_ended:
             parts.append(f"{self.open_ended} of them without a known end, so without the token that ends a turn")
         parts += [f"not {count}: {reason}" for reason, count in sorted(self.refused.items())]
         return "; ".join(parts)
+
+
+def bases_to_retokeniser(bases: Sequence[Base], nodes: Collection[str], wanted: bool) -> Retokeniser:
+    """For these nodes of a configuration; where ids are not `wanted`, one that only counts what lacks them.
+
+    Raises as `ChatTokenizer`.
+    """
+    made = Retokeniser(None, ())
+    for base in bases:
+        its = [node for node in base.nodes if node in nodes]
+        # a server that runs already has a limit of its own
+        served = base.serve.max_model_len if base.serve.attach is None else None
+        if its:
+            tokenizer = ChatTokenizer(base.directory) if wanted else None
+            made.add(tokenizer, its, [served, longest_call(base.directory)])
+    return made
 
 
 def _lacks_ids(action: Action, nodes: Collection[str]) -> bool:

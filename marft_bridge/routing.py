@@ -31,6 +31,7 @@ class Route:
     temperature: float
     max_tokens: int
     trainable: bool = True  # False: the node runs on the served model, but is declared frozen
+    server: str | None = None  # address of the server that answers, where several do; None: that of the model itself
     answer: str | None = None  # a text that answers every call, and no model is asked; see `fixed_answer`
 
 

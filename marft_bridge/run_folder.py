@@ -8,7 +8,7 @@
     metrics.jsonl   one line per update
     advantages/     what the actions of each round were credited with, where train.keep_advantages asks for it
     tensorboard/    the same for TensorBoard, where train.tensorboard asks for it
-    vllm.log, server.json, report.json, report.html, report.md
+    vllm.log (vllm-<name>.log of [models.<name>]), server.json, report.json, report.html, report.md
     live.json       what keeps live traffic with its team: salt, key, and the proxy's address while it runs
     learned.json    digests of the tasks that were learned from, which are not held out any more
     promoted/       manifests of what was signed off, and which one counts
@@ -86,9 +86,13 @@ class RunFolder:
         """What the model server printed."""
         return self.path / "vllm.log"
 
+    def server_log_of(self, base: str) -> Path:
+        """What the server of `[models.<base>]` printed; of "" that of [model]."""
+        return self.path / f"vllm-{base}.log" if base else self.server_log
+
     @property
     def server(self) -> Path:
-        """Address and key of the server that `marft-bridge serve` runs for this folder."""
+        """Addresses and keys of the servers that `marft-bridge serve` runs for this folder."""
         return self.path / "server.json"
 
     @property

@@ -8,17 +8,17 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
+from marft_bridge.bases import Base, config_to_bases
 from marft_bridge.config import BridgeConfig
-from marft_bridge.engine import model_directory, running_server, served_modules, write_server_file
+from marft_bridge.engine import running_servers, write_server_file
 from marft_bridge.errors import ConfigError, ServingError
 from marft_bridge.progress import Reporter
 from marft_bridge.run_folder import RunFolder
 from marft_bridge.server_keeper import ServerKeeper
-from marft_bridge.serving import ModelServer
+from marft_bridge.serving import Endpoint, ModelServer
 from marft_bridge.watched_calls import CallsUnderWay
 
 if TYPE_CHECKING:
@@ -43,40 +43,67 @@ def serve(config: BridgeConfig, reporter: Reporter, command: Sequence[str], live
         ServingError: it does not start, dies, or one is running for this folder already.
     """
     folder = RunFolder(config.run_folder)
-    if live is None and config.serve.attach is not None:
-        raise ConfigError("serve: serve.attach names a server that runs already; take it out to start one")
-    if (found := running_server(folder)) is not None:
-        raise ServingError(f"a server for {folder.path} runs already at {found[0]}; stop that one first")
+    if live is None:
+        _refuse_attached(config)
+    elif config.models:
+        raise ConfigError("serve: --split serves the nodes of one base model; leave [models] out")
+    if found := running_servers(folder):
+        at = ", ".join(address for address, _ in found.values())
+        raise ServingError(f"a server for {folder.path} runs already at {at}; stop that one first")
     folder.create()
-    model_dir = model_directory(config, reporter.say)
-    traffic = _live_traffic(config, folder, model_dir, live) if live is not None else None
-    with ModelServer(served_modules(config), model_dir, folder.adapters, folder.server_log) as server:
-        with reporter.bars(), reporter.task("model server") as task:
-            endpoint = server.start(lambda phase: task.update(figures=phase))
-        if traffic is not None:
-            restarts, calls = config.serve.restarts, CallsUnderWay()  # the proxy's calls have limits of their own
-            with (
-                ServerKeeper(server, restarts, config.serve.hang_s, calls, reporter.say) as keeper,
-                traffic.running(server, endpoint, reporter) as proxy,
-            ):
-                watched = (server.check if server.attached else keeper.check, proxy.check)
-                return _until_the_end(watched, command, traffic.command_environment(proxy))
-        write_server_file(folder, endpoint)
-        try:
-            reporter.say(f"serving {model_dir.name} at {endpoint.base_url}, log {folder.server_log}")
-            return _until_the_end((server.check,), command, {})
-        finally:
-            folder.server.unlink(missing_ok=True)
+    bases = config_to_bases(config, reporter.say)
+    if live is not None:
+        return _serve_live(config, folder, bases[0], live, reporter, command)
+    with ExitStack() as stack:
+        servers = [stack.enter_context(_server(base, folder)) for base in bases]
+        endpoints = {base.name: _started(server, base, reporter) for server, base in zip(servers, bases, strict=True)}
+        write_server_file(folder, endpoints)
+        stack.callback(folder.server.unlink, missing_ok=True)
+        for base in bases:
+            log = folder.server_log_of(base.name)
+            reporter.say(f"serving {base.directory.name} at {endpoints[base.name].base_url}, log {log}")
+        return _until_the_end([server.check for server in servers], command, {})
 
 
-def _live_traffic(config: BridgeConfig, folder: RunFolder, model_dir: Path, options: LiveOptions) -> LiveTraffic:
+def _refuse_attached(config: BridgeConfig) -> None:
+    tables = {"serve": config.serve, **{f"models.{name}.serve": other.serve for name, other in config.models.items()}}
+    for table, options in tables.items():
+        if options.attach is not None:
+            raise ConfigError(f"serve: {table}.attach names a server that runs already; take it out to start one")
+
+
+def _server(base: Base, folder: RunFolder) -> ModelServer:
+    return ModelServer(base.serve, base.directory, folder.adapters, folder.server_log_of(base.name))
+
+
+def _started(server: ModelServer, base: Base, reporter: Reporter) -> Endpoint:
+    with reporter.bars(), reporter.task(base.title) as task:
+        return server.start(lambda phase: task.update(figures=phase))
+
+
+def _serve_live(
+    config: BridgeConfig, folder: RunFolder, base: Base, live: LiveOptions, reporter: Reporter, command: Sequence[str]
+) -> int:
+    traffic = _live_traffic(config, folder, base, live)
+    with _server(base, folder) as server:
+        endpoint = _started(server, base, reporter)
+        restarts, calls = config.serve.restarts, CallsUnderWay()  # the proxy's calls have limits of their own
+        with (
+            ServerKeeper(server, restarts, config.serve.hang_s, calls, reporter.say) as keeper,
+            traffic.running(server, endpoint, reporter) as proxy,
+        ):
+            watched = (server.check if server.attached else keeper.check, proxy.check)
+            return _until_the_end(watched, command, traffic.command_environment(proxy))
+
+
+def _live_traffic(config: BridgeConfig, folder: RunFolder, base: Base, options: LiveOptions) -> LiveTraffic:
     try:
         from marft_bridge.live.command import LiveTraffic  # needs an extra that a model server without vLLM may lack
     except ModuleNotFoundError as error:
         raise ConfigError(f"serve: --split needs {error.name}; pip install 'marft-bridge[live]'") from None
-    from marft_bridge.served_model import ServedModel
+    from marft_bridge.served_models import ServedModels
 
-    return LiveTraffic(config, folder, ServedModel(config, model_dir, folder.adapters), options)
+    return LiveTraffic(config, folder, ServedModels(config, [base], folder.adapters), options)
 
 
 def _until_the_end(watched: Sequence[Check], command: Sequence[str], environment: Mapping[str, str]) -> int:

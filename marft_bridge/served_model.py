@@ -1,8 +1,7 @@
 """A base model -> a server that answers as any of its adapters, and the chat model that graphs call.
 
-Invariants: adapters belong to one base model, so each base model has a registry of its own; every call of a node goes
-to a registered version that the server confirmed; version 0 is one that changes nothing. It knows no graph, no
-episode and no training.
+Invariants: every call of a node goes to a registered version that the server confirmed; version 0 is one that changes
+nothing. It knows no graph, no episode and no training, nor that there may be several (`served_models`).
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from typing import Any, Self
 import httpx
 
 from marft_bridge.adapters import AdapterRegistry, publish, retire
+from marft_bridge.bases import Base
 from marft_bridge.config import BridgeConfig
-from marft_bridge.lineage import model_to_lineage
 from marft_bridge.null_adapter import write_null_adapter
 from marft_bridge.policy import NodeChat
 from marft_bridge.progress import Reporter
@@ -28,7 +27,6 @@ from marft_bridge.server_command import vllm_runs_on_cpu
 from marft_bridge.server_keeper import ServerKeeper
 from marft_bridge.serving import Endpoint, ModelServer, ServeOptions
 from marft_bridge.watched_calls import AsyncWatchedTransport, CallsUnderWay, WatchedTransport
-from trainers.files import weights_to_sha256
 
 _BASE = "(base)"  # no node of LangGraph has such a name
 
@@ -37,21 +35,15 @@ class ServedModel:
     """One base model and its adapters; within `served`, a server and a chat model too.
 
     Args:
-        model_dir: the base model.
-        adapters: the folder of its adapter versions.
+        registry: of its adapter versions, and maybe of those of other base models.
     """
 
     server: ModelServer
     keeper: ServerKeeper
     chat: NodeChat
-    place: Served
-    """Where a reward finds the base model, to ask it; by the name of an adapter that changes nothing where it must."""
 
-    def __init__(self, config: BridgeConfig, model_dir: Path, adapters: Path) -> None:
-        self._config, self.model_dir = config, model_dir
-        base_sha256 = weights_to_sha256(model_dir)
-        self.registry = AdapterRegistry(adapters, base_sha256)
-        self.lineage = {"base": base_sha256, **model_to_lineage(model_dir)}  # of every episode that it answers
+    def __init__(self, config: BridgeConfig, base: Base, registry: AdapterRegistry) -> None:
+        self._config, self.base, self.registry = config, base, registry
 
     @contextmanager
     def served(self, options: ServeOptions, log: Path, loop: asyncio.Runner, reporter: Reporter) -> Iterator[Self]:
@@ -60,11 +52,11 @@ class ServedModel:
         Raises:
             ServingError: see `ModelServer.start`.
         """
-        with ModelServer(options, self.model_dir, self.registry.root, log) as self.server:
-            with reporter.bars(), reporter.task("model server") as task:
-                endpoint = self.server.start(lambda phase: task.update(figures=phase))
+        with ModelServer(options, self.base.directory, self.registry.root, log) as self.server:
+            with reporter.bars(), reporter.task(self.base.title) as task:
+                self._endpoint = endpoint = self.server.start(lambda phase: task.update(figures=phase))
             # A server that is not ours may have a parser of tool calls; if it has none, its own refusal says so.
-            auto_tools = self._config.serve.attach is not None or options.tool_call_parser is not None
+            auto_tools = self.base.serve.attach is not None or self.base.serve.tool_call_parser is not None
             calls = CallsUnderWay()
             # Half of an episode's time at most: one that waits on a server that hangs is to be repeated, not cut short.
             hang_s = min(options.hang_s, self._config.collect.timeout_s / 2)
@@ -72,16 +64,19 @@ class ServedModel:
                 ServerKeeper(self.server, options.restarts, hang_s, calls, reporter.say) as self.keeper,
                 self._clients(endpoint, auto_tools, loop, calls) as self.chat,
             ):
-                self.place = Served(endpoint.base_url, self._base_name(endpoint), endpoint.api_key)
                 yield self
 
-    def _base_name(self, endpoint: Endpoint) -> str:
-        """The name under which the base model answers as itself: see `null_adapter` for why that is an adapter's."""
-        if self.server.attached or not vllm_runs_on_cpu():
-            return endpoint.model
-        self.register_null([_BASE])
-        self.publish({_BASE: 0})
-        return self.registry.served_name(_BASE, 0)
+    def as_itself(self) -> Served:
+        """Where the base model answers as itself; `null_adapter` says why that is by the name of an adapter on a CPU.
+
+        Of one base model in a registry only.
+        """
+        name = self._endpoint.model
+        if not self.server.attached and vllm_runs_on_cpu():
+            self.register_null([_BASE])
+            self.publish({_BASE: 0})
+            name = self.registry.served_name(_BASE, 0)
+        return Served(self._endpoint.base_url, name, self._endpoint.api_key)
 
     @contextmanager
     def _clients(
@@ -104,12 +99,16 @@ class ServedModel:
             finally:
                 loop.run(async_client.aclose())
 
+    def place_of(self, node: str, version: int) -> Served:
+        """Where `node` at `version` answers anybody who has the key."""
+        return Served(self._endpoint.base_url, self.registry.served_name(node, version), self._endpoint.api_key)
+
     def register_null(self, nodes: Iterable[str]) -> None:
         """Gives each of these nodes a version 0, which changes nothing in the base model, unless it has one."""
         for node in nodes:
             if 0 not in self.registry.versions(node):
                 modules = self._config.train.trainer.lora.target_modules
-                write_null_adapter(self.registry.new_folder(node, 0), self.model_dir, modules)
+                write_null_adapter(self.registry.new_folder(node, 0), self.base.directory, modules)
                 self.registry.register(node, 0, None, {})
 
     def publish(self, versions: Mapping[str, int]) -> None:
@@ -145,4 +144,5 @@ class ServedModel:
             version=version,
             temperature=temperature or sampling.temperature,
             max_tokens=sampling.max_tokens,
+            server=self._endpoint.base_url,
         )

@@ -24,7 +24,7 @@ from marft_bridge.rewards.contract import Place, Served
 from marft_bridge.rollouts import Collector, Job, Tally, run_jobs
 from marft_bridge.routing import Route
 from marft_bridge.run_folder import RunFolder
-from marft_bridge.served_model import ServedModel
+from marft_bridge.served_models import ServedModels
 from marft_bridge.server_keeper import ServerKeeper
 from trace_store.journal import Journal
 
@@ -53,33 +53,33 @@ class Stage:
         self._stack.close()
 
     @contextmanager
-    def opened(self, app: App, model: ServedModel | None, judged_at: Served | None) -> Iterator[Collector]:
-        """The app's graph on the served model, recorded, until the block ends.
+    def opened(self, app: App, models: ServedModels | None, judged_at: Served | None) -> Iterator[Collector]:
+        """The app's graph on the served models, recorded, until the block ends.
 
         Args:
-            model: answers for the nodes that a request has versions of; None leaves every node its own model.
+            models: answer for the nodes that a request has versions of; None leaves every node its own model.
             judged_at: the model that rewards may ask; the same for all graphs that are compared.
 
         Raises:
             BridgeError: the app cannot be opened, or a reward of it cannot work here.
         """
-        if model is not None:
-            self._keepers.add(model.keeper)
-        with app.opened(None if model is None else model.chat, self.loop) as graph:
+        if models is not None:
+            self._keepers.update(models.keepers)
+        with app.opened(None if models is None else models.chat, self.loop) as graph:
             recorded = wrap(graph_to_original(graph), self._recorder)  # an app that records itself does not now
             try:
                 yield Collector(
                     recorded,
                     app,
-                    _no_route if model is None else model.route,
+                    _no_route if models is None else models.route,
                     self._config.collect.in_flight,
                     self._config.collect.timeout_s,
-                    _alive if model is None else model.keeper.check,
-                    None if model is None else model.chat,
-                    None if model is None else model.lineage,
+                    _alive if models is None else models.check,
+                    None if models is None else models.chat,
+                    None if models is None else models.lineage,
                     Place(self._folder.path, judged_at),
                     self._config.collect.limits,
-                    _never if model is None else model.keeper.came_back,
+                    _never if models is None else models.came_back,
                 )
             finally:
                 recorded.unwrap()

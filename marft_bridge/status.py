@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from marft_bridge.config import BridgeConfig
-from marft_bridge.engine import running_server
+from marft_bridge.engine import running_servers
 from marft_bridge.errors import ConfigError, StoreError
 from marft_bridge.live.status import live_lines
 from marft_bridge.progress import Reporter
@@ -31,8 +31,8 @@ def status(config: BridgeConfig, reporter: Reporter) -> None:
     lines = read_metrics(folder.metrics)
     if lines:
         reporter.say(f"  last update: round {lines[-1]['round']} of {config.train.rounds} ({lines[-1]['phase']})")
-    found = running_server(folder)
-    reporter.say(f"  server: {found[0] if found else 'none running'}")
+    found = running_servers(folder)
+    reporter.say(f"  server: {', '.join(address for address, _ in found.values()) or 'none running'}")
     for line in live_lines(folder):
         reporter.say(f"  {line}")
     if (folder.path / "report.html").exists():

@@ -15,22 +15,22 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from marft_bridge import collect
 from marft_bridge.ahead import RoundsAhead
 from marft_bridge.app import App
+from marft_bridge.bases import config_to_bases, directory_of
 from marft_bridge.config import BridgeConfig
-from marft_bridge.elsewhere import traces_to_episodes
-from marft_bridge.engine import Engine, begin_run, load_app, model_directory, refuse_used, still_to_run
+from marft_bridge.elsewhere import config_to_names, traces_to_episodes
+from marft_bridge.engine import Engine, begin_run, load_app, refuse_used, still_to_run
 from marft_bridge.errors import ConfigError
 from marft_bridge.files import write_atomically
 from marft_bridge.heldout import HeldOut, note_learned
 from marft_bridge.kept_advantages import credits_to_file, forget_rounds_after
 from marft_bridge.metrics_lines import read_metrics as read_metrics
 from marft_bridge.progress import Reporter, Task
-from marft_bridge.retokenise import ChatTokenizer, Retokeniser, longest_call
+from marft_bridge.retokenise import Retokeniser, bases_to_retokeniser
 from marft_bridge.rollouts import plan_episodes, task_order
 from marft_bridge.round_clock import PUBLISH, ROLLOUT, SCORE, RoundClock
 from marft_bridge.run_folder import RunFolder
@@ -62,16 +62,17 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
         folder.require_store("train")
     app = load_app(config)
     heldout = HeldOut(app.heldout_tasks, app.task_to_input)
-    model_dir = model_directory(config, reporter.say)
+    bases = config_to_bases(config, reporter.say)
+    model_dirs = {node: directory_of(bases, node) for node in config.graph.nodes}
     # before a server is started for it; the trainer looks again when the server has taken its share
-    memory = MemoryGuard.of_agents(config.train.trainer, model_dir, config.graph.nodes)
+    memory = MemoryGuard.of_agents(config.train.trainer, model_dirs, config.graph.nodes)
     memory.check()
     if (planned := memory.said()) is not None:
         reporter.say(planned)
     with folder.held_by("train"):
         with store_up_to_date(folder, reporter) as store:
             refuse_used(store, RUN_ID, "train", folder, resume)
-            ids = _retokeniser(config, model_dir)
+            ids = bases_to_retokeniser(bases, config.graph.nodes, config.train.trainer.offline.retokenise)
             here = store.trajectories(run_ids=[collect.RUN_ID], split="train")
             collected = [ids.trajectory_to_retokenised(trajectory, store.spans) for trajectory in here]
             collected += _elsewhere(config, collected, ids, reporter)
@@ -82,16 +83,9 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
                 raise ConfigError(f"train: {folder.store} holds no collected episode; run `marft-bridge collect` first")
             refuse_changed(runs_to_surfaces(collected), config.train.allow_tool_change, "train.allow_tool_change")
             begin_run(store, RUN_ID, "train", config, folder)
-        with keeping_what_runs(folder, reporter, "train"), Engine(config, folder, app, model_dir, reporter) as engine:
+        with keeping_what_runs(folder, reporter, "train"), Engine(config, folder, app, bases, reporter) as engine:
             _Training(config, app, heldout, folder, engine, reporter).run(collected)
         take_in_what_ran(folder, reporter)
-
-
-def _retokeniser(config: BridgeConfig, model_dir: Path) -> Retokeniser:
-    """What makes ids for stored calls without them, where that is asked for."""
-    tokenizer = ChatTokenizer(model_dir) if config.train.trainer.offline.retokenise else None
-    served = config.serve.max_model_len if config.serve.attach is None else None  # a server that runs has its own
-    return Retokeniser(tokenizer, config.graph.nodes, [served, longest_call(model_dir)])
 
 
 def _elsewhere(
@@ -100,7 +94,7 @@ def _elsewhere(
     return traces_to_episodes(
         config.train.traces,
         known={trajectory.episode.episode_id for trajectory in here},
-        model=Path(config.model.path).name,
+        models=config_to_names(config.model_dump(mode="json")),
         reporter=reporter,
         read=ids.trajectory_to_retokenised,
     )
@@ -125,8 +119,9 @@ class _Training:
         self.options = config.train
         self.phase: Task | None = None
         self.clock = RoundClock()
+        model_dirs = {node: directory_of(engine.models.bases, node) for node in self.nodes}
         self.trainer = MarftTrainer(
-            *(self.options.trainer, engine.model_dir, self.nodes, config.seed, self._show_phase, engine.lineage),
+            *(self.options.trainer, model_dirs, self.nodes, config.seed, self._show_phase, engine.lineage),
             is_heldout=heldout.holds,
         )
 

@@ -31,6 +31,7 @@ from langgraph.types import interrupt
 from rich.console import Console
 
 from marft_bridge.app import App, options_to_app
+from marft_bridge.bases import config_to_bases
 from marft_bridge.config import BridgeConfig
 from marft_bridge.engine import Engine
 from marft_bridge.progress import Reporter
@@ -79,7 +80,8 @@ class Lab:
     ) -> Tally:
         """Six episodes of the app with one node declared trainable."""
         graph = {"app": "a:b", "nodes": [node], "tasks": "t.jsonl", "reward": "a:r", "frozen": frozen}
-        config = BridgeConfig.model_validate({"graph": graph, "serve": {"attach": self.ours.url}})
+        model = {"path": str(save_model(self.folder / "model"))}
+        config = BridgeConfig.model_validate({"graph": graph, "model": model, "serve": {"attach": self.ours.url}})
         app = App(
             *(build, TASKS, TASKS, lambda task: {"log": task["log"]}, lambda _, state: len(state["log"]), "a:r"),
             nodes=config.graph.nodes,
@@ -90,7 +92,7 @@ class Lab:
         text = io.StringIO()
         reporter = Reporter(Console(file=text))
         plan = plan_episodes(TASKS, 6, 1, seed=0, run_id="r", split="train", adapters={node: 0})
-        with Engine(config, run, app, save_model(self.folder / "model"), reporter) as engine:
+        with Engine(config, run, app, config_to_bases(config), reporter) as engine:
             engine.publish({node: 0})
             tally = engine.run(plan, "collect", "reward")
         self.said = [line for line in text.getvalue().splitlines() if not line.endswith(" s]")]  # those are progress

@@ -14,6 +14,7 @@ import pytest
 from compare_rig import NODES, Lab, lab_in
 from rich.console import Console
 
+from marft_bridge.bases import config_to_bases
 from marft_bridge.collect import collect
 from marft_bridge.comparison import command
 from marft_bridge.comparison.contrasts import pairs_to_power
@@ -182,7 +183,7 @@ def test_the_learning_curve_takes_rewards_from_the_store_and_figures_from_the_me
     plan = plan_episodes(
         app.train_tasks, 2, 1, seed=0, run_id="train", split="train", adapters=dict.fromkeys(NODES, 1), round=1
     )
-    with Engine(config, folder, app, lab.model, quiet) as engine:
+    with Engine(config, folder, app, config_to_bases(config), quiet) as engine:
         engine.publish(dict.fromkeys(NODES, 1))
         engine.run(plan, "train", "reward")
     lines = [{"phase": "offline", "round": 0, "replay": {"agents": {"actor": {"grad_norm": 2.0}}}}]
@@ -199,11 +200,11 @@ def test_the_distance_to_the_base_is_asked_for_once_all_has_run(lab: Lab, monkey
     """Of the variants on the base model, whole episodes, with the store free for others meanwhile."""
     seen: dict[str, int] = {}
 
-    def kl(_config: Any, model_dir: Path, _registry: Any, by_variant: Any, limit: int, seed: int) -> Any:
+    def kl(_config: Any, bases: Any, _registry: Any, by_variant: Any, limit: int, seed: int) -> Any:
         seen.update({name: sum(len(t.actions) for t in episodes) for name, episodes in by_variant.items()})
         with TraceStore.open(lab.run / "store.duckdb", wait_s=0):
             pass
-        assert (model_dir, limit, seed) == (lab.model, 7, 0)
+        assert ([base.directory for base in bases], limit, seed) == ([lab.model], 7, 0)
         return {("actor", "after"): (0.5, 3), ("actor", "before"): (0.0, 4)}
 
     monkeypatch.setattr(command, "adapters_to_kl", kl)

@@ -22,6 +22,7 @@ from rich.console import Console
 
 from marft_bridge import cli
 from marft_bridge.app import split_tasks
+from marft_bridge.bases import config_to_bases
 from marft_bridge.collect import collect
 from marft_bridge.config import BridgeConfig
 from marft_bridge.contribution import command, found
@@ -51,7 +52,7 @@ def train_all(lab: CreditLab) -> None:
     """A version 1 of every node, which the server's script takes for trained."""
     config = lab.config()
     lab.run_folder.create()
-    registry = Engine(config, lab.run_folder, load_app(config), lab.folder / "model", lab.reporter()).registry
+    registry = Engine(config, lab.run_folder, load_app(config), config_to_bases(config), lab.reporter()).registry
     for node in NODES:
         for version in (0, 1):
             write_null_adapter(registry.new_folder(node, version), lab.folder / "model", ("q_proj", "v_proj"))

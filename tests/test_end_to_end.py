@@ -217,7 +217,7 @@ class Shell:
     def __init__(self, server: RunningServer, folder: Path) -> None:
         self.run = RunFolder(folder / "run")
         self.run.create()
-        write_server_file(self.run, server.endpoint)
+        write_server_file(self.run, {"": server.endpoint})
         text = (ROOT / "examples/math_duo/bridge.toml").read_text()
         self.config = folder / "bridge.toml"
         self.config.write_text(text)

@@ -31,6 +31,7 @@ from safetensors.numpy import load_file
 
 from marft_bridge import served_model, server_process
 from marft_bridge.adapters import AdapterRegistry
+from marft_bridge.bases import config_to_bases
 from marft_bridge.collect import collect
 from marft_bridge.config import BridgeConfig, toml_to_config
 from marft_bridge.episode import CANCELLED
@@ -43,7 +44,7 @@ from marft_bridge.retries import Limits
 from marft_bridge.rollouts import plan_episodes
 from marft_bridge.run_folder import RunFolder
 from marft_bridge.serve import serve
-from marft_bridge.served_model import ServedModel
+from marft_bridge.served_models import ServedModels
 from marft_bridge.server_keeper import ServerKeeper
 from marft_bridge.serving import Endpoint, ModelServer, ServeOptions
 from marft_bridge.watched_calls import AsyncWatchedTransport, CallsUnderWay, WatchedTransport
@@ -307,11 +308,11 @@ def test_the_base_model_is_asked_through_an_adapter_of_zeros_where_a_full_server
 ) -> None:
     monkeypatch.setattr(served_model, "vllm_runs_on_cpu", lambda: cpu)
     config, silent = bench.config(), Reporter(Console(quiet=True))
-    model = ServedModel(config, bench.model, bench.folder.adapters)
-    with asyncio.Runner() as loop, model.served(config.serve, bench.folder.server_log, loop, silent):
-        folder = model.server.adapters().get(model.place.model)
+    models = ServedModels(config, config_to_bases(config), bench.folder.adapters)
+    with asyncio.Runner() as loop, models.served([config.serve], [bench.folder.server_log], loop, silent):
+        folder = models.models[0].server.adapters().get(models.place.model)
     if not cpu:
-        assert (model.place.model, folder) == ("base", None)
+        assert (models.place.model, folder) == ("base", None)
         return
     assert folder is not None
     weights = load_file(Path(folder) / "adapter_model.safetensors")

@@ -32,6 +32,7 @@ from rich.console import Console
 
 from graphs import math_duo
 from marft_bridge.adapters import publish, retire
+from marft_bridge.bases import config_to_bases
 from marft_bridge.config import toml_to_config
 from marft_bridge.engine import Engine, load_app
 from marft_bridge.errors import ServingError
@@ -65,8 +66,8 @@ class Line:
 
     def __init__(self, engine: Engine, said: io.StringIO) -> None:
         self.engine, self._said = engine, said
-        self.model = engine._model
-        self.process = engine.server._process
+        self.model = engine.models
+        self.process = engine.models.models[0].server._process
 
     def said(self) -> str:
         text = self._said.getvalue()
@@ -160,7 +161,9 @@ def line(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     config = toml_to_config(ROOT / "examples/math_duo/bridge.toml", settings)
     folder = RunFolder(run)
     folder.create()
-    with Engine(config, folder, load_app(config), smollm2_dir, Reporter(Console(file=said, width=1000))) as engine:
+    with Engine(
+        config, folder, load_app(config), config_to_bases(config), Reporter(Console(file=said, width=1000))
+    ) as engine:
         yield Line(engine, said)
 
 
@@ -171,7 +174,7 @@ def published(line: Line, node: str, versions: Sequence[int], scale: float = 0.2
         if version not in registry.versions(node):
             write_adapter(registry.new_folder(node, version), LAYERS, scale=scale, seed=version)
             registry.register(node, version, None, {})
-        names.append(publish(line.engine.server, registry, node, version))
+        names.append(publish(line.engine.models.models[0].server, registry, node, version))
     return names
 
 
@@ -193,7 +196,7 @@ def test_more_adapters_than_slots_each_answer_with_their_own_weights(line: Line)
     for name, logprobs in zip(alone, together, strict=True):
         assert logprobs == pytest.approx(alone[name], abs=EXACT)
     for version in range(1, SLOTS + 3):
-        retire(line.engine.server, "slots", version)
+        retire(line.engine.models.models[0].server, "slots", version)
 
 
 def test_a_call_finishes_on_the_version_that_it_began_with(line: Line) -> None:
@@ -209,8 +212,8 @@ def test_a_call_finishes_on_the_version_that_it_began_with(line: Line) -> None:
                 continue
             for choice in json.loads(event[6:])["choices"]:
                 seen += [entry["logprob"] for entry in (choice.get("logprobs") or {}).get("content") or []]
-            if seen and name in line.engine.server.loaded():
-                retire(line.engine.server, "flight", 1)
+            if seen and name in line.engine.models.models[0].server.loaded():
+                retire(line.engine.models.models[0].server, "flight", 1)
                 assert len(seen) < 48, "it was nearly done before it was retired"
                 published(line, "flight", others)
         answer.close()
@@ -219,11 +222,11 @@ def test_a_call_finishes_on_the_version_that_it_began_with(line: Line) -> None:
     with pytest.raises(AssertionError, match="does not exist"):  # a new call of it is refused, not answered by another
         line.logprobs(name)
     for version in others:
-        retire(line.engine.server, "flight", version)
+        retire(line.engine.models.models[0].server, "flight", version)
 
 
 def test_a_damaged_adapter_is_named_and_the_others_go_on(line: Line) -> None:
-    registry, server = line.engine.registry, line.engine.server
+    registry, server = line.engine.registry, line.engine.models.models[0].server
     (name,) = published(line, "damaged", [1])
     before = line.logprobs(name)
     folder = write_adapter(registry.new_folder("damaged", 2), LAYERS, seed=2)
@@ -259,7 +262,7 @@ def test_a_malformed_answer_costs_one_episode(line: Line) -> None:
 
 
 def test_a_killed_engine_is_replaced_in_the_middle_of_a_round_by_the_same_one(line: Line) -> None:
-    server = line.engine.server
+    server = line.engine.models.models[0].server
     # One node's versions one after the other, under long prefixes that are cached; then one name with other weights.
     swapped = {name: line.logprobs(name) for name in published(line, "swap", [1, 2])}
     again = write_adapter(line.engine.registry.root / "again/a", LAYERS, scale=0.2, seed=71)

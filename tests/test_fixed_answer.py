@@ -15,6 +15,7 @@ from credit_rig import NODES, CreditLab
 from duo_rig import COMMON, TASKS, Rig
 from fake_vllm import FakeVllm, running
 
+from marft_bridge.bases import config_to_bases
 from marft_bridge.engine import Engine, load_app
 from marft_bridge.progress import Reporter
 from marft_bridge.rollouts import plan_episodes
@@ -36,7 +37,7 @@ def run(lab: CreditLab, answers: dict[str, str], more: str = "") -> list[Traject
     plan = plan_episodes(app.train_tasks, 4, 1, seed=0, run_id="r", split="train", adapters=adapters)
 
     def command(reporter: Reporter) -> None:
-        with Engine(config, lab.run_folder, app, lab.folder / "model", reporter) as engine:
+        with Engine(config, lab.run_folder, app, config_to_bases(config), reporter) as engine:
             engine.publish(adapters)
             engine.run([replace(request, answers=answers) for request in plan], "run", "reward")
 

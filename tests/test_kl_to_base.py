@@ -19,6 +19,7 @@ from tiny_policy import save_tiny_llama
 from tiny_trajectory import action, trajectory
 
 from marft_bridge.adapters import AdapterRegistry
+from marft_bridge.bases import Base
 from marft_bridge.comparison.kl import _comparable, adapters_to_kl, kl_to_base, logprobs_to_kl
 from marft_bridge.config import BridgeConfig
 from trace_store.records import Action, Trajectory
@@ -112,6 +113,10 @@ def registry(base: Path, tmp_path: Path) -> AdapterRegistry:
     return found
 
 
+def on(base: Path) -> list[Base]:
+    return [Base("", base, CONFIG.serve, ("planner",))]
+
+
 def episodes(version: int, *actions: Action, **changes: Any) -> list[Trajectory]:
     by_version = [action("planner", a.sampled_ids or (), prompt_ids=PROMPT, adapter_version=version) for a in actions]
     return [trajectory("t", by_version, **changes)]
@@ -120,7 +125,7 @@ def episodes(version: int, *actions: Action, **changes: Any) -> list[Trajectory]
 def test_versions_are_loaded_for_their_own_calls(base: Path, registry: AdapterRegistry) -> None:
     first, second = calls([7, 8]), calls([9])
     by_variant = {"before": episodes(0, *first), "after": episodes(1, *first), "also": episodes(1, *second)}
-    found = adapters_to_kl(CONFIG, base, registry, by_variant, limit=32, seed=0)
+    found = adapters_to_kl(CONFIG, on(base), registry, by_variant, limit=32, seed=0)
     model = trained(base, 0.05)
     assert found["planner", "before"] == (0.0, 2)
     assert found["planner", "after"] == pytest.approx((kl_to_base(model, "it", first, 64), 2))
@@ -138,20 +143,34 @@ def test_calls_that_do_not_tell_the_whole_distribution_are_left_out(base: Path, 
     ]
     made = [good, *(action("planner", [8], **{"prompt_ids": PROMPT, "adapter_version": 1, **n}) for n in narrowed)]
     made += [action("planner", [8], prompt_ids=PROMPT), action("hosted", [8], adapter_version=None)]
-    found = adapters_to_kl(CONFIG, base, registry, {"after": [trajectory("t", made)]}, limit=32, seed=0)
+    found = adapters_to_kl(
+        CONFIG,
+        [Base("", base, CONFIG.serve, ("planner",))],
+        registry,
+        {"after": [trajectory("t", made)]},
+        limit=32,
+        seed=0,
+    )
     assert list(found) == [("planner", "after")]
     assert found["planner", "after"] == pytest.approx((kl_to_base(trained(base, 0.05), "it", [good], 64), 1))
 
 
 def test_a_version_with_no_call_to_go_by_has_no_estimate(base: Path, registry: AdapterRegistry) -> None:
     greedy = action("planner", [8], prompt_ids=PROMPT, adapter_version=1, temperature=0.0)
-    found = adapters_to_kl(CONFIG, base, registry, {"after": [trajectory("t", [greedy])]}, limit=32, seed=0)
+    found = adapters_to_kl(
+        CONFIG,
+        [Base("", base, CONFIG.serve, ("planner",))],
+        registry,
+        {"after": [trajectory("t", [greedy])]},
+        limit=32,
+        seed=0,
+    )
     assert found == {("planner", "after"): (None, 0)}
 
 
 def test_at_most_so_many_calls_are_drawn_and_a_seed_draws_the_same(base: Path, registry: AdapterRegistry) -> None:
     by_variant = {"after": episodes(1, *calls(list(range(2, 30))))}
-    found = [adapters_to_kl(CONFIG, base, registry, by_variant, limit=4, seed=seed) for seed in (0, 0, 1)]
+    found = [adapters_to_kl(CONFIG, on(base), registry, by_variant, limit=4, seed=seed) for seed in (0, 0, 1)]
     assert {made["planner", "after"][1] for made in found} == {4}
     assert found[0] == found[1] != found[2]
 
@@ -170,4 +189,4 @@ def test_every_call_is_as_likely_to_be_drawn_as_any_other(registry: AdapterRegis
 
 def test_episodes_of_another_base_model_do_not_count(base: Path, registry: AdapterRegistry) -> None:
     by_variant = {"larger": episodes(0, *calls([7]), lineage={"base": "0" * 64})}
-    assert adapters_to_kl(CONFIG, base, registry, by_variant, limit=4, seed=0) == {}
+    assert adapters_to_kl(CONFIG, on(base), registry, by_variant, limit=4, seed=0) == {}

@@ -29,6 +29,7 @@ from safetensors.numpy import save_file
 from sample_spans import chain
 
 from marft_bridge.app import App
+from marft_bridge.bases import config_to_bases
 from marft_bridge.config import BridgeConfig
 from marft_bridge.engine import Engine
 from marft_bridge.errors import ConfigError
@@ -193,7 +194,9 @@ def test_an_engine_records_the_served_model_and_the_tools_that_the_server_saw(se
 
     nodes = ("ask", "researcher/model")
     options = {"app": "a:b", "nodes": nodes, "tasks": "t.jsonl", "reward": "a:r"}
-    config = BridgeConfig.model_validate({"graph": options, "serve": {"attach": server.url}})
+    config = BridgeConfig.model_validate(
+        {"graph": options, "serve": {"attach": server.url}, "model": {"path": str(folder)}}
+    )
     task = {"id": "t", "question": "owl?"}
     app = App(
         *(build, [task], [task], lambda task: {"messages": [("user", task["question"])]}, lambda *_: 1.0, "a:r"),
@@ -203,7 +206,7 @@ def test_an_engine_records_the_served_model_and_the_tools_that_the_server_saw(se
     run.create()
     versions = dict.fromkeys(nodes, 0)
     plan = plan_episodes([task], 2, 1, seed=0, run_id="r", split="train", adapters=versions)
-    with Engine(config, run, app, folder, Reporter(Console(quiet=True))) as engine:
+    with Engine(config, run, app, config_to_bases(config), Reporter(Console(quiet=True))) as engine:
         engine.publish(versions)
         engine.run(plan, "collect", "reward")
     with TraceStore.open(run.store) as store:

@@ -280,7 +280,7 @@ def hired(server: FakeVllm, model_dir: Path, tmp_path: Path, monkeypatch: pytest
     made = []
 
     def hire(**changes: Any) -> Worker:
-        agreed = agreement(config, weights_to_sha256(model_dir)) | changes
+        agreed = agreement(config, {"base": weights_to_sha256(model_dir)}) | changes
         content = config.model_dump(mode="json", exclude_unset=True)
         made.append(Worker(Assignment(1, content, None, server.url, agreed)))
         return made[0]
@@ -308,10 +308,10 @@ def test_a_worker_that_differs_from_the_driver_does_not_work(hired: Any) -> None
 
 def test_agreement_names_everything_that_differs(server: FakeVllm, model_dir: Path) -> None:
     config = BridgeConfig.model_validate({"graph": {"app": "a:b", "nodes": ["n"], "tasks": "t.jsonl", "reward": "a:r"}})
-    ours = agreement(config, "base")
+    ours = agreement(config, {"base": "one"})
     assert disagreements(ours, dict(ours)) == []
     warmer = config.model_copy(update={"seed": 1})
-    assert [line.split(" differs")[0] for line in disagreements(ours, agreement(warmer, "other"))] == [
+    assert [line.split(" differs")[0] for line in disagreements(ours, agreement(warmer, {"base": "other"}))] == [
         "the configuration",
         "the base model",
     ]

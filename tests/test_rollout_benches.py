@@ -23,6 +23,7 @@ from fake_vllm import FakeVllm, running, text_to_ids
 from rich.console import Console
 
 from examples.study.run import dict_to_toml
+from marft_bridge.bases import config_to_bases
 from marft_bridge.config import toml_to_config
 from marft_bridge.engine import Engine, load_app
 from marft_bridge.progress import Reporter
@@ -52,8 +53,10 @@ def test_the_bare_client_sends_what_the_graph_sent_and_counts_the_same_tokens(tm
         config = config.model_copy(update={"serve": config.serve.model_validate({"attach": fake.url})})
         folder = RunFolder(tmp_path / "run")
         folder.create()
-        with Engine(config, folder, load_app(config), model_dir, Reporter(Console(file=io.StringIO()))) as engine:
-            engine._model.register_null(rollout_app.NODES)
+        with Engine(
+            config, folder, load_app(config), config_to_bases(config), Reporter(Console(file=io.StringIO()))
+        ) as engine:
+            engine.models.register_null(rollout_app.NODES)
             engine.publish(dict.fromkeys(rollout_app.NODES, 0))
             graph = Rollouts(engine, version=0)
             chains = graph.recorded()

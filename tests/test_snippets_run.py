@@ -175,7 +175,7 @@ def tiny_model_served(model: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -
     with running(StudyServer(str(model), 0, "a-key-of-the-test")) as server:
         assert isinstance(server, StudyServer)
         run.mkdir(parents=True)
-        write_server_file(RunFolder(run), Endpoint(f"{server.url}/v1", "a-key-of-the-test", "base"))
+        write_server_file(RunFolder(run), {"": Endpoint(f"{server.url}/v1", "a-key-of-the-test", "base")})
         try:
             yield server
         finally:

@@ -8,6 +8,7 @@ It knows nothing of DuckDB, OpenTelemetry, LangGraph or torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -32,6 +33,13 @@ TOOLS_OF = "tools/"
 """How the names of a lineage begin that are about one node; the node's name follows."""
 ONE_TOOL_OF = "tool/"
 """How those begin that are about one tool of a node; the node's name follows, a slash, and the tool's."""
+MODEL_PARTS = ("base", "template", "tokenizer")
+"""Names of a lineage that are about the base model of all nodes; a node with another has `base/<node>`, and so on."""
+
+
+def model_part(lineage: Mapping[str, str], part: str, node: str) -> str | None:
+    """One of MODEL_PARTS as a node had it; None where that is not recorded."""
+    return lineage.get(f"{part}/{node}", lineage.get(part))
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,8 +55,10 @@ class MemoryGuard:
         self._calls, self._checked, self._loaded = Calls(), 0, False
 
     @classmethod
-    def of_agents(cls, options: TrainerOptions, model_dir: Path, agents: Sequence[str]) -> MemoryGuard:
-        """For agents on one base model, before there is a trainer."""
+    def of_agents(
+        cls, options: TrainerOptions, model_dir: Path | Mapping[str, Path], agents: Sequence[str]
+    ) -> MemoryGuard:
+        """For agents on one base model, or on one each, before there is a trainer."""
         return cls(options, options_to_adapters(options, agents, model_dir), options_to_device(options))
 
     def plan(self) -> MemoryPlan | None:

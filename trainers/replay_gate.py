@@ -10,9 +10,9 @@ reasons does not grow with the data. It knows nothing of losses, of where episod
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from trace_store.records import TOOLS_OF, Episode, Trajectory
+from trace_store.records import MODEL_PARTS, TOOLS_OF, Episode, Trajectory, model_part
 from trainers.config import ReplayOptions
 from trainers.mismatch import effective_sample_size
 
@@ -33,7 +33,8 @@ def gate_episodes(
     Lineage is looked at first. A hash of today that the episode has too must be equal, unless `options.lineage` is
     `any`; one that it lacks is refused by `same` only. A name `tools/<node>` is about the prompts of that node: it is
     looked at where the node acted in the episode, and then what is absent means that no tools were offered, which for
-    an episode with a lineage is known. What only the episode has is not looked at: today may not know it yet.
+    an episode with a lineage is known. `base`, `template` and `tokenizer` are those of each node that acted. What else
+    only the episode has is not looked at: today may not know it yet.
 
     Staleness is how many versions the adapter that sampled an action lies behind the newest one of that agent, at
     most over the actions of the episode; actions without an adapter are those of version 0, the base model. An
@@ -79,17 +80,32 @@ def gate_actions(weights: Sequence[float], min_ess: float) -> str | None:
 def _strange(trajectory: Trajectory, today: Mapping[str, str], strict: bool) -> str | None:
     """The first part of today's lineage that is not that of the episode; `strict` refuses what is not recorded."""
     acted = {action.node for action in trajectory.actions}
-    for name in sorted(today):
-        if name.startswith(TOOLS_OF) and name.removeprefix(TOOLS_OF) not in acted:
-            continue
-        found = trajectory.episode.lineage.get(name)
-        if found == today[name]:
+    lineage = trajectory.episode.lineage
+    wanted = {name: (digest, lineage.get(name)) for name, digest in today.items() if _is_about(name, acted)}
+    for part in MODEL_PARTS:
+        for node in sorted(acted):
+            name = f"{part}/{node}" if f"{part}/{node}" in {*today, *lineage} else part
+            if (digest := model_part(today, part, node)) is not None:
+                wanted[name] = (digest, model_part(lineage, part, node))
+    for name, (digest, found) in sorted(wanted.items()):
+        if found == digest:
             continue
         if found is not None or _offered_none(trajectory.episode, name):
             return f"replay: lineage: {name} differs from today's"
         if strict:
             return f"replay: lineage: {name} is not recorded (replay.lineage 'known' takes such episodes)"
     return None
+
+
+def _is_about(name: str, acted: Collection[str]) -> bool:
+    """Whether a name of today's lineage says something about an episode in which these nodes acted.
+
+    Parts of base models are looked at by node, where any acted.
+    """
+    if name.startswith(TOOLS_OF):
+        return name.removeprefix(TOOLS_OF) in acted
+    part = name.partition("/")[0]
+    return part not in MODEL_PARTS or (not acted and name == part)
 
 
 def _offered_none(episode: Episode, name: str) -> bool:

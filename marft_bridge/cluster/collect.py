@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from marft_bridge.app import App
+from marft_bridge.bases import Base
 from marft_bridge.cluster.driver import Driver
 from marft_bridge.cluster.filing import Filing
 from marft_bridge.cluster.messages import Assignment, agreement
@@ -29,7 +30,7 @@ from marft_bridge.errors import ClusterError, ConfigError
 from marft_bridge.plan import EpisodeRequest
 from marft_bridge.progress import Reporter
 from marft_bridge.run_folder import RunFolder
-from marft_bridge.served_model import ServedModel
+from marft_bridge.served_models import ServedModels
 from marft_bridge.tally import Tally
 from trace_store.journal import Journal
 
@@ -51,6 +52,14 @@ def refuse_unusable(config: BridgeConfig) -> None:
         ClusterError: nothing answers at `ray.address`.
     """
     _imported(config.ray.address)
+    if config.models and config.ray.endpoints:
+        raise ConfigError("ray.endpoints are servers of one base model each; with [models] workers start their own")
+    for name, other in config.models.items():
+        if other.serve.attach is not None or other.serve.port is not None:
+            what = "attach" if other.serve.attach is not None else "port"
+            raise ConfigError(
+                f"models.{name}.serve.{what}: with collect.engine = ray workers start servers of their own"
+            )
     if config.serve.attach is not None:
         raise ConfigError("serve.attach names one server for one machine; with collect.engine = ray use ray.endpoints")
     if config.serve.port is not None and not config.ray.endpoints:
@@ -77,7 +86,7 @@ def requests_on_ray(
     config: BridgeConfig,
     folder: RunFolder,
     app: App,
-    model_dir: Path,
+    bases: Sequence[Base],
     reporter: Reporter,
     requests: Sequence[EpisodeRequest],
 ) -> Tally:
@@ -87,8 +96,8 @@ def requests_on_ray(
         BridgeError: see `Driver.run`; the cluster cannot be reached.
         StoreError: this machine's disk does not take the records.
     """
-    base_sha256 = _publish(config, folder, app, model_dir, reporter)
-    agreed, endpoints = agreement(config, base_sha256), config.ray.endpoints
+    lineage = _publish(config, folder, app, bases, reporter)
+    agreed, endpoints = agreement(config, lineage), config.ray.endpoints
     content = config.model_dump(mode="json", exclude_unset=True)
     here = None if config.ray.working_dir is not None else str(Path.cwd())
 
@@ -111,17 +120,19 @@ def requests_on_ray(
     return tally
 
 
-def _publish(config: BridgeConfig, folder: RunFolder, app: App, model_dir: Path, reporter: Reporter) -> str:
-    """Has every shared server answer to version 0 of every node; gives back the base model's hash."""
-    model = ServedModel(config, model_dir, folder.adapters)
+def _publish(
+    config: BridgeConfig, folder: RunFolder, app: App, bases: Sequence[Base], reporter: Reporter
+) -> dict[str, str]:
+    """Has every shared server answer to version 0 of every node; gives back the lineage of the base models."""
+    models = ServedModels(config, bases, folder.adapters)
     nodes = (*config.graph.nodes, *app.frozen)
     if config.ray.endpoints:
-        model.register_null(nodes)
+        models.register_null(nodes)
         with asyncio.Runner() as loop:
             for endpoint in config.ray.endpoints:
-                with model.served(endpoint_to_options(config, endpoint), folder.server_log, loop, reporter):
-                    model.publish(dict.fromkeys(nodes, 0))
-    return model.lineage["base"]
+                with models.served([endpoint_to_options(config, endpoint)], [folder.server_log], loop, reporter):
+                    models.publish(dict.fromkeys(nodes, 0))
+    return models.lineage
 
 
 @contextmanager

@@ -49,13 +49,18 @@ class Report:
     losses: str = ""
 
 
-def agreement(config: BridgeConfig, base_sha256: str) -> dict[str, str]:
-    """What -> its SHA-256, for the driver and a worker to compare."""
+def agreement(config: BridgeConfig, lineage: Mapping[str, str]) -> dict[str, str]:
+    """What -> its SHA-256, for the driver and a worker to compare.
+
+    Args:
+        lineage: of the base models.
+    """
     said = json.dumps(config.model_dump(mode="json"), sort_keys=True)
     return {
         "configuration": hashlib.sha256(said.encode()).hexdigest(),
         "code of marft-bridge": code_sha256(),
-        "base model": base_sha256,
+        "base model": lineage["base"],
+        **{f"base model of {name[5:]}": digest for name, digest in lineage.items() if name.startswith("base/")},
     }
 
 

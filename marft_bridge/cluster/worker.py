@@ -19,15 +19,16 @@ from pathlib import Path
 
 from rich.console import Console
 
+from marft_bridge.bases import config_to_bases, with_modules
 from marft_bridge.cluster.messages import Assignment, Key, Report, agreement, disagreements
 from marft_bridge.config import BridgeConfig
-from marft_bridge.engine import load_app, model_directory, served_modules
+from marft_bridge.engine import load_app
 from marft_bridge.errors import USER_ERRORS, ClusterError, GraphError, ServingError
 from marft_bridge.plan import EpisodeRequest
 from marft_bridge.progress import Reporter
 from marft_bridge.rollouts import Collector, Job
 from marft_bridge.run_folder import RunFolder
-from marft_bridge.served_model import ServedModel
+from marft_bridge.served_models import ServedModels
 from marft_bridge.serving import ServeOptions
 from marft_bridge.stage import Stage
 from marft_bridge.tally import Tally
@@ -148,24 +149,25 @@ class Worker:
         self._config = config = BridgeConfig.model_validate(dict(assignment.config))
         with _there_as_here(assignment.folder):
             app = load_app(config)
-            model_dir = model_directory(config, silent.say)
-        model = ServedModel(config, model_dir, self._scratch.adapters)
-        if wrong := disagreements(assignment.agreed, agreement(config, model.lineage["base"])):
+            bases = config_to_bases(config, silent.say)
+        models = ServedModels(config, bases, self._scratch.adapters)
+        if wrong := disagreements(assignment.agreed, agreement(config, models.lineage)):
             raise ClusterError("; ".join(wrong) + "; give every machine of the cluster what this one has")
         versions = dict.fromkeys((*config.graph.nodes, *app.frozen), 0)
-        options = served_modules(config)
+        options = [base.serve for base in bases]
         if assignment.endpoint is not None:
-            options = endpoint_to_options(config, assignment.endpoint)
+            options = [endpoint_to_options(config, assignment.endpoint)]
+        logs = [self._scratch.server_log_of(base.name) for base in bases]
         with (
             Stage(config, self._scratch, silent) as stage,
-            model.served(options, self._scratch.server_log, stage.loop, silent),
+            models.served(options, logs, stage.loop, silent),
         ):
             if assignment.endpoint is None:
-                model.register_null(versions)
-                model.publish(versions)
+                models.register_null(versions)
+                models.publish(versions)
             else:
-                _check_served(model, versions, assignment.endpoint)
-            with stage.opened(app, model, model.place) as collector:
+                _check_served(models, versions, assignment.endpoint)
+            with stage.opened(app, models, models.place) as collector:
                 yield collector, stage
 
 
@@ -218,15 +220,13 @@ def _there_as_here(folder: str | None) -> Iterator[None]:
 
 def endpoint_to_options(config: BridgeConfig, endpoint: str) -> ServeOptions:
     """How a server that the workers share is attached to."""
-    modules = served_modules(config).lora_target_modules
-    return ServeOptions(
-        attach=endpoint, api_key_env=config.ray.api_key_env, lora_target_modules=modules, hang_s=config.serve.hang_s
-    )
+    attached = ServeOptions(attach=endpoint, api_key_env=config.ray.api_key_env, hang_s=config.serve.hang_s)
+    return with_modules(config, attached.model_copy(update={"lora_target_modules": config.serve.lora_target_modules}))
 
 
-def _check_served(model: ServedModel, versions: Mapping[str, int], endpoint: str) -> None:
+def _check_served(models: ServedModels, versions: Mapping[str, int], endpoint: str) -> None:
     """The driver has published the adapters: a worker may not see the folder that they are loaded from."""
-    served = model.server.adapters()
+    served = models.loaded()
     for node, version in versions.items():
-        if (name := model.registry.served_name(node, version)) not in served:
+        if (name := models.registry.served_name(node, version)) not in served:
             raise ServingError(f"the model server at {endpoint} does not serve {name!r} any more")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from marft_bridge.adapter_files import check_weights
+from marft_bridge.bases import config_to_bases
 from marft_bridge.comparison.gate import EXIT_CODES, Decision, Gate, decide, default_gate, find_candidate
 from marft_bridge.comparison.manifest import FOLDER, PromotedAdapter
 from marft_bridge.comparison.records import Report, Variant
@@ -26,13 +27,13 @@ from marft_bridge.comparison.safety import (
 )
 from marft_bridge.comparison.variants import AFTER
 from marft_bridge.config import BridgeConfig
-from marft_bridge.engine import model_directory, server_options
+from marft_bridge.engine import server_options
 from marft_bridge.errors import ConfigError
 from marft_bridge.progress import Reporter
 from marft_bridge.rewards.contract import Place, RunView
 from marft_bridge.run_folder import RunFolder
 from marft_bridge.run_store import store_up_to_date
-from marft_bridge.served_model import ServedModel
+from marft_bridge.served_models import ServedModels
 from trace_store.store import TraceStore
 
 REFUSED = EXIT_CODES["refused"]
@@ -75,8 +76,8 @@ def check(
     if decision.exit_code:
         return Checked(decision)
     _refuse_what_cannot_be_promoted(config, variant)
-    model = ServedModel(config, model_directory(config, reporter.say), folder.adapters)
-    adapters = _signed_weights(model, variant)
+    models = ServedModels(config, config_to_bases(config, reporter.say), folder.adapters)
+    adapters = _signed_weights(models, variant)
     ends: list[SafetyEnd] = []
     runs = _runs(folder, report, variant, adapters, reporter)
     case = SafetyCase(variant.name, dict(variant.adapters), runs)
@@ -84,11 +85,11 @@ def check(
     if suite is not None:
         ends.append(run_function(config.promote.safety or "", suite, case, timeout_s))
     if config.promote.safety_command and all(end.passed for end in ends):
-        with _served_candidate(config, folder, model, case, reporter) as environment:
+        with _served_candidate(config, folder, models, case, reporter) as environment:
             ends.append(run_command(config.promote.safety_command, environment, timeout_s))
     for end in ends:
         reporter.say(f"safety suite {end.suite}: {'passed' if end.passed else 'FAILED'} ({end.why})")
-    checked = Checked(decision, tuple(ends), adapters, model.lineage["base"])
+    checked = Checked(decision, tuple(ends), adapters, models.lineage["base"])
     if checked.exit_code and checked.output:
         reporter.say(f"it printed: {keep_output(folder, 'refused', checked.output)}")
     return checked
@@ -122,13 +123,14 @@ def _refuse_what_cannot_be_promoted(config: BridgeConfig, variant: Variant) -> N
         raise ConfigError(f"promote: {variant.name!r} has an adapter of {strange[0]!r}, which is not in graph.nodes")
 
 
-def _signed_weights(model: ServedModel, variant: Variant) -> dict[str, PromotedAdapter]:
+def _signed_weights(models: ServedModels, variant: Variant) -> dict[str, PromotedAdapter]:
     """The candidate's versions with their hashes, once their files are those that were registered."""
     signed = {}
     for node, version in sorted(variant.adapters.items()):
-        row = model.registry.get(node, version)
+        row = models.registry.get(node, version)
         check_weights(Path(row.path), row.sha256)
-        signed[node] = PromotedAdapter(version=version, sha256=row.sha256)
+        other = row.base_sha256 if row.base_sha256 != models.lineage["base"] else None
+        signed[node] = PromotedAdapter(version=version, sha256=row.sha256, base_sha256=other)
     return signed
 
 
@@ -173,14 +175,14 @@ def _refuse_other_weights(store: TraceStore, adapters: Mapping[str, PromotedAdap
 
 @contextmanager
 def _served_candidate(
-    config: BridgeConfig, folder: RunFolder, model: ServedModel, case: SafetyCase, reporter: Reporter
+    config: BridgeConfig, folder: RunFolder, models: ServedModels, case: SafetyCase, reporter: Reporter
 ) -> Iterator[dict[str, str]]:
     """The candidate's versions, served until the block ends; gives the environment that tells where."""
     versions = {**dict.fromkeys(config.graph.frozen, 0), **case.adapters}
-    options = server_options(config, folder, reporter)
-    with asyncio.Runner() as loop, model.served(options, folder.server_log, loop, reporter):
-        model.register_null(versions)
-        model.publish(versions)
-        place = model.place
-        served = {node: model.registry.served_name(node, version) for node, version in versions.items()}
-        yield command_environment(case, place.base_url, place.api_key, place.model, served)
+    options = server_options(models.bases, folder, reporter)
+    logs = [folder.server_log_of(base.name) for base in models.bases]
+    with asyncio.Runner() as loop, models.served(options, logs, loop, reporter):
+        models.register_null(versions)
+        models.publish(versions)
+        places = {node: models.place_of(node, version) for node, version in versions.items()}
+        yield command_environment(case, models.place, places)

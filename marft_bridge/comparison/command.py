@@ -2,7 +2,7 @@
 
 This module composes; what it composes is in the modules beside it. Invariants: whatever is wrong with variants, apps
 and tasks is said before a server starts; a comparison that is resumed is the one that was begun and repeats nothing;
-the base model is loaded for the KL only after the servers have stopped.
+base models are loaded for the KL only after the servers have stopped.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from marft_bridge.app import App, options_to_app
+from marft_bridge.bases import Base, config_to_bases, with_modules
 from marft_bridge.comparison.episodes import (
     Plan,
     Progress,
@@ -45,11 +46,9 @@ from marft_bridge.engine import (
     begin_run,
     checked_app,
     load_app,
-    model_directory,
     numbered_run_id,
     server_options,
     still_to_run,
-    with_modules,
 )
 from marft_bridge.errors import BridgeError, ConfigError
 from marft_bridge.heldout import heldout_leaks
@@ -59,7 +58,7 @@ from marft_bridge.progress import Reporter
 from marft_bridge.rollouts import Collector, EpisodeRequest, Tally
 from marft_bridge.run_folder import RunFolder, bridge_version
 from marft_bridge.run_store import WAIT_IN_RUN_S, keeping_what_runs, store_up_to_date
-from marft_bridge.served_model import ServedModel
+from marft_bridge.served_models import ServedModels
 from marft_bridge.stage import Stage
 from marft_bridge.tool_surface import Surface, refuse_changed, store_to_surface, surface_to_hashes
 from trace_store.records import Trajectory
@@ -84,8 +83,8 @@ def compare(config: BridgeConfig, reporter: Reporter, resume: bool, flags: Flags
     folder.require_store("compare")
     app = load_app(config)
     began = time.monotonic()
-    model = ServedModel(config, model_directory(config, reporter.say), folder.adapters)
-    lineup = options_to_lineup(config, model.registry, flags.before, flags.after)
+    models = ServedModels(config, config_to_bases(config, reporter.say), folder.adapters)
+    lineup = options_to_lineup(config, models.registry, flags.before, flags.after)
     _refuse_kl_without_torch(config, lineup)
     apps = {team.on.key: _app_of(config, app, team) for team in lineup.all}
     with folder.held_by("compare"):
@@ -95,10 +94,10 @@ def compare(config: BridgeConfig, reporter: Reporter, resume: bool, flags: Flags
             _refuse_leaks(store, plan)
             refuse_other_plan(store, plan)
             begin_run(store, plan.run_id, "compare", config, folder, plan.content())
-        runner = _Runner(config, folder, reporter, plan, model, apps)
+        runner = _Runner(config, folder, reporter, plan, models, apps)
         with keeping_what_runs(folder, reporter, "compare"):
             progress = runner.run()
-            kl = _kl(config, folder, reporter, plan, model)
+            kl = _kl(config, folder, reporter, plan, models)
             with store_up_to_date(folder, reporter, WAIT_IN_RUN_S) as store:
                 surface = runner.surfaces(store)
                 around = Around(
@@ -158,11 +157,11 @@ class _Runner:
         folder: RunFolder,
         reporter: Reporter,
         plan: Plan,
-        model: ServedModel,
+        models: ServedModels,
         apps: dict[tuple[Any, ...], App],
     ) -> None:
         self._config, self._folder, self._reporter = config, folder, reporter
-        self._plan, self._model, self._apps = plan, model, apps
+        self._plan, self._models, self._apps = plan, models, apps
         self._tallies = {team.name: Tally() for team in plan.lineup.all}
         self._collectors: dict[str, Collector] | None = None
         self._stack = ExitStack()
@@ -234,24 +233,26 @@ class _Runner:
         return {team.name: opened[team.on.key] for team in self._plan.lineup.all}
 
     @contextmanager
-    def _served(self, name: str | None, teams: Sequence[Team]) -> Iterator[ServedModel]:
+    def _served(self, name: str | None, teams: Sequence[Team]) -> Iterator[ServedModels]:
         live = live_versions(teams)
         if name is None:
-            model, log = self._model, self._folder.server_log
-            options = server_options(self._config, self._folder, self._reporter)
+            models = self._models
+            logs = [self._folder.server_log_of(base.name) for base in models.bases]
+            options = server_options(models.bases, self._folder, self._reporter)
         else:
             directory = check_model_dir(Path(name))
             path = str(directory.resolve()).encode()
             place = self._folder.other_models / f"{directory.name}-{hashlib.sha256(path).hexdigest()[:8]}"
-            model, log = ServedModel(self._config, directory, place / "adapters"), place / "vllm.log"
-            options = with_modules(self._config, other_models_options(self._config, teams))
-        with model.served(options, log, self._stage.loop, self._reporter):
-            model.register_null(live)
-            model.serve_only(live)
-            yield model
+            serve = with_modules(self._config, other_models_options(self._config, teams))
+            models = ServedModels(self._config, [Base("", directory, serve, tuple(live))], place / "adapters")
+            logs, options = [place / "vllm.log"], [serve]
+        with models.served(options, logs, self._stage.loop, self._reporter):
+            models.register_null(live)
+            models.serve_only(live)
+            yield models
 
 
-def _kl(config: BridgeConfig, folder: RunFolder, reporter: Reporter, plan: Plan, model: ServedModel) -> Kl:
+def _kl(config: BridgeConfig, folder: RunFolder, reporter: Reporter, plan: Plan, models: ServedModels) -> Kl:
     limit, teams = config.compare.kl_actions, _trained(plan.lineup)
     if not limit or not teams:
         return {}
@@ -264,4 +265,4 @@ def _kl(config: BridgeConfig, folder: RunFolder, reporter: Reporter, plan: Plan,
     on_base = [team for team in plan.lineup.teams if not team.on.own_models and team.on.model is None]
     with reporter.bars(), reporter.task("distance to the base model"):
         by_variant = {team.name: episodes(team.name) for team in on_base}
-        return adapters_to_kl(config, model.model_dir, model.registry, by_variant, limit, plan.seed)
+        return adapters_to_kl(config, models.bases, models.registry, by_variant, limit, plan.seed)

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marft_bridge.adapters import AdapterRegistry
+from marft_bridge.bases import Base, directory_of
 from marft_bridge.config import BridgeConfig
-from trace_store.records import Action, Trajectory
+from trace_store.records import Action, Trajectory, model_part
 
 if TYPE_CHECKING:
     from trainers.model import PolicyModel
@@ -31,7 +32,7 @@ _LIMIT = 20.0  # of a log-ratio, as in the trainer's k3
 
 def adapters_to_kl(
     config: BridgeConfig,
-    model_dir: Path,
+    bases: Sequence[Base],
     registry: AdapterRegistry,
     by_variant: Mapping[str, Iterable[Trajectory]],
     limit: int,
@@ -39,12 +40,12 @@ def adapters_to_kl(
 ) -> dict[tuple[str, str], tuple[float | None, int]]:
     """(node, variant) -> the KL of the version that acted there, and the calls that the estimate rests on.
 
-    Version 0 changes nothing, so its KL is 0 without looking. Loads the base model once, in float32 on a CPU, so ask
-    after the model server has stopped.
+    Version 0 changes nothing, so its KL is 0 without looking. Loads each base model once, one at a time, in float32 on
+    a CPU, so ask after the model servers have stopped.
 
     Args:
         config: the trainer's LoRA options, device and memory budget.
-        model_dir: the base model; episodes that say they ran on another one do not count.
+        bases: the base models of the nodes; episodes that say they ran on another one do not count.
         by_variant: episodes, which may be streamed.
         limit: calls per node and variant at most, drawn with `seed`.
 
@@ -57,13 +58,18 @@ def adapters_to_kl(
         for (node, version), calls in _comparable(episodes, registry, variant, limit, seed).items()
     }
     model: PolicyModel | None = None
+    directory: Path | None = None
     found: dict[tuple[str, str], tuple[float | None, int]] = {}
-    for node, variant, version in sorted(groups, key=lambda key: (key[0], key[2], key[1])):
+    for node, variant, version in sorted(
+        groups, key=lambda key: (str(directory_of(bases, key[0])), key[0], key[2], key[1])
+    ):
         calls = groups[node, variant, version]
         if version == 0:
             found[node, variant] = (0.0, len(calls))
             continue
-        model = model or _load(config, model_dir)
+        if model is None or directory != directory_of(bases, node):
+            model, directory = None, directory_of(bases, node)  # the last one goes before the next one comes
+            model = _load(config, directory)
         model.load_adapter(_SLOT, Path(registry.get(node, version).path))
         found[node, variant] = (kl_to_base(model, _SLOT, calls, config.train.trainer.tokens_per_microbatch), len(calls))
     return found
@@ -128,9 +134,8 @@ def _comparable(
     seen: Counter[tuple[str, int]] = Counter()
     drawn = random.Random(f"{seed}/{variant}")
     for episode in episodes:
-        ran_on = episode.episode.lineage.get("base")
         for call in episode.actions:
-            version = call.adapter_version
+            version, ran_on = call.adapter_version, model_part(episode.episode.lineage, "base", call.node)
             base = base_of(call.node, version) if version is not None else None
             if version is None or base is None or ran_on not in (None, base):
                 continue

@@ -17,9 +17,16 @@ import os
 import tempfile
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from marft_bridge.errors import ConfigError
 from marft_bridge.files import write_atomically
@@ -37,6 +44,13 @@ class PromotedAdapter(_Record):
 
     version: int = Field(ge=0)
     sha256: str  # of its weights
+    base_sha256: str | None = None  # of its base model's, where that is not the manifest's
+
+    @model_serializer(mode="wrap")
+    def _without_usual(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A signature stays that of the same text: what says nothing is not written."""
+        content: dict[str, Any] = serialise(self)
+        return {name: value for name, value in content.items() if name != "base_sha256" or value is not None}
 
 
 class SignedFinding(_Record):
@@ -66,7 +80,7 @@ class Manifest(_Record):
     base: str  # variant that it was compared with
     graph: str
     model: str
-    base_sha256: str  # of the base model's weights
+    base_sha256: str  # of the weights of the base model of [model]
     adapters: dict[str, PromotedAdapter]
     tool_surface: dict[str, str]
     tool_surface_differs: bool
@@ -84,6 +98,11 @@ class Manifest(_Record):
     def versions(self) -> dict[str, int]:
         """Node -> version."""
         return {node: adapter.version for node, adapter in self.adapters.items()}
+
+    @property
+    def bases(self) -> dict[str, str]:
+        """Node -> SHA-256 of the weights of the base model that it runs on."""
+        return {node: adapter.base_sha256 or self.base_sha256 for node, adapter in self.adapters.items()}
 
     def signed(self, key: bytes) -> Manifest:
         """The same with its signature."""

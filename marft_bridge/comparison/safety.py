@@ -17,12 +17,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
 from marft_bridge.errors import ConfigError
 from marft_bridge.load_name import load_name
-from marft_bridge.rewards.contract import RunView
+from marft_bridge.rewards.contract import RunView, Served
 
 MOST_OUTPUT = 1 << 20  # bytes that are kept, the last ones: a summary comes at the end
 _CHUNK = 1 << 16
@@ -115,20 +115,19 @@ def run_command(command: Sequence[str], environment: Mapping[str, str], timeout_
     return SafetyEnd(name, status == 0, why, time.monotonic() - began, b"".join(kept.copy())[-MOST_OUTPUT:])
 
 
-def command_environment(
-    case: SafetyCase, base_url: str, api_key: str, model: str, served: Mapping[str, str]
-) -> dict[str, str]:
+def command_environment(case: SafetyCase, place: Served, places: Mapping[str, Served]) -> dict[str, str]:
     """What a command is told: where the candidate is served, and by which names.
 
     Args:
-        model: name of the base model there.
-        served: node -> name of its adapter there.
+        place: of the base model of [model].
+        places: of each node's adapter.
     """
     return {
-        "MARFT_SERVER_URL": base_url,
-        "MARFT_SERVER_KEY": api_key,
-        "MARFT_SERVER_MODEL": model,
-        "MARFT_SERVER_MODELS": json.dumps(dict(served), sort_keys=True),
+        "MARFT_SERVER_URL": place.base_url,
+        "MARFT_SERVER_KEY": place.api_key,
+        "MARFT_SERVER_MODEL": place.model,
+        "MARFT_SERVER_MODELS": json.dumps({node: at.model for node, at in places.items()}, sort_keys=True),
+        "MARFT_SERVER_PLACES": json.dumps({node: asdict(at) for node, at in places.items()}, sort_keys=True),
         "MARFT_CANDIDATE": case.candidate,
         "MARFT_ADAPTERS": json.dumps(dict(case.adapters), sort_keys=True),
     }

@@ -260,12 +260,21 @@ def other_models_options(config: BridgeConfig, teams: Sequence[Team]) -> ServeOp
 
 def _refuse_too_many_adapters(config: BridgeConfig, teams: Sequence[Team]) -> None:
     for model, those in by_server(teams).items():
-        options = config.serve if model is None else other_models_options(config, those)
         live = live_versions(those)
-        needed = sum(map(len, live.values()))
-        if options.attach is None and needed > options.max_loras:
-            parts = "; ".join(f"{node} at {', '.join(map(str, versions))}" for node, versions in live.items())
-            raise ConfigError(
-                f"serve.max_loras is {options.max_loras}, but the variants need {needed} adapters at once ({parts}); "
-                "raise it, or compare fewer"
-            )
+        if model is not None:
+            _refuse_too_many("serve", other_models_options(config, those), live)
+            continue
+        for name, other in config.models.items():
+            its = {node: live.pop(node) for node in other.nodes if node in live}
+            _refuse_too_many(f"models.{name}.serve", other.serve, its)
+        _refuse_too_many("serve", config.serve, live)
+
+
+def _refuse_too_many(table: str, options: ServeOptions, live: Mapping[str, Sequence[int]]) -> None:
+    needed = sum(map(len, live.values()))
+    if options.attach is None and needed > options.max_loras:
+        parts = "; ".join(f"{node} at {', '.join(map(str, versions))}" for node, versions in live.items())
+        raise ConfigError(
+            f"{table}.max_loras is {options.max_loras}, but the variants need {needed} adapters at once ({parts}); "
+            "raise it, or compare fewer"
+        )

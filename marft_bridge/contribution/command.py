@@ -13,18 +13,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from marft_bridge.app import App
+from marft_bridge.bases import config_to_bases
 from marft_bridge.config import BridgeConfig
 from marft_bridge.contribution.found import Found
 from marft_bridge.contribution.games import Team, all_teams
 from marft_bridge.contribution.judged import Method
 from marft_bridge.contribution.substitutes import Substitute, refuse_idle, text_to_substitute
-from marft_bridge.engine import Engine, begin_run, load_app, model_directory, numbered_run_id, still_to_run
+from marft_bridge.engine import Engine, begin_run, load_app, numbered_run_id, still_to_run
 from marft_bridge.errors import ConfigError
 from marft_bridge.plan import EpisodeRequest, plan_episodes, task_order
 from marft_bridge.progress import Reporter
 from marft_bridge.run_folder import RunFolder
 from marft_bridge.run_store import WAIT_IN_RUN_S, keeping_what_runs, store_up_to_date
-from trace_store.records import Episode
+from trace_store.records import Episode, model_part
 from trace_store.store import TraceStore
 
 MOST_AGENTS = 6  # of a Shapley value: 64 teams
@@ -57,10 +58,10 @@ def credit(config: BridgeConfig, options: CreditOptions, reporter: Reporter, res
     metric = options.metric or config.train.trainer.reward
     teams = _teams(agents, options.method)
     app = load_app(config)
-    model_dir = model_directory(config, reporter.say)
+    bases = config_to_bases(config, reporter.say)
     folder.create()
     with folder.held_by("credit"):
-        engine = Engine(config, folder, app, model_dir, reporter)
+        engine = Engine(config, folder, app, bases, reporter)
         with store_up_to_date(folder, reporter) as store:
             run_id = numbered_run_id(store, "credit", resume)
             if options.run_of is None:
@@ -145,7 +146,11 @@ def _stored_team(
             "leave it out, and the newest team runs"
         )
     sampling = config.sampling.model_dump(mode="json")
-    others = {e.lineage.get("base") for e in episodes} - {None, engine.lineage["base"]}
+    others = [
+        node
+        for node in (*config.graph.nodes, *config.graph.frozen)
+        if {model_part(e.lineage, "base", node) for e in episodes} - {None, engine.registry.base_of(node)}
+    ]
     if others or runs[run_of].config.get("sampling", sampling) != sampling:
         what = "on another base model" if others else "with another [sampling]"
         raise ConfigError(

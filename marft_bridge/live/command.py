@@ -29,7 +29,7 @@ from marft_bridge.progress import Reporter
 from marft_bridge.recording import check_options, options_to_processor
 from marft_bridge.run_folder import RunFolder, bridge_version
 from marft_bridge.run_store import take_in_what_ran
-from marft_bridge.served_model import ServedModel
+from marft_bridge.served_models import ServedModels
 from marft_bridge.serving import Endpoint, ModelServer
 from trace_store.journal import Journal
 from trace_store.records import RunRow
@@ -42,12 +42,12 @@ _KEY = re.compile(r"[A-Za-z0-9._~-]{16,}")
 class LiveTraffic:
     """A split of the app's traffic, settled before the engine starts."""
 
-    def __init__(self, config: BridgeConfig, folder: RunFolder, model: ServedModel, options: LiveOptions) -> None:
+    def __init__(self, config: BridgeConfig, folder: RunFolder, models: ServedModels, options: LiveOptions) -> None:
         """Raises a BridgeError for whatever cannot be served."""
         check_options(config.record)
-        self._config, self._folder, self._model, self._options = config, folder, model, options
+        self._config, self._folder, self._models, self._options = config, folder, models, options
         self._key = _key_of(options.key_env)
-        self.teams = _teams(config, folder, model, options)
+        self.teams = _teams(config, folder, models, options)
         self._file = live_file(folder.live)
 
     @contextmanager
@@ -55,7 +55,7 @@ class LiveTraffic:
         """The proxy, until the block ends; then what it recorded is taken into the store."""
         for team in self.teams.values():
             for node, version in team.versions.items():
-                publish(server, self._model.registry, node, version)
+                publish(server, self._models.registry, node, version)
         keys = (self._file.api_key, *((self._key,) if self._key is not None else ()))
         plan = LivePlan(self.teams, self._options.split, self._file.salt, keys, reporter.say)
         journal = Journal(self._folder.journal)
@@ -87,7 +87,7 @@ class LiveTraffic:
         }
         for team in self.teams.values():
             for node, version in team.versions.items():
-                journal.append(self._model.registry.get(node, version))
+                journal.append(self._models.registry.get(node, version))
         journal.append(RunRow(run_id, "serve", time.time_ns(), content, bridge_version()))
         return LiveRecorder(
             processor,
@@ -95,7 +95,7 @@ class LiveTraffic:
             self._config.name,
             self._options.quiet_s,
             _ENGINE_TEMPERATURE if self._config.serve.attach is None else None,
-            self._model.lineage,
+            self._models.lineage,
             self._config.graph.frozen,
         )
 
@@ -108,14 +108,14 @@ class LiveTraffic:
         reporter.say(f"live traffic at {proxy.base_url}, the key is {where}; `model` is the name of a node")
 
 
-def _teams(config: BridgeConfig, folder: RunFolder, model: ServedModel, options: LiveOptions) -> dict[str, Team]:
+def _teams(config: BridgeConfig, folder: RunFolder, models: ServedModels, options: LiveOptions) -> dict[str, Team]:
     nodes, frozen = config.graph.nodes, config.graph.frozen
-    model.register_null((*nodes, *frozen))
+    models.register_null((*nodes, *frozen))
     promoted = functools.partial(promoted_versions, folder.path)
     base = options.base or ("0" if promoted() is None else PROMOTED)
     said = {BASE: ("--base", base), CANDIDATE: ("--candidate", options.candidate)}
     teams = {
-        name: versions_to_team(name, text_to_versions(flag, text, nodes, model.registry, promoted), frozen)
+        name: versions_to_team(name, text_to_versions(flag, text, nodes, models.registry, promoted), frozen)
         for name, (flag, text) in said.items()
     }
     if teams[BASE].versions == teams[CANDIDATE].versions:

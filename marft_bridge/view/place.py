@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marft_bridge.config import ModelOptions
 from marft_bridge.errors import ConfigError
 from marft_bridge.metrics_lines import read_metrics
+from marft_bridge.model_options import ModelOptions
 from marft_bridge.prepare_model import SMOLLM2_NAME
 from marft_bridge.run_folder import RunFolder
 from trace_store.readers import CATALOG_SUFFIX

@@ -86,7 +86,7 @@ def rollout_vs_hf_generate(folder: Path) -> Iterator[Measurement]:
     with rollouts(folder, EPISODES) as graph:
         engine = graph.engine
         adapters = {node: Path(engine.registry.get(node, 1).path) for node in rollout_app.NODES}
-        reference = Reference(engine.model_dir, adapters)
+        reference = Reference(engine.models.bases[0].directory, adapters)
         tasks = list(rollout_app.tasks())[:EPISODES]
         graph.run(fresh=True)
         while True:

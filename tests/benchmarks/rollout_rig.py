@@ -24,6 +24,7 @@ from rich.console import Console
 from benchmarks import rollout_app
 from marft_bridge.adapter_files import model_layers
 from marft_bridge.adapters import AdapterRegistry
+from marft_bridge.bases import config_to_bases
 from marft_bridge.config import BridgeConfig
 from marft_bridge.engine import Engine, load_app
 from marft_bridge.episode import current_episode
@@ -98,9 +99,9 @@ def rollouts(folder: Path, episodes: int) -> Iterator[Rollouts]:
     run = RunFolder(Path(config.run or ""))
     run.create()
     app = load_app(config)
-    with Engine(config, run, app, Path(config.model.path), Reporter(Console(file=io.StringIO()))) as engine:
+    with Engine(config, run, app, config_to_bases(config), Reporter(Console(file=io.StringIO()))) as engine:
         for node in rollout_app.NODES:
-            add_adapter(engine.registry, engine.model_dir, node, 1)
+            add_adapter(engine.registry, engine.models.bases[0].directory, node, 1)
         engine.publish(dict.fromkeys(rollout_app.NODES, 1))
         yield Rollouts(engine)
 
@@ -113,7 +114,7 @@ class Rollouts:
         self._runs = 0
         self._calls: dict[int, list[httpx.Request]] = defaultdict(list)
         self._episodes: list[Any] = []  # kept, so that no two have one identity
-        self.chat = engine._model.chat
+        self.chat = engine.models.chat
 
     def run(self, *, fresh: bool = False) -> Rate:
         """All episodes once: with the same seeds each time, or `fresh` ones."""
