@@ -25,7 +25,7 @@ import marft_bridge
 from graphs import math_duo
 from marft_bridge.app import App, options_to_app
 from marft_bridge.config import GraphOptions
-from marft_bridge.elsewhere import traces_to_episodes
+from marft_bridge.elsewhere import config_to_names, traces_to_episodes
 from marft_bridge.errors import ConfigError, GraphError
 from marft_bridge.progress import Reporter
 from marft_bridge.record import Recorder
@@ -140,19 +140,19 @@ def test_a_task_that_names_nobody_is_refused_before_anything_runs(
         options_to_app(options)
 
 
-def exported(folder: Path, traces: list[list[SpanRow]], model: str | None = None) -> str:
-    """A folder of Parquet files with these traces, recorded with a model."""
+def exported(folder: Path, traces: list[list[SpanRow]], model: str | None = None, **others: Any) -> str:
+    """A folder of Parquet files with these traces, recorded with a model, and with `others` beside it."""
     fill(folder.with_suffix(".duckdb"), traces)
     with TraceStore.open(folder.with_suffix(".duckdb")) as store:
         if model is not None:
-            store.put_run(RunRow("run", "collect", 1, {"model": {"path": model}}))
+            store.put_run(RunRow("run", "collect", 1, {"model": {"path": model}, "models": others}))
         store_to_parquet(store, folder)
     return str(folder)
 
 
-def learned(places: list[str], known: set[str] = frozenset()) -> list[str]:  # type: ignore[assignment]
+def learned(places: list[str], known: set[str] = frozenset(), **of_node: str) -> list[str]:  # type: ignore[assignment]
     reporter = Reporter(Console(file=io.StringIO()))
-    found = traces_to_episodes(places, known, "tiny", reporter)
+    found = traces_to_episodes(places, known, {"": "tiny", **of_node}, reporter)
     return [trajectory.episode.episode_id.lstrip("0") for trajectory in found]
 
 
@@ -177,3 +177,14 @@ def test_episodes_of_another_model_or_none_at_all_are_refused(tmp_path: Path) ->
         learned([exported(tmp_path / "other", [chain("a").spans()], "models/other")])
     with pytest.raises(ConfigError, match="no episode of the split train or live"):
         learned([exported(tmp_path / "held", [chain("a").spans(SPLIT="heldout")])])
+
+
+def test_every_node_must_have_run_on_the_model_that_it_runs_on_here(tmp_path: Path) -> None:
+    larger = {"big": {"path": "models/large", "nodes": ["actor"]}}
+    place = exported(tmp_path / "two", [chain("a").spans()], "models/tiny", **larger)
+    assert config_to_names({"model": {"path": "models/tiny"}, "models": larger}) == {"": "tiny", "actor": "large"}
+    assert learned([place], actor="large") == ["a"]
+    with pytest.raises(ConfigError, match=r"runs of the model large for node 'actor', not tiny; its ids mean other w"):
+        learned([place])
+    with pytest.raises(ConfigError, match=r"runs of the model tiny for node 'critic', not large"):
+        learned([place], actor="large", critic="large")
