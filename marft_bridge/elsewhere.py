@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from marft_bridge.errors import ConfigError
+from marft_bridge.model_options import config_to_paths
 from marft_bridge.progress import Reporter
 from trace_store.readers import path_to_reader
 from trace_store.records import SpanRow, Trajectory
@@ -64,16 +65,8 @@ def traces_to_episodes(
 
 
 def config_to_names(config: Mapping[str, Any]) -> dict[str, str]:
-    """The names of the models that a run was configured with: of `[model]` under "", of `[models.<name>]` by node.
-
-    Empty where it does not say, as for an app's own runs.
-    """
-    path = config.get("model", {}).get("path") if isinstance(config.get("model"), dict) else None
-    if not isinstance(path, str):
-        return {}
-    others = config.get("models") or {}
-    of_node = {node: Path(other["path"]).name for other in others.values() for node in other["nodes"]}
-    return {"": Path(path).name, **of_node}
+    """The names of the models that a run was configured with; see `config_to_paths`."""
+    return {node: Path(path).name for node, path in config_to_paths(config).items()}
 
 
 def _other(found: Mapping[str, str], ours: Mapping[str, str]) -> str | None:

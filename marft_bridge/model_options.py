@@ -6,7 +6,7 @@ Invariant: a node runs on one base model, and no server is without nodes. It kno
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -37,6 +37,18 @@ class OtherModelOptions(_Options):
     """The nodes that run on it, of graph.nodes and graph.frozen. All others run on the model of `[model]`."""
     serve: ServeOptions = ServeOptions()
     """How it is served."""
+
+
+def config_to_paths(config: Mapping[str, Any]) -> dict[str, str]:
+    """The models of a configuration that somebody wrote down: of `[model]` under "", of `[models.<name>]` by node.
+
+    Empty where it does not say, as for an app's own runs.
+    """
+    path = config.get("model", {}).get("path") if isinstance(config.get("model"), dict) else None
+    if not isinstance(path, str):
+        return {}
+    others = config.get("models") or {}
+    return {"": path, **{node: other["path"] for other in others.values() for node in other["nodes"]}}
 
 
 def refuse_unservable(

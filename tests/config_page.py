@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 ELSEWHERE = {
     "rewards": ("tables", "Rewards that are declared: [rewards.md](rewards.md) has the kinds and their options."),
+    "models.NAME.serve": ("a table", "How it is served: the keys of `[serve]`, and their defaults."),
     "train.trainer": ("a table", "What the trainer does: [training.md](training.md) has its options."),
 }
 INTRODUCTION = """\
@@ -57,7 +58,7 @@ def tables() -> dict[str, type[BaseModel]]:
 def _tables(options: type[BaseModel], table: str) -> Iterator[tuple[str, type[BaseModel]]]:
     yield table, options
     for name, field in options.model_fields.items():
-        dotted = f"{table}.{name}".removeprefix(".")
+        dotted = _dotted(table, name, field)
         if (inner := _table_in(field)) is not None and dotted not in ELSEWHERE:
             yield from _tables(inner, dotted)
 
@@ -71,7 +72,7 @@ def _section(options: type[BaseModel], table: str) -> Iterator[str]:
     yield "\n| option | default | takes | meaning |\n|---|---|---|---|\n"
     inside = []
     for name, field in options.model_fields.items():
-        dotted = f"{table}.{name}".removeprefix(".")
+        dotted = _dotted(table, name, field)
         if dotted in ELSEWHERE:
             yield f"| `{name}` | none | {' | '.join(ELSEWHERE[dotted])} |\n"
             continue
@@ -89,6 +90,8 @@ def _heading(options: type[BaseModel], table: str) -> str:
     from marft_bridge.config import BridgeConfig
 
     *outer, last = table.split(".")
+    if last == "NAME":
+        return f"`[{table}]`"
     inside: Any = BridgeConfig
     for name in outer:
         inside = inside.model_fields[name].annotation
@@ -101,7 +104,15 @@ def _table_in(field: FieldInfo) -> type[BaseModel] | None:
     annotation = field.annotation
     if get_origin(annotation) is tuple:
         annotation = get_args(annotation)[0]
+    if get_origin(annotation) is dict:
+        annotation = get_args(annotation)[1]
     return annotation if inspect.isclass(annotation) and issubclass(annotation, BaseModel) else None
+
+
+def _dotted(table: str, name: str, field: FieldInfo) -> str:
+    """An option's name from the top of the file; a table of tables has names of the user's own below it."""
+    below = ".NAME" if get_origin(field.annotation) is dict and _table_in(field) is not None else ""
+    return f"{table}.{name}{below}".removeprefix(".")
 
 
 def _default(field: FieldInfo) -> str:

@@ -35,14 +35,18 @@ from tiny_policy import make_action, make_trajectory, save_tiny_llama
 from transformers import AutoModelForCausalLM
 
 from examples.study.run import dict_to_toml
-from marft_bridge import server_process
+from marft_bridge import served_models, server_process
+from marft_bridge.bases import config_to_bases
 from marft_bridge.collect import collect
 from marft_bridge.config import toml_to_config
-from marft_bridge.errors import ConfigError
+from marft_bridge.errors import ConfigError, ServingError
+from marft_bridge.live.flags import flags_to_live
 from marft_bridge.policy import NodeChat
 from marft_bridge.progress import Reporter
 from marft_bridge.redirect import redirected_models
 from marft_bridge.routing import Route, Routing, current_routing
+from marft_bridge.serve import serve
+from marft_bridge.served_models import ServedModels
 from trace_store.store import TraceStore
 from trainers.config import ReplayOptions
 from trainers.files import weights_to_sha256
@@ -94,6 +98,37 @@ def test_two_tables_cannot_be_served_by_one_server() -> None:
     }
     with pytest.raises(ConfigError, match=r"models\.b\.serve\.attach is the server of serve\.attach"):
         toml_to_config(DUO, changes)
+
+
+def test_what_knows_one_base_model_refuses_several_before_anything_starts(tmp_path: Path) -> None:
+    changes = {"run": str(tmp_path / "run"), "models": {"b": {"path": "x", "nodes": ["actor"]}}}
+    live = flags_to_live("90/10", None, "newest", False, 0, None, 1.0)
+    config, quiet = toml_to_config(DUO, changes), Reporter(Console(quiet=True))
+    with pytest.raises(ConfigError, match=r"serve: --split serves the nodes of one base model; leave \[models\] out"):
+        serve(config, quiet, (), live)
+    attached = toml_to_config(
+        DUO, changes | {"models": {"b": changes["models"]["b"] | {"serve": {"attach": "http://x"}}}}
+    )
+    with pytest.raises(ConfigError, match=r"serve: models\.b\.serve\.attach names a server that runs already"):
+        serve(attached, quiet, ())
+    on_ray = toml_to_config(DUO, changes | {"collect.engine": "ray", "ray": {"endpoints": ["http://127.0.0.1:1"]}})
+    with pytest.raises(ConfigError, match=r"ray\.endpoints are servers of one base model each"):
+        collect(on_ray, quiet, False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_several_servers_do_not_each_take_a_whole_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_models, "vllm_runs_on_cpu", lambda: False)
+    models = [str(fault_server.write_model(tmp_path / name)) for name in ("one", "two")]
+    changes = {"model.path": models[0], "models": {"b": {"path": models[1], "nodes": ["actor"]}}}
+    config = toml_to_config(DUO, changes | {"serve.gpu_memory_utilization": 0.4})
+    together = ServedModels(config, bases := config_to_bases(config), tmp_path / "adapters")
+    with (
+        asyncio.Runner() as loop,
+        pytest.raises(ServingError, match=r"2 model servers share the GPU: .* with models\.b\.serve\.gpu_mem"),
+        together.served([base.serve for base in bases], [tmp_path / "log"] * 2, loop, Reporter(Console(quiet=True))),
+    ):
+        pass
 
 
 def test_a_server_needs_room_for_its_own_nodes_only() -> None:

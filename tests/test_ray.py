@@ -31,6 +31,7 @@ from duo_rig import COMMON, TASKS
 from fake_vllm import FakeVllm, running
 from fault_server import FAULTS, write_model
 from rich.console import Console
+from safetensors.numpy import load_file, save_file
 
 from marft_bridge.cluster import worker as worker_module
 from marft_bridge.cluster.collect import connected
@@ -109,6 +110,7 @@ class Lab:
             where = {}
         elif engine == "ray":
             where = {"ray": {"endpoints": [self.server.url], "api_key_env": "LAB_KEY"} | changes.pop("ray", {})}
+        where |= {"models": changes.pop("models", {})}
         return BridgeConfig.model_validate(
             {
                 "run": str(self.folder / run),
@@ -234,6 +236,30 @@ def test_workers_that_start_servers_of_their_own_leave_none_running(lab: Lab) ->
     assert lab.server.asked == []
     servers = [p for p in psutil.process_iter(["cmdline"]) if str(lab.model_dir) in (p.info["cmdline"] or ())]
     assert servers == []
+
+
+@pytest.mark.slow
+def test_workers_start_a_server_for_each_base_model(lab: Lab) -> None:
+    other = fault_model(lab.folder / "other")
+    config = lab.config("run", "ray each", 12, models={"big": {"path": str(other), "nodes": ["actor"]}})
+    lab.collect(config)
+    assert finished(lab.episodes(config)) == planned(config)
+    with TraceStore.open(RunFolder(config.run_folder).store) as store:
+        (base, of_actor) = {(e.lineage["base"], e.lineage["base/actor"]) for e in store.episodes()}.pop()
+    assert (base, of_actor) == (weights_to_sha256(lab.model_dir), weights_to_sha256(other))
+    shared = lab.config("other", "ray", 12, models=config.model_dump()["models"])
+    with pytest.raises(
+        ConfigError, match=r"ray\.endpoints are servers of one base model each; with \[models\] workers"
+    ):
+        lab.collect(shared)
+
+
+def fault_model(folder: Path) -> Path:
+    """Another model than `write_model` makes."""
+    write_model(folder)
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in weights.items()}, folder / "model.safetensors")
+    return folder
 
 
 def test_a_local_cluster_listens_on_loopback_only_and_reports_to_nobody(cluster: None) -> None:

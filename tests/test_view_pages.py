@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -31,9 +32,10 @@ from marft_bridge.record import Recorder
 from marft_bridge.recorded_graph import wrap
 from marft_bridge.run_folder import RunFolder
 from marft_bridge.traces import opening
+from marft_bridge.view.place import Place
 from marft_bridge.view.reading import spans_to_tools
 from marft_bridge.view.shades import STEPS, Shades, action_to_spans
-from marft_bridge.view.tokens import TokenTexts
+from marft_bridge.view.tokens import TextsByNode, TokenTexts
 from trace_store.assemble import spans_to_trajectory
 from trace_store.journal import Journal
 from trace_store.store import TraceStore
@@ -306,6 +308,18 @@ def test_every_id_has_a_text_of_its_own_and_without_a_tokenizer_there_is_a_reaso
     assert texts.ids_to_pieces([1]) is None
     assert texts.why_not is not None
     assert "cannot be read" in texts.why_not
+
+
+def test_each_nodes_ids_are_read_with_the_tokenizer_of_its_own_base_model(tmp_path: Path) -> None:
+    config: dict[str, Any] = {"model": {"path": str(tmp_path / "one")}}
+    config["models"] = {"big": {"path": str(tmp_path / "two"), "nodes": ["actor"]}}
+    for name, word in (("one", "left"), ("two", "right")):
+        save_tokenizer(tmp_path / name, {4: word})
+    (tmp_path / "bridge.json").write_text(json.dumps({"train": {"config": config}}))
+    tokenizers = Place(tmp_path / "store.duckdb", RunFolder(tmp_path)).tokenizers()
+    texts = TextsByNode(tokenizers)
+    assert [texts.of(node).ids_to_pieces([4]) for node in ("reasoner", "actor")] == [["left"], ["right"]]
+    assert TextsByNode({}).of("actor").why_not == "no command noted which base model this was"
 
 
 # -- beside other commands --------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from marft_bridge.view.graph_drawing import trajectory_to_svg
 from marft_bridge.view.place import Place
 from marft_bridge.view.reading import TRAIN, spans_to_tools
 from marft_bridge.view.shades import MOST_TOKENS, Shades, action_to_mean, action_to_spans, fits
-from marft_bridge.view.tokens import TokenTexts
+from marft_bridge.view.tokens import TextsByNode
 from trace_store import conventions as c
 from trace_store.records import Action, Episode, Reward, SpanRow, Trajectory
 from trace_store.store import TraceStore
@@ -75,7 +75,7 @@ class ShownEpisode:
 
 
 def store_to_episode(
-    store: TraceStore, place: Place, texts: TokenTexts, episode_id: str, first: int
+    store: TraceStore, place: Place, texts: TextsByNode, episode_id: str, first: int
 ) -> ShownEpisode | None:
     """The episode with its actions from `first` on; None when there is no such episode."""
     trajectory = store.trajectory(episode_id)
@@ -104,7 +104,7 @@ def store_to_episode(
         count=len(trajectory.actions),
         shades=shades,
         why_not=why_not,
-        ids_because=texts.why_not,
+        ids_because=next((why for a in trajectory.actions if (why := texts.of(a.node).why_not) is not None), None),
     )
 
 
@@ -141,7 +141,7 @@ class _Showing:
         kept: Mapping[str, KeptAdvantage],
         shades: Shades | None,
         why_not: str | None,
-        texts: TokenTexts,
+        texts: TextsByNode,
     ) -> None:
         self.trajectory, self.kept, self.shades, self.why_not, self.texts = trajectory, kept, shades, why_not, texts
         self.spans = {span.span_id: span for span in spans}
@@ -163,6 +163,7 @@ class _Showing:
         elif kept is not None and not fits(action, kept):
             kept, why_not = None, "what is kept of it does not fit its tokens"
         ids = (action.sampled_ids or ())[:MOST_TOKENS]
+        pieces = self.texts.of(action.node).ids_to_pieces(ids) if ids else None
         after: dict[str, list[str]] = {}
         for edge in self.trajectory.edges:
             if edge.dst == action.action_id:
@@ -173,7 +174,7 @@ class _Showing:
             skipped=skipped,
             answer=None if said is None else _cut("answer", said),
             failed=None if span is None or span.status == "ok" else span.status_message or "it failed",
-            tokens=action_to_spans(action, self.texts.ids_to_pieces(ids) if ids else None, kept, self.shades),
+            tokens=action_to_spans(action, pieces, kept, self.shades),
             tokens_cut=len(action.sampled_ids or ()) - len(ids),
             mean=None if kept is None else action_to_mean(kept),
             why_not=why_not,

@@ -26,7 +26,7 @@ from marft_bridge.view.graph_drawing import STYLE
 from marft_bridge.view.place import Place
 from marft_bridge.view.reading import TRAIN, Choices, RunLine, run_to_choices, run_to_curve, store_to_runs
 from marft_bridge.view.remembered import Remembered
-from marft_bridge.view.tokens import TokenTexts
+from marft_bridge.view.tokens import TextsByNode
 from trace_store.store import TraceStore
 
 EPISODES_PER_PAGE = 50
@@ -48,9 +48,9 @@ class Pages:
     """The pages of one place. A store is open while a page is made, and no longer."""
 
     def __init__(self, place: Place, tokenizer: Path | None = None) -> None:
-        """`tokenizer`: the file to read token texts with, instead of that of the run's base model."""
+        """`tokenizer`: the file to read token texts with, instead of those of the run's base models."""
         self.place = place
-        self.texts = TokenTexts(tokenizer or place.tokenizer())
+        self.texts = TextsByNode(place.tokenizers() if tokenizer is None else {"": tokenizer})
         self._remembered = Remembered(place.store)
         self._environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(_TEMPLATES),

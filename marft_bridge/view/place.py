@@ -14,7 +14,7 @@ from typing import Any
 
 from marft_bridge.errors import ConfigError
 from marft_bridge.metrics_lines import read_metrics
-from marft_bridge.model_options import ModelOptions
+from marft_bridge.model_options import ModelOptions, config_to_paths
 from marft_bridge.prepare_model import SMOLLM2_NAME
 from marft_bridge.run_folder import RunFolder
 from trace_store.readers import CATALOG_SUFFIX
@@ -52,15 +52,16 @@ class Place:
             found = found.get(key) if isinstance(found, dict) else None
         return found
 
-    def tokenizer(self) -> Path | None:
-        """Where the base model's tokenizer should be; None where no command said which model it was."""
-        path = self.setting("model", "path")
-        if not isinstance(path, str):
-            return None
-        if path == _PREPARED:
-            cache = os.environ.get("MARFT_CACHE") or self.setting("model", "cache") or ModelOptions().cache
-            return Path(cache) / SMOLLM2_NAME / "tokenizer.json"
-        return Path(path) / "tokenizer.json"
+    def tokenizers(self) -> dict[str, Path]:
+        """Where the tokenizers of the base models should be: that of `[model]` under "", of `[models]` by node.
+
+        Empty where no command said which model it was.
+        """
+        cache = os.environ.get("MARFT_CACHE") or self.setting("model", "cache") or ModelOptions().cache
+        return {
+            node: (Path(cache) / SMOLLM2_NAME if path == _PREPARED else Path(path)) / "tokenizer.json"
+            for node, path in config_to_paths(self.config()).items()
+        }
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl."""

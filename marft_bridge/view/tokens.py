@@ -1,4 +1,4 @@
-"""Token ids -> the text that each stands for, by the base model's tokenizer.
+"""Token ids -> the text that each stands for, by the tokenizer of its node's base model.
 
 Invariant: the pieces are as many as the ids, and together they are the text; an id that only begins a letter has an
 empty piece, and the letter is in the piece of the id that completes it. Nothing is re-tokenised. Without a tokenizer
@@ -7,9 +7,26 @@ there is a reason instead of pieces.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+
+class TextsByNode:
+    """The token texts of every node: by the tokenizer of the base model that it runs on.
+
+    Args:
+        paths: of the tokenizers' files; under "" that of the nodes which have none of their own.
+    """
+
+    def __init__(self, paths: Mapping[str, Path]) -> None:
+        files = {path: TokenTexts(path) for path in {*paths.values()}}
+        self._of_node = {node: files[path] for node, path in paths.items()}
+        self._unknown = self._of_node.get("") or TokenTexts(None)
+
+    def of(self, node: str) -> TokenTexts:
+        """Those of one node."""
+        return self._of_node.get(node, self._unknown)
 
 
 class TokenTexts:
