@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from benchmarks.harness import MEASUREMENTS, Measurement, bench
+from benchmarks.harness import Measurement, bench
 from benchmarks.rollout_rig import bench_config, bench_model
 from examples.study.run import dict_to_toml
 
 IN_FLIGHT, EPISODES = 64, 192
-EVERY_S = 0.2
+EVERY_S = 0.5  # the kernel walks through all of a process's pages each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +36,22 @@ class Memory:
 @bench
 def collector_peak_mib(folder: Path) -> Iterator[Measurement]:
     """Peak memory of `marft-bridge collect` itself at 64 in flight."""
-    for idle, peak in _collected():
-        yield Measurement(peak.collector, "MiB", idle.collector, peak.collector / idle.collector)
+    idle, peak = _collected()
+    yield Measurement(peak.collector, "MiB", idle.collector, peak.collector / idle.collector)
 
 
 @bench
 def server_peak_mib(folder: Path) -> Iterator[Measurement]:
     """Peak memory of the model server's processes at 64 in flight, with 1 GiB of KV cache."""
-    for idle, peak in _collected():
-        yield Measurement(peak.server, "MiB", idle.server, peak.server / idle.server)
+    idle, peak = _collected()
+    yield Measurement(peak.server, "MiB", idle.server, peak.server / idle.server)
 
 
 @cache
-def _collected() -> list[tuple[Memory, Memory]]:
-    """(idle, peak) of some runs, for both benches."""
-    measured = []
-    for _ in range(MEASUREMENTS):
-        with tempfile.TemporaryDirectory(dir="runs/bench", prefix=".memory-") as folder:
-            measured.append(_run_to_memory(Path(folder)))
-    return measured
+def _collected() -> tuple[Memory, Memory]:
+    """(idle, peak) of one run, for both benches: it takes minutes, and its memory hardly differs from run to run."""
+    with tempfile.TemporaryDirectory(dir="runs/bench", prefix=".memory-") as folder:
+        return _run_to_memory(Path(folder))
 
 
 def _run_to_memory(folder: Path) -> tuple[Memory, Memory]:

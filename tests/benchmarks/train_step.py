@@ -70,6 +70,27 @@ def train_vs_naive_unshared(folder: Path) -> Iterator[Measurement]:
 
 
 @bench
+def train_threads(folder: Path) -> Iterator[Measurement]:
+    """Sampled tokens a second with a thread on every core, over those with one thread."""
+    import torch
+
+    from benchmarks.train_work import OurUpdate, demo_work, sampled_tokens, step_to_seconds
+
+    work, every = demo_work(), torch.get_num_threads()
+    ours = OurUpdate(model_folder(), work)
+
+    def seconds(threads: int) -> float:
+        torch.set_num_threads(threads)
+        return step_to_seconds(ours)[0]
+
+    while True:
+        pairs = [(seconds(every), seconds(1)) for _ in range(REPEATS)]
+        torch.set_num_threads(every)
+        many, one = (sampled_tokens(work) / median(times) for times in zip(*pairs, strict=True))
+        yield Measurement(many, "tok/s", one, many / one)
+
+
+@bench
 def train_peak_memory_ratio(folder: Path) -> Iterator[Measurement]:
     """Peak resident memory of a process that takes two steps, with all that it imports; the ratio should be <= 0.5."""
     while True:
