@@ -1,5 +1,5 @@
-"""`marft-bridge serve`: the model server of a run folder, for as long as a command (or the user) needs it; with
---split, an app's live traffic in front of it."""
+"""`marft-bridge serve`: the model servers of a run folder, for as long as a command (or the user) needs them; with
+--split, an app's live traffic in front of one."""
 
 from __future__ import annotations
 

@@ -46,6 +46,16 @@ from trainers.memory_guard import MemoryGuard
 
 RUN_ID = "train"
 
+# Episodes of this run's rounds, and the collected ones, which version 0 sampled. Those that failed, or were stopped
+# before their reward was there, would be drawn in vain.
+_REPLAYABLE = """
+SELECT episode_id FROM episodes e
+WHERE (run_id = $1 AND $2 <= round AND round < $3 OR run_id = $4 AND split = 'train' AND $2 <= 0)
+  AND outcome <> 'failed' AND EXISTS (
+    SELECT 1 FROM rewards r WHERE r.episode_id = e.episode_id AND r.scope = 'episode' AND r.name = $5)
+ORDER BY run_id = $4, started_ns, episode_id
+"""
+
 
 def train(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
     """Trains one adapter per node and publishes every version.
@@ -236,12 +246,8 @@ class _Training:
         replay = self.options.trainer.replay
         if replay.share == 0:
             return []
-        oldest = number - replay.max_staleness
-        stored = [
-            e.episode_id for e in store.episodes(run_id=RUN_ID) if e.round is not None and oldest <= e.round < number
-        ]
-        if oldest <= 0:  # the collected ones were sampled by version 0
-            stored += [e.episode_id for e in store.episodes(run_id=collect.RUN_ID) if e.split == "train"]
+        oldest, reward = number - replay.max_staleness, self.options.trainer.reward
+        stored = [row[0] for row in store.sql(_REPLAYABLE, (RUN_ID, oldest, number, collect.RUN_ID, reward))]
         drawn = [store.trajectory(stored[i]) for i in self.trainer.draw_replay(len(stored), fresh)]
         found = [trajectory for trajectory in drawn if trajectory is not None]
         return self.heldout.left_out_of(found, "replayed episodes", self.reporter.say)

@@ -16,32 +16,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compare_rig import APPS, NODES
 from fake_vllm import END_OF_TURN, FakeVllm, running
 from growth_rig import fill
 from rich.console import Console
 from sample_spans import SampleTrace, chain
+from school_rig import TASKS, School, Task
 from tiny_policy import make_action, make_trajectory, save_tiny_llama
 
-from marft_bridge import train as training
 from marft_bridge.app import split_tasks
-from marft_bridge.collect import collect
 from marft_bridge.comparison.command import compare
-from marft_bridge.config import BridgeConfig
 from marft_bridge.errors import ConfigError, GraphError, TrainError
 from marft_bridge.heldout import LEARNED_FILE, HeldOut, heldout_leaks, note_learned
 from marft_bridge.lineage import request_to_tools, tools_to_lineage, tools_to_names
 from marft_bridge.progress import Reporter
 from trace_store.assemble import spans_to_trajectory
 from trace_store.parquet import store_to_parquet
-from trace_store.records import Episode, RunRow, Trajectory
+from trace_store.records import RunRow
 from trace_store.store import TraceStore
 from trainers import marft
 from trainers.batch import trajectories_to_round
 from trainers.config import TrainerOptions
-
-TASKS = [{"id": f"t{n}", "number": n, "topic": "any"} for n in range(40)]
-Task = dict[str, Any]
 
 
 def ids(tasks: list[Task]) -> set[str]:
@@ -52,71 +46,6 @@ def sides(heldout: float, tasks: list[Task] = TASKS) -> tuple[set[str], set[str]
     """Ids of the training tasks and of the held-out ones."""
     train, held = split_tasks(tasks, heldout)
     return ids(train), ids(held)
-
-
-class School:
-    """A run folder of the duo on a tiny model, and every episode that reached a batch."""
-
-    def __init__(self, folder: Path, model: Path, server: FakeVllm, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder, self.model, self.server = folder, model, server
-        self.run, self.tasks = folder / "run", folder / "tasks.jsonl"
-        self.write(TASKS)
-        (folder / "apps.py").write_text(APPS.replace("HOSTED", server.url))
-        server.answer = lambda body: "yes" if len(json.dumps(body["messages"])) % 2 else "no"
-        self.learned: list[Episode] = []
-        real = trajectories_to_round
-
-        def watched(trajectories: list[Trajectory], *rest: Any) -> Any:
-            self.learned += [trajectory.episode for trajectory in trajectories]
-            return real(trajectories, *rest)
-
-        monkeypatch.setattr(marft, "trajectories_to_round", watched)
-
-    def write(self, tasks: list[Task]) -> None:
-        self.tasks.write_text("".join(json.dumps(task) + "\n" for task in tasks))
-
-    def config(self, heldout: float = 0.25, **train: Any) -> BridgeConfig:
-        apps = self.folder / "apps.py"
-        trainer = {"lora": {"rank": 4}, "tokens_per_microbatch": 2048, "mismatch": "none", "engine_tolerance": 1e3}
-        trainer |= train.pop("trainer", {})
-        return BridgeConfig.model_validate(
-            {
-                "run": str(self.run),
-                "graph": {
-                    "app": f"{apps}:duo",
-                    "nodes": list(NODES),
-                    "tasks": str(self.tasks),
-                    "task_to_input": f"{apps}:to_input",
-                    "reward": f"{apps}:reward",
-                    "heldout": heldout,
-                },
-                "model": {"path": str(self.model)},
-                "serve": {"attach": self.server.url},
-                "sampling": {"max_tokens": 8},
-                "collect": {"episodes": 20, "in_flight": 4},
-                "train": {"rounds": 1, "episodes_per_round": 6, "trainer": trainer} | train,
-                "compare": {"metric": "correct", "mixed_teams": "off", "kl_actions": 0},
-            }
-        )
-
-    def collect(self, **options: Any) -> str:
-        text = io.StringIO()
-        collect(self.config(**options), Reporter(Console(file=text, width=300)), resume=False)
-        return text.getvalue()
-
-    def train(self, resume: bool = False, **options: Any) -> str:
-        text = io.StringIO()
-        training.train(self.config(**options), Reporter(Console(file=text, width=300)), resume)
-        return text.getvalue()
-
-    def store(self) -> TraceStore:
-        store = TraceStore.open(self.run / "store.duckdb")
-        store.take_in()
-        return store
-
-    def played(self, run_id: str) -> set[str]:
-        with self.store() as store:
-            return {episode.task_id for episode in store.episodes(run_id=run_id)}
 
 
 @pytest.fixture(scope="module")
