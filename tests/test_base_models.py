@@ -215,9 +215,26 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
     raw["models"] = {"big": {"path": str(folder / "two"), "nodes": ["actor"], "serve": {"max_model_len": 2048}}}
     raw["collect"] |= {"episodes": 12, "in_flight": 4}
     raw["train"] |= {"rounds": 2, "episodes_per_round": 8}
-    raw["compare"] = {"tasks": 5, "kl_actions": 8, "mixed_teams": "off"}
+    raw["compare"] = {"tasks": 10, "kl_actions": 8, "mixed_teams": "off"}
+    raw["promote"] = {"safety_command": [sys.executable, str(folder / "suite.py")]}
+    (folder / "suite.py").write_text(SUITE)
     (folder / "bridge.toml").write_text(dict_to_toml(raw))
     return folder
+
+
+SUITE = """
+import json, os, urllib.request
+
+places = json.loads(os.environ["MARFT_SERVER_PLACES"])
+assert sorted(places) == ["actor", "reasoner"], places
+for node, at in places.items():
+    body = {"model": at["model"], "messages": [{"role": "user", "content": "1 + 1?"}], "temperature": 1.0, "seed": 1}
+    body |= {"max_tokens": 8, "logprobs": True, "return_token_ids": True}
+    headers = {"Authorization": "Bearer " + at["api_key"], "Content-Type": "application/json"}
+    asked = urllib.request.Request(at["base_url"] + "/chat/completions", json.dumps(body).encode(), headers)
+    assert json.load(urllib.request.urlopen(asked))["choices"], node
+"""
+"""A safety suite: every node answers where it is said to be."""
 
 
 def in_lab(lab: Path, *words: str, run: str = "run") -> str:
@@ -310,6 +327,15 @@ def test_the_other_commands_work_on_the_servers_of_serve(lab: Path, trained: Pat
         assert after["kl_to_base"] > 0
     with TraceStore.open(trained / "store.duckdb") as store:
         assert len(store.episodes(run_id="credit-1")) == 2 * 3  # the team, and the team without each
+    said = in_lab(lab, "promote", "--by", "Ann", "--yes", "--if", "tokens<100x")
+    assert "safety suite" in said
+    manifest = json.loads((trained / "promoted/1.json").read_text())
+    assert manifest["base_sha256"] == weights_to_sha256(lab / "one")
+    assert {node: "base_sha256" in adapter for node, adapter in manifest["adapters"].items()} == {
+        "reasoner": False,
+        "actor": True,
+    }
+    assert "the weights are those of the newest" in in_lab(lab, "promote", "--verify")
     for node, model in (("reasoner", "one"), ("actor", "two")):
         out = trained / "exported" / node
         in_lab(lab, "export", "--merged", node, str(out))
