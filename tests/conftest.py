@@ -86,4 +86,4 @@ def no_connection_outlives_its_loop(connections_are_counted: None) -> Iterator[N
     for connection in left:
         connection._sock.close()
         connection._sock = None
-    assert len(left) < 8, f"{len(left)} connections were still open when their event loop ended: close their client"
+    assert not left, f"{len(left)} connections were still open when their event loop ended: close their client"

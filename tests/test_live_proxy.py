@@ -87,11 +87,11 @@ class Text(TypedDict):
     text: str
 
 
-def two_nodes(rig: LiveRig) -> Any:
+def two_nodes(rig: LiveRig, client: httpx.AsyncClient) -> Any:
     """planner -> writer, each a ChatOpenAI of its own that sends the thread as the user."""
 
     def node(name: str) -> Any:
-        chat = ChatOpenAI(model=name, base_url=rig.proxy.base_url, api_key=KEY, max_retries=0)
+        chat = ChatOpenAI(model=name, base_url=rig.proxy.base_url, api_key=KEY, max_retries=0, http_async_client=client)
 
         async def run(state: Text, config: RunnableConfig) -> Text:
             answer = await chat.ainvoke(state["text"], user=config["configurable"]["thread_id"])
@@ -110,11 +110,12 @@ def two_nodes(rig: LiveRig) -> Any:
 def test_every_node_of_a_graph_run_is_answered_by_one_team(tmp_path: Path) -> None:
     threads = [f"thread-{number}" for number in range(24)]
     with live_rig(tmp_path, (50, 50)) as rig:
-        graph = two_nodes(rig)
 
         async def runs() -> list[Text]:
-            each = [graph.ainvoke({"text": "go"}, {"configurable": {"thread_id": thread}}) for thread in threads]
-            return await asyncio.gather(*each)
+            async with httpx.AsyncClient(trust_env=False) as client:
+                graph = two_nodes(rig, client)
+                each = [graph.ainvoke({"text": "go"}, {"configurable": {"thread_id": thread}}) for thread in threads]
+                return await asyncio.gather(*each)
 
         results = asyncio.run(runs())
         for thread, result in zip(threads, results, strict=True):

@@ -184,7 +184,7 @@ def test_every_node_must_have_run_on_the_model_that_it_runs_on_here(tmp_path: Pa
     place = exported(tmp_path / "two", [chain("a").spans()], "models/tiny", **larger)
     assert config_to_names({"model": {"path": "models/tiny"}, "models": larger}) == {"": "tiny", "actor": "large"}
     assert learned([place], actor="large") == ["a"]
-    with pytest.raises(ConfigError, match=r"runs of the model large for node 'actor', not tiny; its ids mean other w"):
+    with pytest.raises(ConfigError, match=r"runs of the model large for node 'actor', not tiny; its token ids mean"):
         learned([place])
     with pytest.raises(ConfigError, match=r"runs of the model tiny for node 'critic', not large"):
         learned([place], actor="large", critic="large")

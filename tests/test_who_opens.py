@@ -191,9 +191,9 @@ from marft_bridge.null_adapter import write_null_adapter
 
 class Trainer:
     # In the place of the one that needs torch: it learns nothing, and an update lasts until standard input closes.
-    def __init__(self, options, model_dir, nodes, seed, show, lineage, is_heldout):
+    def __init__(self, options, model_dirs, nodes, seed, show, lineage, is_heldout):
         self.rounds, self.nodes = 0, nodes
-        save = lambda node, folder: write_null_adapter(folder, model_dir, ("q_proj",))
+        save = lambda node, folder: write_null_adapter(folder, model_dirs[node], ("q_proj",))
         self.policies = SimpleNamespace(save_adapter=save, trained=())
     def warm_up(self, episodes):
         return {"critic": {"explained_variance": None}}
