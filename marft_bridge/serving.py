@@ -29,6 +29,7 @@ from marft_bridge.server_client import EngineClient
 from marft_bridge.server_command import BASE_NAME, ServeOptions, vllm_runs_on_cpu
 from marft_bridge.server_process import ServerProcess, free_port, port_when_free
 
+_PORTS = 3  # free ones that are tried: another process may take a port before vLLM, which needs seconds, binds it
 _ANY: Mapping[str, str] = MappingProxyType({})
 
 __all__ = ["Endpoint", "ModelServer", "ServeOptions"]
@@ -236,10 +237,20 @@ class ModelServer:
             raise ServingError("gpu_memory_utilization has no effect on the CPU build of vLLM; use kv_cache_gib")
         if not vllm_runs_on_cpu() and "cpu" in self._options.model_fields_set:
             raise ServingError("serve.cpu has no effect on the CUDA build of vLLM; leave it out")
-        port = free_port(self._options.port)
+        port, tries = free_port(self._options.port), _PORTS if self._options.port is None else 1
         key = secrets.token_urlsafe(32)
         self._process = ServerProcess(self._options, self._model_dir, self.log_path)
-        self._client = EngineClient(f"http://127.0.0.1:{port}", key)
-        self._process.start(self._client, port, key, on_progress)
-        self._client.models()  # refused if another server than ours answers on this port
-        return Endpoint(f"http://127.0.0.1:{port}/v1", key, BASE_NAME)
+        while True:
+            tries -= 1
+            self._client = EngineClient(f"http://127.0.0.1:{port}", key)
+            self._process.start(self._client, port, key, on_progress)
+            try:
+                self._client.models()  # refused if another server than ours answers on this port
+            except ServingError:
+                if not tries:
+                    raise
+                self._process.end()
+                self._client.close()
+                port = free_port(None)
+            else:
+                return Endpoint(f"http://127.0.0.1:{port}/v1", key, BASE_NAME)

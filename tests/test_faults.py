@@ -29,7 +29,7 @@ from lora_files import write_adapter
 from rich.console import Console
 from safetensors.numpy import load_file
 
-from marft_bridge import served_model, server_process
+from marft_bridge import served_model, server_process, serving
 from marft_bridge.adapters import AdapterRegistry
 from marft_bridge.bases import config_to_bases
 from marft_bridge.collect import collect
@@ -46,6 +46,7 @@ from marft_bridge.run_folder import RunFolder
 from marft_bridge.serve import serve
 from marft_bridge.served_models import ServedModels
 from marft_bridge.server_keeper import ServerKeeper
+from marft_bridge.server_process import free_port
 from marft_bridge.serving import Endpoint, ModelServer, ServeOptions
 from marft_bridge.watched_calls import AsyncWatchedTransport, CallsUnderWay, WatchedTransport
 from trace_store.store import TraceStore
@@ -194,6 +195,24 @@ def test_a_command_that_ends_while_its_server_is_started_again_waits_for_nothing
     with pytest.raises(ServingError, match="stopped while it was starting"):
         keeper.check()
     assert len(bench.argv) == 2
+    assert not any(map(lives, server_pids(bench)))
+
+
+@pytest.mark.parametrize("taken", [1, 3])
+def test_a_free_port_that_another_process_takes_first_is_given_up_for_another(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    with running(FakeVllm("another key")) as other:
+        found = [other.server_address[1]] * taken
+        monkeypatch.setattr(serving, "free_port", lambda wanted: found.pop() if found else free_port(wanted))
+        with ModelServer(ServeOptions(), bench.model, bench.folder.adapters, bench.folder.server_log) as server:
+            if taken == 1:
+                assert server.start().base_url != f"{other.url}/v1"
+                assert server.loaded() == []
+            else:
+                with pytest.raises(ServingError, match="refuses the API key"):
+                    server.start()
+    assert len(bench.argv) == (2 if taken == 1 else 3)
     assert not any(map(lives, server_pids(bench)))
 
 
