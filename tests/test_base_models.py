@@ -39,14 +39,17 @@ from marft_bridge import served_models, server_process
 from marft_bridge.bases import config_to_bases
 from marft_bridge.collect import collect
 from marft_bridge.config import toml_to_config
+from marft_bridge.engine import server_options, write_server_file
 from marft_bridge.errors import ConfigError, ServingError
 from marft_bridge.live.flags import flags_to_live
 from marft_bridge.policy import NodeChat
 from marft_bridge.progress import Reporter
 from marft_bridge.redirect import redirected_models
 from marft_bridge.routing import Route, Routing, current_routing
+from marft_bridge.run_folder import RunFolder
 from marft_bridge.serve import serve
 from marft_bridge.served_models import ServedModels
+from marft_bridge.serving import Endpoint
 from trace_store.store import TraceStore
 from trainers.config import ReplayOptions
 from trainers.files import weights_to_sha256
@@ -129,6 +132,24 @@ def test_several_servers_do_not_each_take_a_whole_gpu(tmp_path: Path, monkeypatc
         together.served([base.serve for base in bases], [tmp_path / "log"] * 2, loop, Reporter(Console(quiet=True))),
     ):
         pass
+
+
+@pytest.mark.parametrize("parser", ["hermes", None])
+def test_commands_on_the_server_of_serve_know_whether_it_parses_tool_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parser: str | None
+) -> None:
+    monkeypatch.setenv("MARFT_SERVER_KEY", "")  # put back afterwards
+    folder, quiet = RunFolder(tmp_path / "run"), Reporter(Console(quiet=True))
+    folder.create()
+    changes = {"model.path": str(fault_server.write_model(tmp_path / "one")), "serve.tool_call_parser": parser}
+    config = toml_to_config(DUO, changes)
+    with running(FakeVllm("a key")) as server, asyncio.Runner() as loop:
+        write_server_file(folder, {"": Endpoint(f"{server.url}/v1", "a key", "base")})
+        models = ServedModels(config, bases := config_to_bases(config), folder.adapters)
+        options = server_options(bases, folder, quiet)
+        assert [each.attach for each in options] == [server.url]
+        with models.served(options, [folder.server_log], loop, quiet):
+            assert models.chat.auto_tools is (parser is not None)
 
 
 def test_a_server_needs_room_for_its_own_nodes_only() -> None:
