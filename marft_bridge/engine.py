@@ -115,8 +115,8 @@ class Engine:
         with ExitStack() as stack:
             self._stage = stack.enter_context(Stage(self.config, self.folder, self.reporter))
             options = server_options(self.models.bases, self.folder, self.reporter)
-            logs = [self.folder.server_log_of(base.name) for base in self.models.bases]
-            stack.enter_context(self.models.served(options, logs, self._stage.loop, self.reporter))
+            log_of = self.folder.server_log_of
+            stack.enter_context(self.models.served(options, log_of, self._stage.loop, self.reporter))
             self.models.register_null((*self.config.graph.nodes, *self.app.frozen))
             self.publish(dict.fromkeys(self.app.frozen, 0))
             self._collector = stack.enter_context(self._stage.opened(self.app, self.models, self.models.place))

@@ -17,6 +17,7 @@ from marft_bridge.engine import running_servers, write_server_file
 from marft_bridge.errors import ConfigError, ServingError
 from marft_bridge.progress import Reporter
 from marft_bridge.run_folder import RunFolder
+from marft_bridge.served_models import ServedModels, refuse_whole_gpus
 from marft_bridge.server_keeper import ServerKeeper
 from marft_bridge.serving import Endpoint, ModelServer
 from marft_bridge.watched_calls import CallsUnderWay
@@ -54,6 +55,7 @@ def serve(config: BridgeConfig, reporter: Reporter, command: Sequence[str], live
     bases = config_to_bases(config, reporter.say)
     if live is not None:
         return _serve_live(config, folder, bases[0], live, reporter, command)
+    refuse_whole_gpus(bases, [base.serve for base in bases])
     with ExitStack() as stack:
         servers = [stack.enter_context(_server(base, folder)) for base in bases]
         endpoints = {base.name: _started(server, base, reporter) for server, base in zip(servers, bases, strict=True)}
@@ -101,8 +103,6 @@ def _live_traffic(config: BridgeConfig, folder: RunFolder, base: Base, options: 
         from marft_bridge.live.command import LiveTraffic  # needs an extra that a model server without vLLM may lack
     except ModuleNotFoundError as error:
         raise ConfigError(f"serve: --split needs {error.name}; pip install 'marft-bridge[live]'") from None
-    from marft_bridge.served_models import ServedModels
-
     return LiveTraffic(config, folder, ServedModels(config, [base], folder.adapters), options)
 
 

@@ -7,7 +7,7 @@ knows no graph, no episode and no training.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self, TypeVar
@@ -52,22 +52,22 @@ class ServedModels:
 
     @contextmanager
     def served(
-        self, options: Sequence[ServeOptions], logs: Sequence[Path], loop: asyncio.Runner, reporter: Reporter
+        self, options: Sequence[ServeOptions], log_of: Callable[[str], Path], loop: asyncio.Runner, reporter: Reporter
     ) -> Iterator[Self]:
         """Starts the servers, one after another, or attaches to them, until the block ends.
 
         Args:
             options: of each base model's server.
-            logs: where each writes its output.
+            log_of: where the server of the base model of a name writes its output.
             loop: what the connections belong to.
 
         Raises:
             ServingError: see `ModelServer.start`; several would want the whole of a GPU.
         """
-        _refuse_whole_gpus(self.bases, options)
+        refuse_whole_gpus(self.bases, options)
         with ExitStack() as stack:
-            for model, how, log in zip(self.models, options, logs, strict=True):
-                stack.enter_context(model.served(how, log, loop, reporter))
+            for model, how in zip(self.models, options, strict=True):
+                stack.enter_context(model.served(how, log_of(model.base.name), loop, reporter))
             first, *others = self.models
             self.chat = first.chat.beside([other.chat for other in others])
             self.place = first.as_itself()
@@ -132,8 +132,8 @@ class ServedModels:
         return [(model, its) for model, its in parts if its]
 
 
-def _refuse_whole_gpus(bases: Sequence[Base], options: Sequence[ServeOptions]) -> None:
-    """vLLM takes 0.9 of a GPU by itself: the second server would end with an error about memory."""
+def refuse_whole_gpus(bases: Sequence[Base], options: Sequence[ServeOptions]) -> None:
+    """Raises ServingError where several servers would each want a whole GPU: vLLM takes 0.9 of it by itself."""
     if len(options) == 1 or vllm_runs_on_cpu():
         return
     for base, how in zip(bases, options, strict=True):

@@ -76,11 +76,7 @@ def connections_are_counted() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_connection_outlives_its_loop(connections_are_counted: None) -> Iterator[None]:
-    """Closes what a run that was stopped left half connected, or the collector makes some later test pay for it.
-
-    Who is cancelled in the moment that a connection is made (anyio.connect_tcp) never learns of it. More than the
-    calls of one run at a time are a client that nobody closed.
-    """
+    """Fails the test that leaves a connection behind, or else the collector makes a later test pay for it."""
     yield
     left = [c for c in _open_connections if c._sock is not None and getattr(c._loop, "is_closed", bool)()]
     for connection in left:

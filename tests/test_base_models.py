@@ -125,13 +125,16 @@ def test_several_servers_do_not_each_take_a_whole_gpu(tmp_path: Path, monkeypatc
     models = [str(fault_server.write_model(tmp_path / name)) for name in ("one", "two")]
     changes = {"model.path": models[0], "models": {"b": {"path": models[1], "nodes": ["actor"]}}}
     config = toml_to_config(DUO, changes | {"serve.gpu_memory_utilization": 0.4})
+    log_of = RunFolder(tmp_path).server_log_of
     together = ServedModels(config, bases := config_to_bases(config), tmp_path / "adapters")
     with (
         asyncio.Runner() as loop,
         pytest.raises(ServingError, match=r"2 model servers share the GPU: .* with models\.b\.serve\.gpu_mem"),
-        together.served([base.serve for base in bases], [tmp_path / "log"] * 2, loop, Reporter(Console(quiet=True))),
+        together.served([base.serve for base in bases], log_of, loop, Reporter(Console(quiet=True))),
     ):
         pass
+    with pytest.raises(ServingError, match=r"2 model servers share the GPU"):
+        serve(config.model_copy(update={"run": str(tmp_path / "run")}), Reporter(Console(quiet=True)), ())
 
 
 @pytest.mark.parametrize("parser", ["hermes", None])
@@ -148,7 +151,7 @@ def test_commands_on_the_server_of_serve_know_whether_it_parses_tool_calls(
         models = ServedModels(config, bases := config_to_bases(config), folder.adapters)
         options = server_options(bases, folder, quiet)
         assert [each.attach for each in options] == [server.url]
-        with models.served(options, [folder.server_log], loop, quiet):
+        with models.served(options, folder.server_log_of, loop, quiet):
             assert models.chat.auto_tools is (parser is not None)
 
 

@@ -328,7 +328,7 @@ def test_the_base_model_is_asked_through_an_adapter_of_zeros_where_a_full_server
     monkeypatch.setattr(served_model, "vllm_runs_on_cpu", lambda: cpu)
     config, silent = bench.config(), Reporter(Console(quiet=True))
     models = ServedModels(config, config_to_bases(config), bench.folder.adapters)
-    with asyncio.Runner() as loop, models.served([config.serve], [bench.folder.server_log], loop, silent):
+    with asyncio.Runner() as loop, models.served([config.serve], bench.folder.server_log_of, loop, silent):
         folder = models.models[0].server.adapters().get(models.place.model)
     if not cpu:
         assert (models.place.model, folder) == ("base", None)

@@ -130,7 +130,7 @@ def _publish(
         models.register_null(nodes)
         with asyncio.Runner() as loop:
             for endpoint in config.ray.endpoints:
-                with models.served([endpoint_to_options(config, endpoint)], [folder.server_log], loop, reporter):
+                with models.served([endpoint_to_options(config, endpoint)], folder.server_log_of, loop, reporter):
                     models.publish(dict.fromkeys(nodes, 0))
     return models.lineage
 

@@ -157,10 +157,9 @@ class Worker:
         options = [base.serve for base in bases]
         if assignment.endpoint is not None:
             options = [endpoint_to_options(config, assignment.endpoint)]
-        logs = [self._scratch.server_log_of(base.name) for base in bases]
         with (
             Stage(config, self._scratch, silent) as stage,
-            models.served(options, logs, stage.loop, silent),
+            models.served(options, self._scratch.server_log_of, stage.loop, silent),
         ):
             if assignment.endpoint is None:
                 models.register_null(versions)

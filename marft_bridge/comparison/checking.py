@@ -180,8 +180,7 @@ def _served_candidate(
     """The candidate's versions, served until the block ends; gives the environment that tells where."""
     versions = {**dict.fromkeys(config.graph.frozen, 0), **case.adapters}
     options = server_options(models.bases, folder, reporter)
-    logs = [folder.server_log_of(base.name) for base in models.bases]
-    with asyncio.Runner() as loop, models.served(options, logs, loop, reporter):
+    with asyncio.Runner() as loop, models.served(options, folder.server_log_of, loop, reporter):
         models.register_null(versions)
         models.publish(versions)
         places = {node: models.place_of(node, version) for node, version in versions.items()}

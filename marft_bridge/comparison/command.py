@@ -236,8 +236,7 @@ class _Runner:
     def _served(self, name: str | None, teams: Sequence[Team]) -> Iterator[ServedModels]:
         live = live_versions(teams)
         if name is None:
-            models = self._models
-            logs = [self._folder.server_log_of(base.name) for base in models.bases]
+            models, log_of = self._models, self._folder.server_log_of
             options = server_options(models.bases, self._folder, self._reporter)
         else:
             directory = check_model_dir(Path(name))
@@ -245,8 +244,8 @@ class _Runner:
             place = self._folder.other_models / f"{directory.name}-{hashlib.sha256(path).hexdigest()[:8]}"
             serve = with_modules(self._config, other_models_options(self._config, teams))
             models = ServedModels(self._config, [Base("", directory, serve, tuple(live))], place / "adapters")
-            logs, options = [place / "vllm.log"], [serve]
-        with models.served(options, logs, self._stage.loop, self._reporter):
+            log_of, options = RunFolder(place).server_log_of, [serve]
+        with models.served(options, log_of, self._stage.loop, self._reporter):
             models.register_null(live)
             models.serve_only(live)
             yield models
