@@ -45,9 +45,21 @@ WHERE run_id = ? AND (outcome = 'truncated' AND reason <> ? OR outcome = 'termin
 
 
 def load_app(config: BridgeConfig) -> App:
-    """The user's app, with its nodes checked on a scripted model, and how it is recorded: before any server starts."""
+    """The user's app, with its nodes checked on a scripted model, and how it is recorded: before any server starts.
+
+    Raises:
+        GraphError: see `options_to_app`.
+        ConfigError: the comparison that is to come asks for more held-out tasks than there are.
+    """
     check_options(config.record)
-    return checked_app(options_to_app(config.graph, config.rewards))
+    app = options_to_app(config.graph, config.rewards)
+    left, all_tasks = len(app.heldout_tasks), len(app.train_tasks) + len(app.heldout_tasks)
+    if (asked := config.compare.tasks or 0) > left:
+        raise ConfigError(
+            f"compare.tasks asks for {asked} held-out tasks, but graph.heldout = {config.graph.heldout} leaves "
+            f"{left} of {all_tasks}: lower compare.tasks or add tasks"
+        )
+    return checked_app(app)
 
 
 def checked_app(app: App, *, own_models: bool = False) -> App:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,16 @@ import pytest
 from compare_rig import Lab, lab_in
 
 from marft_bridge.adapters import AdapterRegistry
+from marft_bridge.app import split_tasks
+from marft_bridge.collect import collect
 from marft_bridge.comparison.command import Flags
 from marft_bridge.comparison.variants import options_to_lineup
+from marft_bridge.config import BridgeConfig
 from marft_bridge.errors import BridgeError, ConfigError, GraphError
 from marft_bridge.heldout import note_learned
+from marft_bridge.progress import Reporter
 from marft_bridge.serving import ServeOptions
+from marft_bridge.train import train
 from trainers.files import weights_to_sha256
 
 BEFORE = {"name": "before"}
@@ -62,7 +67,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
             {},
             "compare.variants 'x': serve has no effect: 'MODEL' is the model of [model]",
         ),
-        ([], {"tasks": 10_000}, "compare.tasks asks for 10000 held-out tasks, but graph.heldout leaves "),
+        ([], {"tasks": 10_000}, "compare.tasks asks for 10000 held-out tasks, but graph.heldout = "),
         ([], {"stop_early": True, "tasks": 5}, "5 tasks settle nothing, however clear; take 6 or more"),
     ],
     ids=["version", "node", "same", "app", "app-node", "newest", "serve", "tasks", "looks"],
@@ -76,6 +81,21 @@ def test_what_cannot_run_is_refused_in_one_line(
     assert message.replace("APPS", str(lab.apps)).replace("MODEL", str(lab.model)) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not lab.ours.adapters  # no server was asked for anything
+
+
+@pytest.mark.parametrize("command", [collect, train])
+def test_more_held_out_tasks_than_there_are_is_refused_before_hours_of_training_not_after(
+    lab: Lab, command: Callable[[BridgeConfig, Reporter, bool], None]
+) -> None:
+    config = lab.config(tasks=10_000)
+    with pytest.raises(ConfigError) as caught:
+        command(config, Reporter(), False)
+    _, heldout = split_tasks([{"id": f"t{n}"} for n in range(400)], config.graph.heldout)
+    assert str(caught.value) == (
+        f"compare.tasks asks for 10000 held-out tasks, but graph.heldout = {config.graph.heldout} leaves "
+        f"{len(heldout)} of 400: lower compare.tasks or add tasks"
+    )
+    assert not lab.ours.adapters
 
 
 def test_flags_beside_tables_have_no_effect_and_are_refused(lab: Lab) -> None:

@@ -18,6 +18,7 @@ from test_zoo_supervisor import half_right
 from zoo_rig import ZOO, Trained, train_zoo
 
 from marft_bridge.config import toml_to_config
+from marft_bridge.engine import load_app
 from marft_bridge.run_folder import RunFolder
 
 
@@ -83,3 +84,10 @@ def test_what_is_compared_is_as_the_configurations_say() -> None:
     dr_mas, comam = (toml_to_config(ZOO / f"{name}.toml").train for name in ("dr-mas", "comam"))
     assert (dr_mas.trainer.estimator, dr_mas.trainer.contribution, dr_mas.samples_per_task) == ("dr_mas", "equal", 4)
     assert (comam.trainer.contribution, comam.samples_per_task) == ("rank_consistency", 4)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in ZOO.glob("*.toml")))
+def test_every_configuration_can_be_run_to_the_end_of_its_comparison(name: str) -> None:
+    """Training takes minutes, and what its comparison asks for is known before."""
+    app = load_app(toml_to_config(ZOO / f"{name}.toml"))
+    assert min(len(app.train_tasks), len(app.heldout_tasks)) > 30

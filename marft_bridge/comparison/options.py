@@ -82,7 +82,7 @@ class CompareOptions(_Options):
     """Several variants of the app on the same held-out tasks and seeds."""
 
     tasks: int | None = Field(None, ge=2)
-    """Held-out tasks at most, in a seeded order; None takes all."""
+    """How many held-out tasks, in a seeded order; None takes all. Every command refuses to begin with too few."""
     samples_per_task: int = Field(1, ge=1)
     """Episodes of each variant on the same task."""
     temperature: float | None = Field(None, gt=0)
