@@ -16,6 +16,12 @@ ZOO = ROOT / "examples/zoo"
 PAGE = ROOT / "docs/zoo.md"
 _HEAD = re.compile(r"After (?P<after>.+?)\. Topology: (?P<topology>.+?)\.(?: (?P<more>[A-Z].*?))?$")
 
+_FIGURES = re.compile(
+    r"(?P<metric>\w+) (?P<before>\S+) -> (?P<after>\S+) on (?P<tasks>\d+) held-out tasks "
+    r"\((?P<diff>\S+), 95 % (?P<low>\S+) to (?P<high>\S+)\); reward by round .*; "
+    r"seed \d+, (?P<minutes>\d+) min( on .*)?"
+)
+
 INTRO = """# A zoo of graphs
 
 Ordinary LangGraph graphs after systems of the field, each with tasks, a reward, a configuration and tests that train it
@@ -85,9 +91,42 @@ def config_to_entry(path: Path) -> Entry:
     )
 
 
+def entries_to_table(entries: list[Entry]) -> str:
+    """What came out of each, in one look.
+
+    Raises:
+        ValueError: an `# Expected:` is not as `python -m examples.zoo.run --write` writes it.
+    """
+    rows, better, worse = [], 0, 0
+    measured = [entry for entry in entries if entry.expected != "not measured yet"]
+    for entry in measured:
+        if (found := _FIGURES.fullmatch(entry.expected)) is None:
+            raise ValueError(f"{entry.name}.toml: `# Expected: {entry.expected}` has no figures")
+        settled = float(found["low"]) > 0, float(found["high"]) < 0
+        better, worse = better + settled[0], worse + settled[1]
+        mark = {(True, False): "▲", (False, True): "▼"}.get(settled, "○")
+        rows.append(
+            f"| [{entry.name}](#{entry.name}) | {found['metric']} | {found['before']} | {found['after']} | "
+            f"{mark} {found['diff']} | {found['low']} to {found['high']} | {found['tasks']} | {found['minutes']} |"
+        )
+    return "\n".join(
+        [
+            "## What came out",
+            "",
+            f"▲ better and ▼ worse by the 95 % interval, ○ not settled: {better} of {len(rows)} are shown better, "
+            f"{worse} worse.",
+            "",
+            "| configuration | metric | before | after | difference | 95 % | held-out tasks | min |",
+            "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+            *rows,
+            "",
+        ]
+    )
+
+
 def entries_to_page(entries: list[Entry]) -> str:
     """The page."""
-    blocks = [INTRO]
+    blocks = [INTRO, entries_to_table(entries)]
     for entry in entries:
         name, module = entry.name, entry.module.replace(".", "/")
         blocks.append(
