@@ -11,6 +11,8 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from marft_bridge.comparison.wording import EFFECT_MARKS, Effect
+
 ROOT = Path(__file__).parents[1]
 ZOO = ROOT / "examples/zoo"
 PAGE = ROOT / "docs/zoo.md"
@@ -97,24 +99,24 @@ def entries_to_table(entries: list[Entry]) -> str:
     Raises:
         ValueError: an `# Expected:` is not as `python -m examples.zoo.run --write` writes it.
     """
-    rows, better, worse = [], 0, 0
+    rows: list[str] = []
+    effects: list[Effect] = []
     measured = [entry for entry in entries if entry.expected != "not measured yet"]
     for entry in measured:
         if (found := _FIGURES.fullmatch(entry.expected)) is None:
             raise ValueError(f"{entry.name}.toml: `# Expected: {entry.expected}` has no figures")
-        settled = float(found["low"]) > 0, float(found["high"]) < 0
-        better, worse = better + settled[0], worse + settled[1]
-        mark = {(True, False): "▲", (False, True): "▼"}.get(settled, "○")
+        effects.append("better" if float(found["low"]) > 0 else "worse" if float(found["high"]) < 0 else "not shown")
+        difference = f"{EFFECT_MARKS[effects[-1]]} {found['diff']}"
         rows.append(
             f"| [{entry.name}](#{entry.name}) | {found['metric']} | {found['before']} | {found['after']} | "
-            f"{mark} {found['diff']} | {found['low']} to {found['high']} | {found['tasks']} | {found['minutes']} |"
+            f"{difference} | {found['low']} to {found['high']} | {found['tasks']} | {found['minutes']} |"
         )
     return "\n".join(
         [
             "## What came out",
             "",
-            f"▲ better and ▼ worse by the 95 % interval, ○ not settled: {better} of {len(rows)} are shown better, "
-            f"{worse} worse.",
+            f"▲ better and ▼ worse by the 95 % interval, ○ not settled: {effects.count('better')} of {len(rows)} are "
+            f"shown better, {effects.count('worse')} worse; {len(entries) - len(rows)} are not measured yet.",
             "",
             "| configuration | metric | before | after | difference | 95 % | held-out tasks | min |",
             "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",

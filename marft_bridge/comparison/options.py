@@ -82,7 +82,8 @@ class CompareOptions(_Options):
     """Several variants of the app on the same held-out tasks and seeds."""
 
     tasks: int | None = Field(None, ge=2)
-    """How many held-out tasks, in a seeded order; None takes all. Every command refuses to begin with too few."""
+    """How many held-out tasks, in a seeded order; None takes all. Where there are fewer, collect and train
+    refuse to begin, too."""
     samples_per_task: int = Field(1, ge=1)
     """Episodes of each variant on the same task."""
     temperature: float | None = Field(None, gt=0)
