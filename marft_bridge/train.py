@@ -28,6 +28,7 @@ from marft_bridge.errors import ConfigError
 from marft_bridge.files import write_atomically
 from marft_bridge.heldout import HeldOut, note_learned
 from marft_bridge.kept_advantages import credits_to_file, forget_rounds_after
+from marft_bridge.lost_ground import run_to_lost_ground
 from marft_bridge.metrics_lines import read_metrics as read_metrics
 from marft_bridge.progress import Reporter, Task
 from marft_bridge.retokenise import Retokeniser, bases_to_retokeniser
@@ -159,6 +160,9 @@ class _Training:
                 overall.update(self.trainer.rounds, figures)
         last = self._version()
         self.reporter.say(f"trained {', '.join(f'{node}@{last}' for node in self.nodes)} in {self.folder.adapters}")
+        with self._store() as store:
+            if (lost := run_to_lost_ground(store, RUN_ID, self.options.trainer.reward)) is not None:
+                self.reporter.say(lost)
 
     def _version(self) -> int:
         return self.trainer.rounds + 1
