@@ -370,6 +370,30 @@ print(len(open("/proc/{os.getpid()}/environ").read()) > 0)
     assert (tmp_path / "written").exists()
 
 
+def test_no_more_programs_run_at_once_than_this_process_has_processors() -> None:
+    """Bound to one of them, two programs run one after the other; with two, they overlap."""
+    both = """
+import os, sys
+from concurrent.futures import ThreadPoolExecutor
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:int(sys.argv[1])])
+from marft_bridge.rewards.sandbox import program_to_end
+program = "import time; a = time.monotonic(); time.sleep(3); print(a, time.monotonic())"
+with ThreadPoolExecutor(2) as pool:
+    for end in pool.map(lambda _: program_to_end(program, isolation="limits-only"), range(2)):
+        print(end.stdout.strip())
+"""
+
+    def overlap(processors: int) -> bool:
+        argv = [sys.executable, "-c", both, str(processors)]
+        said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+        (began, ended), (began_too, ended_too) = [map(float, line.split()) for line in said.splitlines()]
+        return max(began, began_too) < min(ended, ended_too)
+
+    assert not overlap(1)
+    if len(os.sched_getaffinity(0)) > 1:
+        assert overlap(2)
+
+
 def test_limits_only_limits() -> None:
     assert attack("while True: pass", "limits-only", cpu_s=1, wall_s=11.0).ended == "cpu-time"
     assert attack("x = bytearray(4 << 30)", "limits-only", memory_mb=256).ended == "memory"

@@ -32,7 +32,8 @@ Isolation = Literal["namespaces", "landlock", "limits-only"]
 Ended = Literal["finished", "exit-status", "wall-time", "cpu-time", "memory", "output", "signal"]
 
 _MB = 1 << 20
-_AT_ONCE = threading.BoundedSemaphore(max(os.cpu_count() or 1, 1))  # more would only run into their wall time
+_CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_AT_ONCE = threading.BoundedSemaphore(_CPUS)  # more would only run into their wall time
 _START_S = 30.0  # for interpreter and walls, on a busy machine
 _AFTER_KILL_S = 5.0
 
