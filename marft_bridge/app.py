@@ -11,11 +11,12 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 
-from marft_bridge.app_graph import app_to_product, check_nodes, load_app_object, opened_graph
+from marft_bridge.app_graph import app_to_product, check_nodes, input_keys, load_app_object, opened_graph
 from marft_bridge.config import GraphOptions
 from marft_bridge.errors import GraphError
 from marft_bridge.load_name import load_name
@@ -31,7 +32,7 @@ class App:
     build: Callable[[Any], Any]  # chat model, or None -> compiled graph, or what `opened_graph` makes one of
     train_tasks: Sequence[Task]
     heldout_tasks: Sequence[Task]
-    task_to_input: Callable[[Task], Any]
+    task_to_input: Callable[[Task], Any]  # `task_itself` where none is named
     reward: Callable[..., Any] | None  # graph.reward; None: only what is declared
     reward_source: str
     name: str = "the app"
@@ -65,12 +66,34 @@ class App:
         Without a model the app calls those that it was written with.
 
         Raises:
-            GraphError: the app cannot be opened, or lacks a node.
+            GraphError: the app cannot be opened, lacks a node, or reads nothing of a task.
         """
         with opened_graph(self.build(model), self.name, runner) as graph:
+            self.check_input(graph)
             check_nodes(graph, self.nodes, self.name)
             check_nodes(graph, self.frozen, self.name, "graph.frozen")
             yield graph
+
+    def check_input(self, graph: Any) -> None:
+        """Refuses tasks that are handed over as they are to a graph that knows none of their fields.
+
+        LangGraph drops fields that are no keys of the state, so its nodes would run without the task, and some do
+        not even fail.
+        """
+        keys = input_keys(graph)
+        if keys is None or self.task_to_input is not task_itself:
+            return
+        for task in chain(self.train_tasks, self.heldout_tasks):
+            if keys.isdisjoint(task):
+                raise GraphError(
+                    f"graph.tasks: task {task['id']!r} has {', '.join(task)}, and {self.name!r} reads "
+                    f"{', '.join(sorted(keys))}: name a function task -> graph input in graph.task_to_input"
+                )
+
+
+def task_itself(task: Task) -> Task:
+    """What the graph gets where nothing says how to make its input of a task."""
+    return task
 
 
 def options_to_app(options: GraphOptions, rewards: Sequence[RewardOptions] = ()) -> App:
@@ -81,7 +104,7 @@ def options_to_app(options: GraphOptions, rewards: Sequence[RewardOptions] = ())
     """
     app = load_app_object(options.app, "graph.app")
     reward = load_reward(options)
-    to_input: Callable[[Task], Any] = lambda task: task  # noqa: E731  the default is the identity
+    to_input: Callable[[Task], Any] = task_itself
     if options.task_to_input is not None:
         loaded = load_name(options.task_to_input, "graph.task_to_input")
         to_input = _callable(loaded, "graph.task_to_input", options.task_to_input)

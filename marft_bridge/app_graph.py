@@ -209,6 +209,13 @@ def node_names(graph: Any) -> list[str]:
     return names
 
 
+def input_keys(graph: Any) -> frozenset[str] | None:
+    """The keys of the state that the graph reads its input into; None where it takes anything, or does not say."""
+    builder = getattr(graph, "builder", None)
+    channels = getattr(builder, "schemas", {}).get(getattr(builder, "input_schema", None))
+    return None if not channels or "__root__" in channels else frozenset(channels)
+
+
 def check_nodes(graph: Any, wanted: Sequence[str], app_name: str, key: str = "graph.nodes") -> None:
     """Refuses a node that the graph does not have.
 

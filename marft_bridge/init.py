@@ -26,7 +26,7 @@ from marft_bridge.app import options_to_app
 from marft_bridge.app_graph import app_to_product, check_nodes, load_app_object, opened_graph
 from marft_bridge.app_models import SeenNode, graph_to_seen_nodes
 from marft_bridge.config import BridgeConfig, GraphOptions
-from marft_bridge.errors import ConfigError
+from marft_bridge.errors import ConfigError, GraphError
 from marft_bridge.files import write_atomically
 from marft_bridge.model_options import ModelOptions
 from marft_bridge.option_sentences import options_to_sentences
@@ -79,13 +79,14 @@ def init(app: str, flags: Flags, reporter: Reporter, ask: Callable[[str, str | N
     with asyncio.Runner() as runner, opened_graph(product, app, runner) as graph:
         check_nodes(graph, flags.nodes, app, "--nodes")
         nodes = graph_to_seen_nodes(graph)
-        tasks = flags.tasks
+        tasks, to_input = flags.tasks, flags.task_to_input
         called = None
         if flags.probe:
             if tasks is None:
                 _require_terminal(flags)
             tasks = tasks or ask(_TASKS, None)
-            called = _probed(app, graph, flags, tasks, runner, reporter)
+            to_input = to_input or _missing_input(app, graph, tasks, ask, reporter)
+            called = _probed(app, graph, to_input, tasks, runner, reporter)
             nodes += [SeenNode(name) for name in called if name not in {node.name for node in nodes}]
         with_model = [node.name for node in nodes if (node.models if called is None else node.name in called)]
         chosen = flags.nodes or (with_model if flags.yes else None)
@@ -98,11 +99,12 @@ def init(app: str, flags: Flags, reporter: Reporter, ask: Callable[[str, str | N
     if not chosen:
         raise ConfigError("init: no node was seen to hold a chat model; name the nodes to train with --nodes")
     tasks = tasks or ask(_TASKS, None)
+    to_input = to_input or _missing_input(app, graph, tasks, ask, reporter)
     reward = flags.reward or ask("Reward: a function (task, final state) -> number, as my_app.py:reward", None)
     frozen = [node.name for node in nodes if node.name not in chosen and node.holds(given)]
     offering = {node.name for node in nodes if node.tools} | {n for n, seen in (called or {}).items() if seen.tools}
     with_tools = [node.name for node in nodes if node.name in (*chosen, *frozen) and node.name in offering]
-    text = "".join(_file(app, chosen, frozen, tasks, flags.task_to_input, reward, flags.model, bool(with_tools)))
+    text = "".join(_file(app, chosen, frozen, tasks, to_input, reward, flags.model, bool(with_tools)))
     config = BridgeConfig.model_validate(tomllib.loads(text))
     loaded = options_to_app(config.graph)
     write_atomically(flags.out, text)
@@ -121,12 +123,27 @@ def init(app: str, flags: Flags, reporter: Reporter, ask: Callable[[str, str | N
     reporter.say(f"next: marft-bridge collect --config {flags.out}")
 
 
+def _missing_input(
+    app: str, graph: Any, tasks: str, ask: Callable[[str, str | None], str], reporter: Reporter
+) -> str | None:
+    """The function that makes the graph's input, asked for where a task has nothing that the graph reads."""
+    loaded = options_to_app(GraphOptions(app=app, nodes=(app,), tasks=text_to_tasks(tasks)))
+    try:
+        loaded.check_input(graph)
+    except GraphError as error:
+        if not sys.stdin.isatty():
+            raise
+        reporter.say(str(error))
+        return ask("Input: a function task -> graph input, as my_app.py:task_to_input", None)
+    return None
+
+
 def _probed(
-    app: str, graph: Any, flags: Flags, tasks: str, runner: asyncio.Runner, reporter: Reporter
+    app: str, graph: Any, to_input: str | None, tasks: str, runner: asyncio.Runner, reporter: Reporter
 ) -> dict[str, Called]:
     """Runs the app once on the first task, and says what came of it."""
     source = text_to_tasks(tasks)
-    loaded = options_to_app(GraphOptions(app=app, nodes=(app,), tasks=source, task_to_input=flags.task_to_input))
+    loaded = options_to_app(GraphOptions(app=app, nodes=(app,), tasks=source, task_to_input=to_input))
     task = read_tasks(source, ())[0]
     found = probe(graph, loaded.task_to_input(task), runner, _PROBE_S)
     calls = sum(seen.calls for seen in found.nodes.values())

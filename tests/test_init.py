@@ -159,6 +159,10 @@ def served(model: BaseChatModel):
 
 def reward(task, state):
     return float(len(state["log"]))
+
+
+def question(task):
+    return {"log": [task["question"]]}
 '''
 
 
@@ -367,6 +371,25 @@ def test_on_a_terminal_what_no_flag_says_is_asked_for(here: Path, monkeypatch: p
     assert toml_to_config(Path("asked.toml")).graph.nodes == ("planner", "writer")
 
 
+def test_what_makes_the_input_is_asked_for_where_the_graph_reads_nothing_of_a_task(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("tasks.jsonl").write_text("".join(f'{{"id": "{n}", "question": "{n}?"}}\n' for n in range(40)))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    asked: list[str] = []
+
+    def ask(question: str, _default: str | None) -> str:
+        asked.append(question.split(":")[0])
+        return "my_app.py:question"
+
+    flags = Flags(("planner",), "tasks.jsonl", "my_app.py:reward", "model", Path("asked.toml"), yes=False, force=False)
+    said = io.StringIO()
+    init("my_app.py:graph", flags, Reporter(Console(file=said, width=300)), ask)
+    assert asked == ["Input"]
+    assert "task '0' has id, question, and 'my_app.py:graph' reads log" in said.getvalue()
+    assert toml_to_config(Path("asked.toml")).graph.task_to_input == "my_app.py:question"
+
+
 def test_without_a_terminal_nothing_is_asked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = refused(capsys, "my_app.py:graph", *GIVEN)
     assert line == (
@@ -520,7 +543,7 @@ def test_tasks_of_a_layout_are_written_as_a_table(here: Path) -> None:
     records = [{"question": f"{n} + 1?", "answer": f"#### {n + 1}"} for n in range(40)]
     Path("train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     given = ["--tasks", "gsm8k:train.jsonl", "--reward", "my_app.py:reward", "--model", "model", "--yes"]
-    assert cli.run(["init", "my_app.py:graph", *given]) == 0
+    assert cli.run(["init", "my_app.py:graph", *given, "--task-to-input", "my_app.py:question"]) == 0
     assert 'tasks = { kind = "gsm8k", path = "train.jsonl" }\n' in Path("bridge.toml").read_text()
     assert toml_to_config(Path("bridge.toml")).graph.tasks == Gsm8kTasks(path="train.jsonl")
 
