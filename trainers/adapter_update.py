@@ -12,7 +12,7 @@ entry per unit (one with granularity "action", one per sampled token with "token
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from trainers.microbatch import MicroBatch, items_to_microbatches
 from trainers.model import PolicyModel, Tick
 from trainers.objective import Scored, scored_to_linear_loss, scored_to_loss
 from trainers.offline_losses import imitation_loss, offline_coefficients
+from trainers.trust_region import backtrack
 from trainers.workers import Workers
 
 _SUMS = ("units", "clipped", "ratio_sum", "actions", "masked")
@@ -86,6 +87,31 @@ class AdapterLearner:
             if tick is not None:
                 tick(len(batch.items))
         return self.workers.gather(scored, [len(item.sampled_ids) for item in items], self.model.device)
+
+    def measure(
+        self, data: AdapterRound, before: Sequence[Tensor], phase: Callable[[], Tick]
+    ) -> tuple[list[Tensor], dict[str, float]]:
+        """Looks at the policy that the steps of a round have led to, and shortens them where it is beyond `kl_limit`.
+
+        Args:
+            data: what the round was; one action at least.
+            before: the adapter's `snapshot` at its start.
+            phase: what is told of the actions as they are scored, which is once for each try.
+
+        Returns:
+            Their log-probs under the policy that it is now, one tensor each; and kl_after (k3, mean per token, against
+            the policy at the start), step_share (what is left of the step; 1 where nothing was shortened).
+        """
+        new_T: list[Tensor] = []
+
+        def kl() -> float:
+            new_T[:] = self.logprobs(data.items, tick=phase())
+            return float(k3(torch.cat(new_T) - torch.cat(list(data.old_T))).mean())
+
+        if self.options.kl_limit is None:
+            return new_T, {"kl_after": kl(), "step_share": 1.0}
+        share, kl_after = backtrack(self.parameters, before, kl, self.options.kl_limit)
+        return new_T if share else list(data.old_T), {"kl_after": kl_after, "step_share": share}
 
     def improve(self, data: AdapterRound, generator: torch.Generator, tick: Tick) -> dict[str, Any]:
         """The adapter's update of one round: epochs x minibatches of the clipped surrogate.

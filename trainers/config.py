@@ -272,6 +272,11 @@ class TrainerOptions(_Options):
     """An adapter's update of this round ends before the backward pass of a minibatch whose approximate KL (k3,
     mean per token, against the policy at the start of the round) is above this; "off" (None in Python) never
     stops."""
+    kl_limit: float | None = Field(default=None, gt=0)
+    """How far an adapter's policy may be, after all steps of a round, from the one at its start (k3, mean per token of
+    the round's actions): a step that went further is shortened along its line (backtracking, as in HATRPO). None: the
+    last step of a round is as long as the optimiser made it. Long chains want it, since what their agents move adds
+    up."""
     nll_coef: float = Field(default=0.0, ge=0)
     """Weight of the negative log-likelihood of actions in episodes whose team reward reaches nll_threshold (VAPO)."""
     nll_threshold: float = 1.0

@@ -159,9 +159,9 @@ class MarftTrainer:
         Returns:
             {"agents": {name: {...}}, "critic": see `Credit.estimate`, "order" (of adapters), "drops", "episodes",
             "replayed" (episodes), "warnings", "seconds" ({"score", "update"})}. Per agent: actions, tokens, those of
-            `AdapterLearner.improve`, those of `Sampling`, advantage_mean and advantage_std (before
-            normalisation), factor_mean (compounded ratio), lr, adapter_norm, adapter_moved. Agents that share an
-            adapter share what is the adapter's. With update 'alternating' an agent whose turn it is not has its
+            `AdapterLearner.improve` and `AdapterLearner.measure`, those of `Sampling`, advantage_mean and advantage_std
+            (before normalisation), factor_mean (compounded ratio), lr, adapter_norm, adapter_moved. Agents that share
+            an adapter share what is the adapter's. With update 'alternating' an agent whose turn it is not has its
             counts only. What was not measured is None.
 
         A round whose groups are all without signal (skip_flat_groups) teaches nothing, and says so in warnings.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,9 @@ def sweep(
         rounds: on-policy rounds so far, for the schedules.
 
     Returns:
-        Per adapter: those of `AdapterLearner.improve`, lr, factor_mean, adapter_norm, adapter_moved.
+        Per adapter: those of `AdapterLearner.improve`, those of `AdapterLearner.measure` (None where nothing needs
+        them: after the last adapter, and in updates that are not sequential, without `kl_limit`), lr, factor_mean,
+        adapter_norm, adapter_moved.
     """
     factor_A = torch.ones(len(data.items))
     log_factor_E = torch.zeros(len(data.episodes), dtype=torch.float64)
@@ -88,12 +91,15 @@ def sweep(
         given = _to_adapter_round(name, rows, data, scored, units, normal, factor_A, policies, options)
         improved = learner.improve(given, generator, tick_of(f"update {name}", len(rows) * options.epochs))
         factor = float(factor_A[rows].mean()) if rows else None
-        learned[name] = {**improved, "lr": rate, "factor_mean": factor, **learner.movement(before)}
-        if options.update == "sequential" and rows and len(learned) < len(scored.rows_of):
-            items = [data.items[i] for i in rows]
-            new_T = learner.logprobs(items, tick=tick_of(f"new log-probs {name}", len(rows)))
-            ratios_A = items_to_ratios(new_T, items, options, [scored.old_T[i] for i in rows])
-            factor_A = compounded_factor(log_factor_E, ratios_A, rows, data.episode_A, options)
+        others_weigh = options.update == "sequential" and len(learned) + 1 < len(scored.rows_of)
+        after: dict[str, float | None] = {"kl_after": None, "step_share": None}
+        if rows and (others_weigh or options.kl_limit is not None):
+            new_T, measured = learner.measure(given, before, partial(tick_of, f"new log-probs {name}", len(rows)))
+            after.update(measured)
+            if others_weigh:
+                ratios_A = items_to_ratios(new_T, given.items, options, given.old_T)
+                factor_A = compounded_factor(log_factor_E, ratios_A, rows, data.episode_A, options)
+        learned[name] = {**improved, **after, "lr": rate, "factor_mean": factor, **learner.movement(before)}
     return learned
 
 
