@@ -17,6 +17,7 @@ _OPTIONS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "action": ("update", 7, {"kl_coef": 0.1, "epochs": 2, "kl_stop": None}),
     "token": ("update", 7, {"granularity": "token", "entropy_coef": 0.01, "kl_stop": None}),
     "stopped": ("update", 7, {"lr": 0.5, "epochs": 3, "kl_stop": 1e-4}),
+    "shortened": ("update", 7, {"lr": 0.1, "kl_stop": None, "kl_limit": 1e-3, "update": "simultaneous"}),
     "one episode": ("update", 1, {"minibatches": 1, "normalize": "none", "kl_stop": None}),
     "imitated": ("replay", 5, {"offline": {"mode": "filtered", "threshold": 0.0, "epochs": 2}}),
 }
@@ -61,6 +62,8 @@ def test_several_processes_compute_the_update_of_one(
         assert figures[name] == (pytest.approx(value, rel=1e-3, abs=1e-6) if isinstance(value, float) else value), name
     if kind == "stopped":
         assert one["metrics"]["agents"]["actor"]["stopped_early"]
+    if kind == "shortened":
+        assert all(0 < agent["step_share"] < 1 for agent in one["metrics"]["agents"].values())
 
 
 def test_the_rounds_do_not_divide_evenly_and_leave_processes_without_any(

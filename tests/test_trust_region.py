@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_policy import AGENTS, both_low, play, save_tiny_llama
+from toys import CHAIN, OPTIONS, chain, learn, mean_reward, save_toy_model
 
 from trace_store.records import Trajectory
 from trainers.config import TrainerOptions
@@ -129,3 +131,19 @@ def test_where_no_part_of_a_step_stays_near_the_weights_are_what_they_were() -> 
         assert backtrack([weight], before, kl, 0.5) == (0.0, 0.0)
         assert float(weight) == 0.0
         assert len(asked) == 10
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_eight_agents_at_a_high_rate_learn_without_losing_what_they_had(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    model_dir = save_toy_model(tmp_path_factory.mktemp("toys") / "model")
+    curves = {}
+    for limit in (None, 0.05):
+        options = TrainerOptions.model_validate(OPTIONS | {"lr": 0.06, "minibatches": 2, "kl_limit": limit})
+        played = learn(MarftTrainer(options, model_dir, CHAIN, seed), chain, 10, 48, seed)
+        curves[limit] = [mean_reward(games) for games in played]
+    deepest = {limit: max(a - b for a, b in itertools.pairwise(curve)) for limit, curve in curves.items()}
+    assert deepest[None] > 0.15, "a rate at which nothing is lost shows nothing"
+    assert deepest[0.05] < 0.1
+    assert curves[0.05][-1] > 0.8  # 0.5 by chance
