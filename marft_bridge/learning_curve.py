@@ -14,7 +14,7 @@ from marft_bridge.comparison.records import LearningPoint
 from marft_bridge.reward_points import rewards_to_points
 from trace_store.store import TraceStore
 
-_NODE_FIGURES = ("approx_kl", "clipfrac", "grad_norm", "adapter_norm")
+_NODE_FIGURES = ("approx_kl", "kl_after", "clipfrac", "grad_norm", "adapter_norm")
 
 _REWARDS = """
 SELECT coalesce(e.round, 0), e.task_id, r.value FROM episodes e JOIN episode_reward r USING (episode_id)

@@ -31,7 +31,17 @@ from trace_store.store import TraceStore
 
 EPISODES_PER_PAGE = 50
 METRICS_SHOWN = 60  # the newest rounds
-FIGURES = ("tokens", "approx_kl", "clipfrac", "grad_norm", "entropy", "advantage_mean", "advantage_std", "adapter_norm")
+FIGURES = (
+    "tokens",
+    "approx_kl",
+    "kl_after",
+    "clipfrac",
+    "grad_norm",
+    "entropy",
+    "advantage_mean",
+    "advantage_std",
+    "adapter_norm",
+)
 _TEMPLATES = Path(__file__).parents[1] / "templates"
 _LARGEST_REPORT = 64 << 20  # bytes
 
