@@ -1,6 +1,6 @@
-"""Owns: `kl_limit`, the bound on how far one round moves an adapter's policy.
+"""Owns: `kl_limit`, the bound on how far one round moves the team.
 
-- What is left of a step lies on its line, and the policy is within the limit by a measurement from outside.
+- What is left of a step lies on its line, and each policy is within its part by a measurement from outside.
 - A step within the limit is not touched, bit for bit; a limit changes nothing else of a round.
 - Where the KL grows with the square of the step, two tries find the share; where no share will do, nothing moves.
 - A team that a round at a high rate tears apart keeps what it knows, and learns.
@@ -23,7 +23,7 @@ from trainers.config import TrainerOptions
 from trainers.marft import MarftTrainer
 from trainers.trust_region import backtrack
 
-LIMIT = 0.02
+LIMIT = 0.02  # of one of the two agents
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +54,10 @@ def kl_from_outside(trainer: MarftTrainer, games: list[Trajectory], agent: str) 
 
 
 @pytest.mark.parametrize("update", ["sequential", "simultaneous"])
-def test_a_round_moves_each_policy_by_the_limit_at_most_and_along_its_own_step(model_dir: Path, update: str) -> None:
+def test_a_round_moves_each_policy_by_its_part_at_most_and_along_its_own_step(model_dir: Path, update: str) -> None:
     found = {}
     for limit in (None, LIMIT):
-        trainer = trainer_of(model_dir, update=update, kl_limit=limit)
+        trainer = trainer_of(model_dir, update=update, kl_limit=limit and 2 * limit)
         before = {agent: weights(trainer, agent) for agent in AGENTS}
         games = games_of(trainer)
         metrics = trainer.update(games)["agents"]
@@ -139,11 +139,11 @@ def test_eight_agents_at_a_high_rate_learn_without_losing_what_they_had(
 ) -> None:
     model_dir = save_toy_model(tmp_path_factory.mktemp("toys") / "model")
     curves = {}
-    for limit in (None, 0.05):
+    for limit in (None, 0.4):
         options = TrainerOptions.model_validate(OPTIONS | {"lr": 0.06, "minibatches": 2, "kl_limit": limit})
         played = learn(MarftTrainer(options, model_dir, CHAIN, seed), chain, 10, 48, seed)
         curves[limit] = [mean_reward(games) for games in played]
     deepest = {limit: max(a - b for a, b in itertools.pairwise(curve)) for limit, curve in curves.items()}
     assert deepest[None] > 0.15, "a rate at which nothing is lost shows nothing"
-    assert deepest[0.05] < 0.1
-    assert curves[0.05][-1] > 0.8  # 0.5 by chance
+    assert deepest[0.4] < 0.1
+    assert curves[0.4][-1] > 0.8  # 0.5 by chance

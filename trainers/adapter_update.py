@@ -89,13 +89,14 @@ class AdapterLearner:
         return self.workers.gather(scored, [len(item.sampled_ids) for item in items], self.model.device)
 
     def measure(
-        self, data: AdapterRound, before: Sequence[Tensor], phase: Callable[[], Tick]
+        self, data: AdapterRound, before: Sequence[Tensor], limit: float | None, phase: Callable[[], Tick]
     ) -> tuple[list[Tensor], dict[str, float]]:
-        """Looks at the policy that the steps of a round have led to, and shortens them where it is beyond `kl_limit`.
+        """Looks at the policy that the steps of a round have led to, and shortens them where it is beyond `limit`.
 
         Args:
             data: what the round was; one action at least.
             before: the adapter's `snapshot` at its start.
+            limit: its part of `kl_limit`; None only looks.
             phase: what is told of the actions as they are scored, which is once for each try.
 
         Returns:
@@ -108,9 +109,9 @@ class AdapterLearner:
             new_T[:] = self.logprobs(data.items, tick=phase())
             return float(k3(torch.cat(new_T) - torch.cat(list(data.old_T))).mean())
 
-        if self.options.kl_limit is None:
+        if limit is None:
             return new_T, {"kl_after": kl(), "step_share": 1.0}
-        share, kl_after = backtrack(self.parameters, before, kl, self.options.kl_limit)
+        share, kl_after = backtrack(self.parameters, before, kl, limit)
         return new_T if share else list(data.old_T), {"kl_after": kl_after, "step_share": share}
 
     def improve(self, data: AdapterRound, generator: torch.Generator, tick: Tick) -> dict[str, Any]:

@@ -273,10 +273,10 @@ class TrainerOptions(_Options):
     mean per token, against the policy at the start of the round) is above this; "off" (None in Python) never
     stops."""
     kl_limit: float | None = Field(default=None, gt=0)
-    """How far an adapter's policy may be, after all steps of a round, from the one at its start (k3, mean per token of
-    the round's actions): a step that went further is shortened along its line (backtracking, as in HATRPO). None: the
-    last step of a round is as long as the optimiser made it. Long chains want it, since what their agents move adds
-    up."""
+    """How far a round may move the team: the KL (k3, mean per token of the round's actions) between the policy at its
+    start and after all of its steps, summed over the adapters that it updates, of which each has an equal part. A step
+    that went further is shortened along its line (backtracking, as in HATRPO). None: the last step of a round is as
+    long as the optimiser made it, and nothing looks at it."""
     nll_coef: float = Field(default=0.0, ge=0)
     """Weight of the negative log-likelihood of actions in episodes whose team reward reaches nll_threshold (VAPO)."""
     nll_threshold: float = 1.0

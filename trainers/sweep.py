@@ -84,6 +84,7 @@ def sweep(
     factor_A = torch.ones(len(data.items))
     log_factor_E = torch.zeros(len(data.episodes), dtype=torch.float64)
     learned: dict[str, dict[str, Any]] = {}
+    limit = None if options.kl_limit is None else options.kl_limit / len(scored.rows_of)
     for name, rows in scored.rows_of.items():
         learner = policies.learners[name]
         before = learner.snapshot()
@@ -93,8 +94,9 @@ def sweep(
         factor = float(factor_A[rows].mean()) if rows else None
         others_weigh = options.update == "sequential" and len(learned) + 1 < len(scored.rows_of)
         after: dict[str, float | None] = {"kl_after": None, "step_share": None}
-        if rows and (others_weigh or options.kl_limit is not None):
-            new_T, measured = learner.measure(given, before, partial(tick_of, f"new log-probs {name}", len(rows)))
+        if rows and (others_weigh or limit is not None):
+            phase = partial(tick_of, f"new log-probs {name}", len(rows))
+            new_T, measured = learner.measure(given, before, limit, phase)
             after.update(measured)
             if others_weigh:
                 ratios_A = items_to_ratios(new_T, given.items, options, given.old_T)
