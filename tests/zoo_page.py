@@ -78,6 +78,7 @@ def config_to_entry(path: Path) -> Entry:
     learns = [
         f"{trainer.get('estimator', 'gae')} per {trainer.get('granularity', 'action')}",
         trainer.get("update", "") and f"{trainer['update']} updates",
+        "kl_limit" in trainer and f"a round moves the team by a KL of {trainer['kl_limit']} at most",
         offline and f"offline {offline}",
         ", ".join(f"{term['level']} reward {term['reward']}" for term in trainer.get("shaping", [])),
     ]
