@@ -99,7 +99,8 @@ def init(app: str, flags: Flags, reporter: Reporter, ask: Callable[[str, str | N
     if not chosen:
         raise ConfigError("init: no node was seen to hold a chat model; name the nodes to train with --nodes")
     tasks = tasks or ask(_TASKS, None)
-    to_input = to_input or _missing_input(app, graph, tasks, ask, reporter)
+    if called is None:  # a probe has asked already
+        to_input = to_input or _missing_input(app, graph, tasks, ask, reporter)
     reward = flags.reward or ask("Reward: a function (task, final state) -> number, as my_app.py:reward", None)
     frozen = [node.name for node in nodes if node.name not in chosen and node.holds(given)]
     offering = {node.name for node in nodes if node.tools} | {n for n, seen in (called or {}).items() if seen.tools}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from compare_rig import APPS, NODES
-from fake_vllm import FakeVllm
+from fake_vllm import END_OF_TURN, FakeVllm, running
 from rich.console import Console
+from tiny_policy import save_tiny_llama
 
 from marft_bridge import train as training
 from marft_bridge.collect import collect
@@ -88,3 +91,16 @@ class School:
     def played(self, run_id: str) -> set[str]:
         with self.store() as store:
             return {episode.task_id for episode in store.episodes(run_id=run_id)}
+
+
+def save_school_model(folder: Path) -> Path:
+    """A random Llama that knows every token of the school's server."""
+    model = save_tiny_llama(folder, vocabulary=END_OF_TURN + 1)
+    (model / "tokenizer.json").write_text("{}")
+    return model
+
+
+@contextmanager
+def school_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[School]:
+    with running(FakeVllm()) as server:
+        yield School(folder, save_school_model(folder / "model"), server, monkeypatch)

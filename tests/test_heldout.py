@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_vllm import END_OF_TURN, FakeVllm, running
 from growth_rig import fill
 from rich.console import Console
 from sample_spans import SampleTrace, chain
-from school_rig import TASKS, School, Task
-from tiny_policy import make_action, make_trajectory, save_tiny_llama
+from school_rig import TASKS, School, Task, save_school_model, school_in
+from tiny_policy import make_action, make_trajectory
 
 from marft_bridge.app import split_tasks
 from marft_bridge.comparison.command import compare
@@ -50,15 +49,13 @@ def sides(heldout: float, tasks: list[Task] = TASKS) -> tuple[set[str], set[str]
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = save_tiny_llama(tmp_path_factory.mktemp("tiny") / "model", vocabulary=END_OF_TURN + 1)
-    (folder / "tokenizer.json").write_text("{}")
-    return folder
+    return save_school_model(tmp_path_factory.mktemp("tiny") / "model")
 
 
 @pytest.fixture
-def school(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[School]:
-    with running(FakeVllm()) as server:
-        yield School(tmp_path, tiny, server, monkeypatch)
+def school(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[School]:
+    with school_in(tmp_path, monkeypatch) as opened:
+        yield opened
 
 
 # -- what runs ------------------------------------------------------------------------------------------------

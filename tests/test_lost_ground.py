@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_vllm import END_OF_TURN, FakeVllm, running
-from school_rig import School
-from tiny_policy import save_tiny_llama
+from school_rig import School, school_in
 
 from marft_bridge.comparison.records import LearningPoint
 from marft_bridge.lost_ground import points_to_lost_ground
@@ -56,17 +54,10 @@ def test_ground_is_lost_where_the_last_interval_lies_below_the_one_that_begins_h
     assert (None if found is None else (found[0].round, found[1].round)) == (best and (best, len(intervals)))
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = save_tiny_llama(tmp_path_factory.mktemp("tiny") / "model", vocabulary=END_OF_TURN + 1)
-    (folder / "tokenizer.json").write_text("{}")
-    return folder
-
-
 @pytest.fixture
-def school(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[School]:
-    with running(FakeVllm()) as server:
-        yield School(tmp_path, tiny, server, monkeypatch)
+def school(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[School]:
+    with school_in(tmp_path, monkeypatch) as opened:
+        yield opened
 
 
 def right_from_version(school: School, versions: set[int]) -> None:

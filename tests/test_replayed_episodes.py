@@ -12,17 +12,13 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from fake_vllm import END_OF_TURN, FakeVllm, running
-from school_rig import School
-from tiny_policy import save_tiny_llama
+from school_rig import School, school_in
 
 
 @pytest.fixture
 def school(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[School]:
-    model = save_tiny_llama(tmp_path / "model", vocabulary=END_OF_TURN + 1)
-    (model / "tokenizer.json").write_text("{}")
-    with running(FakeVllm()) as server:
-        yield School(tmp_path, model, server, monkeypatch)
+    with school_in(tmp_path, monkeypatch) as opened:
+        yield opened
 
 
 def test_what_cannot_be_learned_from_is_not_drawn(school: School) -> None:

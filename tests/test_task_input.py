@@ -22,8 +22,6 @@ from marft_bridge.app import App, task_itself
 from marft_bridge.cli import app as command_line
 from marft_bridge.errors import GraphError
 
-ROOT = Path(__file__).parents[1]
-
 
 class Whole(TypedDict):
     question: str
