@@ -45,8 +45,8 @@ class Rig:
         options = {"in_flight": 4, "timeout_s": 30.0} | changes
         self.collector = Collector(graph, app, route_of, **options)
 
-    def run(self, requests: list[EpisodeRequest]) -> Tally:
-        return asyncio.run(self.collector.requests_to_episodes(requests))
+    def run(self, requests: list[EpisodeRequest], loop: asyncio.Runner | None = None) -> Tally:
+        return (loop.run if loop else asyncio.run)(self.collector.requests_to_episodes(requests))
 
     def store(self) -> TraceStore:
         store = TraceStore.open(self.path)

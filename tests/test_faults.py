@@ -16,7 +16,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -424,26 +425,34 @@ MALFORMED: dict[str, tuple[Callable[[dict[str, Any]], bytes], str]] = {
 }
 
 
-def chat_on(fake: FakeVllm, client: httpx.Client) -> NodeChat:
-    no_idle = httpx.Limits(max_keepalive_connections=0)  # the loop ends before anybody could close them
-    return NodeChat(
-        model="base",
-        base_url=f"{fake.url}/v1",
-        api_key="none",
-        http_client=client,
-        http_async_client=httpx.AsyncClient(trust_env=False, limits=no_idle),
-    )
+@contextmanager
+def chat_on(fake: FakeVllm) -> Iterator[tuple[NodeChat, asyncio.Runner]]:
+    """A chat, and the loop to use it in: its client is closed there, since a call given up keeps its connection."""
+    async_client = httpx.AsyncClient(trust_env=False)
+    with httpx.Client(trust_env=False) as client, asyncio.Runner() as loop:
+        try:
+            yield (
+                NodeChat(
+                    model="base",
+                    base_url=f"{fake.url}/v1",
+                    api_key="none",
+                    http_client=client,
+                    http_async_client=async_client,
+                ),
+                loop,
+            )
+        finally:
+            loop.run(async_client.aclose())
 
 
 @pytest.mark.parametrize("kind", MALFORMED)
 def test_a_malformed_answer_fails_its_episode_with_the_reason_and_no_other(kind: str, tmp_path: Path) -> None:
     spoil, message = MALFORMED[kind]
-    with running(FakeVllm()) as fake, httpx.Client(trust_env=False) as client:
+    with running(FakeVllm()) as fake, chat_on(fake) as (chat, loop):
         fake.adapters, fake.answer = {"reasoner@0": "", "actor@3": ""}, lambda _: "7"
         fake.spoil = lambda body: spoil(body) if len(fake.asked) == 3 else None
-        chat = chat_on(fake, client)
         rig = Rig(tmp_path, model=chat, chat=chat, in_flight=1)
-        tally = rig.run(plan_episodes(TASKS, 3, 1, seed=0, **COMMON))
+        tally = rig.run(plan_episodes(TASKS, 3, 1, seed=0, **COMMON), loop)
     assert tally.outcomes == Counter(terminated=2, failed=1)
     assert len(fake.asked) == 5  # the third of six failed, and the fourth was never asked: nor was anything repeated
     prefix = "ServingError: malformed answer of the model server to node 'reasoner': "
@@ -453,14 +462,13 @@ def test_a_malformed_answer_fails_its_episode_with_the_reason_and_no_other(kind:
 
 
 def test_a_server_that_tells_no_log_probs_at_all_stops_the_run_with_that(tmp_path: Path) -> None:
-    with running(FakeVllm()) as fake, httpx.Client(trust_env=False) as client:
+    with running(FakeVllm()) as fake, chat_on(fake) as (chat, loop):
         fake.adapters, fake.answer = {"reasoner@0": "", "actor@3": ""}, lambda _: "7"
         fake.spoil = lambda body: choice(body, logprobs=None)
-        chat = chat_on(fake, client)
         rig = Rig(tmp_path, model=chat, chat=chat)
         rig.collector._wait_for_dying_server = lambda: asyncio.sleep(0)  # type: ignore[method-assign]
         with pytest.raises(GraphError, match="8 of 8 episodes failed, 8 of them with: ServingError: malformed answer"):
-            rig.run(plan_episodes(TASKS, 100, 1, seed=0, **COMMON))
+            rig.run(plan_episodes(TASKS, 100, 1, seed=0, **COMMON), loop)
 
 
 # Counting calls
