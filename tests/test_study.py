@@ -59,7 +59,7 @@ def result(
     counts = episodes or [10] * len(earned)
     rounds = [RoundResult(0, 20, 0.1, 4.0, 8.0)]
     rounds += [RoundResult(i + 1, n, y, 2.0 + i, 6.0) for i, (n, y) in enumerate(zip(counts, earned, strict=True))]
-    return Result(condition, seed, "0" * 64, tuple(rounds), HeldOut("correct", 4, 0.25, after), seconds, "c" * 64)
+    return Result(condition, seed, "0" * 64, tuple(rounds), HeldOut("correct", 4, 0.25, after), seconds, "c" * 64, 2)
 
 
 # -- conditions -------------------------------------------------------------------------------------------------------
@@ -195,7 +195,8 @@ def test_a_hand_made_study_becomes_the_figures_worked_by_hand(tmp_path: Path) ->
     (tmp_path / "runs" / "grpo-0").mkdir()  # begun, not finished
     assert report.main(["--folder", str(tmp_path / "runs"), "--out", str(tmp_path)]) == 0
     page = (tmp_path / "study.md").read_text()
-    assert "**6 of 21 runs are done" in page
+    assert "**6 of 24 runs are done" in page
+    assert "CPU cores for each run: 2." in page
     assert "4.30 standard errors to each side, 2.48 standard" in page
 
     curves = rows_of(page, "Learning curves")
@@ -400,7 +401,8 @@ def test_a_stopped_run_goes_on_and_its_result_is_that_of_its_episodes(lab: Path)
     assert said.startswith("marft-a seed 0: done after an interruption; reward ")
     found = read_result(folder.path)
     assert found is not None
-    assert (found.seconds, found.code_sha256, [r.number for r in found.rounds]) == (None, None, [0, 1, 2, 3])
+    assert (found.seconds, found.code_sha256, found.cores) == (None, None, None)
+    assert [r.number for r in found.rounds] == [0, 1, 2, 3]
     with TraceStore.open(folder.store, read_only=True) as store:
         assert {episode.seed is not None for episode in store.episodes()} == {True}
         for each in found.rounds:
@@ -436,7 +438,7 @@ def test_a_stopped_run_goes_on_and_its_result_is_that_of_its_episodes(lab: Path)
         assert all(np.array_equal(learned[0][key], learned[1][key]) for key in learned[0])
         assert any(tensor.any() for key, tensor in learned[0].items() if "lora_B" in key)
     assert report.main(["--folder", str(lab / "runs"), "--config", str(lab / "study.toml"), "--out", str(lab)]) == 0
-    assert "**2 of 21 runs are done" in (lab / "study.md").read_text()
+    assert "**2 of 24 runs are done" in (lab / "study.md").read_text()
 
 
 def test_what_belongs_to_a_process_is_not_copied(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def _opening(by_condition: ByCondition) -> str:
     planned = len(CONDITIONS) * len(SEEDS)
     there = sum(len(runs) for runs in by_condition.values())
     state = "" if there >= planned else f"\n**{there} of {planned} runs are done; a dash is what was not run.**\n"
-    return f"""# Seven ways to train one duo
+    return f"""# Eight ways to train one duo
 
 Which of the trainer's methods learns how fast, on the graph of `make demo`, with the same budget; and what the episodes
 that were recorded before training are worth. Made by `examples/study/`; `docs/study.json` holds every figure that
@@ -211,10 +211,12 @@ def _time(by_condition: ByCondition) -> str:
         minutes = f"{sum(whole) / len(whole) / 60:.1f}" if whole else NONE
         rows.append((f"`{name}`", _seconds(rollout), _seconds(update), minutes))
     head = ("condition", "rollouts, s a round", "update, s a round", "whole run, min")
+    cores = {r.cores for runs in by_condition.values() for r in runs.values() if r.cores is not None}
+    counted = " or ".join(map(str, sorted(cores))) or NONE
     return f"""## Time
 
 {_table(head, rows)}
-Two CPU cores, one run at a time. A whole run has its own model server, the offline phase and the comparison in it.
+CPU cores for each run: {counted}. A whole run has its own model server, the offline phase and the comparison in it.
 """
 
 

@@ -66,6 +66,8 @@ class Result:
     """Wall time of training and comparison, server included; None where the run was interrupted."""
     code_sha256: str | None
     """Of the program that ran, see `code_to_sha256`; None where it changed meanwhile, or may have."""
+    cores: int | None
+    """CPU cores that the run was allowed to use; None where the run was interrupted."""
 
 
 def code_to_sha256() -> str:
@@ -86,7 +88,14 @@ def text_sha256(text: str) -> str:
 
 
 def folder_to_result(
-    folder: RunFolder, condition: str, seed: int, config: str, reward: str, seconds: float | None, code: str | None
+    folder: RunFolder,
+    condition: str,
+    seed: int,
+    config: str,
+    reward: str,
+    seconds: float | None,
+    code: str | None,
+    cores: int | None,
 ) -> Result:
     """What a run folder holds after `train` and `compare`.
 
@@ -95,6 +104,7 @@ def folder_to_result(
         reward: name of the reward that was trained on.
         seconds: None says that the run was interrupted, which its times then include.
         code: hash of the code that ran; None where that is not one.
+        cores: how many it was allowed; None where that is not known of all of it.
 
     Raises:
         OSError, ValueError, KeyError: the folder's files are not those of a finished run.
@@ -110,7 +120,7 @@ def folder_to_result(
     report = json.loads((folder.path / "report.json").read_text(encoding="utf-8"))
     (compared,) = report["contrasts"]
     heldout = HeldOut(report["metric"], compared["n"], compared["mean_a"], compared["mean_b"])
-    return Result(condition, seed, text_sha256(config), rounds, heldout, seconds, code)
+    return Result(condition, seed, text_sha256(config), rounds, heldout, seconds, code, cores)
 
 
 def _update_seconds(line: Mapping[str, Any] | None) -> float | None:

@@ -112,7 +112,8 @@ def run_job(job: Job, collected: RunFolder) -> Result:
     seconds = time.monotonic() - began if fresh else None
     reward = job.config.train.trainer.reward
     same = code if fresh and code == code_to_sha256() else None
-    result = folder_to_result(job.folder, job.condition, job.seed, job.text, reward, seconds, same)
+    cores = len(os.sched_getaffinity(0)) if fresh else None
+    result = folder_to_result(job.folder, job.condition, job.seed, job.text, reward, seconds, same, cores)
     write_result(job.folder.path, result)
     return result
 
