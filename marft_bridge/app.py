@@ -150,5 +150,5 @@ def split_tasks(tasks: Sequence[Task], heldout: float) -> tuple[list[Task], list
         sides[int.from_bytes(digest[:8], "big") < heldout * 2**64].append(task)
     for side, what in zip(sides, ("training", "held-out"), strict=True):
         if not side:
-            raise GraphError(f"graph.tasks: {len(tasks)} tasks leave no {what} task at heldout = {heldout}; add tasks")
+            raise GraphError(f"graph.tasks: no {what} task is left of {len(tasks)} at heldout = {heldout}; add tasks")
     return sides

@@ -12,11 +12,9 @@ from marft_bridge.engine import Engine, begin_run, load_app, refuse_used, still_
 from marft_bridge.heldout import HeldOut
 from marft_bridge.progress import Reporter
 from marft_bridge.rollouts import plan_episodes, task_order
-from marft_bridge.run_folder import RunFolder
+from marft_bridge.run_folder import COLLECT, RunFolder
 from marft_bridge.run_store import keeping_what_runs, store_up_to_date, take_in_what_ran
 from trace_store.store import TraceStore
-
-RUN_ID = "collect"
 
 
 def collect(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
@@ -38,14 +36,14 @@ def collect(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
         config.collect.episodes,
         config.collect.samples_per_task,
         seed=config.seed,
-        run_id=RUN_ID,
+        run_id=COLLECT,
         split="train",
         adapters=dict.fromkeys(config.graph.nodes, 0),
     )
     with folder.held_by("collect"):
         with store_up_to_date(folder, reporter) as store:
-            refuse_used(store, RUN_ID, "collect", folder, resume)
-            begin_run(store, RUN_ID, "collect", config, folder)
+            refuse_used(store, COLLECT, "collect", folder, resume)
+            begin_run(store, COLLECT, "collect", config, folder)
             requests = still_to_run(store, plan)
         if resume:
             reporter.say(f"{len(plan) - len(requests)} episodes are there, {len(requests)} to run")
@@ -64,17 +62,17 @@ def _print_summary(config: BridgeConfig, store: TraceStore, reporter: Reporter) 
     outcomes = store.sql(
         "SELECT outcome, count(*) FROM (SELECT outcome FROM episodes WHERE run_id = ? QUALIFY row_number() OVER ("
         "PARTITION BY task_id, sample ORDER BY ended_ns DESC, episode_id) = 1) GROUP BY outcome",  # the last attempts
-        (RUN_ID,),
+        (COLLECT,),
     )
     rewards = store.sql(
         "SELECT r.name, avg(r.value) FROM episode_reward r JOIN episodes e USING (episode_id) "
         "WHERE e.run_id = ? GROUP BY r.name ORDER BY r.name",
-        (RUN_ID,),
+        (COLLECT,),
     )
     actions, trainable, tokens = store.sql(
         "SELECT count(*), count(*) FILTER (trainable), coalesce(sum(len(sampled_ids)), 0) "
         "FROM actions JOIN episodes USING (episode_id) WHERE run_id = ?",
-        (RUN_ID,),
+        (COLLECT,),
     )[0]
     counted = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes))
     means = ", ".join(f"{name} {mean:.3f}" for name, mean in rewards)

@@ -10,13 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from marft_bridge.comparison.records import LearningPoint
-from marft_bridge.reward_points import rewards_to_points
+from marft_bridge.reward_points import runs_to_points
 from trace_store.store import TraceStore
 
-_REWARDS = """
-SELECT e.round, e.task_id, r.value FROM episodes e JOIN episode_reward r USING (episode_id)
-WHERE e.run_id = $1 AND e.round > 0 AND r.name = $2 ORDER BY e.round, e.episode_id
-"""
 _VERSION = """
 SELECT max(a.adapter_version) FROM episodes e JOIN actions a USING (episode_id) WHERE e.run_id = $1 AND e.round = $2
 """
@@ -24,7 +20,7 @@ SELECT max(a.adapter_version) FROM episodes e JOIN actions a USING (episode_id) 
 
 def run_to_lost_ground(store: TraceStore, run_id: str, reward: str) -> str | None:
     """The sentence for a training run, or None where its last round is not clearly below another."""
-    rounds = points_to_lost_ground(rewards_to_points(store.sql(_REWARDS, (run_id, reward)), lambda _: {}))
+    rounds = points_to_lost_ground(runs_to_points(store, (run_id,), reward))
     if rounds is None:
         return None
     best, last = rounds

@@ -1,13 +1,26 @@
-"""Rewards of episodes, round by round -> the points of a learning curve. It knows no store and no run folder."""
+"""Rewards of a store's runs, round by round -> the points of a learning curve. It knows no run folder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from marft_bridge.comparison.records import LearningPoint
 from marft_bridge.statistics import mean_interval
+from trace_store.store import TraceStore
 
 NodeFigures = dict[str, dict[str, float | None]]
+
+_REWARDS = """
+SELECT coalesce(e.round, 0), e.task_id, r.value FROM episodes e JOIN episode_reward r USING (episode_id)
+WHERE e.run_id = ANY(?) AND r.name = ? AND isfinite(r.value) ORDER BY 1, e.episode_id
+"""
+
+
+def runs_to_points(
+    store: TraceStore, run_ids: Sequence[str], reward: str, nodes_of: Callable[[int], NodeFigures] = lambda _: {}
+) -> list[LearningPoint]:
+    """As `rewards_to_points`, over all episodes of these runs that have the reward."""
+    return rewards_to_points(store.sql(_REWARDS, (list(run_ids), reward)), nodes_of)
 
 
 def rewards_to_points(

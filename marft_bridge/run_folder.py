@@ -34,6 +34,9 @@ from marft_bridge.config import BridgeConfig
 from marft_bridge.errors import ConfigError
 from marft_bridge.files import write_atomically
 
+COLLECT, TRAIN = "collect", "train"
+"""The ids of the runs that these two commands make in a folder's store."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:

@@ -6,9 +6,9 @@ from marft_bridge.config import BridgeConfig
 from marft_bridge.engine import running_servers
 from marft_bridge.errors import ConfigError, StoreError
 from marft_bridge.live.status import live_lines
+from marft_bridge.metrics_lines import read_metrics
 from marft_bridge.progress import Reporter
 from marft_bridge.run_folder import RunFolder
-from marft_bridge.train import read_metrics
 from trace_store.store import TraceStore
 
 WAIT_S = 3.0  # commands hold the store for moments only

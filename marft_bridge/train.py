@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
-from marft_bridge import collect
 from marft_bridge.ahead import RoundsAhead
 from marft_bridge.app import App
 from marft_bridge.bases import config_to_bases, directory_of
@@ -29,12 +28,12 @@ from marft_bridge.files import write_atomically
 from marft_bridge.heldout import HeldOut, note_learned
 from marft_bridge.kept_advantages import credits_to_file, forget_rounds_after
 from marft_bridge.lost_ground import run_to_lost_ground
-from marft_bridge.metrics_lines import read_metrics as read_metrics
+from marft_bridge.metrics_lines import read_metrics
 from marft_bridge.progress import Reporter, Task
 from marft_bridge.retokenise import Retokeniser, bases_to_retokeniser
 from marft_bridge.rollouts import plan_episodes, task_order
 from marft_bridge.round_clock import PUBLISH, ROLLOUT, SCORE, RoundClock
-from marft_bridge.run_folder import RunFolder
+from marft_bridge.run_folder import COLLECT, TRAIN, RunFolder
 from marft_bridge.run_store import WAIT_IN_RUN_S, keeping_what_runs, store_up_to_date, take_in_what_ran
 from marft_bridge.served import check_staleness, served_versions
 from marft_bridge.tensorboard import require_tensorboard, write_scalars
@@ -44,8 +43,6 @@ from trace_store.store import TraceStore
 from trainers import checkpoint
 from trainers.marft import MarftTrainer
 from trainers.memory_guard import MemoryGuard
-
-RUN_ID = "train"
 
 # Episodes of this run's rounds, and the collected ones, which version 0 sampled. Those that failed, or were stopped
 # before their reward was there, would be drawn in vain.
@@ -82,9 +79,9 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
         reporter.say(planned)
     with folder.held_by("train"):
         with store_up_to_date(folder, reporter) as store:
-            refuse_used(store, RUN_ID, "train", folder, resume)
+            refuse_used(store, TRAIN, "train", folder, resume)
             ids = bases_to_retokeniser(bases, config.graph.nodes, config.train.trainer.offline.retokenise)
-            here = store.trajectories(run_ids=[collect.RUN_ID], split="train")
+            here = store.trajectories(run_ids=[COLLECT], split="train")
             collected = [ids.trajectory_to_retokenised(trajectory, store.spans) for trajectory in here]
             collected += _elsewhere(config, collected, ids, reporter)
             collected = heldout.left_out_of(collected, "stored episodes", reporter.say)
@@ -93,7 +90,7 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
             if not collected:
                 raise ConfigError(f"train: {folder.store} holds no collected episode; run `marft-bridge collect` first")
             refuse_changed(runs_to_surfaces(collected), config.train.allow_tool_change, "train.allow_tool_change")
-            begin_run(store, RUN_ID, "train", config, folder)
+            begin_run(store, TRAIN, "train", config, folder)
         with keeping_what_runs(folder, reporter, "train"), Engine(config, folder, app, bases, reporter) as engine:
             _Training(config, app, heldout, folder, engine, reporter).run(collected)
         take_in_what_ran(folder, reporter)
@@ -161,7 +158,7 @@ class _Training:
         last = self._version()
         self.reporter.say(f"trained {', '.join(f'{node}@{last}' for node in self.nodes)} in {self.folder.adapters}")
         with self._store() as store:
-            if (lost := run_to_lost_ground(store, RUN_ID, self.options.trainer.reward)) is not None:
+            if (lost := run_to_lost_ground(store, TRAIN, self.options.trainer.reward)) is not None:
                 self.reporter.say(lost)
 
     def _version(self) -> int:
@@ -171,7 +168,7 @@ class _Training:
         """The episodes that the newest version was trained on, besides those of the versions before it."""
         if self.trainer.rounds == 0:
             return self.collected
-        return [episode.episode_id for episode in store.episodes(run_id=RUN_ID, round=self.trainer.rounds)]
+        return [episode.episode_id for episode in store.episodes(run_id=TRAIN, round=self.trainer.rounds)]
 
     def _store(self) -> AbstractContextManager[TraceStore]:
         return store_up_to_date(self.folder, self.reporter, WAIT_IN_RUN_S)
@@ -200,7 +197,7 @@ class _Training:
         version = self._version()
         self.ahead.finish(number, partial(self._rollouts, number))
         with self._store() as store:
-            played = store.trajectories(run_ids=[RUN_ID], round=number)
+            played = store.trajectories(run_ids=[TRAIN], round=number)
             episodes = self.heldout.left_out_of(played, f"episodes of round {number}", self.reporter.say)
             older = self._older(store, number, len(episodes))
         staleness = check_staleness(episodes, self.nodes, version, self.options.max_staleness, f"round {number}")
@@ -229,7 +226,7 @@ class _Training:
             self.options.episodes_per_round,
             self.options.samples_per_task,
             seed=self.config.seed,
-            run_id=RUN_ID,
+            run_id=TRAIN,
             split="train",
             adapters=dict.fromkeys(self.nodes, self._version()),
             round=number,
@@ -251,7 +248,7 @@ class _Training:
         if replay.share == 0:
             return []
         oldest, reward = number - replay.max_staleness, self.options.trainer.reward
-        stored = [row[0] for row in store.sql(_REPLAYABLE, (RUN_ID, oldest, number, collect.RUN_ID, reward))]
+        stored = [row[0] for row in store.sql(_REPLAYABLE, (TRAIN, oldest, number, COLLECT, reward))]
         drawn = [store.trajectory(stored[i]) for i in self.trainer.draw_replay(len(stored), fresh)]
         found = [trajectory for trajectory in drawn if trajectory is not None]
         return self.heldout.left_out_of(found, "replayed episodes", self.reporter.say)

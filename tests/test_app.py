@@ -177,7 +177,7 @@ def test_a_name_may_be_a_module_or_a_file(tmp_path: Path) -> None:
         ({"tasks": f"{HERE}:WRONG_KIND"}, "task 1 of"),
         ({"tasks": f"{HERE}:UNSERIALISABLE"}, "cannot be written as JSON"),
         ({"tasks": "none.jsonl"}, "cannot read 'none.jsonl'"),
-        ({"tasks": f"{HERE}:TASK_LIST", "task_fields": (), "heldout": 0.0001}, "leave no held-out task"),
+        ({"tasks": f"{HERE}:TASK_LIST", "task_fields": (), "heldout": 0.0001}, "no held-out task is left of"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from marft_bridge.kept_advantages import KeptAdvantage, file_to_advantages, file_to_scale
+from marft_bridge.run_folder import TRAIN
 from marft_bridge.traces.advantages import Advantages, episode_to_group, trajectory_to_advantages
 from marft_bridge.traces.drawing import messages_to_texts
 from marft_bridge.traces.plain import value_to_json
 from marft_bridge.view.graph_drawing import trajectory_to_svg
 from marft_bridge.view.place import Place
-from marft_bridge.view.reading import TRAIN, spans_to_tools
+from marft_bridge.view.reading import spans_to_tools
 from marft_bridge.view.shades import MOST_TOKENS, Shades, action_to_mean, action_to_spans, fits
 from marft_bridge.view.tokens import TextsByNode
 from trace_store import conventions as c

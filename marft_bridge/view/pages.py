@@ -19,12 +19,13 @@ from marft_bridge.comparison import wording
 from marft_bridge.comparison.curve import learning_curve
 from marft_bridge.comparison.numbers import counted, number, signed
 from marft_bridge.comparison.records import LearningPoint, Report
+from marft_bridge.run_folder import TRAIN
 from marft_bridge.traces.listing import Filters, filters_to_episodes, time_to_text, tokens_to_text
 from marft_bridge.traces.opening import store_to_read
 from marft_bridge.view.episode import ACTIONS_PER_PAGE, store_to_episode
 from marft_bridge.view.graph_drawing import STYLE
 from marft_bridge.view.place import Place
-from marft_bridge.view.reading import TRAIN, Choices, RunLine, run_to_choices, run_to_curve, store_to_runs
+from marft_bridge.view.reading import Choices, RunLine, run_to_choices, run_to_curve, store_to_runs
 from marft_bridge.view.remembered import Remembered
 from marft_bridge.view.tokens import TextsByNode
 from trace_store.store import TraceStore

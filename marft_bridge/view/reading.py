@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from marft_bridge.comparison.records import LearningPoint
-from marft_bridge.reward_points import rewards_to_points
+from marft_bridge.reward_points import runs_to_points
+from marft_bridge.run_folder import COLLECT, TRAIN
 from trace_store import conventions as c
 from trace_store.records import SpanRow
 from trace_store.store import TraceStore
@@ -20,7 +21,6 @@ from trace_store.store import TraceStore
 MOST_RUNS = 200
 MOST_CHOICES = 100  # of a filter
 MOST_REWARDS = 8  # names of a run
-COLLECT, TRAIN = "collect", "train"  # the run ids of these commands
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,6 @@ _MEANS = """
 SELECT e.run_id, r.name, avg(r.value), count(*) FROM episode_reward r JOIN episodes e USING (episode_id)
 WHERE e.run_id = ANY(?) AND isfinite(r.value) GROUP BY ALL ORDER BY e.run_id, count(*) DESC, r.name
 """
-_CURVE = """
-SELECT coalesce(e.round, 0), e.task_id, r.value FROM episodes e JOIN episode_reward r USING (episode_id)
-WHERE e.run_id = ANY(?) AND r.name = ? AND isfinite(r.value) ORDER BY 1, e.episode_id
-"""
 
 
 def store_to_runs(store: TraceStore, run_id: str | None = None) -> list[RunLine]:
@@ -99,7 +95,7 @@ def run_to_choices(store: TraceStore, run_id: str) -> Choices:
 def run_to_curve(store: TraceStore, run_id: str, reward: str) -> list[LearningPoint]:
     """One point per training round; for `train` the collected episodes are round 0. Empty outside training."""
     runs = [COLLECT, TRAIN] if run_id == TRAIN else [run_id]
-    points = rewards_to_points(store.sql(_CURVE, (runs, reward)), lambda _: {})
+    points = runs_to_points(store, runs, reward)
     return points if any(point.round for point in points) else []
 
 
