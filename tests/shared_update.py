@@ -1,4 +1,4 @@
-"""What each process of `test_shared_update.py` runs: an update, or an offline phase, on one model and games."""
+"""What each process of `test_shared_update.py`, and each device of `test_devices.py`, runs: updates on given games."""
 
 from __future__ import annotations
 

@@ -278,10 +278,15 @@ class PolicyModel:
         return dict(sorted(found.items()))
 
 
+def base_dtype(device: torch.device) -> torch.dtype:
+    """What the frozen weights are held in: bfloat16 where it is computed with at full speed, so not on the CPU."""
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
 def _load_base(model_dir: Path, device: torch.device) -> Any:
     if not (model_dir / "config.json").is_file():
         raise TrainError(f"{model_dir} is not a Hugging Face model directory (it has no config.json)")
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = base_dtype(device)
     shows_bars = transformers_logging.is_progress_bar_enabled()
     # a library does not draw on its caller's terminal
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
