@@ -21,8 +21,7 @@ _NODE_FIGURES = ("approx_kl", "kl_after", "clipfrac", "grad_norm", "adapter_norm
 def run_to_learning_curve(store: TraceStore, metrics: Path, reward: str) -> tuple[LearningPoint, ...]:
     """One point per round of the training run in this folder, the collected episodes being round 0."""
     lines = {line["round"]: line for line in read_metrics(metrics)}
-    nodes_of = lambda number: _node_figures(lines.get(number, {}))  # noqa: E731 - one expression, named for its place
-    return tuple(runs_to_points(store, (COLLECT, TRAIN), reward, nodes_of))
+    return tuple(runs_to_points(store, (COLLECT, TRAIN), reward, lambda number: _node_figures(lines.get(number, {}))))
 
 
 def _node_figures(line: dict[str, Any]) -> dict[str, dict[str, float | None]]:
