@@ -42,7 +42,10 @@ def _config(path: Path, **overrides: Any) -> BridgeConfig:
     return toml_to_config(path, {key.replace("__", "."): value for key, value in overrides.items()})
 
 
-@app.command(epilog="Example: marft-bridge init graphs.math_duo:build --tasks tasks.jsonl --reward my_app.py:reward")
+@app.command(
+    epilog="Example: marft-bridge init graphs.math_duo:build --tasks graphs.math_duo:tasks "
+    "--task-to-input graphs.math_duo:task_to_input --reward graphs.math_duo:reward --yes"
+)
 def init(
     of: Annotated[
         str, typer.Argument(metavar="APP", help="As graph.app: path/file.py:attribute, or a name in a langgraph.json.")
@@ -53,7 +56,7 @@ def init(
     ] = None,
     task_to_input: Annotated[str | None, typer.Option(help="A function task -> graph input.")] = None,
     reward: Annotated[str | None, typer.Option(help="A function (task, final state) -> number.")] = None,
-    model: Annotated[str | None, typer.Option(help="A model directory; smollm2-135m.")] = None,
+    model: Annotated[str | None, typer.Option(help="A model directory; smollm2-135m, which is small.")] = None,
     out: Annotated[Path, typer.Option(help="The file to write.")] = DEFAULT_CONFIG,
     yes: Annotated[bool, typer.Option("--yes", help="Train every node in which a model is seen.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
@@ -228,7 +231,9 @@ def credit(
     run_credit(settings, options, Reporter(), resume)
 
 
-@app.command(epilog="Example: marft-bridge score --config examples/math_duo/bridge.toml --run runs/try --only tokens")
+@app.command(
+    epilog="Example: marft-bridge score --config examples/math_duo/bridge.toml --run runs/try --only graph.reward"
+)
 def score(
     config: Config = DEFAULT_CONFIG,
     run: Run = None,

@@ -25,7 +25,7 @@ PROGRAM = "marft-bridge"
 _FENCE = re.compile(r"( *)(`{3,})(.*)")
 _NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
 _INDENTED = re.compile(rf"^ {{4}}({PROGRAM} .+)$", re.MULTILINE)
-_SET_IN = re.compile(rf"^ {{4}}((?:{PROGRAM}|make|ray) .+)$", re.MULTILINE)
+_SET_IN = re.compile(rf"^ {{4}}((?:{PROGRAM}|make|ray|python|pip|[A-Z_]+=\S+) .+)$", re.MULTILINE)
 _INLINE = re.compile(rf"`+({PROGRAM} [^`]+)`+")
 _PLACEHOLDERS = ("...", "…")
 

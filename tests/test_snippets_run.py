@@ -63,9 +63,9 @@ NOT_RUN = {
     ("docs/study.md", "python -m examples.study.run --dry-run"): "looks into runs/; test_study.py names another folder",
     ("docs/study.md", "python -m examples.study.run"): "takes a day; test_study.py runs a small study on a stand-in",
     ("docs/study.md", "python -m examples.study.report"): "writes docs/study.md; test_study.py names another folder",
-    ("docs/zoo.md", "marft-bridge collect --config examples/zoo/swarm.toml"): ZOO,
-    ("docs/zoo.md", "marft-bridge train --config examples/zoo/swarm.toml"): ZOO,
-    ("docs/zoo.md", "marft-bridge compare --config examples/zoo/swarm.toml"): ZOO,
+    ("docs/zoo.md", "marft-bridge collect --config examples/zoo/defer.toml"): ZOO,
+    ("docs/zoo.md", "marft-bridge train --config examples/zoo/defer.toml"): ZOO,
+    ("docs/zoo.md", "marft-bridge compare --config examples/zoo/defer.toml"): ZOO,
     ("docs/cluster.md", "ray start --head"): CLUSTER,
     ("docs/cluster.md", "ray start --address=HOST:PORT"): CLUSTER,
     (
@@ -74,6 +74,7 @@ NOT_RUN = {
     ): "measures the real vLLM; test_rollout_benches.py",
     ("docs/speed.md", "make bench BENCH=round_seconds"): "measures for minutes; test_bench.py runs the command",
     ("docs/speed.md", "make bench BENCH='round_seconds*'"): "measures for minutes; test_bench.py runs the command",
+    ("docs/speed.md", "PYTHONPATH=tests .venv/bin/python -m benchmarks.round_table"): "prints what these measured",
 }
 WALKED = {
     *("README.md", "docs/start.md", "docs/comparison.md", "docs/promotion.md", "docs/credit.md", "docs/rewards.md"),

@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_report import hostile_report
 from view_rig import EPISODE, SEEN, TOKEN, Served, hostile_run, serving
+
+from marft_bridge.comparison.page import write_report
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = [
@@ -53,7 +56,9 @@ addEventListener("load", () => {{
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(hostile_run(tmp_path_factory.mktemp("hostile")).path) as server:
+    run = hostile_run(tmp_path_factory.mktemp("hostile"))
+    write_report(hostile_report(), run.path)
+    with serving(run.path) as server:
         yield server
 
 
@@ -102,10 +107,8 @@ def test_links_lead_from_the_runs_to_coloured_tokens(served: Served, tmp_path: P
     assert "train" not in refused
 
 
-@pytest.mark.parametrize(
-    ("path", "width"),
-    [("/", 390), *((path, width) for path in ("/run?id=train", f"/episode?id={EPISODE}") for width in (390, 1280))],
-)
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("path", ["/", "/run?id=train", f"/episode?id={EPISODE}", "/comparison"])
 def test_a_page_fits_its_width_and_hostile_texts_do_nothing(
     served: Served, path: str, width: int, tmp_path: Path
 ) -> None:

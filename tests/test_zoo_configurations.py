@@ -49,7 +49,7 @@ def newest_weights(trained: Trained, node: str) -> str:
 def test_agents_of_one_adapter_are_published_with_one_set_of_weights(
     name: str, script: Any, alike: list[set[str]], tmp_path: Path
 ) -> None:
-    trained = train_zoo(ZOO / f"{name}.toml", script, tmp_path, rounds=1, episodes=8)
+    trained = train_zoo(ZOO / f"{name}.toml", script, tmp_path, rounds=2, episodes=8)
     found: dict[str, set[str]] = {}
     for node in trained.config.graph.nodes:
         found.setdefault(newest_weights(trained, node), set()).add(node)
@@ -60,7 +60,7 @@ def test_agents_of_one_adapter_are_published_with_one_set_of_weights(
 
 
 def test_dr_mas_compares_an_agent_with_itself_however_often_it_acts(tmp_path: Path) -> None:
-    trained = train_zoo(ZOO / "dr-mas.toml", half_right, tmp_path, rounds=1, episodes=8)
+    trained = train_zoo(ZOO / "dr-mas.toml", half_right, tmp_path, rounds=2, episodes=8)
     agents = trained.rounds[-1]["agents"]
     assert agents["supervisor"]["actions"] > agents["adder"]["actions"] + agents["multiplier"]["actions"]
     assert trained.norms["supervisor"] > 0
@@ -69,7 +69,7 @@ def test_dr_mas_compares_an_agent_with_itself_however_often_it_acts(tmp_path: Pa
 
 
 def test_comam_gives_agents_different_shares_of_the_teams_reward(tmp_path: Path) -> None:
-    trained = train_zoo(ZOO / "comam.toml", half_right, tmp_path, rounds=1, episodes=8)
+    trained = train_zoo(ZOO / "comam.toml", half_right, tmp_path, rounds=2, episodes=8)
     for row in trained.rounds[1:]:
         weights = row["critic"]["contribution"]
         assert set(weights) <= {"supervisor", "adder", "multiplier"}

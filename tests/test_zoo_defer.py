@@ -125,7 +125,7 @@ def sometimes_defers(node: str, messages: list[dict[str, Any]], chance: random.R
 
 
 def test_training_moves_the_agent_towards_what_paid_and_leaves_the_expert_as_it_is(tmp_path: Path) -> None:
-    trained = train_zoo(ZOO / "defer.toml", sometimes_defers, tmp_path, rounds=1, episodes=16)
+    trained = train_zoo(ZOO / "defer.toml", sometimes_defers, tmp_path, rounds=2, episodes=16)
     assert set(trained.norms) == {"agent"}
     assert trained.norms["agent"] > 0
     assert {t.team_reward("reward") for t in trained.trained} == {0.0, 1.0 - defer.COST, 1.0}

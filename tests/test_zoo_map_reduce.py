@@ -97,7 +97,7 @@ def half_right(node: str, messages: list[dict[str, Any]], chance: random.Random)
 
 
 def test_training_moves_both_agents_and_pulls_them_towards_what_paid(tmp_path: Path) -> None:
-    trained = train_zoo(ZOO / "map_reduce.toml", half_right, tmp_path, rounds=1, episodes=16)
+    trained = train_zoo(ZOO / "map_reduce.toml", half_right, tmp_path, rounds=2, episodes=16)
     assert set(trained.norms) == {"worker", "reducer"}
     assert all(norm > 0 for norm in trained.norms.values())
     assert len({len(t.actions) for t in trained.trained}) > 2  # the number of agents varies

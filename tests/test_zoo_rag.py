@@ -164,6 +164,6 @@ def test_training_pulls_agents_towards_f1_and_away_from_their_penalties(tmp_path
 
 def test_the_agents_may_share_all_parameters_as_the_papers_do(tmp_path: Path) -> None:
     one_adapter = {"train.trainer.agents": {agent: {"adapter": "rag"} for agent in AGENTS}}
-    trained = train_zoo(ZOO / "rag.toml", by_chance, tmp_path, changes=one_adapter, rounds=1, episodes=4)
+    trained = train_zoo(ZOO / "rag.toml", by_chance, tmp_path, changes=one_adapter, rounds=2, episodes=4)
     assert len(set(trained.norms.values())) == 1
     assert min(trained.norms.values()) > 0

@@ -112,7 +112,7 @@ def finding(trajectory: Trajectory) -> float | None:
 
 
 def test_training_moves_both_agents_and_the_feedback_agents_own_rewards_reach_it(tmp_path: Path) -> None:
-    trained = train_zoo(ZOO / "safe_conversation.toml", by_the_toss_of_a_coin, tmp_path, rounds=1, episodes=16)
+    trained = train_zoo(ZOO / "safe_conversation.toml", by_the_toss_of_a_coin, tmp_path, rounds=2, episodes=16)
     assert set(trained.norms) == {"conversation", "feedback"}
     assert all(norm > 0 for norm in trained.norms.values())
     assert {len(t.actions) for t in trained.trained} == {2, 3}

@@ -125,7 +125,7 @@ def sends_on(node: str, messages: list[dict[str, Any]], chance: random.Random) -
 
 
 def test_training_moves_every_desk_and_pulls_the_swarm_towards_what_paid(tmp_path: Path) -> None:
-    trained = train_zoo(ZOO / "swarm.toml", sends_on, tmp_path, rounds=1, episodes=16)
+    trained = train_zoo(ZOO / "swarm.toml", sends_on, tmp_path, rounds=2, episodes=16)
     assert set(trained.norms) == set(swarm.DESKS)
     assert all(norm > 0 for norm in trained.norms.values())
     assert {0.0, 1.0} <= {t.team_reward("reward") for t in trained.trained}

@@ -38,7 +38,7 @@ GUIDES = {
     "langgraph_json": (
         "An app with a langgraph.json",
         "The graph is made by a function for each run, so there is no one graph to wrap: `instrument` records all\n"
-        "graphs of the process, also under LangGraph's own server. `graph.app` is the name in the file, whose\n"
+        "graphs of the process. `graph.app` is the name in the file, whose\n"
         "`env` and `dependencies` hold for the commands, too. Without any change of the code:\n"
         "`MARFT_STORE=traces.duckdb opentelemetry-instrument python app.py`.",
     ),
@@ -73,7 +73,13 @@ state key would become part of the state. `graph.task_to_input` names a function
 
 The test has a stand-in for the model. On a real vLLM with SmolLM2-135M-Instruct each was collected once, six episodes
 with its `bridge.toml` as it is, and every call was trainable. A model of that size does not call tools or hand over by
-itself: in the agent, the supervisor and the swarm only the first node spoke. Take a larger one for these.
+itself: in the agent, the supervisor and the swarm only the first node spoke. Take a larger one for these, which is two
+lines more that the table does not count: `[model]` and its `path`.
+
+To try one, go into its folder, for the names in its `bridge.toml` are relative to where a command runs.
+`record.diff` is what the user changes, for `patch`; the apps that call a provider want its key (`OPENAI_API_KEY`)
+when they run by themselves, and not under `marft-bridge collect`, which answers the calls of their nodes itself.
+`make setup` has the packages that they import, `langgraph-supervisor` and `langgraph-swarm` among them.
 """
 
 
