@@ -113,6 +113,8 @@ def init(app: str, flags: Flags, reporter: Reporter, ask: Callable[[str, str | N
         f"{flags.out}: trains {', '.join(chosen)} on {len(loaded.train_tasks)} tasks, "
         f"and keeps {len(loaded.heldout_tasks)} for comparison"
     )
+    if flags.model is None:
+        reporter.say(f"model.path is {config.model.path!r}, a small one to try things with; --model names another")
     for name in chosen:
         if name not in with_model:
             how = "was seen in" if called is None else "was called on that task by"

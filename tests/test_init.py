@@ -294,6 +294,13 @@ def test_looking_runs_nothing(here: Path) -> None:
 # What is written
 
 
+@pytest.mark.parametrize("given", [[], ["--model", "model"]])
+def test_a_model_that_nobody_named_is_named(given: list[str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["init", "my_app.py:graph", *GIVEN[:4], *given, "--nodes", "planner"]) == 0
+    said = "model.path is 'smollm2-135m', a small one to try things with; --model names another"
+    assert (said in capsys.readouterr().out.splitlines()) == (not given)
+
+
 def test_collecting_with_the_written_file_reaches_the_nodes_that_it_names(here: Path) -> None:
     content = written("my_app.py:graph", "--nodes", "planner,writer")
     assert content == {
