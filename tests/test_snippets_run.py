@@ -61,7 +61,7 @@ NOT_RUN = {
     ("docs/start.md", "make setup"): "installs everything from an index; test_set_up.py runs it on a small project",
     ("docs/start.md", ". .venv/bin/activate"): "changes the user's shell",
     ("docs/study.md", "python -m examples.study.run --dry-run"): "looks into runs/; test_study.py names another folder",
-    ("docs/study.md", "python -m examples.study.run"): "takes a day; test_study.py runs a small study on a stand-in",
+    ("docs/study.md", "python -m examples.study.run"): "takes hours; test_study.py runs a small study on a stand-in",
     ("docs/study.md", "python -m examples.study.report"): "writes docs/study.md; test_study.py names another folder",
     ("docs/zoo.md", "marft-bridge collect --config examples/zoo/defer.toml"): ZOO,
     ("docs/zoo.md", "marft-bridge train --config examples/zoo/defer.toml"): ZOO,

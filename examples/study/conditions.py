@@ -47,8 +47,8 @@ CONDITIONS: dict[str, Condition] = {
     ),
     "dr-mas": Condition(
         "Dr. MAS: as grpo, but each agent's returns are standardised over its own calls. Where every agent acts once "
-        "in every episode and all share one reward, as here, that is the same computation: what differs between the "
-        "two is how the engine happened to batch, and shows how far equal runs come apart.",
+        "in every episode and all share one reward, as here, that is the same computation: where the two differ at "
+        "all, it is how the engine happened to batch.",
         {"train.trainer.estimator": "dr_mas", **_OVER_TOKENS, **_SIMULTANEOUS},
     ),
     "marft-a-simultaneous": Condition(
