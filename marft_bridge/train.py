@@ -323,7 +323,7 @@ class _Training:
         )
         self.reporter.say(
             f"round {number}/{self.options.rounds}: reward {_figure(mean)} over {len(rewards)} episodes; "
-            f"{nodes}; update {sum(taken):.0f} s; {self.options.rounds - number} rounds left"
+            f"{nodes}; update {sum(taken):.0f} s; rounds left: {self.options.rounds - number}"
         )
         kls = [agent["approx_kl"] for agent in metrics["agents"].values() if agent.get("approx_kl") is not None]
         return f"reward {_figure(mean)}  KL {_figure(max(kls, default=None))}"
