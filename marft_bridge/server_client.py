@@ -86,9 +86,10 @@ class EngineClient:
         answer = self._sent(method, path, body)
         if answer.is_success:
             return answer
+        address = f"{self.url}{path}"
         if answer.status_code == httpx.codes.UNAUTHORIZED:
-            raise ServingError(f"model server {self.url}{path} refuses the API key")
-        raise ServingError(f"model server {self.url}{path} answered {answer.status_code}: {_message(answer)}")
+            raise ServingError(f"model server {address} refuses the API key")
+        raise ServingError(f"model server {address} answered {answer.status_code}: {_message(answer)}")
 
 
 def _message(answer: httpx.Response) -> str:
