@@ -36,9 +36,11 @@ from marft_bridge.scripted import ScriptedPolicy
 from marft_bridge.server_command import ServeOptions
 from marft_bridge.tasks.options import text_to_tasks
 from marft_bridge.tasks.reading import read_tasks
+from trainers.config import TrainerOptions
 
 _PARSER = "hermes"
 _PROBE_S = 300.0
+_MANY, _KL_LIMIT = 4, 0.12  # chains of so many agents fell apart without the limit, and learned with it: docs/zoo.md
 _TASKS = (
     "Tasks: a JSONL or Parquet file, the name of an iterable, as my_app.py:tasks, or gsm8k:train.jsonl and its like"
 )
@@ -226,9 +228,12 @@ def _file(
             yield _key(ServeOptions, "max_loras", adapters)
         if tools:
             yield _key(ServeOptions, "tool_call_parser", _PARSER)
+    if len(nodes) >= _MANY:
+        yield "\n[train.trainer]\n"
+        yield _key(TrainerOptions, "kl_limit", _KL_LIMIT)
 
 
-def _key(options: type[BaseModel], name: str, value: str | int | list[str] | BaseModel, idle: bool = False) -> str:
+def _key(options: type[BaseModel], name: str, value: str | float | list[str] | BaseModel, idle: bool = False) -> str:
     """A TOML line below its comment; idle: commented out itself."""
     said = textwrap.fill(
         options_to_sentences(options)[name], 118, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False
