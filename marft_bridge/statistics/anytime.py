@@ -60,7 +60,8 @@ def confidence_sequence(
     above high): then an assumption does not hold, most likely the order of the tasks.
 
     Args:
-        a, b: parallel arrays [n], same task and same seed.
+        a: array [n], parallel to `b`: same task and same seed.
+        b: array [n].
         clusters: the task of each pair, [n]; None means that every pair is a task of its own.
         bounds: that b - a cannot leave, known beforehand and not read off the data; (-1, 1) for rewards from 0 to 1.
         grid: candidates tried between the bounds; intervals are rounded outwards to them.

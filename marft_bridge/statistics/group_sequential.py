@@ -74,7 +74,8 @@ def monitor(
     """Pairs in order of arrival, and the looks taken so far, into whether the comparison may stop.
 
     Args:
-        a, b: parallel arrays [n], same task and same seed, all samples of a task that counts among them.
+        a: array [n], parallel to `b`: same task and same seed, all samples of a task that counts among them.
+        b: array [n].
         clusters: the task of each pair, [n]; None means that every pair is a task of its own.
         looks: how many tasks were complete at each look, upwards; the last is the present one.
         max_tasks: declared before the first outcome was seen.
