@@ -9,6 +9,7 @@ P-values are Holm's. Intervals are Bonferroni's, and not those of a studentised 
 spread has no studentised value; and metrics may lack different pairs, so that no joint resample of tasks exists.
 
 Sources:
+
 - Holm (1979), Scandinavian Journal of Statistics 6: step-down correction.
 - Dunn (1961), "Multiple comparisons among means", JASA 56: simultaneous intervals, each at level 1 - alpha / m.
 """

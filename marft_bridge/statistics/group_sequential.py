@@ -10,6 +10,7 @@ Bounds come from flipping the signs of whole tasks, as in the test of `paired`, 
 with five tasks, all of which may show the same difference, the curve would stop at once.
 
 Sources:
+
 - Lan and DeMets (1983), "Discrete sequential boundaries for clinical trials", Biometrika 70: spending the error by a
   function of the share of the data seen; here their O'Brien-Fleming type, half on each side.
 - Plamadeala and Rosenberger (2012), "Sequential monitoring with conditional randomization tests", Annals of

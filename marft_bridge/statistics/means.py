@@ -4,6 +4,7 @@ Describes one side and decides nothing; two sides are compared in `paired`. Inva
 give is None, and equal values never make an interval of width zero.
 
 Sources:
+
 - Chen et al. (2021), "Evaluating large language models trained on code", section 2.1: the unbiased pass@k.
 - Clopper and Pearson (1934), Biometrika 26: what all-equal outcomes still say about the mean.
 """

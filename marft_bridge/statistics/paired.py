@@ -6,6 +6,7 @@ give the same result up to rounding, whatever the order of the pairs. This modul
 pages.
 
 Sources:
+
 - Efron (1987), "Better bootstrap confidence intervals", JASA 82: the BCa interval.
 - Hesterberg (2015), "What teachers should know about the bootstrap", The American Statistician 69: bootstrap levels
   expanded to the t distribution, because the bootstrap of n values is too narrow by about sqrt((n - 1) / n).

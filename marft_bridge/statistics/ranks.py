@@ -5,6 +5,7 @@ normal curve stands in for it below `_EXACT_UP_TO` tasks. It asks whether differ
 what their mean is, and knows neither pairs nor samples.
 
 Sources:
+
 - Wilcoxon (1945), "Individual comparisons by ranking methods", Biometrics Bulletin 1.
 - Pratt (1959), "Remarks on zeros and ties in the Wilcoxon signed rank procedures", JASA 54: zeros take part in the
   ranking and are left out of the sum.
