@@ -56,7 +56,7 @@ ZOO = "takes the real model an hour; the tests of the zoo collect and train each
 CLUSTER = "listens to other machines; test_ray_cluster.py starts the same parts on loopback"
 # (page, the command) -> why no test runs it. Each is looked at by test_snippets.py: it exists, and takes these flags.
 NOT_RUN = {
-    ("README.md", "make demo"): "trains on the real vLLM for a quarter of an hour; test_end_to_end.py does it in small",
+    ("README.md", "make demo"): "trains on the real vLLM for minutes; test_end_to_end.py does it in small",
     ("README.md", "make test"): "runs this",
     ("docs/start.md", "make setup"): "installs everything from an index; test_set_up.py runs it on a small project",
     ("docs/start.md", ". .venv/bin/activate"): "changes the user's shell",
