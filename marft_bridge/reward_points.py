@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from marft_bridge.comparison.records import LearningPoint
 from marft_bridge.statistics import mean_interval
@@ -19,21 +19,14 @@ WHERE e.run_id = ANY(?) AND r.name = ? AND isfinite(r.value) ORDER BY 1, e.episo
 def runs_to_points(
     store: TraceStore, run_ids: Sequence[str], reward: str, nodes_of: Callable[[int], NodeFigures] = lambda _: {}
 ) -> list[LearningPoint]:
-    """As `rewards_to_points`, over all episodes of these runs that have the reward."""
-    return rewards_to_points(store.sql(_REWARDS, (list(run_ids), reward)), nodes_of)
-
-
-def rewards_to_points(
-    rows: Iterable[tuple[int, str, float]], nodes_of: Callable[[int], NodeFigures]
-) -> list[LearningPoint]:
-    """One point per round, in order.
+    """One point per round, in order, over all episodes of these runs that have the team reward.
 
     Args:
-        rows: (round, task id, team reward), one for each episode; round 0 is what was collected before training.
+        run_ids: round 0 is what was collected before training.
         nodes_of: round -> the update's figures per node.
     """
     rewards: dict[int, list[tuple[str, float]]] = {}
-    for number, task, value in rows:
+    for number, task, value in store.sql(_REWARDS, (list(run_ids), reward)):
         rewards.setdefault(number, []).append((task, value))
     points = []
     for number, found in sorted(rewards.items()):

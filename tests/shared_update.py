@@ -48,3 +48,10 @@ def _update(workers: Workers, model: Path, what: str, number: int, fields: dict[
         "order": order,
         "batches": batches,
     }
+
+
+def leaves(value: Any, path: str = "") -> dict[str, Any]:
+    """The figures of metrics by their paths, so that two of them can be compared one by one."""
+    if isinstance(value, dict):
+        return {k: v for name, part in value.items() for k, v in leaves(part, f"{path}/{name}").items()}
+    return {path: value}

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from shared_update import updates
+from shared_update import leaves, updates
 from tiny_policy import save_tiny_llama
 
 from trainers.workers import Workers
@@ -72,12 +72,6 @@ def law(said: dict[str, Any], name: str) -> Any:
     result = said[name]
     assert not (isinstance(result, dict) and "error" in result), result["error"]
     return result
-
-
-def leaves(value: Any, path: str = "") -> dict[str, Any]:
-    if isinstance(value, dict):
-        return {k: v for name, part in value.items() for k, v in leaves(part, f"{path}/{name}").items()}
-    return {path: value}
 
 
 def test_the_second_device_refuses_what_a_gpu_refuses_and_allows_what_it_allows(said: dict[str, Any]) -> None:

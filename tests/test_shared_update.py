@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from shared_update import NAME
+from shared_update import NAME, leaves
 from tiny_policy import save_tiny_llama
 from workers_rig import in_processes
 
@@ -22,12 +22,6 @@ _OPTIONS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "imitated": ("replay", 5, {"offline": {"mode": "filtered", "threshold": 0.0, "epochs": 2}}),
 }
 _COUNTS = (2, 3, 4)
-
-
-def _leaves(value: Any, path: str = "") -> dict[str, Any]:
-    if isinstance(value, dict):
-        return {k: v for name, part in value.items() for k, v in _leaves(part, f"{path}/{name}").items()}
-    return {path: value}
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +51,7 @@ def test_several_processes_compute_the_update_of_one(
         for alone, shared in zip(one[name], first[name], strict=True):
             torch.testing.assert_close(torch.tensor(shared), torch.tensor(alone), atol=1e-5, rtol=1e-4)
     assert first["order"] == one["order"]
-    figures, expected = _leaves(first["metrics"]), _leaves(one["metrics"])
+    figures, expected = leaves(first["metrics"]), leaves(one["metrics"])
     for name, value in expected.items():
         assert figures[name] == (pytest.approx(value, rel=1e-3, abs=1e-6) if isinstance(value, float) else value), name
     if kind == "stopped":
