@@ -8,10 +8,10 @@ RUN ?= runs/math_duo
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench docs
+.PHONY: help setup demo test test-all lint bench pages docs
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 
 setup: ## .venv with everything, from requirements/cpu.txt; does nothing when it is up to date
 	@$(PYTHON) requirements/set_up.py
@@ -26,12 +26,19 @@ lint: setup ## ruff and mypy
 	$(VENV)/ruff format --check .
 	$(VENV)/mypy
 
-test: lint ## lint, then every test: two at a time, those on the real server alone
-	OMP_NUM_THREADS=1 $(VENV)/pytest -n 2 --dist worksteal -m 'not vllm' --durations=10
-	$(VENV)/pytest -m vllm --durations=10
+test: lint ## lint, the fast tests two at a time, and one run of everything on the real vLLM; under 8 minutes
+	OMP_NUM_THREADS=1 $(VENV)/pytest -n 2 --dist worksteal -m 'not slow and not vllm'
+	$(VENV)/pytest -m 'vllm and not slow'
+
+test-all: test ## and the slow tests: many seeds, crashes, soaks, whole trainings, all else on the real vLLM
+	OMP_NUM_THREADS=1 $(VENV)/pytest -n 2 --dist worksteal -m 'slow and not vllm' --durations=10
+	$(VENV)/pytest -m 'vllm and slow' --durations=10
 
 bench: setup ## measure, print a table, write runs/bench/latest.json; BENCH=name runs one
 	PYTHONPATH=tests $(VENV)/python -m benchmarks $(if $(BENCH),'$(BENCH)')
+
+pages: setup ## write the generated pages of docs/ anew
+	PYTHONPATH=tests:. $(VENV)/python -m support.pages
 
 docs: setup ## the documentation as a site in build/site; nothing in it is loaded from another host
 	NO_MKDOCS_2_WARNING=1 $(VENV)/mkdocs build --strict

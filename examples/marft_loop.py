@@ -7,7 +7,7 @@ side by side: each call sees one token of the plan and answers with one token. T
 lie in the half of the vocabulary which the secret means: the planner has to invent words, and the solver to learn them.
 
 Numbers of equations, sections and lines (of algorithm 3) are those of the MARFT paper, arXiv 2504.16129v1. `trainers/`
-is the same with everything around it; tests/test_marft_loop.py holds both to the same losses and gradients.
+is the same with everything around it; tests/examples/test_marft_loop.py holds both to the same losses and gradients.
 Units are what has an advantage: actions in MARFT-A, tokens in MARFT-T. A ragged list has one tensor per action.
 """
 

@@ -1,10 +1,10 @@
-"""Three debaters who answer side by side, read each other and answer again, and a judge who reads them all.
+"""Three debaters who answer in parallel, read each other and answer again, and a judge who reads the last answers.
 
 After multi-agent debate as MARTI trains it: in each round every debater answers in a branch of its own, a join ends
-the round, and in the next round each sees what the others said; a judge decides after the last. Tasks and input are
-those of `graphs.math_duo`. Rewards are those of a debate with answers that can be checked: the team's for the judge's
-answer, and each debater's own for what it said itself. Simplified: two rounds, and only numbers are compared; a debater
-sees the last words of the others' latest answers and none of its own.
+the round, and in the next round each sees the answers of the others; a judge decides after the last round. Tasks and
+input are those of `graphs.math_duo`. Since answers can be checked, the team is rewarded for the judge's answer, and
+each debater for its own answers. Simplified: two rounds, and only numbers are compared; a debater sees the end of the
+others' latest answers and none of its own.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ DEBATERS = {
 JUDGE = "You are the judge. Three debaters answered the question. Reply with the right number only."
 
 ROUNDS = 2
-TAIL_LETTERS = 40  # of what somebody said, the last ones; keeps prompts short
+TAIL_CHARACTERS = 40  # the last ones of an answer that a prompt quotes
 
 
-class Said(NamedTuple):
-    """One answer of one debater."""
+class DebaterAnswer(NamedTuple):
+    """One answer of one debater; rounds count from 0."""
 
     round: int
     debater: str
@@ -39,42 +39,44 @@ class Said(NamedTuple):
 
 
 class DebateState(TypedDict, total=False):
-    """What the nodes share. `round` counts from 0."""
+    """The state that the nodes share. `round` counts from 0, `answer` is the judge's."""
 
     question: str
     round: int
-    said: Annotated[list[Said], operator.add]
+    answers: Annotated[list[DebaterAnswer], operator.add]
     answer: str
 
 
-class Speaker(Protocol):
+class DebaterNode(Protocol):
     """A debater's node."""
 
     async def __call__(self, state: DebateState) -> DebateState:
-        """What one debater says in this round."""
+        """Adds the debater's answer of this round."""
 
 
 def build(model: BaseChatModel, rounds: int = ROUNDS) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The compiled debate, in which debaters and judge call `model`."""
 
-    def debater(name: str, profile: str) -> Speaker:
+    def debater(name: str, profile: str) -> DebaterNode:
         async def speak(state: DebateState) -> DebateState:
             number = state.get("round", 0)
-            others = [s for s in state["said"] if s.round == number - 1 and s.debater != name]
-            reply = await model.ainvoke([SystemMessage(profile), HumanMessage(_heard(state["question"], others))])
-            return {"said": [Said(number, name, str(reply.text).strip())]}
+            previous = [a for a in state["answers"] if a.round == number - 1 and a.debater != name]
+            prompt = _build_prompt(state["question"], previous)
+            reply = await model.ainvoke([SystemMessage(profile), HumanMessage(prompt)])
+            return {"answers": [DebaterAnswer(number, name, str(reply.text).strip())]}
 
         return speak
 
     def end_of_round(state: DebateState) -> DebateState:
         return {"round": state.get("round", 0) + 1}
 
-    def who_is_next(state: DebateState) -> list[str]:
+    def route_after_round(state: DebateState) -> list[str]:
         return ["judge"] if state["round"] >= rounds else list(DEBATERS)
 
     async def judge(state: DebateState) -> DebateState:
-        last = [said for said in state["said"] if said.round == rounds - 1]
-        reply = await model.ainvoke([SystemMessage(JUDGE), HumanMessage(_heard(state["question"], last))])
+        last_answers = [answer for answer in state["answers"] if answer.round == rounds - 1]
+        prompt = _build_prompt(state["question"], last_answers)
+        reply = await model.ainvoke([SystemMessage(JUDGE), HumanMessage(prompt)])
         return {"answer": str(reply.text)}
 
     graph = StateGraph(DebateState)
@@ -84,14 +86,14 @@ def build(model: BaseChatModel, rounds: int = ROUNDS) -> CompiledStateGraph[Any,
         graph.add_node(name, debater(name, profile))
         graph.add_edge(START, name)
     graph.add_edge(list(DEBATERS), "end_of_round")
-    graph.add_conditional_edges("end_of_round", who_is_next, ["judge", *DEBATERS])
+    graph.add_conditional_edges("end_of_round", route_after_round, ["judge", *DEBATERS])
     graph.add_edge("judge", END)
     return graph.compile(name="debate")
 
 
-def _heard(question: str, said: list[Said]) -> str:
-    """The question and what was said, in the order of the debaters."""
-    lines = [f"{s.debater}: {s.text[-TAIL_LETTERS:]}" for s in sorted(said, key=lambda s: s.debater)]
+def _build_prompt(question: str, answers: list[DebaterAnswer]) -> str:
+    """The question and the answers, in the order of the debaters' names."""
+    lines = [f"{a.debater}: {a.text[-TAIL_CHARACTERS:]}" for a in sorted(answers, key=lambda a: a.debater)]
     return "\n".join([question, *lines])
 
 
@@ -100,18 +102,18 @@ def reward(task: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
 
     Of the team: `correct`, 1 where the judge's last number is right; `reward`, which is trained on, adds 0.1 where the
     right number occurs at all; `agree`, 1 where the debaters' last numbers of the last round are one and the same. Of
-    each debater: `own`, the mean worth of its answers over the rounds, on the same scale as `reward`.
+    each debater: `own`, the mean over the rounds of what its answers earn, on the same scale as `reward`.
     """
-    by_debater = {name: [s for s in result["said"] if s.debater == name] for name in DEBATERS}
-    last = {last_number(said[-1].text) for said in by_debater.values()}
-    own = {
-        f"agent:{name}": sum(number_credit(s.text, task["answer"]) for s in said) / len(said)
-        for name, said in by_debater.items()
+    answers_by_debater = {name: [a for a in result["answers"] if a.debater == name] for name in DEBATERS}
+    last_numbers = {last_number(answers[-1].text) for answers in answers_by_debater.values()}
+    debater_rewards = {
+        f"agent:{name}": sum(number_credit(answer.text, task["answer"]) for answer in answers) / len(answers)
+        for name, answers in answers_by_debater.items()
     }
-    worth = number_credit(result["answer"], task["answer"])
+    judge_credit = number_credit(result["answer"], task["answer"])
     return {
-        "correct": float(worth == 1.0),
-        "reward": worth,
-        "agree": float(len(last) == 1 and None not in last),
-        "own": own,
+        "correct": float(judge_credit == 1.0),
+        "reward": judge_credit,
+        "agree": float(len(last_numbers) == 1 and None not in last_numbers),
+        "own": debater_rewards,
     }

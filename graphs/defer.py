@@ -1,14 +1,14 @@
-"""A question to an answer, by an agent that answers itself or defers to somebody who knows more, at a cost.
+"""A question -> an answer, by an agent that answers itself or defers to an expert, at a cost.
 
 After HILA (Human-in-the-Loop Multi-Agent Collaboration): the agent's policy governs when to solve a problem alone and
-when to defer, trained by a cost-aware reward with groups of samples. Its point is knowledge that the agent cannot have:
-half of the tasks are sums, half ask for a shelf of a catalogue that only the expert holds. `build` has a frozen node as
-the expert (the same base model with the catalogue's line in its prompt: a stronger model by what it may read);
-`build_with_human` asks a person by `interrupt`, and the run goes on with `Command(resume="...")`.
+when to defer, trained by a cost-aware reward with groups of samples. Deferring pays for knowledge that the agent cannot
+have: half of the tasks are sums, half ask for a shelf of a catalogue that only the expert has. In `build` the expert is
+a frozen node (the same base model with the catalogue's line in its prompt, hence better informed); `build_with_human`
+asks a person by `interrupt`, and the run goes on with `Command(resume="...")`.
 
 Simplified: HILA's agent also chooses between judging what others said and creating something new; here there is one
-agent and one choice. Its outer loop, which trains on what the expert said, is left out: here deferring is learned, not
-the expert's knowledge.
+agent and one choice. Its outer loop, which trains on the expert's answers, is left out: here the agent learns to defer,
+not what the expert knows.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ EXPERT_EXAMPLES = (
 )
 
 COLOURS = ("red", "blue", "green", "white", "black", "brown", "grey", "yellow", "pink", "golden")
-THINGS = ("lamp", "chair", "clock", "vase", "desk", "globe", "drum", "flute")
+OBJECTS = ("lamp", "chair", "clock", "vase", "desk", "globe", "drum", "flute")
 SHELVES = dict(
     zip(
-        ((colour, thing) for colour in COLOURS for thing in THINGS),
-        random.Random(0).sample(range(11, 99), len(COLOURS) * len(THINGS)),
+        ((colour, noun) for colour in COLOURS for noun in OBJECTS),
+        random.Random(0).sample(range(11, 99), len(COLOURS) * len(OBJECTS)),
         strict=True,
     )
 )
-"""The catalogue: 80 things, each on a shelf of its own. The agent never sees it."""
+"""The catalogue: (colour, noun) -> shelf, for 80 objects on different shelves. The agent never sees it."""
 
-COST = 0.3
+DEFER_COST = 0.3
 
 
 class QuestionState(TypedDict, total=False):
-    """What the nodes share."""
+    """The state that the nodes share."""
 
     question: str
     deferred: bool
@@ -60,84 +60,85 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The compiled graph with a model as the expert; both nodes call `model`."""
 
     async def expert(state: QuestionState) -> QuestionState:
-        asked = question_to_knowledge(state["question"]) + state["question"]
-        reply = await model.ainvoke(profile_to_messages(EXPERT, EXPERT_EXAMPLES, asked))
+        prompt = question_to_knowledge(state["question"]) + state["question"]
+        reply = await model.ainvoke(profile_to_messages(EXPERT, EXPERT_EXAMPLES, prompt))
         return {"answer": str(reply.text)}
 
-    return _agent_and("expert", expert, model).compile(name="defer")
+    return _build_graph("expert", expert, model).compile(name="defer")
 
 
 def build_with_human(
     model: BaseChatModel, checkpointer: BaseCheckpointSaver[Any]
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """The compiled graph with a person as the expert; a run that waits for them is kept by `checkpointer`."""
+    """The compiled graph with a person as the expert; `checkpointer` stores the runs that wait for them."""
 
     async def human(state: QuestionState) -> QuestionState:
         return {"answer": str(interrupt({"question": state["question"]}))}
 
-    return _agent_and("human", human, model).compile(checkpointer=checkpointer, name="defer_to_human")
+    return _build_graph("human", human, model).compile(checkpointer=checkpointer, name="defer_to_human")
 
 
-def _agent_and(name: str, expert: Callable[..., Any], model: BaseChatModel) -> StateGraph[Any, Any, Any, Any]:
+def _build_graph(expert_name: str, expert: Callable[..., Any], model: BaseChatModel) -> StateGraph[Any, Any, Any, Any]:
     async def agent(state: QuestionState) -> Command[str]:
         reply = await model.ainvoke(profile_to_messages(AGENT, AGENT_EXAMPLES, state["question"]))
-        if defers(str(reply.text)):
-            return Command(goto=name, update={"deferred": True})
+        if is_deferral(str(reply.text)):
+            return Command(goto=expert_name, update={"deferred": True})
         return Command(goto=END, update={"deferred": False, "answer": str(reply.text)})
 
     graph = StateGraph(QuestionState)
-    graph.add_node("agent", agent, destinations=(name, END))
-    graph.add_node(name, expert)
+    graph.add_node("agent", agent, destinations=(expert_name, END))
+    graph.add_node(expert_name, expert)
     graph.add_edge(START, "agent")
-    graph.add_edge(name, END)
+    graph.add_edge(expert_name, END)
     return graph
 
 
-def defers(text: str) -> bool:
-    """Whether the agent hands the question on: it says "defer" or "expert"."""
+def is_deferral(text: str) -> bool:
+    """Whether a reply of the agent defers: it has a word that begins with "defer" or "expert"."""
     return re.search(r"\b(defer|expert)", text, flags=re.IGNORECASE) is not None
 
 
 def question_to_knowledge(question: str) -> str:
-    """The catalogue's line about the thing that a question names, and a line's end; empty where it names none."""
+    """The catalogue's line about the object that a question names, with a newline; "" where it names none."""
     words = set(re.findall(r"[a-z]+", question.lower()))
-    for (colour, thing), shelf in SHELVES.items():
-        if {colour, thing} <= words:
-            return f"Catalogue: the {colour} {thing} is on shelf {shelf}.\n"
+    for (colour, noun), shelf in SHELVES.items():
+        if {colour, noun} <= words:
+            return f"Catalogue: the {colour} {noun} is on shelf {shelf}.\n"
     return ""
 
 
 def tasks() -> Iterator[dict[str, Any]]:
-    """160 tasks in one fixed order: the shelf of each of the 80 things, and 80 sums of one-digit numbers."""
+    """160 tasks in one fixed order: the shelf of each of the 80 objects, and 80 sums of one-digit numbers."""
     shelves = [
         {
-            "id": f"shelf-{colour}-{thing}",
-            "question": f"On which shelf is the {colour} {thing}?",
+            "id": f"shelf-{colour}-{noun}",
+            "question": f"On which shelf is the {colour} {noun}?",
             "answer": shelf,
             "known": False,
         }
-        for (colour, thing), shelf in SHELVES.items()
+        for (colour, noun), shelf in SHELVES.items()
     ]
     pairs = [(a, b) for a in range(1, 10) for b in range(1, 10)][: len(shelves)]
     sums = [{"id": f"sum-{a}-{b}", "question": f"What is {a} + {b}?", "answer": a + b, "known": True} for a, b in pairs]
-    found = shelves + sums
-    random.Random(0).shuffle(found)
-    yield from found
+    mixed_tasks = shelves + sums
+    random.Random(0).shuffle(mixed_tasks)
+    yield from mixed_tasks
 
 
 def task_to_input(task: dict[str, Any]) -> QuestionState:
-    """The graph sees neither the answer nor whether it can be known."""
+    """The question only: the graph sees neither the answer nor whether it can be known."""
     return {"question": task["question"]}
 
 
 def reward(task: dict[str, Any], result: dict[str, Any]) -> dict[str, float]:
     """Team rewards of one episode, from its final state.
 
-    `correct` is 1 where the last number of the answer is right, whoever gave it; `deferred` is 1 where somebody else
-    was asked. `reward`, which is trained on, is correct - COST * deferred: answering a sum is worth more than asking
-    (1 against 0.7), asking for a shelf more than guessing (0.7 against 0), and asking in vain is worse than nothing.
+    `correct` is 1 where the last number of the answer is right, whoever answered; `deferred` is 1 where the agent
+    deferred. `reward`, which is trained on, is correct - DEFER_COST * deferred: answering a sum earns more than
+    deferring it (1 against 0.7), deferring a shelf more than guessing it (0.7 against 0), and a deferred question that
+    is answered wrongly less than nothing.
     """
     numbers = re.findall(r"-?\d{1,9}", result.get("answer", ""))
     correct = float(bool(numbers) and int(numbers[-1]) == task["answer"])
     deferred = float(bool(result.get("deferred", False)))
-    return {"correct": correct, "deferred": deferred, "reward": correct - COST * deferred}
+    return {"correct": correct, "deferred": deferred, "reward": correct - DEFER_COST * deferred}

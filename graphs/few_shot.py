@@ -1,8 +1,8 @@
-"""A profile, worked examples and a question to the messages of one call.
+"""A profile, worked examples and a question -> the messages of one model call.
 
-A small instruct model that is told a form in words writes prose; shown it in earlier turns, it mostly keeps to it, and
-then there is something to learn from. What is asked comes last. The examples are of no task. They have no ids, so the
-record takes none of them for what an agent said.
+A small instruct model that is told an answer format in words writes prose anyway; shown it in earlier turns, it mostly
+follows it, so that some samples earn a reward to learn from. Invariants: the question comes last; no example is one
+of the tasks; the messages have no ids, so a recorder attributes none of the examples to an agent.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import NamedTuple
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 Example = tuple[str, str]
-"""What is asked, and a good answer."""
+"""(question, good answer)."""
 
 
-class FewShot(NamedTuple):
-    """What an agent is told to do, and the examples that show it."""
+class FewShotPrompt(NamedTuple):
+    """The profile of an agent (what it has to do), and the examples that show it."""
 
-    duty: str
+    profile: str
     examples: tuple[Example, ...]
 
-    def messages(self, asked: str) -> list[BaseMessage]:
-        """The chat that ends with what is asked now."""
-        return profile_to_messages(self.duty, self.examples, asked)
+    def messages(self, question: str) -> list[BaseMessage]:
+        """The chat that ends with this question."""
+        return profile_to_messages(self.profile, self.examples, question)
 
 
 def profile_to_messages(profile: str, examples: Sequence[Example], question: str) -> list[BaseMessage]:
-    """System message, a turn of user and model for each example, and the question."""
-    turns = [message for asked, said in examples for message in (HumanMessage(asked), AIMessage(said))]
+    """The system message, a user and a model turn for each example, and the question."""
+    turns = [turn for example, answer in examples for turn in (HumanMessage(example), AIMessage(answer))]
     return [SystemMessage(profile), *turns, HumanMessage(question)]

@@ -1,22 +1,22 @@
-"""A text -> the whole numbers in it, and the last of them: what counts as the answer of a small model.
+"""A text -> the whole numbers in it, and the last of them, which counts as the answer of a small model.
 
-Invariant: any text is read in time linear in its length; digits that go on for longer than any answer are no number.
+Invariant: any text is read in time linear in its length; a run of more than MAX_DIGITS digits is no number.
 """
 
 from __future__ import annotations
 
 import re
 
-MOST_DIGITS = 9
+MAX_DIGITS = 9
 
 
 def numbers_in(text: str) -> list[int]:
     """Every whole number of a text, in order."""
-    return [int(found) for found in re.findall(r"-?[0-9]+", text) if len(found.lstrip("-")) <= MOST_DIGITS]
+    return [int(digits) for digits in re.findall(r"-?[0-9]+", text) if len(digits.lstrip("-")) <= MAX_DIGITS]
 
 
 def last_number(text: str) -> int | None:
-    """The last of them; None where there is none."""
+    """The last whole number of a text; None where it has none."""
     numbers = numbers_in(text)
     return numbers[-1] if numbers else None
 

@@ -1,9 +1,9 @@
-"""A list of sums to its largest result: one worker for each sum by `Send`, and a reducer that reads them all.
+"""A list of sums -> its largest result: one worker for each sum by `Send`, and a reducer that reads all results.
 
-After LangGraph's map-reduce pattern: the number of workers is that of the parts, so the number of agents in D differs
-from task to task; workers run in one superstep and never depend on each other. Simplified: the list is split by code,
-not by a model, and `worker` is one node, so that all workers act by one adapter. A list without a sum goes to the
-reducer at once. The answer is the last number that the reducer writes.
+After LangGraph's map-reduce pattern: there are as many workers as parts, so the number of calls in D differs from task
+to task; workers run in one superstep and never depend on each other. Simplified: the list is split by code, not by a
+model, and `worker` is one node, so that all workers share one adapter. A list without a sum goes to the reducer at
+once. The answer is the last number that the reducer writes.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ REDUCER_EXAMPLES = (
     ("Worker 1: 20\nWhich is the largest number?", "20"),
 )
 
-MOST_PARTS = 4  # of a task; a longer list in a question is cut there
+MAX_PARTS = 4  # of a task; a longer list in a question is cut there
 TASKS = 160
 
 
 class ListState(TypedDict, total=False):
-    """What the nodes share. `results` holds (place in the list, what the worker wrote)."""
+    """The state that the nodes share. `results` holds (index of the part, what its worker wrote)."""
 
     question: str
     results: Annotated[list[tuple[int, str]], operator.add]
@@ -42,41 +42,41 @@ class ListState(TypedDict, total=False):
 
 
 class Part(TypedDict):
-    """What one worker is sent."""
+    """The input of one worker: a part of the list, with its index."""
 
-    place: int
+    index: int
     text: str
 
 
 def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The compiled graph, in which workers and reducer call `model`."""
 
-    def to_workers(state: ListState) -> list[Send] | str:
+    def route_to_workers(state: ListState) -> list[Send] | str:
         parts = question_to_parts(state["question"])
-        return [Send("worker", Part(place=i, text=text)) for i, text in enumerate(parts)] or "reducer"
+        return [Send("worker", Part(index=index, text=text)) for index, text in enumerate(parts)] or "reducer"
 
     async def worker(state: Part) -> ListState:
         reply = await model.ainvoke(profile_to_messages(WORKER, WORKER_EXAMPLES, f"What is {state['text']}?"))
-        return {"results": [(state["place"], str(reply.text).strip())]}
+        return {"results": [(state["index"], str(reply.text).strip())]}
 
     async def reducer(state: ListState) -> ListState:
-        lines = [f"Worker {place + 1}: {text[:40]}" for place, text in sorted(state.get("results", []))]
-        asked = "\n".join([*lines, "Which is the largest number?"])
-        reply = await model.ainvoke(profile_to_messages(REDUCER, REDUCER_EXAMPLES, asked))
+        lines = [f"Worker {index + 1}: {text[:40]}" for index, text in sorted(state.get("results", []))]
+        prompt = "\n".join([*lines, "Which is the largest number?"])
+        reply = await model.ainvoke(profile_to_messages(REDUCER, REDUCER_EXAMPLES, prompt))
         return {"answer": str(reply.text)}
 
     graph = StateGraph(ListState)
     graph.add_node("worker", worker, input_schema=Part)
     graph.add_node("reducer", reducer)
-    graph.add_conditional_edges(START, to_workers, ["worker", "reducer"])
+    graph.add_conditional_edges(START, route_to_workers, ["worker", "reducer"])
     graph.add_edge("worker", "reducer")
     graph.add_edge("reducer", END)
     return graph.compile(name="map_reduce")
 
 
 def question_to_parts(question: str) -> list[str]:
-    """The sums of a question: `Largest of: 3 + 4; 2 + 2` to `["3 + 4", "2 + 2"]`, at most MOST_PARTS."""
-    return [f"{a} + {b}" for a, b in re.findall(r"(\d+) \+ (\d+)", question)][:MOST_PARTS]
+    """The sums of a question: `Largest of: 3 + 4; 2 + 2` -> `["3 + 4", "2 + 2"]`, at most MAX_PARTS."""
+    return [f"{a} + {b}" for a, b in re.findall(r"(\d+) \+ (\d+)", question)][:MAX_PARTS]
 
 
 def tasks() -> Iterator[dict[str, Any]]:
@@ -84,7 +84,7 @@ def tasks() -> Iterator[dict[str, Any]]:
     pairs = [(a, b) for a in range(1, 10) for b in range(1, 10)]
     random.Random(0).shuffle(pairs)
     for number in range(TASKS):
-        first, length = number // MOST_PARTS, 1 + number % MOST_PARTS
+        first, length = number // MAX_PARTS, 1 + number % MAX_PARTS
         parts = [pairs[(first + length * k) % len(pairs)] for k in range(length)]
         sums = [a + b for a, b in parts]
         question = "Largest of: " + "; ".join(f"{a} + {b}" for a, b in parts)
@@ -92,7 +92,7 @@ def tasks() -> Iterator[dict[str, Any]]:
 
 
 def task_to_input(task: dict[str, Any]) -> ListState:
-    """The graph never sees the sums."""
+    """The question only: the graph never sees the sums."""
     return {"question": task["question"]}
 
 
@@ -101,10 +101,10 @@ def reward(task: dict[str, Any], result: dict[str, Any]) -> dict[str, float]:
 
     `parts` is the share of the sums that their workers got right (by the last number that each wrote), `correct` is
     1 where the reducer's last number is the largest sum. `reward`, which is trained on, is 1 for a correct answer and
-    otherwise 0.4 * parts: a worker learns that its part was right although the answer was not.
+    otherwise 0.4 * parts: a worker earns something for a right part although the answer is wrong.
     """
-    said = {place: _last_number(text) for place, text in result.get("results", [])}
-    parts = sum(said.get(place) == value for place, value in enumerate(task["sums"])) / len(task["sums"])
+    worker_numbers = {index: _last_number(text) for index, text in result.get("results", [])}
+    parts = sum(worker_numbers.get(index) == value for index, value in enumerate(task["sums"])) / len(task["sums"])
     correct = float(_last_number(result.get("answer", "")) == task["answer"])
     return {"correct": correct, "parts": parts, "reward": 1.0 if correct else 0.4 * parts}
 

@@ -1,9 +1,9 @@
 r"""The paper's duo, Reasoner -> Actor (MARFT, appendix B.3), on small word problems that can be checked.
 
-A task becomes a graph input, the graph a final state, and the final state named rewards. The graph is an
-ordinary one: it takes any LangChain chat model and knows nothing of spans, adapters or training. The profiles
-are those of the paper, shortened to what a 135M model can follow; the answer is the last number that the Actor
-writes instead of a \boxed{} expression, which so small a model almost never produces.
+A task -> a graph input, and the final state of the graph -> named rewards. The graph is plain LangGraph: it takes any
+LangChain chat model and has no code for spans, adapters or training. The profiles are those of the paper, shortened
+to what a 135M model can follow; the answer is the last number that the Actor writes instead of a \boxed{} expression,
+which so small a model almost never produces.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ TEMPLATES = (
     "Add {b} to {a}. What is the result?",
 )
 NAMES = ("Ann", "Tom", "Mia", "Leo")
-THINGS = ("apples", "pens", "shells", "coins")
+OBJECTS = ("apples", "pens", "shells", "coins")
 
 
 class DuoState(TypedDict, total=False):
-    """What the two nodes share."""
+    """The state that the two nodes share."""
 
     question: str
     guidance: str
@@ -69,16 +69,16 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
 
 def tasks() -> Iterator[dict[str, Any]]:
     """All 405 tasks: every sum of two numbers from 1 to 9 in every template, in one fixed order."""
-    pick = random.Random(0)
+    rng = random.Random(0)
     for template_number, template in enumerate(TEMPLATES):
         for a in range(1, 10):
             for b in range(1, 10):
-                question = template.format(name=pick.choice(NAMES), things=pick.choice(THINGS), a=a, b=b)
+                question = template.format(name=rng.choice(NAMES), things=rng.choice(OBJECTS), a=a, b=b)
                 yield {"id": f"sum-{template_number}-{a}-{b}", "question": question, "answer": a + b}
 
 
 def task_to_input(task: dict[str, Any]) -> DuoState:
-    """The graph never sees the answer."""
+    """The question only: the graph never sees the answer."""
     return {"question": task["question"]}
 
 
@@ -86,7 +86,7 @@ def reward(task: dict[str, Any], result: dict[str, Any]) -> dict[str, float]:
     """Team rewards of one episode, from its final state.
 
     `correct` is 1 where the last number of the Actor's answer is the right one. `reward`, which is trained on,
-    adds partial credit: 0.1 where the right number occurs at all, so that the first rounds are not silent.
+    adds partial credit: 0.1 where the right number occurs at all, so that rounds without a correct answer still teach.
     """
     numbers = [int(number) for number in re.findall(r"-?\d+", result.get("answer", ""))]
     correct = bool(numbers) and numbers[-1] == task["answer"]

@@ -1,11 +1,11 @@
-"""CoRe-Code's Planner -> Coder: a function that is wanted to a plan, and the plan to a program, which unit tests judge.
+"""CoRe-Code's Planner -> Coder: a requested function -> a plan -> a program, which unit tests judge.
 
-After "CoRe-Code: Collaborative Reinforcement Learning for Code Generation": a planner that writes a plan in words, a
-coder that follows it, both trained on what the tests say, by group-relative advantages. Simplified: functions of one
+After "CoRe-Code: Collaborative Reinforcement Learning for Code Generation": a planner that writes a plan in words and a
+coder that follows it, both trained on the tests' outcome by group-relative advantages. Simplified: functions of one
 line (`graphs.function_tasks`), and the collaboration-aware stage is the team reward, which reaches the planner along D.
 
-The graph never runs the program. It is what a model wrote, so the configuration has it run by the reward `code`, in a
-sandbox. Invariant: the final state has one program, whatever the coder wrote.
+The graph never runs the program, since a model wrote it: the reward `code` of the configuration does, in a sandbox.
+Invariant: the final state has one program, whatever the coder wrote.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from graphs.few_shot import profile_to_messages
 from graphs.first_line import first_line
-from graphs.function_tasks import NAME
+from graphs.function_tasks import FUNCTION_NAME
 
 PLANNER = "You are the Planner. Say in a few words how the function gets its result. Write no code."
 PLANNER_EXAMPLES = (
@@ -37,7 +37,7 @@ CODER_EXAMPLES = (
 
 
 class CodeState(TypedDict, total=False):
-    """What the two nodes share."""
+    """The state that the two nodes share."""
 
     request: str
     parameters: list[str]
@@ -49,13 +49,13 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The compiled chain, in which both nodes call `model`."""
 
     async def planner(state: CodeState) -> CodeState:
-        asked = f"{state['request']}\nPlan?"
-        reply = await model.ainvoke(profile_to_messages(PLANNER, PLANNER_EXAMPLES, asked))
+        prompt = f"{state['request']}\nPlan?"
+        reply = await model.ainvoke(profile_to_messages(PLANNER, PLANNER_EXAMPLES, prompt))
         return {"plan": first_line(str(reply.text))}
 
     async def coder(state: CodeState) -> CodeState:
-        asked = f"{state['request']}\nPlan: {state['plan']}\nCode?"
-        reply = await model.ainvoke(profile_to_messages(CODER, CODER_EXAMPLES, asked))
+        prompt = f"{state['request']}\nPlan: {state['plan']}\nCode?"
+        reply = await model.ainvoke(profile_to_messages(CODER, CODER_EXAMPLES, prompt))
         return {"program": text_to_program(str(reply.text), state["parameters"])}
 
     graph = StateGraph(CodeState)
@@ -68,14 +68,14 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
 
 
 def text_to_program(text: str, parameters: Sequence[str]) -> str:
-    """A whole function as it was written, or else the first line as the body of one."""
-    if f"def {NAME}(" in text:
+    """The text itself where it defines the function; else a function whose body is its first line."""
+    if f"def {FUNCTION_NAME}(" in text:
         return text
     line = first_line(text)
     body = line if line.startswith("return") else f"return {line}"
-    return f"def {NAME}({', '.join(parameters)}):\n    {body}\n"
+    return f"def {FUNCTION_NAME}({', '.join(parameters)}):\n    {body}\n"
 
 
 def task_to_input(task: dict[str, Any]) -> CodeState:
-    """The graph never sees the tests."""
+    """The request without its tests, which the graph never sees."""
     return {"request": task["request"], "parameters": task["parameters"]}

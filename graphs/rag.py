@@ -1,17 +1,17 @@
 """Rewriter -> retrieval -> selector -> generator over a local corpus (MMOA-RAG): questions about made-up people.
 
-A question becomes up to four searches, one a line; the sentences that they find become those that the selector names by
-number, and these an answer of one word. Retrieval is a tool and not a model, so it belongs to the environment. Where
-nothing is found the selector has nothing to do and is not asked.
+A question becomes up to four queries, one a line; of the sentences that they retrieve the selector picks some by
+number, and the generator turns these into an answer of one word. Retrieval is a tool and not a model, so it belongs to
+the environment. Where nothing is retrieved the selector is skipped.
 
-From the paper (arXiv 2501.15228): three agents that one reward binds together, the F1 of the answer; and for each agent
-a penalty of its own: the rewriter for more than four searches, the selector for an answer that is no list of different
+From the paper (arXiv 2501.15228): three agents with one shared reward, the F1 of the answer; and for each agent
+a penalty of its own: the rewriter for more than four queries, the selector for an answer that is no list of different
 numbers of sentences, the generator for an answer that is too long. Simplified: a corpus of 160 sentences and BM25
 instead of a dense index; no supervised warm-up; each agent has an adapter of its own, where the paper's share all
-parameters (`[train.trainer.agents]` can have them share one). How large a penalty is, is ours.
+parameters (`[train.trainer.agents]` can have them share one). The sizes of the penalties are ours.
 
-Neither the questions nor the examples use the words of the corpus, and a name alone finds more about a person than is
-shown: so the rewriter has something to learn.
+Neither the questions nor the examples use the words of the corpus, and a name alone retrieves more sentences than the
+selector is shown: so the rewriter has something to learn.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from langchain_core.language_models import BaseChatModel
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from graphs.few_shot import FewShot
+from graphs.few_shot import FewShotPrompt
 from graphs.local_corpus import people, search
 from graphs.word_overlap import exact_match, f1
 
-REWRITER = FewShot(
+REWRITER = FewShotPrompt(
     "You are the rewriter. Turn the question into a few words to search for.",
     (("In which town is the home of Mary?", "Mary home town"), ("Which animal does Paul own?", "Paul animal")),
 )
-SELECTOR = FewShot(
+SELECTOR = FewShotPrompt(
     "You are the selector. Which sentences help to answer the question? Reply with their numbers only.",
     (
         ("In which town is the home of Mary?\n1. Mary lives in Athens.\n2. Paul reports to Mary.", "1"),
         ("Which animal does Paul own?\n1. Paul lives in Athens.\n2. Mary reports to Paul.\n3. Paul keeps a hen.", "3"),
     ),
 )
-GENERATOR = FewShot(
+GENERATOR = FewShotPrompt(
     "You are the generator. Answer the question from the sentences with one word.",
     (
         ("Mary lives in Athens.\nIn which town is the home of Mary?", "Athens"),
@@ -53,22 +53,22 @@ QUESTIONS = {
     "job": "What is the profession of {name}?",
 }
 
-MOST_QUERIES = 4
-MOST_SENTENCES = 5  # that the selector is shown
-MOST_WORDS = 4  # of an answer, before it counts as too long
-QUERY_LETTERS = 80
+MAX_QUERIES = 4
+MAX_SENTENCES = 5  # that the selector is shown
+MAX_WORDS = 4  # of an answer, before it counts as too long
+QUERY_CHARACTERS = 80
 
-TOO_MANY_QUERIES = -0.5
-NO_SELECTION = -0.5
-TOO_LONG = -0.25
+QUERIES_PENALTY = -0.5  # more than MAX_QUERIES
+SELECTION_PENALTY = -0.5  # no list of numbers
+LENGTH_PENALTY = -0.25  # more than MAX_WORDS
 
 
 class RagState(TypedDict, total=False):
-    """What the nodes share."""
+    """The state that the nodes share. `sentences` are the retrieved ones, `selected` those for the generator."""
 
     question: str
     queries: list[str]
-    found: list[str]
+    sentences: list[str]
     selection: str
     selected: list[str]
     answer: str
@@ -82,26 +82,26 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
         return {"queries": [line.strip() for line in str(reply.text).splitlines() if line.strip()]}
 
     async def retrieval(state: RagState) -> RagState:
-        found: list[str] = []
-        for query in state["queries"][:MOST_QUERIES]:
-            found += await search.ainvoke({"query": query[:QUERY_LETTERS]})
-        return {"found": list(dict.fromkeys(found))[:MOST_SENTENCES]}
+        sentences: list[str] = []
+        for query in state["queries"][:MAX_QUERIES]:
+            sentences += await search.ainvoke({"query": query[:QUERY_CHARACTERS]})
+        return {"sentences": list(dict.fromkeys(sentences))[:MAX_SENTENCES]}
 
-    def anything_found(state: RagState) -> Literal["selector", "generator"]:
-        return "selector" if state["found"] else "generator"
+    def route_after_retrieval(state: RagState) -> Literal["selector", "generator"]:
+        return "selector" if state["sentences"] else "generator"
 
     async def selector(state: RagState) -> RagState:
-        asked = _numbered(state["question"], state["found"])
-        reply = await model.ainvoke(SELECTOR.messages(asked))
+        prompt = _number_sentences(state["question"], state["sentences"])
+        reply = await model.ainvoke(SELECTOR.messages(prompt))
         selection = str(reply.text)
-        numbers = selection_to_numbers(selection, len(state["found"]))
-        # Without a usable number the generator reads everything, so that a first round is not silent.
-        selected = [state["found"][number - 1] for number in numbers] or state["found"]
+        numbers = selection_to_numbers(selection, len(state["sentences"]))
+        # Without a usable number the generator reads everything, so that early rounds still earn rewards.
+        selected = [state["sentences"][number - 1] for number in numbers] or state["sentences"]
         return {"selection": selection, "selected": selected}
 
     async def generator(state: RagState) -> RagState:
-        asked = "\n".join([*state.get("selected", []), state["question"]])
-        reply = await model.ainvoke(GENERATOR.messages(asked))
+        prompt = "\n".join([*state.get("selected", []), state["question"]])
+        reply = await model.ainvoke(GENERATOR.messages(prompt))
         return {"answer": str(reply.text).strip()}
 
     graph = StateGraph(RagState)
@@ -111,25 +111,25 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     graph.add_node("generator", generator)
     graph.add_edge(START, "rewriter")
     graph.add_edge("rewriter", "retrieval")
-    graph.add_conditional_edges("retrieval", anything_found)
+    graph.add_conditional_edges("retrieval", route_after_retrieval)
     graph.add_edge("selector", "generator")
     graph.add_edge("generator", END)
     return graph.compile(name="rag")
 
 
-def _numbered(question: str, sentences: Sequence[str]) -> str:
+def _number_sentences(question: str, sentences: Sequence[str]) -> str:
     lines = [f"{number}. {sentence}" for number, sentence in enumerate(sentences, 1)]
     return "\n".join([question, *lines])
 
 
 def selection_to_numbers(selection: str, count: int) -> list[int]:
-    """The different numbers from 1 to `count` that a selection names, in its order."""
-    numbers = [int(found) for found in re.findall(r"[0-9]+", selection) if len(found) <= 2]
+    """The distinct numbers from 1 to `count` in a selection, in its order."""
+    numbers = [int(digits) for digits in re.findall(r"[0-9]+", selection) if len(digits) <= 2]
     return list(dict.fromkeys(number for number in numbers if 1 <= number <= count))
 
 
 def is_selection(selection: str, count: int) -> bool:
-    """Whether it is nothing but different numbers from 1 to `count`, with commas or spaces between them."""
+    """Whether a selection is nothing but distinct numbers from 1 to `count`, separated by commas or spaces."""
     words = re.findall(r"[^\s,]+", selection.strip().removesuffix("."))
     return bool(words) and [str(number) for number in selection_to_numbers(selection, count)] == words
 
@@ -147,7 +147,7 @@ def tasks() -> Iterator[dict[str, Any]]:
 
 
 def task_to_input(task: dict[str, Any]) -> RagState:
-    """The graph sees neither the answer nor the sentence that holds it."""
+    """The question only: the graph sees neither the answer nor the sentence that holds it."""
     return {"question": task["question"]}
 
 
@@ -155,18 +155,20 @@ def reward(task: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     """Rewards of one episode, from its final state.
 
     Of the team: `correct`, 1 where the answer is the expected word and nothing else (articles and punctuation aside);
-    `reward`, which is trained on, the F1 of its words; `found`, 1 where retrieval brought the sentence that says it. Of
+    `reward`, which is trained on, the F1 of its words; `found`, 1 where the sentence with the answer was retrieved. Of
     each agent that acted: `penalty`, which is 0 or less.
     """
     penalty = {
-        "agent:rewriter": TOO_MANY_QUERIES if len(result["queries"]) > MOST_QUERIES else 0.0,
-        "agent:generator": TOO_LONG if len(result["answer"].split()) > MOST_WORDS else 0.0,
+        "agent:rewriter": QUERIES_PENALTY if len(result["queries"]) > MAX_QUERIES else 0.0,
+        "agent:generator": LENGTH_PENALTY if len(result["answer"].split()) > MAX_WORDS else 0.0,
     }
     if "selection" in result:
-        penalty["agent:selector"] = 0.0 if is_selection(result["selection"], len(result["found"])) else NO_SELECTION
+        penalty["agent:selector"] = (
+            0.0 if is_selection(result["selection"], len(result["sentences"])) else SELECTION_PENALTY
+        )
     return {
         "correct": exact_match(result["answer"], task["answer"]),
         "reward": f1(result["answer"], task["answer"]),
-        "found": float(task["sentence"] in result["found"]),
+        "found": float(task["sentence"] in result["sentences"]),
         "penalty": penalty,
     }

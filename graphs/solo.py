@@ -1,7 +1,7 @@
 r"""The paper's single agent (MARFT, appendix B.3), on the duo's word problems: the baseline of every team.
 
 The graph is one node that reads a question and writes the answer. Tasks, input and rewards are those of
-`graphs.math_duo`, so that one agent and teams are compared on the same ground. From the paper: the single-agent
+`graphs.math_duo`, so that one agent and teams are compared on the same tasks. From the paper: the single-agent
 profile, here shortened. Simplified: the answer is the last number that the agent writes instead of a \boxed{}
 expression, which a 135M model almost never produces.
 """
@@ -22,7 +22,7 @@ ACTOR = (
 
 
 class SoloState(TypedDict, total=False):
-    """What the node reads and writes."""
+    """The state that the node reads and writes."""
 
     question: str
     answer: str

@@ -1,11 +1,11 @@
-"""A sum or product, or one after the other, to a number: a supervisor routes between specialists who have tools.
+"""A sum, a product, or a sum that is multiplied -> a number: a supervisor routes between specialists with tools.
 
-After LangGraph's supervisor: it reads what was done so far and says who is next, each specialist reports back to it,
-and the run ends when it says so; so the number of agents that act, and D, are learned. Simplified: the supervisor is an
-ordinary node that writes a route as text ("ROUTE: ADDER") and goes there by `Command(goto=...)`, because so small a
-model makes no tool calls (a test records langgraph-supervisor itself). A specialist writes the two numbers that its
-tool needs; the tool is a LangChain tool, and what it gives is the value so far. After `MOST_ROUTES` routes the run ends
-with the value that there is, and a route that names nobody ends it too.
+After LangGraph's supervisor: it reads what was done so far and names the next specialist, each specialist reports back
+to it, and the run ends when it says so; so the number of acting agents, and D, are learned. Simplified: the supervisor
+is an ordinary node that writes a route as text ("ROUTE: ADDER") and goes there by `Command(goto=...)`, because so small
+a model makes no tool calls (a test records langgraph-supervisor itself). A specialist writes the two numbers that its
+tool needs; the tool is a LangChain tool, and its result becomes the value. After `MAX_ROUTES` routes the run ends
+with the current value, and so it does after a route that names no specialist.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SPECIALIST_EXAMPLES = {
     ),
 }
 
-MOST_ROUTES = 3
+MAX_ROUTES = 3
 TASKS = 162
 
 
@@ -63,7 +63,7 @@ TOOLS = {"adder": add, "multiplier": multiply}
 
 
 class TeamState(TypedDict, total=False):
-    """What the nodes share. `calls` holds (specialist, its two numbers, what its tool gave), in order."""
+    """The state that the nodes share. `calls` holds (specialist, its two numbers, the result of its tool), in order."""
 
     question: str
     routes: Annotated[list[str], operator.add]
@@ -75,15 +75,15 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The compiled graph, in which the supervisor and both specialists call `model`."""
 
     async def supervisor(state: TeamState) -> Command[str]:
-        asked = _so_far(state) + "\nWho is next?"
-        reply = await model.ainvoke(profile_to_messages(SUPERVISOR, SUPERVISOR_EXAMPLES, asked))
-        route = reply_to_route(str(reply.text)) if len(state.get("routes", [])) < MOST_ROUTES else END
+        prompt = _state_to_transcript(state) + "\nWho is next?"
+        reply = await model.ainvoke(profile_to_messages(SUPERVISOR, SUPERVISOR_EXAMPLES, prompt))
+        route = reply_to_route(str(reply.text)) if len(state.get("routes", [])) < MAX_ROUTES else END
         return Command(goto=route, update={"routes": [] if route == END else [route]})
 
     def specialist(name: str) -> Callable[..., Any]:
         async def node(state: TeamState) -> TeamState:
-            profile, asked = SPECIALIST.format(verb=VERBS[name]), _so_far(state) + "\nThe two numbers?"
-            reply = await model.ainvoke(profile_to_messages(profile, SPECIALIST_EXAMPLES[name], asked))
+            profile, prompt = SPECIALIST.format(verb=VERBS[name]), _state_to_transcript(state) + "\nThe two numbers?"
+            reply = await model.ainvoke(profile_to_messages(profile, SPECIALIST_EXAMPLES[name], prompt))
             numbers = reply_to_numbers(str(reply.text))
             if numbers is None:
                 return {"calls": [(name, None, None)]}
@@ -101,38 +101,38 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     return graph.compile(name="supervisor")
 
 
-def _so_far(state: TeamState) -> str:
+def _state_to_transcript(state: TeamState) -> str:
     """The question, and a line for each call."""
     lines = [state["question"]]
     for name, numbers, value in state.get("calls", []):
-        said = f"{numbers[0]}, {numbers[1]} = {value}" if numbers else "no two numbers"
-        lines.append(f"{name.upper()}: {said}")
+        outcome = f"{numbers[0]}, {numbers[1]} = {value}" if numbers else "no two numbers"
+        lines.append(f"{name.upper()}: {outcome}")
     return "\n".join(lines)
 
 
 def reply_to_route(text: str) -> str:
     """The first word that begins like ADDER, MULTIPLIER or DONE, in whatever case, as a node; END where none does."""
-    found = re.search(r"\b(add|multi|done)", text.lower())
-    return {"add": "adder", "multi": "multiplier"}.get(found[1], END) if found else END
+    match = re.search(r"\b(add|multi|done)", text.lower())
+    return {"add": "adder", "multi": "multiplier"}.get(match[1], END) if match else END
 
 
 def reply_to_numbers(text: str) -> tuple[int, int] | None:
     """The first two numbers of a reply, of at most six digits each; None where there are not two."""
-    found = re.findall(r"(?<!\d)\d{1,6}(?!\d)", text)
-    return (int(found[0]), int(found[1])) if len(found) >= 2 else None
+    numbers = re.findall(r"(?<!\d)\d{1,6}(?!\d)", text)
+    return (int(numbers[0]), int(numbers[1])) if len(numbers) >= 2 else None
 
 
 def tasks() -> Iterator[dict[str, Any]]:
     """162 tasks in one fixed order: in turn a sum, a product, and a sum that is multiplied.
 
-    `steps` says who is needed with which numbers.
+    `steps` holds [specialist, number, number] for each call that is needed.
     """
-    pick = random.Random(0)
+    rng = random.Random(0)
     pairs = [(a, b) for a in range(1, 10) for b in range(1, 10)]
-    pick.shuffle(pairs)
+    rng.shuffle(pairs)
     for number in range(TASKS):
         a, b = pairs[number // 3]
-        c = pick.randint(2, 5)
+        c = rng.randint(2, 5)
         question, steps, answer = (
             (f"What is {a} plus {b}?", [["adder", a, b]], a + b),
             (f"What is {a} times {b}?", [["multiplier", a, b]], a * b),
@@ -142,7 +142,7 @@ def tasks() -> Iterator[dict[str, Any]]:
 
 
 def task_to_input(task: dict[str, Any]) -> TeamState:
-    """The graph sees neither the answer nor the steps."""
+    """The question only: the graph sees neither the answer nor the steps."""
     return {"question": task["question"]}
 
 
@@ -151,22 +151,22 @@ def reward(task: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
 
     `correct` is 1 where the value at the end is the answer. `reward`, which is trained on, is 1 for that; else 0.2
     where the first route is right, and 0.2 more where that specialist's numbers are. Every call beyond the steps that
-    are needed costs 0.1. `local` is each acting agent's own, for configurations that weigh agents: the supervisor's is
-    the share of the steps that it routed in order before its first mistake, a specialist's is 1 where its last call had
-    the numbers of one of its steps.
+    are needed costs 0.1. `local` is the own reward of each acting agent, for configurations that weight agents: the
+    supervisor's is the share of the steps that it routed in order before its first mistake, a specialist's is 1 where
+    its last call had the numbers of one of its steps.
     """
     calls, steps, routes = result.get("calls", []), task["steps"], result.get("routes", [])
     correct = result.get("value") == task["answer"]
-    in_order = 0
-    while in_order < min(len(routes), len(steps)) and routes[in_order] == steps[in_order][0]:
-        in_order += 1
-    begun = 0.2 * (in_order > 0) + 0.2 * (in_order > 0 and _is_step(calls[0], steps[:1]))
-    local = {"agent:supervisor": in_order / len(steps)}
+    correct_routes = 0
+    while correct_routes < min(len(routes), len(steps)) and routes[correct_routes] == steps[correct_routes][0]:
+        correct_routes += 1
+    partial_credit = 0.2 * (correct_routes > 0) + 0.2 * (correct_routes > 0 and _is_step(calls[0], steps[:1]))
+    local = {"agent:supervisor": correct_routes / len(steps)}
     local |= {f"agent:{call[0]}": float(_is_step(call, steps)) for call in calls}
     return {
         "correct": float(correct),
         "calls": float(len(calls)),
-        "reward": (1.0 if correct else begun) - 0.1 * max(len(calls) - len(steps), 0),
+        "reward": (1.0 if correct else partial_credit) - 0.1 * max(len(calls) - len(steps), 0),
         "local": local,
     }
 

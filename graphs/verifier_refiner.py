@@ -1,19 +1,18 @@
 """Generator -> verifier -> refiner as a search tree (MALT), on the duo's sums, with a value for each role.
 
 A question becomes `generations` drafts, each draft `verifications` checks, each check `refinements` refined answers,
-all as parallel `Send` branches; the answer is the number that most refined answers end with. Tasks and input are those
-of `graphs.math_duo`; so is the worth of one answer.
+all as parallel `Send` branches; the answer is the number that most refined answers end with. Tasks, input and the
+reward of one answer are those of `graphs.math_duo`.
 
 From the paper (arXiv 2412.01928): the three roles, the tree in which every call is sampled several times, and value
-iteration along it: a refined answer is worth what it is worth against the truth, a check the mean of its refined
-answers, a draft the mean of its checks; and the vote over the leaves. Simplified: the paper thresholds these values at
-1/2 and trains each role on good and bad examples (SFT, then DPO), while here the value itself is what a call earned;
+iteration along it: the value of a refined answer is its reward, that of a check the mean of its refined answers, that
+of a draft the mean of its checks; and the vote over the leaves. Simplified: the paper thresholds these values at
+1/2 and trains each role on good and bad examples (SFT, then DPO), while here a call's return is the value itself;
 the branching factor is 2, and the vote also decides while training.
 
-How a value reaches the loss: rewards of steps are passed up along D, so a call also earns what the calls below it do.
-`credit` is therefore what each call must be given so that the team's reward (the mean of all leaves) and all credit at
-or below the call add up to exactly its value (with gamma 1): (1 - calls directly below it) * (its value - the mean of
-all leaves).
+How a value reaches the loss: step rewards are passed up along D, so a call also earns those of its descendants.
+`credit` is therefore chosen so that the team reward (the mean over all leaves) plus the credit of a call and all its
+descendants is exactly the value of the call (with gamma 1): credit = (1 - number of children) * (value - team reward).
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ VERIFIER = "You are the Verifier. Check the answer: say right or wrong, and the 
 REFINER = "You are the Refiner. Use the check to correct the answer. Reply with the final number only."
 
 LEAF = "refiner"
-TAIL_LETTERS = 60  # of what an earlier role said, the last ones; keeps prompts short
+TAIL_CHARACTERS = 60  # the last ones of an earlier role's text that a prompt quotes
 
 
 class TreeState(TypedDict, total=False):
-    """What the graph is given and gives. `leaves` holds (place in the tree, what the refiner wrote)."""
+    """The state of the graph. `leaves` holds (path in the tree, what the refiner wrote)."""
 
     question: str
     leaves: Annotated[list[tuple[tuple[int, ...], str]], operator.add]
@@ -48,10 +47,10 @@ class TreeState(TypedDict, total=False):
 
 
 class Branch(TypedDict):
-    """What one call of the tree is sent: its place, and what was said on the way to it."""
+    """The input of one call of the tree: its path (a branch number a level), and the texts of the calls above it."""
 
     question: str
-    place: tuple[int, ...]
+    path: tuple[int, ...]
     draft: str
     check: str
 
@@ -61,27 +60,27 @@ def build(
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The compiled tree, in which all three roles call `model`."""
 
-    async def ask(profile: str, branch: Branch) -> str:
+    async def call_model(profile: str, branch: Branch) -> str:
         lines = [branch["question"]]
-        lines += [f"Answer: {branch['draft'][-TAIL_LETTERS:]}"] if branch["draft"] else []
-        lines += [f"Check: {branch['check'][-TAIL_LETTERS:]}"] if branch["check"] else []
+        lines += [f"Answer: {branch['draft'][-TAIL_CHARACTERS:]}"] if branch["draft"] else []
+        lines += [f"Check: {branch['check'][-TAIL_CHARACTERS:]}"] if branch["check"] else []
         reply = await model.ainvoke([SystemMessage(profile), HumanMessage("\n".join(lines))])
         return str(reply.text).strip()
 
-    def to_generators(state: TreeState) -> list[Send]:
-        root = Branch(question=state["question"], place=(), draft="", check="")
+    def route_to_generators(state: TreeState) -> list[Send]:
+        root = Branch(question=state["question"], path=(), draft="", check="")
         return _branches("generator", root, generations)
 
     async def generator(state: Branch) -> Command[Any]:
-        draft = await ask(GENERATOR, state)
+        draft = await call_model(GENERATOR, state)
         return Command(goto=_branches("verifier", {**state, "draft": draft}, verifications))
 
     async def verifier(state: Branch) -> Command[Any]:
-        check = await ask(VERIFIER, state)
+        check = await call_model(VERIFIER, state)
         return Command(goto=_branches(LEAF, {**state, "check": check}, refinements))
 
     async def refiner(state: Branch) -> TreeState:
-        return {"leaves": [(state["place"], await ask(REFINER, state))]}
+        return {"leaves": [(state["path"], await call_model(REFINER, state))]}
 
     def vote(state: TreeState) -> TreeState:
         return {"answer": leaves_to_answer([text for _, text in sorted(state["leaves"])])}
@@ -91,14 +90,14 @@ def build(
     graph.add_node("verifier", verifier, destinations=(LEAF,))
     graph.add_node(LEAF, refiner)
     graph.add_node("vote", vote)
-    graph.add_conditional_edges(START, to_generators, ["generator"])
+    graph.add_conditional_edges(START, route_to_generators, ["generator"])
     graph.add_edge(LEAF, "vote")
     graph.add_edge("vote", END)
     return graph.compile(name="verifier_refiner")
 
 
 def _branches(node: str, branch: Branch, count: int) -> list[Send]:
-    return [Send(node, {**branch, "place": (*branch["place"], number)}) for number in range(count)]
+    return [Send(node, {**branch, "path": (*branch["path"], number)}) for number in range(count)]
 
 
 def leaves_to_answer(texts: Sequence[str]) -> str:
@@ -110,22 +109,22 @@ def leaves_to_answer(texts: Sequence[str]) -> str:
 def reward(task: dict[str, Any], result: dict[str, Any], run: Any) -> dict[str, Any]:
     """Rewards of one recorded episode; `run.game()` is its trajectory.
 
-    Of the team: `correct`, 1 where the vote is the right number, and `reward`, which is trained on: the mean worth of
-    all leaves. Of each call: `value`, MALT's, to look at, and `credit`, which carries it to the loss. Both are absent
-    where what a refiner said was not recorded.
+    Of the team: `correct`, 1 where the vote is the right number, and `reward`, which is trained on: the mean credit of
+    all leaves. Of each call: `value`, MALT's, as a metric, and `credit`, which carries it to the loss. Both are absent
+    where a refiner's text was not recorded.
     """
-    worth = [number_credit(text, task["answer"]) for _, text in result["leaves"]]
+    leaf_credits = [number_credit(text, task["answer"]) for _, text in result["leaves"]]
     team = {
         "correct": float(last_number(result["answer"]) == task["answer"]),
-        "reward": sum(worth) / len(worth),
+        "reward": sum(leaf_credits) / len(leaf_credits),
     }
     game = run.game()
-    leaves = {a.action_id: a.completion for a in game.actions if a.node == LEAF}
-    if any(text is None for text in leaves.values()):
+    leaf_texts = {action.action_id: action.completion for action in game.actions if action.node == LEAF}
+    if any(text is None for text in leaf_texts.values()):
         return {**team, "value": None, "credit": None}
-    below = calls_below([a.action_id for a in game.actions], game.edges)
-    values = tree_to_values(below, {call: number_credit(text, task["answer"]) for call, text in leaves.items()})
-    credit = {call: (1 - len(below[call])) * (value - team["reward"]) for call, value in values.items()}
+    children = calls_to_children([action.action_id for action in game.actions], game.edges)
+    values = tree_to_values(children, {call: number_credit(text, task["answer"]) for call, text in leaf_texts.items()})
+    credit = {call: (1 - len(children[call])) * (value - team["reward"]) for call, value in values.items()}
     return {
         **team,
         "value": {f"step:{call}": value for call, value in values.items()},
@@ -133,23 +132,23 @@ def reward(task: dict[str, Any], result: dict[str, Any], run: Any) -> dict[str, 
     }
 
 
-def calls_below(calls: Sequence[str], edges: Sequence[Any]) -> dict[str, list[str]]:
-    """Each call -> the calls that were sent what it said."""
-    below: dict[str, list[str]] = {call: [] for call in calls}
+def calls_to_children(calls: Sequence[str], edges: Sequence[Any]) -> dict[str, list[str]]:
+    """Call -> the calls that received its text by `Send`."""
+    children: dict[str, list[str]] = {call: [] for call in calls}
     for edge in edges:
         if edge.kind == "send":
-            below[edge.src].append(edge.dst)
-    return below
+            children[edge.src].append(edge.dst)
+    return children
 
 
-def tree_to_values(below: Mapping[str, Sequence[str]], leaves: Mapping[str, float]) -> dict[str, float]:
-    """Value iteration: a leaf has its worth, every other call the mean of the calls below it."""
+def tree_to_values(children: Mapping[str, Sequence[str]], leaf_credits: Mapping[str, float]) -> dict[str, float]:
+    """Value iteration: the value of a leaf is its credit, that of every other call the mean over its children."""
     values: dict[str, float] = {}
 
-    def value_of(call: str) -> float:
+    def compute_value(call: str) -> float:
         if call not in values:
-            children = below[call]
-            values[call] = leaves[call] if call in leaves else sum(map(value_of, children)) / len(children)
+            below = children[call]
+            values[call] = leaf_credits[call] if call in leaf_credits else sum(map(compute_value, below)) / len(below)
         return values[call]
 
-    return {call: value_of(call) for call in below}
+    return {call: compute_value(call) for call in children}

@@ -1,7 +1,7 @@
-"""An answer and the expected one -> how far they are the same words: exact match and F1, as in question answering.
+"""An answer and the expected answer -> exact match and F1 over their words, as in question answering.
 
-Both are taken after lower-casing and without punctuation and articles. Invariant: each is from 0 to 1, and 1 exactly
-where the words are the same (F1: in any order). It knows no task and no graph.
+Words are compared in lower case, without punctuation and articles. Invariant: each score is from 0 to 1, and 1 exactly
+where the words are the same (F1: in any order).
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ ARTICLES = frozenset({"a", "an", "the"})
 
 def exact_match(answer: str, expected: str) -> float:
     """1 where both are the same words in the same order, else 0."""
-    return float(_words(answer) == _words(expected))
+    return float(_text_to_words(answer) == _text_to_words(expected))
 
 
 def f1(answer: str, expected: str) -> float:
-    """Harmonic mean of the share of the answer's words that are expected and the share of the expected ones given."""
-    given, wanted = Counter(_words(answer)), Counter(_words(expected))
-    common = (given & wanted).total()
-    return 2 * common / (given.total() + wanted.total()) if common else float(given == wanted)
+    """Harmonic mean of precision (share of the answer's words that are expected) and recall (the reverse)."""
+    answer_words, expected_words = Counter(_text_to_words(answer)), Counter(_text_to_words(expected))
+    common = (answer_words & expected_words).total()
+    total = answer_words.total() + expected_words.total()
+    return 2 * common / total if common else float(answer_words == expected_words)
 
 
-def _words(text: str) -> list[str]:
+def _text_to_words(text: str) -> list[str]:
     return [word for word in re.findall(r"\w+", text.lower()) if word not in ARTICLES]

@@ -9,13 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from marft_bridge.episode import EpisodeContext, current_episode
-    from marft_bridge.errors import BridgeError
-    from marft_bridge.instrumentation import instrument, uninstrument
-    from marft_bridge.policy import NodeChat
-    from marft_bridge.record import Recorder
-    from marft_bridge.recorded_graph import RecordedGraph, wrap
-    from marft_bridge.scripted import ScriptedPolicy
+    from marft_bridge.common.errors import BridgeError
+    from marft_bridge.model_calls.node_chat_model import NodeChat
+    from marft_bridge.model_calls.scripted_model import ScriptedPolicy
+    from marft_bridge.recording.episode_context import EpisodeContext, current_episode
+    from marft_bridge.recording.instrument import instrument, uninstrument
+    from marft_bridge.recording.recorder import Recorder
+    from marft_bridge.recording.wrap import RecordedGraph, wrap
 
 __all__ = [
     "BridgeError",
@@ -30,24 +30,24 @@ __all__ = [
     "wrap",
 ]
 
-_HOME = {
-    "BridgeError": "errors",
-    "EpisodeContext": "episode",
-    "NodeChat": "policy",
-    "RecordedGraph": "recorded_graph",
-    "Recorder": "record",
-    "ScriptedPolicy": "scripted",
-    "current_episode": "episode",
-    "instrument": "instrumentation",
-    "uninstrument": "instrumentation",
-    "wrap": "recorded_graph",
+_NAME_TO_MODULE = {
+    "BridgeError": "common.errors",
+    "EpisodeContext": "recording.episode_context",
+    "NodeChat": "model_calls.node_chat_model",
+    "RecordedGraph": "recording.wrap",
+    "Recorder": "recording.recorder",
+    "ScriptedPolicy": "model_calls.scripted_model",
+    "current_episode": "recording.episode_context",
+    "instrument": "recording.instrument",
+    "uninstrument": "recording.instrument",
+    "wrap": "recording.wrap",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _NAME_TO_MODULE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_NAME_TO_MODULE[name]}"), name)
 
 
 def __dir__() -> list[str]:

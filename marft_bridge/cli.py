@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from marft_bridge.config import BridgeConfig, toml_to_config
-from marft_bridge.errors import USER_ERRORS, ConfigError
-from marft_bridge.progress import Reporter
+from marft_bridge.common.errors import USER_ERRORS, BridgeError, ConfigError
+from marft_bridge.common.progress import Reporter
+from marft_bridge.config.bridge import BridgeConfig, toml_to_config
 from marft_bridge.traces.cli import app as traces
 
 app = typer.Typer(
@@ -47,7 +47,7 @@ def _config(path: Path, **overrides: Any) -> BridgeConfig:
     "--task-to-input graphs.math_duo:task_to_input --reward graphs.math_duo:reward --yes"
 )
 def init(
-    of: Annotated[
+    app_name: Annotated[
         str, typer.Argument(metavar="APP", help="As graph.app: path/file.py:attribute, or a name in a langgraph.json.")
     ],
     nodes: Annotated[str | None, typer.Option(help="Nodes to train, with commas between.")] = None,
@@ -55,6 +55,13 @@ def init(
         str | None, typer.Option(help="A JSONL or Parquet file, the name of an iterable, or gsm8k:train.jsonl.")
     ] = None,
     task_to_input: Annotated[str | None, typer.Option(help="A function task -> graph input.")] = None,
+    context: Annotated[
+        str | None, typer.Option(help="The context of the graph's runs: a JSON object, or a function task -> context.")
+    ] = None,
+    run_config: Annotated[
+        str | None,
+        typer.Option(help="LangGraph's config of the runs (configurable, recursion_limit, tags, metadata), likewise."),
+    ] = None,
     reward: Annotated[str | None, typer.Option(help="A function (task, final state) -> number.")] = None,
     model: Annotated[str | None, typer.Option(help="A model directory; smollm2-135m, which is small.")] = None,
     out: Annotated[Path, typer.Option(help="The file to write.")] = DEFAULT_CONFIG,
@@ -68,13 +75,25 @@ def init(
 
     The app is opened, and run only with --probe: its models are then really called. What no flag says is asked for.
     """
-    from marft_bridge.init import Flags, commas_to_names
-    from marft_bridge.init import init as run_init
+    from marft_bridge.commands.init import Flags, commas_to_names
+    from marft_bridge.commands.init import init as run_init
 
     if nodes is not None and yes:
         raise ConfigError("init: --nodes and --yes both say which nodes to train; leave one out")
-    flags = Flags(commas_to_names(nodes or ""), tasks, reward, model, out, yes, force, task_to_input, probe)
-    run_init(of, flags, Reporter(), lambda question, default: typer.prompt(question, default=default))
+    flags = Flags(
+        nodes=commas_to_names(nodes or ""),
+        tasks=tasks,
+        reward=reward,
+        model=model,
+        out=out,
+        yes=yes,
+        force=force,
+        task_to_input=task_to_input,
+        probe=probe,
+        context=context,
+        run_config=run_config,
+    )
+    run_init(app_name, flags, Reporter(), ask_user=lambda question, default: typer.prompt(question, default=default))
 
 
 @app.command(epilog="Example: marft-bridge collect --config examples/math_duo/bridge.toml --run runs/try --episodes 32")
@@ -90,7 +109,7 @@ def collect(
     """Run the graph on training tasks and record every run."""
     changes = {"collect__episodes": episodes, "collect__in_flight": in_flight, "collect__engine": engine}
     settings = _config(config, run=run, seed=seed, **changes)
-    from marft_bridge.collect import collect as run_collect
+    from marft_bridge.commands.collect import collect as run_collect
 
     run_collect(settings, Reporter(), resume)
 
@@ -105,7 +124,7 @@ def train(
 ) -> None:
     """Learn from the stored episodes, then from fresh ones, and publish every new adapter."""
     settings = _config(config, run=run, seed=seed, train__rounds=rounds)
-    from marft_bridge.train import train as run_train
+    from marft_bridge.training.train import train as run_train
 
     run_train(settings, Reporter(), resume)
 
@@ -133,10 +152,10 @@ def compare(
     The variants are those of [[compare.variants]]; without any, every node's version 0 and its newest.
     """
     settings = _config(config, run=run, seed=seed, compare__tasks=tasks)
-    from marft_bridge.comparison.checking import check, require_candidate
-    from marft_bridge.comparison.command import Flags
+    from marft_bridge.comparison.command import VersionFlags
     from marft_bridge.comparison.command import compare as run_compare
-    from marft_bridge.comparison.gate import expression_to_gate
+    from marft_bridge.config.gate_expression import expression_to_gate
+    from marft_bridge.promotion.candidate_check import check_candidate, require_candidate
 
     if candidate is not None and promote_if is None:
         raise ConfigError("compare: --candidate has no effect without --promote-if")
@@ -144,9 +163,9 @@ def compare(
     if gate is not None:
         require_candidate(settings, candidate)
     reporter = Reporter()
-    report = run_compare(settings, reporter, resume, Flags(before, after))
+    report = run_compare(settings, reporter, resume, flags=VersionFlags(before, after))
     if gate is not None:
-        raise typer.Exit(check(settings, report, gate, candidate, reporter).exit_code)
+        raise typer.Exit(check_candidate(settings, report, gate, candidate=candidate, reporter=reporter).exit_code)
 
 
 @app.command(
@@ -169,25 +188,25 @@ def promote(
     Exits with 0 when it did, 3 when it was refused, 4 when the comparison settles nothing.
     """
     settings = _config(config, run=run)
-    from marft_bridge.promote import Request, roll_back
-    from marft_bridge.promote import promote as run_promote
-    from marft_bridge.promote import verify as run_verify
+    from marft_bridge.promotion.promote import PromotionRequest, roll_back
+    from marft_bridge.promotion.promote import promote as run_promote
+    from marft_bridge.promotion.promote import verify as run_verify
 
-    def confirm(what: str) -> bool:
+    def confirm(question: str) -> bool:
         if not yes and not sys.stdin.isatty():
             raise ConfigError("promote: there is no terminal to ask on; say --yes")
-        return yes or typer.confirm(what)
+        return yes or typer.confirm(question)
 
     reporter = Reporter()
     if sum([verify, rollback is not None, candidate is not None or gate is not None]) > 1:
         raise ConfigError("promote: --verify, --rollback and a candidate with its condition are three ways; choose one")
     if verify:
-        code = run_verify(settings, reporter)
+        exit_code = run_verify(settings, reporter)
     elif rollback is not None:
-        code = roll_back(settings, rollback, by, confirm, reporter)
+        exit_code = roll_back(settings, rollback, by, confirm=confirm, reporter=reporter)
     else:
-        code = run_promote(settings, Request(candidate, gate, by), confirm, reporter)
-    raise typer.Exit(code)
+        exit_code = run_promote(settings, PromotionRequest(candidate, gate, by), confirm, reporter=reporter)
+    raise typer.Exit(exit_code)
 
 
 @app.command(epilog="Example: marft-bridge credit --config examples/math_duo/bridge.toml --run runs/try --tasks 32")
@@ -221,14 +240,23 @@ def credit(
 ) -> None:
     """Replace agents in turn on the same tasks and seeds, and say what each contributes."""
     settings = _config(config, run=run, seed=seed)
-    from marft_bridge.contribution.command import CreditOptions
-    from marft_bridge.contribution.command import credit as run_credit
+    from marft_bridge.agent_credit.command import CreditOptions
+    from marft_bridge.agent_credit.command import credit as run_credit
 
     if run_of is not None and samples is not None:
         raise ConfigError("credit --samples has no effect with --run-of: its episodes are there")
     agents = tuple(name.strip() for name in nodes.split(",")) if nodes is not None else ()
-    options = CreditOptions(agents, substitute, method, tasks, samples or 1, run_of, metric, worth)
-    run_credit(settings, options, Reporter(), resume)
+    options = CreditOptions(
+        agents,
+        substitute,
+        method,
+        tasks=tasks,
+        samples=samples or 1,
+        run_of=run_of,
+        metric=metric,
+        min_contribution=worth,
+    )
+    run_credit(settings, options, Reporter(), resume=resume)
 
 
 @app.command(
@@ -243,7 +271,7 @@ def score(
 ) -> None:
     """Compute rewards again for the episodes that are stored, without running them again."""
     settings = _config(config, run=run)
-    from marft_bridge.score import score as run_score
+    from marft_bridge.commands.score import score as run_score
 
     run_score(settings, only or (), Reporter())
 
@@ -282,18 +310,18 @@ def serve(
     it answers an app instead: each of its nodes calls the model of its own name, and base or candidate answers.
     """
     settings = _config(config, run=run)
+    from marft_bridge.commands.serve import serve as run_serve
     from marft_bridge.live.flags import flags_to_live
-    from marft_bridge.serve import serve as run_serve
 
-    live = flags_to_live(split, base, candidate, mirror, port, key_env, quiet_seconds)
-    raise typer.Exit(run_serve(settings, Reporter(), context.args, live))
+    live = flags_to_live(split, base, candidate, mirror=mirror, port=port, key_env=key_env, quiet_s=quiet_seconds)
+    raise typer.Exit(run_serve(settings, Reporter(), context.args, live=live))
 
 
 @app.command(epilog="Example: marft-bridge status --config examples/math_duo/bridge.toml --run runs/try")
 def status(config: Config = DEFAULT_CONFIG, run: Run = None) -> None:
     """Show what a run folder holds: episodes, adapters, the last update, the server."""
     settings = _config(config, run=run)
-    from marft_bridge.status import status as show_status
+    from marft_bridge.commands.status import status as show_status
 
     show_status(settings, Reporter())
 
@@ -313,7 +341,7 @@ def view(
     """
     from marft_bridge.view.command import view as run_view
 
-    run_view(path, port, model, not no_browser, Reporter())
+    run_view(path, port, model, browser=not no_browser, reporter=Reporter())
 
 
 @app.command(epilog="Example: marft-bridge export actor exported/actor --config examples/math_duo/bridge.toml --merged")
@@ -327,9 +355,9 @@ def export(
 ) -> None:
     """Write a node's adapter as a plain peft folder, or merged as a plain model."""
     settings = _config(config, run=run)
-    from marft_bridge.export_adapter import export_node
+    from marft_bridge.commands.export import export_node
 
-    export_node(settings, node, folder, version, merged, Reporter())
+    export_node(settings, node, folder, version=version, merged=merged, reporter=Reporter())
 
 
 @app.command(epilog="Example: marft-bridge ingest traces.json --config examples/math_duo/bridge.toml --run runs/try")
@@ -356,24 +384,25 @@ def ingest(
     from marft_bridge.ingest.command import flags_to_receiver
     from marft_bridge.ingest.command import ingest as run_ingest
 
-    receiver = flags_to_receiver(listen, port, token_env, quiet_seconds)
-    run_ingest(files or [], settings, store, receiver, Reporter())
+    receiver = flags_to_receiver(listen, port, token_env, quiet_s=quiet_seconds)
+    run_ingest(files or [], settings, store, receiver=receiver, reporter=Reporter())
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command line and returns its exit code: 0, 2 for a user error, 130 after Ctrl-C."""
+    """Runs one command line and returns its exit code: 0, 1 where all or most episodes failed, 2 for another user
+    error, 130 after Ctrl-C."""
     stderr = Console(stderr=True, highlight=False)
     try:
         app(list(arguments))
     except USER_ERRORS as error:
         stderr.print(f"marft-bridge: {error}", markup=False, style="red", soft_wrap=True)
-        return 2
-    except SystemExit as leave:
-        if leave.code == INTERRUPTED:
-            again = " ".join(["marft-bridge", *(word for word in arguments if word != "--resume"), "--resume"])
-            hint = f"; go on with: {again}" if arguments[0] in RESUMABLE else ""
+        return error.exit_code if isinstance(error, BridgeError) else 2
+    except SystemExit as system_exit:
+        if system_exit.code == INTERRUPTED:
+            resume_command = " ".join(["marft-bridge", *(word for word in arguments if word != "--resume"), "--resume"])
+            hint = f"; go on with: {resume_command}" if arguments[0] in RESUMABLE else ""
             stderr.print(f"stopped; what was finished is kept{hint}", markup=False, soft_wrap=True)
-        return leave.code if isinstance(leave.code, int) else 0
+        return system_exit.code if isinstance(system_exit.code, int) else 0
     return 0
 
 

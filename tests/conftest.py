@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import weakref
 from asyncio import selector_events
 from collections.abc import Iterator
@@ -11,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.paths import ROOT
 
-from marft_bridge.prepare_model import SMOLLM2_NAME, installed_gguf, prepare_smollm2
-from marft_bridge.serving import Endpoint, ModelServer, ServeOptions
+from marft_bridge.config.serve import ServeOptions
+from marft_bridge.serving.prepare_model import SMOLLM2_NAME, installed_gguf, prepare_smollm2
+from marft_bridge.serving.vllm_server import Endpoint, ModelServer
 
-_CACHE = Path(os.environ.get("MARFT_CACHE") or Path(__file__).parents[1] / ".cache")
+_CACHE = Path(os.environ.get("MARFT_CACHE") or ROOT / ".cache")
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,13 @@ class RunningServer:
     adapter_root: Path
     model_dir: Path
     log_path: Path
+
+
+def pytest_configure() -> None:
+    """Ctrl-C interrupts, also where a shell started pytest in the background and had it ignore SIGINT."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.setdefault("MARFT_QUIET", "1")  # hundreds of stores are recorded into; what they would say is one test's
 
 
 @pytest.fixture(scope="session")
@@ -52,8 +63,8 @@ def vllm_server(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         tool_call_parser="hermes",
         startup_timeout_s=600,
     )
-    with ModelServer(options, smollm2_dir, folder / "adapters", folder / "vllm.log") as server:
-        yield RunningServer(server, server.start(), folder / "adapters", smollm2_dir, folder / "vllm.log")
+    with ModelServer.start(options, smollm2_dir, adapters=folder / "adapters", log=folder / "vllm.log") as server:
+        yield RunningServer(server, server.endpoint, folder / "adapters", smollm2_dir, folder / "vllm.log")
 
 
 _open_connections: weakref.WeakSet[Any] = weakref.WeakSet()

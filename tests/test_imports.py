@@ -1,30 +1,37 @@
-"""Owns: which package may import which, and what importing costs.
+"""Owns: which folder may import which, and what importing costs.
 
-- The arrows of the design hold: marft_bridge -> {graphs, trainers, trace_store}, trainers -> trace_store.records,
-  trace_store -> DuckDB and Arrow, graphs -> LangGraph. Read from the source with `ast`, so that an import inside
-  a function counts too.
+- The arrows of the design hold: marft_bridge -> {trainers, trace_store}, trainers -> trace_store.records,
+  trace_store -> DuckDB and Arrow, graphs -> LangGraph and nothing of ours, nobody -> graphs. Read from the source with
+  `ast`, so that an import inside a function counts too.
+- Every folder of the four packages stands on a floor, and imports from floors below it only: `FLOORS`.
 - Nothing imports the model server: it is another process. One module of ours runs in that one, and nothing imports it.
 - `import marft_bridge` is cheap, and the trainer imports on a machine that has neither vLLM, LangGraph nor DuckDB.
 """
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("graphs", "marft_bridge", "trace_store", "trainers")
+from support.floors import (
+    FLOORS,
+    FRONT_DOORS,
+    PACKAGES,
+    arrows_between_rooms,
+    imports_of,
+    imports_of_package,
+    is_under,
+    module_of,
+    room_of,
+)
+from support.paths import ROOT
 
 # What a package may name of ours, itself apart: a prefix allows everything under it.
 OURS = {
     "graphs": set(),
-    "marft_bridge": {"graphs", "trace_store", "trainers"},
+    "marft_bridge": {"trace_store", "trainers"},
     "trace_store": set(),
     "trainers": {"trace_store.records"},
 }
@@ -35,31 +42,7 @@ THEIRS = {
     "trainers": {"accelerate", "numpy", "peft", "pydantic", "safetensors", "torch", "transformers"},
 }
 
-INSIDE_THE_SERVER = "marft_bridge/cpu_worker.py"  # named on its command line
-
-
-def imports_of(source: str, package: str) -> Iterator[str]:
-    """A module's source -> the dotted names that it imports; `package` is what a relative import starts from."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = package.split(".")[: len(package.split(".")) - (node.level - 1)] if node.level else []
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            yield from (f"{module}.{alias.name}" for alias in node.names)
-
-
-def imports_of_package(package: str) -> list[tuple[str, str]]:
-    """A package -> (file, dotted name) of every import in it."""
-    return [
-        (str(path.relative_to(ROOT)), name)
-        for path in sorted((ROOT / package).rglob("*.py"))
-        for name in imports_of(path.read_text(), ".".join(path.relative_to(ROOT).parent.parts))
-    ]
-
-
-def is_under(name: str, prefixes: set[str]) -> bool:
-    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
+INSIDE_THE_SERVER = "marft_bridge/serving/cpu/worker.py"  # named on its command line
 
 
 def seconds_of(code: str, *, runs: int) -> float:
@@ -92,6 +75,29 @@ def test_imports_between_our_packages_point_down_only(package: str) -> None:
     ours = [(file, name) for file, name in imports if name.split(".")[0] in PACKAGES]
     wrong = [f"{file} imports {name}" for file, name in ours if not is_under(name, OURS[package] | {package})]
     assert not wrong
+
+
+def test_every_folder_with_code_has_a_floor_and_every_floor_has_folders() -> None:
+    modules = {
+        module_of(str(path.relative_to(ROOT))) for package in PACKAGES for path in (ROOT / package).rglob("*.py")
+    }
+    assert {module for module in modules if room_of(module) is None} == FRONT_DOORS
+    rooms = {room for floor in FLOORS for room in floor.split()}
+    assert {room for room in rooms if room not in modules} == set()
+    nested = {module.rpartition(".")[0] for module in modules} - {"", *PACKAGES}
+    assert {folder for folder in nested if folder not in rooms} == set()
+
+
+def test_a_folder_imports_from_floors_below_it_only() -> None:
+    floor_of = {room: number for number, floor in enumerate(FLOORS) for room in floor.split()}
+    arrows = arrows_between_rooms()
+    assert len(arrows) > 500, "the reader looked in the wrong place"
+    assert sorted(what for what, room, target in arrows if floor_of.get(room, -1) >= floor_of.get(target, -1)) == []
+
+
+def test_in_the_root_of_the_bridge_stand_the_front_doors_and_folders() -> None:
+    files = {path.name for path in (ROOT / "marft_bridge").iterdir() if path.is_file()}
+    assert files == {"__init__.py", "__main__.py", "cli.py", "py.typed"}
 
 
 @pytest.mark.parametrize("package", sorted(THEIRS))
@@ -153,4 +159,4 @@ print(len(found))
 """
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert int(run.stdout) == len([p for p in (ROOT / "trainers").rglob("*.py") if p.name != "__init__.py"])
+    assert int(run.stdout) == len(list((ROOT / "trainers").rglob("*.py"))) - 1  # without the package's own __init__

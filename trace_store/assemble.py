@@ -1,8 +1,8 @@
-"""The spans of one trace -> a Flex-MG trajectory, its rewards still to come.
+"""The spans of one trace -> a Flex-MG trajectory without rewards, which are stored apart.
 
 Pure, and the same for any order of the spans. Invariants: an action is trainable only when the engine's token
 ids and log-probs are complete, parallel and plausible, and otherwise carries the reason in words; an attempt at a
-node that was superseded gives actions but no edges. Storage is not known here.
+node that was superseded gives actions but no edges.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from functools import cached_property
 from typing import cast, get_args
 
 from trace_store import conventions as c
-from trace_store.attributes import Bag, Malformed
+from trace_store.attributes import Malformed, SpanAttributes
 from trace_store.dependencies import Call, DependencyCycleError, Execution, executions_to_edges, topological_order
 from trace_store.records import FROM_ENGINE, NO_LOGPROBS, Action, Episode, Outcome, SpanRow, Trajectory
 
 __all__ = ["Incomplete", "Malformed", "spans_to_trajectory"]
 
-_READS_WERE_BOUNDS = "genai-1.44/marft-1"  # under these names, reads_from held all that may have been read
+_BOUND_READS_CONVENTION = "genai-1.44/marft-1"  # in it, reads_from held all that may have been read
 LOGPROB_TOLERANCE = 1e-4  # engines in low precision report log-probs a little above 0
 
 
@@ -55,10 +55,10 @@ class _Trace:
                 raise Malformed(f"two different spans have the id {span.span_id}")
         if len({span.trace_id for span in spans}) > 1:
             raise Malformed("spans of several traces")
-        self.root = self._root()
+        self.root = self._find_root()
         self._refuse_broken_tree()
 
-    def _root(self) -> SpanRow:
+    def _find_root(self) -> SpanRow:
         roots = sorted(span_id for span_id, span in self.spans.items() if span.parent_span_id is None)
         if len(roots) > 1:
             raise Malformed(f"several spans have no parent: {', '.join(roots[:5])}")
@@ -67,7 +67,7 @@ class _Trace:
         root = self.spans[roots[0]]
         if root.operation != c.INVOKE_WORKFLOW:
             raise Malformed(f"the root span is {root.operation}, not {c.INVOKE_WORKFLOW}")
-        count = Bag(root).small(c.SPAN_COUNT)
+        count = SpanAttributes(root).int32(c.SPAN_COUNT)
         if count is None:
             raise Malformed(f"the root span lacks {c.SPAN_COUNT}")
         if len(self.spans) < count:
@@ -77,26 +77,40 @@ class _Trace:
         return root
 
     def _refuse_broken_tree(self) -> None:
-        reaches_root = {self.root.span_id}
+        rooted_ids = {self.root.span_id}
         for span in self.spans.values():
-            path: list[str] = []
-            while span.span_id not in reaches_root:
-                path.append(span.span_id)
+            ancestors: list[str] = []
+            while span.span_id not in rooted_ids:
+                ancestors.append(span.span_id)
                 parent = self.spans.get(cast(str, span.parent_span_id))
                 if parent is None:
                     raise Malformed(f"the parent {span.parent_span_id} of span {span.span_id} is not in the trace")
-                if len(path) > len(self.spans):
-                    raise Malformed(f"span {min(path)} is its own ancestor")
+                if len(ancestors) > len(self.spans):
+                    raise Malformed(f"span {min(ancestors)} is its own ancestor")
                 span = parent
-            reaches_root.update(path)
+            rooted_ids.update(ancestors)
 
     def execution_span(self, span: SpanRow) -> SpanRow | None:
-        """The nearest node execution around a span."""
+        """The span of the nearest node execution that encloses a span; None outside any node."""
+        return self.enclosing_spans(span)[0]
+
+    def enclosing_spans(self, span: SpanRow) -> tuple[SpanRow | None, tuple[str, ...]]:
+        """The nearest node execution that encloses a span, and the tool runs in between, outermost first."""
+        tools: list[str] = []
         while span.parent_span_id is not None:
             span = self.spans[span.parent_span_id]
             if span.operation == c.INVOKE_AGENT:
-                return span
-        return None
+                return span, tuple(reversed(tools))
+            if span.operation == c.EXECUTE_TOOL:
+                tools.append(span.span_id)
+        return None, ()
+
+    def surroundings(self, attempt: SpanRow) -> tuple[SpanRow | None, tuple[str, ...]]:
+        """As `enclosing_spans`, for a node execution. A router's span lies inside its node's, but it acts beside it."""
+        enclosing_execution, tools = self.enclosing_spans(attempt)
+        if enclosing_execution is not None and SpanAttributes(attempt).text(c.ROUTES_AFTER) is not None:
+            return self.enclosing_spans(enclosing_execution)
+        return enclosing_execution, tools
 
     @cached_property
     def _attempts(self) -> dict[str, list[SpanRow]]:
@@ -108,130 +122,145 @@ class _Trace:
         return attempts
 
     @cached_property
-    def lost_attempts(self) -> dict[str, str]:
+    def dropped_attempts(self) -> dict[str, str]:
         """Span id of each attempt that does not count -> the reason, for training."""
-        lost: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         for attempts in self._attempts.values():
-            succeeded = [span for span in attempts if span.status == "ok"]
+            successes = [span for span in attempts if span.status == "ok"]
             for span in attempts:
-                if succeeded and span is succeeded[-1]:
+                if successes and span is successes[-1]:
                     continue
                 if span.status == "ok":
-                    lost[span.span_id] = "attempt was superseded by a later one"
+                    reasons[span.span_id] = "attempt was superseded by a later one"
                 elif span is attempts[-1]:
-                    lost[span.span_id] = "attempt failed"
+                    reasons[span.span_id] = "attempt failed"
                 else:
-                    lost[span.span_id] = "attempt failed and was retried"
-        return lost
+                    reasons[span.span_id] = "attempt failed and was retried"
+        return reasons
 
-    def loss_of(self, span: SpanRow) -> str | None:
-        """Why a call does not count: one of the attempts around it was lost."""
-        around = self.execution_span(span)
-        while around is not None:
-            if around.span_id in self.lost_attempts:
-                return self.lost_attempts[around.span_id]
-            around = self.execution_span(around)
+    def drop_reason(self, span: SpanRow) -> str | None:
+        """Why a call is not used for training: an attempt that encloses it does not count. None when all of them do."""
+        execution = self.execution_span(span)
+        while execution is not None:
+            if execution.span_id in self.dropped_attempts:
+                return self.dropped_attempts[execution.span_id]
+            execution = self.execution_span(execution)
         return None
 
     def executions(self) -> dict[str, Execution]:
         """Checkpoint namespace -> execution, with the calls of the attempt that counts."""
         executions: dict[str, Execution] = {}
         for ns, attempts in self._attempts.items():
-            kept = next((span for span in attempts if span.span_id not in self.lost_attempts), attempts[-1])
-            bag, outer = Bag(kept), self.execution_span(kept)
-            reads, maybe = _reads(bag)
+            attempt = next((span for span in attempts if span.span_id not in self.dropped_attempts), attempts[-1])
+            attributes, (outer_execution, tools) = SpanAttributes(attempt), self.surroundings(attempt)
+            reads, may_read = _read_namespaces(attributes)
+            is_called = attributes.text(c.CALLED_BY) is not None
+            is_router = attributes.text(c.ROUTES_AFTER) is not None
             executions[ns] = Execution(
                 ns=ns,
-                step=bag.small(c.STEP) if bag.text(c.CALLED_BY) is None else None,
-                parent=None if outer is None else _namespace(outer),
-                triggered_by=bag.texts(c.TRIGGERED_BY),
-                sent_by=bag.texts(c.SENT_BY),
+                step=None if is_called or is_router else attributes.int32(c.STEP),
+                parent=None if outer_execution is None else _namespace(outer_execution),
+                start=attempt.start_ns,
+                end=max(attempt.start_ns, attempt.end_ns),
+                is_called=is_called,
+                tools=tools,
+                runs_side_by_side=attributes.is_true(c.SIDE_BY_SIDE),
+                triggered_by=attributes.texts(c.TRIGGERED_BY),
+                sent_by=attributes.texts(c.SENT_BY),
                 reads_from=reads or (),
-                may_read_from=maybe or (),
+                may_read_from=may_read or (),
             )
         for span in self.spans.values():
-            around = self.execution_span(span) if span.operation == c.CHAT else None
-            if around is not None and self.loss_of(span) is None:
-                executions[_namespace(around)].calls.append(_span_to_call(span))
+            if span.operation not in (c.CHAT, c.EXECUTE_TOOL):
+                continue
+            execution, tools = self.enclosing_spans(span)
+            if execution is None or self.drop_reason(span) is not None:
+                continue
+            if span.operation == c.CHAT:
+                executions[_namespace(execution)].calls.append(_span_to_call(span, tools))
+            else:
+                times = (span.start_ns, max(span.start_ns, span.end_ns))
+                executions[_namespace(execution)].tool_times[span.span_id] = times
         return executions
 
 
-def _span_to_call(span: SpanRow) -> Call:
-    bag = Bag(span)
-    reads, maybe = _reads(bag)
+def _span_to_call(span: SpanRow, tools: tuple[str, ...]) -> Call:
+    attributes = SpanAttributes(span)
+    reads, may_read = _read_namespaces(attributes)
     return Call(
         action_id=span.span_id,
         start=span.start_ns,
         end=max(span.start_ns, span.end_ns),
         reads_from=reads,
-        may_read_from=maybe,
-        saw_answers=bag.texts(c.SAW_ANSWERS),
-        saw_tool_results=bag.texts(c.SAW_TOOL_RESULTS),
+        may_read_from=may_read,
+        saw_answers=attributes.texts(c.SAW_ANSWERS),
+        saw_tool_results=attributes.texts(c.SAW_TOOL_RESULTS),
+        tools=tools,
     )
 
 
-def _reads(bag: Bag) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
-    """What was read and what may have been; None for what the span does not say."""
-    if not (bag.has(c.READS_FROM) or bag.has(c.MAY_READ_FROM)):
+def _read_namespaces(attributes: SpanAttributes) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+    """Namespaces that were read, and those that may have been; None for both when the span names neither."""
+    if not (attributes.is_set(c.READS_FROM) or attributes.is_set(c.MAY_READ_FROM)):
         return None, None
-    reads, maybe = bag.texts(c.READS_FROM), bag.texts(c.MAY_READ_FROM)
-    if bag.convention == _READS_WERE_BOUNDS:
-        return (), (*reads, *maybe)
-    return reads, maybe
+    reads, may_read = attributes.texts(c.READS_FROM), attributes.texts(c.MAY_READ_FROM)
+    if attributes.convention == _BOUND_READS_CONVENTION:
+        return (), (*reads, *may_read)
+    return reads, may_read
 
 
 def _namespace(span: SpanRow) -> str:
-    return Bag(span).text(c.CHECKPOINT_NS) or span.span_id
+    return SpanAttributes(span).text(c.CHECKPOINT_NS) or span.span_id
 
 
 def _span_to_action(trace: _Trace, span: SpanRow, index: int) -> Action:
-    bag, around = Bag(span), trace.execution_span(span)
-    claimed, inside = bag.text(c.NODE), Bag(around).text(c.NODE) if around else None
-    if claimed is not None and inside is not None and claimed != inside:
-        raise Malformed(f"two nodes claim the call {span.span_id}: {claimed!r} and {inside!r}")
-    node = claimed or inside or ""
-    prompt_ids, sampled_ids = bag.token_ids(c.PROMPT_IDS), bag.token_ids(c.SAMPLED_IDS)
-    logprobs = bag.numbers(c.LOGPROBS)
+    attributes, execution = SpanAttributes(span), trace.execution_span(span)
+    named_node, execution_node = attributes.text(c.NODE), SpanAttributes(execution).text(c.NODE) if execution else None
+    if named_node is not None and execution_node is not None and named_node != execution_node:
+        raise Malformed(f"two nodes claim the call {span.span_id}: {named_node!r} and {execution_node!r}")
+    node = named_node or execution_node or ""
+    prompt_ids, sampled_ids = attributes.token_ids(c.PROMPT_IDS), attributes.token_ids(c.SAMPLED_IDS)
+    logprobs = attributes.numbers(c.LOGPROBS)
     if not node:
         reason: str | None = "called outside any graph node"
-    elif around is None:
+    elif execution is None:
         reason = f"the execution of node {node} around it was not recorded"
     else:
         reason = (
-            trace.loss_of(span)
-            or bag.text(c.UNTRAINABLE)
-            or _failure_of(span)
-            or token_fault(prompt_ids, sampled_ids, logprobs, bag.integer(c.USAGE_OUTPUT_TOKENS))
+            trace.drop_reason(span)
+            or attributes.text(c.UNTRAINABLE)
+            or _failure_reason(span)
+            or token_fault(prompt_ids, sampled_ids, logprobs, reported_count=attributes.integer(c.USAGE_OUTPUT_TOKENS))
         )
     return Action(
         action_id=span.span_id,
         episode_id=span.trace_id,
         node=node,
         index=index,
-        step=bag.small(c.STEP),
+        step=attributes.int32(c.STEP),
         prompt_ids=prompt_ids,
         sampled_ids=sampled_ids,
         logprobs=logprobs,
-        model=bag.text(c.RESPONSE_MODEL),
-        adapter=bag.text(c.ADAPTER),
-        adapter_version=bag.small(c.ADAPTER_VERSION),
-        temperature=bag.number(c.REQUEST_TEMPERATURE),
-        top_p=bag.number(c.REQUEST_TOP_P),
-        top_k=bag.small(c.REQUEST_TOP_K),
-        max_tokens=bag.small(c.REQUEST_MAX_TOKENS),
-        seed=bag.integer(c.REQUEST_SEED),
-        finish_reason=bag.finish_reason(),
-        completion=bag.completion(),
+        model=attributes.text(c.RESPONSE_MODEL),
+        adapter=attributes.text(c.ADAPTER),
+        adapter_version=attributes.int32(c.ADAPTER_VERSION),
+        temperature=attributes.number(c.REQUEST_TEMPERATURE),
+        top_p=attributes.number(c.REQUEST_TOP_P),
+        top_k=attributes.int32(c.REQUEST_TOP_K),
+        max_tokens=attributes.int32(c.REQUEST_MAX_TOKENS),
+        seed=attributes.integer(c.REQUEST_SEED),
+        finish_reason=attributes.finish_reason(),
+        completion=attributes.completion(),
         started_ns=span.start_ns,
         ended_ns=span.end_ns,
         trainable=reason is None,
         untrainable_reason=reason,
-        prompt_tokens=bag.small(c.USAGE_INPUT_TOKENS),
-        sampled_tokens=bag.small(c.USAGE_OUTPUT_TOKENS),
+        prompt_tokens=attributes.int32(c.USAGE_INPUT_TOKENS),
+        sampled_tokens=attributes.int32(c.USAGE_OUTPUT_TOKENS),
     )
 
 
-def _failure_of(span: SpanRow) -> str | None:
+def _failure_reason(span: SpanRow) -> str | None:
     if span.status == "ok":
         return None
     return f"the call failed: {span.status_message}" if span.status_message else "the call failed"
@@ -241,9 +270,12 @@ def token_fault(
     prompt_ids: Sequence[int] | None,
     sampled_ids: Sequence[int] | None,
     logprobs: Sequence[float] | None,
-    reported: int | None,
+    reported_count: int | None,
 ) -> str | None:
-    """Why ids and log-probs cannot be trained on; None when they can."""
+    """Why ids and log-probs cannot be trained on; None when they can.
+
+    `reported_count` is the number of sampled tokens that the engine counted.
+    """
     if not prompt_ids:
         return f"no prompt token ids {FROM_ENGINE}"
     if not sampled_ids:
@@ -252,8 +284,8 @@ def token_fault(
         return NO_LOGPROBS
     if len(sampled_ids) != len(logprobs):
         return f"{len(sampled_ids)} sampled tokens but {len(logprobs)} log-probs"
-    if reported is not None and reported != len(sampled_ids):
-        return f"{len(sampled_ids)} sampled tokens but the engine counted {reported}"
+    if reported_count is not None and reported_count != len(sampled_ids):
+        return f"{len(sampled_ids)} sampled tokens but the engine counted {reported_count}"
     # A sum that is finite has finite terms only, and is quicker; finite terms may still add up beyond what is finite.
     if not math.isfinite(sum(logprobs)) and not all(map(math.isfinite, logprobs)):
         return "a log-prob is not finite"
@@ -263,32 +295,39 @@ def token_fault(
 
 
 def _root_to_episode(root: SpanRow, span_count: int) -> Episode:
-    bag = Bag(root)
-    needed = {key: bag.text(key) for key in (c.RUN_ID, c.TASK_ID, c.SPLIT, c.OUTCOME)}
-    sample = bag.small(c.SAMPLE)
-    missing = [key for key, value in {**needed, c.SAMPLE: sample}.items() if value is None]
-    if missing:
-        raise Malformed(f"the root span lacks {', '.join(missing)}")
-    if needed[c.OUTCOME] not in get_args(Outcome):
-        raise Malformed(f"outcome {needed[c.OUTCOME]!r} is not one of {', '.join(get_args(Outcome))}")
+    attributes = SpanAttributes(root)
+    required_texts = {key: attributes.text(key) for key in (c.RUN_ID, c.TASK_ID, c.SPLIT, c.OUTCOME)}
+    sample = attributes.int32(c.SAMPLE)
+    missing_keys = [key for key, value in {**required_texts, c.SAMPLE: sample}.items() if value is None]
+    if missing_keys:
+        raise Malformed(f"the root span lacks {', '.join(missing_keys)}")
+    if required_texts[c.OUTCOME] not in get_args(Outcome):
+        raise Malformed(f"outcome {required_texts[c.OUTCOME]!r} is not one of {', '.join(get_args(Outcome))}")
     return Episode(
         episode_id=root.trace_id,
-        run_id=cast(str, needed[c.RUN_ID]),
-        task_id=cast(str, needed[c.TASK_ID]),
-        split=cast(str, needed[c.SPLIT]),
+        run_id=cast(str, required_texts[c.RUN_ID]),
+        task_id=cast(str, required_texts[c.TASK_ID]),
+        split=cast(str, required_texts[c.SPLIT]),
         sample=cast(int, sample),
-        round=bag.small(c.ROUND),
-        variant=bag.text(c.VARIANT),
-        seed=bag.integer(c.SEED),
-        adapters=bag.adapter_versions(),
-        outcome=cast(Outcome, needed[c.OUTCOME]),
-        reason=bag.text(c.OUTCOME_REASON),
+        round=attributes.int32(c.ROUND),
+        variant=attributes.text(c.VARIANT),
+        seed=attributes.integer(c.SEED),
+        adapters=attributes.adapter_versions(),
+        outcome=cast(Outcome, required_texts[c.OUTCOME]),
+        reason=attributes.text(c.OUTCOME_REASON),
         started_ns=root.start_ns,
         ended_ns=root.end_ns,
         span_count=span_count,
-        task=bag.mapping(c.TASK),
-        tags=bag.tags(),
-        subject_id=bag.text(c.SUBJECT_ID),
-        parent_episode=bag.text(c.PARENT_EPISODE),
-        lineage=bag.lineage(),
+        task=attributes.mapping(c.TASK),
+        tags=attributes.tags(),
+        subject_id=attributes.text(c.SUBJECT_ID),
+        parent_episode=attributes.text(c.PARENT_EPISODE),
+        lineage=attributes.lineage(),
+        thread_id=attributes.text(c.THREAD_ID),
+        user_id=attributes.text(c.USER_ID),
+        metadata=attributes.mapping(c.METADATA),
+        begins=attributes.beginning(),
+        forked=attributes.flag(c.FORKED),
+        from_checkpoint=attributes.text(c.FROM_CHECKPOINT),
+        checkpoints=attributes.text(c.CHECKPOINTS),
     )

@@ -1,7 +1,7 @@
 """Attribute name -> what its value may hold, which decides who may read it and whether it is written at all.
 
 Invariant: a name that is not in the table counts as content, so an attribute that somebody adds tomorrow is redacted,
-and left out when content is not captured, until someone decides otherwise here. How a value is redacted is not known.
+and left out when content is not captured, until someone decides otherwise here.
 """
 
 from __future__ import annotations
@@ -21,20 +21,70 @@ class Kind(Enum):
 
 
 _STRUCTURE = (
-    *(c.OPERATION, c.AGENT_NAME, c.TOOL_CALL_ID, c.PROVIDER, c.RESPONSE_ID, c.RESPONSE_MODEL, c.FINISH_REASONS),
-    *(c.REQUEST_MODEL, c.REQUEST_TEMPERATURE, c.REQUEST_TOP_P, c.REQUEST_TOP_K, c.REQUEST_SEED, c.REQUEST_MAX_TOKENS),
-    *(c.USAGE_INPUT_TOKENS, c.USAGE_OUTPUT_TOKENS),
-    *(c.RUN_ID, c.TASK_ID, c.SPLIT, c.SAMPLE, c.ROUND, c.VARIANT, c.SEED, c.ADAPTERS, c.OUTCOME, c.SPAN_COUNT),
-    *(c.SUBJECT_ID, c.PARENT_EPISODE, c.LINEAGE),
-    *(c.NODE, c.STEP, c.CHECKPOINT_NS, c.TRIGGERED_BY, c.SENT_BY, c.CALLED_BY, c.READS_FROM, c.MAY_READ_FROM),
-    *(c.CACHED, c.SAW_ANSWERS, c.SAW_TOOL_RESULTS, c.FORMAT_VALID),
-    *(c.ADAPTER, c.ADAPTER_VERSION),
+    c.OPERATION,
+    c.AGENT_NAME,
+    c.TOOL_CALL_ID,
+    c.PROVIDER,
+    c.RESPONSE_ID,
+    c.RESPONSE_MODEL,
+    c.FINISH_REASONS,
+    c.REQUEST_MODEL,
+    c.REQUEST_TEMPERATURE,
+    c.REQUEST_TOP_P,
+    c.REQUEST_TOP_K,
+    c.REQUEST_SEED,
+    c.REQUEST_MAX_TOKENS,
+    c.USAGE_INPUT_TOKENS,
+    c.USAGE_OUTPUT_TOKENS,
+    c.RUN_ID,
+    c.TASK_ID,
+    c.SPLIT,
+    c.SAMPLE,
+    c.ROUND,
+    c.VARIANT,
+    c.SEED,
+    c.ADAPTERS,
+    c.OUTCOME,
+    c.SPAN_COUNT,
+    c.SUBJECT_ID,
+    c.PARENT_EPISODE,
+    c.BEGINS,
+    c.FORKED,
+    c.FROM_CHECKPOINT,
+    c.CHECKPOINTS,
+    c.LINEAGE,
+    c.NODE,
+    c.STEP,
+    c.CHECKPOINT_NS,
+    c.TRIGGERED_BY,
+    c.SENT_BY,
+    c.CALLED_BY,
+    c.ROUTES_AFTER,
+    c.SIDE_BY_SIDE,
+    c.READS_FROM,
+    c.MAY_READ_FROM,
+    c.CACHED,
+    c.SAW_ANSWERS,
+    c.SAW_TOOL_RESULTS,
+    c.FORMAT_VALID,
+    c.ADAPTER,
+    c.ADAPTER_VERSION,
 )
-_LABELS = (c.WORKFLOW_NAME, c.TOOL_NAME, c.UNTRAINABLE)
+_LABELS = (c.WORKFLOW_NAME, c.TOOL_NAME, c.UNTRAINABLE, c.THREAD_ID, c.USER_ID)
 _TOKENS = (c.PROMPT_IDS, c.SAMPLED_IDS, c.LOGPROBS)
 _CONTENT = (
-    *(c.INPUT_MESSAGES, c.OUTPUT_MESSAGES, c.REQUEST_STOP, c.TOOL_ARGUMENTS, c.TOOL_RESULT),
-    *(c.TOOL_DEFINITIONS, c.TASK, c.TAGS, c.OUTCOME_REASON),
+    c.INPUT_MESSAGES,
+    c.OUTPUT_MESSAGES,
+    c.REQUEST_STOP,
+    c.TOOL_ARGUMENTS,
+    c.TOOL_RESULT,
+    c.TOOL_DEFINITIONS,
+    c.TASK,
+    c.TAGS,
+    c.METADATA,
+    c.INPUT,
+    c.OUTPUT,
+    c.OUTCOME_REASON,
 )
 
 KINDS: dict[str, Kind] = (

@@ -1,10 +1,9 @@
-"""Rows of one table -> records of one episode after the other, made when they are asked for.
+"""Rows of one table -> their records by episode, made a few episodes at a time.
 
 A query for many episodes costs little more than one for a few, but a number takes ten times more memory as a Python
 object than in a column. So rows are fetched together, kept as columns, and become records a few episodes at a time,
 which also lets the processor's caches and the allocator reuse what the last ones left.
 Invariant: with pyarrow and without it the records are equal; without it they take more time and memory.
-Knows neither which rows are asked for nor what a trajectory is.
 """
 
 # ruff: noqa: S608 - statements are put together from constants; every value is bound
@@ -23,19 +22,19 @@ import duckdb
 from trace_store.rows import R, arrow_to_reader, record_maker
 from trace_store.schema import Table
 
-FEW = 4  # episodes, for which setting Arrow up costs more than it saves
+MAX_PLAIN_EPISODES = 4  # up to so many, setting Arrow up costs more than it saves
 
 
 class _Columns(Protocol):
-    """The answer to a query."""
+    """The result of a query, by column."""
 
-    def ids(self) -> list[str]:
+    def episode_ids(self) -> list[str]:
         """The column `episode_id`."""
 
-    def rearrange(self, numbers: Sequence[int]) -> None:
-        """Puts the rows into the order of these numbers of rows."""
+    def rearrange(self, row_numbers: Sequence[int]) -> None:
+        """Puts the rows into the order of these row numbers."""
 
-    def between(self, begin: int, end: int) -> Mapping[str, Sequence[Any]]:
+    def read_columns(self, begin: int, end: int) -> Mapping[str, Sequence[Any]]:
         """The columns of the rows from `begin` up to `end`, by name."""
 
 
@@ -54,24 +53,24 @@ class RowsByEpisode(Generic[R]):
         """`condition`, with `values` bound to it, follows FROM in the query; rows of other episodes are dropped."""
         names = [field.name for field in fields(record_class)]
         query = "SELECT " + ", ".join(f'"{name}"' for name in names) + f" FROM {table.name} {condition}"
-        arrow = len(episode_ids) > FEW and find_spec("pyarrow") is not None
-        self._columns: _Columns = (_ArrowColumns if arrow else _PlainColumns)(con, query, values)
+        use_arrow = len(episode_ids) > MAX_PLAIN_EPISODES and find_spec("pyarrow") is not None
+        self._columns: _Columns = (_ArrowColumns if use_arrow else _PlainColumns)(con, query, values)
         self._to_records: Callable[[Mapping[str, Sequence[Any]]], list[R]] = record_maker(record_class, table)
         self._rank = {episode_id: rank for rank, episode_id in enumerate(episode_ids)}
-        behind = len(episode_ids)
-        ranks = [self._rank.get(episode_id, behind) for episode_id in self._columns.ids()]
+        episode_count = len(episode_ids)
+        ranks = [self._rank.get(episode_id, episode_count) for episode_id in self._columns.episode_ids()]
         if not all(map(le, ranks, ranks[1:])):
             self._columns.rearrange(sorted(range(len(ranks)), key=ranks.__getitem__))
-        rows = Counter(ranks)
-        self._bounds = list(accumulate(map(rows.__getitem__, range(behind)), initial=0))
+        row_counts = Counter(ranks)
+        self._bounds = list(accumulate(map(row_counts.__getitem__, range(episode_count)), initial=0))
 
-    def of(self, episode_ids: Sequence[str]) -> list[list[R]]:
-        """The records of each of these episodes, which must follow one another in those of the beginning."""
+    def read_records(self, episode_ids: Sequence[str]) -> list[list[R]]:
+        """The records of each episode; `episode_ids` are consecutive ones of those given at construction."""
         first = self._rank[episode_ids[0]]
         bounds = self._bounds[first : first + len(episode_ids) + 1]
         begin, end = bounds[0], bounds[-1]
-        records = self._to_records(self._columns.between(begin, end)) if begin < end else []
-        return [records[one - begin : other - begin] for one, other in pairwise(bounds)]
+        records = self._to_records(self._columns.read_columns(begin, end)) if begin < end else []
+        return [records[start - begin : stop - begin] for start, stop in pairwise(bounds)]
 
 
 class _ArrowColumns:
@@ -79,14 +78,14 @@ class _ArrowColumns:
         self._table = con.sql(query, params=list(values)).to_arrow_table().combine_chunks()
         self._readers: dict[str, Callable[[int, int], Sequence[Any]]] = {}
 
-    def ids(self) -> list[str]:
-        found: list[str] = self._table.column("episode_id").to_pylist()
-        return found
+    def episode_ids(self) -> list[str]:
+        episode_ids: list[str] = self._table.column("episode_id").to_pylist()
+        return episode_ids
 
-    def rearrange(self, numbers: Sequence[int]) -> None:
-        self._table = self._table.take(list(numbers)).combine_chunks()
+    def rearrange(self, row_numbers: Sequence[int]) -> None:
+        self._table = self._table.take(list(row_numbers)).combine_chunks()
 
-    def between(self, begin: int, end: int) -> Mapping[str, Sequence[Any]]:
+    def read_columns(self, begin: int, end: int) -> Mapping[str, Sequence[Any]]:
         if not self._readers:  # there are rows, so each column is one chunk
             for name, column in zip(self._table.column_names, self._table.columns, strict=True):
                 (chunk,) = column.chunks
@@ -100,12 +99,12 @@ class _PlainColumns:
         self._names = [column[0] for column in answer.description or ()]
         self._rows = answer.fetchall()
 
-    def ids(self) -> list[str]:
-        place = self._names.index("episode_id")
-        return [row[place] for row in self._rows]
+    def episode_ids(self) -> list[str]:
+        position = self._names.index("episode_id")
+        return [row[position] for row in self._rows]
 
-    def rearrange(self, numbers: Sequence[int]) -> None:
-        self._rows = [self._rows[number] for number in numbers]
+    def rearrange(self, row_numbers: Sequence[int]) -> None:
+        self._rows = [self._rows[row_number] for row_number in row_numbers]
 
-    def between(self, begin: int, end: int) -> Mapping[str, Sequence[Any]]:
+    def read_columns(self, begin: int, end: int) -> Mapping[str, Sequence[Any]]:
         return dict(zip(self._names, zip(*self._rows[begin:end], strict=True), strict=True))

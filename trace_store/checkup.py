@@ -1,6 +1,6 @@
-"""A store file -> everything that is wrong with it, as faults, a page of episodes at a time.
+"""A store file -> its faults by every law, a page of episodes at a time.
 
-Rows are read without trusting them: an edge to nowhere or an action stored twice is a finding, never a crash. The laws
+Rows are read without trusting them: an edge to nowhere or an action stored twice is a fault, never a crash. The laws
 of one episode are in `doctor`, those of files in `file_checks`; here are those between tables. Invariant: nothing is
 changed, and memory holds one page.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from trace_store import conventions as c
 from trace_store import schema
 from trace_store.assemble import Incomplete, Malformed, spans_to_trajectory
-from trace_store.attributes import Bag
+from trace_store.attributes import SpanAttributes
 from trace_store.doctor import Fault, Level, assembled_to_faults, conversation_to_faults, trajectory_to_faults
 from trace_store.file_checks import file_faults, journal_faults
 from trace_store.records import Action, Edge, Episode, Reward, SpanRow, Trajectory
@@ -23,11 +23,12 @@ from trace_store.token_lists import COLUMNS, spans_with_lists
 from trace_store.views import VIEWS
 
 _PAGE = 500  # episodes
-_MOST_ROWS = 10_000  # findings of one law between tables
-_READABLE = "ANTI JOIN (SELECT trace_id FROM spans WHERE json_type(attributes) <> 'OBJECT') USING (trace_id)"
+_OPEN_SCHEMA = "database_name = current_database() AND schema_name = current_schema()"
+_MAX_FINDINGS = 10_000  # of one law between tables
+_READABLE_TRACES = "ANTI JOIN (SELECT trace_id FROM spans WHERE json_type(attributes) <> 'OBJECT') USING (trace_id)"
 
-# (law, level, what is said of the number and the name in the 2nd and 3rd column, query; the 1st is the episode)
-_BETWEEN_TABLES: tuple[tuple[str, Level, str, str], ...] = (
+# (law, level, message, query): the query gives an episode id, and the number {0} and name {1} of the message.
+_RELATION_LAWS: tuple[tuple[str, Level, str, str], ...] = (
     (
         "rows",
         "error",
@@ -139,84 +140,89 @@ _BETWEEN_TABLES: tuple[tuple[str, Level, str, str], ...] = (
 )
 
 
-def store_to_faults(store: TraceStore, checked: Callable[[int], object] = lambda _: None) -> Iterator[Fault]:
-    """Checks an open store by every law; `checked` is told how many episodes are done.
+def store_to_faults(store: TraceStore, on_episode: Callable[[int], object] = lambda _: None) -> Iterator[Fault]:
+    """Check an open store by every law; `on_episode` is called with the number of episodes checked so far.
 
-    An episode whose rows do not even fit together is looked at no further.
+    An episode with a fault between tables is not checked further.
 
     Raises StoreError when the journal beside it cannot be read.
     """
-    broken = list(_table_faults(store))
-    yield from broken
+    table_faults = list(_table_faults(store))
+    yield from table_faults
     yield from file_faults(store.path, store.journal_folder)
-    if broken:  # nothing can be asked of tables that are not there
+    if table_faults:  # the other checks query these tables
         return
     yield from _view_faults(store)
     yield from journal_faults(store)
-    damaged: set[str | None] = set()
-    for fault in _faults_between_tables(store):
-        damaged.add(fault.episode_id)
+    damaged_ids: set[str | None] = set()
+    for fault in _relation_faults(store):
+        damaged_ids.add(fault.episode_id)
         yield fault
-    yield from _faults_of_others(store)
+    yield from _missing_episode_faults(store)
     for number, (trajectory, spans) in enumerate(_stored_episodes(store), start=1):
-        if trajectory.episode.episode_id not in damaged:
-            yield from _faults_of_episode(trajectory, spans)
-        checked(number)
+        if trajectory.episode.episode_id not in damaged_ids:
+            yield from _episode_faults(trajectory, spans)
+        on_episode(number)
 
 
-def _faults_of_episode(trajectory: Trajectory, spans: Sequence[SpanRow]) -> list[Fault]:
-    """Rows that break a law differ from their spans as well; said once is enough."""
-    if found := list(trajectory_to_faults(trajectory)):
-        return found
-    lists = {action.action_id: [getattr(action, name) for name in COLUMNS] for action in trajectory.actions}
-    written = spans_with_lists(spans, lists)
-    return list(assembled_to_faults(trajectory, written)) or list(
-        conversation_to_faults(trajectory, saw_answers(written))
+def _episode_faults(trajectory: Trajectory, spans: Sequence[SpanRow]) -> list[Fault]:
+    """Rows that break a law differ from their spans as well, so they are not compared with these."""
+    if faults := list(trajectory_to_faults(trajectory)):
+        return faults
+    token_lists = {action.action_id: [getattr(action, name) for name in COLUMNS] for action in trajectory.actions}
+    full_spans = spans_with_lists(spans, token_lists)
+    return list(assembled_to_faults(trajectory, full_spans)) or list(
+        conversation_to_faults(trajectory, spans_to_saw_answers(full_spans))
     )
 
 
 def _table_faults(store: TraceStore) -> Iterator[Fault]:
     rows = store.sql(
         "SELECT table_name, list(column_name ORDER BY column_index) FROM duckdb_columns()"
-        " WHERE NOT internal GROUP BY ALL"
+        f" WHERE NOT internal AND {_OPEN_SCHEMA} GROUP BY ALL"
     )
-    known = dict(rows)
+    stored_columns = dict(rows)
     for table in schema.TABLES:
         columns = [column.name for column in table.columns]
-        if table.name not in known:
+        if table.name not in stored_columns:
             yield Fault("schema", f"there is no table {table.name}")
-        elif known[table.name] != columns:
-            different = ", ".join(sorted(set(columns).symmetric_difference(known[table.name]))) or "their order"
-            yield Fault("schema", f"table {table.name} has other columns than it should: {different}")
+        elif stored_columns[table.name] != columns:
+            differing_columns = (
+                ", ".join(sorted(set(columns).symmetric_difference(stored_columns[table.name]))) or "their order"
+            )
+            yield Fault("schema", f"table {table.name} has other columns than it should: {differing_columns}")
 
 
 def _view_faults(store: TraceStore) -> Iterator[Fault]:
-    known = {name for (name,) in store.sql("SELECT view_name FROM duckdb_views() WHERE NOT internal")}
+    stored_views = {
+        name for (name,) in store.sql(f"SELECT view_name FROM duckdb_views() WHERE NOT internal AND {_OPEN_SCHEMA}")
+    }
     for view in VIEWS:
-        if view.name not in known:
+        if view.name not in stored_views:
             yield Fault("schema", f"there is no view {view.name}")
 
 
-def _faults_between_tables(store: TraceStore) -> Iterator[Fault]:
-    for law, level, sentence, query in _BETWEEN_TABLES:
-        rows = store.sql(f"SELECT * FROM ({query}) ORDER BY ALL LIMIT ?", (_MOST_ROWS,))
+def _relation_faults(store: TraceStore) -> Iterator[Fault]:
+    for law, level, sentence, query in _RELATION_LAWS:
+        rows = store.sql(f"SELECT * FROM ({query}) ORDER BY ALL LIMIT ?", (_MAX_FINDINGS,))
         for episode_id, number, name in rows:
-            yield Fault(law, sentence.format(number, name), episode_id, level)
-        if len(rows) == _MOST_ROWS:
-            yield Fault(law, f"only the first {_MOST_ROWS} of such findings are listed", None, level)
+            yield Fault(law, sentence.format(number, name), episode_id, level=level)
+        if len(rows) == _MAX_FINDINGS:
+            yield Fault(law, f"only the first {_MAX_FINDINGS} of such findings are listed", None, level=level)
 
 
-def _faults_of_others(store: TraceStore) -> Iterator[Fault]:
-    """Traces that are no episodes, and should be."""
-    for why, query in (
+def _missing_episode_faults(store: TraceStore) -> Iterator[Fault]:
+    """Traces that are not episodes, and should be."""
+    for message, query in (
         (
             "all its spans are there, but it was not assembled",
             "SELECT DISTINCT trace_id FROM spans ANTI JOIN episodes ON episode_id = trace_id"
-            f" ANTI JOIN refusals USING (trace_id) {_READABLE} ORDER BY trace_id",
+            f" ANTI JOIN refusals USING (trace_id) {_READABLE_TRACES} ORDER BY trace_id",
         ),
         (
             "it was refused, but its spans make an episode",
-            f"SELECT trace_id FROM refusals ANTI JOIN episodes ON episode_id = trace_id {_READABLE} ORDER BY trace_id",
+            "SELECT trace_id FROM refusals ANTI JOIN episodes ON episode_id = trace_id"
+            f" {_READABLE_TRACES} ORDER BY trace_id",
         ),
     ):
         for (trace_id,) in store.sql(query):
@@ -225,60 +231,64 @@ def _faults_of_others(store: TraceStore) -> Iterator[Fault]:
                 spans_to_trajectory(spans)
             except (Incomplete, Malformed):
                 continue
-            yield Fault("spans", why, trace_id)
+            yield Fault("spans", message, trace_id)
 
 
 def _stored_episodes(store: TraceStore) -> Iterator[tuple[Trajectory, list[SpanRow]]]:
-    """Every episode with its rows and its rows of spans as they are, by (start, id)."""
-    after: tuple[int, str] = (-(2**63), "")
+    """Every episode with its rows and its spans as they are stored, without their token lists, by (start, id)."""
+    last_key: tuple[int, str] = (-(2**63), "")
     while True:
         rows = store.sql(
-            f"SELECT {_names(schema.EPISODES)} FROM episodes"
+            f"SELECT {_column_list(schema.EPISODES)} FROM episodes"
             " WHERE started_ns >= ? AND (started_ns, episode_id) > (?, ?) ORDER BY started_ns, episode_id LIMIT ?",
-            (after[0], *after, _PAGE),
+            (last_key[0], *last_key, _PAGE),
         )
         page = rows_to_records(Episode, schema.EPISODES, rows)
         if not page:
             return
         ids = [episode.episode_id for episode in page]
-        near = (page[0].started_ns, page[-1].started_ns, ids)
-        where = "episode_started_ns BETWEEN ? AND ? AND episode_id = ANY(?)"
-        found = store.sql(f'SELECT {_names(schema.ACTIONS)} FROM actions WHERE {where} ORDER BY "index"', near)
+        values = (page[0].started_ns, page[-1].started_ns, ids)
+        condition = "episode_started_ns BETWEEN ? AND ? AND episode_id = ANY(?)"
+        action_rows = store.sql(
+            f'SELECT {_column_list(schema.ACTIONS)} FROM actions WHERE {condition} ORDER BY "index"', values
+        )
         actions: dict[str, list[Action]] = {}
-        for action in rows_to_records(Action, schema.ACTIONS, found):
+        for action in rows_to_records(Action, schema.ACTIONS, action_rows):
             actions.setdefault(action.episode_id, []).append(action)
         edges: dict[str, list[Edge]] = {}
         for edge in rows_to_records(
-            Edge, schema.EDGES, store.sql(f"SELECT {_names(schema.EDGES)} FROM edges WHERE {where}", near)
+            Edge, schema.EDGES, store.sql(f"SELECT {_column_list(schema.EDGES)} FROM edges WHERE {condition}", values)
         ):
             edges.setdefault(edge.episode_id, []).append(edge)
         rewards: dict[str, list[Reward]] = {}
         for reward in rows_to_records(
             Reward,
             schema.REWARDS,
-            store.sql(f"SELECT {_names(schema.REWARDS)} FROM rewards WHERE episode_id = ANY(?)", (ids,)),
+            store.sql(f"SELECT {_column_list(schema.REWARDS)} FROM rewards WHERE episode_id = ANY(?)", (ids,)),
         ):
             rewards.setdefault(reward.episode_id, []).append(reward)
         spans: dict[str, list[SpanRow]] = {}
-        found = store.sql(f"SELECT {_names(schema.SPANS)} FROM spans WHERE trace_id = ANY(?)", (ids,))
-        for span in rows_to_records(SpanRow, schema.SPANS, found):
+        span_rows = store.sql(f"SELECT {_column_list(schema.SPANS)} FROM spans WHERE trace_id = ANY(?)", (ids,))
+        for span in rows_to_records(SpanRow, schema.SPANS, span_rows):
             spans.setdefault(span.trace_id, []).append(span)
         for episode in page:
             key = episode.episode_id
-            own = tuple(actions.pop(key, ()))
-            trajectory = Trajectory(episode, own, tuple(edges.pop(key, ())), tuple(rewards.pop(key, ())))
+            episode_actions = tuple(actions.pop(key, ()))
+            trajectory = Trajectory(
+                episode, episode_actions, tuple(edges.pop(key, ())), rewards=tuple(rewards.pop(key, ()))
+            )
             yield trajectory, spans.pop(key, [])
-        after = (page[-1].started_ns, page[-1].episode_id)
+        last_key = (page[-1].started_ns, page[-1].episode_id)
 
 
-def _names(table: schema.Table) -> str:
+def _column_list(table: schema.Table) -> str:
     return ", ".join(f'"{column.name}"' for column in table.columns)
 
 
-def saw_answers(spans: Sequence[SpanRow]) -> dict[str, tuple[str, ...]]:
+def spans_to_saw_answers(spans: Sequence[SpanRow]) -> dict[str, tuple[str, ...]]:
     """Action -> the actions whose answers are in its prompt, for the calls that say which node made them.
 
-    Of others this may be unreadable: assembling does not look at it.
+    Other calls are left out: assembling never reads the attribute there, so it may be malformed.
     """
-    inside = (span for span in spans if span.operation == c.CHAT and Bag(span).has(c.NODE))
-    return {span.span_id: Bag(span).texts(c.SAW_ANSWERS) for span in inside}
+    node_calls = (span for span in spans if span.operation == c.CHAT and SpanAttributes(span).is_set(c.NODE))
+    return {span.span_id: SpanAttributes(span).texts(c.SAW_ANSWERS) for span in node_calls}

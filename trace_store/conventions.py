@@ -56,6 +56,16 @@ SPAN_COUNT = "marft.span_count"  # on the root: how many spans the episode has, 
 TAGS = "marft.tags"
 SUBJECT_ID = "marft.subject.id"
 PARENT_EPISODE = "marft.parent_episode"
+THREAD_ID = "marft.thread.id"
+USER_ID = "marft.user.id"  # as the app's metadata names them; the subject of an erasure is SUBJECT_ID
+METADATA = "marft.metadata"  # JSON object: the metadata that the app gave the run
+INPUT = "marft.input"  # JSON: what a live run was given
+OUTPUT = "marft.output"  # JSON: what a live run gave back
+# How a run on a thread with a checkpointer begins, see records.Episode; and the checkpoints that it wrote, in order.
+BEGINS = "marft.langgraph.begins"
+FORKED = "marft.langgraph.forked"
+FROM_CHECKPOINT = "marft.langgraph.from_checkpoint"
+CHECKPOINTS = "marft.langgraph.checkpoints"  # ids, a space between
 LINEAGE = "marft.lineage"  # JSON object name -> SHA-256 of what the prompts and samples depend on, see records.Episode
 
 # Ours: LangGraph coordinates, on node spans and the chat spans inside them.
@@ -65,6 +75,8 @@ CHECKPOINT_NS = "marft.langgraph.checkpoint_ns"  # identifies the task; a retry 
 TRIGGERED_BY = "marft.langgraph.triggered_by"  # list of checkpoint_ns whose writes triggered this task
 SENT_BY = "marft.langgraph.sent_by"  # list of checkpoint_ns that sent this task's input by Send: one, or the candidates
 CALLED_BY = "marft.langgraph.called_by"  # checkpoint_ns of the task that called this one as a function
+ROUTES_AFTER = "marft.langgraph.routes_after"  # on a router's span: checkpoint_ns of the task after which it routed
+SIDE_BY_SIDE = "marft.langgraph.side_by_side"  # true: the task ran all of its tools at once
 READS_FROM = "marft.langgraph.reads_from"  # list of checkpoint_ns whose values were seen to be read, up to here
 MAY_READ_FROM = "marft.langgraph.may_read_from"  # list of checkpoint_ns whose values may have been read, up to here
 CACHED = "marft.langgraph.cached"  # true: the task's writes came from a cache or an earlier run, nothing was run

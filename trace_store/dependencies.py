@@ -3,21 +3,20 @@
 An edge has a kind. `trigger`: a write of the one node made the other run. `send`: it ran on what the one sent. `data`:
 it read a value that the one wrote, or its prompt holds the one's answer. `tool`: its prompt holds the result of a
 tool that the one called. A pair may have several kinds. An edge is exact when the relation was observed between the
-two node executions, and inexact where it is only an upper bound: what may have been read, and calls of one
-execution that follow each other in time, since what a node does inside is not looked into. A node without a call
-passes on what it depends on itself. Executions nest (a subgraph is a node). Invariants: D is acyclic, two
-executions of one superstep never depend on each other, and the result does not depend on the order of the input.
-Spans, attributes and token ids are not known here.
+two node executions, and inexact where it is only an upper bound: what may have been read, and what one execution did
+one after another (`inside`), since what a node does inside is not looked into. A node without a call passes on what
+it depends on itself. Executions nest (a subgraph is a node). Invariants: D is acyclic, two executions of one
+superstep never depend on each other, and the result does not depend on the order of the input.
 """
 
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from functools import cache
 
+from trace_store.inside import Part, parts_to_links
 from trace_store.records import Edge, EdgeKind
 
 
@@ -39,32 +38,61 @@ class Call:
     may_read_from: tuple[str, ...] | None = None
     saw_answers: tuple[str, ...] = ()  # actions whose answers are in its prompt
     saw_tool_results: tuple[str, ...] = ()  # actions whose tools' results are in its prompt
+    tools: tuple[str, ...] = ()  # the tool runs of its execution that it lies in, outermost first
 
 
 @dataclass(slots=True)
 class Execution:
-    """One node execution. `ns` is its checkpoint namespace, `calls` those made by the node itself."""
+    """One node execution. `ns` is its checkpoint namespace, `calls` those made by the node itself.
+
+    Times in nanoseconds.
+    """
 
     ns: str
-    step: int | None  # None for one that runs whenever it is called: supersteps do not order it
+    step: int | None  # None for one that runs whenever it is called, and for a router: supersteps do not order them
     parent: str | None  # ns of the enclosing execution
+    start: int = 0
+    end: int = 0
+    is_called: bool = False  # a function of the enclosing execution called it, and it knows whose results it was given
+    tools: tuple[str, ...] = ()  # the tool runs of the enclosing execution that it lies in, outermost first
+    tool_times: dict[str, tuple[int, int]] = field(default_factory=dict)  # its tool runs -> (start, end)
+    runs_side_by_side: bool = False  # its tools run at once, so that time tells nothing about them
     triggered_by: tuple[str, ...] = ()
     sent_by: tuple[str, ...] = ()  # one execution, or all that it may have been
     reads_from: tuple[str, ...] = ()
     may_read_from: tuple[str, ...] = ()
     calls: list[Call] = field(default_factory=list)
 
-    def control(self) -> list[tuple[str, bool]]:
-        """What made it run, and whether exactly that."""
+    def control_sources(self) -> list[tuple[str, bool]]:
+        """The executions whose trigger or Send made it run, each with whether that is exact."""
         return [*((ns, True) for ns in self.triggered_by), *((ns, len(self.sent_by) == 1) for ns in self.sent_by)]
 
     def sources(self) -> list[tuple[str, bool]]:
-        """Everything that it depends on, and whether exactly."""
-        read = [*((ns, True) for ns in self.reads_from), *((ns, False) for ns in self.may_read_from)]
-        return self.control() + read
+        """The executions that it depends on, by control or by reading, each with whether that is exact."""
+        read_sources = [*((ns, True) for ns in self.reads_from), *((ns, False) for ns in self.may_read_from)]
+        return self.control_sources() + read_sources
 
 
-_Beyond = Callable[[Execution], Iterable[tuple[str, bool]]]
+_SourceFunction = Callable[[Execution], Iterable[tuple[str, bool]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What depends, and how."""
+
+    kind: EdgeKind
+    sources_of: _SourceFunction  # leads on through executions without a call
+    call: str | None = None  # one call; None: the first actions of the execution
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """An execution, or a call of it, depends on another execution, which has calls."""
+
+    ns: str
+    source: str
+    target: _Target
+    exact: bool
 
 
 def executions_to_edges(episode_id: str, executions: Mapping[str, Execution]) -> list[Edge]:
@@ -78,26 +106,29 @@ def executions_to_edges(episode_id: str, executions: Mapping[str, Execution]) ->
 
 
 class _Derivation:
-    """The edges found so far, with what is needed to find the next ones."""
+    """The edges derived so far, with the indexes by which the next ones are derived."""
 
     def __init__(self, episode_id: str, executions: Mapping[str, Execution]) -> None:
         self._episode_id = episode_id
         self._executions = executions
-        self._found: dict[tuple[str, str, EdgeKind], bool] = {}  # -> exact
+        self._exact_by_edge: dict[tuple[str, str, EdgeKind], bool] = {}
         self._successors: dict[str, set[str]] = {}
         self._predecessors: dict[str, set[str]] = {}
         # Calls of the executions inside each execution, however deep, without its own.
         self._nested: dict[str, list[Call]] = {ns: [] for ns in executions}
-        self._outer: dict[str, tuple[str, ...]] = {}
+        self._ancestors: dict[str, tuple[str, ...]] = {}
+        self._children: dict[str, list[Execution]] = {}
         for ns, execution in executions.items():
-            outer, above = [], execution.parent
-            while above is not None and above in executions:
-                if above == ns or above in outer:
-                    raise DependencyCycleError(f"node execution {above} contains itself")
-                outer.append(above)
-                self._nested[above].extend(execution.calls)
-                above = executions[above].parent
-            self._outer[ns] = tuple(outer)
+            if execution.parent is not None:
+                self._children.setdefault(execution.parent, []).append(execution)
+            enclosing_executions, outer = [], execution.parent
+            while outer is not None and outer in executions:
+                if outer == ns or outer in enclosing_executions:
+                    raise DependencyCycleError(f"node execution {outer} contains itself")
+                enclosing_executions.append(outer)
+                self._nested[outer].extend(execution.calls)
+                outer = executions[outer].parent
+            self._ancestors[ns] = tuple(enclosing_executions)
 
     def edges(self) -> list[Edge]:
         for ns in self._executions:
@@ -105,146 +136,156 @@ class _Derivation:
                 self._link_inside(ns)
         # From the innermost executions outwards: the first and last actions of a subgraph follow from its inside.
         levels: dict[int, list[str]] = {}
-        for ns, outer in self._outer.items():
-            levels.setdefault(len(outer), []).append(ns)
+        for ns, ancestors in self._ancestors.items():
+            levels.setdefault(len(ancestors), []).append(ns)
+        links_by_depth = self._sources_by_depth()
         for depth in sorted(levels, reverse=True):
             for ns in levels[depth]:
                 if self._nested[ns]:
                     self._link_inside(ns)
-            self._link_first_calls(levels[depth], "trigger", lambda e: [(ns, True) for ns in e.triggered_by])
-            self._link_first_calls(levels[depth], "send", lambda e: [(ns, len(e.sent_by) == 1) for ns in e.sent_by])
-            self._link_reads(levels[depth])
+            self._link_sources(links_by_depth.get(depth, ()))
         self._link_prompts()
-        return [Edge(self._episode_id, *key, exact) for key, exact in self._found.items()]
+        return [Edge(self._episode_id, *key, exact) for key, exact in self._exact_by_edge.items()]
 
     def _add(self, src: str, dst: str, kind: EdgeKind, exact: bool) -> None:
-        self._found[src, dst, kind] = exact or self._found.get((src, dst, kind), False)
+        self._exact_by_edge[src, dst, kind] = exact or self._exact_by_edge.get((src, dst, kind), False)
         self._successors.setdefault(src, set()).add(dst)
         self._predecessors.setdefault(dst, set()).add(src)
 
     def _link_inside(self, ns: str) -> None:
-        """Edges between the calls of one execution: each depends on the latest that ended before it began.
+        """Edges between what one execution did one after another: calls, tools, and the graphs that it ran."""
+        execution = self._executions[ns]
+        tool_parts: dict[tuple[str, ...], list[Part]] = {}
+        for call in execution.calls:
+            part = Part(call.start, call.end, (call.action_id,), last_actions=(call.action_id,))
+            tool_parts.setdefault(call.tools, []).append(part)
+        for (tools, _, is_called), members in self._inner_graphs(ns).items():
+            actions = [call.action_id for member in members for call in self._calls_within(member)]
+            start, end = min(member.start for member in members), max(member.end for member in members)
+            tool_parts.setdefault(tools, []).append(self._make_part(actions, start, end, is_called=is_called))
+        # From the innermost tool outwards; a tool that calls a tool directly has parts of both.
+        tool_paths = {run[:depth] for run in tool_parts for depth in range(len(run) + 1)}
+        for tools in sorted(tool_paths, key=len, reverse=True):
+            parts = tool_parts.get(tools, [])
+            if tools or not execution.runs_side_by_side:
+                for earlier_part, later_part in parts_to_links(parts, self._successors):
+                    for src in earlier_part.last_actions:
+                        for dst in later_part.first_actions:
+                            self._add(src, dst, "data", exact=False)
+            if tools and parts:
+                actions = [action for part in parts for action in part.actions]
+                start, end = execution.tool_times[tools[-1]]
+                tool_parts.setdefault(tools[:-1], []).append(self._make_part(actions, start, end))
 
-        "Ended before" is an interval order; what is added is its transitive reduction. Calls of nested
-        executions take part opposite the node's own calls, but keep the edges that they have among each other.
-        """
-        own, nested = _Timeline(self._executions[ns].calls), _Timeline(self._nested[ns])
-        for call in own.calls:
-            last_own, last_nested = own.latest_start_before(call), nested.latest_start_before(call)
-            for before in own.ended_between(max(last_own, last_nested), call):
-                self._add(before.action_id, call.action_id, "data", False)
-            done = nested.ended_between(last_own, call)
-            ids = {before.action_id for before in done}
-            for before in done:
-                if not ids & self._successors.get(before.action_id, set()):
-                    self._add(before.action_id, call.action_id, "data", False)
-        if not own.calls:
-            return
-        starts = {call.action_id: call.start for call in nested.calls}
-        for call in nested.calls:
-            earlier = [starts[p] for p in self._predecessors.get(call.action_id, set()) if p in starts]
-            after = max([own.latest_start_before(call), *earlier])
-            for before in own.ended_between(after, call):
-                self._add(before.action_id, call.action_id, "data", False)
+    def _inner_graphs(self, ns: str) -> dict[tuple[tuple[str, ...], str, bool], list[Execution]]:
+        """The executions right inside one, by graph run; one that was called as a function stands alone."""
+        graphs: dict[tuple[tuple[str, ...], str, bool], list[Execution]] = {}
+        for inner_execution in self._children.get(ns, ()):
+            graph = inner_execution.ns if inner_execution.is_called else inner_execution.ns.rpartition("|")[0]
+            graphs.setdefault((inner_execution.tools, graph, inner_execution.is_called), []).append(inner_execution)
+        return {key: members for key, members in graphs.items() if any(map(self._has_calls, members))}
 
-    def _link_first_calls(
-        self, namespaces: Sequence[str], kind: EdgeKind, sources: Callable[[Execution], Iterable[tuple[str, bool]]]
-    ) -> None:
-        """Edges into what an execution does first, from what its sources do last."""
-        new: list[tuple[str, str, bool]] = []
-        for ns in namespaces:
-            firsts = self._ends(ns, self._predecessors)
-            if firsts:
-                # A trigger is passed on by what was triggered; what was sent may be made of anything.
-                beyond = Execution.control if kind == "trigger" else Execution.sources
-                found = self._last_calls(ns, sources(self._executions[ns]), beyond)
-                new += [(src, dst, exact) for src, exact in found for dst in firsts]
-        self._add_together(new, kind)
+    def _has_calls(self, execution: Execution) -> bool:
+        return bool(execution.calls or self._nested[execution.ns])
 
-    def _link_reads(self, namespaces: Sequence[str]) -> None:
-        """Edges into each call, from what wrote the values that its execution had read by then."""
-        new: list[tuple[str, str, bool]] = []
-        for ns in namespaces:
-            execution = self._executions[ns]
+    def _calls_within(self, execution: Execution) -> list[Call]:
+        return [*execution.calls, *self._nested[execution.ns]]
+
+    def _make_part(self, actions: Sequence[str], start: int, end: int, is_called: bool = False) -> Part:
+        first_actions = self._boundary_of(actions, self._predecessors)
+        last_actions = self._boundary_of(actions, self._successors)
+        return Part(
+            start,
+            end,
+            first_actions=tuple(first_actions),
+            last_actions=tuple(last_actions),
+            inner_actions=tuple(actions),
+            is_called=is_called,
+        )
+
+    def _sources_by_depth(self) -> dict[int, list[_Link]]:
+        """What each execution and call depends on, by the depth at which the inside of both ends is known."""
+        links: dict[int, list[_Link]] = {}
+        for ns, execution in self._executions.items():
+            triggers = [(source, True) for source in execution.triggered_by]
+            senders = [(source, len(execution.sent_by) == 1) for source in execution.sent_by]
+            # A trigger is passed on by what was triggered; what was sent may be made of anything.
+            new_links = [
+                *self._find_links(ns, triggers, _Target("trigger", Execution.control_sources)),
+                *self._find_links(ns, senders, _Target("send", Execution.sources)),
+            ]
             for call in execution.calls:
-                known = execution.reads_from if call.reads_from is None else call.reads_from
-                maybe = execution.may_read_from if call.may_read_from is None else call.may_read_from
-                sources = [*((read, True) for read in known), *((read, False) for read in maybe)]
-                new += [(src, call.action_id, exact) for src, exact in self._last_calls(ns, sources, Execution.sources)]
-        self._add_together(new, "data")
+                reads = execution.reads_from if call.reads_from is None else call.reads_from
+                may_read = execution.may_read_from if call.may_read_from is None else call.may_read_from
+                sources = [*((read, True) for read in reads), *((read, False) for read in may_read)]
+                new_links += self._find_links(ns, sources, _Target("data", Execution.sources, call.action_id))
+            for link in new_links:
+                depth = min(len(self._ancestors[ns]), len(self._ancestors[link.source]))
+                links.setdefault(depth, []).append(link)
+        return links
+
+    def _find_links(self, ns: str, sources: Iterable[tuple[str, bool]], target: _Target) -> Iterator[_Link]:
+        for source, exact in self._with_calls(sources, target.sources_of).items():
+            if self._may_depend(ns, source):
+                yield _Link(ns, source, target, exact=exact)
+
+    def _link_sources(self, links: Iterable[_Link]) -> None:
+        """Edges from the last actions of each source, into the first ones of an execution or into one call."""
+        new_edges: list[tuple[str, str, EdgeKind, bool]] = []
+        first_actions = cache(lambda ns: self._boundary_actions(ns, self._predecessors))
+        last_actions = cache(lambda ns: self._boundary_actions(ns, self._successors))
+        for link in links:
+            call = link.target.call
+            later_actions = first_actions(link.ns) if call is None else [call]
+            for src in last_actions(link.source):
+                new_edges += [(src, dst, link.target.kind, link.exact) for dst in later_actions]
+        # Added at once, so that no edge changes which actions are first or last for the next one.
+        for src, dst, kind, exact in new_edges:
+            self._add(src, dst, kind, exact=exact)
 
     def _link_prompts(self) -> None:
-        """Edges between calls that the messages of a prompt tell of."""
+        """Edges from the calls whose answers or tool results are messages of a prompt."""
         calls = {call.action_id: call for execution in self._executions.values() for call in execution.calls}
         for call in calls.values():
             sources: tuple[tuple[EdgeKind, tuple[str, ...]], ...]
             sources = (("data", call.saw_answers), ("tool", call.saw_tool_results))
-            for kind, seen in sources:
-                for src in seen:
+            for kind, action_ids in sources:
+                for src in action_ids:
                     if src in calls and calls[src].end <= call.start:  # else a message of another call, under its id
-                        self._add(src, call.action_id, kind, True)
+                        self._add(src, call.action_id, kind, exact=True)
 
-    def _add_together(self, new: Iterable[tuple[str, str, bool]], kind: EdgeKind) -> None:
-        """Added at once, so that no edge changes which actions are first or last for the next one."""
-        for src, dst, exact in new:
-            self._add(src, dst, kind, exact)
-
-    def _last_calls(self, ns: str, sources: Iterable[tuple[str, bool]], beyond: _Beyond) -> Iterator[tuple[str, bool]]:
-        """What the sources of `ns` did last, and whether it is exactly they; through executions without a call."""
-        for source, exact in self._with_calls(sources, beyond).items():
-            if self._may_depend(ns, source):
-                yield from ((action, exact) for action in self._ends(source, self._successors))
-
-    def _with_calls(self, sources: Iterable[tuple[str, bool]], beyond: _Beyond) -> dict[str, bool]:
-        """The nearest executions, going back, that contain a call -> whether an exact way leads there."""
-        reached: dict[str, bool] = {}
-        found: dict[str, bool] = {}
-        waiting = list(sources)
-        while waiting:
-            ns, exact = waiting.pop()
-            if ns not in self._executions or (ns in reached and reached[ns] >= exact):
+    def _with_calls(self, sources: Iterable[tuple[str, bool]], sources_of: _SourceFunction) -> dict[str, bool]:
+        """The nearest executions, going back, that contain a call -> whether exact dependencies lead there."""
+        exact_by_execution: dict[str, bool] = {}
+        nearest_executions: dict[str, bool] = {}
+        pending_sources = list(sources)
+        while pending_sources:
+            ns, exact = pending_sources.pop()
+            if ns not in self._executions or (ns in exact_by_execution and exact_by_execution[ns] >= exact):
                 continue
-            reached[ns] = exact
+            exact_by_execution[ns] = exact
             if self._executions[ns].calls or self._nested[ns]:
-                found[ns] = exact
+                nearest_executions[ns] = exact
             else:
-                waiting.extend((further, exact and sure) for further, sure in beyond(self._executions[ns]))
-        return found
+                pending_sources.extend(
+                    (next_source, exact and next_exact) for next_source, next_exact in sources_of(self._executions[ns])
+                )
+        return nearest_executions
 
     def _may_depend(self, ns: str, source: str) -> bool:
-        if ns == source or ns in self._outer[source] or source in self._outer[ns]:
+        if ns == source or ns in self._ancestors[source] or source in self._ancestors[ns]:
             return False  # an execution and what it contains are ordered from the inside
         later, earlier = self._executions[ns], self._executions[source]
         same_superstep = later.step is not None and later.step == earlier.step
         return not (same_superstep and ns.rpartition("|")[0] == source.rpartition("|")[0])
 
-    def _ends(self, ns: str, neighbours: Mapping[str, set[str]]) -> list[str]:
+    def _boundary_actions(self, ns: str, neighbours: Mapping[str, set[str]]) -> list[str]:
         """Actions inside an execution without a neighbour inside it: its first or its last ones."""
-        inside = {call.action_id for call in (*self._executions[ns].calls, *self._nested[ns])}
-        return [action for action in inside if not neighbours.get(action, set()) & inside]
+        return self._boundary_of([call.action_id for call in self._calls_within(self._executions[ns])], neighbours)
 
-
-class _Timeline:
-    """Calls by their end, to ask which ended before another began. Calls of one instant are unordered."""
-
-    def __init__(self, calls: Iterable[Call]) -> None:
-        self.calls = sorted(calls, key=lambda call: (call.end, call.start))
-        self._ends = [call.end for call in self.calls]
-        self._latest = list(accumulate((call.start for call in self.calls), max))
-
-    def latest_start_before(self, call: Call) -> int:
-        """The latest start among the calls that ended before `call` began; -1 when none did."""
-        n = bisect_right(self._ends, call.start)
-        while n > 0 and self.calls[n - 1].start >= call.start:  # zero-length calls at this very instant
-            n -= 1
-        return self._latest[n - 1] if n else -1
-
-    def ended_between(self, after: int, call: Call) -> list[Call]:
-        """Calls that ended before `call` began, with no call in between that began at `after`."""
-        window = self.calls[bisect_left(self._ends, after) : bisect_right(self._ends, call.start)]
-        return [
-            before for before in window if before.start < call.start and (before.end > after or before.start == after)
-        ]
+    def _boundary_of(self, actions: Iterable[str], neighbours: Mapping[str, set[str]]) -> list[str]:
+        inner_ids = set(actions)
+        return [action for action in inner_ids if not neighbours.get(action, set()) & inner_ids]
 
 
 def topological_order(actions: Mapping[str, tuple[int, str]], edges: Iterable[Edge]) -> list[str]:
@@ -252,22 +293,22 @@ def topological_order(actions: Mapping[str, tuple[int, str]], edges: Iterable[Ed
 
     Raises DependencyCycleError when there is no such order.
     """
-    waiting_for = dict.fromkeys(actions, 0)
-    after: dict[str, list[str]] = {}
+    predecessor_counts = dict.fromkeys(actions, 0)
+    successors: dict[str, list[str]] = {}
     for edge in edges:
-        waiting_for[edge.dst] += 1
-        after.setdefault(edge.src, []).append(edge.dst)
-    ready = [(key, action) for action, key in actions.items() if waiting_for[action] == 0]
-    heapq.heapify(ready)
+        predecessor_counts[edge.dst] += 1
+        successors.setdefault(edge.src, []).append(edge.dst)
+    ready_actions = [(key, action) for action, key in actions.items() if predecessor_counts[action] == 0]
+    heapq.heapify(ready_actions)
     order: list[str] = []
-    while ready:
-        _, action = heapq.heappop(ready)
+    while ready_actions:
+        _, action = heapq.heappop(ready_actions)
         order.append(action)
-        for later in after.get(action, ()):
-            waiting_for[later] -= 1
-            if waiting_for[later] == 0:
-                heapq.heappush(ready, (actions[later], later))
+        for successor in successors.get(action, ()):
+            predecessor_counts[successor] -= 1
+            if predecessor_counts[successor] == 0:
+                heapq.heappush(ready_actions, (actions[successor], successor))
     if len(order) < len(actions):
-        stuck = min(action for action, count in waiting_for.items() if count)
-        raise DependencyCycleError(f"the dependencies of action {stuck} form a cycle")
+        cyclic_action = min(action for action, count in predecessor_counts.items() if count)
+        raise DependencyCycleError(f"the dependencies of action {cyclic_action} form a cycle")
     return order

@@ -1,8 +1,7 @@
-"""What the store holds of one episode -> what is wrong with it, law by law.
+"""The stored rows of one episode -> its faults: the laws that they break.
 
-Pure: rows that were read go in, faults come out, and nothing is assumed of the rows but their types. An error breaks a
-law that training relies on; a warning is worth knowing and may be meant. How the rows are read, and what can be asked
-of a whole file only, is in `checkup`.
+Pure, and nothing is assumed of the rows but their types. An error breaks a law that training relies on; a warning may
+be intended. `checkup` reads the rows, and checks the laws that concern a whole store.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _SUM_TOLERANCE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong. `law` is one word; `episode_id` is None for what concerns the whole store."""
+    """One broken law. `law` is one word; `episode_id` is None for a fault of the whole store."""
 
     law: str
     message: str
@@ -54,8 +53,8 @@ def trajectory_to_faults(trajectory: Trajectory) -> Iterator[Fault]:
 
 def _order_faults(episode_id: str, actions: Sequence[Action]) -> Iterator[Fault]:
     if sorted(action.index for action in actions) != list(range(len(actions))):
-        shown = ", ".join(str(action.index) for action in actions[:10])
-        yield Fault("order", f"the actions are not numbered from 0 without a gap: {shown}", episode_id)
+        positions = ", ".join(str(action.index) for action in actions[:10])
+        yield Fault("order", f"the actions are not numbered from 0 without a gap: {positions}", episode_id)
 
 
 def _agent_fault(action: Action) -> str | None:
@@ -69,7 +68,7 @@ def _agent_fault(action: Action) -> str | None:
 
 
 def _token_fault(action: Action) -> str | None:
-    """What keeps a trainable action from being trained on; others may lack whole lists."""
+    """Why a trainable action cannot be trained on; other actions may lack whole lists."""
     if None in (*(action.prompt_ids or ()), *(action.sampled_ids or ()), *(action.logprobs or ())):
         return "has a NULL among its ids or log-probs"
     if not action.trainable:
@@ -78,11 +77,11 @@ def _token_fault(action: Action) -> str | None:
         return "is trainable, yet lacks prompt ids, sampled ids or log-probs"
     if len(action.sampled_ids) != len(action.logprobs):
         return f"has {len(action.sampled_ids)} sampled ids and {len(action.logprobs)} log-probs"
-    wrong = [value for value in action.logprobs if not -math.inf < value <= LOGPROB_TOLERANCE]
-    if wrong:
-        return f"has the log-prob {wrong[0]}, which is no finite logarithm of a probability"
-    negative = [token for token in (*action.prompt_ids, *action.sampled_ids) if token < 0]
-    return f"has the token id {negative[0]}" if negative else None
+    bad_logprobs = [value for value in action.logprobs if not -math.inf < value <= LOGPROB_TOLERANCE]
+    if bad_logprobs:
+        return f"has the log-prob {bad_logprobs[0]}, which is no finite logarithm of a probability"
+    negative_ids = [token for token in (*action.prompt_ids, *action.sampled_ids) if token < 0]
+    return f"has the token id {negative_ids[0]}" if negative_ids else None
 
 
 def _adapter_fault(action: Action) -> str | None:
@@ -95,28 +94,28 @@ def _adapter_fault(action: Action) -> str | None:
 
 
 def _version_fault(episode: Episode, action: Action) -> str | None:
-    said = episode.adapters.get(action.node)
-    if said is None or action.adapter_version is None or said == action.adapter_version:
+    episode_version = episode.adapters.get(action.node)
+    if episode_version is None or action.adapter_version is None or episode_version == action.adapter_version:
         return None
-    return f"ran version {action.adapter_version} of {action.node}, the episode says {said}"
+    return f"ran version {action.adapter_version} of {action.node}, the episode says {episode_version}"
 
 
 def _edge_faults(trajectory: Trajectory, actions: Mapping[str, Action]) -> Iterator[Fault]:
-    backward = False
+    has_backward_edge = False
     for edge in trajectory.edges:
         name = f"{edge.kind} edge {edge.src} -> {edge.dst}"
-        missing = [end for end in (edge.src, edge.dst) if end not in actions]
-        if missing:
-            yield Fault("edges", f"{name}: {missing[0]} is no action of this episode", edge.episode_id)
+        missing_ends = [end for end in (edge.src, edge.dst) if end not in actions]
+        if missing_ends:
+            yield Fault("edges", f"{name}: {missing_ends[0]} is no action of this episode", edge.episode_id)
         elif actions[edge.src].index >= actions[edge.dst].index:
-            backward = True
+            has_backward_edge = True
             yield Fault("edges", f"{name} does not point forward in the order of the actions", edge.episode_id)
         if edge.kind not in get_args(EdgeKind):
             yield Fault("edges", f"{name}: no such kind", edge.episode_id)
-    if backward:
-        inside = [edge for edge in trajectory.edges if edge.src in actions and edge.dst in actions]
+    if has_backward_edge:
+        inner_edges = [edge for edge in trajectory.edges if edge.src in actions and edge.dst in actions]
         try:
-            topological_order({key: (action.started_ns, key) for key, action in actions.items()}, inside)
+            topological_order({key: (action.started_ns, key) for key, action in actions.items()}, inner_edges)
         except DependencyCycleError as error:
             yield Fault("edges", str(error), trajectory.episode.episode_id)
 
@@ -129,7 +128,7 @@ def _outcome_faults(episode: Episode) -> Iterator[Fault]:
     elif episode.outcome != "terminated" and episode.reason is None:
         yield Fault("outcome", f"{episode.outcome} without a reason", episode.episode_id)
     if episode.ended_ns < episode.started_ns:
-        yield Fault("outcome", "it ends before it starts", episode.episode_id, "warning")
+        yield Fault("outcome", "it ends before it starts", episode.episode_id, level="warning")
 
 
 def _reward_faults(trajectory: Trajectory, actions: Mapping[str, Action]) -> Iterator[Fault]:
@@ -140,12 +139,15 @@ def _reward_faults(trajectory: Trajectory, actions: Mapping[str, Action]) -> Ite
         if message is not None:
             yield Fault("rewards", f"reward {reward.name!r} {message}", episode_id)
     for name in sorted({reward.name for reward in trajectory.rewards}):
-        team = trajectory.team_reward(name)
+        team_value = trajectory.team_reward(name)
         for scope in ("step", "agent"):
-            parts = _latest(trajectory.rewards, name, scope)
-            if team is not None and parts and not _agree(team, math.fsum(parts)):
+            part_values = _latest_values(trajectory.rewards, name, scope)
+            if team_value is None or not part_values:
+                continue
+            part_sum = sum(part_values)  # not fsum: it raises where infinities cancel
+            if not _sums_agree(team_value, part_sum):
                 message = (
-                    f"reward {name!r}: those of each {scope} sum to {math.fsum(parts):.6g}, the team's is {team:.6g}"
+                    f"reward {name!r}: those of each {scope} sum to {part_sum:.6g}, the team's is {team_value:.6g}"
                 )
                 yield Fault("rewards", message, episode_id)
 
@@ -164,18 +166,18 @@ def _reward_fault(reward: Reward, actions: Mapping[str, Action], nodes: set[str]
     return None
 
 
-def _latest(rewards: Sequence[Reward], name: str, scope: str) -> list[float]:
+def _latest_values(rewards: Sequence[Reward], name: str, scope: str) -> list[float]:
     """The newest value for each action or agent."""
-    newest: dict[tuple[str | None, str | None], Reward] = {}
+    newest_rewards: dict[tuple[str | None, str | None], Reward] = {}
     for reward in sorted(rewards, key=lambda reward: reward.created_ns):
         if reward.name == name and reward.scope == scope:
-            newest[reward.action_id, reward.node] = reward
-    return [reward.value for reward in newest.values()]
+            newest_rewards[reward.action_id, reward.node] = reward
+    return [reward.value for reward in newest_rewards.values()]
 
 
-def _agree(team: float, parts: float) -> bool:
-    return not (math.isfinite(team) and math.isfinite(parts)) or math.isclose(
-        team, parts, rel_tol=_SUM_TOLERANCE, abs_tol=_SUM_TOLERANCE
+def _sums_agree(team: float, part_sum: float) -> bool:
+    return not (math.isfinite(team) and math.isfinite(part_sum)) or math.isclose(
+        team, part_sum, rel_tol=_SUM_TOLERANCE, abs_tol=_SUM_TOLERANCE
     )
 
 
@@ -188,22 +190,26 @@ def conversation_to_faults(trajectory: Trajectory, saw_answers: Mapping[str, Seq
     """
     actions = {action.action_id: action for action in trajectory.actions}
     for action in trajectory.actions:
-        seen = [actions[key] for key in saw_answers.get(action.action_id, ()) if key in actions]
-        before = max((a for a in seen if a.node == action.node), key=lambda a: a.index, default=None)
-        if before is None or not (action.prompt_ids and before.prompt_ids and before.sampled_ids):
+        answered_actions = [actions[key] for key in saw_answers.get(action.action_id, ()) if key in actions]
+        previous_action = max(
+            (a for a in answered_actions if a.node == action.node), key=lambda a: a.index, default=None
+        )
+        if previous_action is None or not (
+            action.prompt_ids and previous_action.prompt_ids and previous_action.sampled_ids
+        ):
             continue
-        expected = (*before.prompt_ids, *before.sampled_ids)
-        same = sum(
+        expected = (*previous_action.prompt_ids, *previous_action.sampled_ids)
+        common_length = sum(
             1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(expected, action.prompt_ids, strict=False))
         )
-        if same < len(expected):
-            where = "prompt" if same < len(before.prompt_ids) else "answer"
+        if common_length < len(expected):
+            part_name = "prompt" if common_length < len(previous_action.prompt_ids) else "answer"
             yield Fault(
                 "conversation",
-                f"action {action.action_id} continues {before.action_id}, but their token ids part at {same}"
-                f" of {len(expected)}, in its {where}",
+                f"action {action.action_id} continues {previous_action.action_id}, but their token ids part at"
+                f" {common_length} of {len(expected)}, in its {part_name}",
                 trajectory.episode.episode_id,
-                "warning",
+                level="warning",
             )
 
 
@@ -218,35 +224,35 @@ def assembled_to_faults(stored: Trajectory, spans: Sequence[SpanRow]) -> Iterato
     except (Incomplete, Malformed) as error:
         yield Fault("assembly", f"its spans make no episode: {error}", episode_id)
         return
-    differences = [f"episode: {name}" for name in _differing(stored.episode, assembled.episode)]
-    rows = {action.action_id: action for action in stored.actions}
+    differences = [f"episode: {name}" for name in _differing_fields(stored.episode, assembled.episode)]
+    stored_actions = {action.action_id: action for action in stored.actions}
     for action in assembled.actions:
-        if action.action_id not in rows:
+        if action.action_id not in stored_actions:
             differences.append(f"action {action.action_id} is not stored")
         else:
-            row = rows.pop(action.action_id)
-            differences += [f"action {action.action_id}: {name}" for name in _differing(row, action)]
-    differences += [f"action {key} has no span" for key in rows]
+            stored_action = stored_actions.pop(action.action_id)
+            differences += [f"action {action.action_id}: {name}" for name in _differing_fields(stored_action, action)]
+    differences += [f"action {key} has no span" for key in stored_actions]
     rule_changed = not differences and any(span.convention != CONVENTION_VERSION for span in spans)
     edges = Counter(stored.edges)
     edges.subtract(Counter(assembled.edges))
-    for edge, number in edges.items():
-        if number:
-            which = "should not be stored" if number > 0 else "is not stored"
-            exact = "" if edge.exact else " (a bound)"
-            differences.append(f"{edge.kind} edge {edge.src} -> {edge.dst}{exact} {which}")
+    for edge, surplus in edges.items():
+        if surplus:
+            problem = "should not be stored" if surplus > 0 else "is not stored"
+            bound_note = "" if edge.exact else " (a bound)"
+            differences.append(f"{edge.kind} edge {edge.src} -> {edge.dst}{bound_note} {problem}")
     if differences:
-        more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
-        why = "D was derived by an older rule and " if rule_changed else ""
-        message = f"{why}differs from what its spans give: {'; '.join(differences[:3])}{more}"
-        yield Fault("assembly", message, episode_id, "warning" if rule_changed else "error")
+        rest_note = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
+        rule_note = "D was derived by an older rule and " if rule_changed else ""
+        message = f"{rule_note}differs from what its spans give: {'; '.join(differences[:3])}{rest_note}"
+        yield Fault("assembly", message, episode_id, level="warning" if rule_changed else "error")
 
 
-def _differing(left: Episode | Action, right: Episode | Action) -> list[str]:
+def _differing_fields(left: Episode | Action, right: Episode | Action) -> list[str]:
     """Names of the fields that differ; NaN equals itself here."""
     names = [field.name for field in fields(left)]
-    return [name for name in names if not _same(getattr(left, name), getattr(right, name))]
+    return [name for name in names if not _values_equal(getattr(left, name), getattr(right, name))]
 
 
-def _same(left: Any, right: Any) -> bool:
+def _values_equal(left: Any, right: Any) -> bool:
     return bool(left == right) or repr(left) == repr(right)

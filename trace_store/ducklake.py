@@ -1,7 +1,7 @@
 """A store -> a DuckLake catalog: tables with the store's names, to which an export adds the rows that they lack.
 
-Needs DuckDB's extension `ducklake`, which is never downloaded from here. Invariant: a row is added once, so an export
-can be repeated; all of it is one snapshot of the catalog. Reading one is in `readers`.
+Needs DuckDB's extension `ducklake`, which is never downloaded. Invariant: a row is added once, so an export can be
+repeated; all of it is one snapshot of the catalog. `readers` reads a catalog.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from pathlib import Path
 import duckdb
 
 from trace_store.connection import connect_memory, one_line_errors, private_files
-from trace_store.parquet import TRAVELLING, quoted, rows_without
-from trace_store.readers import absent_columns, load_ducklake
+from trace_store.parquet import EXPORTED_TABLES, quoted, rows_without
+from trace_store.readers import load_ducklake
+from trace_store.relations import absent_columns
 
 
 def store_to_catalog(store: Path, catalog: Path) -> dict[str, int]:
@@ -34,22 +35,22 @@ def store_to_catalog(store: Path, catalog: Path) -> dict[str, int]:
 
 
 def add_rows(con: duckdb.DuckDBPyConnection, store: str, lake: str) -> dict[str, int]:
-    """Rows of one attached database -> those of another that lacks them; their numbers by table."""
-    added: dict[str, int] = {}
+    """Add the rows of the attached database `store` that `lake` lacks, and return their numbers by table."""
+    added_rows: dict[str, int] = {}
     con.execute("BEGIN")
     try:
-        for table in TRAVELLING:
-            # DuckLake knows no primary key: that a row is there once is seen to here.
-            typed = ", ".join(f'"{column.name}" {column.sql_type}' for column in table.columns)
+        for table in EXPORTED_TABLES:
+            # DuckLake has no primary keys, so rows that are there already are left out here.
+            column_definitions = ", ".join(f'"{column.name}" {column.sql_type}' for column in table.columns)
             columns = ", ".join(f'"{column.name}"' for column in table.columns)
-            con.execute(f"CREATE TABLE IF NOT EXISTS {lake}.{table.name} ({typed})")
+            con.execute(f"CREATE TABLE IF NOT EXISTS {lake}.{table.name} ({column_definitions})")
             for column in absent_columns(con, table, f"{lake}.{table.name}"):
                 con.execute(f'ALTER TABLE {lake}.{table.name} ADD COLUMN "{column.name}" {column.sql_type}')
-            lacking = rows_without(table, f"{store}.{table.name}", f"{lake}.{table.name}")
-            found = con.execute(f"INSERT INTO {lake}.{table.name} ({columns}) {lacking}").fetchone()
-            added[table.name] = int(found[0]) if found else 0
+            new_rows_query = rows_without(table, f"{store}.{table.name}", f"{lake}.{table.name}")
+            count_row = con.execute(f"INSERT INTO {lake}.{table.name} ({columns}) {new_rows_query}").fetchone()
+            added_rows[table.name] = int(count_row[0]) if count_row else 0
         con.execute("COMMIT")
     except BaseException:
         con.execute("ROLLBACK")
         raise
-    return added
+    return added_rows

@@ -1,4 +1,4 @@
-"""What can go wrong with a store, as errors whose message is one line for the user."""
+"""The errors of a store; each message is one line for the user."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ class StoreError(Exception):
 
 
 class StoreBusyError(StoreError):
-    """Another process has the store open, so that this one cannot open it now; `holder` says which."""
+    """Another process has the store open, so that this one cannot open it now; `lock_holder` names it."""
 
-    def __init__(self, path: object, holder: str) -> None:
-        super().__init__(f"store {path} is in use by {holder}; wait until it ends, or stop it")
-        self.holder = holder
+    def __init__(self, path: object, lock_holder: str) -> None:
+        super().__init__(f"store {path} is in use by {lock_holder}; wait until it ends, or stop it")
+        self.lock_holder = lock_holder

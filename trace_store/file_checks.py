@@ -1,7 +1,6 @@
-"""The files of a store -> what is wrong with them: who may open them, and what its journal holds that it does not.
+"""The files of a store -> their faults: permissions, and journal records that the store has not taken in.
 
-Invariant: nothing is changed, locked or taken in, so a recorder that is writing is not disturbed. What the records of
-a journal mean is not known here.
+Invariant: nothing is changed, locked or taken in, so a recorder that is writing is not disturbed.
 """
 
 from __future__ import annotations
@@ -17,25 +16,27 @@ from trace_store.store import TraceStore
 
 def journal_faults(store: TraceStore) -> Iterator[Fault]:
     """Segments beside the store that it has not taken in, and lines that crashes left half written."""
-    taken = dict(store.sql('SELECT segment, "offset" FROM taken_in'))
+    offsets = dict(store.sql('SELECT segment, "offset" FROM taken_in'))
     for segment, torn in store.sql("SELECT segment, torn FROM taken_in WHERE torn > 0 ORDER BY segment"):
-        yield Fault("journal", f"{torn} damaged lines of {segment} were dropped when it was taken in", None, "warning")
+        yield Fault(
+            "journal", f"{torn} damaged lines of {segment} were dropped when it was taken in", None, level="warning"
+        )
     folder = store.journal_folder
     for path in sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else ():
         try:
             with path.open("rb") as file:
                 records = torn = 0
-                for record, _ in lines_from(file, taken.get(path.name, 0), growing=False):
+                for record, _ in lines_from(file, offsets.get(path.name, 0), growing=False):
                     records += record is not None
                     torn += record is None
         except FileNotFoundError:  # taken in meanwhile
             continue
         if records:
             message = f"{records} records of {path.name} are not taken in yet; the next command that writes does so"
-            yield Fault("journal", message, None, "warning")
+            yield Fault("journal", message, None, level="warning")
         if torn:
             message = f"{path.name} has {torn} damaged lines: a crash, or a line that is being written"
-            yield Fault("journal", message, None, "warning")
+            yield Fault("journal", message, None, level="warning")
 
 
 def file_faults(store: Path, journal: Path) -> Iterator[Fault]:
@@ -47,5 +48,5 @@ def file_faults(store: Path, journal: Path) -> Iterator[Fault]:
         except FileNotFoundError:  # no log and no journal is as it should be
             continue
         if mode & 0o077:
-            wanted = 0o700 if path.is_dir() else 0o600
-            yield Fault("files", f"{path} is open to others ({mode:04o}); chmod {wanted:o} it")
+            private_mode = 0o700 if path.is_dir() else 0o600
+            yield Fault("files", f"{path} is open to others ({mode:04o}); chmod {private_mode:o} it")

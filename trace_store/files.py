@@ -1,4 +1,4 @@
-"""What is said of a path in the file system -> what is on the disk."""
+"""A file or folder, as the system caches it -> the disk."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ With pyarrow the columns become an Arrow table whose lists of ids are flat buffe
 DuckDB's appender takes them row by row, but for the lists, which it takes number by number: these are registered as
 arrays of numpy, which gives the same rows in half as much time again as with pyarrow.
 Invariant: a row read back equals the record, log-probs bit for bit; a value that its column cannot hold is refused.
-Which rows are new is asked by whoever inserts.
 """
 
 # ruff: noqa: S608 - statements are put together from constants
@@ -31,37 +30,40 @@ if TYPE_CHECKING:
 Columns = list[Sequence[Any]]
 Record = RunRow | SpanRow | Episode | Action | Edge | Reward | AdapterRow
 
-_PACKED = {"INTEGER[]": "i", "DOUBLE[]": "d"}
-_MISFITS = (struct.error, TypeError, ValueError, OverflowError)
+_STRUCT_CODES = {"INTEGER[]": "i", "DOUBLE[]": "d"}
+_VALUE_ERRORS = (struct.error, TypeError, ValueError, OverflowError)
 
 
-def records_to_columns(table: Table, records: Sequence[Record], *further: Sequence[Any]) -> Columns:
-    """Columns in the table's order; `further` are those that the records do not have, after their own."""
-    own = table.columns[: len(table.columns) - len(further)]
-    columns: Columns = list(zip(*map(attrgetter(*(column.name for column in own)), records), strict=True))
-    for number, column in enumerate(own if records else ()):
+def records_to_columns(table: Table, records: Sequence[Record], *extra_columns: Sequence[Any]) -> Columns:
+    """Columns in the table's order; `extra_columns` are those that the records do not have, after their own."""
+    record_columns = table.columns[: len(table.columns) - len(extra_columns)]
+    columns: Columns = list(zip(*map(attrgetter(*(column.name for column in record_columns)), records), strict=True))
+    for number, column in enumerate(record_columns if records else ()):
         if column.sql_type.startswith("JSON"):
-            columns[number] = list(map(json_text if column.sql_type.endswith("NOT NULL") else _known, columns[number]))
+            columns[number] = list(
+                map(json_text if column.sql_type.endswith("NOT NULL") else _nonempty_json, columns[number])
+            )
         elif column.name == "completion":  # the one text that is not as the journal had it, but decoded from JSON in it
             columns[number] = [None if text is None else storable_text(text) for text in columns[number]]
-    return [*columns, *further]
+    return [*columns, *extra_columns]
 
 
-def _known(bag: Any) -> str | None:
-    """An open bag as JSON text; None for an empty one, of which nothing is known."""
-    return json_text(bag) if bag else None
+def _nonempty_json(mapping: Any) -> str | None:
+    """A dict as JSON text; None for an empty one, which was not recorded."""
+    return json_text(mapping) if mapping else None
 
 
 def insert(con: duckdb.DuckDBPyConnection, table: Table, columns: Columns, clause: str = "") -> list[tuple[Any, ...]]:
-    """Insert rows, all of them or, with a `clause` behind the SELECT that says so, some; what the statement returns.
+    """Insert rows, and return the rows of the statement: one with the number inserted, or what RETURNING gives.
 
-    That is the number of rows or, where the clause is RETURNING, what it says. Raises StoreError for a value that does
-    not fit, naming the column or, without pyarrow and for a value that is no list, the table.
+    `clause` follows the SELECT, for example ON CONFLICT or WHERE; the rows are called `arriving` there. Raises
+    StoreError for a value that does not fit, naming the column or, without pyarrow and for a value that is not a list,
+    the table.
     """
     if not columns or not len(columns[0]):
         return []
     if find_spec("pyarrow") is None:
-        return _insert_without_arrow(con, table, columns, clause)
+        return _insert_without_arrow(con, table, columns, clause=clause)
     con.register("arriving", columns_to_arrow(table, columns))
     try:
         return con.execute(_statement(table, "arriving", clause)).fetchall()
@@ -95,7 +97,7 @@ def _insert_without_arrow(
             appender.append_rows(rows)
         if not arrays:
             return con.execute(_statement(table, "arriving", clause)).fetchall()
-        return _insert_with_arrays(con, table, arrays, clause)
+        return _insert_with_arrays(con, table, arrays, clause=clause)
     except (duckdb.DataError, duckdb.InvalidInputException) as error:
         raise StoreError(f"cannot store a value in {table.name}: {error}") from error
 
@@ -104,8 +106,8 @@ def _insert_with_arrays(
     con: duckdb.DuckDBPyConnection, table: Table, arrays: dict[str, np.ndarray], clause: str
 ) -> list[tuple[Any, ...]]:
     con.register("lists", arrays)
-    found = ", ".join(f"if(arriving.{name} IS NULL, NULL, lists.{name}) AS {name}" for name in arrays)
-    rows = f"(SELECT arriving.* REPLACE ({found}) FROM arriving POSITIONAL JOIN lists) arriving"
+    replacements = ", ".join(f"if(arriving.{name} IS NULL, NULL, lists.{name}) AS {name}" for name in arrays)
+    rows = f"(SELECT arriving.* REPLACE ({replacements}) FROM arriving POSITIONAL JOIN lists) arriving"
     try:
         return con.execute(_statement(table, rows, clause)).fetchall()
     finally:
@@ -120,11 +122,11 @@ def _columns_to_arrays(table: Table, columns: Columns) -> dict[str, np.ndarray]:
     """
     arrays = {}
     for column, values in zip(table.columns, columns, strict=True):
-        code = _PACKED.get(column.sql_type)
+        code = _STRUCT_CODES.get(column.sql_type)
         if code:
             try:
                 array = _lists_to_array(values, code)
-            except _MISFITS as error:
+            except _VALUE_ERRORS as error:
                 raise StoreError(f"cannot store a value as {table.name}.{column.name}: {error}") from error
             if array is not None:
                 arrays[column.name] = array
@@ -158,13 +160,13 @@ def columns_to_arrow(table: Table, columns: Columns) -> pa.Table:
     }
     arrays = []
     for column, values in zip(table.columns, columns, strict=True):
-        code = _PACKED.get(column.sql_type)
+        code = _STRUCT_CODES.get(column.sql_type)
         try:
             if code:
                 arrays.append(_lists_to_arrow(values, code))
             else:
                 arrays.append(pa.array(values, type=types[column.sql_type.removesuffix(" NOT NULL")]))
-        except (pa.ArrowException, *_MISFITS) as error:
+        except (pa.ArrowException, *_VALUE_ERRORS) as error:
             raise StoreError(f"cannot store a value as {table.name}.{column.name}: {error}") from error
     return pa.table(arrays, names=[column.name for column in table.columns])
 
@@ -175,8 +177,8 @@ def _lists_to_arrow(lists: Sequence[Sequence[Any] | None], code: str) -> pa.List
 
     flat, lengths = _lists_to_bytes(lists, code)
     offsets = pa.array([0, *accumulate(lengths)], type=pa.int32())
-    kind = pa.int32() if code == "i" else pa.float64()
-    values = pa.Array.from_buffers(kind, sum(lengths), [None, pa.py_buffer(flat)])
+    value_type = pa.int32() if code == "i" else pa.float64()
+    values = pa.Array.from_buffers(value_type, sum(lengths), [None, pa.py_buffer(flat)])
     mask = pa.array([numbers is None for numbers in lists]) if None in lists else None
     return pa.ListArray.from_arrays(offsets, values, mask=mask)
 

@@ -37,7 +37,7 @@ Transaction = Callable[[], AbstractContextManager[duckdb.DuckDBPyConnection]]
 
 
 @dataclass(frozen=True, slots=True)
-class TakenIn:
+class IntakeCounts:
     """What one intake added; `torn` and `refused` count journal lines and traces."""
 
     spans: int = 0
@@ -46,19 +46,19 @@ class TakenIn:
     torn: int = 0
     refused: int = 0
 
-    def __add__(self, other: TakenIn) -> TakenIn:
-        return TakenIn(
+    def __add__(self, other: IntakeCounts) -> IntakeCounts:
+        return IntakeCounts(
             self.spans + other.spans,
             self.episodes + other.episodes,
             self.rewards + other.rewards,
-            self.torn + other.torn,
-            self.refused + other.refused,
+            torn=self.torn + other.torn,
+            refused=self.refused + other.refused,
         )
 
 
-def journal_to_rows(folder: Path, transaction: Transaction) -> TakenIn:
+def journal_to_rows(folder: Path, transaction: Transaction) -> IntakeCounts:
     """Take in every segment of a journal folder; segments that are still being written as far as they go."""
-    total = TakenIn()
+    total = IntakeCounts()
     for path in sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else ():
         try:
             with path.open("rb") as file:
@@ -70,13 +70,13 @@ def journal_to_rows(folder: Path, transaction: Transaction) -> TakenIn:
     return total
 
 
-def _take_in_segment(path: Path, file: BinaryIO, transaction: Transaction) -> TakenIn:
+def _take_in_segment(path: Path, file: BinaryIO, transaction: Transaction) -> IntakeCounts:
     growing = not _lock_if_abandoned(file)
     with transaction() as con:
-        found = con.execute('SELECT "offset" FROM taken_in WHERE segment = ?', [path.name]).fetchone()
-    offset = int(found[0]) if found else 0
-    total = TakenIn()
-    for part, fullness in _lines_to_parts(lines_from(file, offset, growing=growing), offset):
+        offset_row = con.execute('SELECT "offset" FROM taken_in WHERE segment = ?', [path.name]).fetchone()
+    offset = int(offset_row[0]) if offset_row else 0
+    total = IntakeCounts()
+    for part, fullness in lines_to_parts(lines_from(file, offset, growing=growing), offset):
         records = [record for record, _ in part if record is not None]
         torn = len(part) - len(records)
         with transaction() as con:
@@ -84,19 +84,25 @@ def _take_in_segment(path: Path, file: BinaryIO, transaction: Transaction) -> Ta
                 # DuckDB merges what small transactions left when it writes its log into the file. Large ones leave
                 # nothing worth it, and merging would read and write every row several times.
                 con.execute("SET GLOBAL max_vacuum_tasks = 0")
-            total += _records_to_rows(con, records) + TakenIn(torn=torn)
-            con.execute(
-                "INSERT INTO taken_in VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
-                ' "offset" = excluded."offset", records = records + excluded.records,'
-                " torn = torn + excluded.torn, taken_ns = excluded.taken_ns",
-                [path.name, part[-1][1], len(records), torn, time.time_ns()],
-            )
+            total += records_to_rows(con, records) + IntakeCounts(torn=torn)
+            note_offset(con, path.name, part)
     if not growing:
         path.unlink()
     return total
 
 
-def _lines_to_parts(lines: Iterable[_Line], offset: int) -> Iterator[tuple[list[_Line], float]]:
+def note_offset(con: duckdb.DuckDBPyConnection, segment: str, part: Sequence[_Line]) -> None:
+    """Note in `taken_in` that these lines of a segment, the next ones, are taken in."""
+    record_count = sum(record is not None for record, _ in part)
+    con.execute(
+        "INSERT INTO taken_in VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+        ' "offset" = excluded."offset", records = records + excluded.records,'
+        " torn = torn + excluded.torn, taken_ns = excluded.taken_ns",
+        [segment, part[-1][1], record_count, len(part) - record_count, time.time_ns()],
+    )
+
+
+def lines_to_parts(lines: Iterable[_Line], offset: int) -> Iterator[tuple[list[_Line], float]]:
     """Lines from an offset -> those of one transaction after the other, and how full it is: from 1 on, full.
 
     A full one ends with a root span where one is near: the root is written last, so few traces are cut in two and
@@ -116,7 +122,7 @@ def _lines_to_parts(lines: Iterable[_Line], offset: int) -> Iterator[tuple[list[
 
 
 def _lock_if_abandoned(file: BinaryIO) -> bool:
-    """Whether the writer of a segment is gone; if so it is ours until the file is closed."""
+    """Whether the writer of a segment is gone; if so, the segment is locked until the file is closed."""
     try:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -124,7 +130,8 @@ def _lock_if_abandoned(file: BinaryIO) -> bool:
     return True
 
 
-def _records_to_rows(con: duckdb.DuckDBPyConnection, records: Iterable[JournalRecord]) -> TakenIn:
+def records_to_rows(con: duckdb.DuckDBPyConnection, records: Iterable[JournalRecord]) -> IntakeCounts:
+    """Store the records that are new, and the traces that they complete; inside a transaction of the caller's."""
     runs: list[RunRow] = []
     adapters: list[AdapterRow] = []
     rewards: list[Reward] = []
@@ -140,20 +147,20 @@ def _records_to_rows(con: duckdb.DuckDBPyConnection, records: Iterable[JournalRe
             adapters.append(record)
     insert_runs(con, runs)
     insert_adapters(con, adapters)
-    return TakenIn(rewards=insert_rewards(con, rewards)) + _spans_to_rows(con, spans)
+    return IntakeCounts(rewards=insert_rewards(con, rewards)) + _spans_to_rows(con, spans)
 
 
-def _spans_to_rows(con: duckdb.DuckDBPyConnection, arrived: dict[tuple[str, str], SpanRow]) -> TakenIn:
+def _spans_to_rows(con: duckdb.DuckDBPyConnection, arrived_spans: dict[tuple[str, str], SpanRow]) -> IntakeCounts:
     """Store the spans that are new, and assemble those traces that they complete."""
-    for key in _stored_near(con, arrived):
-        del arrived[key]
+    for key in _stored_keys(con, arrived_spans):
+        del arrived_spans[key]
     traces: dict[str, list[SpanRow]] = {}
-    for span in arrived.values():
+    for span in arrived_spans.values():
         traces.setdefault(span.trace_id, []).append(span)
-    rest = {trace_id: spans for trace_id, spans in traces.items() if not _all_arrived(spans)}
-    earlier = _stored_of(con, rest)
-    candidates = {trace_id: spans for trace_id, spans in traces.items() if trace_id not in rest}
-    candidates |= {trace_id: [*spans, *rest[trace_id]] for trace_id, spans in earlier.items()}
+    partial_traces = {trace_id: spans for trace_id, spans in traces.items() if not is_complete(spans)}
+    stored_traces = _stored_traces(con, partial_traces)
+    candidates = {trace_id: spans for trace_id, spans in traces.items() if trace_id not in partial_traces}
+    candidates |= {trace_id: [*spans, *partial_traces[trace_id]] for trace_id, spans in stored_traces.items()}
 
     trajectories: list[Trajectory] = []
     refusals: list[tuple[str, str]] = []
@@ -164,60 +171,66 @@ def _spans_to_rows(con: duckdb.DuckDBPyConnection, arrived: dict[tuple[str, str]
             continue
         except Malformed as error:
             refusals.append((trace_id, str(error)))
-    assembled = _insert_trajectories(con, trajectories)
+    new_trajectories = _insert_trajectories(con, trajectories)
     _insert_refusals(con, refusals)
 
-    rows = dict(arrived)
-    finished = [t.episode.episode_id for t in assembled if t.episode.episode_id in earlier]
-    if finished:  # written once more, without their lists
-        con.execute("DELETE FROM spans WHERE trace_id = ANY(?)", [finished])
-        rows |= {(span.trace_id, span.span_id): span for trace_id in finished for span in earlier[trace_id]}
-    for action in (action for t in assembled for action in t.actions):
+    rows = dict(arrived_spans)
+    finished_ids = [t.episode.episode_id for t in new_trajectories if t.episode.episode_id in stored_traces]
+    if finished_ids:  # written once more, without their lists
+        con.execute("DELETE FROM spans WHERE trace_id = ANY(?)", [finished_ids])
+        rows |= {(span.trace_id, span.span_id): span for trace_id in finished_ids for span in stored_traces[trace_id]}
+    for action in (action for t in new_trajectories for action in t.actions):
         key = (action.episode_id, action.action_id)
         rows[key] = span_without_lists(rows[key], action)
     insert(con, schema.SPANS, records_to_columns(schema.SPANS, list(rows.values())))
-    return TakenIn(spans=len(arrived), episodes=len(assembled), refused=len(refusals))
+    return IntakeCounts(spans=len(arrived_spans), episodes=len(new_trajectories), refused=len(refusals))
 
 
-def _stored_near(con: duckdb.DuckDBPyConnection, arrived: Mapping[tuple[str, str], SpanRow]) -> list[tuple[str, str]]:
+def _stored_keys(
+    con: duckdb.DuckDBPyConnection, arrived_spans: Mapping[tuple[str, str], SpanRow]
+) -> list[tuple[str, str]]:
     """Keys of arrived spans that are stored already: a span that arrives again has the start that it had.
 
     The starts keep DuckDB to the rows of that time, however many there are of other times.
     """
-    if not arrived:
+    if not arrived_spans:
         return []
-    starts = [span.start_ns for span in arrived.values()]
-    traces = list({trace_id for trace_id, _ in arrived})
-    found = con.execute(
+    starts = [span.start_ns for span in arrived_spans.values()]
+    traces = list({trace_id for trace_id, _ in arrived_spans})
+    stored_keys = con.execute(
         "SELECT trace_id, span_id FROM spans WHERE start_ns BETWEEN ? AND ? AND trace_id = ANY(?)",
         [min(starts), max(starts), traces],
     ).fetchall()
-    return [key for key in found if key in arrived]
+    return [key for key in stored_keys if key in arrived_spans]
 
 
-def _stored_of(con: duckdb.DuckDBPyConnection, rest: Mapping[str, list[SpanRow]]) -> dict[str, list[SpanRow]]:
-    """The stored spans of those traces that may be whole now: undecided, and their root is among `rest` or stored."""
-    if not rest:
+def _stored_traces(
+    con: duckdb.DuckDBPyConnection, partial_traces: Mapping[str, list[SpanRow]]
+) -> dict[str, list[SpanRow]]:
+    """The stored spans of undecided traces that may be complete now: their root has just arrived or is stored."""
+    if not partial_traces:
         return {}
-    decided = con.execute(
+    decided_rows = con.execute(
         "SELECT episode_id FROM episodes WHERE episode_id = ANY($1)"
         " UNION ALL SELECT trace_id FROM refusals WHERE trace_id = ANY($1)",
-        [list(rest)],
+        [list(partial_traces)],
     ).fetchall()
-    open_ids = set(rest) - {trace_id for (trace_id,) in decided}
-    rooted = {trace_id for trace_id in open_ids if any(span.parent_span_id is None for span in rest[trace_id])}
-    stored = con.execute(
+    open_ids = set(partial_traces) - {trace_id for (trace_id,) in decided_rows}
+    rooted_ids = {
+        trace_id for trace_id in open_ids if any(span.parent_span_id is None for span in partial_traces[trace_id])
+    }
+    span_rows = con.execute(
         "SELECT * FROM spans WHERE trace_id = ANY(?) OR trace_id IN (SELECT trace_id FROM spans"
         " WHERE trace_id = ANY(?) AND operation = ? AND parent_span_id IS NULL)",
-        [list(rooted), list(open_ids - rooted), c.INVOKE_WORKFLOW],
+        [list(rooted_ids), list(open_ids - rooted_ids), c.INVOKE_WORKFLOW],
     ).fetchall()
-    traces: dict[str, list[SpanRow]] = {trace_id: [] for trace_id in rooted}
-    for span in rows_to_records(SpanRow, schema.SPANS, stored):
+    traces: dict[str, list[SpanRow]] = {trace_id: [] for trace_id in rooted_ids}
+    for span in rows_to_records(SpanRow, schema.SPANS, span_rows):
         traces.setdefault(span.trace_id, []).append(span)
     return traces
 
 
-def _all_arrived(spans: list[SpanRow]) -> bool:
+def is_complete(spans: list[SpanRow]) -> bool:
     """Whether spans that arrived together are a whole trace by themselves, as is usual."""
     return any(span.parent_span_id is None and span.attributes.get(c.SPAN_COUNT) == len(spans) for span in spans)
 
@@ -225,21 +238,23 @@ def _all_arrived(spans: list[SpanRow]) -> bool:
 def _insert_trajectories(con: duckdb.DuckDBPyConnection, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     """Store those whose episode is not stored yet, and return them."""
     episodes = records_to_columns(schema.EPISODES, [t.episode for t in trajectories])
-    new = {key for (key,) in insert(con, schema.EPISODES, episodes, f"{_UNLESS_STORED} RETURNING episode_id")}
-    kept = [t for t in trajectories if t.episode.episode_id in new]
-    actions = [(action, t.episode.started_ns) for t in kept for action in t.actions]
-    edges = [(edge, t.episode.started_ns) for t in kept for edge in t.edges]
-    for table, found in ((schema.ACTIONS, actions), (schema.EDGES, edges)):
-        if found:
-            records, starts = zip(*found, strict=True)
+    new_ids = {
+        key for (key,) in insert(con, schema.EPISODES, episodes, clause=f"{_UNLESS_STORED} RETURNING episode_id")
+    }
+    new_trajectories = [t for t in trajectories if t.episode.episode_id in new_ids]
+    actions = [(action, t.episode.started_ns) for t in new_trajectories for action in t.actions]
+    edges = [(edge, t.episode.started_ns) for t in new_trajectories for edge in t.edges]
+    for table, records_with_start in ((schema.ACTIONS, actions), (schema.EDGES, edges)):
+        if records_with_start:
+            records, starts = zip(*records_with_start, strict=True)
             insert(con, table, records_to_columns(table, records, starts))
-    return kept
+    return new_trajectories
 
 
 def _insert_refusals(con: duckdb.DuckDBPyConnection, refusals: Sequence[tuple[str, str]]) -> None:
     now = time.time_ns()
     columns = [*zip(*refusals, strict=True), [now] * len(refusals)]
-    insert(con, schema.REFUSALS, columns if refusals else [], _UNLESS_STORED)
+    insert(con, schema.REFUSALS, columns if refusals else [], clause=_UNLESS_STORED)
 
 
 def insert_runs(con: duckdb.DuckDBPyConnection, runs: Iterable[RunRow]) -> int:
@@ -267,7 +282,7 @@ def insert_rewards(con: duckdb.DuckDBPyConnection, rewards: Iterable[Reward]) ->
         schema.REWARDS,
         list(by_key.values()),
         # The first comparison keeps DuckDB to the rows of that time; it is part of the key.
-        f"WHERE NOT EXISTS (SELECT 1 FROM rewards r WHERE r.created_ns BETWEEN {min(times)} AND {max(times)}"  # noqa: S608
+        clause=f"WHERE NOT EXISTS (SELECT 1 FROM rewards r WHERE r.created_ns BETWEEN {min(times)} AND {max(times)}"  # noqa: S608
         " AND r.episode_id = arriving.episode_id"
         " AND r.name = arriving.name AND r.source = arriving.source AND r.created_ns = arriving.created_ns"
         " AND r.scope = arriving.scope AND r.action_id IS NOT DISTINCT FROM arriving.action_id"
@@ -276,7 +291,7 @@ def insert_rewards(con: duckdb.DuckDBPyConnection, rewards: Iterable[Reward]) ->
 
 
 def _insert_new(
-    con: duckdb.DuckDBPyConnection, table: schema.Table, records: Sequence[Record], where: str = _UNLESS_STORED
+    con: duckdb.DuckDBPyConnection, table: schema.Table, records: Sequence[Record], clause: str = _UNLESS_STORED
 ) -> int:
-    found = insert(con, table, records_to_columns(table, records), where)
-    return int(found[0][0]) if found else 0
+    inserted_counts = insert(con, table, records_to_columns(table, records), clause=clause)
+    return int(inserted_counts[0][0]) if inserted_counts else 0

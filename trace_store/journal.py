@@ -3,7 +3,7 @@
 A line is `crc32 SPACE compact-JSON NEWLINE`. Invariants: a record whose `append()` returned can be read back after
 the process is killed, and one that a `sync()` covered after the machine is; a line that a crash or a full disk
 left half written is dropped and counted, never half read. Each writer has its own segment and holds an exclusive
-lock on it, so a reader knows whether it may still grow. Nothing here knows of DuckDB, or what a record means.
+lock on it, so a reader knows whether it may still grow.
 """
 
 from __future__ import annotations
@@ -30,11 +30,27 @@ JournalRecord = RunRow | SpanRow | Reward | AdapterRow
 
 SUFFIX = ".segment"
 BATCH_S = 0.1  # syncs that nobody waits for are at least this far apart
-IDLE_S = 1.0  # after this long without a wish for a sync, the thread that syncs ends
+IDLE_S = 1.0  # after this long without a request for a sync, the thread that syncs ends
 _KINDS: dict[str, type[JournalRecord]] = {"run": RunRow, "span": SpanRow, "reward": Reward, "adapter": AdapterRow}
 _NAMES = {record_class: kind for kind, record_class in _KINDS.items()}
 _FIELDS = {kind: tuple(field.name for field in fields(record_class)) for kind, record_class in _KINDS.items()}
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def journal_of(store: Path) -> Path:
+    """The folder where recorders journal for a store, next to its file."""
+    return store.with_name(store.name + ".journal")
+
+
+def journal_segments(store: Path) -> list[Path]:
+    """The segments of the journal beside a store, in the order in which they are taken in; none where there is none."""
+    folder = journal_of(store)
+    return sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
+
+
+def is_recorded(store: Path) -> bool:
+    """Whether there is anything to read at this path: a store, or the journal of one that is still to be made."""
+    return store.is_file() or bool(journal_segments(store))
 
 
 class Journal:
@@ -54,12 +70,12 @@ class Journal:
         self._append_lock = threading.Lock()
         self._sync_lock = threading.Lock()
         self._fd = None
-        self._good = 0  # bytes of whole lines
-        self._synced = 0  # bytes that were acknowledged
-        self._lost: str | None = None  # set when the disk refused to keep what was appended
-        self._wish = threading.Condition()  # guards the next two
-        self._wished = False  # somebody asked for a sync that has not begun
-        self._syncer: threading.Thread | None = None
+        self._whole_bytes = 0  # bytes of whole lines
+        self._synced_bytes = 0  # bytes that were acknowledged
+        self._loss_reason: str | None = None  # set when the disk refused to keep what was appended
+        self._sync_condition = threading.Condition()  # guards the next two
+        self._sync_requested = False  # a sync was requested and has not begun
+        self._sync_thread: threading.Thread | None = None
         self.failure: StoreError | None = None  # the first loss that no caller waited for
 
     def append(self, record: JournalRecord) -> None:
@@ -90,17 +106,17 @@ class Journal:
                 self._write(self._fd, lines)
             except OSError as error:
                 self._fail(error)
-            self._good += len(lines)
+            self._whole_bytes += len(lines)
 
     def _write(self, fd: int, lines: bytes) -> None:
         # Writing at the end of the whole lines overwrites what a failed append may have left behind.
-        written = 0
+        written_bytes = 0
         try:
-            while written < len(lines):
-                written += os.pwrite(fd, lines[written:], self._good + written)
+            while written_bytes < len(lines):
+                written_bytes += os.pwrite(fd, lines[written_bytes:], self._whole_bytes + written_bytes)
         except OSError:
             with suppress(OSError):  # if this fails too, the next line overwrites the rest, or a reader drops it
-                os.ftruncate(fd, self._good)
+                os.ftruncate(fd, self._whole_bytes)
             raise
 
     def sync(self) -> None:
@@ -110,22 +126,22 @@ class Journal:
         with self._sync_lock:
             with self._append_lock:
                 self._refuse_if_unusable()
-                fd, end = self._fd, self._good
-            if fd is None or end == self._synced:  # another thread's sync covered ours
+                fd, end = self._fd, self._whole_bytes
+            if fd is None or end == self._synced_bytes:  # another thread's sync covered ours
                 return
             try:
                 os.fsync(fd)
-                removed = os.fstat(fd).st_nlink == 0
+                is_removed = os.fstat(fd).st_nlink == 0
             except OSError as error:
                 # The kernel may have dropped the pages: a second fsync would succeed and acknowledge a loss.
-                self._lost = str(error)
+                self._loss_reason = str(error)
                 self._fail(error)
-            if removed:
-                self._abandon_removed()
-            self._synced = end
+            if is_removed:
+                self._abandon_removed_segment()
+            self._synced_bytes = end
 
-    def _abandon_removed(self) -> NoReturn:
-        """Somebody deleted the segment under its writer: what comes from now on goes to a new one."""
+    def _abandon_removed_segment(self) -> NoReturn:
+        """Raises StoreError for a segment that was deleted under its writer; later records go to a new one."""
         with self._append_lock:
             if self._fd is not None:
                 os.close(self._fd)
@@ -140,27 +156,27 @@ class Journal:
         """
         if self._pid != os.getpid():
             self._reset()
-        with self._wish:
-            self._wished = True
-            if self._syncer is not None:
-                self._wish.notify()
+        with self._sync_condition:
+            self._sync_requested = True
+            if self._sync_thread is not None:
+                self._sync_condition.notify()
                 return
-            self._syncer = threading.Thread(target=self._sync_while_wished, name="journal-sync", daemon=True)
+            self._sync_thread = threading.Thread(target=self._sync_while_requested, name="journal-sync", daemon=True)
             try:
-                self._syncer.start()
+                self._sync_thread.start()
             except RuntimeError:  # the interpreter is ending, or the system has no thread left
-                self._syncer, self._wished = None, False
+                self._sync_thread, self._sync_requested = None, False
                 self._sync_unattended()
 
-    def _sync_while_wished(self) -> None:
+    def _sync_while_requested(self) -> None:
         while True:
-            with self._wish:
-                if not self._wish.wait_for(lambda: self._wished, IDLE_S):
-                    self._syncer = None
+            with self._sync_condition:
+                if not self._sync_condition.wait_for(lambda: self._sync_requested, IDLE_S):
+                    self._sync_thread = None
                     return
             time.sleep(BATCH_S)
-            with self._wish:
-                self._wished = False
+            with self._sync_condition:
+                self._sync_requested = False
             self._sync_unattended()
 
     def _sync_unattended(self) -> None:
@@ -186,9 +202,10 @@ class Journal:
     def _refuse_if_unusable(self) -> None:
         if self._closed:
             raise StoreError(f"journal {self._folder} is closed; open another one")
-        if self._lost is not None:
+        if self._loss_reason is not None:
             raise StoreError(
-                f"journal {self._folder} lost records when the disk failed ({self._lost}); check the disk and restart"
+                f"journal {self._folder} lost records when the disk failed ({self._loss_reason});"
+                " check the disk and restart"
             )
 
     def _fail(self, error: OSError) -> NoReturn:
@@ -201,17 +218,17 @@ class Journal:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             sync(self._folder.parent)
         path = self._folder / f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}"
-        hidden = path.with_suffix(".new")
-        fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        hidden_path = path.with_suffix(".new")
+        fd = os.open(hidden_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         # Locked before it gets the name that readers look for: no reader ever finds it without its writer.
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            hidden.rename(path)
+            hidden_path.rename(path)
             sync(self._folder)
         except OSError:
             os.close(fd)
             raise
-        self._good = self._synced = 0
+        self._whole_bytes = self._synced_bytes = 0
         return fd
 
 
@@ -248,7 +265,7 @@ def json_text(value: Any) -> str:
         try:
             text = _ENCODER.encode(value)
         except ValueError:
-            text = _ENCODER.encode(_finite(value))
+            text = _ENCODER.encode(_finite_json(value))
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreError(f"cannot store a value as JSON: {error}; record only JSON values") from error
     return storable_text(text)
@@ -263,13 +280,13 @@ def storable_text(text: str) -> str:
     return text
 
 
-def _finite(value: Any) -> Any:
+def _finite_json(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _finite_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [_finite_json(item) for item in value]
     return value
 
 
@@ -279,21 +296,21 @@ def lines_from(file: BinaryIO, offset: int, *, growing: bool) -> Iterator[tuple[
     With `growing`, damage at the end is held back, because its writer may still be writing it.
     """
     file.seek(offset)
-    held_back: list[int] = []
+    damaged_ends: list[int] = []
     for line in file:
         offset += len(line)
         record = record_of(line)
         if record is None and growing:
-            held_back.append(offset)
+            damaged_ends.append(offset)
             continue
-        yield from ((None, end) for end in held_back)
-        held_back.clear()
+        yield from ((None, end) for end in damaged_ends)
+        damaged_ends.clear()
         yield record, offset
 
 
 def read_segment(path: Path) -> tuple[list[JournalRecord], int]:
     """All records of a segment whose writer is gone, and the number of torn lines that were dropped."""
     with path.open("rb") as file:
-        found = [record for record, _ in lines_from(file, 0, growing=False)]
-    records = [record for record in found if record is not None]
-    return records, len(found) - len(records)
+        line_records = [record for record, _ in lines_from(file, 0, growing=False)]
+    records = [record for record in line_records if record is not None]
+    return records, len(line_records) - len(records)

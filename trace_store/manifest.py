@@ -5,7 +5,7 @@
 
 Invariants: a file counts only once the manifest names it, and the manifest is replaced whole, so an export that was
 killed leaves nothing that looks finished; a path in a manifest never leads out of its folder; one process at a time
-changes a folder. What the files' rows mean is not known here.
+changes a folder.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Manifest:
     schema_version: int
     files: tuple[PartFile, ...]
 
-    def of(self, table: str) -> list[PartFile]:
+    def table_files(self, table: str) -> list[PartFile]:
         """The files of one table."""
         return [file for file in self.files if file.table == table]
 
@@ -60,10 +60,10 @@ def read_manifest(folder: Path, known_version: int) -> Manifest:
     Raises StoreError when the folder is no export, is damaged, or was written with a newer schema.
     """
     try:
-        raw: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if raw["format"] != _FORMAT:
+        document: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if document["format"] != _FORMAT:
             raise StoreError(f"{folder / MANIFEST} is not of {_FORMAT}; name a folder that `traces export` wrote")
-        manifest = Manifest(int(raw["schema_version"]), tuple(PartFile(**file) for file in raw["files"]))
+        manifest = Manifest(int(document["schema_version"]), tuple(PartFile(**file) for file in document["files"]))
     except FileNotFoundError:
         raise StoreError(f"{folder} has no {MANIFEST}; name a folder that `traces export` wrote") from None
     except OSError as error:
@@ -105,19 +105,19 @@ def check_hashes(folder: Path, manifest: Manifest) -> None:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replace the manifest; on return it is on the disk, and so are the names of the files beside it."""
     text = json.dumps({"format": _FORMAT, **asdict(manifest)}, indent=1) + "\n"
-    hidden = folder / f".{MANIFEST}.{secrets.token_hex(4)}"
-    handle = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    hidden_path = folder / f".{MANIFEST}.{secrets.token_hex(4)}"
+    handle = os.open(hidden_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    hidden.replace(folder / MANIFEST)
+    hidden_path.replace(folder / MANIFEST)
     sync(folder)
 
 
 @contextmanager
 def changing(folder: Path) -> Iterator[None]:
-    """The folder is this process's to change inside; what an interrupted change left is cleared away first.
+    """Hold a folder's lock, so that only this process changes it; files of an interrupted change are removed first.
 
     The folder is made when it is missing. Raises StoreError when another process is changing it, or when it holds
     something else: files of others are never touched.
@@ -141,29 +141,29 @@ def changing(folder: Path) -> Iterator[None]:
 
 def leftovers(folder: Path) -> list[Path]:
     """Files that a change to this folder wrote and no manifest names: it was interrupted, or goes on just now."""
-    raw: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    named = {file["path"] for file in raw.get("files", ())}
-    found = []
-    for left in (*folder.glob(f"{WRITING}*/**/*"), *folder.glob(f".{MANIFEST}.*"), *folder.glob("*/run=*/day=*/*")):
-        path = left.relative_to(folder).as_posix()
-        ours = path.startswith(".") or _PATH.fullmatch(path) is not None
-        if ours and path not in named and left.is_file() and not left.is_symlink():
-            found.append(left)
-    return found
+    document: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    listed_paths = {file["path"] for file in document.get("files", ())}
+    unlisted_files = []
+    for leftover in (*folder.glob(f"{WRITING}*/**/*"), *folder.glob(f".{MANIFEST}.*"), *folder.glob("*/run=*/day=*/*")):
+        path = leftover.relative_to(folder).as_posix()
+        is_export_path = path.startswith(".") or _PATH.fullmatch(path) is not None
+        if is_export_path and path not in listed_paths and leftover.is_file() and not leftover.is_symlink():
+            unlisted_files.append(leftover)
+    return unlisted_files
 
 
 def _clear_leftovers(folder: Path) -> None:
-    """They may hold rows that were erased since."""
-    for left in leftovers(folder):
-        left.unlink()
+    """Remove files of interrupted changes, which may hold rows that were erased since."""
+    for leftover in leftovers(folder):
+        leftover.unlink()
     remove_empty_folders(folder)
 
 
 def remove_empty_folders(folder: Path) -> None:
-    """Removes the folders of runs and days in which no file is left."""
+    """Remove the folders of runs and days in which no file is left."""
     patterns = (f"{WRITING}*/**", f"{WRITING}*", "*/run=*/day=*", "*/run=*")
-    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_dir() and not path.is_symlink()}
-    for path in sorted(found, key=lambda path: -len(path.parts)):
+    folders = {path for pattern in patterns for path in folder.glob(pattern) if path.is_dir() and not path.is_symlink()}
+    for path in sorted(folders, key=lambda path: -len(path.parts)):
         if not any(path.iterdir()):
             path.rmdir()
 
@@ -172,7 +172,7 @@ def file_to_part(folder: Path, path: Path, table: str, rows: int) -> PartFile:
     """A finished file of the folder, synced to the disk -> its entry."""
     sync(path)
     relative = path.relative_to(folder).as_posix()
-    return PartFile(relative, table, rows, path.stat().st_size, file_sha256(path))
+    return PartFile(relative, table, rows, bytes=path.stat().st_size, sha256=file_sha256(path))
 
 
 def file_sha256(path: Path) -> str:

@@ -28,7 +28,7 @@ class Migration:
     statements: tuple[str, ...]
 
 
-FIRST = 1  # an empty database is brought to the current version at once, so there is no migration to this one
+FIRST_VERSION = 1  # an empty database is brought to the current version at once, so there is no migration to this one
 
 # Counts as `assemble` reads them: whole numbers that the column holds. Another number never came from an engine.
 _COUNT_OF_SPAN = """
@@ -97,20 +97,36 @@ MIGRATIONS = (
         "what episodes depend on: hashes of base model, tokenizer, chat template and tools",
         ("ALTER TABLE episodes ADD COLUMN lineage JSON",),
     ),
+    Migration(
+        4,
+        "threads: whose they are, how a run on one begins, and which checkpoints it wrote",
+        tuple(
+            f"ALTER TABLE episodes ADD COLUMN {column}"
+            for column in (
+                "thread_id VARCHAR",
+                "user_id VARCHAR",
+                "metadata JSON",
+                "begins VARCHAR",
+                "forked BOOLEAN",
+                "from_checkpoint VARCHAR",
+                "checkpoints VARCHAR",
+            )
+        ),
+    ),
 )
 
 
 def newest_version(migrations: Sequence[Migration] = MIGRATIONS) -> int:
     """The version that this program writes."""
-    return migrations[-1].version if migrations else FIRST
+    return migrations[-1].version if migrations else FIRST_VERSION
 
 
 def version_of(con: duckdb.DuckDBPyConnection) -> int:
     """The version of an open database: 0 when it is not a store yet."""
-    known = con.execute(
+    count_row = con.execute(
         "SELECT count(*) FROM duckdb_tables() WHERE table_name = 'schema_version' AND NOT internal"
     ).fetchone()
-    if known is None or known[0] == 0:
+    if count_row is None or count_row[0] == 0:
         return 0
     row = con.execute("SELECT max(version) FROM schema_version").fetchone()
     return int(row[0]) if row and row[0] is not None else 0
@@ -128,28 +144,29 @@ def migrate(
     Raises StoreError when the file is newer than this program, is some other DuckDB database, or is older and
     cannot be changed because it is open for reading only. `name` is what the message calls the store.
     """
-    found, newest = version_of(con), newest_version(migrations)
-    if found > newest:
+    stored_version, newest_known = version_of(con), newest_version(migrations)
+    if stored_version > newest_known:
         raise StoreError(
-            f"store {name} has schema version {found}, this marft-bridge knows up to {newest}; upgrade marft-bridge"
+            f"store {name} has schema version {stored_version}, this marft-bridge knows up to {newest_known};"
+            " upgrade marft-bridge"
         )
-    if found < newest and read_only:
+    if stored_version < newest_known and read_only:
         raise StoreError(
-            f"store {name} has schema version {found} and needs {newest}; open it once for writing, for example by"
-            " collecting into it"
+            f"store {name} has schema version {stored_version} and needs {newest_known}; open it once for writing,"
+            " for example by collecting into it"
         )
-    if found == 0 and _has_tables(con):
+    if stored_version == 0 and _has_tables(con):
         raise StoreError(f"store {name} is a DuckDB database that marft-bridge did not make; give another path")
-    if found == newest:
-        return newest
+    if stored_version == newest_known:
+        return newest_known
     con.execute("BEGIN")
     try:
-        if found == 0:
-            _apply(con, newest, "all tables and views", tuple(schema.ddl()))
+        if stored_version == 0:
+            _apply(con, newest_known, "all tables and views", statements=tuple(schema.ddl()))
         else:
-            for step in migrations:
-                if step.version > found:
-                    _apply(con, step.version, step.sentence, step.statements)
+            for migration in migrations:
+                if migration.version > stored_version:
+                    _apply(con, migration.version, migration.sentence, statements=migration.statements)
             for statement in (*schema.views(), *schema.comments()):
                 con.execute(statement)
         con.execute("COMMIT")
@@ -157,7 +174,7 @@ def migrate(
         with suppress(duckdb.Error):  # a failed COMMIT has rolled back already
             con.execute("ROLLBACK")
         raise
-    return newest
+    return newest_known
 
 
 def _apply(con: duckdb.DuckDBPyConnection, version: int, sentence: str, statements: Sequence[str]) -> None:

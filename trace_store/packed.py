@@ -1,8 +1,8 @@
 """Lists of token ids and log-probs <-> short texts, for the attributes of spans.
 
-A call has hundreds of them, and a text of base64 is written, copied and read many times faster than a JSON list. The
-text says what it is: `i4:` is little-endian 32-bit integers, `f8:` little-endian 64-bit floats. Invariant: what comes
-back is equal to the bit. Which attribute holds what is not known here.
+A call has hundreds of them, and a text of base64 is written, copied and read many times faster than a JSON list. Its
+prefix gives the type: `i4:` is little-endian 32-bit integers, `f8:` little-endian 64-bit floats. Invariant: unpacked
+values equal the packed ones to the bit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def floats_to_text(values: Sequence[float]) -> str:
 
 
 def text_to_values(text: str, prefix: str) -> tuple[int, ...] | tuple[float, ...] | None:
-    """What `ints_to_text` or `floats_to_text` packed; None for a text without that prefix.
+    """The values that `ints_to_text` or `floats_to_text` packed; None for a text without that prefix.
 
     Raises:
         ValueError: the text has the prefix, and is damaged.

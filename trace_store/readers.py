@@ -1,9 +1,9 @@
-"""Episodes that lie elsewhere -> the reading methods of a `TraceStore`: a folder of Parquet files, a DuckLake catalog.
+"""A folder of Parquet files or a DuckLake catalog -> a `TraceStore` to read from.
 
 Nothing is imported: an empty database in memory gets views with the names and types of the store's tables, so the same
 queries, views and trajectories come out of it. Invariants: nothing is written; DuckDB may open the files of the
-manifest and no others, and its settings are locked. DuckLake is used where its extension is installed; nothing is
-ever downloaded.
+manifest and no others, and its settings are locked; a DuckLake catalog needs DuckDB's extension, which is never
+downloaded.
 """
 
 # ruff: noqa: S608 - statements are put together from constants and quoted paths
@@ -19,7 +19,8 @@ from trace_store.connection import connect_memory, first_line, one_line_errors
 from trace_store.errors import StoreError
 from trace_store.manifest import read_manifest
 from trace_store.migrations import newest_version
-from trace_store.parquet import TRAVELLING, parquet_relation, quoted
+from trace_store.parquet import EXPORTED_TABLES, parquet_relation, quoted
+from trace_store.relations import attached_relation
 from trace_store.store import TraceStore
 
 CATALOG_SUFFIX = ".ducklake"
@@ -43,7 +44,9 @@ def folder_to_reader(folder: Path) -> TraceStore:
             paths = ", ".join(quoted((folder / file.path).resolve()) for file in manifest.files)
             con.execute(f"SET allowed_paths = [{paths}]")
             con.execute("SET enable_external_access = false")
-            _create_views(con, {t.name: parquet_relation(t, folder, manifest.of(t.name)) for t in TRAVELLING})
+            _create_views(
+                con, {t.name: parquet_relation(t, folder, manifest.table_files(t.name)) for t in EXPORTED_TABLES}
+            )
             con.execute("SET lock_configuration = true")
     except BaseException:
         con.close()
@@ -52,7 +55,7 @@ def folder_to_reader(folder: Path) -> TraceStore:
 
 
 def catalog_to_reader(catalog: Path) -> TraceStore:
-    """A DuckLake catalog that `export_to_catalog` filled, as a store to read from.
+    """A DuckLake catalog that `ducklake.store_to_catalog` filled, as a store to read from.
 
     Raises StoreError when DuckDB's extension is not installed, or the catalog is missing or no such catalog.
     """
@@ -63,36 +66,12 @@ def catalog_to_reader(catalog: Path) -> TraceStore:
         load_ducklake(con)
         with one_line_errors(catalog):
             con.execute(f"ATTACH {quoted(Path(f'ducklake:{catalog}'))} AS lake (READ_ONLY)")
-            _create_views(con, {table.name: attached_relation(con, table, "lake") for table in TRAVELLING})
+            _create_views(con, {table.name: attached_relation(con, table, "lake") for table in EXPORTED_TABLES})
             con.execute("SET lock_configuration = true")
     except BaseException:
         con.close()
         raise
     return TraceStore(catalog, con, read_only=True)
-
-
-def attached_relation(con: duckdb.DuckDBPyConnection, table: schema.Table, database: str) -> str:
-    """A table of an attached database as SQL, in the columns of the schema.
-
-    A column or a table that it does not have, because an older marft-bridge wrote it, is NULL or empty.
-    """
-    place = f"{database}.{table.name}"
-    try:
-        absent = absent_columns(con, table, place)
-    except duckdb.CatalogException:
-        return parquet_relation(table, Path(), ())
-    nulls = "".join(f', NULL::{column.sql_type} AS "{column.name}"' for column in absent)
-    return f"(SELECT *{nulls} FROM {place})" if absent else place
-
-
-def absent_columns(con: duckdb.DuckDBPyConnection, table: schema.Table, place: str) -> list[schema.Column]:
-    """The columns that a table at `place` may lack, because an older marft-bridge made it, and does lack.
-
-    A column that always has a value was always there: a table without it is some other one, and is refused by its use.
-    """
-    there = {name for name, *_ in con.execute(f"DESCRIBE {place}").fetchall()}
-    may_lack = (column for column in table.columns if not column.sql_type.endswith("NOT NULL"))
-    return [column for column in may_lack if column.name not in there]
 
 
 def load_ducklake(con: duckdb.DuckDBPyConnection) -> None:
@@ -113,13 +92,13 @@ def require_ducklake() -> None:
 
 
 def _create_views(con: duckdb.DuckDBPyConnection, relations: Mapping[str, str]) -> None:
-    """The store's tables as views of the relations; tables that do not travel are empty."""
+    """The store's tables as views of the relations; tables that are not exported are empty."""
     for table in schema.TABLES:
         columns = ", ".join(f'"{column.name}"' for column in table.columns)
         if table.name in relations:
             con.execute(f"CREATE VIEW {table.name} AS SELECT {columns} FROM {relations[table.name]}")
         else:
-            typed = ", ".join(f'"{column.name}" {column.sql_type}' for column in table.columns)
-            con.execute(f"CREATE TABLE {table.name} ({typed})")
+            column_definitions = ", ".join(f'"{column.name}" {column.sql_type}' for column in table.columns)
+            con.execute(f"CREATE TABLE {table.name} ({column_definitions})")
     for statement in schema.views():
         con.execute(statement)

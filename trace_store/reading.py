@@ -5,7 +5,6 @@ the order of episodes, so that it is scanned once a stretch); episodes, actions 
 Invariants: trajectories come in the order (start, episode id); each page is one snapshot of the store; nothing is held
 open between pages, so a slow reader blocks nobody and one that stops early leaves nothing behind. What is written
 meanwhile may be seen or not, but every episode is seen at most once, and all that were there at the start are seen.
-Knows four tables by the names of their columns, and neither files nor locks.
 """
 
 from __future__ import annotations
@@ -31,26 +30,27 @@ PAGE = (8192, 24 << 20)  # at most so many episodes, and bytes of columns
 # Fewer objects, as a rule, than Python makes before it looks for garbage: most of them are dropped unlooked at.
 PIECE = (24, 1 << 20)
 
-_FIRST = (-(2**63), "")  # stands before every key
+_FIRST_KEY = (-(2**63), "")  # stands before every key
 
 # `started_ns >= ?` repeats what follows it, as a condition by which row groups are skipped.
 _KEYS = """
 SELECT started_ns, episode_id, strlen(task::VARCHAR) FROM episodes
-WHERE {where} AND started_ns >= ? AND (started_ns, episode_id) > (?, ?)
+WHERE {condition} AND started_ns >= ? AND (started_ns, episode_id) > (?, ?)
 ORDER BY started_ns, episode_id LIMIT ?
 """
+# Bytes of an action: its other columns, 4 for each prompt id, 12 for each sampled id with its log-prob, its text.
 _SIZES = """
 SELECT episode_id, sum(
     192 + 4 * coalesce(len(prompt_ids), 0) + 12 * coalesce(len(sampled_ids), 0) + coalesce(strlen(completion), 0)
 )::BIGINT
-FROM actions WHERE {near} GROUP BY episode_id
+FROM actions WHERE {condition} GROUP BY episode_id
 """
 _REWARD_ORDER = "ORDER BY created_ns, name, scope, action_id, node, source"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which episodes are asked for; None asks for nothing in particular."""
+class EpisodeFilter:
+    """Which episodes to read; a field that is None does not restrict them."""
 
     run_ids: Sequence[str] | None = None
     split: str | None = None
@@ -59,14 +59,14 @@ class Wanted:
 
     def condition(self) -> tuple[str, tuple[Any, ...]]:
         """A condition on `episodes` and the values to bind."""
-        asked = {
+        conditions = {
             "run_id = ANY(?)": None if self.run_ids is None else list(self.run_ids),
             "split = ?": self.split,
             '"round" = ?': self.round,
             "variant = ?": self.variant,
         }
-        given = {condition: value for condition, value in asked.items() if value is not None}
-        return " AND ".join(["true", *given]), tuple(given.values())
+        active_conditions = {condition: value for condition, value in conditions.items() if value is not None}
+        return " AND ".join(["true", *active_conditions]), tuple(active_conditions.values())
 
 
 class _Key(NamedTuple):
@@ -75,42 +75,48 @@ class _Key(NamedTuple):
     size: int  # bytes of columns, about
 
 
-def stream_trajectories(snapshot: Snapshot, wanted: Wanted, limit: int | None = None) -> Iterator[Trajectory]:
-    """The trajectories of the episodes that are wanted, by (start, id), at most `limit` of them.
+def stream_trajectories(
+    snapshot: Snapshot, episode_filter: EpisodeFilter, limit: int | None = None
+) -> Iterator[Trajectory]:
+    """The trajectories of the episodes that match, by (start, id), at most `limit` of them.
 
     Raises StoreError at an edge whose actions are not there.
     """
-    where, values = wanted.condition()
-    after: tuple[int, str] = _FIRST
-    left = limit
-    while left is None or left > 0:
-        size = EPISODES_PER_STRETCH if left is None else min(left, EPISODES_PER_STRETCH)
+    condition, values = episode_filter.condition()
+    last_key: tuple[int, str] = _FIRST_KEY
+    remaining = limit
+    while remaining is None or remaining > 0:
+        size = EPISODES_PER_STRETCH if remaining is None else min(remaining, EPISODES_PER_STRETCH)
         with snapshot() as con:
-            found = con.execute(_KEYS.format(where=where), [*values, after[0], *after, size]).fetchall()
-            if not found:
+            key_rows = con.execute(
+                _KEYS.format(condition=condition), [*values, last_key[0], *last_key, size]
+            ).fetchall()
+            if not key_rows:
                 return
-            keys = _with_sizes(con, found)
+            keys = _with_sizes(con, key_rows)
             rewards = _rewards_of(con, keys)
-        for page in _cut(keys, *PAGE):
+        for page in _split(keys, *PAGE):
             with snapshot() as con:
                 rows = _keys_to_page(con, page, rewards)
-            for piece in _cut(page, *PIECE):
+            for piece in _split(page, *PIECE):
                 yield from rows.trajectories(piece)
         if len(keys) < size:
             return
-        after = (keys[-1].started_ns, keys[-1].episode_id)
-        left = None if left is None else left - size
+        last_key = (keys[-1].started_ns, keys[-1].episode_id)
+        remaining = None if remaining is None else remaining - size
 
 
 def find_trajectory(con: duckdb.DuckDBPyConnection, episode_id: str) -> Trajectory | None:
     """The trajectory of one episode; None when there is no such episode."""
     # By the primary key; its start leads to the few row groups that hold the rest.
-    episodes = RowsByEpisode(con, Episode, schema.EPISODES, "WHERE episode_id = ?", [episode_id], [episode_id])
-    (found,) = episodes.of([episode_id])
-    if not found:
+    episodes = RowsByEpisode(
+        con, Episode, schema.EPISODES, condition="WHERE episode_id = ?", values=[episode_id], episode_ids=[episode_id]
+    )
+    (matches,) = episodes.read_records([episode_id])
+    if not matches:
         return None
-    keys = [_Key(found[0].started_ns, episode_id, 0)]
-    (trajectory,) = _keys_to_page(con, keys, _rewards_of(con, keys), episodes).trajectories(keys)
+    keys = [_Key(matches[0].started_ns, episode_id, 0)]
+    (trajectory,) = _keys_to_page(con, keys, _rewards_of(con, keys), episodes=episodes).trajectories(keys)
     return trajectory
 
 
@@ -120,35 +126,44 @@ def find_action(con: duckdb.DuckDBPyConnection, episode_id: str, action_id: str)
         "WHERE episode_started_ns = (SELECT started_ns FROM episodes WHERE episode_id = $1)"
         " AND episode_id = $1 AND action_id = $2"
     )
-    rows = RowsByEpisode(con, Action, schema.ACTIONS, condition, [episode_id, action_id], [episode_id])
-    (found,) = rows.of([episode_id])
-    return found[0] if found else None
+    rows = RowsByEpisode(
+        con, Action, schema.ACTIONS, condition=condition, values=[episode_id, action_id], episode_ids=[episode_id]
+    )
+    (matches,) = rows.read_records([episode_id])
+    return matches[0] if matches else None
 
 
 def _with_sizes(con: duckdb.DuckDBPyConnection, keys: Sequence[tuple[int, str, int]]) -> list[_Key]:
-    near, values = _near(con, keys[0][0], keys[-1][0], [episode_id for _, episode_id, _ in keys])
-    sizes = dict(con.execute(_SIZES.format(near=near.format("episode_started_ns")), values).fetchall())
+    condition, values = _near_condition(con, keys[0][0], keys[-1][0], ids=[episode_id for _, episode_id, _ in keys])
+    sizes = dict(con.execute(_SIZES.format(condition=condition.format("episode_started_ns")), values).fetchall())
     return [_Key(started_ns, episode_id, task + sizes.get(episode_id, 0)) for started_ns, episode_id, task in keys]
 
 
 def _rewards_of(con: duckdb.DuckDBPyConnection, keys: Sequence[_Key]) -> RowsByEpisode[Reward]:
     ids = [key.episode_id for key in keys]
     condition, values = ("= ?", ids) if len(ids) == 1 else ("= ANY(?)", [ids])
-    return RowsByEpisode(con, Reward, schema.REWARDS, f"WHERE episode_id {condition} {_REWARD_ORDER}", values, ids)
+    return RowsByEpisode(
+        con,
+        Reward,
+        schema.REWARDS,
+        condition=f"WHERE episode_id {condition} {_REWARD_ORDER}",
+        values=values,
+        episode_ids=ids,
+    )
 
 
-def _near(con: duckdb.DuckDBPyConnection, first: int, last: int, ids: Sequence[str]) -> tuple[str, list[Any]]:
-    """A condition that holds for these episodes; by their starts, whose column fills `{}`, DuckDB skips row groups."""
+def _near_condition(con: duckdb.DuckDBPyConnection, first: int, last: int, ids: Sequence[str]) -> tuple[str, list[Any]]:
+    """A condition on these episodes, with `{}` for the column of their start, by which DuckDB skips row groups."""
     if len(ids) == 1:
         return "{} = ? AND episode_id = ?", [first, ids[0]]
     # Nothing else started in between, as a rule: then there are no ids to compare, which takes as long as the rest.
-    found = con.execute("SELECT count(*) FROM episodes WHERE started_ns BETWEEN ? AND ?", [first, last]).fetchall()
-    if found == [(len(ids),)]:
+    count_rows = con.execute("SELECT count(*) FROM episodes WHERE started_ns BETWEEN ? AND ?", [first, last]).fetchall()
+    if count_rows == [(len(ids),)]:
         return "{} BETWEEN ? AND ?", [first, last]
     return "{} BETWEEN ? AND ? AND episode_id = ANY(?)", [first, last, list(ids)]
 
 
-def _cut(keys: Sequence[_Key], number: int, size: int) -> Iterator[list[_Key]]:
+def _split(keys: Sequence[_Key], number: int, size: int) -> Iterator[list[_Key]]:
     """Keys in order -> groups within a number and a size; one that is too large has a group of its own."""
     group: list[_Key] = []
     total = 0
@@ -168,15 +183,18 @@ def _keys_to_page(
     rewards: RowsByEpisode[Reward],
     episodes: RowsByEpisode[Episode] | None = None,
 ) -> _Page:
-    """Keys in order -> what the store holds of them, but for that which is at hand."""
+    """Keys in order -> their rows in all tables; rewards, and episodes where given, are read already."""
     ids = [key.episode_id for key in keys]
-    condition, values = _near(con, keys[0].started_ns, keys[-1].started_ns, ids)
-    itself, near = condition.format("started_ns"), condition.format("episode_started_ns")
+    condition, values = _near_condition(con, keys[0].started_ns, keys[-1].started_ns, ids=ids)
+    episode_condition, row_condition = condition.format("started_ns"), condition.format("episode_started_ns")
     return _Page(
-        episodes or RowsByEpisode(con, Episode, schema.EPISODES, f"WHERE {itself}", values, ids),
-        RowsByEpisode(con, Action, schema.ACTIONS, f"WHERE {near}", values, ids),
-        RowsByEpisode(con, Edge, schema.EDGES, f"WHERE {near}", values, ids),
-        rewards,
+        episodes
+        or RowsByEpisode(
+            con, Episode, schema.EPISODES, condition=f"WHERE {episode_condition}", values=values, episode_ids=ids
+        ),
+        RowsByEpisode(con, Action, schema.ACTIONS, condition=f"WHERE {row_condition}", values=values, episode_ids=ids),
+        RowsByEpisode(con, Edge, schema.EDGES, condition=f"WHERE {row_condition}", values=values, episode_ids=ids),
+        rewards=rewards,
     )
 
 
@@ -192,10 +210,15 @@ class _Page:
     def trajectories(self, keys: Sequence[_Key]) -> Iterator[Trajectory]:
         """Those of some episodes of the page, in the order of `keys`; an episode that was erased has none."""
         ids = [key.episode_id for key in keys]
-        tables = (self.episodes.of(ids), self.actions.of(ids), self.edges.of(ids), self.rewards.of(ids))
+        tables = (
+            self.episodes.read_records(ids),
+            self.actions.read_records(ids),
+            self.edges.read_records(ids),
+            self.rewards.read_records(ids),
+        )
         for episode, actions, edges, rewards in zip(*tables, strict=True):
             if episode:
-                yield _trajectory(episode[0], actions, edges, rewards)
+                yield _trajectory(episode[0], actions, edges, rewards=rewards)
 
 
 def _trajectory(episode: Episode, actions: list[Action], edges: list[Edge], rewards: list[Reward]) -> Trajectory:
@@ -209,4 +232,4 @@ def _trajectory(episode: Episode, actions: list[Action], edges: list[Edge], rewa
             f"episode {episode.episode_id}: an edge names the action {missing}, which the store does not have;"
             " erase this episode or restore the file"
         ) from None
-    return Trajectory(episode, tuple(actions), tuple(edges), tuple(rewards))
+    return Trajectory(episode, tuple(actions), tuple(edges), rewards=tuple(rewards))

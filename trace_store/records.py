@@ -17,7 +17,7 @@ RewardScope = Literal["episode", "step", "agent"]
 Outcome = Literal["terminated", "truncated", "failed"]
 
 FROM_ENGINE = "from the engine"
-"""How the `untrainable_reason` of an action ends that lacks nothing but what the engine did not tell."""
+"""End of the `untrainable_reason` of an action that lacks only what the engine did not report."""
 
 NO_LOGPROBS = f"no log-probs {FROM_ENGINE}"
 """The `untrainable_reason` of an action whose tokens are known and can be imitated, but never importance-weighted."""
@@ -30,9 +30,9 @@ HELDOUT = "heldout"
 """The split of episodes that ran to compare, and of tasks that are kept for it."""
 
 TOOLS_OF = "tools/"
-"""How the names of a lineage begin that are about one node; the node's name follows."""
+"""Prefix of a name in a lineage that is about all tools of one node; the node's name follows."""
 ONE_TOOL_OF = "tool/"
-"""How those begin that are about one tool of a node; the node's name follows, a slash, and the tool's."""
+"""Prefix of a name that is about one tool of a node; the node's name follows, a slash, and the tool's."""
 MODEL_PARTS = ("base", "template", "tokenizer")
 """Names of a lineage that are about the base model of all nodes; a node with another has `base/<node>`, and so on."""
 
@@ -151,11 +151,19 @@ class Episode:
     task: dict[str, Any] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     subject_id: str | None = None
-    parent_episode: str | None = None
+    parent_episode: str | None = None  # that it replays, forks or resumes; where that ran elsewhere see `episode_links`
     # Name -> SHA-256 in hex of what its prompts and samples depend on: base (the base model's weights), tokenizer,
     # template (of chats), tools/<node> (schemas of the tools that the node's calls offered to the model; a node that
     # offered none is absent), and tool/<node>/<tool> for each of them. A name that is absent was not recorded.
     lineage: dict[str, str] = field(default_factory=dict)
+    thread_id: str | None = None
+    user_id: str | None = None  # as the app names it in its metadata
+    metadata: dict[str, Any] = field(default_factory=dict)  # that the app gave the run
+    # On a thread with a checkpointer: with a new input, or going on with a run that was interrupted or failed.
+    begins: Literal["turn", "resume"] | None = None
+    forked: bool | None = None  # from a checkpoint that the thread had moved past, or that was named to be replayed
+    from_checkpoint: str | None = None  # where it begins; the view `episode_links` knows whose checkpoint that is
+    checkpoints: str | None = None  # ids of those that it wrote, in order, a space between
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +177,8 @@ class Trajectory:
 
     def team_reward(self, name: str) -> float | None:
         """The latest episode-level reward called `name`; None when there is none (which is not 0)."""
-        found = [r for r in self.rewards if r.scope == "episode" and r.name == name]
-        return max(found, key=lambda r: r.created_ns).value if found else None
+        matching_rewards = [r for r in self.rewards if r.scope == "episode" and r.name == name]
+        return max(matching_rewards, key=lambda r: r.created_ns).value if matching_rewards else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Every table and column of the store, declared once with a sentence; the DDL is rendered from here.
 
-Typed columns hold keys, times, token ids and log-probs; open bags (attributes, task, tags, metrics) are JSON.
+Typed columns hold keys, times, token ids and log-probs; open mappings (attributes, task, tags, metrics) are JSON.
 Invariant: a stored log-prob is the DOUBLE that the engine returned, and an absent value is NULL. The sentences go
 into the file as DuckDB comments, so `duckdb_columns()` explains a store to whoever opens it.
-The views are in `views`. This module knows nothing of records, journals or how rows get in.
+The views are in `views`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table; `key` names the columns that make a row itself (none for tables written once per episode)."""
+    """One table; `key` names the columns that identify a row (none for tables written once per episode)."""
 
     name: str
     sentence: str
     columns: tuple[Column, ...]
     key: tuple[str, ...] = ()
     indexed: bool = True  # whether DuckDB holds the key, as a primary key; its upkeep grows with the table
-    found_by: str | None = None  # a column that has an index of its own
+    index_column: str | None = None  # a column that has an index of its own
 
 
 RUNS = Table(
@@ -45,7 +45,7 @@ RUNS = Table(
         Column("config", "JSON NOT NULL", "The resolved configuration, secrets removed."),
         Column("version", "VARCHAR NOT NULL", "Version of marft-bridge that ran."),
     ),
-    ("run_id",),
+    key=("run_id",),
 )
 
 SPANS = Table(
@@ -68,7 +68,7 @@ SPANS = Table(
             "All attributes; token lists of an action are in actions, numbers that are not finite are text.",
         ),
     ),
-    ("trace_id", "span_id"),
+    key=("trace_id", "span_id"),
     indexed=False,  # by far the most rows, in random order of their ids: who writes looks for a span near its start
 )
 
@@ -93,10 +93,17 @@ EPISODES = Table(
         Column("task", "JSON NOT NULL", "The task's fields."),
         Column("tags", "JSON NOT NULL", "Free labels."),
         Column("subject_id", "VARCHAR", "The person whose data it holds, for erasure."),
-        Column("parent_episode", "VARCHAR", "The episode that this one replays or forks."),
+        Column("parent_episode", "VARCHAR", "The episode that this one replays, forks or resumes; see episode_links."),
         Column("lineage", "JSON", "SHA-256 of base, tokenizer, template and each node's tools; NULL if not recorded."),
+        Column("thread_id", "VARCHAR", "The thread of the app's checkpointer."),
+        Column("user_id", "VARCHAR", "The user, as the app's metadata names them."),
+        Column("metadata", "JSON", "The metadata that the app gave the run; NULL if none."),
+        Column("begins", "VARCHAR", "turn: with a new input; resume: it goes on with a run; NULL without checkpoints."),
+        Column("forked", "BOOLEAN", "Whether it begins at an earlier checkpoint of the thread than the last."),
+        Column("from_checkpoint", "VARCHAR", "The checkpoint where it begins; NULL for the first of a thread."),
+        Column("checkpoints", "VARCHAR", "Ids of the checkpoints that it wrote, in order, a space between."),
     ),
-    ("episode_id",),
+    key=("episode_id",),
 )
 
 ACTIONS = Table(
@@ -157,7 +164,7 @@ REWARDS = Table(
         Column("action_id", "VARCHAR", "The action that it is for."),
         Column("node", "VARCHAR", "The agent that it is for."),
     ),
-    found_by="episode_id",
+    index_column="episode_id",
 )
 
 ADAPTERS = Table(
@@ -173,7 +180,7 @@ ADAPTERS = Table(
         Column("created_ns", "BIGINT NOT NULL", "Unix time of publication, in nanoseconds."),
         Column("metrics", "JSON NOT NULL", "What training measured."),
     ),
-    ("node", "version"),
+    key=("node", "version"),
 )
 
 ADAPTER_EPISODES = Table(
@@ -184,7 +191,7 @@ ADAPTER_EPISODES = Table(
         Column("version", "INTEGER NOT NULL", "Version of the adapter."),
         Column("episode_id", "VARCHAR NOT NULL", "An episode that its update learned from."),
     ),
-    ("node", "version", "episode_id"),
+    key=("node", "version", "episode_id"),
 )
 
 PRICES = Table(
@@ -197,7 +204,7 @@ PRICES = Table(
         Column("per_million_prompt", "DOUBLE NOT NULL", "Price of a million prompt tokens."),
         Column("per_million_sampled", "DOUBLE NOT NULL", "Price of a million sampled tokens."),
     ),
-    ("model", "since_ns"),
+    key=("model", "since_ns"),
 )
 
 SCHEMA_VERSION = Table(
@@ -208,7 +215,7 @@ SCHEMA_VERSION = Table(
         Column("sentence", "VARCHAR NOT NULL", "What it changed."),
         Column("applied_ns", "BIGINT NOT NULL", "Unix time when it was applied, in nanoseconds."),
     ),
-    ("version",),
+    key=("version",),
 )
 
 TAKEN_IN = Table(
@@ -221,7 +228,7 @@ TAKEN_IN = Table(
         Column("torn", "BIGINT NOT NULL", "Lines dropped because they were damaged."),
         Column("taken_ns", "BIGINT NOT NULL", "Unix time of the last part, in nanoseconds."),
     ),
-    ("segment",),
+    key=("segment",),
 )
 
 REFUSALS = Table(
@@ -232,26 +239,41 @@ REFUSALS = Table(
         Column("reason", "VARCHAR NOT NULL", "Why, in words."),
         Column("refused_ns", "BIGINT NOT NULL", "Unix time of the refusal, in nanoseconds."),
     ),
-    ("trace_id",),
+    key=("trace_id",),
 )
 
 TABLES = (
-    *(RUNS, SPANS, EPISODES, ACTIONS, EDGES, REWARDS, ADAPTERS, ADAPTER_EPISODES, PRICES),
-    *(SCHEMA_VERSION, TAKEN_IN, REFUSALS),
+    RUNS,
+    SPANS,
+    EPISODES,
+    ACTIONS,
+    EDGES,
+    REWARDS,
+    ADAPTERS,
+    ADAPTER_EPISODES,
+    PRICES,
+    SCHEMA_VERSION,
+    TAKEN_IN,
+    REFUSALS,
 )
 
 
 def ddl() -> Iterator[str]:
     """The statements that create every table, view and comment in an empty database, in order."""
+    yield from tables()
+    yield from views()
+    yield from comments()
+
+
+def tables() -> Iterator[str]:
+    """The statements that create every table with its keys and indexes, in order."""
     for table in TABLES:
         lines = [f'"{column.name}" {column.sql_type}' for column in table.columns]
         if table.key and table.indexed:
             lines.append("PRIMARY KEY (" + ", ".join(f'"{name}"' for name in table.key) + ")")
         yield f"CREATE TABLE {table.name} (" + ", ".join(lines) + ")"
-        if table.found_by is not None:
-            yield f"CREATE INDEX {table.name}_by_{table.found_by} ON {table.name} ({table.found_by})"
-    yield from views()
-    yield from comments()
+        if table.index_column is not None:
+            yield f"CREATE INDEX {table.name}_by_{table.index_column} ON {table.name} ({table.index_column})"
 
 
 def views() -> Iterator[str]:

@@ -1,8 +1,8 @@
 """The store file: records in, trajectories out.
 
 Invariants: one process writes at a time; every write is a whole transaction and can be repeated without effect;
-trajectories come in the order (start, episode id), a page at a time, whatever the size of the store. How a trace
-becomes a trajectory (`assemble`) and how a journal is read (`intake`) is decided elsewhere.
+trajectories come in the order (start, episode id), a page at a time, whatever the size of the store. `assemble` makes
+a trajectory of a trace, `intake` reads the journal.
 """
 
 # ruff: noqa: S608 - statements are put together from constants; every value is bound
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,14 +18,16 @@ from typing import Any, Self
 import duckdb
 
 from trace_store import intake, schema
-from trace_store.connection import connect, one_line_errors, private_files
+from trace_store.connection import connect, connect_memory, one_line_errors, private_files
 from trace_store.errors import StoreError
-from trace_store.intake import TakenIn
-from trace_store.migrations import migrate
-from trace_store.reading import Wanted, find_action, find_trajectory, stream_trajectories
+from trace_store.intake import IntakeCounts
+from trace_store.journal import is_recorded, journal_of
+from trace_store.migrations import FIRST_VERSION, migrate, newest_version, version_of
+from trace_store.reading import EpisodeFilter, find_action, find_trajectory, stream_trajectories
 from trace_store.records import Action, AdapterRow, Episode, Reward, RunRow, SpanRow, Trajectory
 from trace_store.rows import rows_to_records
 from trace_store.token_lists import COLUMNS, spans_with_lists
+from trace_store.unread import UnreadJournal, has_unread
 
 # DuckDB would keep what it has read in most of the machine's memory. Past this a reader reads blocks again, and puts
 # what a large query needs on disk. A writer is not limited: its indexes have to fit.
@@ -35,10 +37,15 @@ READER_MEMORY = "512MB"
 class TraceStore:
     """An open store. Use it as a context manager; methods may be called from several threads."""
 
-    def __init__(self, path: Path, con: duckdb.DuckDBPyConnection, *, read_only: bool) -> None:
+    def __init__(
+        self, path: Path, con: duckdb.DuckDBPyConnection, *, read_only: bool, schema_name: str | None = None
+    ) -> None:
+        """`schema_name`: the schema of the connection that is read, where it is not the first one."""
         self.path = path
         self.read_only = read_only
         self._con = con
+        self._schema_name = schema_name
+        self._closing = ExitStack()  # what ends with this store, after its connection
         self._write_lock = threading.Lock()
 
     @classmethod
@@ -48,36 +55,69 @@ class TraceStore:
         read_only: bool = False,
         *,
         wait_s: float = 0.0,
-        say: Callable[[str], None] = lambda _: None,
+        on_wait: Callable[[str], None] = lambda _: None,
+        unread: UnreadJournal | None = None,
     ) -> Self:
         """Open or create a store, and bring it to the current schema version.
 
-        One process may have a store open for writing, or any number for reading. Whoever is in the way is waited
-        for, up to `wait_s` seconds; `say` is then told, once, for whom.
+        One process may have a store open for writing, or any number for reading. Waits up to `wait_s` seconds for
+        a process that is in the way; `on_wait` is then called once, with a line that names it.
+
+        For reading, the store shows as well what its journal has by now and no writer has taken in, also where there
+        is a journal only, or a file of an older version. `unread` keeps what was read of the journal from one opening
+        to the next; without one it is read each time.
 
         Raises StoreBusyError when another process is still in the way, and StoreError when it is not a store or a
-        newer one, and, for reading only, when it does not exist or is an older one.
+        newer one, and, for reading only, when neither it nor a journal beside it exists.
         """
         path = Path(path)
-        con = connect(path, read_only=read_only, wait_s=wait_s, say=say)
+        if read_only:
+            return cls._open_reader(path, unread, wait_s=wait_s, on_wait=on_wait)
+        con = connect(path, read_only=False, wait_s=wait_s, on_wait=on_wait)
         try:
             with one_line_errors(path), private_files():
-                migrate(con, str(path), read_only=read_only)
-                if read_only:
-                    con.execute(f"SET memory_limit = '{READER_MEMORY}'")
+                migrate(con, str(path))
         except BaseException:
             con.close()
             raise
-        return cls(path, con, read_only=read_only)
+        return cls(path, con, read_only=False)
+
+    @classmethod
+    def _open_reader(
+        cls, path: Path, unread: UnreadJournal | None, *, wait_s: float, on_wait: Callable[[str], None]
+    ) -> Self:
+        while True:
+            has_store = path.exists() or not is_recorded(path)  # where there is nothing at all, `connect` says so
+            closing = ExitStack()
+            with ExitStack() as on_error:
+                con = connect(path, read_only=True, wait_s=wait_s, on_wait=on_wait) if has_store else connect_memory()
+                on_error.enter_context(closing)
+                on_error.callback(con.close)
+                with one_line_errors(path), private_files():
+                    is_older = has_store and FIRST_VERSION <= version_of(con) < newest_version()
+                    if has_store and not is_older:
+                        migrate(con, str(path), read_only=True)
+                    con.execute(f"SET memory_limit = '{READER_MEMORY}'")
+                    needs_journal = not has_store or is_older or has_unread(con, path)
+                schema_name = None
+                if needs_journal:
+                    journal = closing.enter_context(UnreadJournal(path)) if unread is None else unread
+                    schema_name = journal.attach(con, has_store=has_store)
+                if not has_store and path.exists():
+                    continue  # made meanwhile: it may have taken in what was to be read
+                on_error.pop_all()
+            store = cls(path, con, read_only=True, schema_name=schema_name)
+            store._closing = closing
+            return store
 
     @property
     def journal_folder(self) -> Path:
         """Where recorders journal for this store, next to the file."""
-        return self.path.with_name(self.path.name + ".journal")
+        return journal_of(self.path)
 
     def close(self) -> None:
         """Write everything into the file and release it."""
-        with self._write_lock, one_line_errors(self.path), private_files():
+        with self._closing, self._write_lock, one_line_errors(self.path), private_files():
             self._con.close()
 
     def __enter__(self) -> Self:
@@ -106,7 +146,7 @@ class TraceStore:
         """One write transaction, for the modules of this package that change several tables at once."""
         return self._transaction()
 
-    def take_in(self) -> TakenIn:
+    def take_in(self) -> IntakeCounts:
         """Take in what recorders have journaled since the last time, and assemble the traces that are complete."""
         if self.read_only:
             raise StoreError(f"store {self.path} is open for reading only; open it for writing to take in its journal")
@@ -121,10 +161,10 @@ class TraceStore:
         """Store an adapter version; raises StoreError when that version is stored with another hash."""
         with self._transaction() as con:
             if intake.insert_adapters(con, [adapter]) == 0:
-                known = con.execute(
+                stored_row = con.execute(
                     "SELECT sha256 FROM adapters WHERE node = ? AND version = ?", [adapter.node, adapter.version]
                 ).fetchone()
-                if known and known[0] != adapter.sha256:
+                if stored_row and stored_row[0] != adapter.sha256:
                     raise StoreError(
                         f"store {self.path} has another adapter {adapter.node}@{adapter.version}; publish a new version"
                     )
@@ -140,7 +180,7 @@ class TraceStore:
     def put_price(
         self, model: str, per_million_prompt: float, per_million_sampled: float, currency: str, since_ns: int = 0
     ) -> None:
-        """Store what a million tokens of a model cost from a time on (Unix, in nanoseconds); replaces what it said."""
+        """Store the price of a million tokens of a model from a Unix time (ns) on; replaces a price of that time."""
         with self._transaction() as con:
             con.execute(
                 "INSERT OR REPLACE INTO prices BY NAME SELECT ? AS model, ? AS since_ns, ? AS currency,"
@@ -170,9 +210,11 @@ class TraceStore:
         round: int | None = None,  # noqa: A002
         variant: str | None = None,
     ) -> list[Episode]:
-        """Episodes that match everything that is given, by (start, id)."""
-        where, values = Wanted(None if run_id is None else [run_id], split, round, variant).condition()
-        rows = self.sql(f"SELECT * FROM episodes WHERE {where} ORDER BY started_ns, episode_id", values)
+        """Episodes that match every argument that is not None, by (start, id)."""
+        condition, values = EpisodeFilter(
+            None if run_id is None else [run_id], split, round, variant=variant
+        ).condition()
+        rows = self.sql(f"SELECT * FROM episodes WHERE {condition} ORDER BY started_ns, episode_id", values)
         return rows_to_records(Episode, schema.EPISODES, rows)
 
     def trajectories(
@@ -188,8 +230,8 @@ class TraceStore:
 
         Raises StoreError, when it gets there, at an edge whose actions are not there.
         """
-        wanted = Wanted(run_ids, split, round, variant)
-        return stream_trajectories(self._snapshot, wanted, limit)
+        episode_filter = EpisodeFilter(run_ids, split, round, variant=variant)
+        return stream_trajectories(self._snapshot, episode_filter, limit)
 
     def trajectory(self, episode_id: str) -> Trajectory | None:
         """The trajectory of one episode; None when there is no such episode."""
@@ -204,7 +246,7 @@ class TraceStore:
     @contextmanager
     def _snapshot(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """A connection of its own that sees one state of the store throughout."""
-        with one_line_errors(self.path), private_files(), self._con.cursor() as cursor:
+        with one_line_errors(self.path), private_files(), self._cursor() as cursor:
             cursor.execute("BEGIN")
             yield cursor
             cursor.execute("COMMIT")
@@ -235,8 +277,14 @@ class TraceStore:
 
     def sql(self, query: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Rows of one query, its parameters bound. Raises StoreError with DuckDB's first line."""
-        with one_line_errors(self.path), private_files(), self._con.cursor() as cursor:
+        with one_line_errors(self.path), private_files(), self._cursor() as cursor:
             return cursor.execute(query, list(params)).fetchall()
+
+    def _cursor(self) -> duckdb.DuckDBPyConnection:
+        cursor = self._con.cursor()
+        if self._schema_name is not None:
+            cursor.execute(f"USE {self._schema_name}")
+        return cursor
 
     def _number(self, query: str) -> int:
         return int(self.sql(query)[0][0])

@@ -2,8 +2,8 @@
 
 A call's three lists are most of its bytes. They come in the span's attributes, and from them the action got its own;
 once both are stored, they leave the attributes of the row, and come back when the span is read.
-Invariant: what is read equals what was written. A list that stood in the span in any other form than the packed one
-stays there. Neither tables nor traces are known here.
+Invariant: the spans read equal the spans written. A list that stood in the span in any other form than the packed one
+stays there.
 """
 
 from __future__ import annotations

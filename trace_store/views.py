@@ -27,6 +27,34 @@ EPISODE_REWARD = View(
     """,
 )
 
+
+def links_of(episodes: str) -> str:
+    """The query of `episode_links` over some episodes, which are a table or a query in parentheses."""
+    return f"""
+    SELECT e.episode_id, e.thread_id, e.begins,
+           CASE WHEN e.forked THEN 'fork' WHEN e.begins IS NOT NULL THEN e.begins
+                WHEN e.parent_episode IS NOT NULL THEN 'replay' END AS link,
+           coalesce(e.parent_episode, w.episode_id) AS linked_episode,
+           e.from_checkpoint IS NULL AND e.parent_episode IS NULL AS is_first
+    FROM {episodes} e
+    LEFT JOIN (
+        SELECT thread_id, checkpoint_id, min(episode_id) AS episode_id FROM (
+            SELECT thread_id, episode_id, unnest(string_split(checkpoints, ' ')) AS checkpoint_id
+            FROM {episodes} WHERE checkpoints IS NOT NULL
+        )
+        GROUP BY thread_id, checkpoint_id
+    ) w ON w.checkpoint_id = e.from_checkpoint AND w.thread_id = e.thread_id
+    """  # noqa: S608 - constants
+
+
+EPISODE_LINKS = View(
+    "episode_links",
+    "The episode with which each one goes on, also from another process: link says how. fork: from an earlier"
+    " checkpoint; resume: the rest of one that was interrupted or failed; replay: said so when it ran; turn: a new"
+    " input on its thread. NULL for the first of a thread, and where the other was not recorded.",
+    links_of("episodes"),
+)
+
 CALLS = View(
     "calls",
     "One row per action: tokens as the engine counted them, or else as many as their ids; NULL where neither is known."
@@ -278,7 +306,22 @@ WAITING_TRACES = View(
 )
 
 VIEWS = (
-    *(EPISODE_REWARD, CALLS, EPISODE_SUMMARY, REWARD_BY_NODE_VERSION, OUTCOMES_BY_TASK),
-    *(TOKENS_BY_NODE_VERSION, LATENCY_BY_NODE, STEPS_BY_NODE, NODE_TROUBLE, TOOL_CALLS, TOOL_ERRORS),
-    *(CONTROL_RETURNS, HANDOFF_LOOPS, CALL_COSTS, COST_BY_RUN_NODE, ADAPTERS_SERVED, WAITING_TRACES),
+    EPISODE_REWARD,
+    EPISODE_LINKS,
+    CALLS,
+    EPISODE_SUMMARY,
+    REWARD_BY_NODE_VERSION,
+    OUTCOMES_BY_TASK,
+    TOKENS_BY_NODE_VERSION,
+    LATENCY_BY_NODE,
+    STEPS_BY_NODE,
+    NODE_TROUBLE,
+    TOOL_CALLS,
+    TOOL_ERRORS,
+    CONTROL_RETURNS,
+    HANDOFF_LOOPS,
+    CALL_COSTS,
+    COST_BY_RUN_NODE,
+    ADAPTERS_SERVED,
+    WAITING_TRACES,
 )

@@ -5,7 +5,7 @@ the engine recorded, untruncated. An action without log-probs can be kept for im
 `behaviour = None`, which no importance weight accepts. It knows nothing of policies, critics or losses.
 """
 
-# ruff: noqa: N806, N815 (shape suffixes)
+# ruff: noqa: N803, N806, N815 (shape suffixes)
 from __future__ import annotations
 
 import math
@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from trace_store.records import HELDOUT, NO_LOGPROBS, RETOKENISED, Action, Episode, Trajectory
-from trainers.config import ShapingTerm
 from trainers.dependencies import Successors, edges_to_successors, transitive_reduction
 from trainers.errors import TrainError
-from trainers.rewards import EpisodeRewards, trajectory_to_rewards
+from trainers.rewards import EpisodeRewards, ShapingTerm, trajectory_to_rewards
 
 Use = Literal["on_policy", "replay", "imitation", "demonstration"]
 """`on_policy`: fresh actions for a ratio. `replay`: old ones for a ratio. `imitation`: no ratio is formed.
@@ -64,15 +63,15 @@ class Round:
     items: tuple[ActionItem, ...]
     episode_A: tuple[int, ...]
 
-    def of(self, agents: Sequence[str]) -> list[int]:
+    def agents_to_rows(self, agents: Sequence[str]) -> list[int]:
         """Positions of some agents' actions."""
         return [i for i, item in enumerate(self.items) if item.agent in agents]
 
     def only(self, keep: Callable[[EpisodeItem], bool], reason: str) -> Round:
         """The round without the episodes that `keep` refuses, counted under `reason`."""
-        kept = [episode for episode in self.episodes if keep(episode)]
-        refused = len(self.episodes) - len(kept)
-        return episodes_to_round(kept, {**self.drops, reason: refused} if refused else self.drops)
+        kept_episodes = [episode for episode in self.episodes if keep(episode)]
+        refused = len(self.episodes) - len(kept_episodes)
+        return episodes_to_round(kept_episodes, {**self.drops, reason: refused} if refused else self.drops)
 
     def also_dropped(self, drops: Mapping[str, int]) -> Round:
         """The round with more that was left out before it was read."""
@@ -121,11 +120,17 @@ def trajectories_to_round(
         elif value is None or not math.isfinite(value):
             drops[f"episode without a finite reward {reward!r}"] += 1
         else:
-            reasons = [_why_not(action, agents, vocabulary, use) for action in trajectory.actions]
+            reasons = [_find_drop_reason(action, agents, vocabulary, use=use) for action in trajectory.actions]
             drops.update(f"action: {reason}" for reason in reasons if reason is not None)
             try:
                 episode = _to_episode(
-                    trajectory, [r is None for r in reasons], (reward, value), shaping, use, final, drops
+                    trajectory,
+                    [r is None for r in reasons],
+                    (reward, value),
+                    shaping=shaping,
+                    use=use,
+                    final=final,
+                    drops=drops,
                 )
             except (KeyError, ValueError):
                 drops["episode whose edges do not fit its actions"] += 1
@@ -141,12 +146,12 @@ def episodes_to_round(episodes: Sequence[EpisodeItem], drops: dict[str, int]) ->
     """Episodes laid end to end."""
     items = tuple(item for episode in episodes for item in episode.actions)
     episode_A = tuple(i for i, episode in enumerate(episodes) for _ in episode.actions)
-    return Round(tuple(episodes), drops, items, episode_A)
+    return Round(tuple(episodes), drops, items, episode_A=episode_A)
 
 
 def _to_episode(
     trajectory: Trajectory,
-    kept: Sequence[bool],
+    is_kept_A: Sequence[bool],
     team: tuple[str, float],
     shaping: Sequence[ShapingTerm],
     use: Use,
@@ -155,10 +160,12 @@ def _to_episode(
 ) -> EpisodeItem:
     position = {action.action_id: i for i, action in enumerate(trajectory.actions)}
     edges = [(position[edge.src], position[edge.dst]) for edge in trajectory.edges]
-    successors = edges_to_successors(len(kept), edges, kept)
-    reduced = [(src, dst) for src, after in enumerate(transitive_reduction(len(kept), edges)) for dst in after]
-    rewards, absent = trajectory_to_rewards(trajectory, team, shaping, reduced, kept)
-    actions = [a for a, keep in zip(trajectory.actions, kept, strict=True) if keep]
+    successors = edges_to_successors(len(is_kept_A), edges, is_kept_A)
+    reduced = [
+        (src, dst) for src, dependents in enumerate(transitive_reduction(len(is_kept_A), edges)) for dst in dependents
+    ]
+    rewards, absent = trajectory_to_rewards(trajectory, team, shaping, edges=reduced, is_kept_A=is_kept_A)
+    actions = [a for a, keep in zip(trajectory.actions, is_kept_A, strict=True) if keep]
     drops.update(f"reward: no finite {term.reward!r} of level {term.level}; nothing is added for it" for term in absent)
     return EpisodeItem(
         task_id=trajectory.episode.task_id,
@@ -178,7 +185,7 @@ def narrows_sampling(action: Action) -> bool:
     return action.top_p not in (None, 1.0) or action.top_k not in (None, 0, -1)
 
 
-def _why_not(action: Action, agents: Sequence[str], vocabulary: Mapping[str, int], use: Use) -> str | None:
+def _find_drop_reason(action: Action, agents: Sequence[str], vocabulary: Mapping[str, int], use: Use) -> str | None:
     """The reason why an action cannot be trained on, or None."""
     if action.node not in agents:
         return "node is not trained"

@@ -16,8 +16,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from trainers.common.files import whole_folder
 from trainers.errors import TrainError
-from trainers.files import whole_folder
 from trainers.marft import MarftTrainer
 
 _FORMAT = 2  # 1 had one critic and one adapter per agent
@@ -36,7 +36,7 @@ def save(trainer: MarftTrainer, folder: Path) -> None:
 
 
 def _write(trainer: MarftTrainer, folder: Path) -> None:
-    state = {**_identity(trainer), "rounds": trainer.rounds, "baselines": trainer.credit.baselines.state}
+    state = {**_identity(trainer), "rounds": trainer.rounds, "baselines": trainer.credit.estimator.state}
     with whole_folder(folder) as fresh:
         (fresh / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
         save_file({name: t.detach().cpu().contiguous() for name, t in _tensors(trainer).items()}, fresh / _TENSORS)
@@ -61,7 +61,9 @@ def load(trainer: MarftTrainer, folder: Path) -> None:
     weights = _weights(trainer)
     for name, weight in weights.items():
         if name not in tensors or tensors[name].shape != weight.shape:
-            raise TrainError(f"checkpoint {folder} does not fit at {name}: trainer.lora or trainer.critic changed")
+            raise TrainError(
+                f"checkpoint {folder} does not fit at {name}: trainer.lora or trainer.advantage.critic changed"
+            )
     with torch.no_grad():
         for name, weight in weights.items():
             weight.copy_(tensors[name])
@@ -73,7 +75,7 @@ def load(trainer: MarftTrainer, folder: Path) -> None:
     for i, critic in enumerate(trainer.credit.critics.values()):
         prefix = f"critic/{i}/statistics/"
         critic.statistics = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-    trainer.credit.baselines.state = dict(state["baselines"])
+    trainer.credit.estimator.state = dict(state["baselines"])
     trainer.rounds = state["rounds"]
 
 

@@ -1,4 +1,13 @@
-"""The trainer's options. Every option either works or is refused; `extra="forbid"` refuses what is unknown.
+"""The trainer's options, by group. Every option either works or is refused; `extra="forbid"` refuses what is unknown.
+
+    advantage      where advantages come from: the estimator, its discounts, the critic
+    objective      the surrogate, its clip, how far a round may move, who is updated when
+    importance     what is done about engine and trainer, or old and new policies, differing
+    optimizer      rates, steps, gradients
+    offline        what is learned from stored episodes before the first round
+    replay         stored episodes beside the fresh ones of a round
+    system         memory and device; changes no result
+    experimental   works and is tested, but no measurement of ours shows that it pays
 
 An option whose default depends on another one is None until set; the property beside it says what then holds.
 Importable without torch, so that the CLI can read and check a configuration quickly.
@@ -6,18 +15,19 @@ Importable without torch, so that the CLI can read and check a configuration qui
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-Estimator = Literal["gae", "grpo", "rloo", "dr_mas", "at_grpo", "rae"]
-Normalization = Literal["none", "batch", "agent"]
+from trainers.advantages.settings import EstimatorSettings, GroupWeight, Normalization
+from trainers.rewards import ShapingTerm
+
+if TYPE_CHECKING:
+    from trainers.advantages.estimator import Estimator
+
 Granularity = Literal["action", "token"]
 Weighting = Literal["episode", "action", "token"]
-GroupWeight = Literal["trajectory", "step"]
-
-_STANDARDISED = ("grpo", "dr_mas", "at_grpo")  # estimators that divide by a deviation of their own
-_EACH_FOR_ITSELF = ("gae", "dr_mas", "at_grpo")  # whose baselines hold for one agent and this round alone
 
 
 def _off_to_none(value: Any) -> Any:
@@ -40,31 +50,6 @@ class LoraOptions(_Options):
     """Linear layers that get an adapter, by the end of their name. Fewer modules are served faster."""
 
 
-class ScheduleOptions(_Options):
-    """The learning rate over on-policy rounds, as a factor; it changes between rounds, never inside one."""
-
-    kind: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up: keep the rate, or bring it down to `floor`, which it reaches after `rounds` rounds."""
-    warmup_rounds: int = Field(default=0, ge=0)
-    """Rounds over which the rate rises from 1 / (warmup_rounds + 1) to 1."""
-    rounds: int | None = Field(default=None, ge=1)
-    """After how many rounds the rate is at `floor`, where it stays; needed by linear and cosine."""
-    floor: float = Field(default=0.0, ge=0, le=1)
-    """Lowest factor."""
-
-    @model_validator(mode="after")
-    def _options_fit_together(self) -> ScheduleOptions:
-        if self.kind == "constant":
-            for name in ("rounds", "floor"):
-                if name in self.model_fields_set:
-                    raise ValueError(f"schedule.{name} applies to kind 'linear' or 'cosine', not to 'constant'")
-        elif self.rounds is None:
-            raise ValueError(f"schedule.kind {self.kind!r} needs schedule.rounds, where the rate reaches its floor")
-        elif self.rounds <= self.warmup_rounds:
-            raise ValueError("schedule.rounds must be larger than schedule.warmup_rounds")
-        return self
-
-
 class AgentOptions(_Options):
     """What is different for one agent. What is left out is as for all agents."""
 
@@ -73,31 +58,21 @@ class AgentOptions(_Options):
     frozen: bool = False
     """Its adapter stays as it is; its actions count as part of the environment."""
     lr: float | None = Field(default=None, gt=0)
-    """Learning rate of its adapter; absent: `lr`."""
-    weight_decay: float | None = Field(default=None, ge=0)
-    """Weight decay of its adapter; absent: `weight_decay`."""
-    schedule: ScheduleOptions | None = None
-    """Schedule of its adapter; absent: `schedule`."""
+    """Learning rate of its adapter; absent: `optimizer.lr`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gone_options_are_named(cls, data: Any) -> Any:
+        for name in ("weight_decay", "schedule"):
+            if isinstance(data, dict) and name in data:
+                raise ValueError(f"{name} of one agent is gone: experimental.{name} is that of all")
+        return data
 
     @model_validator(mode="after")
     def _options_fit_together(self) -> AgentOptions:
-        if self.frozen:
-            for name in ("lr", "weight_decay", "schedule"):
-                if name in self.model_fields_set:
-                    raise ValueError(f"{name} has no effect on a frozen agent")
+        if self.frozen and "lr" in self.model_fields_set:
+            raise ValueError("lr has no effect on a frozen agent")
         return self
-
-
-class ShapingTerm(_Options):
-    """A recorded reward that is added to the team reward of the game."""
-
-    reward: str = Field(min_length=1)
-    """Its name in the store."""
-    level: Literal["episode", "step", "agent"]
-    """`episode`: added to the team reward. `step`: arrives with the action that it points at, and everything
-    before it in D shares it. `agent`: the private reward of one node, which reaches that node's actions only."""
-    weight: float
-    """Factor; negative for a penalty."""
 
 
 class CriticOptions(_Options):
@@ -109,24 +84,114 @@ class CriticOptions(_Options):
     """Width of the hidden layer."""
     lr: float = Field(default=3e-3, gt=0)
     """Adam's learning rate."""
-    loss: Literal["huber", "squared"] = "huber"
-    """Loss of a value against its target."""
-    huber_delta: float = Field(default=1.0, gt=0)
-    """Where the Huber loss turns from quadratic to linear, in units of reward."""
-    clip: float | None = Field(default=None, gt=0)
-    """How far one round may move a value from where it was before the gradient is cut (PPO's clipped value loss);
-    None does not clip."""
     warmup_epochs: int = Field(default=40, ge=0)
     """At most this many passes over the stored episodes before training; stops earlier once explained
     variance on a held-out fifth of the episodes no longer rises."""
     epochs: int = Field(default=8, ge=0)
     """Passes over each on-policy round."""
 
+
+class AdvantageOptions(_Options):
+    """Where advantages come from."""
+
+    estimator: str = "gae"
+    """GAE along D with the critic (MARFT), or a baseline without one. `grpo` and `rloo`: the samples of a task.
+    `dr_mas`: the samples of a task, each agent for itself. `at_grpo`: the samples of a task, agent and turn. `rae`: a
+    running mean of each agent's returns. Or a class of your own, as `package.module:Class` or `path/file.py:Class`."""
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    """Discount per action (one link of D)."""
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    """Lambda of GAE per link of D."""
+    normalize: Normalization | None = None
+    """Advantages to zero mean and unit deviation: over all, or over those of each agent. None: `agent` for gae
+    and rae, `none` for the others, most of which divide by a deviation of their own."""
+    skip_flat_groups: bool = False
+    """Leave out tasks whose samples all earned the same (DAPO's dynamic sampling, without resampling)."""
+    contribution: Literal["equal", "rank_consistency"] = "equal"
+    """How much of the team's reward counts for each agent in rounds. `equal`: all of it. `rank_consistency`: more for
+    an agent whose own rewards (shaping of level `agent`) rank the samples of a task as the team's do (CoMAM)."""
+    critic: CriticOptions = CriticOptions()
+
+    @property
+    def estimator_class(self) -> type[Estimator]:
+        """The class that `estimator` names, which says what it needs."""
+        from trainers.advantages.estimator import name_to_estimator  # here, since `--help` does not wait for numpy
+
+        return name_to_estimator(self.estimator)
+
+    @property
+    def normalization(self) -> Normalization:
+        """`normalize`, or what holds where it was left out."""
+        return self.normalize if self.normalize is not None else self.estimator_class.normalization
+
     @model_validator(mode="after")
-    def _options_fit_together(self) -> CriticOptions:
-        if self.loss == "squared" and "huber_delta" in self.model_fields_set:
-            raise ValueError("critic.huber_delta applies to critic.loss 'huber' only")
+    def _the_estimator_is_one(self) -> AdvantageOptions:
+        if "estimator" in self.model_fields_set:
+            assert self.estimator_class  # raises where there is none
         return self
+
+
+class ObjectiveOptions(_Options):
+    """The loss of an update, and how far and in which order it moves the adapters."""
+
+    weighting: Weighting | None = None
+    """What counts the same in the loss: every episode, so that long runs do not dominate; every action; or every
+    token (DAPO). None: `episode` for MARFT-A, `token` for MARFT-T. In the offline phase `action` divides an
+    action's log-likelihood by its length."""
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    """How far below 1 the ratio new / old may go before a negative advantage stops pushing."""
+    clip_high: float = Field(default=0.28, gt=0)
+    """How far above 1 it may go before a positive advantage stops pulling."""
+    kl_stop: Annotated[float | None, BeforeValidator(_off_to_none)] = Field(default=0.1, gt=0)
+    """An adapter's update of this round ends before the backward pass of a minibatch whose approximate KL (k3,
+    mean per token, against the policy at the start of the round) is above this; "off" (None in Python) never
+    stops."""
+    kl_limit: float | None = Field(default=None, gt=0)
+    """How far a round may move the team: the KL (k3, mean per token of the round's actions) between the policy at its
+    start and after all of its steps, summed over the adapters that it updates, of which each has an equal part. A step
+    that went further is shortened along its line (backtracking, as in HATRPO). None: the last step of a round is as
+    long as the optimiser made it, and nothing looks at it."""
+    update: Literal["simultaneous", "sequential", "alternating"] = "sequential"
+    """`sequential`: agents one after another, each weighted by the clipped ratio of those already updated
+    (HAPPO, A2PO). `simultaneous`: every agent against the policies that sampled. `alternating`: one adapter a
+    round, so that the next one learns from rollouts sampled after it."""
+
+
+class ImportanceOptions(_Options):
+    """What is done about engine and trainer saying different things of the same tokens."""
+
+    proximal: Literal["recomputed", "engine"] = "recomputed"
+    """Where pi_old comes from: a pass of the trainer at the start of the round, or the log-probs that the engine
+    recorded. `engine` saves that pass; it is checked on a sample and refused where the two differ (serve in
+    float32), and needs mismatch 'none', since the weight between engine and trainer would be 1."""
+    mismatch: Literal["truncate", "mask", "none"] = "truncate"
+    """Importance weight between engine and trainer, per action (normalised like its log-probs) or per token,
+    as the granularity says: capped, dropped when out of range, or off."""
+    mismatch_cap: float = Field(default=2.0, gt=1)
+    """C: weights are min(rho, C), or masked to zero outside [1/C, C]."""
+    engine_tolerance: float = Field(default=0.5, gt=0)
+    """How far engine and trainer may differ on fresh actions, in nats per token, before the update is refused: beyond
+    it they score other tokens, another adapter or another model. A bfloat16 engine differs by 0.03. With proximal
+    'engine' 0.01 holds if that is less."""
+
+    @model_validator(mode="after")
+    def _options_fit_together(self) -> ImportanceOptions:
+        if "mismatch_cap" in self.model_fields_set and self.mismatch == "none":
+            raise ValueError("mismatch_cap has no effect here: it applies to mismatch 'truncate' or 'mask' only")
+        return self
+
+
+class OptimizerOptions(_Options):
+    """Rates, steps and gradients of the adapters."""
+
+    lr: float = Field(default=1e-3, gt=0)
+    """AdamW's learning rate of the adapters."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over a round."""
+    minibatches: int = Field(default=2, ge=1)
+    """Optimiser steps per epoch and agent."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """A step's gradient is scaled down to this norm."""
 
 
 _OFFLINE_ONLY: dict[str, tuple[str, ...]] = {
@@ -199,36 +264,77 @@ class ReplayOptions(_Options):
     what is recorded must agree; what is not (traces from elsewhere) passes. `any`: not looked at."""
 
 
-class TrainerOptions(_Options):
-    """One MARFT update, in the order in which it is computed."""
+class SystemOptions(_Options):
+    """Memory and device; none of them changes a result but by roundings."""
 
-    reward: str = "reward"
-    """Name of the episode reward that is trained on: the team's."""
-    truncated_reward: Literal["so_far", "final"] = "so_far"
-    """What the team reward of a run that was cut short is. `so_far`: what it had earned until then, so the critic's
-    value of where it stood is added. `final`: its score, as if it had ended; to be taken where being cut short is the
-    rule, since with gamma 1 the values would then grow from round to round."""
-    shaping: tuple[ShapingTerm, ...] = ()
-    """Further rewards that reach the loss."""
-    lora: LoraOptions = LoraOptions()
-    critic: CriticOptions = CriticOptions()
-    offline: OfflineOptions = OfflineOptions()
-    replay: ReplayOptions = ReplayOptions()
-    agents: dict[str, AgentOptions] = Field(default_factory=dict)
-    """By node name: adapters that are shared or frozen, and learning rates of their own."""
+    tokens_per_microbatch: int = Field(default=2048, ge=64)
+    """Tokens that one forward and backward pass takes (a longer call gets a pass of its own); bounds memory, changes no
+    result. What calls begin with alike counts once; models that cannot share it count padding too."""
+    activation_checkpointing: bool = False
+    """Whether decoder layers keep their input only and compute the rest again for the backward pass: less memory for
+    more time, the same result."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes CUDA where there is some."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads for torch; None leaves torch's choice."""
 
-    granularity: Granularity = "action"
-    """MARFT-A: one LLM call is one decision. MARFT-T: one token is."""
-    estimator: Estimator = "gae"
-    """Where advantages come from: GAE along D with the critic (MARFT), or a baseline without one. `grpo` and `rloo`:
-    the samples of a task. `dr_mas`: the samples of a task, each agent for itself. `at_grpo`: the samples of a
-    task, agent and turn. `rae`: a running mean of each agent's returns."""
-    gamma: float = Field(default=1.0, gt=0, le=1)
-    """Discount per action (one link of D)."""
+
+class ScheduleOptions(_Options):
+    """The learning rate over on-policy rounds, as a factor; it changes between rounds, never inside one."""
+
+    kind: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: keep the rate, or bring it down to `floor`, which it reaches after `rounds` rounds."""
+    warmup_rounds: int = Field(default=0, ge=0)
+    """Rounds over which the rate rises from 1 / (warmup_rounds + 1) to 1."""
+    rounds: int | None = Field(default=None, ge=1)
+    """After how many rounds the rate is at `floor`, where it stays; needed by linear and cosine."""
+    floor: float = Field(default=0.0, ge=0, le=1)
+    """Lowest factor."""
+
+    @model_validator(mode="after")
+    def _options_fit_together(self) -> ScheduleOptions:
+        if self.kind == "constant":
+            for name in ("rounds", "floor"):
+                if name in self.model_fields_set:
+                    raise ValueError(f"schedule.{name} applies to kind 'linear' or 'cosine', not to 'constant'")
+        elif self.rounds is None:
+            raise ValueError(f"schedule.kind {self.kind!r} needs schedule.rounds, where the rate reaches its floor")
+        elif self.rounds <= self.warmup_rounds:
+            raise ValueError("schedule.rounds must be larger than schedule.warmup_rounds")
+        return self
+
+
+class ExperimentalOptions(_Options):
+    """What works and is tested, but of which no measurement of ours shows that it pays: none is needed to train."""
+
+    schedule: ScheduleOptions = ScheduleOptions()
+    weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW's, of the adapters."""
+    logprob_norm: Literal["sum", "token", "word"] = "token"
+    """log pi(a) of MARFT-A: the sum over the action's tokens (equation 6), or that divided by the number of
+    its tokens or of its words (the tokenizer's text, split at white space)."""
+    agent_order: Literal["topological", "reverse", "random"] = "topological"
+    """Order of a sequential or alternating update."""
+    dual_clip: float | None = Field(default=None, gt=1)
+    """Bound c of the dual clip for negative advantages; None turns it off."""
+    entropy_coef: float = Field(default=0.0, ge=0)
+    """Weight of the policy's entropy, per token, over the whole vocabulary."""
+    kl_coef: float = Field(default=0.0, ge=0)
+    """Weight of the KL divergence from the base model (adapter switched off), per token: k3 times the ratio to the
+    policy at the start of the round. On fresh actions its gradient is that of KL(policy || base)."""
+    nll_coef: float = Field(default=0.0, ge=0)
+    """Weight of the negative log-likelihood of actions in episodes whose team reward reaches nll_threshold (VAPO)."""
+    nll_threshold: float = 1.0
+    """Team reward, as recorded, from which an episode is imitated."""
+    geometric_mask: float | None = Field(default=None, gt=1)
+    """Drop an action whose mean ratio per token between trainer and engine, exp(mean log rho), is outside
+    [1/g, g]."""
+    veto: float | None = Field(default=None, gt=0, lt=1)
+    """Drop an action with a token that the trainer finds less than this times as likely as the engine did."""
+    off_policy_mask: float | None = Field(default=None, gt=0)
+    """Drop an action of negative advantage once mean(log mu - log pi) per token is above this (DeepSeek-V3.2)."""
     gamma_token: float = Field(default=1.0, gt=0, le=1)
     """Discount per token within an action (MARFT-T). 1, because 0.99 leaves 0.6 % of a reward 512 tokens away."""
-    gae_lambda: float = Field(default=0.95, ge=0, le=1)
-    """Lambda of GAE per link of D."""
     token_lambda: float | Literal["adaptive"] = 1.0
     """Lambda per token within an action (MARFT-T). 1, because (0.95)^100 is 0.6 %: what follows the action would not
     reach its first tokens. `adaptive`: 1 - 1 / (adaptive_alpha * tokens), VAPO's length-adaptive lambda."""
@@ -241,120 +347,13 @@ class TrainerOptions(_Options):
     """Whether group estimators divide by the deviation; without it groups of little spread weigh less."""
     rae_decay: float = Field(default=0.95, ge=0, lt=1)
     """Decay of RAE's running baseline."""
-    skip_flat_groups: bool = False
-    """Leave out tasks whose samples all earned the same (DAPO's dynamic sampling, without resampling)."""
-    contribution: Literal["equal", "rank_consistency"] = "equal"
-    """How much of the team's reward counts for each agent in rounds. `equal`: all of it. `rank_consistency`: more for
-    an agent whose own rewards (shaping of level `agent`) rank the samples of a task as the team's do (CoMAM)."""
-    normalize: Normalization | None = None
-    """Advantages to zero mean and unit deviation: over all, or over those of each agent. None: `agent` for gae
-    and rae, `none` for estimators that divide by a deviation of their own, and for rloo."""
-
-    logprob_norm: Literal["sum", "token", "word"] = "token"
-    """log pi(a) of MARFT-A: the sum over the action's tokens (equation 6), or that divided by the number of
-    its tokens or of its words (the tokenizer's text, split at white space)."""
-    weighting: Weighting | None = None
-    """What counts the same in the loss: every episode, so that long runs do not dominate; every action; or every
-    token (DAPO). None: `episode` for MARFT-A, `token` for MARFT-T. In the offline phase `action` divides an
-    action's log-likelihood by its length."""
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    """How far below 1 the ratio new / old may go before a negative advantage stops pushing."""
-    clip_high: float = Field(default=0.28, gt=0)
-    """How far above 1 it may go before a positive advantage stops pulling."""
-    dual_clip: float | None = Field(default=None, gt=1)
-    """Bound c of the dual clip for negative advantages; None turns it off."""
-    entropy_coef: float = Field(default=0.0, ge=0)
-    """Weight of the policy's entropy, per token, over the whole vocabulary."""
-    kl_coef: float = Field(default=0.0, ge=0)
-    """Weight of the KL divergence from the base model (adapter switched off), per token: k3 times the ratio to the
-    policy at the start of the round. On fresh actions its gradient is that of KL(policy || base)."""
-    kl_stop: Annotated[float | None, BeforeValidator(_off_to_none)] = Field(default=0.1, gt=0)
-    """An adapter's update of this round ends before the backward pass of a minibatch whose approximate KL (k3,
-    mean per token, against the policy at the start of the round) is above this; "off" (None in Python) never
-    stops."""
-    kl_limit: float | None = Field(default=None, gt=0)
-    """How far a round may move the team: the KL (k3, mean per token of the round's actions) between the policy at its
-    start and after all of its steps, summed over the adapters that it updates, of which each has an equal part. A step
-    that went further is shortened along its line (backtracking, as in HATRPO). None: the last step of a round is as
-    long as the optimiser made it, and nothing looks at it."""
-    nll_coef: float = Field(default=0.0, ge=0)
-    """Weight of the negative log-likelihood of actions in episodes whose team reward reaches nll_threshold (VAPO)."""
-    nll_threshold: float = 1.0
-    """Team reward, as recorded, from which an episode is imitated."""
-    proximal: Literal["recomputed", "engine"] = "recomputed"
-    """Where pi_old comes from: a pass of the trainer at the start of the round, or the log-probs that the engine
-    recorded. `engine` saves that pass; it is checked on a sample and refused where the two differ (serve in
-    float32), and needs mismatch 'none', since the weight between engine and trainer would be 1."""
-    mismatch: Literal["truncate", "mask", "none"] = "truncate"
-    """Importance weight between engine and trainer, per action (normalised like its log-probs) or per token,
-    as the granularity says: capped, dropped when out of range, or off."""
-    mismatch_cap: float = Field(default=2.0, gt=1)
-    """C: weights are min(rho, C), or masked to zero outside [1/C, C]."""
-    engine_tolerance: float = Field(default=0.5, gt=0)
-    """How far engine and trainer may differ on fresh actions, in nats per token, before the update is refused: beyond
-    it they score other tokens, another adapter or another model. A bfloat16 engine differs by 0.03. With proximal
-    'engine' 0.01 holds if that is less."""
-    geometric_mask: float | None = Field(default=None, gt=1)
-    """Drop an action whose mean ratio per token between trainer and engine, exp(mean log rho), is outside
-    [1/g, g]."""
-    veto: float | None = Field(default=None, gt=0, lt=1)
-    """Drop an action with a token that the trainer finds less than this times as likely as the engine did."""
-    off_policy_mask: float | None = Field(default=None, gt=0)
-    """Drop an action of negative advantage once mean(log mu - log pi) per token is above this (DeepSeek-V3.2)."""
-
-    update: Literal["simultaneous", "sequential", "alternating"] = "sequential"
-    """`sequential`: agents one after another, each weighted by the clipped ratio of those already updated
-    (HAPPO, A2PO). `simultaneous`: every agent against the policies that sampled. `alternating`: one adapter a
-    round, so that the next one learns from rollouts sampled after it."""
-    agent_order: Literal["topological", "reverse", "random"] = "topological"
-    """Order of a sequential or alternating update."""
-    epochs: int = Field(default=1, ge=1)
-    """Passes over a round."""
-    minibatches: int = Field(default=2, ge=1)
-    """Optimiser steps per epoch and agent."""
-    lr: float = Field(default=1e-3, gt=0)
-    """AdamW's learning rate of the adapters."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """AdamW's, of the adapters."""
-    schedule: ScheduleOptions = ScheduleOptions()
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    """A step's gradient is scaled down to this norm."""
-    tokens_per_microbatch: int = Field(default=2048, ge=64)
-    """Tokens that one forward and backward pass takes (a longer call gets a pass of its own); bounds memory, changes no
-    result. What calls begin with alike counts once; models that cannot share it count padding too."""
-    activation_checkpointing: bool = False
-    """Whether decoder layers keep their input only and compute the rest again for the backward pass: less memory for
-    more time, the same result."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` takes CUDA where there is some."""
-    threads: int | None = Field(default=None, ge=1)
-    """CPU threads for torch; None leaves torch's choice."""
-
-    @property
-    def normalization(self) -> Normalization:
-        """`normalize`, or what holds where it was left out."""
-        if self.normalize is not None:
-            return self.normalize
-        return "agent" if self.estimator in ("gae", "rae") else "none"
-
-    @property
-    def loss_weighting(self) -> Weighting:
-        """`weighting`, or what holds where it was left out."""
-        if self.weighting is not None:
-            return self.weighting
-        return "episode" if self.granularity == "action" else "token"
-
-    @property
-    def statistics_weight(self) -> GroupWeight:
-        """`group_weight`, or what holds where it was left out."""
-        if self.group_weight is not None:
-            return self.group_weight
-        return "step" if self.estimator == "dr_mas" else "trajectory"
-
-    @property
-    def uses_critic(self) -> bool:
-        """Whether anything asks for values."""
-        return self.estimator == "gae" or self.offline.mode in _VALUED
+    critic_loss: Literal["huber", "squared"] = "huber"
+    """Loss of a value against its target."""
+    critic_huber_delta: float = Field(default=1.0, gt=0)
+    """Where the Huber loss turns from quadratic to linear, in units of reward."""
+    critic_clip: float | None = Field(default=None, gt=0)
+    """How far one round may move a value from where it was before the gradient is cut (PPO's clipped value loss);
+    None does not clip."""
 
     @property
     def masks_actions(self) -> bool:
@@ -362,49 +361,186 @@ class TrainerOptions(_Options):
         return any(mask is not None for mask in (self.geometric_mask, self.veto, self.off_policy_mask))
 
     @model_validator(mode="after")
-    def _options_fit_together(self) -> TrainerOptions:
-        for names, applies, where in (
-            (("gae_lambda", "gamma_token", "token_lambda"), self.estimator == "gae", "estimator 'gae'"),
-            (("gamma_token", "token_lambda"), self.granularity == "token", "granularity 'token'"),
-            (("adaptive_alpha",), isinstance(self.token_lambda, str), "token_lambda 'adaptive'"),
-            (("group_weight",), self.estimator in ("grpo", "dr_mas"), "estimator 'grpo' or 'dr_mas'"),
-            (("group_std",), self.estimator in _STANDARDISED, "estimator 'grpo', 'dr_mas' or 'at_grpo'"),
-            (("rae_decay",), self.estimator == "rae", "estimator 'rae'"),
-            (("skip_flat_groups",), self.estimator not in ("gae", "rae"), "estimators over groups of samples"),
-            (("contribution",), self.estimator in _EACH_FOR_ITSELF, "estimator 'gae', 'dr_mas' or 'at_grpo'"),
-            (("critic",), self.uses_critic, "a critic in use"),
-            (("logprob_norm",), self.granularity == "action" or self.update == "sequential", "granularity 'action'"),
-            (("nll_threshold",), self.nll_coef > 0, "nll_coef above 0"),
-            (("mismatch_cap",), self.mismatch != "none", "mismatch 'truncate' or 'mask'"),
-            (("agent_order",), self.update != "simultaneous", "update 'sequential' or 'alternating'"),
+    def _options_fit_together(self) -> ExperimentalOptions:
+        for name, applies, condition in (
+            ("adaptive_alpha", isinstance(self.token_lambda, str), "token_lambda 'adaptive'"),
+            ("nll_threshold", self.nll_coef > 0, "nll_coef above 0"),
+            ("critic_huber_delta", self.critic_loss == "huber", "critic_loss 'huber'"),
         ):
-            for name in names:
-                if name in self.model_fields_set and not applies:
-                    raise ValueError(f"{name} has no effect here: it applies to {where} only")
-        if self.logprob_norm == "word" and self.granularity == "token":
-            raise ValueError("logprob_norm 'word' applies to granularity 'action' only: take 'token' or 'sum'")
-        if self.proximal == "engine" and (self.mismatch != "none" or self.masks_actions):
+            if name in self.model_fields_set and not applies:
+                raise ValueError(f"{name} has no effect here: it applies to {condition} only")
+        return self
+
+
+class TrainerOptions(_Options):
+    """One MARFT update, in the order in which it is computed."""
+
+    reward: str = "reward"
+    """Name of the episode reward that is trained on: the team's."""
+    truncated_reward: Literal["so_far", "final"] = "so_far"
+    """What the team reward of a run that was cut short is. `so_far`: what it had earned until then, so the critic's
+    value of where it stood is added. `final`: its score, as if it had ended; to be taken where being cut short is the
+    rule, since with gamma 1 the values would then grow from round to round."""
+    shaping: tuple[ShapingTerm, ...] = ()
+    """Further rewards that reach the loss."""
+    granularity: Granularity = "action"
+    """MARFT-A: one LLM call is one decision. MARFT-T: one token is."""
+    lora: LoraOptions = LoraOptions()
+    agents: dict[str, AgentOptions] = Field(default_factory=dict)
+    """By node name: adapters that are shared or frozen, and learning rates of their own."""
+    advantage: AdvantageOptions = AdvantageOptions()
+    objective: ObjectiveOptions = ObjectiveOptions()
+    importance: ImportanceOptions = ImportanceOptions()
+    optimizer: OptimizerOptions = OptimizerOptions()
+    offline: OfflineOptions = OfflineOptions()
+    replay: ReplayOptions = ReplayOptions()
+    system: SystemOptions = SystemOptions()
+    experimental: ExperimentalOptions = ExperimentalOptions()
+
+    @property
+    def estimator_settings(self) -> EstimatorSettings:
+        """The numbers that an estimator reads."""
+        advantage, experimental = self.advantage, self.experimental
+        return EstimatorSettings(
+            gamma=advantage.gamma,
+            gae_lambda=advantage.gae_lambda,
+            gamma_token=experimental.gamma_token,
+            token_lambda=experimental.token_lambda,
+            adaptive_alpha=experimental.adaptive_alpha,
+            group_weight=experimental.group_weight,
+            group_std=experimental.group_std,
+            rae_decay=experimental.rae_decay,
+        )
+
+    @property
+    def loss_weighting(self) -> Weighting:
+        """`objective.weighting`, or what holds where it was left out."""
+        if self.objective.weighting is not None:
+            return self.objective.weighting
+        return "episode" if self.granularity == "action" else "token"
+
+    @property
+    def uses_critic(self) -> bool:
+        """Whether anything asks for values."""
+        return self.advantage.estimator_class.needs_critic or self.offline.mode in _VALUED
+
+    @property
+    def needs_behaviour(self) -> bool:
+        """Whether an update weighs by what the engine said when it sampled."""
+        return self.importance.mismatch != "none" or self.experimental.masks_actions
+
+    @model_validator(mode="before")
+    @classmethod
+    def _moved_options_are_named(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            for name in data:
+                if name in MOVED:
+                    raise ValueError(f"{name} is {MOVED[name]} now")
+            _refuse_moved_in(data.get("advantage"), "advantage", {"critic": _CRITIC_MOVED})
+        return data
+
+    @model_validator(mode="after")
+    def _options_fit_together(self) -> TrainerOptions:
+        if not self.model_fields_set:  # the defaults fit, and need no estimator's class to be loaded
+            return self
+        for name, condition in self._without_effect():
+            raise ValueError(f"{name} has no effect here: it applies to {condition} only")
+        importance, experimental = self.importance, self.experimental
+        if experimental.logprob_norm == "word" and self.granularity == "token":
             raise ValueError(
-                "proximal 'engine' leaves no mismatch to weight: set mismatch to 'none', and no geometric_mask, veto "
-                "or off_policy_mask"
+                "experimental.logprob_norm 'word' applies to granularity 'action' only: take 'token' or 'sum'"
             )
-        if self.proximal == "engine" and self.replay.share > 0:
-            raise ValueError("replay.share needs proximal 'recomputed': old episodes were sampled by other policies")
-        if self.replay.share > 0 and self.mismatch == "none":
-            raise ValueError("replay.share needs mismatch 'truncate' or 'mask': old episodes must be weighted")
-        if self.estimator in ("grpo", "rloo") and any(term.level == "agent" for term in self.shaping):
+        if importance.proximal == "engine" and self.needs_behaviour:
             raise ValueError(
-                f"shaping of level 'agent' does not go with estimator {self.estimator!r}, whose baseline is that of "
-                "all agents: take 'gae', 'dr_mas', 'at_grpo' or 'rae'"
+                "importance.proximal 'engine' leaves no mismatch to weight: set importance.mismatch to 'none', and no "
+                "experimental.geometric_mask, veto or off_policy_mask"
             )
-        if self.contribution != "equal" and not any(term.level == "agent" for term in self.shaping):
+        if importance.proximal == "engine" and self.replay.share > 0:
             raise ValueError(
-                f"contribution {self.contribution!r} compares each agent's own reward with the team's: add one to "
-                "shaping, of level 'agent'"
+                "replay.share needs importance.proximal 'recomputed': old episodes were sampled by other policies"
+            )
+        if self.replay.share > 0 and importance.mismatch == "none":
+            raise ValueError(
+                "replay.share needs importance.mismatch 'truncate' or 'mask': old episodes must be weighted"
+            )
+        self._rewards_fit_together()
+        return self
+
+    def _without_effect(self) -> Iterator[tuple[str, str]]:
+        """Options that were set and do nothing, and where they would do something."""
+        chosen, update = self.advantage.estimator_class, self.objective.update
+        tables = {"advantage": self.advantage, "experimental": self.experimental}
+        for table, options in tables.items():
+            for name in options.model_fields_set - {*chosen.reads}:
+                if readers := [reader for reader, estimator in _estimators().items() if name in estimator.reads]:
+                    yield f"{table}.{name}", f"advantage.estimator {' or '.join(map(repr, readers))}"
+        for table, name, applies, condition in (
+            ("advantage", "contribution", chosen.per_agent and not chosen.keeps_state, _own_baselines()),
+            ("advantage", "critic", self.uses_critic, "a critic in use"),
+            ("experimental", "critic_loss", self.uses_critic, "a critic in use"),
+            ("experimental", "critic_clip", self.uses_critic, "a critic in use"),
+            ("experimental", "gamma_token", self.granularity == "token", "granularity 'token'"),
+            ("experimental", "token_lambda", self.granularity == "token", "granularity 'token'"),
+            ("experimental", "logprob_norm", _whole_actions(self.granularity, update), "granularity 'action'"),
+            ("experimental", "agent_order", update != "simultaneous", "objective.update 'sequential' or 'alternating'"),
+        ):
+            if name in tables[table].model_fields_set and not applies:
+                yield f"{table}.{name}", condition
+
+    def _rewards_fit_together(self) -> None:
+        advantage = self.advantage
+        has_private_rewards = any(term.level == "agent" for term in self.shaping)
+        if has_private_rewards and not advantage.estimator_class.per_agent:
+            per_agent_names = [name for name, estimator in _estimators().items() if estimator.per_agent]
+            raise ValueError(
+                f"shaping of level 'agent' does not go with advantage.estimator {advantage.estimator!r}, whose "
+                f"baseline is that of all agents: take {', '.join(map(repr, per_agent_names))}"
+            )
+        if advantage.contribution != "equal" and not has_private_rewards:
+            raise ValueError(
+                f"advantage.contribution {advantage.contribution!r} compares each agent's own reward with the team's: "
+                "add one to shaping, of level 'agent'"
             )
         shaped = [term.reward for term in self.shaping]
         if "baseline" in (self.reward, *shaped):
             raise ValueError("a reward called 'baseline' cannot be told from the critic's part in reports: rename it")
         if len({self.reward, *shaped}) != 1 + len(shaped):
             raise ValueError("shaping names a reward twice, or the team reward: give each one weight")
-        return self
+
+
+_GROUPS: dict[str, type[_Options]] = {
+    "advantage": AdvantageOptions,
+    "objective": ObjectiveOptions,
+    "importance": ImportanceOptions,
+    "optimizer": OptimizerOptions,
+    "system": SystemOptions,
+    "experimental": ExperimentalOptions,
+}
+MOVED = {name: f"{group}.{name}" for group, options in _GROUPS.items() for name in options.model_fields}
+"""Options that once stood in [train.trainer] itself -> where they stand now."""
+_CRITIC_MOVED = {name: f"experimental.critic_{name}" for name in ("loss", "huber_delta", "clip")}
+
+
+def _refuse_moved_in(table: Any, table_name: str, moved: dict[str, dict[str, str]]) -> None:
+    """Refuses an option of a table inside `table` that stands elsewhere now, by both names."""
+    for inner, names in moved.items():
+        held = table.get(inner) if isinstance(table, dict) else None
+        for name in held if isinstance(held, dict) else ():
+            if name in names:
+                raise ValueError(f"{table_name}.{inner}.{name} is {names[name]} now")
+
+
+def _whole_actions(granularity: Granularity, update: str) -> bool:
+    """Whether a ratio of whole actions is formed: by the loss, or for the factor of the agents that come after."""
+    return granularity == "action" or update == "sequential"
+
+
+def _estimators() -> dict[str, type[Estimator]]:
+    from trainers.advantages.estimator import estimators  # here for the same reason as above
+
+    return estimators()
+
+
+def _own_baselines() -> str:
+    names = [name for name, estimator in _estimators().items() if estimator.per_agent and not estimator.keeps_state]
+    return f"advantage.estimator {' or '.join(map(repr, names))}"

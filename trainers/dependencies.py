@@ -1,10 +1,13 @@
 """Edges of D to who directly depends on whom among the actions that are trained, as plain integers.
 
-Actions that are not `kept` (a frozen node, say) are part of the environment: what depended on them depends on
+Actions that are not kept (a frozen node, say) are part of the environment: what depended on them depends on
 whatever they depended on. Invariant: actions are numbered in a topological order, so every edge points forward.
 It knows nothing of tokens, rewards or values.
+
+Shapes: _A one entry per recorded action of an episode, in that order.
 """
 
+# ruff: noqa: N803 (shape suffixes)
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -12,13 +15,15 @@ from collections.abc import Iterable, Sequence
 Successors = tuple[tuple[int, ...], ...]
 
 
-def edges_to_successors(count: int, edges: Iterable[tuple[int, int]], kept: Sequence[bool] | None = None) -> Successors:
+def edges_to_successors(
+    count: int, edges: Iterable[tuple[int, int]], is_kept_A: Sequence[bool] | None = None
+) -> Successors:
     """Edges of D to the direct dependents of each action: the transitive reduction among the kept ones.
 
     Args:
         count: number of actions, numbered in a topological order.
         edges: pairs (src, dst) with src < dst.
-        kept: one flag per action; None keeps all.
+        is_kept_A: one flag per action; None keeps all.
 
     Returns:
         For each kept action, in order, the positions of its direct dependents among the kept actions.
@@ -26,7 +31,7 @@ def edges_to_successors(count: int, edges: Iterable[tuple[int, int]], kept: Sequ
     Raises:
         ValueError: an edge does not point forward in the order, or leaves it.
     """
-    keep = [True] * count if kept is None else list(kept)
+    keep = [True] * count if is_kept_A is None else list(is_kept_A)
     direct: list[set[int]] = [set() for _ in range(count)]
     for src, dst in edges:
         if not 0 <= src < dst < count:
@@ -39,7 +44,7 @@ def edges_to_successors(count: int, edges: Iterable[tuple[int, int]], kept: Sequ
     return transitive_reduction(len(position), pairs)
 
 
-def links_to(target: int, edges: Iterable[tuple[int, int]], kept: Sequence[bool]) -> dict[int, int]:
+def links_to(target: int, edges: Iterable[tuple[int, int]], is_kept_A: Sequence[bool]) -> dict[int, int]:
     """How many links of D lie between each kept action and one action of the recorded graph that it led to.
 
     A link is counted for every kept action that is left on the shortest way back from `target`: the target itself is 0
@@ -48,21 +53,21 @@ def links_to(target: int, edges: Iterable[tuple[int, int]], kept: Sequence[bool]
     Args:
         target: position among all actions, kept or not.
         edges: pairs (src, dst) with src < dst, over all actions.
-        kept: one flag per action.
+        is_kept_A: one flag per action.
 
     Returns:
         Position among the kept actions -> links, for the target and everything that it depends on.
     """
-    before: dict[int, list[int]] = {}
+    predecessors: dict[int, list[int]] = {}
     for src, dst in edges:
-        before.setdefault(dst, []).append(src)
+        predecessors.setdefault(dst, []).append(src)
     links = {target: 0}
     for i in range(target, -1, -1):  # all ways from `target` to i pass actions between them in the order
         if i in links:
-            for j in before.get(i, ()):
-                links[j] = min(links.get(j, len(kept)), links[i] + kept[i])
-    position = _positions(kept)
-    return {position[i]: count for i, count in links.items() if kept[i]}
+            for j in predecessors.get(i, ()):
+                links[j] = min(links.get(j, len(is_kept_A)), links[i] + is_kept_A[i])
+    position = _positions(is_kept_A)
+    return {position[i]: count for i, count in links.items() if is_kept_A[i]}
 
 
 def transitive_reduction(count: int, edges: Iterable[tuple[int, int]]) -> Successors:
@@ -86,6 +91,6 @@ def transitive_reduction(count: int, edges: Iterable[tuple[int, int]]) -> Succes
     return tuple(reduced)
 
 
-def _positions(kept: Sequence[bool]) -> dict[int, int]:
+def _positions(is_kept_A: Sequence[bool]) -> dict[int, int]:
     """Position among all actions -> position among the kept ones."""
-    return {old: new for new, old in enumerate(i for i in range(len(kept)) if kept[i])}
+    return {old: new for new, old in enumerate(i for i in range(len(is_kept_A)) if is_kept_A[i])}

@@ -18,10 +18,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from trainers import adapter_files
+from trainers.adapters import adapter_files
+from trainers.common.files import weights_to_sha256, whole_folder
 from trainers.config import LoraOptions
 from trainers.errors import TrainError
-from trainers.files import weights_to_sha256, whole_folder
 
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _INDEX = "model.safetensors.index.json"
@@ -84,7 +84,7 @@ def export_merged(model_dir: Path, adapter_folder: Path, out: Path, base_sha256:
         raise TrainError(f"{model_dir} has several chat templates, which are not copied: export without merging")
     with whole_folder(out) as fresh:
         for path in files:
-            _merge_file(path, updates, lora.alpha / lora.rank, fresh / path.name)
+            _merge_file(path, updates, lora.alpha / lora.rank, out=fresh / path.name)
         if updates:
             raise TrainError(f"{model_dir} stores no {next(iter(updates))!r} to merge into: export without merging")
         for path in model_dir.iterdir():
@@ -112,7 +112,9 @@ def _folder_to_adapter(
     except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise TrainError(f"{folder} is not a LoRA adapter with {' and '.join(_ADAPTER_FILES)}: {reason[0]}") from None
-    adapter_files.read_into(folder, tensors, lora, model_dir, base_sha256 or weights_to_sha256(model_dir))
+    adapter_files.read_into(
+        folder, tensors, lora, model_dir=model_dir, base_sha256=base_sha256 or weights_to_sha256(model_dir)
+    )
     return lora, config, tensors
 
 

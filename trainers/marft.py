@@ -24,24 +24,24 @@ from typing import Any
 import torch
 
 from trace_store.records import TOOLS_OF, Episode, Trajectory
-from trainers.advantages import normalize_estimate
+from trainers.advantages.arrays import Floats
+from trainers.advantages.estimate import normalize_estimate
 from trainers.batch import ActionItem, Round, Use, episodes_to_round, trajectories_to_round
+from trainers.checks.memory_guard import out_of_memory_told
+from trainers.checks.reality import check_moved
+from trainers.common.workers import Workers
 from trainers.config import TrainerOptions
-from trainers.credit import FLAT, Credit
-from trainers.credited import Credited, round_to_credits
+from trainers.credit.action_credits import Credited, round_to_credits
+from trainers.credit.credit import FLAT, Credit
+from trainers.credit.units import Units
 from trainers.errors import TrainError
-from trainers.gae import Floats
-from trainers.memory_guard import out_of_memory_told
-from trainers.model import Tick
-from trainers.offline import learn_offline
-from trainers.policies import Policies
-from trainers.reality import check_moved
-from trainers.replay_gate import gate_episodes
-from trainers.sampling import Sampling
-from trainers.scored_round import score_round
-from trainers.sweep import sweep, update_order
-from trainers.units import Units
-from trainers.workers import Workers
+from trainers.objective.scored_round import score_round
+from trainers.objective.update_order import UpdateContext, update_in_order, update_order
+from trainers.offline.phases import learn_offline
+from trainers.offline.replay_gate import gate_episodes
+from trainers.policies.policies import Policies
+from trainers.scoring.model import Tick
+from trainers.scoring.sampling import Sampling
 
 Progress = Callable[[str, int, int], None]
 
@@ -75,15 +75,15 @@ class MarftTrainer:
         self.is_heldout = is_heldout
         self.progress = progress
         self.lineage = dict(lineage or {})
-        if options.threads is not None:
-            torch.set_num_threads(options.threads)
-        self.policies = Policies(options, model_dir, agents, seed, workers or Workers.alone())
+        if options.system.threads is not None:
+            torch.set_num_threads(options.system.threads)
+        self.policies = Policies(options, model_dir, agents, seed=seed, workers=workers or Workers.alone())
         self.learners = self.policies.learners
         self.generator = torch.Generator().manual_seed(seed)
         self.replay_generator = torch.Generator().manual_seed(seed + 1)  # draws old episodes; see `draw_replay`
         self.rounds = 0  # on-policy updates so far
         model_of = {agent: self.policies.model_of(agent) for agent in self.policies.trained}
-        self.credit = Credit(options, model_of, self.policies.trained, seed, self._tick)
+        self.credit = Credit(options, model_of, self.policies.trained, seed=seed, tick=self._tick)
 
     # -- stored episodes -----------------------------------------------------------------------------------------
 
@@ -98,8 +98,8 @@ class MarftTrainer:
             {"critic": see `Credit.warm_up`, "drops", "episodes", "actions", "seconds"}.
         """
         started = time.perf_counter()
-        kept, refused = self._gate(trajectories, {}, False) if self.options.uses_critic else ([], {})
-        data = self._read(kept, "imitation")
+        kept_trajectories, refused = self._gate(trajectories, {}, False) if self.options.uses_critic else ([], {})
+        data = self._read(kept_trajectories, "imitation")
         data = data.only(lambda episode: not episode.truncated, "episode truncated, its return unknown")
         data = data.also_dropped(refused)
         critic = self.credit.warm_up(data)
@@ -108,7 +108,7 @@ class MarftTrainer:
 
     @out_of_memory_told
     def replay(self, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-        """Stored episodes to adapters, as `offline.mode` says; see `trainers.offline`.
+        """Stored episodes to adapters, as `offline.mode` says; see `trainers.offline.phases`.
 
         AdamW starts afresh afterwards: moments of these gradients do not fit those of the rounds that follow.
 
@@ -118,11 +118,15 @@ class MarftTrainer:
         """
         started = time.perf_counter()
         options = self.options.offline
-        kept, refused = ([], {}) if options.mode == "off" else self._gate(trajectories, {}, options.needs_behaviour)
+        kept_trajectories, refused = (
+            ([], {}) if options.mode == "off" else self._gate(trajectories, {}, options.needs_behaviour)
+        )
         texts: Use = "demonstration" if options.retokenise else "imitation"
-        data = self._read(kept, "replay" if options.needs_behaviour else texts)
+        data = self._read(kept_trajectories, "replay" if options.needs_behaviour else texts)
         data = data.also_dropped(refused)
-        agents, data = learn_offline(data, self.policies, self.credit, self.options, self.generator, self._tick)
+        agents, data = learn_offline(
+            data, self.policies, self.credit, options=self.options, generator=self.generator, tick=self._tick
+        )
         self.credit.forget()
         warnings = self._check_reality(agents) if options.mode != "off" else []
         fields = {"mode": options.mode, "agents": agents, "used": len(data.items), "warnings": warnings}
@@ -159,7 +163,7 @@ class MarftTrainer:
         Returns:
             {"agents": {name: {...}}, "critic": see `Credit.estimate`, "order" (of adapters), "drops", "episodes",
             "replayed" (episodes), "warnings", "seconds" ({"score", "update"})}. Per agent: actions, tokens, those of
-            `AdapterLearner.improve` and `AdapterLearner.measure`, those of `Sampling`, advantage_mean and advantage_std
+            `objective.improve` (both of its functions), those of `Sampling`, advantage_mean and advantage_std
             (before normalisation), factor_mean (compounded ratio), lr, adapter_norm, adapter_moved. Agents that share
             an adapter share what is the adapter's. With update 'alternating' an agent whose turn it is not has its
             counts only. What was not measured is None.
@@ -167,7 +171,7 @@ class MarftTrainer:
         A round whose groups are all without signal (skip_flat_groups) teaches nothing, and says so in warnings.
 
         Raises:
-            TrainError: not one action can be trained on, or training turns out not to be real (see `trainers.reality`).
+            TrainError: not one action can be trained on, or training turns out not to be real (see `checks.reality`).
         """
         started = time.perf_counter()
         data = self._join(trajectories, replayed)
@@ -178,32 +182,46 @@ class MarftTrainer:
             raise TrainError(f"no action of this round can be trained on: {reasons or 'there were no trajectories'}")
         if self.policies.workers.count > 1:
             self.policies.workers.check_same("the round's tokens and the adapters", self._digest(data))
-        order = update_order(data, self.policies, self.options, self.rounds, self.generator)
-        scored = score_round(data, order, self.policies, self.options, self._tick, self.credit.note)
+        order = update_order(data, self.policies, self.options, rounds=self.rounds, generator=self.generator)
+        scored = score_round(
+            data, order, self.policies, options=self.options, tick_of=self._tick, note=self.credit.note
+        )
         estimate, fit_critics = self.credit.estimate(data)
         units = Units(data, self.options.granularity)
-        normal = normalize_estimate(estimate, units.agents, self.options.normalization)
+        normal = normalize_estimate(estimate, units.agents, self.options.advantage.normalization)
         scored_at = time.perf_counter()
-        learned = sweep(
-            data, scored, units, normal, self.policies, self.options, self.rounds, self.generator, self._tick
+        learned = update_in_order(
+            UpdateContext(
+                data=data,
+                scored=scored,
+                units=units,
+                normal=normal,
+                policies=self.policies,
+                options=self.options,
+                rounds=self.rounds,
+                generator=self.generator,
+                tick_of=self._tick,
+            )
         )
         critic = fit_critics()
         self.credit.forget()
         agents: dict[str, dict[str, Any]] = {}
         for agent in self.policies.trained:
             rows = scored.rows_of.get(self.policies.adapter_of(agent), range(len(data.items)))
-            own = [i for i in rows if data.items[i].agent == agent]
-            advantage_U = units.take(estimate.advantage_U, own)
-            agents[agent] = self._report(agent, [data.items[i] for i in own], learned, scored.sampling, advantage_U)
+            agent_rows = [i for i in rows if data.items[i].agent == agent]
+            advantage_U = units.select(estimate.advantage_U, agent_rows)
+            agents[agent] = self._report(
+                agent, [data.items[i] for i in agent_rows], learned, sampling=scored.sampling, advantage_U=advantage_U
+            )
         warnings = self._check_reality(agents)
-        if self.options.estimator == "gae" and self.options.gamma == 1 and _cut_share(data) > 0.5:
+        if self.credit.estimator.needs_critic and self.options.advantage.gamma == 1 and _cut_share(data) > 0.5:
             warnings.append(
                 "most episodes were cut short, and with gamma 1 their values have nothing to end on: set "
                 "truncated_reward to 'final', or gamma below 1"
             )
         self.rounds += 1
         if credited is not None:
-            credited(round_to_credits(data, units, estimate, normal))
+            credited(round_to_credits(data, units, estimate, normal=normal))
         fields = {
             "agents": agents,
             "critic": critic,
@@ -223,16 +241,16 @@ class MarftTrainer:
             newest: dict[str, int] = {}
             for item in data.items:
                 newest[item.agent] = max(newest.get(item.agent, 0), item.version or 0)
-            kept, refused = self._gate(replayed, newest, True, _tools_of(fresh))
-            older = self._read(kept, "replay")
+            kept_trajectories, refused = self._gate(replayed, newest, True, tools=_tools_of(fresh))
+            older = self._read(kept_trajectories, "replay")
             drops = {**data.drops, **refused}
             for reason, count in older.drops.items():
                 drops[f"replay: {reason}"] = count
-            most = self._most_replayed(len(data.episodes))
-            if len(older.episodes) > most:
-                drops["replay: episode beyond replay.share"] = len(older.episodes) - most
-            data = episodes_to_round([*data.episodes, *older.episodes[:most]], drops)
-        return self.credit.informative(data) if self.options.skip_flat_groups else data
+            max_replayed = self._most_replayed(len(data.episodes))
+            if len(older.episodes) > max_replayed:
+                drops["replay: episode beyond replay.share"] = len(older.episodes) - max_replayed
+            data = episodes_to_round([*data.episodes, *older.episodes[:max_replayed]], drops)
+        return self.credit.informative(data) if self.options.advantage.skip_flat_groups else data
 
     def _nothing_learned(self, data: Round) -> dict[str, Any]:
         """A round in which every group earned the same: it counts, and moves nothing."""
@@ -274,7 +292,14 @@ class MarftTrainer:
         vocabulary = {agent: policies.model_of(agent).vocabulary for agent in policies.trained}
         final = options.truncated_reward == "final"
         data = trajectories_to_round(
-            trajectories, policies.trained, options.reward, vocabulary, use, options.shaping, final, self.is_heldout
+            trajectories,
+            policies.trained,
+            options.reward,
+            vocabulary=vocabulary,
+            use=use,
+            shaping=options.shaping,
+            final=final,
+            is_heldout=self.is_heldout,
         )
         policies.memory.expect(data.items)
         return data
@@ -287,7 +312,9 @@ class MarftTrainer:
         tools: Mapping[str, str] | None = None,
     ) -> tuple[list[Trajectory], dict[str, int]]:
         today = {**self.lineage, **(tools or {})}
-        return gate_episodes(trajectories, today, self.options.replay, newest, needs_behaviour)
+        return gate_episodes(
+            trajectories, today, self.options.replay, newest_version=newest, needs_behaviour=needs_behaviour
+        )
 
     def _check_reality(self, agents: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """Errors where training was not real, and what is odd about it; agents that share an adapter count as one."""

@@ -9,17 +9,36 @@ Three kinds reach the loss, and they are credited differently:
 
 Invariant: an absent reward adds nothing, and a term of which an episode has none at all is reported as absent;
 weights of shaping terms are in the values. It knows nothing of tokens, values or estimators.
+
+Shapes: _A one entry per recorded action of an episode.
 """
 
+# ruff: noqa: N803 (shape suffixes)
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from trace_store.records import Reward, Trajectory
-from trainers.config import ShapingTerm
 from trainers.dependencies import links_to
+
+
+class ShapingTerm(BaseModel):
+    """A recorded reward that is added to the team reward of the game."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    reward: str = Field(min_length=1)
+    """Its name in the store."""
+    level: Literal["episode", "step", "agent"]
+    """`episode`: added to the team reward. `step`: arrives with the action that it points at, and everything
+    before it in D shares it. `agent`: the private reward of one node, which reaches that node's actions only."""
+    weight: float
+    """Factor; negative for a penalty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +68,7 @@ def trajectory_to_rewards(
     team: tuple[str, float],
     shaping: Sequence[ShapingTerm],
     edges: Sequence[tuple[int, int]],
-    kept: Sequence[bool],
+    is_kept_A: Sequence[bool],
 ) -> tuple[EpisodeRewards, list[ShapingTerm]]:
     """Recorded rewards to an episode's, and the shaping terms of which it has no finite value.
 
@@ -60,23 +79,23 @@ def trajectory_to_rewards(
         team: name and value of the team reward.
         edges: D over all actions of the trajectory, by position, without what follows from other edges (else a
             shortcut would make a step reward count as nearer than a team reward that arrives with the same action).
-        kept: which actions are trained.
+        is_kept_A: which actions are trained.
     """
     totals, steps, private = dict([team]), {}, {}
     absent = []
     position = {action.action_id: i for i, action in enumerate(trajectory.actions)}
     for term in shaping:
-        found = [r for r in _latest(trajectory, term) if r.action_id is None or r.action_id in position]
-        if not found:
+        term_rewards = [r for r in _latest(trajectory, term) if r.action_id is None or r.action_id in position]
+        if not term_rewards:
             absent.append(term)
         elif term.level == "episode":
-            totals[term.reward] = found[0].value * term.weight
+            totals[term.reward] = term_rewards[0].value * term.weight
         elif term.level == "agent":
-            private[term.reward] = {r.node: r.value * term.weight for r in found if r.node is not None}
+            private[term.reward] = {r.node: r.value * term.weight for r in term_rewards if r.node is not None}
         else:
             steps[term.reward] = tuple(
-                StepReward(r.value * term.weight, links_to(position[r.action_id], edges, kept))
-                for r in found
+                StepReward(r.value * term.weight, links_to(position[r.action_id], edges, is_kept_A))
+                for r in term_rewards
                 if r.action_id is not None
             )
     return EpisodeRewards(totals, steps, private), absent

@@ -29,7 +29,7 @@ SEEDS = (0, 1, 2)
 LEVELS = (0.3, 0.4, 0.5)
 """Mean rewards of a round; the report tells after how many fresh rollouts each was reached."""
 
-_SIMULTANEOUS = {"train.trainer.update": "simultaneous"}
+_SIMULTANEOUS = {"train.trainer.objective.update": "simultaneous"}
 _OVER_TOKENS = {"train.trainer.granularity": "token"}
 
 CONDITIONS: dict[str, Condition] = {
@@ -43,13 +43,13 @@ CONDITIONS: dict[str, Condition] = {
     "grpo": Condition(
         "GRPO as published: returns standardised over the samples of a task, ratios per token, tokens averaged within "
         "a call, all agents at once. Its KL penalty to the base model is left out, as no condition has one.",
-        {"train.trainer.estimator": "grpo", **_OVER_TOKENS, **_SIMULTANEOUS},
+        {"train.trainer.advantage.estimator": "grpo", **_OVER_TOKENS, **_SIMULTANEOUS},
     ),
     "dr-mas": Condition(
         "Dr. MAS: as grpo, but each agent's returns are standardised over its own calls. Where every agent acts once "
         "in every episode and all share one reward, as here, that is the same computation: where the two differ at "
         "all, it is how the engine happened to batch.",
-        {"train.trainer.estimator": "dr_mas", **_OVER_TOKENS, **_SIMULTANEOUS},
+        {"train.trainer.advantage.estimator": "dr_mas", **_OVER_TOKENS, **_SIMULTANEOUS},
     ),
     "marft-a-simultaneous": Condition(
         "MARFT per action, all agents at once against the policies that sampled.",
@@ -59,16 +59,16 @@ CONDITIONS: dict[str, Condition] = {
         "Independent PPO for each node: a critic of its own, all agents at once, and lambda 1. In a graph where each "
         "agent acts once, lambda 1 and gamma 1 make the advantage return - V(own observation), in which no other "
         "agent's value occurs: what PPO does that takes the other agent for its environment.",
-        {"train.trainer.critic.sharing": "agent", "train.trainer.gae_lambda": 1.0, **_SIMULTANEOUS},
+        {"train.trainer.advantage.critic.sharing": "agent", "train.trainer.advantage.gae_lambda": 1.0, **_SIMULTANEOUS},
     ),
     WITHOUT_OFFLINE: Condition(
         "MARFT per action from fresh rollouts alone: no imitation and no critic pre-training. What is left of the "
         "old traces is where the critic starts: their mean return, and the scale of its features.",
-        {"train.trainer.offline.mode": "off", "train.trainer.critic.warmup_epochs": 0},
+        {"train.trainer.offline.mode": "off", "train.trainer.advantage.critic.warmup_epochs": 0},
     ),
     "marft-a-kl-limit": Condition(
         "MARFT per action, each round's step shortened until the policies that it leaves have moved by at most 0.12 "
         "nats a token, both agents together. The limit is that of the long chains in `examples/zoo`, not tuned here.",
-        {"train.trainer.kl_limit": 0.12},
+        {"train.trainer.objective.kl_limit": 0.12},
     ),
 }

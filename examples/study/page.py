@@ -24,7 +24,7 @@ from examples.study.figures import (
     seconds_a_round,
 )
 from examples.study.results import Result
-from marft_bridge.config import BridgeConfig
+from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.statistics import MeanInterval, mean_interval
 
 NONE = "–"
@@ -85,7 +85,7 @@ def _code(by_condition: ByCondition) -> str:
 
 
 def _setting(config: BridgeConfig) -> str:
-    train, trainer = config.train, config.train.trainer
+    train, trainer, steps = config.train, config.train.trainer, config.train.trainer.optimizer
     tasks = train.episodes_per_round // train.samples_per_task
     return f"""## What all have in common
 
@@ -96,7 +96,7 @@ def _setting(config: BridgeConfig) -> str:
   {trainer.offline.threshold:g}), then {train.rounds} rounds of {train.episodes_per_round} fresh episodes:
   {tasks} tasks, {train.samples_per_task} samples each. Group estimators need several samples of a task; so that only
   the learning differs, all conditions of a seed get the same tasks in the same rounds, with the same sampling seeds.
-- Learning rate {trainer.lr:g}, {trainer.minibatches} minibatches, {trainer.epochs} epoch a round; every episode counts
+- Learning rate {steps.lr:g}, {steps.minibatches} minibatches, {steps.epochs} epoch a round; every episode counts
   the same; no KL or entropy term. The rate, the minibatches and the offline phase are those of `examples/math_duo`,
   fixed before the first run and not tuned for any condition.
 - The trained reward is 1 for the right number at the end, 0.1 where it only occurs; `{config.compare.metric}` on

@@ -18,7 +18,7 @@ from examples.study.drawing import Panel, panels_to_svg
 from examples.study.figures import curve, results_by_condition, rewards
 from examples.study.page import results_to_page
 from examples.study.results import RESULT, Result, json_to_result, read_result, result_to_json
-from marft_bridge.config import BridgeConfig
+from marft_bridge.config.bridge import BridgeConfig
 
 HERE = Path(__file__).parent
 

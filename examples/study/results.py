@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from marft_bridge.files import write_atomically
-from marft_bridge.run_folder import RunFolder
+from marft_bridge.common.files import write_atomically
+from marft_bridge.runs.run_folder import RunFolder
 from trace_store.store import TraceStore
 
 RESULT = "result.json"

@@ -37,9 +37,9 @@ from examples.study.results import (
     text_sha256,
     write_result,
 )
-from marft_bridge.config import BridgeConfig, set_dotted
-from marft_bridge.files import write_atomically
-from marft_bridge.run_folder import RunFolder
+from marft_bridge.common.files import write_atomically
+from marft_bridge.config.bridge import BridgeConfig, set_dotted
+from marft_bridge.runs.run_folder import RunFolder
 from trace_store.store import TraceStore
 
 HERE = Path(__file__).parent

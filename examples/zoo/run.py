@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from marft_bridge.comparison.records import Report
-from marft_bridge.run_folder import RunFolder
+from marft_bridge.runs.run_folder import RunFolder
 
 HERE = Path(__file__).parent
 EXPECTED = re.compile(r"^# Expected: .*$", re.MULTILINE)

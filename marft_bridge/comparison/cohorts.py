@@ -1,9 +1,9 @@
-"""Pairs of runs and fields of their tasks -> how each variant did on the tasks of one kind.
+"""Pairs of episodes and the fields of their tasks -> how each variant did on the tasks of each cohort (stratum).
 
 A task belongs to the cohort of its field's value; a list puts it into one cohort for each of its values, and a task
-without the field stands in `(none)`. Invariants: all contrasts of one call are one family, so that what is called
-higher or lower in any of twenty cohorts is not there by chance; a cohort of fewer than five tasks has a size and no
-contrast; what is left out is said. It knows nothing of stores, adapters or pages.
+without the field is in `(none)`. Invariants: all contrasts of one call are one family, so that twenty cohorts find no
+more by chance than one; a cohort of fewer than five tasks has a size and no contrast; a line is printed about what is
+left out.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from marft_bridge.comparison.records import Cohort, Contrast
+from marft_bridge.statistics import Contrast as PairedContrast
 from marft_bridge.statistics import compare_family
-from marft_bridge.statistics import families as statistics
 from trace_store.records import Trajectory
 
-NONE = "(none)"  # where a task lacks the field, or has null or an empty list there
-MOST = 20  # values of one field that are shown, by the number of their tasks
-FEWEST = 5  # tasks; of fewer nothing is said but how many they are
+NO_VALUE = "(none)"  # where a task lacks the field, or has null or an empty list there
+MAX_COHORTS = 20  # per field: the values with the most tasks
+MIN_TASKS = 5  # a cohort of fewer has no contrasts
 
 
 @dataclass(slots=True)
-class _Pairs:
-    """One variant in one cohort: parallel lists."""
+class _PairedScores:
+    """The scores of one variant and of the base in one cohort: parallel lists, one entry per pair."""
 
     base: list[float] = field(default_factory=list)
     variant: list[float] = field(default_factory=list)
-    tasks: list[str] = field(default_factory=list)
+    tasks: list[str] = field(default_factory=list)  # the task of each pair
 
 
 def pairs_to_cohorts(
@@ -37,7 +37,7 @@ def pairs_to_cohorts(
     fields: Sequence[str],
     metric: str,
     seed: int,
-    say: Callable[[str], None] = lambda _: None,
+    print_line: Callable[[str], None] = lambda _: None,
 ) -> tuple[Cohort, ...]:
     """Pairs into the cohorts of every field, by field, the largest first.
 
@@ -46,25 +46,25 @@ def pairs_to_cohorts(
             side is left out. They are read once, and may be streamed.
         fields: of the tasks.
         metric: a team reward.
-        seed: of the statistics.
-        say: is told what is left out.
+        seed: of bootstrap and permutations.
+        print_line: gets a line about every field with cohorts that are left out or too small.
     """
-    found: dict[tuple[str, str], dict[str, _Pairs]] = {}
+    pairs_by_cohort: dict[tuple[str, str], dict[str, _PairedScores]] = {}
     tasks: dict[tuple[str, str], set[str]] = {}
-    for variant, base, other in pairs:
-        task, a, b = base.episode.task_id, base.team_reward(metric), other.team_reward(metric)
+    for variant, base, candidate in pairs:
+        task, a, b = base.episode.task_id, base.team_reward(metric), candidate.team_reward(metric)
         for key in [(name, value) for name in fields for value in field_to_values(base.episode.task, name)]:
             tasks.setdefault(key, set()).add(task)
             if a is not None and b is not None:
-                into = found.setdefault(key, {}).setdefault(variant, _Pairs())
-                into.base.append(a)
-                into.variant.append(b)
-                into.tasks.append(task)
-    shown = [key for name in fields for key in _largest(name, tasks, say)]
-    contrasts = _contrasts({key: found.get(key, {}) for key in shown}, metric, seed)
+                scores = pairs_by_cohort.setdefault(key, {}).setdefault(variant, _PairedScores())
+                scores.base.append(a)
+                scores.variant.append(b)
+                scores.tasks.append(task)
+    shown_keys = [key for name in fields for key in _largest_cohorts(name, tasks, print_line)]
+    contrasts = _test_cohorts({key: pairs_by_cohort.get(key, {}) for key in shown_keys}, metric, seed)
     return tuple(
         Cohort(field=name, value=value, tasks=len(tasks[name, value]), contrasts=contrasts[name, value])
-        for name, value in shown
+        for name, value in shown_keys
     )
 
 
@@ -72,34 +72,42 @@ def field_to_values(task: Mapping[str, Any], name: str) -> list[str]:
     """The cohorts that a task belongs to, by its field `name`: each once, texts as they are and others as JSON."""
     value = task.get(name)
     values = value if isinstance(value, (list, tuple)) else [value]
-    texts = [item if isinstance(item, str) else json.dumps(item, sort_keys=True) for item in values if item is not None]
-    return list(dict.fromkeys(texts)) or [NONE]
+    texts = [v if isinstance(v, str) else json.dumps(v, sort_keys=True) for v in values if v is not None]
+    return list(dict.fromkeys(texts)) or [NO_VALUE]
 
 
-def _largest(name: str, tasks: Mapping[tuple[str, str], set[str]], say: Callable[[str], None]) -> list[tuple[str, str]]:
-    """The cohorts of one field that are shown."""
+def _largest_cohorts(
+    name: str, tasks: Mapping[tuple[str, str], set[str]], print_line: Callable[[str], None]
+) -> list[tuple[str, str]]:
+    """The cohorts of one field that are shown: those with the most tasks, ties by value."""
     keys = sorted((key for key in tasks if key[0] == name), key=lambda key: (-len(tasks[key]), key[1]))
-    if left_out := keys[MOST:]:
-        lost = len(set[str]().union(*(tasks[key] for key in left_out)))
-        say(f"cohorts: {name!r} has {len(keys)} values; {len(left_out)} smaller ones, of {lost} tasks, are not shown")
-    if small := [key for key in keys[:MOST] if len(tasks[key]) < FEWEST]:
-        say(f"cohorts: {name!r} has values with fewer than {FEWEST} tasks, {len(small)}; only their size is shown")
-    return keys[:MOST]
+    if left_out := keys[MAX_COHORTS:]:
+        lost_tasks = len(set[str]().union(*(tasks[key] for key in left_out)))
+        print_line(
+            f"cohorts: {name!r} has {len(keys)} values; {len(left_out)} smaller ones, of {lost_tasks} tasks, "
+            "are not shown"
+        )
+    if small := [key for key in keys[:MAX_COHORTS] if len(tasks[key]) < MIN_TASKS]:
+        print_line(
+            f"cohorts: {name!r} has values with fewer than {MIN_TASKS} tasks, {len(small)}; only their size is shown"
+        )
+    return keys[:MAX_COHORTS]
 
 
-def _contrasts(
-    cohorts: Mapping[tuple[str, str], Mapping[str, _Pairs]], metric: str, seed: int
+def _test_cohorts(
+    cohorts: Mapping[tuple[str, str], Mapping[str, _PairedScores]], metric: str, seed: int
 ) -> dict[tuple[str, str], tuple[Contrast, ...]]:
-    asked = [
-        (key, statistics.Contrast(variant, metric, pairs.base, pairs.variant, pairs.tasks))
+    """Cohort -> the contrast of each variant with enough tasks in it, all of them one family."""
+    paired_contrasts = [
+        (key, PairedContrast(variant, metric, scores.base, values=scores.variant, clusters=scores.tasks))
         for key, by_variant in cohorts.items()
-        for variant, pairs in by_variant.items()
-        if len(set(pairs.tasks)) >= FEWEST
+        for variant, scores in by_variant.items()
+        if len(set(scores.tasks)) >= MIN_TASKS
     ]
-    members = compare_family([contrast for _, contrast in asked], seed=seed)
-    found: dict[tuple[str, str], tuple[Contrast, ...]] = dict.fromkeys(cohorts, ())
-    for (key, _), member in zip(asked, members, strict=True):
-        found[key] += (
+    members = compare_family([paired for _, paired in paired_contrasts], seed=seed)
+    contrasts: dict[tuple[str, str], tuple[Contrast, ...]] = dict.fromkeys(cohorts, ())
+    for (key, _), member in zip(paired_contrasts, members, strict=True):
+        contrasts[key] += (
             Contrast(
                 variant=member.variant,
                 p_adjusted=member.p_adjusted,
@@ -107,4 +115,4 @@ def _contrasts(
                 **asdict(member.result),
             ),
         )
-    return found
+    return contrasts

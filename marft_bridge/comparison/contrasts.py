@@ -1,8 +1,7 @@
-"""Pairs of the base and each candidate -> what may be claimed of every metric, and what could have been found.
+"""Pairs of the base and each candidate -> the contrast of every metric, and the power of the comparison.
 
-Invariants: the deciding metric is one family over all candidates, the others are one family for each candidate; what
-was looked at on the way has the p-value and the intervals of such a comparison, and no others. It knows neither stores
-nor pages.
+Invariants: the deciding metric is one family over all candidates, the others are one family for each candidate; a
+comparison with interim looks has the p-values and intervals of a group-sequential test, and no others.
 """
 
 from __future__ import annotations
@@ -10,68 +9,72 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from marft_bridge.common.errors import ConfigError
 from marft_bridge.comparison.outcomes import Pair, paired_values, shared_metrics
 from marft_bridge.comparison.ratio import ratio_interval
 from marft_bridge.comparison.records import SIGNIFICANCE, Contrast, Power
-from marft_bridge.comparison.stopping import Standing
-from marft_bridge.errors import ConfigError
-from marft_bridge.statistics import Contrast as Family
+from marft_bridge.comparison.stopping import InterimResult
+from marft_bridge.statistics import Contrast as PairedContrast
 from marft_bridge.statistics import FamilyMember, compare_family, minimum_detectable_effect, tasks_to_settle
 
-SEQUENTIAL = "sign flips of whole tasks, the error spent over {} looks; repeated confidence intervals"
-FEWEST_TASKS = 2  # with a pair: one task says nothing about others
+SEQUENTIAL_TEST = "sign flips of whole tasks, the error spent over {} looks; repeated confidence intervals"
+MIN_TASKS = 2  # with a pair: one task says nothing about the variance between tasks
 
 Pairs = Mapping[str, Sequence[Pair]]
 """Candidate -> its pairs with the base."""
 
 
-def _family(name: str, pairs: Sequence[Pair], metric: str, ranks: Collection[str]) -> Family:
+def _paired_contrast(name: str, pairs: Sequence[Pair], metric: str, ranks: Collection[str]) -> PairedContrast:
     base, values, tasks = paired_values(pairs, metric)
-    return Family(name, metric, base, values, tasks, metric in ranks)
+    return PairedContrast(name, metric, base=base, values=values, clusters=tasks, ranks=metric in ranks)
 
 
-def deciding_contrasts(
+def pairs_to_deciding_contrasts(
     pairs: Pairs,
     metric: str,
     seed: int,
     ranks: Collection[str] = (),
-    standings: Mapping[str, Standing] | None = None,
+    interim_results: Mapping[str, InterimResult] | None = None,
     looks: int = 0,
 ) -> tuple[Contrast, ...]:
-    """The metric that decides, for every candidate.
+    """The contrasts of the deciding metric: one for each candidate, in order.
 
     Args:
-        ranks: metrics whose p-value is of ranks and not of means.
-        standings: of every candidate, where it was looked at while it ran.
-        looks: how often.
+        ranks: metrics whose p-value is that of Wilcoxon's signed ranks.
+        interim_results: of every candidate after the last look; None where there were no looks.
+        looks: how many there were.
 
     Raises:
-        ConfigError: after looks on the way too few tasks are left for an interval.
+        ConfigError: too few tasks for an interval that allows for the looks.
     """
-    rows = _contrasts([_family(name, those, metric, ranks) for name, those in pairs.items()], seed)
-    if standings is None:
+    paired_contrasts = [
+        _paired_contrast(name, candidate_pairs, metric, ranks=ranks) for name, candidate_pairs in pairs.items()
+    ]
+    rows = _test_family(paired_contrasts, seed)
+    if interim_results is None:
         return tuple(rows)
-    return tuple(_looked_at(row, standings[row.variant], looks, len(pairs)) for row in rows)
+    return tuple(_correct_for_looks(row, interim_results[row.variant], looks, candidates=len(pairs)) for row in rows)
 
 
-def secondary_contrasts(
+def pairs_to_secondary_contrasts(
     name: str, pairs: Sequence[Pair], metric: str, seed: int, ranks: Collection[str] = ()
 ) -> list[Contrast]:
-    """Every other metric that both sides of enough pairs have, for one candidate."""
-    families = [_family(name, pairs, other, ranks) for other in shared_metrics(pairs, metric)]
-    return _contrasts([each for each in families if len(set(each.clusters or ())) >= FEWEST_TASKS], seed)
+    """The contrasts of every other metric that both sides have on at least `MIN_TASKS` tasks, for one candidate."""
+    metrics = shared_metrics(pairs, metric)
+    paired_contrasts = [_paired_contrast(name, pairs, secondary, ranks=ranks) for secondary in metrics]
+    return _test_family([paired for paired in paired_contrasts if len(set(paired.clusters or ())) >= MIN_TASKS], seed)
 
 
-def _contrasts(families: Sequence[Family], seed: int) -> list[Contrast]:
-    members = compare_family(families, seed=seed)
-    return [_contrast(member, family) for member, family in zip(members, families, strict=True)]
+def _test_family(paired_contrasts: Sequence[PairedContrast], seed: int) -> list[Contrast]:
+    members = compare_family(paired_contrasts, seed=seed)
+    return [_member_to_contrast(member, paired) for member, paired in zip(members, paired_contrasts, strict=True)]
 
 
-def _contrast(member: FamilyMember, family: Family) -> Contrast:
+def _member_to_contrast(member: FamilyMember, paired: PairedContrast) -> Contrast:
     result = member.result
     return Contrast(
         variant=member.variant,
-        metric=family.metric,
+        metric=paired.metric,
         n=result.n,
         clusters=result.clusters,
         mean_a=result.mean_a,
@@ -82,26 +85,26 @@ def _contrast(member: FamilyMember, family: Family) -> Contrast:
         test=result.test,
         p_adjusted=member.p_adjusted,
         simultaneous=member.simultaneous,
-        ratio_ci95=ratio_interval(family.base, family.values, clusters=family.clusters),
+        ratio_ci95=ratio_interval(paired.base, paired.values, clusters=paired.clusters),
     )
 
 
-def _looked_at(row: Contrast, standing: Standing, looks: int, candidates: int) -> Contrast:
-    """The same means, with the p-value and the intervals that hold in spite of the looks."""
-    p = standing.p_value
+def _correct_for_looks(row: Contrast, interim_result: InterimResult, looks: int, candidates: int) -> Contrast:
+    """The same means, with the p-value and the intervals that allow for the looks."""
+    p = interim_result.p_value
     assert p is not None  # a plan ends where every candidate is settled or all tasks have run
     changes: dict[str, Any] = {
         "p_value": p,
         "p_adjusted": min(1.0, candidates * p),
-        "ci95": _closed(row, standing.interval),
-        "simultaneous": _closed(row, standing.simultaneous),
-        "test": SEQUENTIAL.format(looks),
-        "ratio_ci95": None,  # an ordinary one is too hopeful after a look
+        "ci95": _require_bounds(row, interim_result.interval),
+        "simultaneous": _require_bounds(row, interim_result.simultaneous),
+        "test": SEQUENTIAL_TEST.format(looks),
+        "ratio_ci95": None,  # one that ignores the looks is too narrow
     }
     return Contrast.model_validate(row.model_dump(exclude={"outcome"}) | changes)
 
 
-def _closed(row: Contrast, interval: tuple[float | None, float | None]) -> tuple[float, float]:
+def _require_bounds(row: Contrast, interval: tuple[float | None, float | None]) -> tuple[float, float]:
     low, high = interval
     if low is None or high is None:
         raise ConfigError(
@@ -112,14 +115,14 @@ def _closed(row: Contrast, interval: tuple[float | None, float | None]) -> tuple
 
 
 def pairs_to_power(name: str, pairs: Sequence[Pair], metric: str, candidates: int) -> Power:
-    """What the comparison with one of several candidates could find, and what would settle it."""
+    """What the comparison with one of `candidates` can detect, and the tasks that would settle it."""
     base, values, tasks = paired_values(pairs, metric)
     differences = [b - a for a, b in zip(base, values, strict=True)]
     alpha = SIGNIFICANCE / candidates
-    settle = tasks_to_settle(differences, alpha=alpha, clusters=tasks)
+    required = tasks_to_settle(differences, alpha=alpha, clusters=tasks)
     return Power(
         variant=name,
         detectable=minimum_detectable_effect(differences, alpha, clusters=tasks),
-        tasks_more=None if settle is None else settle.more,
-        effect=None if settle is None else settle.effect,
+        tasks_more=None if required is None else required.additional_tasks,
+        effect=None if required is None else required.effect,
     )

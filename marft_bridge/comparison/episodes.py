@@ -1,9 +1,9 @@
-"""Teams and held-out tasks -> stored episodes: the plan, and how far it is followed.
+"""Teams and held-out tasks -> the plan of a comparison, and the requests that follow it up to its interim looks.
 
 Every team runs the same tasks with the same samples and seeds, one after the other on each (task, sample), so that
-what the machines do to one they do to all. Invariants: tasks come in an order that the seed decides and no outcome
-does; a plan that is resumed is the plan that was begun; a candidate that is settled runs no further, and with it the
-teams that were mixed for its sake. It knows neither servers nor figures.
+load and faults of the machines affect all teams alike. Invariants: the order of the tasks follows from the seed and
+from no outcome; a resumed plan is the plan that was begun; a settled candidate runs no further, nor do the mixed teams
+between the base and it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from marft_bridge.comparison.stopping import Scores, Standing, equal_looks, fewest_tasks, scores_to_standing
+from marft_bridge.common.errors import ConfigError
+from marft_bridge.comparison.stopping import (
+    InterimResult,
+    Scores,
+    equally_spaced_looks,
+    min_tasks_to_settle,
+    scores_to_interim_result,
+)
 from marft_bridge.comparison.variants import Lineup, Team
-from marft_bridge.config import BridgeConfig
-from marft_bridge.errors import ConfigError
-from marft_bridge.rollouts import EpisodeRequest, plan_episodes, task_order
+from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.rollouts.episode_plan import EpisodeRequest, plan_episodes, task_order
 from trace_store.store import TraceStore
 
 Task = Mapping[str, Any]
@@ -26,7 +32,7 @@ Task = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a comparison runs."""
+    """The episodes that a comparison runs: teams x tasks x samples, and its interim looks."""
 
     run_id: str
     lineup: Lineup
@@ -35,10 +41,10 @@ class Plan:
     seed: int
     temperature: float | None
     metric: str
-    looks: tuple[int, ...] = ()  # numbers of tasks; none: nobody looks before the end
+    looks: tuple[int, ...] = ()  # numbers of tasks after which the outcomes are tested; none: only at the end
 
     def requests(self, teams: Sequence[Team], first: int, last: int) -> list[EpisodeRequest]:
-        """Tasks `first` to `last` (left out), task by task, sample by sample, the teams next to each other."""
+        """The requests of tasks `first` to `last` (excluded), by task, then sample, then team."""
         tasks = self.tasks[first:last]
         planned = plan_episodes(
             tasks,
@@ -50,17 +56,17 @@ class Plan:
             adapters={},
             temperature=self.temperature,
         )
-        return [replace(each, variant=team.name, adapters=team.adapters) for each in planned for team in teams]
+        return [replace(request, variant=team.name, adapters=team.adapters) for request in planned for team in teams]
 
     def task_ids(self) -> list[str]:
-        """Of all tasks, in the order in which they run."""
+        """The ids of all tasks, in the order in which they run."""
         return [str(task["id"]) for task in self.tasks]
 
     def content(self) -> dict[str, Any]:
-        """As JSON values: what a resumed comparison must find again."""
+        """The plan as JSON values, which a resumed comparison must equal."""
         ids = json.dumps(self.task_ids())
         return {
-            "variants": [team.content() for team in self.lineup.all],
+            "variants": [team.content() for team in self.lineup.all_teams],
             "tasks": len(self.tasks),
             "task_ids": hashlib.sha256(ids.encode()).hexdigest(),
             "samples_per_task": self.samples,
@@ -73,70 +79,78 @@ class Plan:
 
 @dataclass(slots=True)
 class Progress:
-    """How far a plan was followed."""
+    """How far a plan has been followed."""
 
     tasks: dict[str, int] = field(default_factory=dict)  # team -> tasks that it ran
-    standings: dict[str, Standing] = field(default_factory=dict)  # candidate -> where it stands, if one looks
-    looks: list[int] = field(default_factory=list)
+    interim_results: dict[str, InterimResult] = field(default_factory=dict)  # by candidate, where the plan has looks
+    looks: list[int] = field(default_factory=list)  # that were taken, in tasks
 
     @property
     def used(self) -> int:
-        """Tasks that at least two variants ran."""
+        """The number of tasks that ran in at least two teams."""
         return max(self.tasks.values(), default=0)
 
 
-def with_known_metric(config: BridgeConfig, store: TraceStore) -> BridgeConfig:
-    """Has the reward that is trained on decide, where nobody said which one does and none has the default's name.
+def resolve_metric(config: BridgeConfig, store: TraceStore) -> BridgeConfig:
+    """Sets compare.metric to the trained reward, where it is not configured and the store lacks its default name.
 
-    What a function of the app gives is known only from what it gave before: the rewards in the store.
+    The rewards that a function of the app gives are known only from those in the store.
     """
-    options, trained = config.compare, config.train.trainer.reward
-    known = {name for (name,) in store.sql("SELECT DISTINCT name FROM episode_reward")}
-    if "metric" in options.model_fields_set or options.metric in known or trained not in known:
+    options, trained_metric = config.compare, config.train.trainer.reward
+    stored_metrics = {name for (name,) in store.sql("SELECT DISTINCT name FROM episode_reward")}
+    if "metric" in options.model_fields_set or options.metric in stored_metrics or trained_metric not in stored_metrics:
         return config
-    return config.model_copy(update={"compare": options.model_copy(update={"metric": trained})})
+    return config.model_copy(update={"compare": options.model_copy(update={"metric": trained_metric})})
 
 
 def config_to_plan(config: BridgeConfig, run_id: str, lineup: Lineup, heldout: Sequence[dict[str, Any]]) -> Plan:
-    """`[compare]` and the held-out tasks into what is run.
+    """`[compare]`, the teams and the held-out tasks into the plan.
 
     Raises:
-        ConfigError: there are too few tasks for looks on the way.
+        ConfigError: there are too few tasks for interim looks.
     """
     options = config.compare
     tasks = tuple(task_order(heldout, config.seed)[: options.tasks])
-    needed = fewest_tasks(len(lineup.candidates))
-    if options.stop_early and len(tasks) < needed:
+    needed_tasks = min_tasks_to_settle(len(lineup.candidates))
+    if options.stop_early and len(tasks) < needed_tasks:
         raise ConfigError(
-            f"compare.stop_early: {len(tasks)} tasks settle nothing, however clear; take {needed} or more"
+            f"compare.stop_early: {len(tasks)} tasks settle nothing, however clear; take {needed_tasks} or more"
         )
-    looks = equal_looks(len(tasks), options.looks) if options.stop_early else ()
+    looks = equally_spaced_looks(len(tasks), options.looks) if options.stop_early else ()
     return Plan(
-        *(run_id, lineup, tasks, options.samples_per_task, config.seed, options.temperature, options.metric), looks
+        run_id=run_id,
+        lineup=lineup,
+        tasks=tasks,
+        samples=options.samples_per_task,
+        seed=config.seed,
+        temperature=options.temperature,
+        metric=options.metric,
+        looks=looks,
     )
 
 
 def refuse_other_plan(store: TraceStore, plan: Plan) -> None:
-    """Raises ConfigError where the run that is resumed began with something else."""
-    begun = next((run.config.get("plan") for run in store.runs() if run.run_id == plan.run_id), None)
-    if begun is None:
+    """Raises ConfigError where the run that is resumed began with another plan."""
+    stored_plan = next((run.config.get("plan") for run in store.runs() if run.run_id == plan.run_id), None)
+    if stored_plan is None:
         return
-    now = plan.content()
-    for key, value in now.items():
-        if begun.get(key) != value:
-            was, will_be = _shown(key, begun.get(key)), _shown(key, value)
+    current_plan = plan.content()
+    for key, value in current_plan.items():
+        if stored_plan.get(key) != value:
+            stored_text = _describe_plan_entry(key, stored_plan.get(key))
+            current_text = _describe_plan_entry(key, value)
             raise ConfigError(
-                f"compare --resume: {plan.run_id} began with {was}, now it would be {will_be}; "
+                f"compare --resume: {plan.run_id} began with {stored_text}, now it would be {current_text}; "
                 "start a new comparison without --resume"
             )
 
 
-def _shown(key: str, value: Any) -> str:
+def _describe_plan_entry(key: str, value: Any) -> str:
     if key == "task_ids":
         return "other tasks" if value is not None else "no record of its tasks"
     if key != "variants":
         return f"{key} = {value}"
-    return "; ".join(f"{each['name']} = {each['adapters'] or each['app']}" for each in value or [])
+    return "; ".join(f"{team['name']} = {team['adapters'] or team['app']}" for team in value or [])
 
 
 def follow_plan(
@@ -145,53 +159,53 @@ def follow_plan(
     scores_of: Callable[[str], Scores],
     check: Callable[[], None] = lambda: None,
 ) -> Progress:
-    """Runs the plan, as far as its looks let it.
+    """Runs the plan until all tasks have run or every candidate is settled.
 
     Args:
-        run: the episodes of these requests that are not there yet; returns when they are stored.
-        scores_of: a team's scores until now.
+        run: runs those of the requests whose episodes are not stored yet, and returns when they are.
+        scores_of: the name of a team -> its scores so far.
         check: is called after the first task, and again after every look, and may raise.
     """
     progress = Progress()
-    active = list(plan.lineup.all)
+    running = list(plan.lineup.all_teams)
     first = 0
     for stop in sorted({1, *(plan.looks or (len(plan.tasks),))}):
-        run(plan.requests(active, first, stop))
+        run(plan.requests(running, first, stop))
         first = stop
-        progress.tasks.update(dict.fromkeys((team.name for team in active), stop))
+        progress.tasks.update(dict.fromkeys((team.name for team in running), stop))
         check()
         if stop in plan.looks:
             progress.looks.append(stop)
-            active = _after_look(plan, progress, active, scores_of)
-            if len(active) < 2:
+            running = _take_look(plan, progress, running, scores_of=scores_of)
+            if len(running) < 2:
                 break
     return progress
 
 
-def _after_look(
-    plan: Plan, progress: Progress, active: Sequence[Team], scores_of: Callable[[str], Scores]
+def _take_look(
+    plan: Plan, progress: Progress, running: Sequence[Team], scores_of: Callable[[str], Scores]
 ) -> list[Team]:
-    """The teams that go on."""
+    """Tests every candidate that still runs, records the results in `progress` -> the teams that run on."""
     lineup = plan.lineup
     base = scores_of(lineup.base.name)
     for team in lineup.candidates:
-        if team in active:
-            standing = scores_to_standing(
+        if team in running:
+            result = scores_to_interim_result(
                 team.name,
                 plan.task_ids(),
                 base,
-                scores_of(team.name),
+                candidate=scores_of(team.name),
                 looks=progress.looks,
                 candidates=len(lineup.candidates),
                 seed=plan.seed,
             )
-            if standing is not None:
-                progress.standings[team.name] = standing
-    settled = {name for name, standing in progress.standings.items() if standing.stopped}
+            if result is not None:
+                progress.interim_results[team.name] = result
+    settled = {name for name, result in progress.interim_results.items() if result.stopped}
     if all(team.name in settled for team in lineup.candidates):
         return []
-    idle = {team.name for team in lineup.between} if lineup.mixed_candidate in settled else set()
-    return [team for team in active if team.name not in settled | idle]
+    idle_names = {team.name for team in lineup.mixed_only_teams} if lineup.mixed_candidate in settled else set()
+    return [team for team in running if team.name not in settled | idle_names]
 
 
 _SCORES = """

@@ -1,7 +1,7 @@
-"""The stored episodes of one comparison -> its report: every number that pages show and gates read.
+"""The stored episodes of one comparison -> its report: every number that pages show and promotion gates read.
 
-Invariants: one variant's episodes are read at a time, and what is kept of them holds no tokens; an episode without the
-deciding metric is counted with the reason, and takes its pair out. How the episodes were run is not known here.
+Invariants: one variant's episodes are read at a time and held without their tokens; an episode without the deciding
+metric is counted with its reason, and its pair is left out.
 """
 
 from __future__ import annotations
@@ -11,33 +11,31 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from marft_bridge.common.errors import ConfigError
 from marft_bridge.comparison.changes import pairs_to_changes
 from marft_bridge.comparison.cohorts import pairs_to_cohorts
-from marft_bridge.comparison.contrasts import FEWEST_TASKS, deciding_contrasts, pairs_to_power, secondary_contrasts
+from marft_bridge.comparison.contrasts import (
+    MIN_TASKS,
+    pairs_to_deciding_contrasts,
+    pairs_to_power,
+    pairs_to_secondary_contrasts,
+)
 from marft_bridge.comparison.episodes import Plan, Progress
 from marft_bridge.comparison.mixed import scores_to_mixed
-from marft_bridge.comparison.nodes import Kl, episodes_to_nodes
+from marft_bridge.comparison.nodes import KlEstimates, episodes_to_nodes
 from marft_bridge.comparison.outcomes import (
     Outcomes,
     Pair,
-    in_order,
-    pairs_of,
+    pair_outcomes,
+    read_outcomes,
     shared_metrics,
-    stored_outcomes,
+    sort_pairs,
 )
-from marft_bridge.comparison.records import (
-    Estimate,
-    LearningPoint,
-    Mixed,
-    Report,
-    Setup,
-    Stopping,
-    Variant,
-)
-from marft_bridge.comparison.stopping import fewest_tasks
+from marft_bridge.comparison.records import Estimate, Mixed, Report, Setup, Stopping, Variant
+from marft_bridge.comparison.stopping import min_tasks_to_settle
 from marft_bridge.comparison.variants import Team
-from marft_bridge.config import BridgeConfig
-from marft_bridge.errors import ConfigError
+from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.runs.learning_curve import LearningPoint
 from marft_bridge.statistics import (
     MeanInterval,
     avg_at_k,
@@ -49,132 +47,145 @@ from trace_store.store import TraceStore
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
-    """What a report says besides the figures of its own episodes."""
+class ReportContext:
+    """What a report holds besides the figures of its own episodes."""
 
-    versions: Mapping[str, str] = field(default_factory=dict)
-    minutes: float | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)  # of software: package -> version
+    minutes: float | None = None  # wall-clock
     tool_surface: Mapping[str, str] = field(default_factory=dict)
     tool_surface_differs: bool = False
     learning_curve: tuple[LearningPoint, ...] = ()
-    kl: Kl = field(default_factory=dict)
-    say: Callable[[str], None] = lambda _: None
+    kl: KlEstimates = field(default_factory=dict)
+    print_line: Callable[[str], None] = lambda _: None
 
 
 def episodes_to_report(
-    config: BridgeConfig, plan: Plan, progress: Progress, store: TraceStore, around: Around
+    config: BridgeConfig, plan: Plan, progress: Progress, store: TraceStore, context: ReportContext
 ) -> Report:
-    """What was run into the report.
+    """The stored episodes of a plan, as far as it was followed, into the report.
 
     Raises:
         ConfigError: a candidate and the base have too few pairs, or pairs of too few tasks.
     """
     lineup, metric = plan.lineup, plan.metric
-    outcomes = {team.name: _outcomes(plan, progress, store, team) for team in lineup.all}
+    outcomes = {team.name: _team_outcomes(plan, progress, store, team=team) for team in lineup.all_teams}
     base = outcomes[lineup.base.name]
-    pairs = {team.name: list(in_order(pairs_of(base, outcomes[team.name]))) for team in lineup.candidates}
+    pairs = {team.name: list(sort_pairs(pair_outcomes(base, outcomes[team.name]))) for team in lineup.candidates}
     _refuse_few_pairs(plan, outcomes, pairs)
-    for name, those in pairs.items():
-        if lost := progress.tasks[name] * plan.samples - len(those):
-            around.say(f"{name}: {lost} pairs left out, because one side has no {metric!r}")
-    _say_unranked(config, pairs, around)
-    visible = lineup.teams
+    for name, candidate_pairs in pairs.items():
+        if missing := progress.tasks[name] * plan.samples - len(candidate_pairs):
+            context.print_line(f"{name}: {missing} pairs left out, because one side has no {metric!r}")
+    _print_unranked_metrics(config, pairs, context)
+    teams = lineup.teams
     now = datetime.now(UTC)
     return Report(
         metric=metric,
         base=lineup.base.name,
-        variants=tuple(_variant(config, team, outcomes[team.name], plan) for team in visible),
-        contrasts=deciding_contrasts(
+        variants=tuple(_variant(config, team, outcomes[team.name], plan=plan) for team in teams),
+        contrasts=pairs_to_deciding_contrasts(
             pairs,
             metric,
             plan.seed,
-            config.compare.ranks,
-            standings=progress.standings if plan.looks else None,
+            ranks=config.compare.ranks,
+            interim_results=progress.interim_results if plan.looks else None,
             looks=len(progress.looks),
         ),
         secondary=tuple(
             row
-            for name, those in pairs.items()
-            for row in secondary_contrasts(name, those, metric, plan.seed, config.compare.ranks)
+            for name, candidate_pairs in pairs.items()
+            for row in pairs_to_secondary_contrasts(
+                name, candidate_pairs, metric, seed=plan.seed, ranks=config.compare.ranks
+            )
         ),
-        power=tuple(pairs_to_power(name, those, metric, len(pairs)) for name, those in pairs.items()),
+        power=tuple(
+            pairs_to_power(name, candidate_pairs, metric, candidates=len(pairs))
+            for name, candidate_pairs in pairs.items()
+        ),
         stopping=_stopping(plan, progress),
         nodes=episodes_to_nodes(
-            {team.name: _scored(store, plan.run_id, team.name, outcomes[team.name]) for team in visible},
-            list(dict.fromkeys(node for team in visible for node in _nodes(team))),
-            around.kl,
-            store.spans,
+            {
+                team.name: _read_scored_trajectories(store, plan.run_id, team.name, outcomes=outcomes[team.name])
+                for team in teams
+            },
+            list(dict.fromkeys(node for team in teams for node in _team_nodes(team))),
+            context.kl,
+            spans_of=store.spans,
         ),
         mixed=_mixed(plan, outcomes),
         cohorts=pairs_to_cohorts(
-            ((name, pair.base.trajectory, pair.other.trajectory) for name, those in pairs.items() for pair in those),
+            (
+                (name, pair.base.trajectory, pair.candidate.trajectory)
+                for name, candidate_pairs in pairs.items()
+                for pair in candidate_pairs
+            ),
             config.compare.cohorts,
             metric,
-            plan.seed,
-            around.say,
+            seed=plan.seed,
+            print_line=context.print_line,
         ),
         tasks=tuple(
             changed
-            for name, those in pairs.items()
-            if (changed := pairs_to_changes(store, those, metric, lineup.base.name, name)) is not None
+            for name, candidate_pairs in pairs.items()
+            if (changed := pairs_to_changes(store, candidate_pairs, metric, base=lineup.base.name, candidate=name))
+            is not None
         ),
-        learning_curve=around.learning_curve,
+        learning_curve=context.learning_curve,
         setup=Setup(
             model=config.model.path,
             graph=config.graph.app,
-            versions=dict(around.versions),
+            versions=dict(context.versions),
             date=now,
             seed=plan.seed,
             tasks=len(plan.tasks),
             samples_per_task=plan.samples,
             temperature=plan.temperature or config.sampling.temperature,
-            minutes=around.minutes,
-            tool_surface=dict(around.tool_surface),
-            tool_surface_differs=around.tool_surface_differs,
+            minutes=context.minutes,
+            tool_surface=dict(context.tool_surface),
+            tool_surface_differs=context.tool_surface_differs,
         ),
         created=now,
     )
 
 
-def _outcomes(plan: Plan, progress: Progress, store: TraceStore, team: Team) -> Outcomes:
-    ran = plan.task_ids()[: progress.tasks.get(team.name, 0)]
-    expected = [(task, sample) for task in ran for sample in range(plan.samples)]
-    return stored_outcomes(store, plan.run_id, team.name, plan.metric, expected)
+def _team_outcomes(plan: Plan, progress: Progress, store: TraceStore, team: Team) -> Outcomes:
+    task_ids = plan.task_ids()[: progress.tasks.get(team.name, 0)]
+    expected = [(task, sample) for task in task_ids for sample in range(plan.samples)]
+    return read_outcomes(store, plan.run_id, team.name, metric=plan.metric, expected=expected)
 
 
-def _scored(store: TraceStore, run_id: str, variant: str, outcomes: Outcomes) -> Iterator[Trajectory]:
-    """The episodes that count, whole, one after the other."""
-    wanted = {outcome.episode_id for outcome in outcomes.scored.values()}
-    found = store.trajectories(run_ids=[run_id], variant=variant)
-    yield from (trajectory for trajectory in found if trajectory.episode.episode_id in wanted)
+def _read_scored_trajectories(store: TraceStore, run_id: str, variant: str, outcomes: Outcomes) -> Iterator[Trajectory]:
+    """The scored episodes with all of their actions, one after the other."""
+    scored_ids = {outcome.episode_id for outcome in outcomes.scored.values()}
+    trajectories = store.trajectories(run_ids=[run_id], variant=variant)
+    yield from (trajectory for trajectory in trajectories if trajectory.episode.episode_id in scored_ids)
 
 
-def _nodes(team: Team) -> tuple[str, ...]:
-    return (*team.on.graph.nodes, *team.on.graph.frozen)
+def _team_nodes(team: Team) -> tuple[str, ...]:
+    return (*team.deployment.graph.nodes, *team.deployment.graph.frozen)
 
 
-def _say_unranked(config: BridgeConfig, pairs: Mapping[str, Sequence[Pair]], around: Around) -> None:
-    """Names that were asked for, and of which there is nothing to rank."""
+def _print_unranked_metrics(config: BridgeConfig, pairs: Mapping[str, Sequence[Pair]], context: ReportContext) -> None:
+    """Prints the metrics of compare.ranks that no pair has on both sides, where ranks are configured."""
     if "ranks" not in config.compare.model_fields_set:
         return
-    for name, those in pairs.items():
-        known = {config.compare.metric, *shared_metrics(those, config.compare.metric)}
-        for unknown in (ranked for ranked in config.compare.ranks if ranked not in known):
-            around.say(f"{name}: compare.ranks names {unknown!r}, which both sides of no pair have")
+    for name, candidate_pairs in pairs.items():
+        available = {config.compare.metric, *shared_metrics(candidate_pairs, config.compare.metric)}
+        for unknown in (metric for metric in config.compare.ranks if metric not in available):
+            context.print_line(f"{name}: compare.ranks names {unknown!r}, which both sides of no pair have")
 
 
 def _refuse_few_pairs(plan: Plan, outcomes: Mapping[str, Outcomes], pairs: Mapping[str, Sequence[Pair]]) -> None:
-    needed = fewest_tasks(len(pairs)) if plan.looks else FEWEST_TASKS
-    for name, those in pairs.items():
-        tasks = len({pair.base.task_id for pair in those})
-        if tasks >= needed:
+    needed_tasks = min_tasks_to_settle(len(pairs)) if plan.looks else MIN_TASKS
+    for name, candidate_pairs in pairs.items():
+        tasks = len({pair.base.task_id for pair in candidate_pairs})
+        if tasks >= needed_tasks:
             continue
         sides = (plan.lineup.base.name, name)
         reasons = [f"{side}: {reason} ({count})" for side in sides for reason, count in outcomes[side].reasons.items()]
-        why = f"; {'; '.join(reasons[:2])}" if reasons else ""
+        reason_text = f"; {'; '.join(reasons[:2])}" if reasons else ""
         raise ConfigError(
-            f"compare: {name!r} and the base have {len(those)} pairs with the reward {plan.metric!r}, of {tasks} tasks;"
-            f" {needed} tasks are needed: check compare.metric and the app{why}"
+            f"compare: {name!r} and the base have {len(candidate_pairs)} pairs with the reward {plan.metric!r}, "
+            f"of {tasks} tasks; {needed_tasks} tasks are needed: check compare.metric and the app{reason_text}"
         )
 
 
@@ -184,31 +195,31 @@ def _refuse_few_pairs(plan: Plan, outcomes: Mapping[str, Outcomes], pairs: Mappi
 def _variant(config: BridgeConfig, team: Team, outcomes: Outcomes, plan: Plan) -> Variant:
     values, tasks = outcomes.values(plan.metric)
     binary = all(value in (0.0, 1.0) for value in values)
-    graph = team.on.graph.app
+    graph = team.deployment.graph.app
     return Variant(
         name=team.name,
         adapters=dict(team.adapters),
         graph=None if graph == config.graph.app else graph,
-        model="its own models" if team.on.own_models else team.on.model,
+        model="its own models" if team.deployment.own_models else team.deployment.model,
         episodes=len(values) + outcomes.unscored,
         unscored=outcomes.unscored,
         reasons=dict(outcomes.reasons),
         score=_estimate(mean_interval(values, clusters=tasks)) if values else None,
-        pass_at=_at_k(config, pass_at_k, values, tasks) if binary else {},
-        avg_at=_at_k(config, avg_at_k, values, tasks),
+        pass_at=_at_k(config, pass_at_k, values, tasks=tasks) if binary else {},
+        avg_at=_at_k(config, avg_at_k, values, tasks=tasks),
     )
 
 
 def _at_k(
-    config: BridgeConfig, function: Callable[..., MeanInterval], values: Sequence[float], tasks: Sequence[str]
+    config: BridgeConfig, estimator: Callable[..., MeanInterval], values: Sequence[float], tasks: Sequence[str]
 ) -> dict[int, Estimate]:
-    """Over the tasks that have k samples with a score."""
-    found, samples = {}, Counter(tasks)
+    """k -> pass@k or avg@k over the tasks with at least k scored samples; a k that no task reaches is absent."""
+    estimates, samples = {}, Counter(tasks)
     for k in sorted(set(config.compare.pass_at)):
-        enough = [(value, task) for value, task in zip(values, tasks, strict=True) if samples[task] >= k]
-        if enough:
-            found[k] = _estimate(function([value for value, _ in enough], [task for _, task in enough], k))
-    return found
+        rows = [(value, task) for value, task in zip(values, tasks, strict=True) if samples[task] >= k]
+        if rows:
+            estimates[k] = _estimate(estimator([value for value, _ in rows], [task for _, task in rows], k))
+    return estimates
 
 
 def _estimate(interval: MeanInterval) -> Estimate:
@@ -225,7 +236,7 @@ def _stopping(plan: Plan, progress: Progress) -> Stopping | None:
         planned=len(plan.tasks),
         used=progress.used,
         looks=tuple(progress.looks),
-        spent=sum(standing.spent for standing in progress.standings.values()),
+        spent=sum(interim_result.spent for interim_result in progress.interim_results.values()),
         early=progress.used < len(plan.tasks),
     )
 
@@ -235,9 +246,9 @@ def _mixed(plan: Plan, outcomes: Mapping[str, Outcomes]) -> Mixed | None:
     if lineup.mixed_candidate is None:
         return None
     scores: dict[frozenset[str], dict[str, list[float]]] = {}
-    for on, team in lineup.mixed.items():
-        by_task = scores.setdefault(on, {})
+    for swapped, team in lineup.mixed_teams.items():
+        by_task = scores.setdefault(swapped, {})
         for outcome in outcomes[team.name].scored.values():
             by_task.setdefault(outcome.task_id, []).append(outcome.values[plan.metric])
-    names = {on: team.name for on, team in lineup.mixed.items()}
-    return scores_to_mixed(lineup.mixed_candidate, scores, lineup.mixed_nodes, plan.seed, names)
+    names = {swapped: team.name for swapped, team in lineup.mixed_teams.items()}
+    return scores_to_mixed(lineup.mixed_candidate, scores, lineup.mixed_nodes, seed=plan.seed, names=names)

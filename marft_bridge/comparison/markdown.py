@@ -1,8 +1,8 @@
-"""A report into GitHub-flavoured Markdown, for a pull request, an issue or a job's summary.
+"""A report -> GitHub-flavoured Markdown, for a pull request, an issue or a job's summary.
 
-Invariant: no text of a model, a task or a configuration leaves the place that it is put into. A name is code on one
-line, which ends no cell and starts no markup, mention or link; a longer text is fenced by more backticks than it has
-in a row. Texts are cut, numbers never; report.json has them whole. It does not know the page.
+Invariant: no text of a model, a task or a configuration breaks out of its cell or block. A name is code on one line,
+which ends no cell and starts no markup, mention or link; a longer text is fenced by more backticks than it has in a
+row. Texts are cut, numbers never; report.json has them whole.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from marft_bridge.common.terminal_text import text_to_line, text_to_lines
 from marft_bridge.comparison import views, wording
-from marft_bridge.comparison.numbers import counted, number, p_value, signed, signed_span, span
+from marft_bridge.comparison.numbers import counted, interval_text, number, p_value, signed, signed_interval
 from marft_bridge.comparison.records import Contrast, Estimate, Report, Setup, TaskChange, Trace
-from marft_bridge.traces.plain import text_to_line, text_to_lines
 
-_LONGEST_NAME = 80  # characters
-_LONGEST_TEXT = 1_200  # characters of one output
-_MOST_STEPS = 12  # of one run
+_MAX_NAME_LENGTH = 80  # characters
+_MAX_TEXT_LENGTH = 1_200  # characters of one output
+_MAX_STEPS = 12  # of one run
 
 
 def code(text: str) -> str:
@@ -26,7 +26,7 @@ def code(text: str) -> str:
     A bar ends a cell even inside backticks, and a backtick ends the code: with one of them, the code is an element,
     and all that is not a letter, a digit or a space is a character reference, which is never markup.
     """
-    line = text_to_line(text, _LONGEST_NAME).strip() or "(empty)"
+    line = text_to_line(text, _MAX_NAME_LENGTH).strip() or "(empty)"
     if "|" not in line and "`" not in line:
         return f"`{line}`"
     return f"<code>{''.join(c if c.isalnum() or c == ' ' else f'&#{ord(c)};' for c in line)}</code>"
@@ -34,7 +34,7 @@ def code(text: str) -> str:
 
 def fenced(text: str) -> str:
     """A text into a block of code whose fence is longer than any run of backticks in it."""
-    cut = text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT]
+    cut = text if len(text) <= _MAX_TEXT_LENGTH else text[:_MAX_TEXT_LENGTH]
     lines = text_to_lines(cut.replace("\r\n", "\n").replace("\t", "    "))
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", cut)), default=0))
     block = "\n".join([f"{fence}text", *lines, fence])
@@ -61,19 +61,19 @@ def report_to_markdown(report: Report) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    rule = ["---" if i < left else "---:" for i in range(len(header))]
-    return "\n".join("| " + " | ".join(cell or " " for cell in row) + " |" for row in (header, rule, *rows))
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> str:
+    alignment = ["---" if i < text_columns else "---:" for i in range(len(header))]
+    return "\n".join("| " + " | ".join(cell or " " for cell in row) + " |" for row in (header, alignment, *rows))
 
 
 def _metrics(report: Report) -> Iterator[str]:
     yield "## All metrics"
     rows = []
     for candidate in report.candidates:
-        own = [row for row in (*report.contrasts, *report.secondary) if row.variant == candidate.name]
-        rows += [_metric(row) for row in own]
+        contrasts = [row for row in (*report.contrasts, *report.secondary) if row.variant == candidate.name]
+        rows += [_metric(row) for row in contrasts]
     header = ["variant", "metric", code(report.base), "variant's mean", "change", "95% interval", "p"]
-    yield _table(header, rows, left=2)
+    yield _table(header, rows, text_columns=2)
     yield (
         "Intervals and p-values hold together for all variants (the deciding metric) or for all other metrics of one "
         f"variant. {wording.MARKS['higher']} higher, {wording.MARKS['lower']} lower, "
@@ -88,21 +88,21 @@ def _metric(row: Contrast) -> list[str]:
         number(row.mean_a),
         number(row.mean_b),
         f"{wording.MARKS[row.outcome]} {signed(row.diff)}",
-        signed_span(row.simultaneous),
+        signed_interval(row.simultaneous),
         p_value(row.p_adjusted),
     ]
 
 
 def _power(report: Report) -> Iterator[str]:
-    if found := wording.unsettled(report):
+    if unsettled := wording.unsettled(report):
         yield "## What this comparison could find"
-        yield "\n".join(f"- {code(variant)}: {sentence}" for variant, sentence in found)
+        yield "\n".join(f"- {code(variant)}: {sentence}" for variant, sentence in unsettled)
 
 
 def _stopping(report: Report) -> Iterator[str]:
     if report.stopping is not None:
         yield "## How it ended"
-        yield wording.stopping(report.stopping)
+        yield wording.describe_stopping(report.stopping)
 
 
 def _scores(report: Report) -> Iterator[str]:
@@ -112,16 +112,16 @@ def _scores(report: Report) -> Iterator[str]:
     for variant in report.variants:
         estimates = [variant.score, *map(variant.pass_at.get, pass_ks), *map(variant.avg_at.get, avg_ks)]
         cells = [_estimate(estimate) for estimate in estimates]
-        rows.append([code(variant.name), code(views.described(variant)), f"{variant.episodes:,}", *cells])
+        rows.append([code(variant.name), code(views.describe_variant(variant)), f"{variant.episodes:,}", *cells])
     header = ["variant", "what it is", "episodes", f"mean {code(report.metric)}"]
     yield "## The variants"
-    yield _table([*header, *(f"pass@{k}" for k in pass_ks), *(f"avg@{k}" for k in avg_ks)], rows, left=2)
+    yield _table([*header, *(f"pass@{k}" for k in pass_ks), *(f"avg@{k}" for k in avg_ks)], rows, text_columns=2)
 
 
 def _estimate(estimate: Estimate | None) -> str:
     if estimate is None:
         return ""
-    bounds = span(estimate.low, estimate.high)
+    bounds = interval_text(estimate.low, estimate.high)
     return f"{number(estimate.mean)} ({bounds})" if bounds else number(estimate.mean)
 
 
@@ -134,11 +134,11 @@ def _curve(report: Report) -> Iterator[str]:
                 code(point.phase),
                 f"{point.episodes:,}",
                 number(point.reward_mean),
-                span(point.reward_low, point.reward_high),
+                interval_text(point.reward_low, point.reward_high),
             ]
             for point in report.learning_curve
         ]
-        yield _table(["round", "phase", "episodes", "mean reward", "95% interval"], rows, left=2)
+        yield _table(["round", "phase", "episodes", "mean reward", "95% interval"], rows, text_columns=2)
 
 
 def _mixed(report: Report) -> Iterator[str]:
@@ -147,7 +147,7 @@ def _mixed(report: Report) -> Iterator[str]:
         return
     yield "## Which agent moved"
     sides = f"{code(mixed.candidate)} against {code(report.base)}"
-    yield f"{wording.moved(mixed, code)} ({sides}, each by its own interval)."
+    yield f"{wording.moved_nodes(mixed, code)} ({sides}, each by its own interval)."
     header = ["node", "swapped in alone", "put back in the candidate"]
     shares = [
         [code(share.node), _effect(share.alone, share.alone_ci95), _effect(share.without, share.without_ci95)]
@@ -165,7 +165,7 @@ def _mixed(report: Report) -> Iterator[str]:
 def _effect(effect: float | None, interval: tuple[float, float] | None) -> str:
     if effect is None:
         return ""
-    return signed(effect) if interval is None else f"{signed(effect)} ({signed_span(interval)})"
+    return signed(effect) if interval is None else f"{signed(effect)} ({signed_interval(interval)})"
 
 
 def _nodes(report: Report) -> Iterator[str]:
@@ -185,8 +185,8 @@ def _nodes(report: Report) -> Iterator[str]:
 
 
 def _cohorts(report: Report) -> Iterator[str]:
-    found = views.cohorts(report)
-    if found:
+    cohorts = views.cohort_views(report)
+    if cohorts:
         yield "## Cohorts"
         yield "Intervals hold together for all cohorts."
         rows = [
@@ -194,14 +194,14 @@ def _cohorts(report: Report) -> Iterator[str]:
                 code(view.field),
                 code(row.label),
                 code(view.candidate),
-                row.about,
+                row.note,
                 f"{row.mark} {row.value}",
                 row.interval,
             ]
-            for view in found
+            for view in cohorts
             for row in view.forest.rows
         ]
-        yield _table(["field", "variant", "value", "tasks", "change", "95% interval"], rows, left=3)
+        yield _table(["field", "value", "variant", "tasks", "change", "95% interval"], rows, text_columns=3)
     if small := views.small_cohorts(report):
         yield f"Too few tasks to judge: {', '.join(map(code, small))}."
 
@@ -228,13 +228,13 @@ def _task(task: TaskChange) -> Iterator[str]:
 
 def _trace(trace: Trace) -> Iterator[str]:
     yield f"**{code(trace.variant)}**, this run: {number(trace.reward)}"
-    for step in trace.steps[:_MOST_STEPS]:
+    for step in trace.steps[:_MAX_STEPS]:
         parts = [f"tool {code(step.node)}" if step.kind == "tool" else code(step.node)]
         parts += [code(step.adapter)] if step.adapter is not None else []
         parts += [counted(step.tokens, "token")] if step.tokens is not None else []
         yield f"{', '.join(parts)}:"
         yield fenced(step.text)
-    if (rest := len(trace.steps) - _MOST_STEPS) > 0:
+    if (rest := len(trace.steps) - _MAX_STEPS) > 0:
         yield f"({counted(rest, 'more step')} in report.json)"
 
 
@@ -267,7 +267,7 @@ def _setup(report: Report, setup: Setup) -> Iterator[str]:
         lines.append(f"temperature {setup.temperature:g}")
     if setup.tool_surface_differs:
         lines.append("**the tools that the variants were offered differ**, as the configuration allows")
-    took = "" if setup.minutes is None else f", {setup.minutes:.1f} minutes"
-    lines.append(f"run {setup.date:%Y-%m-%d %H:%M %Z}{took}")
+    duration = "" if setup.minutes is None else f", {setup.minutes:.1f} minutes"
+    lines.append(f"run {setup.date:%Y-%m-%d %H:%M %Z}{duration}")
     lines.append(", ".join(f"{code(name)} {code(version)}" for name, version in setup.versions.items()))
     yield "\n".join(f"- {line}" for line in lines if line)

@@ -1,6 +1,6 @@
-"""Numbers into the text that people read in a report, on the page, in Markdown and in the terminal.
+"""Numbers -> the text that people read in a report: on the page, in Markdown and in the terminal.
 
-Invariant: an absent number reads "n/a", never 0. It does not know what a number means.
+Invariant: an absent number reads "n/a", never 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def signed(x: float) -> str:
 
 
 def percent(x: float | None) -> str:
-    """A share of 1 in whole percent, which is neither 0 nor 100 unless all are; "n/a" for None."""
+    """A share of 1 in whole percent, "< 1%" and "> 99%" where it would round to 0 or 100; "n/a" for None."""
     if x is None:
         return "n/a"
     if 0 < x < 0.005:
@@ -34,7 +34,7 @@ def percent(x: float | None) -> str:
 
 
 def p_value(p: float) -> str:
-    """A p-value with three decimals; below the smallest of them only that."""
+    """A p-value with three decimals, or "< 0.001"."""
     return f"< {_SMALLEST_P}" if p < _SMALLEST_P else f"{p:.3f}"
 
 
@@ -43,16 +43,16 @@ def p_equals(p: float) -> str:
     return f"p {p_value(p)}" if p < _SMALLEST_P else f"p = {p_value(p)}"
 
 
-def span(low: float | None, high: float | None) -> str:
-    """The interval of a level, "0.410 to 0.532"; empty where a bound is not known."""
+def interval_text(low: float | None, high: float | None) -> str:
+    """The interval of a mean, "0.410 to 0.532"; empty where a bound is not known."""
     return "" if low is None or high is None else f"{number(low)} to {number(high)}"
 
 
-def signed_span(interval: tuple[float, float] | None) -> str:
+def signed_interval(interval: tuple[float, float] | None) -> str:
     """The interval of a difference, "+0.040 to +0.235"; empty for None."""
     return "" if interval is None else f"{signed(interval[0])} to {signed(interval[1])}"
 
 
 def counted(n: int, noun: str) -> str:
-    """A number of things: "1 task", "1,200 tasks"."""
+    """A count with its noun: "1 task", "1,200 tasks"."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"

@@ -1,8 +1,7 @@
-"""A report into one HTML page that needs nothing else, and into the three files of a comparison.
+"""A report -> one self-contained HTML page, and the three files of a comparison.
 
 Invariants: the page needs no network and runs no script, and texts from models stay text; report.json holds no NaN and
-reads back as an equal `Report`; a file is there whole or not at all, and is its owner's alone. It does not know where
-the numbers come from.
+reads back as an equal `Report`; a file is written whole or not at all, and only its owner can read it.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from typing import Any
 
 import jinja2
 
+from marft_bridge.common.files import write_atomically
 from marft_bridge.comparison import views, wording
 from marft_bridge.comparison.curve import learning_curve
 from marft_bridge.comparison.markdown import report_to_markdown
-from marft_bridge.comparison.numbers import counted, number, p_value, percent, signed, signed_span, span
+from marft_bridge.comparison.numbers import counted, interval_text, number, p_value, percent, signed, signed_interval
 from marft_bridge.comparison.records import Report
-from marft_bridge.files import write_atomically
 from marft_bridge.statistics import INTERVAL
 
-_TEMPLATES = Path(__file__).parents[1] / "templates"
-_LONGEST_NAME = 60  # characters, inside a sentence
+_TEMPLATES = Path(__file__).parent / "templates"
+_MAX_NAME_LENGTH = 60  # characters, inside a sentence
 
 
 def report_page(report: Report) -> str:
@@ -33,33 +32,38 @@ def report_page(report: Report) -> str:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_shown,
+        finalize=_escape_hidden_text,
     )
-    filters = {f.__name__: f for f in (counted, number, p_value, percent, signed, signed_span)}
-    environment.filters.update(filters, named=_named)
-    return environment.get_template("report/page.html.j2").render(
+    filters = {f.__name__: f for f in (counted, number, p_value, percent, signed, signed_interval)}
+    environment.filters.update(filters, format_name=_shorten_name)
+    return environment.get_template("page.html.j2").render(
         report=report,
         views=views,
         wording=wording,
-        named=_named,
-        span=span,
+        format_name=_shorten_name,
+        interval_text=interval_text,
         learning_curve=learning_curve,
         interval_method=INTERVAL,
     )
 
 
-def _shown(value: Any) -> Any:
-    """What an expression of a template gives: text is made visible, drawings and numbers stay as they are."""
+def report_style() -> str:
+    """The style sheet of the page."""
+    return (_TEMPLATES / "style.css").read_text(encoding="utf-8")
+
+
+def _escape_hidden_text(value: Any) -> Any:
+    """The value of a template's expression with the hidden characters of a text escaped; other values stay."""
     return wording.visible(value) if type(value) is str else value
 
 
-def _named(name: str) -> str:
-    """A name inside a sentence; one too long to read is cut."""
-    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
+def _shorten_name(name: str) -> str:
+    """A name as it stands inside a sentence: at most `_LONGEST_NAME` characters, the rest cut off."""
+    return name if len(name) <= _MAX_NAME_LENGTH else name[: _MAX_NAME_LENGTH - 1] + "…"
 
 
 def write_report(report: Report, folder: Path) -> tuple[Path, Path, Path]:
-    """A report into report.json, report.html and report.md in `folder`, each readable by its owner only."""
+    """Writes report.json, report.html and report.md into `folder`, each readable by its owner only -> their paths."""
     content = json.dumps(report.model_dump(mode="json"), sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
     texts = (content + "\n", report_page(report), report_to_markdown(report))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

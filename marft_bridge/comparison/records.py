@@ -1,9 +1,9 @@
-"""What one comparison found, as report.json holds it: the records that figures fill and pages show.
+"""The result of one comparison, as report.json holds it: the records that `figures` fills and the pages show.
 
 Several variants ran the same held-out tasks with the same seeds. The first is the base; every other one is compared
-with it, pair by pair. Invariants: no NaN; an absent number is None; names that refer to variants refer to ones that
-are there; a verdict is a pure function of the numbers beside it and never claims more than both the interval and the
-test do. The module knows neither episodes nor pages.
+with it, pair by pair. Invariants: no NaN; an absent number is None; every name of a variant is that of one in
+`variants`; a verdict is a pure function of the numbers beside it and never claims more than both the interval and the
+test do.
 """
 
 from __future__ import annotations
@@ -22,34 +22,36 @@ from pydantic import (
     model_validator,
 )
 
+from marft_bridge.runs.learning_curve import LearningPoint
+
 SCHEMA_VERSION: Literal[2] = 2  # of report.json
 SIGNIFICANCE = 0.05
-MOST_CHANGED = 5  # tasks shown per direction
+MAX_CHANGED_TASKS = 5  # tasks shown per direction
 
-Outcome = Literal["higher", "lower", "not settled"]
+ContrastOutcome = Literal["higher", "lower", "not settled"]
 
 
 def _storable(text: str) -> str:
-    """Half a surrogate pair, which a model can emit and UTF-8 cannot hold, becomes the replacement character."""
+    """Replaces half a surrogate pair, which a model can emit and UTF-8 cannot hold, by the replacement character."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 Text = Annotated[str, AfterValidator(_storable)]
 
 
-class _Part(BaseModel):
-    """Computed fields are written with the others; read back, they are computed again and must come out the same."""
+class _ReportPart(BaseModel):
+    """The base of all records. Computed fields are written too; read back, they must equal what is computed again."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @model_validator(mode="wrap")
     @classmethod
-    def _stored_conclusions_follow_from_numbers(cls, data: Any, build: ModelWrapValidatorHandler[Self]) -> Self:
+    def _computed_fields_match_numbers(cls, data: Any, build: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(data, dict):
             return build(data)
-        stored = {name: data[name] for name in cls.model_computed_fields if name in data}
-        part = build({key: value for key, value in data.items() if key not in stored})
-        for name, value in stored.items():
+        stored_values = {name: data[name] for name in cls.model_computed_fields if name in data}
+        part = build({key: value for key, value in data.items() if key not in stored_values})
+        for name, value in stored_values.items():
             if value != getattr(part, name):
                 raise ValueError(f"{name} {value!r} does not follow from the numbers: {getattr(part, name)!r}")
         return part
@@ -58,7 +60,7 @@ class _Part(BaseModel):
 # -- variants -------------------------------------------------------------------------------------------------
 
 
-class Estimate(_Part):
+class Estimate(_ReportPart):
     """A mean over tasks with its 95% interval; bounds are None where too few tasks are there for one."""
 
     mean: float
@@ -66,7 +68,7 @@ class Estimate(_Part):
     high: float | None
 
 
-class Variant(_Part):
+class Variant(_ReportPart):
     """One variant that was compared.
 
     `adapters` maps nodes to versions; a node without one is absent. `graph`, `model`: None means those of the
@@ -80,7 +82,7 @@ class Variant(_Part):
     model: Text | None = None
     episodes: int = Field(ge=0)
     unscored: int = Field(ge=0)  # episodes without the deciding metric: failed, truncated, or never scored
-    reasons: dict[Text, int] = Field(default_factory=dict)  # why, and how often
+    reasons: dict[Text, int] = Field(default_factory=dict)  # why an episode has no score -> number of episodes
     score: Estimate | None
     pass_at: dict[int, Estimate] = Field(default_factory=dict)  # k -> pass@k; only for scores of 0 and 1
     avg_at: dict[int, Estimate] = Field(default_factory=dict)  # k -> avg@k
@@ -89,8 +91,8 @@ class Variant(_Part):
 # -- comparisons ----------------------------------------------------------------------------------------------
 
 
-class Contrast(_Part):
-    """One metric of one variant beside the base: `a` is the base, `b` the variant, `diff` is b - a.
+class Contrast(_ReportPart):
+    """One metric of one variant against the base: `a` is the base, `b` the variant, `diff` is b - a.
 
     `ci95` is the interval of this contrast alone. `simultaneous` and `p_adjusted` hold together for all contrasts of
     its family (the deciding metric over all variants, or the secondary metrics of one variant).
@@ -108,7 +110,7 @@ class Contrast(_Part):
     test: Text
     p_adjusted: float = Field(ge=0, le=1)
     simultaneous: tuple[float, float]
-    ratio_ci95: tuple[float, float] | None = None  # of mean_b / mean_a; None: it has none, or it was not computed
+    ratio_ci95: tuple[float, float] | None = None  # of mean_b / mean_a; None where mean_a may be 0, and after looks
 
     @model_validator(mode="after")
     def _numbers_agree(self) -> Contrast:
@@ -123,7 +125,7 @@ class Contrast(_Part):
 
     @computed_field  # type: ignore[prop-decorator]
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ContrastOutcome:
         """A difference is claimed only if the simultaneous interval excludes 0 and the adjusted test rejects at 5%."""
         low, high = self.simultaneous
         if self.p_adjusted >= SIGNIFICANCE or low <= 0 <= high:
@@ -131,34 +133,34 @@ class Contrast(_Part):
         return "higher" if low > 0 else "lower"
 
 
-class Power(_Part):
-    """What this comparison could find, and what would settle it, for one variant with its share of the error."""
+class Power(_ReportPart):
+    """The power of the comparison with one variant, at its share of the error; None where the variance is unknown."""
 
     variant: Text
-    detectable: float | None  # a true difference of this size is found four times in five
-    tasks_more: int | None  # beyond those that ran, to find the difference that was seen with power 0.8
-    effect: float | None  # that difference
+    detectable: float | None  # minimum detectable effect: a true difference of this size is found with power 0.8
+    tasks_more: int | None  # beyond those that ran, to find the observed difference with power 0.8
+    effect: float | None  # the size of the observed difference
 
 
-class Stopping(_Part):
-    """How a comparison that was looked at while it ran came to its end."""
+class Stopping(_ReportPart):
+    """How a comparison with interim looks ended."""
 
     planned: int = Field(ge=1)  # tasks
-    used: int = Field(ge=1)
+    used: int = Field(ge=1)  # tasks that ran
     looks: tuple[int, ...]  # tasks that were complete at each look
-    spent: float = Field(ge=0, le=1)  # of the error
+    spent: float = Field(ge=0, le=1)  # type I error that the looks spent, over all candidates
     early: bool  # ended before all planned tasks because every candidate was settled
 
 
 # -- which agent moved ----------------------------------------------------------------------------------------
 
 
-class NodeSide(_Part):
-    """What one node did in one variant; None where the engine did not say."""
+class NodeSide(_ReportPart):
+    """What one node did in one variant; None where the spans do not hold the figure."""
 
     calls_per_episode: float | None
     tokens_mean: float | None  # sampled tokens per call
-    stop_share: float | None = Field(None, ge=0, le=1)  # calls that ended by themselves
+    stop_share: float | None = Field(None, ge=0, le=1)  # calls that ended by themselves, not at a limit
     logprob_mean: float | None  # nats per sampled token under the behaviour policy
     kl_to_base: float | None = None  # nats per sampled token, KL(this version || base model), estimated on its calls
     kl_actions: int = Field(0, ge=0)  # calls that the estimate rests on
@@ -167,16 +169,16 @@ class NodeSide(_Part):
     tool_error_share: float | None = Field(None, ge=0, le=1)
 
 
-class MixedTeam(_Part):
+class MixedTeam(_ReportPart):
     """The score with only the nodes `on` swapped to the candidate's versions, the others as in the base."""
 
     on: tuple[Text, ...]
     variant: Text
-    n: int = Field(ge=1)
+    n: int = Field(ge=1)  # tasks
     score: Estimate
 
 
-class NodeShare(_Part):
+class NodeShare(_ReportPart):
     """What one node contributes to the candidate's difference. `shapley` needs all combinations."""
 
     node: Text
@@ -188,11 +190,11 @@ class NodeShare(_Part):
     shapley_ci95: tuple[float, float] | None = None
 
 
-class Mixed(_Part):
-    """Mixed teams between the base and one candidate."""
+class Mixed(_ReportPart):
+    """Mixed teams between the base and one candidate: which node made the difference."""
 
     candidate: Text
-    complete: bool  # all on/off combinations; else one node at a time
+    complete: bool  # all combinations of nodes; else each node swapped on its own
     teams: tuple[MixedTeam, ...]
     shares: tuple[NodeShare, ...]
 
@@ -200,8 +202,8 @@ class Mixed(_Part):
 # -- cohorts and tasks ----------------------------------------------------------------------------------------
 
 
-class Cohort(_Part):
-    """The tasks of one tag. The contrasts of all cohorts are one family; a cohort of few tasks has none."""
+class Cohort(_ReportPart):
+    """The tasks whose `field` has this value. The contrasts of all cohorts are one family; a small cohort has none."""
 
     field: Text
     value: Text
@@ -209,7 +211,7 @@ class Cohort(_Part):
     contrasts: tuple[Contrast, ...]
 
 
-class Step(_Part):
+class Step(_ReportPart):
     """One call or tool run of an episode, in order. `kind` "tool" names the tool in `node`."""
 
     kind: Literal["call", "tool"] = "call"
@@ -219,8 +221,8 @@ class Step(_Part):
     tokens: int | None = None
 
 
-class Trace(_Part):
-    """One run of a task in one variant."""
+class Trace(_ReportPart):
+    """One episode of a task in one variant."""
 
     variant: Text
     episode_id: Text
@@ -228,8 +230,8 @@ class Trace(_Part):
     steps: tuple[Step, ...]
 
 
-class TaskChange(_Part):
-    """One task: its mean reward in the base and in the candidate, and one run of each side by side."""
+class TaskChange(_ReportPart):
+    """One task: its mean reward in the base and in the candidate, and one episode of each side by side."""
 
     task_id: Text
     text: Text
@@ -240,30 +242,18 @@ class TaskChange(_Part):
     b: Trace
 
 
-class ChangedTasks(_Part):
+class ChangedTasks(_ReportPart):
     """The tasks that changed most from the base to `candidate`, best first and worst first."""
 
     candidate: Text
-    improved: tuple[TaskChange, ...] = Field(default=(), max_length=MOST_CHANGED)
-    regressed: tuple[TaskChange, ...] = Field(default=(), max_length=MOST_CHANGED)
+    improved: tuple[TaskChange, ...] = Field(default=(), max_length=MAX_CHANGED_TASKS)
+    regressed: tuple[TaskChange, ...] = Field(default=(), max_length=MAX_CHANGED_TASKS)
 
 
 # -- the rest of the page -------------------------------------------------------------------------------------
 
 
-class LearningPoint(_Part):
-    """One round of training: the mean team reward of its episodes, and the update's metrics per node."""
-
-    round: int
-    phase: Text  # e.g. "offline", "online"
-    episodes: int = Field(ge=0)
-    reward_mean: float | None
-    reward_low: float | None = None
-    reward_high: float | None = None
-    nodes: dict[Text, dict[Text, float | None]] = Field(default_factory=dict)
-
-
-class Setup(_Part):
+class Setup(_ReportPart):
     """How the comparison was made."""
 
     model: Text
@@ -276,10 +266,10 @@ class Setup(_Part):
     temperature: float | None
     minutes: float | None  # wall-clock, all variants together
     tool_surface: dict[Text, Text] = Field(default_factory=dict)  # node -> SHA-256 of its tools' schemas
-    tool_surface_differs: bool = False  # which was allowed by the configuration
+    tool_surface_differs: bool = False  # the configuration allows it
 
 
-class Report(_Part):
+class Report(_ReportPart):
     """The content of report.json. More of `metric` is better."""
 
     schema_version: Literal[2] = SCHEMA_VERSION
@@ -304,10 +294,10 @@ class Report(_Part):
         return self.variants[1:]
 
     def contrast(self, variant: str, metric: str | None = None) -> Contrast | None:
-        """One variant beside the base, on the deciding metric or on another; None where it was not measured."""
-        rows = self.contrasts if metric in (None, self.metric) else self.secondary
-        wanted = metric or self.metric
-        return next((row for row in rows if row.variant == variant and row.metric == wanted), None)
+        """The contrast of one variant, on `metric` or on the deciding one; None where it was not measured."""
+        metric = self.metric if metric is None else metric
+        rows = self.contrasts if metric == self.metric else self.secondary
+        return next((row for row in rows if row.variant == variant and row.metric == metric), None)
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -317,7 +307,7 @@ class Report(_Part):
         return f"{'; '.join(claims)} ({self.metric})"
 
     @model_validator(mode="after")
-    def _names_refer(self) -> Report:
+    def _variant_names_exist(self) -> Report:
         names = [variant.name for variant in self.variants]
         if len(set(names)) < len(names):
             raise ValueError(f"variants: {names} are not all different")
@@ -325,11 +315,11 @@ class Report(_Part):
             raise ValueError(f"base {self.base!r} is not the first of the variants {names}")
         if [row.variant for row in self.contrasts] != names[1:] or {r.metric for r in self.contrasts} != {self.metric}:
             raise ValueError("contrasts: not one of the deciding metric for each variant but the base, in order")
-        if strange := sorted(set(self._referred()) - set(names)):
-            raise ValueError(f"{strange[0]!r} is not one of the variants {names}")
+        if unknown_names := sorted(set(self._referenced_variants()) - set(names)):
+            raise ValueError(f"{unknown_names[0]!r} is not one of the variants {names}")
         return self
 
-    def _referred(self) -> Iterator[str]:
+    def _referenced_variants(self) -> Iterator[str]:
         yield from (row.variant for row in self.secondary)
         yield from (row.variant for row in self.power)
         yield from (row.variant for cohort in self.cohorts for row in cohort.contrasts)
@@ -339,7 +329,7 @@ class Report(_Part):
             yield self.mixed.candidate
 
 
-_CLAIMS: dict[Outcome, str] = {
+_CLAIMS: dict[ContrastOutcome, str] = {
     "higher": "is better than",
     "lower": "is worse than",
     "not settled": "is not shown to differ from",

@@ -1,7 +1,7 @@
-"""A report into the forests and bars that its page draws: rows of a label, a strip, and the same numbers as text.
+"""A report -> the forest plots and bars of its page: rows of a label, an SVG strip, and the same numbers as text.
 
-Invariants: every number that is drawn is also written beside its drawing; a colour says what a mark and the text say
-too; what was not measured is absent. It does not know HTML beyond the drawings that it hands on.
+Invariants: every number that is drawn is also written beside its drawing; a colour repeats what a mark and the text
+say; a figure that was not measured is absent.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ from itertools import chain
 from markupsafe import Markup
 
 from marft_bridge.comparison.drawing import Interval, Scale, scale_over, strip
-from marft_bridge.comparison.numbers import counted, number, percent, signed, signed_span, span
+from marft_bridge.comparison.numbers import counted, interval_text, number, percent, signed, signed_interval
 from marft_bridge.comparison.records import Cohort, Contrast, Estimate, Mixed, NodeSide, Report, Variant
 from marft_bridge.comparison.wording import EFFECT_MARKS, MARKS, share_effect, share_outcome
 
 _TONES = {"higher": "better", "lower": "worse", "not settled": "none"}
-_MOST_TOOLS = 8  # shown per node; a model can ask for tools that do not exist, under any number of names
+_MAX_TOOLS = 8  # shown per node; a model can ask for tools that do not exist, under any number of names
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of a forest. `tone` is "better", "worse", "none" or "plain"; `chips` are nodes, on or off."""
+    """One row of a forest plot.
+
+    `tone` is "better", "worse", "none" or "plain"; `chips` are nodes and whether they act as in the candidate.
+    """
 
     label: str
     strip: Markup
@@ -31,13 +34,13 @@ class Row:
     interval: str
     tone: str = "plain"
     mark: str = ""
-    about: str = ""
+    note: str = ""
     chips: tuple[tuple[str, bool], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """Rows over one axis; `ticks` are (percent of the width, text)."""
+    """A forest plot: rows over one axis; `ticks` are (percent of the width, text)."""
 
     rows: tuple[Row, ...]
     ticks: tuple[tuple[float, str], ...]
@@ -47,17 +50,17 @@ def _forest(rows: Iterable[Row], scale: Scale) -> Forest:
     return Forest(tuple(rows), tuple(scale.ticks()))
 
 
-def differences(report: Report) -> Forest:
+def difference_forest(report: Report) -> Forest:
     """Every candidate's difference from the base: its own interval as a bar, the simultaneous one as a line."""
     scale = scale_over(chain([0.0], *(row.simultaneous for row in report.contrasts)))
-    same = len({row.clusters for row in report.contrasts}) == 1  # a candidate that was settled early ran fewer tasks
+    same_tasks = len({row.clusters for row in report.contrasts}) == 1  # not so where one was settled early
     rows = (
         Row(
             label=row.variant,
-            about="" if same else counted(row.clusters, "task"),
+            note="" if same_tasks else counted(row.clusters, "task"),
             strip=_contrast_strip(scale, row),
             value=signed(row.diff),
-            interval=signed_span(row.simultaneous),
+            interval=signed_interval(row.simultaneous),
             tone=_TONES[row.outcome],
             mark=MARKS[row.outcome],
         )
@@ -67,12 +70,12 @@ def differences(report: Report) -> Forest:
 
 
 def _contrast_strip(scale: Scale, row: Contrast) -> Markup:
-    wider = row.simultaneous if row.simultaneous != row.ci95 else None
-    return strip(scale, row.diff, reference=0.0, inner=row.ci95, outer=wider)
+    simultaneous = row.simultaneous if row.simultaneous != row.ci95 else None
+    return strip(scale, row.diff, reference=0.0, inner=row.ci95, outer=simultaneous)
 
 
-def described(variant: Variant) -> str:
-    """What makes a variant: its adapters, and what it has instead of the configured model and graph."""
+def describe_variant(variant: Variant) -> str:
+    """A variant in one line: its adapters, and the model and graph that it has instead of the configured ones."""
     adapters = ", ".join(f"{node}@{version}" for node, version in variant.adapters.items())
     parts = (
         adapters,
@@ -82,8 +85,8 @@ def described(variant: Variant) -> str:
     return " · ".join(part for part in parts if part) or "no adapters"
 
 
-def scores_are_of_pairs(report: Report) -> bool:
-    """Whether every variant's score rests on just the pairs that are compared, so that both say the same number."""
+def scores_rest_on_pairs(report: Report) -> bool:
+    """Whether every variant's score is its mean over the compared pairs, so that both show the same number."""
     scores = {variant.name: variant.score for variant in report.variants}
     return all(
         score is None or abs(score.mean - mean) < 1e-9
@@ -92,26 +95,26 @@ def scores_are_of_pairs(report: Report) -> bool:
     )
 
 
-def teams(mixed: Mixed, base: str) -> Forest:
-    """The score of every mixed team, beside a line where the base is if it is one of them."""
+def team_forest(mixed: Mixed, base: str) -> Forest:
+    """The score of every mixed team, beside a line at the base's score (the first team's, where the base is absent)."""
     scores = [team.score for team in mixed.teams]
     scale = scale_over(bound for score in scores for bound in (score.low, score.mean, score.high) if bound is not None)
     nodes = [share.node for share in mixed.shares]
-    start = next((team.score.mean for team in mixed.teams if not team.on), scores[0].mean)
+    base_mean = next((team.score.mean for team in mixed.teams if not team.on), scores[0].mean)
 
-    def whole(on: Sequence[str]) -> str:
-        if not on:
+    def full_variant(swapped: Sequence[str]) -> str:
+        if not swapped:
             return base
-        return mixed.candidate if set(on) == set(nodes) else ""
+        return mixed.candidate if set(swapped) == set(nodes) else ""
 
     rows = (
         Row(
             label="",
             chips=tuple((node, node in team.on) for node in nodes),
-            about=whole(team.on),
-            strip=strip(scale, team.score.mean, reference=start, inner=_bounds(team.score)),
+            note=full_variant(team.on),
+            strip=strip(scale, team.score.mean, reference=base_mean, inner=_bounds(team.score)),
             value=number(team.score.mean),
-            interval=span(team.score.low, team.score.high),
+            interval=interval_text(team.score.low, team.score.high),
         )
         for team in mixed.teams
     )
@@ -122,14 +125,14 @@ def _bounds(score: Estimate) -> Interval | None:
     return None if score.low is None or score.high is None else (score.low, score.high)
 
 
-def shares(mixed: Mixed) -> Forest:
-    """What each node contributes, with its own interval; a node whose effect is not known is absent."""
-    known = [(share, effect, interval) for share in mixed.shares for effect, interval in [share_effect(share)]]
-    bounds = [(effect, *(interval or ())) for _, effect, interval in known if effect is not None]
+def share_forest(mixed: Mixed) -> Forest:
+    """What each node contributes, with its own interval; a node whose effect was not measured is absent."""
+    effects = [(share, effect, interval) for share in mixed.shares for effect, interval in [share_effect(share)]]
+    bounds = [(effect, *(interval or ())) for _, effect, interval in effects if effect is not None]
     scale = scale_over(chain([0.0], *bounds))
     tones = {"better": "better", "worse": "worse", "not shown": "none"}
     rows = []
-    for share, effect, interval in known:
+    for share, effect, interval in effects:
         if effect is not None:
             outcome = share_outcome(share)
             rows.append(
@@ -137,10 +140,10 @@ def shares(mixed: Mixed) -> Forest:
                     label=share.node,
                     strip=strip(scale, effect, reference=0.0, inner=interval),
                     value=signed(effect),
-                    interval=signed_span(interval),
+                    interval=signed_interval(interval),
                     tone=tones[outcome],
                     mark=EFFECT_MARKS[outcome],
-                    about=outcome,
+                    note=outcome,
                 )
             )
     return _forest(rows, scale)
@@ -155,22 +158,22 @@ class CohortView:
     forest: Forest
 
 
-def cohorts(report: Report) -> list[CohortView]:
+def cohort_views(report: Report) -> list[CohortView]:
     """The cohorts by field and candidate, each pair with an axis of its own."""
     views = []
     for field in dict.fromkeys(cohort.field for cohort in report.cohorts):
         of_field = [cohort for cohort in report.cohorts if cohort.field == field]
         for candidate in report.candidates:
-            found = [
+            cohort_rows = [
                 (cohort, row) for cohort in of_field if (row := _contrast_of(cohort, candidate.name, report.metric))
             ]
-            if found:
-                views.append(CohortView(field, candidate.name, _cohort_forest(found)))
+            if cohort_rows:
+                views.append(CohortView(field, candidate.name, _cohort_forest(cohort_rows)))
     return views
 
 
 def small_cohorts(report: Report) -> list[str]:
-    """The cohorts of which nothing is said, because too few tasks are in them."""
+    """The cohorts without contrasts, because too few tasks are in them, with their sizes."""
     return [
         f"{cohort.field} {cohort.value}" + ("" if cohort.tasks is None else f" ({counted(cohort.tasks, 'task')})")
         for cohort in report.cohorts
@@ -182,19 +185,19 @@ def _contrast_of(cohort: Cohort, variant: str, metric: str) -> Contrast | None:
     return next((row for row in cohort.contrasts if row.variant == variant and row.metric == metric), None)
 
 
-def _cohort_forest(found: Sequence[tuple[Cohort, Contrast]]) -> Forest:
-    scale = scale_over(chain([0.0], *(row.simultaneous for _, row in found)))
+def _cohort_forest(cohort_rows: Sequence[tuple[Cohort, Contrast]]) -> Forest:
+    scale = scale_over(chain([0.0], *(row.simultaneous for _, row in cohort_rows)))
     rows = (
         Row(
             label=cohort.value,
-            about=counted(row.clusters, "task"),
+            note=counted(row.clusters, "task"),
             strip=_contrast_strip(scale, row),
             value=signed(row.diff),
-            interval=signed_span(row.simultaneous),
+            interval=signed_interval(row.simultaneous),
             tone=_TONES[row.outcome],
             mark=MARKS[row.outcome],
         )
-        for cohort, row in found
+        for cohort, row in cohort_rows
     )
     return _forest(rows, scale)
 
@@ -221,9 +224,9 @@ class Measure:
 
 
 def node_measures(sides: Mapping[str, NodeSide]) -> list[Measure]:
-    """What one node did by variant, into the figures that any variant has."""
+    """One node's figures by variant into measures; one that no variant has is absent."""
     kl_notes = {name: f" ({counted(s.kl_actions, 'call')})" for name, s in sides.items() if s.kl_actions}
-    found = [
+    measures = [
         _measure("calls per episode", {name: s.calls_per_episode for name, s in sides.items()}),
         _measure("sampled tokens per call", {name: s.tokens_mean for name, s in sides.items()}),
         _measure("ended by itself", {name: s.stop_share for name, s in sides.items()}, share=True),
@@ -232,7 +235,7 @@ def node_measures(sides: Mapping[str, NodeSide]) -> list[Measure]:
         _measure("mean log-prob of a token", {name: s.logprob_mean for name, s in sides.items()}, drawn=False),
         _measure("tool calls that failed", {name: s.tool_error_share for name, s in sides.items()}, share=True),
     ]
-    return [measure for measure in found if measure is not None] + _tool_measures(sides)
+    return [measure for measure in measures if measure is not None] + _tool_measures(sides)
 
 
 def _measure(
@@ -243,31 +246,31 @@ def _measure(
     drawn: bool = True,
     notes: Mapping[str, str] | None = None,
 ) -> Measure | None:
-    known = {variant: value for variant, value in values.items() if value is not None}
-    if not known:
+    measured = {variant: value for variant, value in values.items() if value is not None}
+    if not measured:
         return None
-    longest = 1.0 if share else max(known.values())
+    longest = 1.0 if share else max(measured.values())
     write = percent if share else number
 
     def bar(variant: str, value: float) -> Bar:
         length = min(1.0, max(0.0, value / longest)) if longest > 0 else 0.0
         return Bar(variant, length if drawn else None, write(value) + (notes or {}).get(variant, ""))
 
-    return Measure(name, tuple(bar(variant, value) for variant, value in known.items()))
+    return Measure(name, tuple(bar(variant, value) for variant, value in measured.items()))
 
 
 def _tool_measures(sides: Mapping[str, NodeSide]) -> list[Measure]:
-    """Each tool as a share of a node's tool calls, most called first; the rest together. No calls: no share."""
+    """Each tool as a share of the node's tool calls, most called first, the rest together; no bar without calls."""
     totals = {name: sum(side.tools.values()) for name, side in sides.items()}
     calls: dict[str, int] = {}
     for side in sides.values():
         for tool, count in side.tools.items():
             calls[tool] = calls.get(tool, 0) + count
-    ranked = sorted(calls, key=lambda tool: (-calls[tool], tool))
-    shown = ranked if len(ranked) <= _MOST_TOOLS else ranked[: _MOST_TOOLS - 1]
-    rows = [(tool, {name: side.tools.get(tool, 0) for name, side in sides.items()}) for tool in shown]
+    ranked_tools = sorted(calls, key=lambda tool: (-calls[tool], tool))
+    listed_tools = ranked_tools if len(ranked_tools) <= _MAX_TOOLS else ranked_tools[: _MAX_TOOLS - 1]
+    rows = [(tool, {name: side.tools.get(tool, 0) for name, side in sides.items()}) for tool in listed_tools]
     measures = [Measure(tool, _tool_bars(counts, totals), tool=True) for tool, counts in rows]
-    if rest := ranked[len(shown) :]:
+    if rest := ranked_tools[len(listed_tools) :]:
         counts = {name: sum(side.tools.get(tool, 0) for tool in rest) for name, side in sides.items()}
         measures.append(Measure(f"calls to {counted(len(rest), 'other tool')}", _tool_bars(counts, totals)))
     return measures

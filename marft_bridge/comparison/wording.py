@@ -1,8 +1,7 @@
-"""A report into the sentences that its page, its Markdown and its table share.
+"""A report -> the sentences that its page, its Markdown and its table share.
 
 Invariant: a sentence claims what `Contrast.outcome` claims and no more, and gives the numbers that the claim rests on.
-Names come from configurations and models: every function takes `named`, which makes a name fit for where it goes.
-It does not know where that is.
+Names come from configurations and models: `format_name` cuts and escapes them for the page, the Markdown or the table.
 """
 
 from __future__ import annotations
@@ -11,106 +10,116 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
-from marft_bridge.comparison.numbers import counted, number, p_equals, signed, signed_span
-from marft_bridge.comparison.records import SIGNIFICANCE, Contrast, Mixed, NodeShare, Outcome, Power, Report, Stopping
+from marft_bridge.comparison.numbers import counted, number, p_equals, signed, signed_interval
+from marft_bridge.comparison.records import (
+    SIGNIFICANCE,
+    Contrast,
+    ContrastOutcome,
+    Mixed,
+    NodeShare,
+    Power,
+    Report,
+    Stopping,
+)
 
-Named = Callable[[str], str]
+FormatName = Callable[[str], str]
 Effect = Literal["better", "worse", "not shown"]
 
-MARKS: dict[Outcome, str] = {"higher": "▲", "lower": "▼", "not settled": "○"}
+MARKS: dict[ContrastOutcome, str] = {"higher": "▲", "lower": "▼", "not settled": "○"}
 EFFECT_MARKS: dict[Effect, str] = {"better": "▲", "worse": "▼", "not shown": "○"}
 
 
-# Control characters, and those that turn the direction of what follows: "exe.gnp" would read "png.exe", and so would
-# the rest of a sentence that a name stands in.
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# Control characters, and those that turn the direction of the text after them: "exe.gnp" would read "png.exe", and so
+# would the rest of the sentence around a name.
+_HIDDEN_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def visible(text: str) -> str:
-    """A text with what it would hide written out, such as `\\x1b`; lines, tabs and all that people write stay."""
-    return _UNSEEN.sub(lambda found: found.group().encode("unicode_escape").decode("ascii"), text)
+    """A text with its hidden characters escaped, such as `\\x1b`; line breaks, tabs and printable text stay."""
+    return _HIDDEN_CHARACTERS.sub(lambda match: match.group().encode("unicode_escape").decode("ascii"), text)
 
 
-def headline(report: Report, named: Named = str) -> str:
+def headline(report: Report, format_name: FormatName = str) -> str:
     """The verdict in plain words, the better candidates first."""
-    base = named(report.base)
+    base = format_name(report.base)
     if len(report.contrasts) == 1:
         (row,) = report.contrasts
         if row.outcome == "not settled":
-            return f"No difference shown between {base} and {named(row.variant)}"
-        return f"{named(row.variant)} is {'better' if row.outcome == 'higher' else 'worse'} than {base}"
-    claims = list(_claims(report, base, named))
+            return f"No difference shown between {base} and {format_name(row.variant)}"
+        return f"{format_name(row.variant)} is {'better' if row.outcome == 'higher' else 'worse'} than {base}"
+    claims = list(_claim_sentences(report, base, format_name))
     return "; ".join(claims) if claims else f"No variant is shown to differ from {base}"
 
 
-def _claims(report: Report, base: str, named: Named) -> Iterator[str]:
-    """One claim for each outcome; nothing when no outcome is settled."""
-    groups: dict[Outcome, list[str]] = {"higher": [], "lower": [], "not settled": []}
+def _claim_sentences(report: Report, base: str, format_name: FormatName) -> Iterator[str]:
+    """One claim for each outcome that some variant has; none when no variant is settled."""
+    groups: dict[ContrastOutcome, list[str]] = {"higher": [], "lower": [], "not settled": []}
     for row in report.contrasts:
-        groups[row.outcome].append(named(row.variant))
-    better, worse, open_ = groups.values()
+        groups[row.outcome].append(format_name(row.variant))
+    better, worse, unsettled_names = groups.values()
     if better:
-        yield f"{_listed(better)} {_is(better)} better than {base}"
+        yield f"{_join_names(better)} {_is_or_are(better)} better than {base}"
     if worse:
-        yield f"{_listed(worse)} {_is(worse)} worse" + ("" if better else f" than {base}")
-    if open_ and (better or worse):
-        yield f"{_listed(open_)} {_is(open_)} not shown to differ"
+        yield f"{_join_names(worse)} {_is_or_are(worse)} worse" + ("" if better else f" than {base}")
+    if unsettled_names and (better or worse):
+        yield f"{_join_names(unsettled_names)} {_is_or_are(unsettled_names)} not shown to differ"
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _is(names: Sequence[str]) -> str:
+def _is_or_are(names: Sequence[str]) -> str:
     return "is" if len(names) == 1 else "are"
 
 
-def evidence(report: Report, named: Named = str) -> str:
+def evidence(report: Report, format_name: FormatName = str) -> str:
     """The numbers behind the headline, as one sentence without its full stop."""
-    metric, base = named(report.metric), named(report.base)
+    metric, base = format_name(report.metric), format_name(report.base)
     if len(report.contrasts) > 1:
         differences = "; ".join(
-            f"{named(row.variant)} {signed(row.diff)} ({signed_span(row.simultaneous)})" for row in report.contrasts
+            f"{format_name(row.variant)} {signed(row.diff)} ({signed_interval(row.simultaneous)})"
+            for row in report.contrasts
         )
         return (
             f"Difference in mean {metric} from {base}: {differences}. The 95% intervals hold together for all "
             f"{len(report.contrasts)} variants; {sizes(report.contrasts)}"
         )
     (row,) = report.contrasts
-    numbers = (
-        f"Mean {metric} {number(row.mean_b)} ({named(row.variant)}) against {number(row.mean_a)} ({base}), difference "
-        f"{signed(row.diff)}, 95% interval {signed_span(row.simultaneous)}, {p_equals(row.p_adjusted)}, "
+    figures = (
+        f"Mean {metric} {number(row.mean_b)} ({format_name(row.variant)}) against {number(row.mean_a)} ({base}), "
+        f"difference {signed(row.diff)}, 95% interval {signed_interval(row.simultaneous)}, {p_equals(row.p_adjusted)}, "
         f"{sizes(report.contrasts)}"
     )
-    return f"{numbers}; {reason}" if (reason := disagreement(row)) else numbers
+    return f"{figures}; {reason}" if (reason := disagreement(row)) else figures
 
 
 def sizes(rows: Sequence[Contrast]) -> str:
     """How many pairs and tasks some contrasts rest on: "200 pairs of 50 tasks", "116 to 120 tasks"."""
     pairs, tasks = {row.n for row in rows}, {row.clusters for row in rows}
     if pairs == tasks:
-        return _range(tasks, "task")
-    return f"{_range(pairs, 'pair')} of {_range(tasks, 'task')}"
+        return _count_range(tasks, "task")
+    return f"{_count_range(pairs, 'pair')} of {_count_range(tasks, 'task')}"
 
 
-def _range(numbers: set[int], noun: str) -> str:
-    low, high = min(numbers), max(numbers)
+def _count_range(counts: set[int], noun: str) -> str:
+    low, high = min(counts), max(counts)
     return counted(high, noun) if low == high else f"{low:,} to {counted(high, noun)}"
 
 
 def disagreement(row: Contrast) -> str | None:
-    """Why a difference is not claimed although the interval or the test alone would."""
+    """The reason why no difference is claimed although the interval or the test alone shows one; None otherwise."""
     low, high = row.simultaneous
-    rejects, outside = row.p_adjusted < SIGNIFICANCE, not low <= 0 <= high
-    if outside and not rejects:
+    rejects, excludes_zero = row.p_adjusted < SIGNIFICANCE, not low <= 0 <= high
+    if excludes_zero and not rejects:
         return "the interval excludes 0, but the test does not reject at 5%"
-    if rejects and not outside:
+    if rejects and not excludes_zero:
         return "the test rejects at 5%, but the interval holds 0"
     return None
 
 
 def ratio(row: Contrast) -> str:
-    """How many times the base's mean a variant's is, where that has an interval: "×1.12 (1.05 to 1.20)"."""
+    """The ratio of the variant's mean to the base's, with its interval: "×1.12 (1.05 to 1.20)"; empty without one."""
     if row.ratio_ci95 is None or row.mean_a == 0:
         return ""
     low, high = row.ratio_ci95
@@ -118,27 +127,27 @@ def ratio(row: Contrast) -> str:
 
 
 def unsettled(report: Report) -> list[tuple[str, str]]:
-    """Each candidate that is not settled, with what could have been found and what would settle it."""
+    """(name, sentences) of each candidate that is not settled: the detectable effect, and how many tasks settle it."""
     powers = {power.variant: power for power in report.power}
-    found = []
+    sentences = []
     for row in report.contrasts:
         if row.outcome == "not settled":
-            reason = disagreement(row) if len(report.contrasts) > 1 else None  # of one candidate the evidence says it
+            reason = disagreement(row) if len(report.contrasts) > 1 else None  # a single candidate's is in `evidence`
             parts = [f"{reason[:1].upper()}{reason[1:]}."] if reason else []
-            parts += _power(powers[row.variant], row.diff) if row.variant in powers else []
+            parts += _power_sentences(powers[row.variant], row.diff) if row.variant in powers else []
             if parts:
-                found.append((row.variant, " ".join(parts)))
-    return found
+                sentences.append((row.variant, " ".join(parts)))
+    return sentences
 
 
-def _power(power: Power, diff: float) -> list[str]:
+def _power_sentences(power: Power, diff: float) -> list[str]:
     parts = []
     if power.detectable is not None:
         parts.append(f"A true difference of {number(power.detectable)} would have been found four times in five.")
     if power.tasks_more:
         parts.append(
             f"If the difference that was seen ({signed(diff)}) is the true one, about "
-            f"{counted(_rough(power.tasks_more), 'more task')} would show it four times in five."
+            f"{counted(_round_up(power.tasks_more), 'more task')} would show it four times in five."
         )
     elif power.tasks_more == 0:
         parts.append(
@@ -150,28 +159,25 @@ def _power(power: Power, diff: float) -> list[str]:
     return parts
 
 
-def _rough(tasks: int) -> int:
-    """An estimate with the two digits that it is worth, never fewer tasks than it says."""
+def _round_up(tasks: int) -> int:
+    """An estimated number of tasks, rounded up to two digits."""
     unit = int(10 ** max(0, len(str(tasks)) - 2))
     return -(-tasks // unit) * unit
 
 
-def stopping(ended: Stopping) -> str:
-    """How a comparison that was looked at while it ran came to its end."""
-    looks = _listed([f"{look:,}" for look in ended.looks]) if ended.looks else "none"
-    how = (
-        f"Ended early, after {ended.used:,} of {counted(ended.planned, 'planned task')}: every candidate was settled."
-        if ended.early
-        else f"Ran to {ended.used:,} of {counted(ended.planned, 'planned task')}."
-    )
+def describe_stopping(stopping: Stopping) -> str:
+    """How a comparison with interim looks ended, and what the looks spent of the error."""
+    looks = _join_names([f"{look:,}" for look in stopping.looks]) if stopping.looks else "none"
+    tasks = f"{stopping.used:,} of {counted(stopping.planned, 'planned task')}"
+    ending = f"Ended early, after {tasks}: every candidate was settled." if stopping.early else f"Ran to {tasks}."
     return (
-        f"{how} Looked at after {looks} tasks. An error of {SIGNIFICANCE:.0%} is shared out over the looks; "
-        f"{ended.spent:.1%} was spent. Intervals and p-values allow for the looks."
+        f"{ending} Looked at after {looks} tasks. An error of {SIGNIFICANCE:.0%} is shared out over the looks; "
+        f"{stopping.spent:.1%} was spent. Intervals and p-values allow for the looks."
     )
 
 
 def share_effect(share: NodeShare) -> tuple[float | None, tuple[float, float] | None]:
-    """What one node does to the score: its Shapley share where all teams ran, else the swap of it alone."""
+    """A node's effect on the score, with its interval: the Shapley value where all teams ran, else the swap alone."""
     if share.shapley is not None:
         return share.shapley, share.shapley_ci95
     return share.alone, share.alone_ci95
@@ -185,7 +191,7 @@ def share_outcome(share: NodeShare) -> Effect:
     return "better" if interval[0] > 0 else "worse"
 
 
-def moved(mixed: Mixed, named: Named = str) -> str:
+def moved_nodes(mixed: Mixed, format_name: FormatName = str) -> str:
     """Which node made the difference, in one line: "planner better, executor worse"."""
     words: dict[Effect, str] = {"better": "better", "worse": "worse", "not shown": "not shown to matter"}
-    return ", ".join(f"{named(share.node)} {words[share_outcome(share)]}" for share in mixed.shares)
+    return ", ".join(f"{format_name(share.node)} {words[share_outcome(share)]}" for share in mixed.shares)

@@ -1,7 +1,8 @@
-"""Traces that somebody else recorded -> episodes of the store, as far as they go.
+"""OpenTelemetry traces recorded by other tracers -> episodes of the store.
 
-    files, POST /v1/traces -> otlp -> WireSpan -> dialects -> Reading -> spans_to_rows -> SpanRow -> Journal -> store
+    files, POST /v1/traces -> otlp -> WireSpan -> conventions -> Reading -> spans_to_rows -> SpanRow -> Journal -> store
 
-Invariant: nothing is made up. What a dialect does not say (token ids, log-probs, which write fired which node) is
-absent from the rows, given as the reason why an action cannot be trained on, and counted in the report.
+Invariant: nothing is made up. What a tracer's semantic convention does not record (token ids, log-probs, which write
+triggered which node) is absent from the rows, is the reason why an action cannot be trained on, and is counted in the
+report.
 """

@@ -1,4 +1,4 @@
-"""`marft-bridge ingest`: files or a receiver, a run folder's store or any other -> the one function that does it.
+"""`marft-bridge ingest`: command-line flags -> one call, of `ingest_files` or of `listen`, on the chosen store.
 
 Invariant: flags that contradict each other are refused before anything is read or written.
 """
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from marft_bridge.config import BridgeConfig
-from marft_bridge.errors import ConfigError
+from marft_bridge.common.errors import ConfigError
+from marft_bridge.common.progress import Reporter
+from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.config.record import RecordOptions
 from marft_bridge.ingest.from_files import ingest_files
 from marft_bridge.ingest.listen import listen as listen_until_stopped
 from marft_bridge.ingest.report import IngestReport
-from marft_bridge.progress import Reporter
-from marft_bridge.record_options import RecordOptions
-from marft_bridge.run_folder import RunFolder
+from marft_bridge.runs.run_folder import RunFolder
 
 DEFAULT_PORT = 4318  # where OTLP exporters look for a receiver
 DEFAULT_QUIET_S = 10.0  # twice the time for which the SDK's batch processor holds spans back
@@ -24,7 +24,7 @@ DEFAULT_QUIET_S = 10.0  # twice the time for which the SDK's batch processor hol
 
 @dataclass(frozen=True, slots=True)
 class ReceiverOptions:
-    """How to listen: see `listen.listen`."""
+    """Options of the receiver; see `listen.listen`."""
 
     port: int
     token_env: str | None
@@ -34,15 +34,15 @@ class ReceiverOptions:
 def flags_to_receiver(
     listen: bool, port: int | None, token_env: str | None, quiet_s: float | None
 ) -> ReceiverOptions | None:
-    """The receiver that was asked for; None for none. Raises ConfigError for flags that only a receiver has."""
+    """The receiver's options, None without --listen. Raises ConfigError for a receiver's flag without it."""
     if listen:
         return ReceiverOptions(
             DEFAULT_PORT if port is None else port, token_env, DEFAULT_QUIET_S if quiet_s is None else quiet_s
         )
-    given = {"--port": port, "--token-env": token_env, "--quiet-seconds": quiet_s}
-    wrong = [name for name, value in given.items() if value is not None]
-    if wrong:
-        raise ConfigError(f"ingest: {', '.join(wrong)} without --listen; leave it out, or receive")
+    receiver_flags = {"--port": port, "--token-env": token_env, "--quiet-seconds": quiet_s}
+    stray_flags = [name for name, value in receiver_flags.items() if value is not None]
+    if stray_flags:
+        raise ConfigError(f"ingest: {', '.join(stray_flags)} without --listen; leave it out, or receive")
     return None
 
 
@@ -68,5 +68,7 @@ def ingest(
         store = RunFolder(config.run_folder).store
     options = config.record if config is not None else RecordOptions()
     if receiver is None:
-        return ingest_files(files, store, options, reporter)
-    return listen_until_stopped(store, receiver.port, receiver.token_env, receiver.quiet_s, options, reporter)
+        return ingest_files(files, store, options, reporter=reporter)
+    return listen_until_stopped(
+        store, receiver.port, receiver.token_env, quiet_s=receiver.quiet_s, options=options, reporter=reporter
+    )

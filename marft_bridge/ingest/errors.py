@@ -1,8 +1,8 @@
-"""What can go wrong with traces from elsewhere, as an error whose message is one line for the user."""
+"""Errors of ingest; each message is one line for the user."""
 
 from __future__ import annotations
 
-from marft_bridge.errors import BridgeError
+from marft_bridge.common.errors import BridgeError
 
 
 class IngestError(BridgeError):

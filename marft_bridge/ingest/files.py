@@ -1,4 +1,4 @@
-"""OTLP files -> the spans in them. What a file is follows from its content, never from its name.
+"""OTLP files -> the spans in them. The format is recognised by the content, never by the file's name.
 
     {...}                            OTLP/JSON: one object, or one per line as the collector's file exporter writes
     0A ...                           one protobuf ExportTraceServiceRequest (or TracesData, which has the same form)
@@ -6,7 +6,7 @@
     1F 8B ...                        any of these, gzipped
 
 Protobuf messages after a length in varint form are refused: their beginning can look like a message's own.
-Invariant: a file counts as a whole; one bad span, line or byte refuses all of it. Nothing is written here.
+Invariant: a file is read as a whole; one bad span, line or byte refuses all of it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from marft_bridge.ingest.errors import IngestError
-from marft_bridge.ingest.otlp import Decoded, WireSpan, inflate, json_to_spans, protobuf_to_spans
+from marft_bridge.ingest.otlp import DecodedRequest, WireSpan, inflate, json_to_spans, protobuf_to_spans
 
-LARGEST_FILE = 2 << 30  # bytes, after decompression: all of it is held in memory
+MAX_FILE_BYTES = 2 << 30  # bytes, after decompression: all of it is held in memory
 _GZIP = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -30,31 +30,31 @@ def file_to_spans(path: Path) -> list[WireSpan]:
         raise IngestError(f"ingest: cannot read {path}: {error.strerror or error}") from None
     try:
         if data.startswith(_GZIP):
-            data = inflate(data, LARGEST_FILE)
-        return [span for decoded in _content_to_requests(data) for span in _all_of(decoded)]
+            data = inflate(data, MAX_FILE_BYTES)
+        return [span for decoded in _content_to_requests(data) for span in _require_all_spans(decoded)]
     except IngestError as error:
         raise IngestError(f"ingest: {path}: {error}; nothing of this run was taken in") from None
 
 
-def _all_of(decoded: Decoded) -> tuple[WireSpan, ...]:
+def _require_all_spans(decoded: DecodedRequest) -> tuple[WireSpan, ...]:
     if decoded.rejected:
         raise IngestError(decoded.rejected[0])
     return decoded.spans
 
 
-def _content_to_requests(data: bytes) -> Iterator[Decoded]:
+def _content_to_requests(data: bytes) -> Iterator[DecodedRequest]:
     if not data:
         raise IngestError("the file is empty")
     if data[0] < 0x08:  # no protobuf field has the number 0, so this is a length
-        yield from _framed(data)
+        yield from _frames_to_requests(data)
     elif data.removeprefix(_BYTE_ORDER_MARK).lstrip()[:1] == b"{" and not _is_protobuf(data):
-        yield from _json(data.removeprefix(_BYTE_ORDER_MARK))
+        yield from _json_to_requests(data.removeprefix(_BYTE_ORDER_MARK))
     else:
         yield protobuf_to_spans(data)
 
 
 def _is_protobuf(data: bytes) -> bool:
-    """A line break and a brace are also a protobuf field of 123 bytes; only then it takes a closer look."""
+    """0A 7B, a line break and a brace, also begins a protobuf field of 123 bytes: such data is parsed to decide."""
     if data[:1] != b"\n":
         return False
     try:
@@ -64,7 +64,7 @@ def _is_protobuf(data: bytes) -> bool:
     return True
 
 
-def _framed(data: bytes) -> Iterator[Decoded]:
+def _frames_to_requests(data: bytes) -> Iterator[DecodedRequest]:
     offset = 0
     while offset < len(data):
         end = offset + 4 + int.from_bytes(data[offset : offset + 4], "big")
@@ -74,23 +74,23 @@ def _framed(data: bytes) -> Iterator[Decoded]:
         offset = end
 
 
-def _json(data: bytes) -> Iterator[Decoded]:
+def _json_to_requests(data: bytes) -> Iterator[DecodedRequest]:
     try:
         yield json_to_spans(data)
-    except IngestError as whole:
+    except IngestError as document_error:
         lines = [(number, line) for number, line in enumerate(data.splitlines(), 1) if line.strip()]
         if len(lines) == 1 or not _is_json_lines(lines[0][1]):
             raise
         for number, line in lines:
             try:
                 yield json_to_spans(line)
-            except IngestError as error:
-                raise IngestError(f"line {number}: {error}") from whole
+            except IngestError as line_error:
+                raise IngestError(f"line {number}: {line_error}") from document_error
 
 
-def _is_json_lines(first: bytes) -> bool:
+def _is_json_lines(first_line: bytes) -> bool:
     try:
-        json_to_spans(first)
+        json_to_spans(first_line)
     except IngestError:
         return False
     return True

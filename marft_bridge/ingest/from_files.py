@@ -1,7 +1,7 @@
 """`marft-bridge ingest FILE...`: OTLP files -> episodes of a store.
 
 Invariant: every file is read and checked before anything is written; a trace may be spread over several of them.
-Taking the same files in twice adds nothing.
+Ingesting the same files twice adds nothing.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from marft_bridge.ingest.door import Door
+from marft_bridge.common.progress import Reporter
+from marft_bridge.config.record import RecordOptions
+from marft_bridge.ingest.cleaning import SpanCleaner
 from marft_bridge.ingest.files import file_to_spans
 from marft_bridge.ingest.report import IngestReport
-from marft_bridge.ingest.taking_in import TraceWriter, decided_traces, open_store, report_stored, spans_to_traces
-from marft_bridge.progress import Reporter
-from marft_bridge.record_options import RecordOptions
+from marft_bridge.ingest.writer import TraceWriter, open_store, read_decided_ids, report_stored, spans_to_traces
 from trace_store.journal import Journal
 
 
@@ -25,22 +25,22 @@ def ingest_files(paths: Sequence[Path], store_path: Path, options: RecordOptions
     nothing was taken in.
     """
     report = IngestReport()
-    door = Door(options)
-    spans = [door.span_to_clean(span) for path in paths for span in file_to_spans(path)]
+    cleaner = SpanCleaner(options)
+    spans = [cleaner.clean_span(span) for path in paths for span in file_to_spans(path)]
     report.spans = len(spans)
-    report.note_cleaning(door)
+    report.note_cleaning(cleaner)
     traces = spans_to_traces(spans)
     report.traces = len(traces)
     with open_store(store_path, reporter) as store:
         store.take_in()
-        known = decided_traces(store, traces)
-        report.stored_before = len(known)
+        decided_ids = read_decided_ids(store, traces)
+        report.stored_before = len(decided_ids)
         journal = Journal(store.journal_folder)
         try:
-            writer = TraceWriter(journal, door, {"files": [path.name for path in paths]}, report)
-            for trace_id, members in traces.items():
-                if trace_id not in known:
-                    writer.write(trace_id, members)
+            writer = TraceWriter(journal, cleaner, {"files": [path.name for path in paths]}, report=report)
+            for trace_id, trace_spans in traces.items():
+                if trace_id not in decided_ids:
+                    writer.write(trace_id, trace_spans)
         finally:
             journal.close()
         store.take_in()

@@ -1,23 +1,23 @@
-"""Spans after the OpenTelemetry GenAI conventions -> readings; our own attribute names are these.
+"""Spans of the OpenTelemetry GenAI conventions, whose attribute names the store uses too -> readings.
 
-Knows the names that the conventions gave up (`gen_ai.system`, prompt and completion tokens). It knows no LangGraph:
-the conventions have no words for supersteps and checkpoint namespaces.
+Deprecated names (`gen_ai.system`, prompt and completion tokens) are read as well. Readings have no LangGraph node or
+step: the conventions have no attributes for supersteps and checkpoint namespaces.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from marft_bridge.ingest.messages import messages_text, to_messages
+from marft_bridge.ingest.messages import messages_to_json, to_messages
 from marft_bridge.ingest.otlp import WireSpan
-from marft_bridge.ingest.reading import Kind, Reading, call_attributes, first, text, unflattened
+from marft_bridge.ingest.reading import Kind, Reading, as_text, check_call_attributes, first_present, unflatten
 from trace_store import conventions as c
 
-DIALECT = "genai"
-SYSTEM = "gen_ai.system"  # the provider's former name
+CONVENTION = "genai"
+SYSTEM = "gen_ai.system"  # former name of the provider attribute
 _CONVERSATION = "gen_ai.conversation.id"
 _LLM_OPERATIONS = (c.CHAT, "text_completion", "generate_content")
-_PLAIN = (
+_CURRENT_NAMES = (
     c.REQUEST_MODEL,
     c.REQUEST_TEMPERATURE,
     c.REQUEST_TOP_P,
@@ -31,57 +31,60 @@ _PLAIN = (
 )
 
 
-def speaks(span: WireSpan) -> bool:
-    """Whether a span is written in this dialect."""
+def matches(span: WireSpan) -> bool:
+    """Whether a span follows this convention."""
     return c.OPERATION in span.attributes or SYSTEM in span.attributes
 
 
 def span_to_reading(span: WireSpan) -> Reading:
-    """One span as the conventions mean it."""
-    a = span.attributes
-    kind = operation_to_kind(a.get(c.OPERATION))
-    found, unreadable = call_attributes(llm_attributes(a) if kind == "llm" else tool_attributes(a, kind))
+    """The reading of one span of the GenAI conventions."""
+    attributes = span.attributes
+    kind = operation_to_kind(attributes.get(c.OPERATION))
+    call_attributes, unreadable = check_call_attributes(
+        to_llm_attributes(attributes) if kind == "llm" else to_tool_attributes(attributes, kind)
+    )
     return Reading(
-        dialect=DIALECT,
+        convention=CONVENTION,
         kind=kind,
         name=span.name,
-        agent=agent_of(span) if kind == "agent" else None,
-        session=text(a.get(_CONVERSATION)),
-        subject=text(first(a, "user.id", "enduser.id")),
-        attributes=found,
+        agent=span_to_agent_name(span) if kind == "agent" else None,
+        session=as_text(attributes.get(_CONVERSATION)),
+        subject=as_text(first_present(attributes, "user.id", "enduser.id")),
+        attributes=call_attributes,
         unreadable=unreadable,
     )
 
 
 def operation_to_kind(operation: Any) -> Kind:
-    """What kind of thing an operation of the conventions is."""
+    """The kind of span that an operation name of the conventions stands for."""
     if operation in _LLM_OPERATIONS:
         return "llm"
     return "tool" if operation == c.EXECUTE_TOOL else "agent" if operation == c.INVOKE_AGENT else "other"
 
 
-def agent_of(span: WireSpan) -> str:
+def span_to_agent_name(span: WireSpan) -> str:
     """The agent's name, or the span's where it has none."""
-    return text(span.attributes.get(c.AGENT_NAME)) or span.name
+    return as_text(span.attributes.get(c.AGENT_NAME)) or span.name
 
 
-def llm_attributes(a: dict[str, Any]) -> dict[str, Any]:
-    """An LLM call under the current names; lists flattened under the former ones included."""
-    completions = unflattened(a, "gen_ai.completion")
-    reasons = [item["finish_reason"] for item in completions if text(item.get("finish_reason"))]
-    found = {key: a.get(key) for key in _PLAIN}
-    return found | {
-        c.PROVIDER: first(a, c.PROVIDER, SYSTEM),
-        c.FINISH_REASONS: a.get(c.FINISH_REASONS) or reasons,
-        c.USAGE_INPUT_TOKENS: first(a, c.USAGE_INPUT_TOKENS, "gen_ai.usage.prompt_tokens"),
-        c.USAGE_OUTPUT_TOKENS: first(a, c.USAGE_OUTPUT_TOKENS, "gen_ai.usage.completion_tokens"),
-        c.INPUT_MESSAGES: found[c.INPUT_MESSAGES] or messages_text(to_messages(unflattened(a, "gen_ai.prompt"))),
-        c.OUTPUT_MESSAGES: found[c.OUTPUT_MESSAGES] or messages_text(to_messages(completions)),
+def to_llm_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
+    """An LLM call's attributes under the current names; messages under the former, flattened ones included."""
+    completions = unflatten(attributes, "gen_ai.completion")
+    reasons = [item["finish_reason"] for item in completions if as_text(item.get("finish_reason"))]
+    current = {key: attributes.get(key) for key in _CURRENT_NAMES}
+    return current | {
+        c.PROVIDER: first_present(attributes, c.PROVIDER, SYSTEM),
+        c.FINISH_REASONS: attributes.get(c.FINISH_REASONS) or reasons,
+        c.USAGE_INPUT_TOKENS: first_present(attributes, c.USAGE_INPUT_TOKENS, "gen_ai.usage.prompt_tokens"),
+        c.USAGE_OUTPUT_TOKENS: first_present(attributes, c.USAGE_OUTPUT_TOKENS, "gen_ai.usage.completion_tokens"),
+        c.INPUT_MESSAGES: current[c.INPUT_MESSAGES]
+        or messages_to_json(to_messages(unflatten(attributes, "gen_ai.prompt"))),
+        c.OUTPUT_MESSAGES: current[c.OUTPUT_MESSAGES] or messages_to_json(to_messages(completions)),
     }
 
 
-def tool_attributes(a: dict[str, Any], kind: Kind) -> dict[str, Any]:
-    """A tool call; nothing for another kind of span."""
+def to_tool_attributes(attributes: dict[str, Any], kind: Kind) -> dict[str, Any]:
+    """A tool call's attributes; empty for another kind of span."""
     if kind != "tool":
         return {}
-    return {key: a.get(key) for key in (c.TOOL_NAME, c.TOOL_CALL_ID, c.TOOL_ARGUMENTS, c.TOOL_RESULT)}
+    return {key: attributes.get(key) for key in (c.TOOL_NAME, c.TOOL_CALL_ID, c.TOOL_ARGUMENTS, c.TOOL_RESULT)}

@@ -1,9 +1,9 @@
-"""`marft-bridge ingest --listen`: what apps on this machine send, until Ctrl-C -> episodes of a store.
+"""`marft-bridge ingest --listen`: OTLP requests of apps on this machine, until Ctrl-C -> episodes of a store.
 
-    request -> cleaned -> waiting room (on disk) -> 200      whole and quiet -> rows in the store's journal -> forgotten
+    request -> cleaned -> spool (on disk) -> 200      complete and quiet -> rows in the store's journal -> acknowledged
 
-Invariant: a span that was answered with 200 is in the waiting room's spool, in the journal, or in the store, whatever
-ends this process. The store itself is opened only at the beginning and at the end, so that others can use it.
+Invariant: a span that was answered with 200 is in the spool, in the journal, or in the store, whatever ends this
+process. The store itself is opened only at the beginning and at the end, so that other commands can use it.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from marft_bridge.errors import ConfigError
-from marft_bridge.ingest.door import Door
+from marft_bridge.common.errors import ConfigError
+from marft_bridge.common.progress import Reporter
+from marft_bridge.config.record import RecordOptions
+from marft_bridge.ingest.cleaning import SpanCleaner
 from marft_bridge.ingest.errors import IngestError
 from marft_bridge.ingest.otlp import WireSpan
 from marft_bridge.ingest.receiver import ADDRESS, PATH, Receiver
 from marft_bridge.ingest.report import IngestReport
-from marft_bridge.ingest.taking_in import TraceWriter, decided_traces, open_store, report_stored
+from marft_bridge.ingest.trace_spool import TraceSpool
 from marft_bridge.ingest.trace_tree import TraceTree
-from marft_bridge.ingest.waiting_room import WaitingRoom
-from marft_bridge.progress import Reporter
-from marft_bridge.record_options import RecordOptions
+from marft_bridge.ingest.writer import TraceWriter, open_store, read_decided_ids, report_stored
 from trace_store.errors import StoreError
 from trace_store.journal import Journal
 
-LOOK_EVERY_S = 0.5
+POLL_S = 0.5
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,}")  # what a header can carry in an OTEL_ variable as it is
 
 
@@ -48,76 +48,78 @@ def listen(
     """
     if not options.content:
         raise ConfigError("ingest: a receiver keeps requests on disk, so record.content = false rules out --listen")
-    token = _token(token_env)
-    session = _Session(store_path, quiet_s, options, reporter)
+    token = _read_or_make_token(token_env)
+    session = _ReceiverSession(store_path, quiet_s, options, reporter=reporter)
     try:
-        receiver = Receiver(port, token, session.keep, session.note)
+        receiver = Receiver(port, token, session.save_spans, count_rejection=session.count_rejection)
     except OSError as error:
-        session.room.close()
+        session.spool.close()
         raise IngestError(
             f"ingest: cannot listen on {ADDRESS}:{port}: {error.strerror}; choose another --port"
         ) from None
     with receiver:
         threading.Thread(target=receiver.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
         with suppress(KeyboardInterrupt):  # from the moment that it listens
-            _say_how_to_send(receiver.port, token if token_env is None else None, reporter)
+            _print_how_to_send(receiver.port, token if token_env is None else None, reporter)
             while True:
-                time.sleep(LOOK_EVERY_S)
-                session.settle(time.monotonic() - quiet_s)
+                time.sleep(POLL_S)
+                session.write_complete_traces(time.monotonic() - quiet_s)
         receiver.shutdown()
     return session.finish()
 
 
-class _Session:
-    """One receiver's life, apart from HTTP."""
+class _ReceiverSession:
+    """The spool, the journal and the report behind one receiver; it knows no HTTP."""
 
     def __init__(self, store_path: Path, quiet_s: float, options: RecordOptions, reporter: Reporter) -> None:
         self._store_path, self._reporter = store_path, reporter
         self.report = IngestReport()
-        self.door = Door(options)
-        self.room = WaitingRoom(store_path.with_name(store_path.name + ".spool"), time.monotonic())
+        self.cleaner = SpanCleaner(options)
+        self.spool = TraceSpool(store_path.with_name(store_path.name + ".spool"), time.monotonic())
         self._journal = Journal(store_path.with_name(store_path.name + ".journal"))
-        self._writer = TraceWriter(self._journal, self.door, {"listen": True, "quiet_s": quiet_s}, self.report)
+        self._writer = TraceWriter(
+            self._journal, self.cleaner, {"listen": True, "quiet_s": quiet_s}, report=self.report
+        )
         self._lock = threading.Lock()
         self._closed = False
-        self._take_over()
+        self._take_over_spool()
 
-    def keep(self, spans: Sequence[WireSpan], now: float) -> None:
-        """Returns once the spans are safe."""
-        cleaned = [self.door.span_to_clean(span) for span in spans]
+    def save_spans(self, spans: Sequence[WireSpan], now: float) -> None:
+        """Cleans the spans and returns once they are on disk in the spool."""
+        cleaned = [self.cleaner.clean_span(span) for span in spans]
         with self._lock:
             if self._closed:
                 raise StoreError("the receiver is ending")
-            self.room.keep(cleaned, now)
+            self.spool.add(cleaned, now)
             self.report.spans += len(cleaned)
 
-    def note(self, why: str) -> None:
-        """Counts what was not taken."""
+    def count_rejection(self, reason: str) -> None:
+        """Counts a request or a span that was not taken, by reason."""
         with self._lock:
-            self.report.rejected[why] += 1
+            self.report.rejected[reason] += 1
 
-    def settle(self, quiet_since: float) -> None:
-        """Makes rows of the traces that are whole, or notes why they make none."""
-        traces = self.room.hand_out(quiet_since)
+    def write_complete_traces(self, quiet_since: float) -> None:
+        """Journals the rows of complete traces, or notes why a trace is no episode."""
+        traces = self.spool.take_complete(quiet_since)
         for trace_id, spans in traces.items():
             self._writer.write(trace_id, spans)
         if traces:
-            self._journal.sync()
+            self._journal.sync()  # before `acknowledge`: the spool is the only other copy
             self.report.traces += len(traces)
-            self.room.forget()
+            self.spool.acknowledge()
 
     def finish(self) -> IngestReport:
-        """Takes what is whole, leaves the rest in the spool, and reports."""
+        """Writes what is complete, leaves the rest in the spool, and reports."""
         with self._lock:
             self._closed = True
-        self.settle(time.monotonic())
-        for trace_id, spans in self.room.waiting_traces().items():
+        self.write_complete_traces(time.monotonic())
+        for trace_id, spans in self.spool.waiting_traces().items():
             self.report.traces += 1
             self.report.refuse(trace_id, f"{TraceTree(spans).fault()}; kept for the next receiver")
-        self.room.close()
+        self.spool.close()
         self._journal.close()
-        self.report.late += self.room.late
-        self.report.note_cleaning(self.door)
+        self.report.late_spans += self.spool.late_spans
+        self.report.note_cleaning(self.cleaner)
         try:
             with open_store(self._store_path, self._reporter) as store:
                 store.take_in()
@@ -127,24 +129,24 @@ class _Session:
         self.report.show(self._reporter)
         return self.report
 
-    def _take_over(self) -> None:
-        """What an earlier receiver was killed over: some of it may be in the store already."""
-        left = self.room.waiting_traces()
-        if not left:
+    def _take_over_spool(self) -> None:
+        """Drops from the spool of an earlier, killed receiver the traces that are in the store already."""
+        left_traces = self.spool.waiting_traces()
+        if not left_traces:
             return
-        self._reporter.say(f"{len(left)} traces are left from an earlier receiver")
+        self._reporter.say(f"{len(left_traces)} traces are left from an earlier receiver")
         try:
             with open_store(self._store_path, self._reporter) as store:
                 store.take_in()
-                known = decided_traces(store, left)
+                decided_ids = read_decided_ids(store, left_traces)
         except StoreError as error:
             self._reporter.say(f"{error}; going on without")  # what is stored twice is stored once
             return
-        self.report.stored_before = len(known)
-        self.room.forget(known)
+        self.report.stored_before = len(decided_ids)
+        self.spool.acknowledge(decided_ids)
 
 
-def _token(variable: str | None) -> str:
+def _read_or_make_token(variable: str | None) -> str:
     if variable is None:
         return secrets.token_urlsafe(32)
     token = os.environ.get(variable, "")
@@ -153,9 +155,9 @@ def _token(variable: str | None) -> str:
     return token
 
 
-def _say_how_to_send(port: int, token: str | None, reporter: Reporter) -> None:
-    shown = "<token>" if token is None else token
+def _print_how_to_send(port: int, token: str | None, reporter: Reporter) -> None:
+    token_text = "<token>" if token is None else token
     reporter.say(f"listening on http://{ADDRESS}:{port}{PATH} until Ctrl-C; for the app that is to send its traces:")
     reporter.say(f"export OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://{ADDRESS}:{port}{PATH}")
-    reporter.say(f'export OTEL_EXPORTER_OTLP_TRACES_HEADERS="Authorization=Bearer%20{shown}"')
+    reporter.say(f'export OTEL_EXPORTER_OTLP_TRACES_HEADERS="Authorization=Bearer%20{token_text}"')
     reporter.say("export OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf")

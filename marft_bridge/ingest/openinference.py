@@ -6,85 +6,94 @@ answered is once more in `output.value`, which is where log-probs are when the a
 
 from __future__ import annotations
 
+from marft_bridge.common.agent_names import AGENT_NAME_METADATA
 from marft_bridge.ingest.messages import (
-    langchain_answer,
-    langchain_answer_ids,
-    langchain_prompt_ids,
-    langchain_tool_call_id,
-    messages_text,
+    langchain_inputs_to_answer_ids,
+    langchain_output_to_tool_call_id,
+    langchain_outputs_to_answer_ids,
+    langchain_outputs_to_attributes,
+    messages_to_json,
     to_messages,
 )
 from marft_bridge.ingest.otlp import WireSpan
 from marft_bridge.ingest.reading import (
     Kind,
     Reading,
-    call_attributes,
-    first,
-    mapping,
-    request_attributes,
-    text,
-    unflattened,
-    whole_number,
+    as_integer,
+    as_mapping,
+    as_text,
+    check_call_attributes,
+    first_present,
+    settings_to_attributes,
+    unflatten,
 )
 from trace_store import conventions as c
 
-DIALECT = "openinference"
+CONVENTION = "openinference"
 _KIND = "openinference.span.kind"
 _KINDS: dict[str, Kind] = {"LLM": "llm", "TOOL": "tool", "AGENT": "agent"}
 
 
-def speaks(span: WireSpan) -> bool:
-    """Whether a span is written in this dialect."""
+def matches(span: WireSpan) -> bool:
+    """Whether a span follows this convention."""
     return _KIND in span.attributes
 
 
 def span_to_reading(span: WireSpan) -> Reading:
-    """One span as OpenInference means it."""
-    a = span.attributes
-    metadata = mapping(a.get("metadata"))
-    kind: Kind = _KINDS.get(str(a[_KIND]).upper(), "other")
-    found, unreadable = call_attributes(_llm(span) if kind == "llm" else _tool(span) if kind == "tool" else {})
+    """The reading of one OpenInference span."""
+    attributes = span.attributes
+    metadata = as_mapping(attributes.get("metadata"))
+    kind: Kind = _KINDS.get(str(attributes[_KIND]).upper(), "other")
+    call_attributes, unreadable = check_call_attributes(
+        _llm_attributes(span) if kind == "llm" else _tool_attributes(span) if kind == "tool" else {}
+    )
     return Reading(
-        dialect=DIALECT,
+        convention=CONVENTION,
         kind=kind,
         name=span.name,
-        node=text(metadata.get("langgraph_node")),
-        checkpoint_ns=text(metadata.get("langgraph_checkpoint_ns")),
-        step=whole_number(metadata.get("langgraph_step")),
-        agent=(text(a.get("agent.name")) or span.name) if kind == "agent" else None,
-        session=text(a.get("session.id")) or text(metadata.get("thread_id")),
-        subject=text(a.get("user.id")) or text(metadata.get("user_id")),
-        task=mapping(a.get("input.value")) or None,
-        attributes=found,
+        node=as_text(metadata.get("langgraph_node")),
+        checkpoint_ns=as_text(metadata.get("langgraph_checkpoint_ns")),
+        declared_name=as_text(metadata.get(AGENT_NAME_METADATA)),
+        step=as_integer(metadata.get("langgraph_step")),
+        agent=(as_text(attributes.get("agent.name")) or span.name) if kind == "agent" else None,
+        session=as_text(attributes.get("session.id")) or as_text(metadata.get("thread_id")),
+        subject=as_text(attributes.get("user.id")) or as_text(metadata.get("user_id")),
+        task=as_mapping(attributes.get("input.value")) or None,
+        attributes=call_attributes,
         unreadable=unreadable,
-        answer_ids=langchain_answer_ids(a.get("output.value")) if kind == "llm" else (),
-        prompt_ids=langchain_prompt_ids(a.get("input.value")) if kind == "llm" else (),
+        answer_ids=langchain_outputs_to_answer_ids(attributes.get("output.value")) if kind == "llm" else (),
+        prompt_ids=langchain_inputs_to_answer_ids(attributes.get("input.value")) if kind == "llm" else (),
     )
 
 
-def _llm(span: WireSpan) -> dict[str, object]:
-    a = span.attributes
-    asked = request_attributes(mapping(a.get("llm.invocation_parameters")))
-    answered = langchain_answer(a.get("output.value"))
-    finish = text(a.get("llm.finish_reason"))
-    said = {
-        c.PROVIDER: first(a, "llm.provider", "llm.system"),
-        c.REQUEST_MODEL: first(a, "llm.request.model_name", "llm.model_name"),
-        c.RESPONSE_MODEL: first(a, "llm.response.model_name"),
+def _llm_attributes(span: WireSpan) -> dict[str, object]:
+    attributes = span.attributes
+    request_attributes = settings_to_attributes(as_mapping(attributes.get("llm.invocation_parameters")))
+    langchain_attributes = langchain_outputs_to_attributes(attributes.get("output.value"))
+    finish = as_text(attributes.get("llm.finish_reason"))
+    own_attributes = {
+        c.PROVIDER: first_present(attributes, "llm.provider", "llm.system"),
+        c.REQUEST_MODEL: first_present(attributes, "llm.request.model_name", "llm.model_name"),
+        c.RESPONSE_MODEL: first_present(attributes, "llm.response.model_name"),
         c.FINISH_REASONS: [finish] if finish else None,
-        c.USAGE_INPUT_TOKENS: a.get("llm.token_count.prompt"),
-        c.USAGE_OUTPUT_TOKENS: a.get("llm.token_count.completion"),
-        c.INPUT_MESSAGES: messages_text(to_messages(unflattened(a, "llm.input_messages"))),
-        c.OUTPUT_MESSAGES: messages_text(to_messages(unflattened(a, "llm.output_messages"))),
+        c.USAGE_INPUT_TOKENS: attributes.get("llm.token_count.prompt"),
+        c.USAGE_OUTPUT_TOKENS: attributes.get("llm.token_count.completion"),
+        c.INPUT_MESSAGES: messages_to_json(to_messages(unflatten(attributes, "llm.input_messages"))),
+        c.OUTPUT_MESSAGES: messages_to_json(to_messages(unflatten(attributes, "llm.output_messages"))),
     }
-    return asked | answered | {key: value for key, value in said.items() if value is not None}
+    return (
+        request_attributes
+        | langchain_attributes
+        | {key: value for key, value in own_attributes.items() if value is not None}
+    )
 
 
-def _tool(span: WireSpan) -> dict[str, object]:
-    a = span.attributes
+def _tool_attributes(span: WireSpan) -> dict[str, object]:
+    attributes = span.attributes
     return {
-        c.TOOL_NAME: text(a.get("tool.name")) or span.name,
-        c.TOOL_CALL_ID: first(a, "tool_call.id", "tool.id") or langchain_tool_call_id(a.get("output.value")),
-        c.TOOL_ARGUMENTS: a.get("input.value"),
-        c.TOOL_RESULT: a.get("output.value"),
+        c.TOOL_NAME: as_text(attributes.get("tool.name")) or span.name,
+        c.TOOL_CALL_ID: first_present(attributes, "tool_call.id", "tool.id")
+        or langchain_output_to_tool_call_id(attributes.get("output.value")),
+        c.TOOL_ARGUMENTS: attributes.get("input.value"),
+        c.TOOL_RESULT: attributes.get("output.value"),
     }

@@ -1,7 +1,7 @@
 """OTLP trace requests, protobuf or JSON -> spans as they were sent.
 
 Invariants: a span either comes out whole, with every attribute, or is rejected with a reason; ids are lower-case hex
-of the right length and never all zero; times fit the store. What an attribute means is not known here.
+of the right length and never all zero; times fit the store. Attributes are not interpreted here.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, SpanFlags, Status
 from marft_bridge.ingest.errors import IngestError, TooLarge
 
 _RESOURCE_SPANS = ("resourceSpans", "resource_spans")
-_LATEST_NS = 2**63  # the store keeps times as signed 64-bit integers
-_CHUNK = 1 << 20
+_TIME_LIMIT_NS = 2**63  # the store keeps times as signed 64-bit integers
+_CHUNK_BYTES = 1 << 20
 _PARENT_IS_REMOTE = SpanFlags.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
 
 
 @dataclass(frozen=True, slots=True)
 class WireSpan:
-    """One span of an OTLP request. Times in nanoseconds since 1970."""
+    """One span of an OTLP request. Times in nanoseconds since 1970. The spool persists these field names."""
 
     trace_id: str  # 32 hex digits
     span_id: str  # 16 hex digits
@@ -46,20 +46,20 @@ class WireSpan:
     scope_version: str
     service: str | None  # service.name of the resource
     attributes: dict[str, Any] = field(default_factory=dict)
-    other_events: int = 0  # events that are not exceptions: the store has no place for them
+    other_events: int = 0  # events that are not exceptions: the store has no column for them
     links: int = 0  # likewise
     lost_attributes: int = 0  # how many the sender says it dropped
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
-    """The spans of one request, and why others in it were rejected."""
+class DecodedRequest:
+    """The spans of one request, and the reasons why others in it were rejected."""
 
     spans: tuple[WireSpan, ...]
     rejected: tuple[str, ...] = ()
 
 
-def protobuf_to_spans(body: bytes, most: int | None = None) -> Decoded:
+def protobuf_to_spans(body: bytes, max_spans: int | None = None) -> DecodedRequest:
     """One `ExportTraceServiceRequest` of at most `most` spans. Raises IngestError when it is none."""
     request = ExportTraceServiceRequest()
     try:
@@ -68,10 +68,10 @@ def protobuf_to_spans(body: bytes, most: int | None = None) -> Decoded:
         raise IngestError("not a protobuf ExportTraceServiceRequest") from None
     if body and not request.resource_spans:
         raise IngestError("a protobuf message without resource_spans: no OTLP traces")
-    return _request_to_spans(request, most)
+    return _request_to_spans(request, max_spans)
 
 
-def json_to_spans(text: bytes, most: int | None = None) -> Decoded:
+def json_to_spans(text: bytes, max_spans: int | None = None) -> DecodedRequest:
     """One OTLP/JSON object with `resourceSpans`, of at most `most` spans. Raises IngestError when it is none."""
     try:
         body = json.loads(text)
@@ -84,39 +84,39 @@ def json_to_spans(text: bytes, most: int | None = None) -> Decoded:
         request = json_format.ParseDict(body, ExportTraceServiceRequest(), ignore_unknown_fields=True)
     except (json_format.ParseError, TypeError, ValueError, RecursionError) as error:
         raise IngestError(f"not OTLP/JSON: {_one_line(error)}") from None
-    return _request_to_spans(request, most)
+    return _request_to_spans(request, max_spans)
 
 
-def inflate(packed: bytes, limit: int) -> bytes:
-    """Gzip -> at most `limit` bytes, never more in memory. Raises IngestError beyond it or for damaged data."""
-    plain, left = bytearray(), packed
+def inflate(compressed: bytes, limit: int) -> bytes:
+    """Gzip -> at most `limit` bytes, never more in memory. Raises TooLarge beyond it, IngestError for damaged data."""
+    inflated, remaining = bytearray(), compressed
     try:
-        while left:  # gzip files may be concatenated
+        while remaining:  # gzip files may be concatenated
             inflater = zlib.decompressobj(wbits=31)
             while not inflater.eof:
-                part = inflater.decompress(left, min(_CHUNK, limit + 1 - len(plain)))
-                left = inflater.unconsumed_tail
-                plain += part
-                if len(plain) > limit:
+                part = inflater.decompress(remaining, min(_CHUNK_BYTES, limit + 1 - len(inflated)))
+                remaining = inflater.unconsumed_tail
+                inflated += part
+                if len(inflated) > limit:
                     raise TooLarge(f"more than {limit} bytes when decompressed")
-                if not part and not left and not inflater.eof:
+                if not part and not remaining and not inflater.eof:
                     raise IngestError("gzip data that ends too early")
-            left = inflater.unused_data
+            remaining = inflater.unused_data
     except zlib.error:
         raise IngestError("damaged gzip data") from None
-    return bytes(plain)
+    return bytes(inflated)
 
 
 def _hex_ids_to_base64(body: dict[str, Any]) -> None:
     """OTLP/JSON writes ids in hex, where protobuf's own JSON form, which `json_format` reads, has base64."""
     for span in _json_spans(body):
-        for holder in (span, *(link for link in span.get("links") or () if isinstance(link, dict))):
+        for json_object in (span, *(link for link in span.get("links") or () if isinstance(link, dict))):
             for key in ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id"):
-                if key in holder:
+                if key in json_object:
                     try:
-                        holder[key] = base64.b64encode(bytes.fromhex(holder[key])).decode()
+                        json_object[key] = base64.b64encode(bytes.fromhex(json_object[key])).decode()
                     except (ValueError, TypeError):
-                        raise ValueError(f"{key} is not hex: {holder[key]!r:.60}") from None
+                        raise ValueError(f"{key} is not hex: {json_object[key]!r:.60}") from None
 
 
 def _json_spans(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -125,45 +125,45 @@ def _json_spans(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield from _objects(scope, "spans")
 
 
-def _objects(holder: dict[str, Any], *keys: str) -> Iterator[dict[str, Any]]:
+def _objects(parent: dict[str, Any], *keys: str) -> Iterator[dict[str, Any]]:
     for key in keys:
-        yield from (item for item in holder.get(key) or () if isinstance(item, dict))
+        yield from (item for item in parent.get(key) or () if isinstance(item, dict))
 
 
-def _request_to_spans(request: Any, most: int | None) -> Decoded:
-    number = sum(len(scope.spans) for resource in request.resource_spans for scope in resource.scope_spans)
-    if most is not None and number > most:
-        raise TooLarge(f"{number} spans in one request; at most {most} are taken")
+def _request_to_spans(request: Any, max_spans: int | None) -> DecodedRequest:
+    count = sum(len(scope.spans) for resource in request.resource_spans for scope in resource.scope_spans)
+    if max_spans is not None and count > max_spans:
+        raise TooLarge(f"{count} spans in one request; at most {max_spans} are taken")
     spans: list[WireSpan] = []
     rejected: list[str] = []
     for resource_spans in request.resource_spans:
-        service = _attributes(resource_spans.resource).get("service.name")
+        service = _message_to_attributes(resource_spans.resource).get("service.name")
         for scope_spans in resource_spans.scope_spans:
             for span in scope_spans.spans:
-                fault = _fault(span)
-                if fault is not None:
-                    rejected.append(f"span {span.name!r:.60}: {fault}")
+                reason = _rejection_reason(span)
+                if reason is not None:
+                    rejected.append(f"span {span.name!r:.60}: {reason}")
                 else:
-                    named = service if isinstance(service, str) else None
-                    spans.append(_to_wire_span(span, scope_spans.scope, named))
-    return Decoded(tuple(spans), tuple(rejected))
+                    service_name = service if isinstance(service, str) else None
+                    spans.append(_to_wire_span(span, scope_spans.scope, service_name))
+    return DecodedRequest(tuple(spans), tuple(rejected))
 
 
-def _fault(span: Span) -> str | None:
-    """Why a span cannot be kept; None when it can."""
+def _rejection_reason(span: Span) -> str | None:
+    """Why a span cannot be stored; None when it can."""
     for name, value, length in (("trace id", span.trace_id, 16), ("span id", span.span_id, 8)):
         if len(value) != length or not any(value):
             return f"its {name} is not {length} bytes with one that is not 0"
     if span.parent_span_id and len(span.parent_span_id) != 8:
         return "its parent span id is not 8 bytes"
-    if not 0 < span.start_time_unix_nano < _LATEST_NS or not 0 < span.end_time_unix_nano < _LATEST_NS:
+    if not 0 < span.start_time_unix_nano < _TIME_LIMIT_NS or not 0 < span.end_time_unix_nano < _TIME_LIMIT_NS:
         return "it has no start or no end time that can be stored"
     return None
 
 
 def _to_wire_span(span: Span, scope: InstrumentationScope, service: str | None) -> WireSpan:
-    exceptions = [_attributes(event) for event in span.events if event.name == "exception"]
-    last = exceptions[-1] if exceptions else {}
+    exceptions = [_message_to_attributes(event) for event in span.events if event.name == "exception"]
+    last_exception = exceptions[-1] if exceptions else {}
     return WireSpan(
         trace_id=span.trace_id.hex(),
         span_id=span.span_id.hex(),
@@ -173,36 +173,36 @@ def _to_wire_span(span: Span, scope: InstrumentationScope, service: str | None) 
         start_ns=span.start_time_unix_nano,
         end_ns=span.end_time_unix_nano,
         failed=span.status.code == Status.STATUS_CODE_ERROR,
-        status_message=span.status.message or _text(last.get("exception.message")),
-        exception_type=_text(last.get("exception.type")),
+        status_message=span.status.message or _text_or_none(last_exception.get("exception.message")),
+        exception_type=_text_or_none(last_exception.get("exception.type")),
         scope=scope.name,
         scope_version=scope.version,
         service=service,
-        attributes=_attributes(span),
+        attributes=_message_to_attributes(span),
         other_events=len(span.events) - len(exceptions),
         links=len(span.links),
         lost_attributes=span.dropped_attributes_count,
     )
 
 
-def _attributes(holder: Any) -> dict[str, Any]:
-    found = {pair.key: _value(pair.value) for pair in holder.attributes}
-    return {key: value for key, value in found.items() if value is not None}
+def _message_to_attributes(message: Any) -> dict[str, Any]:
+    values = {pair.key: _any_value_to_json(pair.value) for pair in message.attributes}
+    return {key: value for key, value in values.items() if value is not None}
 
 
-def _text(value: Any) -> str | None:
+def _text_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _value(value: AnyValue) -> Any:
+def _any_value_to_json(value: AnyValue) -> Any:
     """One attribute value as JSON has it. Bytes become base64 text, as in OTLP/JSON; an empty value is absent."""
     kind = value.WhichOneof("value")
     if kind is None:
         return None
     if kind == "array_value":
-        return [_value(item) for item in value.array_value.values]
+        return [_any_value_to_json(item) for item in value.array_value.values]
     if kind == "kvlist_value":
-        return {pair.key: _value(pair.value) for pair in value.kvlist_value.values}
+        return {pair.key: _any_value_to_json(pair.value) for pair in value.kvlist_value.values}
     if kind == "bytes_value":
         return base64.b64encode(value.bytes_value).decode()
     if kind == "double_value" and not math.isfinite(value.double_value):  # spelled as the journal does

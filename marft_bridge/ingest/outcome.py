@@ -1,6 +1,6 @@
-"""How a span ended, as OpenTelemetry says it -> how a node, a call or a whole run ended, as the store says it.
+"""The OpenTelemetry status of a span -> the outcome of a node, a call or a whole run in the store.
 
-LangGraph raises exceptions to route and to pause, and instrumentors record them as errors; here they are none.
+LangGraph raises exceptions to route and to pause, which instrumentors record as errors; they are no failures here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from marft_bridge.ingest.otlp import WireSpan
 _CONTROL_FLOW = ("GraphInterrupt", "NodeInterrupt", "ParentCommand", "GraphBubbleUp")
 
 
-def failed(span: WireSpan) -> bool:
+def has_failed(span: WireSpan) -> bool:
     """Whether a span failed; LangGraph's own control flow (interrupts, handoffs) is no failure."""
     kinds = ((span.exception_type or "").rpartition(".")[2], (span.status_message or "").partition("(")[0])
     return span.failed and not any(kind in _CONTROL_FLOW for kind in kinds)
@@ -18,7 +18,7 @@ def failed(span: WireSpan) -> bool:
 
 def root_to_outcome(root: WireSpan) -> tuple[str, str | None]:
     """How a run ended, and why: (terminated | truncated | failed, reason)."""
-    if not failed(root):
+    if not has_failed(root):
         return "terminated", None
     if "GraphRecursionError" in f"{root.exception_type} {root.status_message}":
         return "truncated", "recursion limit reached"

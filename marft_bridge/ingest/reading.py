@@ -1,7 +1,7 @@
-"""What one span says, in the project's own terms, whoever recorded it: the noun that every dialect is turned into.
+"""`Reading`: one span in the project's own terms, whichever semantic convention it was recorded in.
 
-Also the small tools that dialects share: JSON inside attributes, lists flattened into dotted keys, values of the
-wrong type. Absent is None; a value that cannot be read is absent, and its name is noted in `unreadable`.
+Also what the conventions share: JSON inside attributes, lists flattened into dotted keys, values of the wrong type.
+Absent is None; a value that cannot be read is absent, and its name is noted in `unreadable`.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ _INTEGERS = {c.REQUEST_TOP_K, c.REQUEST_SEED, c.REQUEST_MAX_TOKENS, c.USAGE_INPU
 _NUMBERS = {c.REQUEST_TEMPERATURE, c.REQUEST_TOP_P}
 _TEXTS = {c.PROVIDER, c.REQUEST_MODEL, c.RESPONSE_MODEL, c.RESPONSE_ID, c.TOOL_NAME, c.TOOL_CALL_ID}
 
-CALL_NAMES = frozenset(
+CALL_ATTRIBUTES = frozenset(
     {*_INTEGERS, *_NUMBERS, *_TEXTS, c.FINISH_REASONS, c.INPUT_MESSAGES, c.OUTPUT_MESSAGES}
     | {c.TOOL_ARGUMENTS, c.TOOL_RESULT, c.LOGPROBS}
 )
-"""What `call_attributes` decides on: of these names, a finished call has what was read, not what was sent."""
+"""Names that `check_call_attributes` checks: under these, a row has the value that was read, not the one sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One span as its dialect means it."""
+    """One span, normalised from its convention."""
 
-    dialect: str
+    convention: str
     kind: Kind
-    name: str  # of the run that the span stands for, without what the dialect puts around it
+    name: str  # of the run that the span stands for, without what the convention puts around it
     node: str | None = None  # LangGraph node that the span belongs to, innermost
     checkpoint_ns: str | None = None
+    declared_name: str | None = None  # of the agent around it, as LangGraph hands it down
     step: int | None = None
     agent: str | None = None  # of an agent span
     session: str | None = None
@@ -46,62 +47,62 @@ class Reading:
     prompt_ids: tuple[str, ...] = ()  # ids of earlier answers that are messages of its prompt
 
 
-def call_attributes(found: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Attributes under our names, None where absent -> those that have the type that the store wants, and the
-    names of those that do not. A whole number written as a float is a number of tokens all the same."""
-    good: dict[str, Any] = {}
-    bad: list[str] = []
-    for key, value in found.items():
+def check_call_attributes(attributes: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Attributes under our names, None where absent -> those of the type that the store expects, and the names of
+    the others. A whole number written as a float is accepted as a token count."""
+    checked: dict[str, Any] = {}
+    unreadable: list[str] = []
+    for key, value in attributes.items():
         if value is None or value in ("", []):
             continue
         if key in _INTEGERS:
-            value = whole_number(value)
+            value = as_integer(value)
         elif key in _NUMBERS:
             value = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
         elif key in _TEXTS:
-            value = text(value)
+            value = as_text(value)
         elif key == c.FINISH_REASONS:
             value = value if isinstance(value, list) and all(isinstance(item, str) for item in value) else None
         elif key == c.LOGPROBS:
-            value = value if all(isinstance(item, (int, float)) for item in items(value)) else None
+            value = value if all(isinstance(item, (int, float)) for item in as_list(value)) else None
         if value is None:
-            bad.append(key)
+            unreadable.append(key)
         else:
-            good[key] = value
-    return good, tuple(bad)
+            checked[key] = value
+    return checked, tuple(unreadable)
 
 
-def request_attributes(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a call, as LangChain and OpenAI name them -> attributes under our names."""
+def settings_to_attributes(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Model settings under the names of LangChain and OpenAI -> attributes under our names."""
     return {
-        c.REQUEST_MODEL: first(settings, "model", "model_name"),
+        c.REQUEST_MODEL: first_present(settings, "model", "model_name"),
         c.REQUEST_TEMPERATURE: settings.get("temperature"),
         c.REQUEST_TOP_P: settings.get("top_p"),
         c.REQUEST_TOP_K: settings.get("top_k"),
         c.REQUEST_SEED: settings.get("seed"),
-        c.REQUEST_MAX_TOKENS: first(settings, "max_tokens", "max_completion_tokens", "max_output_tokens"),
+        c.REQUEST_MAX_TOKENS: first_present(settings, "max_tokens", "max_completion_tokens", "max_output_tokens"),
     }
 
 
-def first(holder: Mapping[str, Any], *keys: str) -> Any:
-    """The first value that is there; None when there is none."""
-    return next((holder[key] for key in keys if holder.get(key) is not None), None)
+def first_present(source: Mapping[str, Any], *keys: str) -> Any:
+    """The first value under `keys` that is not None; None when there is none."""
+    return next((source[key] for key in keys if source.get(key) is not None), None)
 
 
-def text(value: Any) -> str | None:
-    """The value when it is a text with something in it."""
+def as_text(value: Any) -> str | None:
+    """The value when it is a non-empty text, else None."""
     return value if isinstance(value, str) and value else None
 
 
-def whole_number(value: Any) -> int | None:
-    """The value when it is a whole number."""
+def as_integer(value: Any) -> int | None:
+    """The value when it is a whole number, else None."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def parsed(value: Any) -> Any:
-    """The JSON value that an attribute holds as text; None when it is no JSON. Other values are what they are."""
+def parse_json(value: Any) -> Any:
+    """The JSON value that an attribute holds as text; None when it is no JSON. Other values are returned unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -110,41 +111,41 @@ def parsed(value: Any) -> Any:
         return None
 
 
-def mapping(value: Any) -> dict[str, Any]:
-    """A JSON object, given as text or as it is; empty when it is none."""
-    found = parsed(value)
-    return found if isinstance(found, dict) else {}
+def as_mapping(value: Any) -> dict[str, Any]:
+    """A JSON object, given as text or as a dict; empty for any other value."""
+    content = parse_json(value)
+    return content if isinstance(content, dict) else {}
 
 
-def items(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
     """The value when it is a list; empty otherwise."""
     return value if isinstance(value, list) else []
 
 
-def unflattened(attributes: Mapping[str, Any], prefix: str) -> list[dict[str, Any]]:
+def unflatten(attributes: Mapping[str, Any], prefix: str) -> list[dict[str, Any]]:
     """`prefix.0.a.b = 1, prefix.1.c = 2` -> `[{"a": {"b": 1}}, {"c": 2}]`; inner lists are unflattened too."""
     tree: dict[str, Any] = {}
     for key, value in attributes.items():
         if not key.startswith(prefix + "."):
             continue
         *path, leaf = key[len(prefix) + 1 :].split(".")
-        place: Any = tree
+        branch: Any = tree
         for step in path:
-            place = place.setdefault(step, {}) if isinstance(place, dict) else None
-        if isinstance(place, dict):
-            place.setdefault(leaf, value)
-    found = _listed(tree)
-    return [item for item in items(found) if isinstance(item, dict)]
+            branch = branch.setdefault(step, {}) if isinstance(branch, dict) else None
+        if isinstance(branch, dict):
+            branch.setdefault(leaf, value)
+    elements = _numbered_to_lists(tree)
+    return [item for item in as_list(elements) if isinstance(item, dict)]
 
 
-def _listed(tree: Any) -> Any:
+def _numbered_to_lists(tree: Any) -> Any:
     if not isinstance(tree, dict):
         return tree
-    values = {key: _listed(value) for key, value in tree.items()}
-    if values and _all_numbers(values):
+    values = {key: _numbered_to_lists(value) for key, value in tree.items()}
+    if values and _are_indices(values):
         return [values[key] for key in sorted(values, key=int)]
     return values
 
 
-def _all_numbers(keys: Iterable[str]) -> bool:
+def _are_indices(keys: Iterable[str]) -> bool:
     return all(key.isascii() and key.isdigit() and len(key) < 10 for key in keys)

@@ -1,9 +1,9 @@
-"""OTLP/HTTP requests on loopback -> spans handed to whoever keeps them, and the answers that OTLP asks for.
+"""OTLP/HTTP requests on loopback -> spans passed to a callback, and the answers that OTLP asks for.
 
 `http.server` is enough here: the senders are a few exporters on this machine, each with one request at a time, and a
 web framework would be a dependency whose limits we would have to set just the same. Invariants: 200 is answered only
-after the spans were kept; nobody without the token gets a body read; no request holds more in memory than its limits;
-a page in somebody's browser, on whatever host name, is refused. Where spans go is not known here.
+after the spans were saved; no body is read without the token; no request holds more in memory than its limits; a page
+in a browser, under any host name, is refused.
 """
 
 from __future__ import annotations
@@ -24,47 +24,55 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from marft_bridge.ingest.errors import IngestError, TooLarge
-from marft_bridge.ingest.otlp import Decoded, WireSpan, inflate, json_to_spans, message_to_json, protobuf_to_spans
-from marft_bridge.ingest.waiting_room import NoRoom
+from marft_bridge.ingest.otlp import (
+    DecodedRequest,
+    WireSpan,
+    inflate,
+    json_to_spans,
+    message_to_json,
+    protobuf_to_spans,
+)
+from marft_bridge.ingest.trace_spool import SpoolFull
 from trace_store.errors import StoreError
 
 ADDRESS = "127.0.0.1"
 PATH = "/v1/traces"
-MOST_SENT = 16 << 20  # bytes of a body as it is sent
-MOST_PLAIN = 64 << 20  # bytes of a body after decompression
-MOST_SPANS = 20_000  # spans of one request
-AT_ONCE = 2  # bodies that are in memory at a time
-SILENCE_S = 30.0  # after which a connection that says nothing is closed
+MAX_BODY_BYTES = 16 << 20  # bytes of a body as it is sent
+MAX_INFLATED_BYTES = 64 << 20  # bytes of a body after decompression
+MAX_SPANS = 20_000  # spans of one request
+MAX_CONCURRENT_BODIES = 2  # bodies that are in memory at a time
+IDLE_TIMEOUT_S = 30.0  # after which a silent connection is closed
 RETRY_AFTER_S = 10
 _PROTOBUF, _JSON = "application/x-protobuf", "application/json"
 
-Keep = Callable[[Sequence[WireSpan], float], None]
+SaveSpans = Callable[[Sequence[WireSpan], float], None]
 
 
 class _Refused(Exception):  # noqa: N818 - an answer, not an error
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
         self.status = status
 
 
 class Receiver(ThreadingHTTPServer):
     """Listens on loopback as soon as it is made; `serve_forever` answers.
 
-    `keep` is given the spans of a request and the monotonic time, and returns once they are safe; `note` is told why
-    requests and spans were not taken. Raises OSError when the port is taken; port 0 takes a free one.
+    `save_spans` is given the spans of a request and the monotonic time in seconds, and returns once they are on disk;
+    `count_rejection` is given the reason for each request or span that was not taken. Raises OSError when the
+    port is taken; port 0 takes a free one.
     """
 
     daemon_threads = True  # an exporter that keeps its connection open does not hold up the end
 
-    def __init__(self, port: int, token: str, keep: Keep, note: Callable[[str], None]) -> None:
-        self.token, self.keep, self.note = token.encode(), keep, note
-        self.bodies = threading.BoundedSemaphore(AT_ONCE)
+    def __init__(self, port: int, token: str, save_spans: SaveSpans, count_rejection: Callable[[str], None]) -> None:
+        self.token, self.save_spans, self.count_rejection = token.encode(), save_spans, count_rejection
+        self.body_slots = threading.BoundedSemaphore(MAX_CONCURRENT_BODIES)
         super().__init__((ADDRESS, port), _Handler)
         self.hosts = {f"{name}:{self.port}" for name in (ADDRESS, "localhost")}
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port it listens on."""
         return int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -79,14 +87,14 @@ class _Handler(BaseHTTPRequestHandler):
     server: Receiver
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "marft-bridge", ""
-    timeout = SILENCE_S
+    timeout = IDLE_TIMEOUT_S
 
     def do_POST(self) -> None:
         """Takes one request."""
         as_json = self._content_type() == _JSON
         try:
-            self._refuse_unread()
-            answer = self._take(as_json)
+            self._refuse_by_headers()
+            answer = self._take_request(as_json)
         except _Refused as refused:
             self._refuse(refused, as_json)
         else:
@@ -101,8 +109,8 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - fixed by http.server
         """Request lines are not logged; what was refused is counted by reason."""
 
-    def _refuse_unread(self) -> None:
-        """What the headers alone rule out."""
+    def _refuse_by_headers(self) -> None:
+        """Refuses what the headers alone rule out, before the body is read."""
         if self.headers.get("Host", "").lower() not in self.server.hosts:
             raise _Refused(403, "the Host header names another server")  # DNS rebinding
         if self.headers.get("Origin") is not None:
@@ -121,51 +129,51 @@ class _Handler(BaseHTTPRequestHandler):
     def _content_type(self) -> str:
         return str(self.headers.get("Content-Type", "")).partition(";")[0].strip().lower()
 
-    def _take(self, as_json: bool) -> ExportTraceServiceResponse:
-        if not self.server.bodies.acquire(timeout=SILENCE_S):
+    def _take_request(self, as_json: bool) -> ExportTraceServiceResponse:
+        if not self.server.body_slots.acquire(timeout=IDLE_TIMEOUT_S):
             raise _Refused(503, "busy with other requests")
         try:
-            decoded = self._decode(self._body(), as_json)
+            decoded = self._decode(self._read_body(), as_json)
             if decoded.spans:
-                self.server.keep(decoded.spans, time.monotonic())
+                self.server.save_spans(decoded.spans, time.monotonic())
         except TooLarge as error:
             raise _Refused(413, str(error)) from None
         except IngestError as error:
             raise _Refused(400, str(error)) from None
-        except NoRoom:
+        except SpoolFull:
             raise _Refused(503, "too many spans wait for the rest of their trace") from None
         except StoreError as error:
             raise _Refused(503, str(error)) from None
         finally:
-            self.server.bodies.release()
+            self.server.body_slots.release()
         response = ExportTraceServiceResponse()
         if decoded.rejected:
-            for why in decoded.rejected:
-                self.server.note(why.rpartition(": ")[2])
+            for reason in decoded.rejected:
+                self.server.count_rejection(reason.rpartition(": ")[2])
             response.partial_success.rejected_spans = len(decoded.rejected)
             response.partial_success.error_message = decoded.rejected[0]
         return response
 
-    def _decode(self, body: bytes, as_json: bool) -> Decoded:
-        return json_to_spans(body, MOST_SPANS) if as_json else protobuf_to_spans(body, MOST_SPANS)
+    def _decode(self, body: bytes, as_json: bool) -> DecodedRequest:
+        return json_to_spans(body, MAX_SPANS) if as_json else protobuf_to_spans(body, MAX_SPANS)
 
-    def _body(self) -> bytes:
-        coding = self.headers.get("Content-Encoding", "identity").strip().lower()
-        if coding not in ("gzip", "identity"):
+    def _read_body(self) -> bytes:
+        encoding = self.headers.get("Content-Encoding", "identity").strip().lower()
+        if encoding not in ("gzip", "identity"):
             raise _Refused(415, "send gzip or no Content-Encoding")
         if self.headers.get("Transfer-Encoding", "").strip().lower() == "chunked":
-            sent = self._chunks()
+            data = self._read_chunks()
         else:
             length = self.headers.get("Content-Length", "")
             if not (length.isascii() and length.isdigit()) or "Transfer-Encoding" in self.headers:
                 raise _Refused(411, "send Content-Length, or chunks")
-            sent = self._read(_within_limit(int(length)))
-        return inflate(sent, MOST_PLAIN) if coding == "gzip" else sent
+            data = self._read(_check_body_size(int(length)))
+        return inflate(data, MAX_INFLATED_BYTES) if encoding == "gzip" else data
 
-    def _chunks(self) -> bytes:
+    def _read_chunks(self) -> bytes:
         body = bytearray()
-        while size := self._chunk_size():
-            body += self._read(_within_limit(len(body) + size) - len(body))
+        while size := self._read_chunk_size():
+            body += self._read(_check_body_size(len(body) + size) - len(body))
             if self._read(2) != b"\r\n":
                 raise _Refused(400, "a chunk that does not end where it says")
         while (trailer := self.rfile.readline(1024)) not in (b"\r\n", b""):
@@ -173,21 +181,21 @@ class _Handler(BaseHTTPRequestHandler):
                 raise _Refused(400, "a trailer that is too long")
         return bytes(body)
 
-    def _chunk_size(self) -> int:
+    def _read_chunk_size(self) -> int:
         size = self.rfile.readline(1024).partition(b";")[0].strip()
         if not re.fullmatch(rb"[0-9a-fA-F]{1,8}", size):
             raise _Refused(400, "a chunk without a size")
         return int(size, 16)
 
     def _read(self, size: int) -> bytes:
-        found = self.rfile.read(size)
-        if len(found) < size:
+        data = self.rfile.read(size)
+        if len(data) < size:
             raise _Refused(400, "the body is shorter than it says")
-        return found
+        return data
 
     def _refuse(self, refused: _Refused, as_json: bool) -> None:
         self.close_connection = True  # its body was not read
-        self.server.note(f"{refused.status}: {refused}")
+        self.server.count_rejection(f"{refused.status}: {refused}")
         # OTLP asks for a google.rpc.Status, whose message has the number and the type of this one's on the wire.
         status = ExportTracePartialSuccess(error_message=str(refused)).SerializeToString()
         body = json.dumps({"message": str(refused)}).encode() if as_json else status
@@ -198,7 +206,7 @@ class _Handler(BaseHTTPRequestHandler):
             headers["WWW-Authenticate"] = "Bearer"
         if refused.status == 405:
             headers["Allow"] = "POST"
-        self._answer(refused.status, body, as_json, headers)
+        self._answer(refused.status, body, as_json, headers=headers)
 
     def _answer(self, status: int, body: bytes, as_json: bool, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
@@ -210,7 +218,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-def _within_limit(size: int) -> int:
-    if size > MOST_SENT:
-        raise _Refused(413, f"a body of more than {MOST_SENT} bytes")
+def _check_body_size(size: int) -> int:
+    if size > MAX_BODY_BYTES:
+        raise _Refused(413, f"a body of more than {MAX_BODY_BYTES} bytes")
     return size

@@ -1,7 +1,6 @@
-"""What one ingest did -> a table on a terminal, plain lines elsewhere.
+"""The counts of one ingest -> a table on a terminal, plain lines elsewhere.
 
-Says what came in, what an exact record would have had, and which traces are no episodes and why. It only counts what
-it is told; it decides nothing.
+Shows what came in, what a record of our own would have had besides, and which traces are no episodes and why.
 """
 
 from __future__ import annotations
@@ -13,85 +12,85 @@ from dataclasses import dataclass, field
 from rich.markup import escape
 from rich.table import Table
 
-from marft_bridge.ingest.door import Door
-from marft_bridge.ingest.spans_to_rows import Mapped
-from marft_bridge.progress import Reporter
+from marft_bridge.common.progress import Reporter
+from marft_bridge.ingest.cleaning import SpanCleaner
+from marft_bridge.ingest.spans_to_rows import TraceRows
 
 _EXAMPLES = 3  # trace ids shown for each reason
 
 
 @dataclass(slots=True)
 class IngestReport:
-    """The figures of one ingest. Spans count as they came, repeated ones included."""
+    """The counts of one ingest. Spans are counted as received, repeated ones included."""
 
     traces: int = 0
     spans: int = 0
-    written: dict[str, int] = field(default_factory=dict)  # trace id -> rows that were journaled
-    stored_before: int = 0  # traces that the store had decided on already
+    row_counts: dict[str, int] = field(default_factory=dict)  # trace id -> rows that were journaled
+    stored_before: int = 0  # traces that were in the store already, as episodes or refused
     episodes: int = 0
     actions: int = 0
-    dialects: Counter[str] = field(default_factory=Counter)  # traces
-    missing: Counter[tuple[str, str]] = field(default_factory=Counter)
+    conventions: Counter[str] = field(default_factory=Counter)  # traces by convention
+    missing: Counter[tuple[str, str]] = field(default_factory=Counter)  # by (convention, what is missing)
     refused: dict[str, list[str]] = field(default_factory=dict)  # reason -> trace ids
-    settings: int = 0  # attributes left out because a client authenticates with them
+    removed_settings: int = 0  # credentials and headers of clients
     redactions: Counter[str] = field(default_factory=Counter)  # by pattern
     unredactable: int = 0  # spans whose content was dropped because redacting it failed
-    late: int = 0  # spans of traces that were done already
+    late_spans: int = 0  # spans of traces that were written already, or that came again
     rejected: Counter[str] = field(default_factory=Counter)  # requests and spans that were not taken, by reason
 
-    def add_rows(self, trace_id: str, mapped: Mapped) -> None:
-        """A trace that was journaled."""
-        self.written[trace_id] = len(mapped.rows)
-        self.dialects.update(mapped.dialects)
-        self.missing.update(mapped.missing)
+    def add_rows(self, trace_id: str, trace_rows: TraceRows) -> None:
+        """Counts a trace that was journaled."""
+        self.row_counts[trace_id] = len(trace_rows.rows)
+        self.conventions.update(trace_rows.conventions)
+        self.missing.update(trace_rows.missing)
 
     def refuse(self, trace_id: str, reason: str) -> None:
-        """A trace that is no episode."""
+        """Notes a trace that is no episode."""
         self.refused.setdefault(reason, []).append(trace_id)
 
-    def note_cleaning(self, door: Door) -> None:
-        """What was left out of the spans before they were kept."""
-        self.settings = door.settings
-        self.redactions = Counter(door.privacy.redactions)
-        self.unredactable = door.privacy.failures
+    def note_cleaning(self, cleaner: SpanCleaner) -> None:
+        """Copies the counts of what was removed from the spans."""
+        self.removed_settings = cleaner.removed_settings
+        self.redactions = Counter(cleaner.privacy.redactions)
+        self.unredactable = cleaner.privacy.failures
 
     def show(self, reporter: Reporter) -> None:
-        """Print it."""
-        dialects = ", ".join(f"{name} {count}" for name, count in sorted(self.dialects.items()))
+        """Prints the report."""
+        conventions = ", ".join(f"{name} {count}" for name, count in sorted(self.conventions.items()))
         reporter.say(
             f"{self.traces} traces of {self.spans} spans: {self.episodes} new episodes with {self.actions} actions"
-            + (f" ({dialects})" if dialects else "")
+            + (f" ({conventions})" if conventions else "")
         )
-        for number, what in (
+        for count, label in (
             (self.stored_before, "traces were in the store already"),
-            (self.late, "spans came after their trace was done, or again; not taken in"),
-            (self.settings, "attributes left out: headers, keys and the like, that clients authenticate with"),
+            (self.late_spans, "spans came after their trace was done, or again; not taken in"),
+            (self.removed_settings, "attributes left out: headers, keys and the like, that clients authenticate with"),
             *((count, f"redacted: {pattern}") for pattern, count in sorted(self.redactions.items())),
             (self.unredactable, "spans without content, because redacting them failed"),
         ):
-            if number:
-                reporter.say(f"  {number} {what}")
+            if count:
+                reporter.say(f"  {count} {label}")
         _show_counts(
             reporter,
             "missing, compared with a record of our own",
             ("traced by", "what", "times"),
-            [(dialect, what, number) for (dialect, what), number in sorted(self.missing.items())],
+            rows=[(convention, label, count) for (convention, label), count in sorted(self.missing.items())],
         )
         _show_counts(
             reporter,
             "traces that are no episodes",
             ("why", "which", "traces"),
-            [(why, _examples(ids), len(ids)) for why, ids in sorted(self.refused.items())],
+            rows=[(reason, _first_ids(ids), len(ids)) for reason, ids in sorted(self.refused.items())],
         )
         _show_counts(
             reporter,
             "requests and spans that were not taken",
             ("why", "times"),
-            sorted(self.rejected.items()),
+            rows=sorted(self.rejected.items()),
         )
 
 
-def _examples(ids: Sequence[str]) -> str:
+def _first_ids(ids: Sequence[str]) -> str:
     return ", ".join(sorted(ids)[:_EXAMPLES]) + (", ..." if len(ids) > _EXAMPLES else "")
 
 
@@ -111,6 +110,6 @@ def _show_counts(reporter: Reporter, title: str, columns: Sequence[str], rows: S
     reporter.console.print(table)
 
 
-def _printable(words: str) -> str:
+def _printable(text: str) -> str:
     """Text from a trace without control characters, which a terminal would obey."""
-    return "".join(letter if letter.isprintable() else "?" for letter in words)
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -1,7 +1,6 @@
-"""The spans of one trace, as they came -> a tree, or the reason why they are none (yet).
+"""The spans of one trace, in any order -> a tree, or the reason why they are none (yet).
 
-Invariant: `fault` says nothing only when there is exactly one root and every span hangs below it. What a span means
-is not known here.
+Invariant: `fault` is None only when there is exactly one root and every span is a descendant of it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from marft_bridge.ingest.otlp import WireSpan
 
 
 class NotAnEpisode(Exception):  # noqa: N818 - says what the trace is
-    """The trace makes no episode; the message says why."""
+    """The trace is no episode; the message is the reason."""
 
 
 class TraceTree:
@@ -42,7 +41,7 @@ class TraceTree:
         return self.roots[0]
 
     def fault(self) -> str | None:
-        """Why this is no whole tree; None when it is one."""
+        """Why the tree is not complete; None when it is."""
         if self._contradiction is not None:
             return self._contradiction
         if not self.roots:
@@ -50,30 +49,30 @@ class TraceTree:
         if len(self.roots) > 1:
             return f"{len(self.roots)} spans have no parent: {', '.join(span.span_id for span in self.roots[:5])}"
         reached = {self.root.span_id}
-        waiting = [self.root.span_id]
-        while waiting:
-            for child in self.children(waiting.pop()):
+        frontier = [self.root.span_id]
+        while frontier:
+            for child in self.children(frontier.pop()):
                 if child.span_id not in reached:
                     reached.add(child.span_id)
-                    waiting.append(child.span_id)
-        lost = [span for span_id, span in self.spans.items() if span_id not in reached]
-        orphans = [span for span in lost if span.parent_span_id not in self.spans]
+                    frontier.append(child.span_id)
+        unreached = [span for span_id, span in self.spans.items() if span_id not in reached]
+        orphans = [span for span in unreached if span.parent_span_id not in self.spans]
         if orphans:
             first = orphans[0]
             return f"the parents of {len(orphans)} spans never came, first {first.parent_span_id} of {first.name!r:.60}"
-        return f"span {lost[0].span_id} is its own ancestor" if lost else None
+        return f"span {unreached[0].span_id} is its own ancestor" if unreached else None
 
     def refuse_if_broken(self) -> None:
-        """Raises NotAnEpisode with the fault."""
+        """Raises NotAnEpisode when there is a fault."""
         if (fault := self.fault()) is not None:
             raise NotAnEpisode(fault)
 
     def children(self, span_id: str | None) -> list[WireSpan]:
-        """The spans right below one, in the order of their start."""
+        """The children of a span, in the order of their start."""
         return self._children.get(span_id, [])
 
-    def above(self, span_id: str) -> Iterator[WireSpan]:
-        """The spans around one, innermost first. Only for a tree without a fault."""
+    def ancestors(self, span_id: str) -> Iterator[WireSpan]:
+        """The enclosing spans of a span, innermost first. Only for a tree without a fault."""
         span = self.spans[span_id]
         while span is not self.root and span.parent_span_id is not None:
             span = self.spans[span.parent_span_id]

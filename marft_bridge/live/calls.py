@@ -1,11 +1,11 @@
 """Calls of live traffic -> spans in the journal of a run folder, as episodes of the split `live`.
 
-One call is an agent's execution with a chat span inside. Calls of one graph run (`Sticky.run`) are one episode, which
-ends when none of them is under way and no further one came for a while; a call that names no run is an episode of its
-own, and so is a mirrored one, whose prompt holds what the other team said. Invariants: a proxy sees no run end, so no
-episode here is `terminated`; an earlier call of a run is an upper bound of what a later one read, and only the result
-of a tool call is an exact edge; a failure in here is counted and never reaches the client. All of it runs on one event
-loop. Nothing of HTTP is known here.
+One call is an agent's execution with a chat span inside. Calls of one graph run (`RequestIdentity.run_key`) are one
+episode, which ends when no call is in flight and none has come for a while; a call that names no run is an episode of
+its own, and so is a mirrored one, whose prompt holds answers of the other team. Invariants: a proxy does not see a run
+end, so no episode here is `terminated`; earlier calls of a run are an upper bound of what a later one read, and only
+the result of a tool call is an exact edge; a failure to record is counted and never reaches the client. All of it runs
+on one event loop.
 """
 
 from __future__ import annotations
@@ -19,37 +19,43 @@ from typing import Any, cast
 from opentelemetry.sdk.trace import Span, Tracer
 from opentelemetry.trace import Status, StatusCode, format_span_id, format_trace_id
 
-from marft_bridge.call_attributes import to_json, tokens_to_attributes
-from marft_bridge.episode import EpisodeContext, episode_to_attributes
-from marft_bridge.exporter import JournalProcessor, open_span, private_provider
-from marft_bridge.ingest.messages import IdIndex, answered_tool_calls, asked_tool_calls, messages_text, to_messages
-from marft_bridge.lineage import request_to_tools, tools_to_lineage
+from marft_bridge.ingest.messages import (
+    IdIndex,
+    messages_to_json,
+    messages_to_tool_call_ids,
+    messages_to_tool_result_ids,
+    to_messages,
+)
+from marft_bridge.live.identity import RequestIdentity
 from marft_bridge.live.split import MIRRORED
-from marft_bridge.live.sticky import Sticky
 from marft_bridge.live.teams import Team
-from marft_bridge.live.wire import CHAT, Answer, body_to_untrainable
-from marft_bridge.policy import PROVIDER
+from marft_bridge.live.wire import CHAT, Answer, body_to_untrainable_reason
+from marft_bridge.model_calls.node_chat_model import PROVIDER
+from marft_bridge.recording.episode_context import EpisodeContext, episode_to_attributes
+from marft_bridge.recording.journal_exporter import JournalProcessor, open_span, private_provider
+from marft_bridge.recording.span_attributes import to_json, tokens_to_attributes
+from marft_bridge.recording.tool_lineage import request_to_tools, tools_to_lineage
 from trace_store import conventions as names
 
 log = logging.getLogger("marft_bridge")
 
-ONE_CALL = "a call that named no graph run: the run around it is not known"
-STOPPED = "the proxy stopped"
-MOST_READ = 256  # earlier calls that one may have read, the latest; as in traces that are taken in
-MOST_CALLS = 2_000  # of one episode: a trace id that never changes is no run
-MOST_RUNS = 20_000  # that are open at a time
+ONE_CALL_REASON = "a call that named no graph run: the run around it is not known"
+STOPPED_REASON = "the proxy stopped"
+MAX_EARLIER_CALLS = 256  # earlier calls that a call may have read, the latest; the same limit as for ingested traces
+MAX_CALLS = 2_000  # of one episode: a trace id that never changes is no run
+MAX_OPEN_RUNS = 20_000  # that are open at a time
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One request, as far as its record is concerned."""
+class LiveRequest:
+    """One request, as far as the recorder needs it."""
 
     path: str
-    node: str
-    team: Team
+    node: str  # the `model` that the client named
+    team: Team  # that answers
     body: Mapping[str, Any]  # as the client sent it
-    sticky: Sticky
-    mirrors: Call | None = None  # the answered call that this one shadows
+    identity: RequestIdentity
+    mirrored_call: Call | None = None  # the answered call that this one shadows
 
 
 @dataclass(slots=True)
@@ -59,42 +65,43 @@ class LiveRun:
     episode: EpisodeContext
     team: Team
     root: Span
-    key: str | None  # Sticky.run; None for an episode of one call
-    last_ns: int
-    spans: int = 1
-    calls: int = 0
-    under_way: int = 0
-    failure: str | None = None  # of its latest call
-    ended: list[str] = field(default_factory=list)  # executions, by span id
-    tools: IdIndex = field(default_factory=IdIndex)
-    offered: dict[str, set[str]] = field(default_factory=dict)  # node -> tools that its calls offered, as JSON
+    run_key: str | None  # None for an episode of one call
+    last_call_ns: int
+    span_count: int = 1
+    call_count: int = 0
+    calls_in_flight: int = 0
+    last_error: str | None = None  # of its latest call
+    ended_executions: list[str] = field(default_factory=list)  # executions, by span id
+    tool_calls: IdIndex = field(default_factory=IdIndex)
+    offered_tools: dict[str, set[str]] = field(default_factory=dict)  # node -> tools that its calls offered, as JSON
 
 
 @dataclass(slots=True)
 class Call:
     """A call until it ends."""
 
-    asked: Asked
+    request: LiveRequest
     run: LiveRun
     node_span: Span
     chat_span: Span
 
     @property
     def episode_id(self) -> str:
-        """Of the episode that it is part of."""
+        """The id of the episode that the call is part of."""
         return str(self.run.episode.episode_id)
 
     @property
     def action_id(self) -> str:
-        """Its own."""
+        """The id of the call's chat span."""
         return _span_id(self.chat_span)
 
 
 class LiveRecorder:
     """Records the calls of one proxy.
 
-    `run_id` is that of all its episodes; `temperature` what the engine takes where a request names none, None when
-    that is not known; `lineage` of the served model; `frozen` the nodes whose calls are never trained on.
+    `run_id` is that of all its episodes; `quiet_s` the seconds without a call after which a run ends; `temperature` the
+    engine's default, None when that is not known; `lineage` that of the served model; `frozen` the nodes whose calls
+    are never trained on.
     """
 
     def __init__(
@@ -112,169 +119,179 @@ class LiveRecorder:
         self._tracer = cast(Tracer, provider.get_tracer("marft_bridge", names.CONVENTION_VERSION))
         self._run_id, self._workflow, self._quiet_ns = run_id, workflow, int(quiet_s * 1e9)
         self._temperature, self._lineage, self._frozen = temperature, lineage, frozenset(frozen)
-        self._open: dict[str, LiveRun] = {}  # by key, the longest untouched first
-        self._recorded = 0
+        self._open_runs: dict[str, LiveRun] = {}  # by run key, the longest untouched first
+        self._episode_count = 0
         self.failures = 0  # calls that could not be recorded, or not to their end
 
     @property
-    def lost(self) -> int:
+    def lost_spans(self) -> int:
         """Spans that the journal refused."""
-        return self._processor.lost
+        return self._processor.lost_spans
 
-    def team_of(self, run: str | None) -> Team | None:
-        """The team that a run began with; None for one that is not open."""
-        opened = self._open.get(run) if run is not None else None
-        return opened.team if opened is not None else None
+    def find_team(self, run_key: str | None) -> Team | None:
+        """The team that a run began with; None for a run that is not open."""
+        run = self._open_runs.get(run_key) if run_key is not None else None
+        return run.team if run is not None else None
 
-    def begin(self, asked: Asked) -> Call | None:
-        """The call is sent to the engine now. None when it cannot be recorded."""
+    def begin(self, request: LiveRequest) -> Call | None:
+        """Opens the spans of a call that is about to be sent to the engine. None when it cannot be recorded."""
         try:
-            return self._begin(asked)
+            return self._begin_call(request)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client must not notice
             self._note_failure(error)
             return None
 
     def end(self, call: Call | None, answer: Answer | None, error: str | None) -> None:
-        """The call is over. `error` is `Type: text` for one that failed, else None."""
+        """Ends the spans of a call. `error` is `Type: text` for a call that failed, else None."""
         if call is None:
             return
         try:
-            self._end(call, answer, error)
+            self._end_call(call, answer, error)
         except Exception as failure:  # noqa: BLE001 - as above
             self._note_failure(failure)
 
-    def settle(self) -> None:
+    def close_quiet_runs(self) -> None:
         """Ends the runs that have been quiet for long enough."""
-        before = time.time_ns() - self._quiet_ns
-        for run in [run for run in self._open.values() if not run.under_way and run.last_ns <= before]:
-            self._close(run, f"no call for {self._quiet_ns / 1e9:g} s: a proxy does not see a run end")
+        quiet_since_ns = time.time_ns() - self._quiet_ns
+        for run in [
+            run for run in self._open_runs.values() if not run.calls_in_flight and run.last_call_ns <= quiet_since_ns
+        ]:
+            self._close_run(run, f"no call for {self._quiet_ns / 1e9:g} s: a proxy does not see a run end")
 
     def close(self) -> None:
-        """Ends what is open. Calls have ended before."""
-        for run in list(self._open.values()):
-            self._close(run, STOPPED)
+        """Ends the open runs. To be called after the last call has ended."""
+        for run in list(self._open_runs.values()):
+            self._close_run(run, STOPPED_REASON)
 
     # -- calls ------------------------------------------------------------------------------------------------
 
-    def _begin(self, asked: Asked) -> Call:
-        run = self._run_of(asked)
-        messages = to_messages(asked.body.get("messages")) if asked.path == CHAT else _prompt(asked.body)
-        prompt = messages_text(messages)
-        if tools := request_to_tools(asked.body):
-            run.offered.setdefault(asked.node, set()).update(tools)
+    def _begin_call(self, request: LiveRequest) -> Call:
+        run = self._find_or_open_run(request)
+        messages = to_messages(request.body.get("messages")) if request.path == CHAT else _body_to_prompt(request.body)
+        prompt = messages_to_json(messages)
+        if tools := request_to_tools(request.body):
+            run.offered_tools.setdefault(request.node, set()).update(tools)
         node_span = self._start_span(
             run,
-            f"{names.INVOKE_AGENT} {asked.node}",
+            f"{names.INVOKE_AGENT} {request.node}",
             run.root,
-            {
+            attributes={
                 names.OPERATION: names.INVOKE_AGENT,
-                names.AGENT_NAME: asked.node,
-                names.NODE: asked.node,
-                names.MAY_READ_FROM: run.ended[: -MOST_READ - 1 : -1] or None,
+                names.AGENT_NAME: request.node,
+                names.NODE: request.node,
+                names.MAY_READ_FROM: run.ended_executions[: -MAX_EARLIER_CALLS - 1 : -1] or None,
             },
         )
-        served = asked.team.served[asked.node]
-        about = {
+        served_name = request.team.served_names[request.node]
+        call_attributes = {
             names.OPERATION: names.CHAT,
             names.PROVIDER: PROVIDER,
-            names.NODE: asked.node,
-            names.REQUEST_MODEL: served,
-            names.ADAPTER: served,
-            names.ADAPTER_VERSION: asked.team.versions[asked.node],
+            names.NODE: request.node,
+            names.REQUEST_MODEL: served_name,
+            names.ADAPTER: served_name,
+            names.ADAPTER_VERSION: request.team.versions[request.node],
             names.INPUT_MESSAGES: prompt,
-            names.SAW_TOOL_RESULTS: run.tools.named(answered_tool_calls(messages)) or None,
+            names.SAW_TOOL_RESULTS: run.tool_calls.ids_to_calls(messages_to_tool_result_ids(messages)) or None,
         }
         chat_span = self._start_span(
-            run, f"{names.CHAT} {served}", node_span, about | _sampling(asked.body, self._temperature)
+            run,
+            f"{names.CHAT} {served_name}",
+            node_span,
+            attributes=call_attributes | _body_to_sampling(request.body, self._temperature),
         )
-        run.calls += 1
-        run.under_way += 1
-        return Call(asked, run, node_span, chat_span)
+        run.call_count += 1
+        run.calls_in_flight += 1
+        return Call(request, run, node_span, chat_span=chat_span)
 
-    def _end(self, call: Call, answer: Answer | None, error: str | None) -> None:
+    def _end_call(self, call: Call, answer: Answer | None, error: str | None) -> None:
         run = call.run
-        run.under_way -= 1
-        run.last_ns = time.time_ns()
-        run.failure = error
+        run.calls_in_flight -= 1
+        run.last_call_ns = time.time_ns()
+        run.last_error = error
         if answer is not None:
-            said = to_messages([message for _, message in sorted(answer.messages.items())])
-            told = tokens_to_attributes(answer.tokens)
-            reasons = [told.get(names.UNTRAINABLE), body_to_untrainable(call.asked.path, call.asked.body)]
-            if call.asked.node in self._frozen:
-                reasons.append(f"node {call.asked.node} is declared frozen")
-            told[names.UNTRAINABLE] = "; ".join(filter(None, reasons)) or None
-            self._processor.say(call.chat_span, told | {names.OUTPUT_MESSAGES: messages_text(said)})
-            run.tools.add(asked_tool_calls(said), call.action_id)
+            answer_messages = to_messages([message for _, message in sorted(answer.messages.items())])
+            answer_attributes = tokens_to_attributes(answer.tokens)
+            reasons = [
+                answer_attributes.get(names.UNTRAINABLE),
+                body_to_untrainable_reason(call.request.path, call.request.body),
+            ]
+            if call.request.node in self._frozen:
+                reasons.append(f"node {call.request.node} is declared frozen")
+            answer_attributes[names.UNTRAINABLE] = "; ".join(filter(None, reasons)) or None
+            self._processor.set_attributes(
+                call.chat_span, answer_attributes | {names.OUTPUT_MESSAGES: messages_to_json(answer_messages)}
+            )
+            run.tool_calls.add(messages_to_tool_call_ids(answer_messages), call.action_id)
         for span in (call.chat_span, call.node_span):
             if error is not None:
                 span.set_status(Status(StatusCode.ERROR, error))
-            span.end(run.last_ns)
-        run.ended.append(_span_id(call.node_span))
-        if run.key is None or (run.calls >= MOST_CALLS and not run.under_way):
-            self._close(run, ONE_CALL if run.key is None else f"{MOST_CALLS} calls named one run")
+            span.end(run.last_call_ns)
+        run.ended_executions.append(_span_id(call.node_span))
+        if run.run_key is None or (run.call_count >= MAX_CALLS and not run.calls_in_flight):
+            self._close_run(run, ONE_CALL_REASON if run.run_key is None else f"{MAX_CALLS} calls named one run")
 
     # -- runs -------------------------------------------------------------------------------------------------
 
-    def _run_of(self, asked: Asked) -> LiveRun:
-        key, subject = asked.sticky.run if asked.mirrors is None else None, asked.sticky.subject
-        run = self._open.get(key) if key is not None else None
+    def _find_or_open_run(self, request: LiveRequest) -> LiveRun:
+        run_key, subject = request.identity.run_key if request.mirrored_call is None else None, request.identity.subject
+        run = self._open_runs.get(run_key) if run_key is not None else None
         if run is not None and None not in (subject, run.episode.subject_id) and subject != run.episode.subject_id:
-            key, run = None, None  # what two persons said is not one episode: one of them may ask to be forgotten
+            run_key, run = None, None  # one subject per episode: one of them may ask for erasure
         if run is None:
-            run = self._open_run(asked, key)
+            run = self._open_run(request, run_key)
         run.episode.subject_id = run.episode.subject_id or subject
-        if key is not None:
-            self._open.pop(key, None)
-            self._open[key] = run  # at the end: the latest that was touched
-            idle = next(iter(self._open.values()))
-            if len(self._open) > MOST_RUNS and not idle.under_way:
-                self._close(idle, f"more than {MOST_RUNS} runs were open")
+        if run_key is not None:
+            self._open_runs.pop(run_key, None)
+            self._open_runs[run_key] = run  # at the end: the latest that was touched
+            idle = next(iter(self._open_runs.values()))
+            if len(self._open_runs) > MAX_OPEN_RUNS and not idle.calls_in_flight:
+                self._close_run(idle, f"more than {MAX_OPEN_RUNS} runs were open")
         return run
 
-    def _open_run(self, asked: Asked, key: str | None) -> LiveRun:
-        self._recorded += 1
-        sticky, shadowed = asked.sticky, asked.mirrors
-        tags = {"key": sticky.source, "session": sticky.session, "run": sticky.run}
-        if shadowed is not None:
-            tags["mirrors"] = shadowed.action_id
+    def _open_run(self, request: LiveRequest, run_key: str | None) -> LiveRun:
+        self._episode_count += 1
+        identity, mirrored_call = request.identity, request.mirrored_call
+        tags = {"key": identity.key_source, "session": identity.session, "run": identity.run_key}
+        if mirrored_call is not None:
+            tags["mirrors"] = mirrored_call.action_id
         episode = EpisodeContext(
             self._run_id,
-            shadowed.run.episode.task_id if shadowed is not None else f"{self._run_id}/{self._recorded}",
+            mirrored_call.run.episode.task_id if mirrored_call is not None else f"{self._run_id}/{self._episode_count}",
             split="live",
-            variant=asked.team.name if shadowed is None else MIRRORED,
-            adapters=asked.team.versions,
+            variant=request.team.name if mirrored_call is None else MIRRORED,
+            adapters=request.team.versions,
             tags={name: value for name, value in tags.items() if value},
-            subject_id=sticky.subject,
-            parent_episode=shadowed.episode_id if shadowed is not None else None,
+            subject_id=identity.subject,
+            parent_episode=mirrored_call.episode_id if mirrored_call is not None else None,
         )
         root = open_span(self._tracer, f"{names.INVOKE_WORKFLOW} {self._workflow}", None)
-        self._processor.say(root, episode_to_attributes(episode, self._workflow))
+        self._processor.set_attributes(root, episode_to_attributes(episode, self._workflow))
         episode.episode_id = format_trace_id(root.get_span_context().trace_id)
-        return LiveRun(episode, asked.team, root, key, time.time_ns())
+        return LiveRun(episode, request.team, root, run_key=run_key, last_call_ns=time.time_ns())
 
-    def _close(self, run: LiveRun, why: str) -> None:
-        if run.key is not None:
-            self._open.pop(run.key, None)
-        failed = run.calls == 1 and run.failure is not None
-        lineage = {**self._lineage, **tools_to_lineage(run.offered)}
-        told = {
+    def _close_run(self, run: LiveRun, reason: str) -> None:
+        if run.run_key is not None:
+            self._open_runs.pop(run.run_key, None)
+        failed = run.call_count == 1 and run.last_error is not None
+        lineage = {**self._lineage, **tools_to_lineage(run.offered_tools)}
+        outcome_attributes = {
             names.OUTCOME: "failed" if failed else "truncated",
-            names.OUTCOME_REASON: run.failure if failed else why,
-            names.SPAN_COUNT: run.spans,
+            names.OUTCOME_REASON: run.last_error if failed else reason,
+            names.SPAN_COUNT: run.span_count,
             names.LINEAGE: to_json(lineage) if lineage else None,
             names.SUBJECT_ID: run.episode.subject_id,
         }
-        self._processor.say(run.root, told)
+        self._processor.set_attributes(run.root, outcome_attributes)
         if failed:
-            run.root.set_status(Status(StatusCode.ERROR, run.failure))
-        run.root.end(run.last_ns)
+            run.root.set_status(Status(StatusCode.ERROR, run.last_error))
+        run.root.end(run.last_call_ns)
 
     def _start_span(self, run: LiveRun, name: str, parent: Span, attributes: dict[str, Any]) -> Span:
         if run.episode.subject_id is not None:  # on every span: a trace whose root never came can be erased too
             attributes[names.SUBJECT_ID] = run.episode.subject_id
         span = open_span(self._tracer, name, parent)
-        self._processor.say(span, attributes)
-        run.spans += 1
+        self._processor.set_attributes(span, attributes)
+        run.span_count += 1
         return span
 
     def _note_failure(self, error: Exception) -> None:
@@ -284,23 +301,23 @@ class LiveRecorder:
             log.debug("recording failed", exc_info=error)
 
 
-def _prompt(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _body_to_prompt(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The prompt of a plain completion, where it is text."""
     prompt = body.get("prompt")
     texts = [prompt] if isinstance(prompt, str) else prompt if isinstance(prompt, list) else []
     return to_messages([{"role": "user", "content": text} for text in texts if isinstance(text, str)])
 
 
-def _sampling(body: Mapping[str, Any], temperature: float | None) -> dict[str, Any]:
-    """How the answer was asked to be sampled; what is of another type is the engine's to refuse, and not recorded."""
+def _body_to_sampling(body: Mapping[str, Any], temperature: float | None) -> dict[str, Any]:
+    """The request's sampling settings; one of the wrong type is left for the engine to refuse, and not recorded."""
     stop = body.get("stop")
-    asked = _number(body.get("temperature"))
+    requested_temperature = _number(body.get("temperature"))
     return {
-        names.REQUEST_TEMPERATURE: temperature if asked is None else asked,
+        names.REQUEST_TEMPERATURE: temperature if requested_temperature is None else requested_temperature,
         names.REQUEST_TOP_P: _number(body.get("top_p")),
-        names.REQUEST_TOP_K: _whole(body.get("top_k")),
-        names.REQUEST_MAX_TOKENS: _whole(body.get("max_tokens")) or _whole(body.get("max_completion_tokens")),
-        names.REQUEST_SEED: _whole(body.get("seed")),
+        names.REQUEST_TOP_K: _integer(body.get("top_k")),
+        names.REQUEST_MAX_TOKENS: _integer(body.get("max_tokens")) or _integer(body.get("max_completion_tokens")),
+        names.REQUEST_SEED: _integer(body.get("seed")),
         names.REQUEST_STOP: [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else None,
     }
 
@@ -309,7 +326,7 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _whole(value: Any) -> int | None:
+def _integer(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 

@@ -1,7 +1,7 @@
-"""What a proxy did so far -> numbers for people: per variant, and what was left out.
+"""Counts and latencies of one proxy, per variant -> JSON for `GET /marft/live`.
 
-Latencies are those of the latest `KEPT` answers. Invariant: memory does not grow with traffic. Kept in memory only:
-the record of calls is in the store.
+Latencies are those of the latest `MAX_LATENCIES` answers. Invariant: memory does not grow with traffic. The counts live
+in memory only; the calls themselves are recorded in the store.
 """
 
 from __future__ import annotations
@@ -12,35 +12,36 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-KEPT = 2048
+MAX_LATENCIES = 2048
 
 
 @dataclass(slots=True)
 class VariantCounts:
-    """One variant's calls."""
+    """The counts of one variant."""
 
     requests: int = 0
     errors: int = 0  # answered with an error, or cut off by the engine
-    left: int = 0  # clients that went away before the end
+    clients_left: int = 0  # clients that went away before the end
     in_flight: int = 0
-    latency_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))  # of answers without an error
-    first_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))  # to the first piece of a stream
+    latency_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_LATENCIES))  # of answers without an error
+    # until the first piece of a stream
+    first_piece_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_LATENCIES))
 
     def to_json(self) -> dict[str, Any]:
-        """Numbers; milliseconds, None where nothing was measured."""
+        """The counts, with quantiles in milliseconds, None where nothing was measured."""
         return {
             "requests": self.requests,
             "errors": self.errors,
-            "left": self.left,
+            "left": self.clients_left,
             "in_flight": self.in_flight,
             "latency_ms": _quantiles(self.latency_s),
-            "first_piece_ms": _quantiles(self.first_s),
+            "first_piece_ms": _quantiles(self.first_piece_s),
         }
 
 
 @dataclass(slots=True)
 class LiveCounts:
-    """Everything that is counted."""
+    """All counts of one proxy."""
 
     variants: dict[str, VariantCounts]
     keys: Counter[str] = field(default_factory=Counter)  # where the key came from; "" for requests without one
@@ -48,7 +49,7 @@ class LiveCounts:
     dropped: int = 0  # requests that were not mirrored because too many waited
 
     def to_json(self) -> dict[str, Any]:
-        """All of it."""
+        """The counts as the keys of `GET /marft/live`."""
         return {
             "variants": {name: counts.to_json() for name, counts in self.variants.items()},
             "keys": {source: count for source, count in self.keys.items() if source},

@@ -1,24 +1,24 @@
-"""The flags of `marft-bridge serve` -> how live traffic is shared out, or that it is not.
+"""The flags of `marft-bridge serve` -> `LiveOptions`, or None where traffic is not split.
 
-Invariant: a flag that would have no effect is refused. Versions and keys are looked up elsewhere.
+Invariant: a flag that would have no effect is refused.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from marft_bridge.errors import ConfigError
+from marft_bridge.common.errors import ConfigError
 from marft_bridge.live.split import Split, text_to_split
 from marft_bridge.live.teams import NEWEST
 
 DEFAULT_PORT = 8100
 DEFAULT_QUIET_S = 60.0
-_ONLY_MIRROR = Split(100.0, 0.0)
+_ALL_TO_BASE = Split(100.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class LiveOptions:
-    """How live traffic is shared out. `base` and `candidate` as in `teams.text_to_versions`."""
+    """How live traffic is split. `base` and `candidate` as in `teams.text_to_versions`."""
 
     split: Split
     base: str | None  # None: what was promoted, or else version 0
@@ -38,19 +38,21 @@ def flags_to_live(
     key_env: str | None,
     quiet_s: float | None,
 ) -> LiveOptions | None:
-    """What was asked for; None where neither --split nor --mirror is there.
+    """The options of the flags; None where neither --split nor --mirror is given.
 
     Raises:
-        ConfigError: flags that need one of them, or a split that is none.
+        ConfigError: flags that need one of them, or a malformed split.
     """
     if split is None and not mirror:
-        given = {"--base": base, "--candidate": candidate, "--port": port, "--key-env": key_env}
-        wrong = [name for name, value in (given | {"--quiet-seconds": quiet_s}).items() if value is not None]
-        if wrong:
-            raise ConfigError(f"serve: {', '.join(wrong)} without --split or --mirror; leave it out, or split traffic")
+        live_flags = {"--base": base, "--candidate": candidate, "--port": port, "--key-env": key_env}
+        stray_flags = [name for name, value in (live_flags | {"--quiet-seconds": quiet_s}).items() if value is not None]
+        if stray_flags:
+            raise ConfigError(
+                f"serve: {', '.join(stray_flags)} without --split or --mirror; leave it out, or split traffic"
+            )
         return None
     return LiveOptions(
-        split=text_to_split(split) if split is not None else _ONLY_MIRROR,
+        split=text_to_split(split) if split is not None else _ALL_TO_BASE,
         base=base,
         candidate=candidate or NEWEST,
         mirror=mirror,

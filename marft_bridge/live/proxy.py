@@ -5,9 +5,9 @@
     GET  /health                                    without a key
     GET  /marft/live                                counts
 
-Invariants: no body is kept without the key, and none beyond a limit; a request is answered by one team, the one that
-its key or its run has, and by the base team, counted, where it has neither; a client that goes away ends the engine's
-work; what fails is an error in OpenAI's form. Teams, spans and numbers are kept elsewhere.
+Invariants: no body is read without the key, and none beyond a limit; a request is answered by the team of its run or
+of its key, and by the base team, counted, where it has neither; a client that disconnects cancels the engine's work; a
+failure is an error in OpenAI's form.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from marft_bridge.live.calls import Asked, Call, LiveRecorder
+from marft_bridge.live.calls import Call, LiveRecorder, LiveRequest
 from marft_bridge.live.counts import LiveCounts, VariantCounts
+from marft_bridge.live.identity import RequestIdentity, request_to_identity
 from marft_bridge.live.mirror import Mirror
 from marft_bridge.live.split import BASE, CANDIDATE, Split, key_to_variant
-from marft_bridge.live.sticky import Sticky, request_to_sticky
 from marft_bridge.live.teams import Team
 from marft_bridge.live.upstream import EngineFailed, Upstream
-from marft_bridge.live.wire import CHAT, COMPLETION, Answer, Events, body_to_engine
+from marft_bridge.live.wire import CHAT, COMPLETION, Answer, EventSplitter, body_to_engine
 
-MOST_BODY = 16 << 20  # bytes
-BODY_S = 30.0  # for a body to arrive
+MAX_BODY_BYTES = 16 << 20  # bytes
+BODY_TIMEOUT_S = 30.0  # for a body to arrive
 VARIANT_HEADER, EPISODE_HEADER = "x-marft-variant", "x-marft-episode"
-_PASSED_ON = ("content-type", "retry-after")
+_RELAYED_HEADERS = ("content-type", "retry-after")
 
 
 class _Refused(Exception):  # noqa: N818 - an answer, not an error
-    def __init__(self, status: int, code: str, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, status: int, code: str, reason: str) -> None:
+        super().__init__(reason)
         self.status, self.code = status, code
 
 
-class _Gone(Exception):  # noqa: N818 - a state, not an error
-    """The client is not there any more."""
+class _ClientGone(Exception):  # noqa: N818 - a state, not an error
+    """The client has disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
 class LivePlan:
-    """What traffic is shared out between, and by what rule."""
+    """The teams that traffic is split between, and the rule."""
 
     teams: dict[str, Team]  # by variant, base and candidate
     split: Split
     salt: bytes
-    keys: tuple[str, ...]  # any of them lets a request in
+    keys: tuple[str, ...]  # a request needs one of them
     warn: Callable[[str], None]
 
 
@@ -75,7 +75,7 @@ class Proxy:
         self._nodes = list(plan.teams[BASE].versions)
 
     def app(self) -> ASGIApp:
-        """For an ASGI server."""
+        """The ASGI application."""
         return Starlette(
             routes=[
                 Route(CHAT, self._generate, methods=["POST"]),
@@ -84,7 +84,7 @@ class Proxy:
                 Route("/health", self._health, methods=["GET"]),
                 Route("/marft/live", self._live, methods=["GET"]),
             ],
-            exception_handlers={_Refused: self._refusal, 404: _no_route, 405: _no_route},
+            exception_handlers={_Refused: self._answer_refusal, 404: _no_route, 405: _no_route},
         )
 
     # -- routes -----------------------------------------------------------------------------------------------
@@ -99,107 +99,111 @@ class Proxy:
 
     async def _live(self, request: Request) -> Response:
         self._check_key(request)
-        told = {
+        report = {
             "split": {BASE: self._plan.split.base, CANDIDATE: self._plan.split.candidate},
             "teams": {name: team.to_json() for name, team in self._plan.teams.items()},
             **self._counts.to_json(),
             "mirror_waiting": self._mirror.waiting if self._mirror is not None else None,
-            "not_recorded": {"calls": self._recorder.failures, "spans": self._recorder.lost},
+            "not_recorded": {"calls": self._recorder.failures, "spans": self._recorder.lost_spans},
         }
-        return JSONResponse(told)
+        return JSONResponse(report)
 
     async def _generate(self, request: Request) -> ASGIApp:
         self._check_key(request)
-        body = await _body(request)
+        body = await _read_body(request)
         node = body.get("model")
         if not isinstance(node, str) or node not in self._nodes:
-            known = ", ".join(self._nodes)
-            raise _Refused(404, "model_not_found", f"the model {node!r:.80} does not exist; nodes here: {known}")
-        sticky = request_to_sticky(request.headers, body)
-        return _Forward(self, Asked(request.url.path, node, self._team_of(sticky), body, sticky))
+            node_names = ", ".join(self._nodes)
+            raise _Refused(404, "model_not_found", f"the model {node!r:.80} does not exist; nodes here: {node_names}")
+        identity = request_to_identity(request.headers, body)
+        return _Forward(
+            self, LiveRequest(request.url.path, node, self._choose_team(identity), body=body, identity=identity)
+        )
 
     # -- rules ------------------------------------------------------------------------------------------------
 
     def _check_key(self, request: Request) -> None:
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        sent = given.strip().encode("utf-8", "replace")
-        right = [hmac.compare_digest(sent, key) for key in self._keys]  # all of them, whichever is right
-        if scheme.lower() != "bearer" or not any(right):
+        scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
+        sent_key = credentials.strip().encode("utf-8", "replace")
+        matches = [
+            hmac.compare_digest(sent_key, key) for key in self._keys
+        ]  # every key: the time must not tell which matched
+        if scheme.lower() != "bearer" or not any(matches):
             raise _Refused(401, "invalid_api_key", "the bearer key is missing or wrong")
 
-    def _team_of(self, sticky: Sticky) -> Team:
-        self._counts.keys[sticky.source] += 1
-        # A run that goes on keeps its team, even where its nodes do not all name the same key.
-        begun = self._recorder.team_of(sticky.run)
-        if begun is not None:
-            return begun
-        if sticky.key is None:
+    def _choose_team(self, identity: RequestIdentity) -> Team:
+        self._counts.keys[identity.key_source] += 1
+        # An open run keeps its team, even where its nodes do not all send the same key.
+        run_team = self._recorder.find_team(identity.run_key)
+        if run_team is not None:
+            return run_team
+        if identity.key is None:
             if self._counts.keys[""] == 1:
                 self._plan.warn(
                     "a request names neither session, user nor trace, so base answers it: nodes of one run must not "
                     "be answered by two teams (docs/serving.md says how to send a key); said once, counted in status"
                 )
             return self._plan.teams[BASE]
-        return self._plan.teams[key_to_variant(self._plan.salt, sticky.key, self._plan.split)]
+        return self._plan.teams[key_to_variant(self._plan.salt, identity.key, self._plan.split)]
 
-    def _refusal(self, _request: Request, refused: Exception) -> Response:
+    def _answer_refusal(self, _request: Request, refused: Exception) -> Response:
         assert isinstance(refused, _Refused)
         self._counts.refused[refused.code] += 1
         headers = {401: {"WWW-Authenticate": "Bearer"}, 408: {"Connection": "close"}}.get(refused.status)
-        return JSONResponse(_error(refused.code, str(refused), refused.status), refused.status, headers)
+        return JSONResponse(_error_to_json(refused.code, str(refused), refused.status), refused.status, headers)
 
     # -- one answer -------------------------------------------------------------------------------------------
 
     def counts_of(self, variant: str) -> VariantCounts:
-        """Where the calls of a variant are counted."""
+        """The counts of a variant."""
         return self._counts.variants[variant]
 
-    async def relay(self, asked: Asked, send: Send) -> None:
-        """Sends the request on, and what comes back to the client. Cancelled when the client goes away."""
-        counts, began = self.counts_of(asked.team.name), time.monotonic()
-        body, shown = body_to_engine(asked.path, asked.body, asked.team.served[asked.node])
-        answer, relay = Answer(shown), _Relay(send, asked.team.name, counts, began)
-        call = self._recorder.begin(asked)
+    async def relay(self, request: LiveRequest, send: Send) -> None:
+        """Sends the request to the engine and its answer to the client. Cancelled when the client disconnects."""
+        counts, began = self.counts_of(request.team.name), time.monotonic()
+        body, answer_options = body_to_engine(request.path, request.body, request.team.served_names[request.node])
+        answer, relay = Answer(answer_options), _Relay(send, request.team.name, counts, began=began)
+        call = self._recorder.begin(request)
         relay.episode = call.episode_id if call is not None else None
         counts.requests += 1
         counts.in_flight += 1
         error: str | None = "ClientGone: the client went away, or the proxy stopped"
         try:
             try:
-                async with self._upstream.asked(asked.path, body) as response:
-                    error = await relay.answered(response, answer)
-            except EngineFailed as failed:
-                error = f"EngineFailed: {failed}"
-                await relay.failed(failed)
+                async with self._upstream.post(request.path, body) as response:
+                    error = await relay.relay_answer(response, answer)
+            except EngineFailed as failure:
+                error = f"EngineFailed: {failure}"
+                await relay.relay_failure(failure)
         except asyncio.CancelledError:
-            if relay.streamed:  # all of it was there: a client may close as soon as it has read `[DONE]`
+            if relay.is_streamed:  # the whole answer was sent: a client may close as soon as it has read `[DONE]`
                 error = answer.stream_error
             else:
-                counts.left += 1
+                counts.clients_left += 1
             raise
         finally:
             counts.in_flight -= 1
-            if relay.ended:
+            if relay.is_complete:
                 counts.errors += error is not None
                 if error is None:
                     counts.latency_s.append(time.monotonic() - began)
             self._recorder.end(call, answer, error)
-            self._offer(asked, call, error)
+            self._offer_to_mirror(request, call, error)
 
-    def _offer(self, asked: Asked, call: Call | None, error: str | None) -> None:
-        if self._mirror is not None and asked.team.name == BASE and error is None:
+    def _offer_to_mirror(self, request: LiveRequest, call: Call | None, error: str | None) -> None:
+        if self._mirror is not None and request.team.name == BASE and error is None:
             self._mirror.offer(call)
 
 
 class _Forward:
-    """An ASGI response: one relayed request, given up when the client goes away."""
+    """An ASGI response: one relayed request, cancelled when the client disconnects."""
 
-    def __init__(self, proxy: Proxy, asked: Asked) -> None:
-        self._proxy, self._asked = proxy, asked
+    def __init__(self, proxy: Proxy, request: LiveRequest) -> None:
+        self._proxy, self._request = proxy, request
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        with suppress(_Gone):
-            await _unless_gone(receive, self._proxy.relay(self._asked, send))
+        with suppress(_ClientGone):
+            await _run_unless_disconnected(receive, self._proxy.relay(self._request, send))
 
 
 class _Relay:
@@ -207,101 +211,101 @@ class _Relay:
 
     def __init__(self, send: Send, variant: str, counts: VariantCounts, began: float) -> None:
         self._send, self._variant, self._counts, self._began = send, variant, counts, began
-        self._started = False
-        self.ended = False  # nothing more is to come
-        self.streamed = False  # the last event of a whole stream was sent
+        self._has_started = False
+        self.is_complete = False  # the answer is known to its end, sent or about to be
+        self.is_streamed = False  # the last event of a whole stream was sent
         self.episode: str | None = None
 
-    async def answered(self, response: Any, answer: Answer) -> str | None:
-        """Passes the answer on; gives back what went wrong, as `Type: text`."""
-        headers = [(name, response.headers[name]) for name in _PASSED_ON if name in response.headers]
-        if response.status_code == 200 and answer.shown.stream:
+    async def relay_answer(self, response: Any, answer: Answer) -> str | None:
+        """Passes the answer on; returns the error as `Type: text`, None for an answer without one."""
+        headers = [(name, response.headers[name]) for name in _RELAYED_HEADERS if name in response.headers]
+        if response.status_code == 200 and answer.options.stream:
             return await self._stream(response, answer, headers)
-        sent = b"".join([piece async for piece in response.aiter_raw()])
+        content = b"".join([piece async for piece in response.aiter_raw()])
         error = None
         if response.status_code == 200:
-            sent = answer.whole_to_client(sent)
+            content = answer.body_to_client(content)
             error = f"Unreadable: {answer.error}" if answer.error is not None else None
         else:
             error = f"HTTPStatus: {response.status_code}"
-        await self._whole(response.status_code, sent, headers)
+        await self._send_whole(response.status_code, content, headers)
         return error
 
-    async def failed(self, failed: EngineFailed) -> None:
-        """Tells the client: as an answer, or, where one has begun, as the last event of its stream."""
-        content = json.dumps(_error(failed.code, str(failed), failed.status)).encode()
-        if not self._started:
-            await self._whole(failed.status, content, [("content-type", "application/json")])
+    async def relay_failure(self, failure: EngineFailed) -> None:
+        """Sends an error to the client: as the answer, or, where one has begun, as the last event of its stream."""
+        content = json.dumps(_error_to_json(failure.code, str(failure), failure.status)).encode()
+        if not self._has_started:
+            await self._send_whole(failure.status, content, [("content-type", "application/json")])
             return
-        self.ended = True
-        await self._piece(b"data: " + content + b"\n\n", last=True)
+        self.is_complete = True
+        await self._send_piece(b"data: " + content + b"\n\n", last=True)
 
     async def _stream(self, response: Any, answer: Answer, headers: Sequence[tuple[str, str]]) -> str | None:
-        events = Events()
+        splitter = EventSplitter()
         async for piece in response.aiter_raw():
-            for event in events.feed(piece):
-                shown = answer.event_to_client(event)
-                if not self._started:
-                    await self._start(200, headers)
-                    self._counts.first_s.append(time.monotonic() - self._began)
-                if shown:
-                    await self._piece(shown)
-                self.streamed = self.ended = answer.whole
-        if not answer.whole:  # the connection ended where a stream does not
+            for event in splitter.feed(piece):
+                client_event = answer.event_to_client(event)
+                if not self._has_started:
+                    await self._send_start(200, headers)
+                    self._counts.first_piece_s.append(time.monotonic() - self._began)
+                if client_event:
+                    await self._send_piece(client_event)
+                self.is_streamed = self.is_complete = answer.is_complete
+        if not answer.is_complete:  # the connection ended where a stream does not
             raise EngineFailed(502, "engine_unreachable", "the model server ended the stream before its end")
-        await self._piece(events.rest, last=True)
+        await self._send_piece(splitter.rest, last=True)
         return answer.stream_error
 
-    async def _whole(self, status: int, content: bytes, headers: Sequence[tuple[str, str]]) -> None:
-        await self._start(status, [*headers, ("content-length", str(len(content)))])
-        self.ended = True
-        await self._piece(content, last=True)
+    async def _send_whole(self, status: int, content: bytes, headers: Sequence[tuple[str, str]]) -> None:
+        await self._send_start(status, [*headers, ("content-length", str(len(content)))])
+        self.is_complete = True
+        await self._send_piece(content, last=True)
 
-    async def _start(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
-        self._started = True
-        told = [*headers, (VARIANT_HEADER, self._variant)]
+    async def _send_start(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
+        self._has_started = True
+        all_headers = [*headers, (VARIANT_HEADER, self._variant)]
         if self.episode is not None:
-            told.append((EPISODE_HEADER, self.episode))
-        coded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in told]
-        await self._send({"type": "http.response.start", "status": status, "headers": coded})
+            all_headers.append((EPISODE_HEADER, self.episode))
+        encoded_headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in all_headers]
+        await self._send({"type": "http.response.start", "status": status, "headers": encoded_headers})
 
-    async def _piece(self, content: bytes, *, last: bool = False) -> None:
+    async def _send_piece(self, content: bytes, *, last: bool = False) -> None:
         await self._send({"type": "http.response.body", "body": content, "more_body": not last})
 
 
-async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Does the work; cancels it and raises _Gone when the client goes away first."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
+async def _run_unless_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Awaits `work`; cancels it and raises _ClientGone when the client disconnects first."""
+    work_task, disconnect_task = asyncio.ensure_future(work), asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise _Gone
-        working.result()
+        await asyncio.wait((work_task, disconnect_task), return_when=asyncio.FIRST_COMPLETED)
+        if not work_task.done():
+            raise _ClientGone
+        work_task.result()
     finally:
-        for task in (working, leaving):
+        for task in (work_task, disconnect_task):
             task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        await asyncio.gather(work_task, disconnect_task, return_exceptions=True)
 
 
-async def _left(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def _body(request: Request) -> dict[str, Any]:
-    too_large = _Refused(413, "too_large", f"a body of more than {MOST_BODY} bytes")
+async def _read_body(request: Request) -> dict[str, Any]:
+    too_large = _Refused(413, "too_large", f"a body of more than {MAX_BODY_BYTES} bytes")
     length = request.headers.get("content-length", "0")
-    if length.isdecimal() and int(length) > MOST_BODY:
+    if length.isdecimal() and int(length) > MAX_BODY_BYTES:
         raise too_large
     content = bytearray()
     try:
-        async with asyncio.timeout(BODY_S):
+        async with asyncio.timeout(BODY_TIMEOUT_S):
             async for piece in request.stream():
                 content += piece
-                if len(content) > MOST_BODY:
+                if len(content) > MAX_BODY_BYTES:
                     raise too_large
     except TimeoutError:
-        raise _Refused(408, "timeout", f"the body did not arrive within {BODY_S:g} s") from None
+        raise _Refused(408, "timeout", f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
     try:
         body = json.loads(content)
     except (ValueError, RecursionError):
@@ -313,11 +317,13 @@ async def _body(request: Request) -> dict[str, Any]:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     status = int(getattr(error, "status_code", 404))
-    known = f"POST {CHAT} or {COMPLETION}, GET /v1/models, /health or /marft/live"
-    return JSONResponse(_error("unknown_url", f"{request.method} {request.url.path:.80}: {known}", status), status)
+    routes = f"POST {CHAT} or {COMPLETION}, GET /v1/models, /health or /marft/live"
+    return JSONResponse(
+        _error_to_json("unknown_url", f"{request.method} {request.url.path:.80}: {routes}", status), status
+    )
 
 
-def _error(code: str, why: str, status: int) -> dict[str, Any]:
+def _error_to_json(code: str, reason: str, status: int) -> dict[str, Any]:
     """An error in OpenAI's form."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    return {"error": {"message": why, "type": kind, "param": None, "code": code}}
+    return {"error": {"message": reason, "type": kind, "param": None, "code": code}}

@@ -1,8 +1,8 @@
-"""A key and a salt -> base or candidate: the same for ever, and monotone in the candidate's share.
+"""A key and a salt -> base or candidate: always the same, and monotone in the candidate's share.
 
-The key's place on [0, 1) is a keyed hash; the candidate has what lies below its share. So raising the share from 10 to
-20 % moves a tenth of all keys to the candidate and none back, and without the salt nobody can choose a key that lands
-where he wants. Invariant: salt and key of a run folder are made once and stay (live.json, 0600). No HTTP here.
+The key's position on [0, 1) is a keyed hash; positions below the candidate's share are the candidate's. So raising the
+share from 10 to 20 % moves a tenth of all keys to the candidate and none back, and without the salt nobody can choose a
+key for a team. Invariant: salt and API key of a run folder are made once and stay (live.json, 0600).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from marft_bridge.errors import ConfigError
-from marft_bridge.files import write_atomically
+from marft_bridge.common.errors import ConfigError
+from marft_bridge.common.files import write_atomically
 
 BASE, CANDIDATE, MIRRORED = "base", "candidate", "candidate (mirror)"
 _SHARES = re.compile(r"(\d{1,3}(?:\.\d+)?)/(\d{1,3}(?:\.\d+)?)")
@@ -25,7 +25,7 @@ _SHARES = re.compile(r"(\d{1,3}(?:\.\d+)?)/(\d{1,3}(?:\.\d+)?)")
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How much of the keyed traffic each team answers, in percent; both add up to 100."""
+    """The share of keys that each team answers, in percent; both add up to 100."""
 
     base: float
     candidate: float
@@ -36,43 +36,44 @@ class Split:
 
 def text_to_split(text: str) -> Split:
     """`90/10`, base first. Raises ConfigError for anything else, or when the two are not 100 together."""
-    found = _SHARES.fullmatch(text.strip())
-    shares = tuple(map(float, found.groups())) if found else ()
+    match = _SHARES.fullmatch(text.strip())
+    shares = tuple(map(float, match.groups())) if match else ()
     if len(shares) != 2 or not math.isclose(sum(shares), 100.0):
         raise ConfigError(f"serve: --split {text}: give the shares of base and candidate in percent, such as 90/10")
     return Split(*shares)
 
 
-def key_to_place(salt: bytes, key: str) -> float:
-    """Where a key lies on [0, 1): uniform over keys, always the same for one."""
+def key_to_position(salt: bytes, key: str) -> float:
+    """The position of a key on [0, 1): uniform over keys, always the same for one."""
     digest = hashlib.blake2b(key.encode("utf-8", "replace"), key=salt, digest_size=8).digest()
+    # The upper 53 of 64 bits: what a float holds exactly, so that the result is below 1.
     return (int.from_bytes(digest, "big") >> 11) / (1 << 53)
 
 
 def key_to_variant(salt: bytes, key: str, split: Split) -> str:
-    """Which team answers whatever has this key."""
-    return CANDIDATE if key_to_place(salt, key) < split.candidate / 100 else BASE
+    """The variant that answers all requests of a key."""
+    return CANDIDATE if key_to_position(salt, key) < split.candidate / 100 else BASE
 
 
 @dataclass(frozen=True, slots=True)
 class LiveFile:
-    """What a run folder keeps of its live traffic: the salt, the app's key, and where the proxy is while it runs."""
+    """live.json of a run folder: the salt, the app's API key, and the proxy's address while it runs."""
 
     path: Path
     salt: bytes = field(repr=False)
     api_key: str = field(repr=False)
     base_url: str | None = None  # ends with /v1
 
-    def at(self, base_url: str | None) -> LiveFile:
-        """The same, with the address written down, or taken out."""
-        moved = replace(self, base_url=base_url)
+    def save_base_url(self, base_url: str | None) -> LiveFile:
+        """Writes the file with this address, None for no proxy; returns the new content."""
+        updated = replace(self, base_url=base_url)
         content = {"salt": self.salt.hex(), "api_key": self.api_key, "base_url": base_url}
         write_atomically(self.path, json.dumps(content) + "\n")
-        return moved
+        return updated
 
 
 def read_live_file(path: Path) -> LiveFile | None:
-    """What the file says; None when there is none.
+    """The content of the file; None when there is none.
 
     Raises:
         ConfigError: it is unreadable; a new salt would move users to the other team, so none is made up.
@@ -86,10 +87,10 @@ def read_live_file(path: Path) -> LiveFile | None:
         raise ConfigError(
             f"serve: {path} is unreadable ({type(error).__name__}); put it back, or delete it and assign every key anew"
         ) from None
-    return LiveFile(path, salt, api_key, base_url)
+    return LiveFile(path, salt, api_key, base_url=base_url)
 
 
-def live_file(path: Path) -> LiveFile:
-    """What the file says, or a new one with a fresh salt and key. Raises as `read_live_file`."""
-    found = read_live_file(path)
-    return found or LiveFile(path, secrets.token_bytes(32), secrets.token_urlsafe(32)).at(None)
+def read_or_make_live_file(path: Path) -> LiveFile:
+    """The content of the file, made with a fresh salt and key when there is none. Raises as `read_live_file`."""
+    live_file = read_live_file(path)
+    return live_file or LiveFile(path, secrets.token_bytes(32), secrets.token_urlsafe(32)).save_base_url(None)

@@ -1,6 +1,6 @@
-"""A run folder -> what its live proxy says of itself, as lines for `marft-bridge status`.
+"""A run folder -> the state of its live proxy, as lines for `marft-bridge status`.
 
-Invariant: a proxy that does not answer is none; nothing here waits for long.
+Invariant: a proxy that does not answer within seconds counts as not running.
 """
 
 from __future__ import annotations
@@ -10,41 +10,43 @@ from typing import Any
 import httpx
 
 from marft_bridge.live.split import BASE, CANDIDATE, LiveFile, read_live_file
-from marft_bridge.run_folder import RunFolder
+from marft_bridge.runs.run_folder import RunFolder
 
 
-def live_lines(folder: RunFolder) -> list[str]:
-    """What a proxy of this folder says of itself, for `status`; no line where none runs."""
-    found = read_live_file(folder.live)
-    told = _asked(found) if found is not None and found.base_url is not None else None
-    if found is None or told is None:
+def read_live_lines(folder: RunFolder) -> list[str]:
+    """The state of the proxy of this folder; no line where none runs. Raises as `read_live_file`."""
+    live_file = read_live_file(folder.live)
+    report = _fetch_report(live_file) if live_file is not None and live_file.base_url is not None else None
+    if live_file is None or report is None:
         return []
-    lines = [f"live traffic at {found.base_url}: split {told['split'][BASE]:g}/{told['split'][CANDIDATE]:g}"]
-    for name, counts in told["variants"].items():
+    lines = [f"live traffic at {live_file.base_url}: split {report['split'][BASE]:g}/{report['split'][CANDIDATE]:g}"]
+    for name, counts in report["variants"].items():
         latency = counts["latency_ms"]
-        shown = f", {latency['p50']:.0f} ms in the middle, 95 % within {latency['p95']:.0f} ms" if latency else ""
-        left = f", {counts['left']} clients left" if counts["left"] else ""
-        lines.append(f"  {name}: {counts['requests']} requests, {counts['errors']} errors{left}{shown}")
-    others = {
-        "requests without a key, answered by base": told["without_key"],
-        "requests not mirrored": told["mirror_dropped"],
-        "calls not recorded": told["not_recorded"]["calls"],
-        "spans not recorded": told["not_recorded"]["spans"],
-        **{f"requests refused: {code}": count for code, count in told["refused"].items()},
+        latency_text = (
+            f", {latency['p50']:.0f} ms in the middle, 95 % within {latency['p95']:.0f} ms" if latency else ""
+        )
+        left_text = f", {counts['left']} clients left" if counts["left"] else ""
+        lines.append(f"  {name}: {counts['requests']} requests, {counts['errors']} errors{left_text}{latency_text}")
+    other_counts = {
+        "requests without a key, answered by base": report["without_key"],
+        "requests not mirrored": report["mirror_dropped"],
+        "calls not recorded": report["not_recorded"]["calls"],
+        "spans not recorded": report["not_recorded"]["spans"],
+        **{f"requests refused: {code}": count for code, count in report["refused"].items()},
     }
-    return lines + [f"  {count} {what}" for what, count in others.items() if count]
+    return lines + [f"  {count} {label}" for label, count in other_counts.items() if count]
 
 
-def _asked(file: LiveFile) -> dict[str, Any] | None:
-    address = (file.base_url or "").removesuffix("/v1")
+def _fetch_report(live_file: LiveFile) -> dict[str, Any] | None:
+    address = (live_file.base_url or "").removesuffix("/v1")
     try:
         answer = httpx.get(
             f"{address}/marft/live",
-            headers={"Authorization": f"Bearer {file.api_key}"},
+            headers={"Authorization": f"Bearer {live_file.api_key}"},
             timeout=5.0,
             trust_env=False,
         )
-        told: dict[str, Any] = answer.json()
+        report: dict[str, Any] = answer.json()
     except (httpx.HTTPError, ValueError):
         return None
-    return told if answer.status_code == 200 else None
+    return report if answer.status_code == 200 else None

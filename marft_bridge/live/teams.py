@@ -1,8 +1,7 @@
-"""What `--base` and `--candidate` say -> two teams of adapter versions that the engine serves.
+"""The values of `--base` and `--candidate` -> teams of adapter versions that the engine serves.
 
-A team is one version of every node; nodes that are frozen run version 0, which changes nothing, in both. Invariant:
-every version exists and is served before the first request is taken; two equal teams are refused. Traffic is not
-known here.
+A team is one version of every node; frozen nodes have version 0, which changes nothing, in both. Invariant: every
+version that `text_to_versions` returns exists in the registry.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from marft_bridge.adapters import AdapterRegistry
-from marft_bridge.errors import ConfigError, ServingError
+from marft_bridge.common.errors import ConfigError, ServingError
+from marft_bridge.serving.adapter_registry import AdapterRegistry
 
 NEWEST, PROMOTED = "newest", "promoted"
 
-Promoted = Callable[[], Mapping[str, int] | None]
-"""The versions that the latest promotion signed off; None without one."""
+ReadPromoted = Callable[[], Mapping[str, int] | None]
+"""Returns the versions of the latest promotion, node -> version; None without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Team:
 
     name: str
     versions: Mapping[str, int]
-    served: Mapping[str, str]
+    served_names: Mapping[str, str]
 
     def __str__(self) -> str:
         return ", ".join(f"{node}@{version}" for node, version in self.versions.items())
@@ -37,7 +36,7 @@ class Team:
 
 
 def text_to_versions(
-    flag: str, text: str, nodes: Sequence[str], registry: AdapterRegistry, promoted: Promoted
+    flag: str, text: str, nodes: Sequence[str], registry: AdapterRegistry, read_promoted: ReadPromoted
 ) -> dict[str, int]:
     """`3`, `newest`, `promoted` or `planner=3,executor=newest` -> a version of each of `nodes`.
 
@@ -46,44 +45,53 @@ def text_to_versions(
         ServingError: a version does not exist.
     """
     if "=" not in text:
-        each = dict.fromkeys(nodes, text.strip())
+        version_texts = dict.fromkeys(nodes, text.strip())
     else:
-        each = dict(_pair(flag, part) for part in text.split(","))
-        if each.keys() != set(nodes):
-            wrong = ", ".join(sorted(each.keys() ^ set(nodes)))
-            raise ConfigError(f"serve: {flag} {text}: name each of {', '.join(nodes)} once (wrong or missing: {wrong})")
-    signed = promoted() if PROMOTED in each.values() else None
-    if PROMOTED in each.values() and signed is None:
+        version_texts = dict(_part_to_pair(flag, part) for part in text.split(","))
+        if version_texts.keys() != set(nodes):
+            mismatched_nodes = ", ".join(sorted(version_texts.keys() ^ set(nodes)))
+            raise ConfigError(
+                f"serve: {flag} {text}: name each of {', '.join(nodes)} once (wrong or missing: {mismatched_nodes})"
+            )
+    promoted_versions = read_promoted() if PROMOTED in version_texts.values() else None
+    if PROMOTED in version_texts.values() and promoted_versions is None:
         raise ConfigError(f"serve: {flag}: nothing was promoted in this run folder; name a version")
-    versions = {node: _version(flag, node, said, registry, signed or {}) for node, said in each.items()}
+    versions = {
+        node: _text_to_version(flag, node, version_text, registry=registry, promoted_versions=promoted_versions or {})
+        for node, version_text in version_texts.items()
+    }
     for node, version in versions.items():
         registry.get(node, version)
     return versions
 
 
-def _pair(flag: str, part: str) -> tuple[str, str]:
-    node, _, said = (side.strip() for side in part.rpartition("="))
-    if not node or not said:
+def _part_to_pair(flag: str, part: str) -> tuple[str, str]:
+    node, _, version_text = (side.strip() for side in part.rpartition("="))
+    if not node or not version_text:
         raise ConfigError(f"serve: {flag}: {part!r} is not node=version")
-    return node, said
+    return node, version_text
 
 
-def _version(flag: str, node: str, said: str, registry: AdapterRegistry, signed: Mapping[str, int]) -> int:
-    if said == PROMOTED:
-        if node not in signed:
+def _text_to_version(
+    flag: str, node: str, version_text: str, registry: AdapterRegistry, promoted_versions: Mapping[str, int]
+) -> int:
+    if version_text == PROMOTED:
+        if node not in promoted_versions:
             raise ConfigError(f"serve: {flag}: the promotion says nothing of node {node!r}; name a version")
-        return signed[node]
-    if said == NEWEST:
+        return promoted_versions[node]
+    if version_text == NEWEST:
         latest = registry.latest(node)
         if latest is None:
             raise ServingError(f"node {node!r} has no adapter yet; train first, or name version 0")
         return latest.version
-    if not said.isascii() or not said.isdecimal():
-        raise ConfigError(f"serve: {flag}: {said!r} is no version; give a number, {NEWEST} or {PROMOTED}")
-    return int(said)
+    if not version_text.isascii() or not version_text.isdecimal():
+        raise ConfigError(f"serve: {flag}: {version_text!r} is no version; give a number, {NEWEST} or {PROMOTED}")
+    return int(version_text)
 
 
 def versions_to_team(name: str, versions: Mapping[str, int], frozen: Sequence[str]) -> Team:
     """The team, its frozen nodes at version 0."""
-    whole = {**versions, **dict.fromkeys(frozen, 0)}
-    return Team(name, whole, {node: AdapterRegistry.served_name(node, version) for node, version in whole.items()})
+    all_versions = {**versions, **dict.fromkeys(frozen, 0)}
+    return Team(
+        name, all_versions, {node: AdapterRegistry.served_name(node, version) for node, version in all_versions.items()}
+    )

@@ -1,9 +1,8 @@
-"""Requests -> the engine, over kept connections; what goes wrong on the way -> one error with a status.
+"""Requests -> the engine, over kept-alive connections; any failure on the way -> `EngineFailed` with a status.
 
-Each request has a connection to itself, the one that was free last. One pool for all would be less to write, but
-httpx's looks through all of its connections at the start and the end of each request: at 32 in flight that took half
-of the proxy's time. Invariant: the engine's key and address are known here only, and no proxy of the environment sees
-them.
+Each request has a connection to itself, the one that was free last. One httpx pool for all would be less code, but it
+looks through all of its connections at the start and the end of each request: at 32 in flight that took half of the
+proxy's time. Invariant: only this module has the engine's key, and no proxy of the environment sees it.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from typing import Any
 
 import httpx
 
-SILENCE_S = 600.0  # of the engine, after which a request has failed; what OpenAI's own client waits
-CONNECT_S = 10.0
-IDLE_S = 2.0  # vLLM closes after 5 s; a request that is sent while it does would fail
-KEPT = 256  # connections that wait for the next request
+SILENCE_TIMEOUT_S = 600.0  # without a byte from the engine, then the request has failed; as in OpenAI's own client
+CONNECT_TIMEOUT_S = 10.0
+IDLE_TIMEOUT_S = 2.0  # vLLM closes after 5 s; a request that is sent while it does would fail
+MAX_FREE_CONNECTIONS = 256  # idle connections, kept for the next requests
 
 
 class EngineFailed(Exception):  # noqa: N818 - an answer to the client, not a fault of ours
-    """The engine was not reached or fell silent; `status` is what the client is told."""
+    """The engine was not reached or fell silent; `status` and `code` go to the client."""
 
-    def __init__(self, status: int, code: str, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, status: int, code: str, reason: str) -> None:
+        super().__init__(reason)
         self.status, self.code = status, code
 
 
@@ -42,9 +41,9 @@ class Upstream:
             "Accept-Encoding": "identity",
             "Content-Type": "application/json",
         }
-        self._timeout = httpx.Timeout(SILENCE_S, connect=CONNECT_S).as_dict()
+        self._timeout = httpx.Timeout(SILENCE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S).as_dict()
         self._free: list[httpx.AsyncHTTPTransport] = []
-        self._certificates = httpx.create_ssl_context(trust_env=False)  # 30 ms, so once
+        self._certificates = httpx.create_ssl_context(trust_env=False)  # takes 30 ms, so once
 
     async def aclose(self) -> None:
         """Closes the connections that are free; the others close when their requests end."""
@@ -52,7 +51,7 @@ class Upstream:
         await asyncio.gather(*(connection.aclose() for connection in free))
 
     @asynccontextmanager
-    async def asked(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[httpx.Response]:
+    async def post(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[httpx.Response]:
         """The engine's answer, its body still to come; leaving the block early has the engine stop.
 
         Raises:
@@ -66,26 +65,26 @@ class Upstream:
             content=content,
             extensions={"timeout": self._timeout},
         )
-        connection, kept = self._free.pop() if self._free else self._new(), False
+        connection, is_reusable = self._free.pop() if self._free else self._open_connection(), False
         try:
             response = await connection.handle_async_request(request)
             try:
                 yield response
             finally:
                 await response.aclose()
-            kept = len(self._free) < KEPT
+            is_reusable = len(self._free) < MAX_FREE_CONNECTIONS
         except httpx.TimeoutException as error:
-            why = f"the model server fell silent ({type(error).__name__})"
-            raise EngineFailed(504, "engine_timeout", why) from error
+            reason = f"the model server fell silent ({type(error).__name__})"
+            raise EngineFailed(504, "engine_timeout", reason) from error
         except httpx.HTTPError as error:
-            why = f"the model server failed ({type(error).__name__})"
-            raise EngineFailed(502, "engine_unreachable", why) from error
+            reason = f"the model server failed ({type(error).__name__})"
+            raise EngineFailed(502, "engine_unreachable", reason) from error
         finally:
-            if kept:
+            if is_reusable:
                 self._free.append(connection)
             else:
                 await connection.aclose()
 
-    def _new(self) -> httpx.AsyncHTTPTransport:
-        limits = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=IDLE_S)
+    def _open_connection(self) -> httpx.AsyncHTTPTransport:
+        limits = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=IDLE_TIMEOUT_S)
         return httpx.AsyncHTTPTransport(verify=self._certificates, trust_env=False, limits=limits)

@@ -1,10 +1,9 @@
 """An answer with a program in it, and the task's unit tests -> the share of the tests that pass.
 
-Program and tests run in one sandboxed process (see `sandbox`). Invariants: a test counts only when the process said
-so with a word drawn for this run, after the test came to its end; leaving early, printing and flooding pass nothing.
-A program that does not run is worth 0; tests that do not parse are the task's fault and an error. It does not know
-whether a test proves anything: an answer that overloads `==`, or looks for the tests inside its own process, can fool
-asserts.
+Program and tests run in one sandboxed process (see `sandbox`). Invariants: a test counts only when the process reports
+it, after the test has ended, with a word that is drawn for this run; leaving early, printing and flooding pass nothing.
+A program that does not run is worth 0; tests that do not parse are the task's fault and an error. Tests are not proof:
+an answer that overloads `==`, or looks for the tests inside its own process, can fool asserts.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from marft_bridge.errors import GraphError
+from marft_bridge.common.errors import GraphError
 from marft_bridge.rewards.contract import Absent, Earned, Kind, RewardOptions, RunView
-from marft_bridge.rewards.sandbox import Isolation, Limits, NotStarted, program_to_end, strongest_isolation
+from marft_bridge.sandbox.programs import Isolation, Limits, NotStarted, run_in_sandbox, strongest_isolation
 
 MAX_ANSWER = 1_000_000  # characters; more than any model writes, and too much to be a program
 
@@ -34,7 +33,7 @@ class CodeOptions(RewardOptions):
     """Path in the task to a list of statements, each of which raises when it fails; or to one text that defines
     `check(candidate)`."""
     entry_point_from: str = "entry_point"
-    """Path in the task to the name of what `check` is given; read only for such a text."""
+    """Path in the task to the name of the function that `check` is given; read only for such a text."""
     setup_from: str | None = None
     """Path in the task to code that comes before the program."""
     block: Literal["first", "last", "all"] = "last"
@@ -42,7 +41,7 @@ class CodeOptions(RewardOptions):
     value: Literal["share", "all"] = "share"
     """passed / all tests, or 1.0 when all pass and else 0.0."""
     isolation: Isolation | None = None
-    """None: the strongest wall of this machine, and an error where there is none."""
+    """None: the strongest isolation of this machine, and an error where it has none."""
     wall_s: float = Field(10.0, gt=0)
     """Seconds for the program and all tests."""
     memory_mb: int = Field(512, ge=64)
@@ -57,7 +56,7 @@ _PYTHON = {"", "python", "py", "python3"}
 
 def answer_to_program(text: str, block: Literal["first", "last", "all"]) -> str:
     """The program of an answer: its fenced Python (an unclosed fence goes to the end), or all of it without a fence."""
-    blocks = [(str(found[1]).lower(), str(found[2])) for found in _FENCE.finditer(text)]
+    blocks = [(str(fence[1]).lower(), str(fence[2])) for fence in _FENCE.finditer(text)]
     if not blocks:
         return text
     # Blocks in another language are not programs, unless there is nothing else.
@@ -69,17 +68,17 @@ def answer_to_program(text: str, block: Literal["first", "last", "all"]) -> str:
 _DRIVER = """
 import json, os, sys
 
-def drive(say, job):
+def drive(report, job):
     try:
         tests = [compile(test, "test", "exec") for test in job.pop("tests")]
     except (SyntaxError, ValueError) as error:
-        say("unreadable " + str(error))
+        report("unreadable " + str(error))
         return
     names = {"__name__": "answer"}
     try:
         exec(compile(job.pop("setup"), "setup", "exec"), names)
     except Exception as error:
-        say("setup " + type(error).__name__ + ": " + str(error))
+        report("setup " + type(error).__name__ + ": " + str(error))
         return
     exec(compile(job.pop("program"), "answer", "exec"), names)
     for number, test in enumerate(tests):
@@ -87,13 +86,13 @@ def drive(say, job):
             exec(test, names)
         except BaseException:
             continue
-        say("passed " + str(number))
+        report("passed " + str(number))
 
 def main():
     job = json.loads(sys.stdin.buffer.read())
-    os.close(0)  # it can be read again
+    os.close(0)  # a file could be read again, and holds the word
     out = os.dup(1)
-    os.dup2(2, 1)  # what the answer prints is no verdict
+    os.dup2(2, 1)  # what the answer prints goes to stderr: it is no verdict
     word, write = job.pop("word") + " ", os.write
     drive(lambda line: write(out, (word + line.replace("\\n", " ") + "\\n").encode()), job)
 
@@ -101,25 +100,24 @@ main()
 """
 
 
-def program_to_passed(
-    program: str, tests: list[str], setup: str, limits: Limits, isolation: Isolation | None
-) -> list[bool]:
-    """Which of the tests pass. Blocks.
+def run_tests(program: str, tests: list[str], setup: str, limits: Limits, isolation: Isolation | None) -> list[bool]:
+    """Whether each of the tests passes. Blocks until the sandboxed process has ended.
 
     Raises:
-        GraphError: a test or the setup cannot be run, or there is no wall to run them behind.
+        GraphError: a test or the setup cannot be run, or this machine cannot isolate the program.
+        NotStarted: the sandboxed process did not start.
     """
     word = secrets.token_hex(16)
     job = {"program": program, "tests": tests, "setup": setup, "word": word}
-    end = program_to_end(_DRIVER, json.dumps(job), limits, isolation)
+    end = run_in_sandbox(_DRIVER, json.dumps(job), limits, isolation=isolation)
     passed = [False] * len(tests)
     for line in end.stdout.splitlines():
-        said, _, rest = line.partition(" ")
-        if said != word:
-            continue
-        what, _, detail = rest.partition(" ")
-        if what != "passed":
-            raise GraphError(f"the task's {'setup' if what == 'setup' else 'tests'} cannot be run: {detail[:300]}")
+        claimed_word, _, rest = line.partition(" ")
+        if claimed_word != word:
+            continue  # a line of the program's own
+        event, _, detail = rest.partition(" ")
+        if event != "passed":
+            raise GraphError(f"the task's {'setup' if event == 'setup' else 'tests'} cannot be run: {detail[:300]}")
         passed[int(detail)] = True
     return passed
 
@@ -133,7 +131,7 @@ async def code_to_earned(options: CodeOptions, run: RunView) -> list[Earned]:
         raise GraphError(f"{options.answer_from!r} holds a {type(answer).__name__}, not the text of a program")
     if len(answer) > MAX_ANSWER:
         raise Absent(f"the answer is longer than {MAX_ANSWER} characters")
-    tests = _tests_of(options, run)
+    tests = _read_tests(options, run)
     setup = "" if options.setup_from is None else str(run.expected(options.setup_from))
     limits = Limits(
         wall_s=options.wall_s,
@@ -143,32 +141,32 @@ async def code_to_earned(options: CodeOptions, run: RunView) -> list[Earned]:
     )
     program = answer_to_program(answer, options.block)
     try:
-        passed = await asyncio.to_thread(program_to_passed, program, tests, setup, limits, options.isolation)
-    except NotStarted as why:
-        raise Absent(str(why)) from None
+        passed = await asyncio.to_thread(run_tests, program, tests, setup, limits, options.isolation)
+    except NotStarted as error:
+        raise Absent(str(error)) from None
     value = float(all(passed)) if options.value == "all" else sum(passed) / len(passed)
     return [Earned(value)]
 
 
-def _tests_of(options: CodeOptions, run: RunView) -> list[str]:
-    found: Any = run.expected(options.tests_from)
-    where = f"{options.tests_from!r} of task {run.task.get('id')!r}"
-    if isinstance(found, str):
+def _read_tests(options: CodeOptions, run: RunView) -> list[str]:
+    tests: Any = run.expected(options.tests_from)
+    location = f"{options.tests_from!r} of task {run.task.get('id')!r}"
+    if isinstance(tests, str):
         entry = run.expected(options.entry_point_from)
         if not (isinstance(entry, str) and entry.isidentifier()):
             raise GraphError(f"{options.entry_point_from!r} of task {run.task.get('id')!r} is no name: {entry!r}")
-        return [f"{found}\n\ncheck({entry})\n"]
-    if not (isinstance(found, list) and found and all(isinstance(test, str) for test in found)):
-        raise GraphError(f"{where} is neither a list of statements nor a text that defines check(candidate)")
-    return found
+        return [f"{tests}\n\ncheck({entry})\n"]
+    if not (isinstance(tests, list) and tests and all(isinstance(test, str) for test in tests)):
+        raise GraphError(f"{location} is neither a list of statements nor a text that defines check(candidate)")
+    return tests
 
 
 def check_code(options: CodeOptions) -> None:
-    """Raises GraphError where nothing holds an untrusted program, before any episode is run."""
+    """Raises GraphError where this machine cannot isolate an untrusted program, before any episode is run."""
     if options.isolation is None:
         strongest_isolation()
     else:
-        program_to_end("", isolation=options.isolation)
+        run_in_sandbox("", isolation=options.isolation)
 
 
 CODE = Kind(CodeOptions, code_to_earned, check_code)

@@ -1,9 +1,9 @@
-"""What a kind of reward is: options that `bridge.toml` gives, and a function from one recorded run to what it earned.
+"""The contract of a reward kind: its options in `bridge.toml`, and a function from one recorded run to its rewards.
 
-A kind's function takes its options and a `RunView` and gives a list of `Earned`. Invariants: a reward that does not
-apply to an episode is an empty list, never 0; one that applies but could not be had (a time limit, an answer that
-makes no sense) raises `Absent` with the reason, which is counted and said; what only the user can put right raises
-`GraphError` and ends the run. It knows no particular kind, and nothing of journals or stores.
+The function takes the options and a `RunView` and returns a list of `Earned`. Invariants: a reward that does not apply
+to an episode is an empty list, never 0; one that applies but cannot be computed (a time limit, a reply without a score)
+raises `Absent` with the reason, which is counted and reported; what only the user can fix raises `GraphError` and ends
+the run.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from marft_bridge.errors import GraphError
+from marft_bridge.common.errors import GraphError
 from trace_store.records import RewardScope, SpanRow, Trajectory
 
 NODE_TEXT = "node:"
-"""How a path begins that names an agent, whose last text is meant, instead of a place in the final state."""
+"""Prefix of a path that means the last text of an agent, instead of a field of the final state."""
 ANY_LEVEL = "any"
+"""The declared level of a reward whose function decides the level only when it is called."""
 _MISSING = object()
 
 
-class Absent(Exception):  # noqa: N818 - a reward that could not be had is not an error of the run
-    """This episode gets no such reward; the message is the reason, one line without anything from the task in it."""
+class Absent(Exception):  # noqa: N818 - a reward that cannot be computed is not an error of the run
+    """The episode gets no such reward; the message is the reason: one line that quotes nothing from the task."""
 
 
 class NeedsResult(Absent):
@@ -33,71 +34,71 @@ class NeedsResult(Absent):
 
 
 class RewardOptions(BaseModel):
-    """What every `[[rewards]]` table has. A kind adds a field `kind` of one literal, and options of its own."""
+    """The options of every `[[rewards]]` table. A kind adds a field `kind` of one literal, and options of its own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(min_length=1)
-    """Of the reward in the store; `train.trainer.reward` and `compare.metric` name it."""
+    """Name of the reward in the store, by which `train.trainer.reward` and `compare.metric` select it."""
     kind: str
-    """What computes it."""
+    """Which kind computes it; the registry has them all."""
     weight: float = Field(1.0, allow_inf_nan=False)
     """Its factor in a composite that names it without a weight of its own; negative for a penalty."""
     timeout_s: float = Field(30.0, gt=0)
     """Seconds after which an episode goes without this reward."""
     agent: str | None = Field(None, min_length=1)
-    """The agent whose own reward it is; without one it is the team's."""
+    """The agent that is given the reward; None gives it to the team."""
 
-    def reads(self) -> tuple[str, ...]:
-        """Names of the team rewards that it is computed from."""
+    def required_rewards(self) -> tuple[str, ...]:
+        """Names of the team rewards that this one is computed from."""
         return ()
 
     def source(self) -> str:
-        """What computes it, as the store says it."""
+        """What computes it, as stored with each reward."""
         return self.kind
 
     @property
-    def level_given(self) -> str:
-        """Whose it is: the team's (`episode`), a `step`'s or an `agent`'s; ANY_LEVEL where that shows only later."""
+    def declared_level(self) -> str:
+        """`episode` (the team's), `step` or `agent`; ANY_LEVEL where the reward's function decides."""
         return "agent" if self.agent is not None else str(getattr(self, "level", "episode"))
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """The model server of this run, for a judge that is the base model: OpenAI-compatible, on loopback."""
+class ModelAddress:
+    """Where one model answers OpenAI-compatible requests."""
 
     base_url: str  # up to and with /v1
-    model: str  # the base model's name there
+    model: str  # the name to send as `model`
     api_key: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a reward is computed."""
+class RewardEnvironment:
+    """What a reward may use besides the recorded run: a folder for caches, and the run's own model server."""
 
-    folder: Path | None = None  # the run folder, where a cache may be kept; None: nothing is kept
-    served: Served | None = None  # None: no server runs
+    folder: Path | None = None  # the run folder; None: nothing is cached
+    served: ModelAddress | None = None  # the base model on the run's own server; None: no server runs
 
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """One graph run, as a reward may look at it."""
+    """One graph run, as rewards see it."""
 
     task: Mapping[str, Any]
     result: Any  # the final state of the graph; None when re-scoring
     trajectory: Trajectory | None = None  # the recorded episode; None where its spans did not all arrive
     spans: Sequence[SpanRow] = ()
-    rescoring: bool = False  # the run is over and its final state is not known
-    place: Place = Place()
-    earned: Mapping[str, float] = field(default_factory=dict)  # the team rewards that `RewardOptions.reads` asks for
+    rescoring: bool = False  # a stored run is scored again: its final state is not known
+    environment: RewardEnvironment = RewardEnvironment()
+    earned: Mapping[str, float] = field(default_factory=dict)  # the team rewards of `required_rewards`
 
     def answer(self, path: str) -> Any:
-        """What a dotted path finds in the final state, or, for `node:NAME`, the last text that this agent wrote.
+        """The value at a dotted path into the final state, or, for `node:NAME`, the last text that this agent wrote.
 
         Raises:
             NeedsResult: a path into the final state, which is not stored.
             Absent: the agent wrote no text in this episode.
-            GraphError: there is no such place in the final state; the message names it.
+            GraphError: the final state has no such path; the message names the missing step.
         """
         if path.startswith(NODE_TEXT):
             return self._last_text(path.removeprefix(NODE_TEXT))
@@ -106,11 +107,11 @@ class RunView:
         return path_to_value(self.result, path, "the final state")
 
     def expected(self, path: str) -> Any:
-        """What a dotted path finds in the task. Raises GraphError when there is nothing; the message names it."""
+        """The value at a dotted path into the task. Raises GraphError when the task has no such path."""
         return path_to_value(self.task, path, f"task {self.task.get('id')!r}")
 
     def game(self) -> Trajectory:
-        """The recorded episode. Raises Absent where it was not recorded whole."""
+        """The recorded episode. Raises Absent when it was not recorded whole."""
         if self.trajectory is None:
             raise Absent("the episode was not recorded whole")
         return self.trajectory
@@ -122,7 +123,7 @@ class RunView:
         return texts[-1]
 
     def team_reward(self, name: str) -> float:
-        """A team reward that was computed before this one. Raises Absent where the episode has none."""
+        """A team reward that was computed before this one. Raises Absent when the episode has none."""
         if name not in self.earned:
             raise Absent(f"{name!r} is absent")
         return self.earned[name]
@@ -130,7 +131,7 @@ class RunView:
 
 @dataclass(frozen=True, slots=True)
 class Earned:
-    """One number that a run earned: the team, one action of it (`action_id`), or one agent of it (`node`)."""
+    """One number that a run earned for the team, for one of its actions (`action_id`), or for one agent (`node`)."""
 
     value: float
     level: RewardScope = "episode"
@@ -141,8 +142,8 @@ class Earned:
 Options = TypeVar("Options", bound=RewardOptions)
 
 
-def _nothing_to_check(_: Any) -> None:
-    """Most options say all there is to check."""
+def _accept_any(_: Any) -> None:
+    """For kinds whose options pydantic has checked completely."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,30 +152,33 @@ class Kind(Generic[Options]):
 
     options: type[Options]
     compute: Callable[[Options, RunView], Awaitable[list[Earned]]]
-    check: Callable[[Options], None] = _nothing_to_check
+    check: Callable[[Options], None] = _accept_any
     """Called once before any episode starts; raises a BridgeError for what cannot work on this machine."""
 
 
-def path_to_value(value: Any, path: str, what: str) -> Any:
-    """What a dotted path finds: keys of mappings, places in lists (-1 is the last), public attributes; `.` is all.
+def path_to_value(root: Any, path: str, root_name: str) -> Any:
+    """The value at a dotted path: keys of mappings, indices of lists (-1 is the last), public attributes; `.` is all.
+
+    Args:
+        root_name: what error messages call `root`.
 
     Raises:
-        GraphError: a step of the path finds nothing; the message names it and what is there.
+        GraphError: a step of the path does not exist; the message names it and up to 20 keys that do.
     """
-    found = value
+    value = root
     for step in path.split(".") if path != "." else ():
-        inner = _step(found, step)
+        inner = _step_into(value, step)
         if inner is _MISSING:
-            there = f"; there: {', '.join(sorted(map(str, found))[:20])}" if isinstance(found, Mapping) else ""
-            raise GraphError(f"no {step!r} in {what} (looking for {path!r}){there}")
-        found = inner
-    return found
+            present_keys = f"; there: {', '.join(sorted(map(str, value))[:20])}" if isinstance(value, Mapping) else ""
+            raise GraphError(f"no {step!r} in {root_name} (looking for {path!r}){present_keys}")
+        value = inner
+    return value
 
 
-def _step(value: Any, step: str) -> Any:
+def _step_into(value: Any, step: str) -> Any:
     if isinstance(value, Mapping):
         return value.get(step, _MISSING)
     if isinstance(value, (list, tuple)):
-        number = int(step) if step.lstrip("-").isdecimal() else None
-        return value[number] if number is not None and -len(value) <= number < len(value) else _MISSING
+        index = int(step) if step.lstrip("-").isdecimal() else None
+        return value[index] if index is not None and -len(value) <= index < len(value) else _MISSING
     return _MISSING if step.startswith("_") else getattr(value, step, _MISSING)

@@ -1,9 +1,9 @@
-"""A function of the user's -> what a run earned: how it is called, and the shapes that it may give back.
+"""A reward function that the user wrote -> what a run earned: how it is called, and the values that it may return.
 
 A plain function runs in a thread of its own, an async one on the loop, so that neither stops the other episodes.
-Invariants: a value that is none of the shapes is an error that names the function; a thread that is still busy long
-after its time does not keep the process from ending, and many of them end the run. It knows no time limit itself:
-whoever awaits a call cancels it.
+Invariants: a return value of another shape is an error that names the function; a thread that is still busy after its
+time limit does not keep the process from ending, and `MAX_LATE_THREADS` of them end the run. The time limit is the
+caller's: it cancels the call.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import Field
 
-from marft_bridge.errors import GraphError
-from marft_bridge.load_name import load_name
+from marft_bridge.common.errors import GraphError
+from marft_bridge.common.import_name import load_name
 from marft_bridge.rewards.contract import ANY_LEVEL, Absent, Earned, Kind, NeedsResult, RewardOptions, RunView
 
-MAX_LATE = 8  # threads that may be busy beyond their time before the run is given up
+MAX_LATE_THREADS = 8  # of one function, still busy after their time limit: as many end the run
 _LEVELS: Mapping[str, Literal["agent", "step"]] = {"agent": "agent", "step": "step"}
 
 
-class NotStored:
-    """Stands for a final state that is not known any more: whoever looks at it learns that."""
+class UnstoredState:
+    """Stands for a final state that is not known any more: every use of it raises `NeedsResult`."""
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise NeedsResult("it reads the final state, which is not stored")
@@ -43,62 +43,63 @@ class NotStored:
 
 
 class UserFunction:
-    """One function of the user's, called as (task, result) or, where it takes a third argument, (task, result, run)."""
+    """A user's function, called as (task, result) or, where it takes a third argument, (task, result, run)."""
 
     def __init__(self, function: Callable[..., Any], source: str) -> None:
         self.source = source
         self._function = function
         self.takes_run = _takes_run(function)
-        self._late: list[threading.Thread] = []
+        self._late_threads: list[threading.Thread] = []
 
     async def __call__(self, run: RunView) -> Any:
-        """What it gives for a run.
+        """What the function returns for a run.
 
         Raises:
             Absent: it raised that, or reads a final state that is not stored.
             GraphError: it raised something else, or too many calls of it do not end.
         """
-        result = NotStored() if run.rescoring else run.result
-        given = (run.task, result, run) if self.takes_run else (run.task, result)
+        result = UnstoredState() if run.rescoring else run.result
+        arguments = (run.task, result, run) if self.takes_run else (run.task, result)
         try:
             if _is_async(self._function):
-                return await self._function(*given)
-            value = await self._in_thread(given)
+                return await self._function(*arguments)
+            value = await self._call_in_thread(arguments)
             return await value if inspect.isawaitable(value) else value
         except (Absent, GraphError):
             raise
         except Exception as error:
             raise GraphError(f"the reward {self.source!r} failed: {type(error).__name__}: {error}") from error
 
-    async def _in_thread(self, given: tuple[Any, ...]) -> Any:
-        self._late = [thread for thread in self._late if thread.is_alive()]
-        if len(self._late) >= MAX_LATE:
+    async def _call_in_thread(self, arguments: tuple[Any, ...]) -> Any:
+        self._late_threads = [thread for thread in self._late_threads if thread.is_alive()]
+        if len(self._late_threads) >= MAX_LATE_THREADS:
             raise GraphError(
-                f"the reward {self.source!r}: {MAX_LATE} calls of it still run after their time limit; have it give up"
+                f"the reward {self.source!r}: {MAX_LATE_THREADS} calls of it still run after their time limit; "
+                "have it give up"
             )
         loop, context = asyncio.get_running_loop(), copy_context()
-        ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+        outcome: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
 
-        def settle(value: Any, error: BaseException | None) -> None:
-            if not ended.done():
-                ended.set_result((value, error))
+        def set_outcome(value: Any, error: BaseException | None) -> None:
+            if not outcome.done():
+                outcome.set_result((value, error))
 
-        def work() -> None:
+        def call() -> None:
             value, error = None, None
             try:
-                value = context.run(self._function, *given)
+                value = context.run(self._function, *arguments)
             except BaseException as raised:  # noqa: BLE001 - raised again where it is waited for
                 error = raised
             with suppress(RuntimeError):  # the loop was closed: nobody waits any more
-                loop.call_soon_threadsafe(settle, value, error)
+                loop.call_soon_threadsafe(set_outcome, value, error)
 
         # Not a pool: the interpreter waits for a pool's threads when it ends.
-        thread = threading.Thread(target=work, name="reward", daemon=True)
+        thread = threading.Thread(target=call, name="reward", daemon=True)
         thread.start()
         try:
-            value, error = await ended
+            value, error = await outcome
         except asyncio.CancelledError:
-            self._late.append(thread)
+            self._late_threads.append(thread)
             raise
         if error is not None:
             raise error
@@ -106,34 +107,35 @@ class UserFunction:
 
 
 def _takes_run(function: Callable[..., Any]) -> bool:
+    """Whether it has a third positional parameter without a default, or one that is called `run`."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a built-in that does not tell
         return False
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return len(named) > 2 and (named[2].default is inspect.Parameter.empty or named[2].name == "run")
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len(positional) > 2 and (positional[2].default is inspect.Parameter.empty or positional[2].name == "run")
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
-def value_to_named(value: Any, source: str) -> dict[str, list[Earned]]:
-    """What `graph.reward` gives -> what was earned, by name: a mapping from names, or one value called `reward`.
+def value_to_earned_by_name(value: Any, source: str) -> dict[str, list[Earned]]:
+    """The return value of `graph.reward` -> rewards by name: a mapping from names, or one value called `reward`.
 
     Raises:
         GraphError: a value has none of the shapes of `value_to_earned`.
     """
-    if isinstance(value, Mapping) and not _targets(value):
-        return {str(name): value_to_earned(each, str(name), source) for name, each in value.items()}
+    if isinstance(value, Mapping) and not _has_target_keys(value):
+        return {str(name): value_to_earned(reward, str(name), source) for name, reward in value.items()}
     if value is None:
         raise GraphError(f"the reward {source!r} gave None as 'reward', not a finite number")
     return {"reward": value_to_earned(value, "reward", source)}
 
 
 def value_to_earned(value: Any, name: str, source: str) -> list[Earned]:
-    """One reward, in one of the shapes that are documented: a number is the team's, None is absent, `Earned` says
-    for itself, a mapping has keys `agent:NODE` or `step:ACTION_ID`, and a list holds `Earned`.
+    """One reward in one of the documented shapes: a number (the team's), None (absent), `Earned`, a list of `Earned`,
+    or a mapping from `agent:NODE` or `step:ACTION_ID` to numbers.
 
     Raises:
         GraphError: it is something else, or a number that is not finite.
@@ -141,27 +143,27 @@ def value_to_earned(value: Any, name: str, source: str) -> list[Earned]:
     if value is None:
         return []
     if isinstance(value, Earned):
-        return [_checked(value, name, source)]
-    if isinstance(value, (list, tuple)) and value and all(isinstance(item, Earned) for item in value):
-        return [_checked(item, name, source) for item in value]
-    if isinstance(value, Mapping) and _targets(value):
-        return [_checked(_target_to_earned(str(target), each), name, source) for target, each in value.items()]
-    return [_checked(Earned(value), name, source)]
+        return [_check_earned(value, name, source)]
+    if isinstance(value, (list, tuple)) and value and all(isinstance(part, Earned) for part in value):
+        return [_check_earned(part, name, source) for part in value]
+    if isinstance(value, Mapping) and _has_target_keys(value):
+        return [_check_earned(_target_to_earned(str(target), number), name, source) for target, number in value.items()]
+    return [_check_earned(Earned(value), name, source)]
 
 
-def _targets(value: Mapping[Any, Any]) -> bool:
-    """Whether the keys of a mapping say whose each number is."""
+def _has_target_keys(value: Mapping[Any, Any]) -> bool:
+    """Whether every key of a mapping names an owner: `agent:NODE` or `step:ACTION_ID`."""
     return bool(value) and all(str(key).partition(":")[0] in _LEVELS and ":" in str(key) for key in value)
 
 
 def _target_to_earned(target: str, value: Any) -> Earned:
-    word, _, owner = target.partition(":")
-    if _LEVELS[word] == "agent":
+    level, _, owner = target.partition(":")
+    if _LEVELS[level] == "agent":
         return Earned(value, "agent", node=owner)
     return Earned(value, "step", action_id=owner)
 
 
-def _checked(earned: Earned, name: str, source: str) -> Earned:
+def _check_earned(earned: Earned, name: str, source: str) -> Earned:
     value: Any = earned.value
     try:
         number = math.nan if isinstance(value, (str, bytes)) else float(value)
@@ -169,16 +171,17 @@ def _checked(earned: Earned, name: str, source: str) -> Earned:
         number = math.nan
     if not math.isfinite(number):
         raise GraphError(f"the reward {source!r} gave {value!r} as {name!r}, not a finite number")
-    owned = {"episode": (False, False), "step": (True, False), "agent": (False, True)}.get(earned.level)
-    if owned != (bool(earned.action_id), bool(earned.node)):
+    # Whether a level takes an action id, and a node.
+    required_owner = {"episode": (False, False), "step": (True, False), "agent": (False, True)}.get(earned.level)
+    if required_owner != (bool(earned.action_id), bool(earned.node)):
         raise GraphError(
             f"the reward {source!r} gave {earned!r} as {name!r}; level 'step' takes an action_id, level 'agent' a node"
         )
-    return Earned(number, earned.level, earned.action_id, earned.node)
+    return Earned(number, earned.level, earned.action_id, node=earned.node)
 
 
 class PythonOptions(RewardOptions):
-    """A function of yours: (task, final state) or (task, final state, run), plain or async."""
+    """A function that you write: (task, final state) or (task, final state, run), plain or async."""
 
     kind: Literal["python"] = "python"
     function: str = Field(min_length=1)
@@ -189,27 +192,27 @@ class PythonOptions(RewardOptions):
         return self.function
 
     @property
-    def level_given(self) -> str:
-        """What the function gives says whose it is."""
+    def declared_level(self) -> str:
+        """ANY_LEVEL: the return value of the function decides."""
         return "agent" if self.agent is not None else ANY_LEVEL
 
 
 @lru_cache(maxsize=64)
-def _loaded(name: str, key: str) -> UserFunction:
-    found = load_name(name, key)
-    if not callable(found):
-        raise GraphError(f"{key}: {name!r} is a {type(found).__name__}, not a function")
-    return UserFunction(found, name)
+def _load_function(name: str, key: str) -> UserFunction:
+    function = load_name(name, key)
+    if not callable(function):
+        raise GraphError(f"{key}: {name!r} is a {type(function).__name__}, not a function")
+    return UserFunction(function, name)
 
 
 def check_function(options: PythonOptions) -> None:
     """Raises GraphError for a name that leads to no function."""
-    _loaded(options.function, f"rewards.{options.name}.function")
+    _load_function(options.function, f"rewards.{options.name}.function")
 
 
 async def python(options: PythonOptions, run: RunView) -> list[Earned]:
     """See `PythonOptions`."""
-    value = await _loaded(options.function, f"rewards.{options.name}.function")(run)
+    value = await _load_function(options.function, f"rewards.{options.name}.function")(run)
     return value_to_earned(value, options.name, options.function)
 
 

@@ -1,7 +1,7 @@
-"""How far a run came: task_completion (1 when every condition of a goal is met) and goal_progress (the share that is).
+"""A run and a goal -> task_completion (1 when every condition is met), goal_progress (the share of conditions met).
 
-Invariant: a condition that cannot be looked at (a reward that is absent, a final state that is not stored) makes the
-whole reward absent. What a good goal is, only the user knows; nothing is judged here.
+Invariant: a condition that cannot be checked (a reward that is absent, a final state that is not stored) makes the
+whole reward absent.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from marft_bridge.errors import GraphError
+from marft_bridge.common.errors import GraphError
 from marft_bridge.rewards.contract import Earned, Kind, RewardOptions, RunView
 from marft_bridge.rewards.facts import mean, run_to_tool_calls
-from marft_bridge.rewards.tools import names_of
+from marft_bridge.rewards.tools import parse_names
 
 
 class _GoalOptions(RewardOptions):
@@ -30,12 +30,12 @@ class _GoalOptions(RewardOptions):
     """Dotted paths into the final state that must lead to something: not to nothing, an empty text or an empty list."""
 
     @model_validator(mode="after")
-    def _some_condition(self) -> _GoalOptions:
+    def _require_condition(self) -> _GoalOptions:
         if not (self.rewards or self.tools or self.tools_from or self.nodes or self.fields):
             raise ValueError("give the goal: one or more of rewards, tools, tools_from, nodes, fields")
         return self
 
-    def reads(self) -> tuple[str, ...]:
+    def required_rewards(self) -> tuple[str, ...]:
         """The rewards among the conditions."""
         return tuple(self.rewards)
 
@@ -52,38 +52,39 @@ class GoalProgressOptions(_GoalOptions):
     kind: Literal["goal_progress"] = "goal_progress"
 
 
-def _met(options: _GoalOptions, run: RunView) -> Iterator[float]:
+def _check_conditions(options: _GoalOptions, run: RunView) -> Iterator[float]:
+    """For each condition of the goal, 1 where it is met, else 0."""
     for name, least in options.rewards.items():
         yield float(run.team_reward(name) >= least)
-    wanted = list(options.tools)
+    tools = list(options.tools)
     if options.tools_from is not None:
-        where = f"{options.tools_from!r} of task {run.task.get('id')!r}"
-        wanted += names_of(run.expected(options.tools_from), where)
-    worked = {call.name for call in run_to_tool_calls(run) if call.ok} if wanted else set()
-    yield from (float(tool in worked) for tool in wanted)
-    acted = {action.node for action in run.game().actions} if options.nodes else set()
-    yield from (float(node in acted) for node in options.nodes)
-    yield from (float(_leads_to_something(run, path)) for path in options.fields)
+        location = f"{options.tools_from!r} of task {run.task.get('id')!r}"
+        tools += parse_names(run.expected(options.tools_from), location)
+    succeeded_tools = {call.name for call in run_to_tool_calls(run) if call.ok} if tools else set()
+    yield from (float(tool in succeeded_tools) for tool in tools)
+    acting_nodes = {action.node for action in run.game().actions} if options.nodes else set()
+    yield from (float(node in acting_nodes) for node in options.nodes)
+    yield from (float(_has_content(run, path)) for path in options.fields)
 
 
-def _leads_to_something(run: RunView, path: str) -> bool:
+def _has_content(run: RunView, path: str) -> bool:
     try:
-        found = run.answer(path)
-    except GraphError:  # no such place: just what is asked here
+        value = run.answer(path)
+    except GraphError:  # the final state has no such path: the condition is not met
         return False
-    return found is not None and found != "" and found != [] and found != {}
+    return value is not None and value != "" and value != [] and value != {}
 
 
 async def task_completion(options: TaskCompletionOptions, run: RunView) -> list[Earned]:
     """See `TaskCompletionOptions`."""
-    met = list(_met(options, run))
-    return [Earned(min(met))] if met else []  # a task that names no tool may leave no condition
+    conditions = list(_check_conditions(options, run))
+    return [Earned(min(conditions))] if conditions else []  # a task that names no tool may leave no condition
 
 
 async def goal_progress(options: GoalProgressOptions, run: RunView) -> list[Earned]:
     """See `GoalProgressOptions`."""
-    met = list(_met(options, run))
-    return [Earned(mean(met))] if met else []
+    conditions = list(_check_conditions(options, run))
+    return [Earned(mean(conditions))] if conditions else []
 
 
 KINDS = (Kind(TaskCompletionOptions, task_completion), Kind(GoalProgressOptions, goal_progress))

@@ -1,8 +1,7 @@
-"""The answer of a run against what the task says: exact, regex, json_schema, numeric.
+"""The answer of a run and the expected one -> 1 where they match, else 0: exact, regex, json_schema, numeric.
 
-Each gives 1 or 0. Invariants: a field that is missing is an error that names it, an answer of the wrong form is a
-wrong answer; text that a model wrote cannot hang the search for a pattern, nor fetch anything. How a run is recorded
-is not known here.
+Invariants: a field that is missing is an error that names it, an answer of the wrong form is a wrong answer; text that
+a model wrote can neither hang the search for a pattern nor fetch anything.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from marft_bridge.errors import ConfigError, GraphError
+from marft_bridge.common.errors import ConfigError, GraphError
 from marft_bridge.rewards.contract import Absent, Earned, Kind, RewardOptions, RunView
 
 _NUMBER = r"(?:(?<!\d)[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
 
 
-class _Answered(RewardOptions):
+class _AnswerOptions(RewardOptions):
     answer_from: str = Field(min_length=1)
     """Dotted path into the final state, such as `messages.-1.text`, or `node:NAME` for the last text of that agent."""
 
 
-class ExactOptions(_Answered):
+class ExactOptions(_AnswerOptions):
     """1 where the answer is what the task expects, as text; a list in the task means any of these."""
 
     kind: Literal["exact"] = "exact"
@@ -41,7 +40,7 @@ class ExactOptions(_Answered):
     """Any stretch of spaces and line ends counts as one space."""
 
 
-class RegexOptions(_Answered):
+class RegexOptions(_AnswerOptions):
     """1 where the pattern is found; with `expected_from`, where its first group is what the task expects."""
 
     kind: Literal["regex"] = "regex"
@@ -51,14 +50,14 @@ class RegexOptions(_Answered):
     expected_from: str | None = Field(None, min_length=1)
 
     @model_validator(mode="after")
-    def _pattern_fits(self) -> RegexOptions:
-        groups = _compiled(self.pattern).groups  # a ValueError here names the key
+    def _require_group(self) -> RegexOptions:
+        groups = _compile(self.pattern).groups  # a ValueError here names the key
         if self.expected_from is not None and not groups:
             raise ValueError("expected_from compares the first group of the pattern, which has none")
         return self
 
 
-class JsonSchemaOptions(_Answered):
+class JsonSchemaOptions(_AnswerOptions):
     """1 where the answer is JSON (text or already an object) that the schema accepts."""
 
     kind: Literal["json_schema"] = "json_schema"
@@ -66,7 +65,7 @@ class JsonSchemaOptions(_Answered):
     """The schema as a table, or a file that holds it. References inside it resolve, those to elsewhere do not."""
 
 
-class NumericOptions(_Answered):
+class NumericOptions(_AnswerOptions):
     """1 where the number in the answer is the expected one, within max(abs_tol, rel_tol * |expected|)."""
 
     kind: Literal["numeric"] = "numeric"
@@ -78,14 +77,14 @@ class NumericOptions(_Answered):
 
     @field_validator("rel_tol")
     @classmethod
-    def _below_one(cls, value: float) -> float:
+    def _require_below_one(cls, value: float) -> float:
         if value >= 1:
             raise ValueError("a relative tolerance of 1 or more accepts 0 for every number")
         return value
 
 
 def value_to_text(value: Any, path: str) -> str:
-    """A text as it is, a number as Python writes it. Raises GraphError for anything else, naming the path."""
+    """A text as it is, a number as Python writes it, true and false as JSON. Raises GraphError for anything else."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, (int, float)):
@@ -95,13 +94,13 @@ def value_to_text(value: Any, path: str) -> str:
 
 async def exact(options: ExactOptions, run: RunView) -> list[Earned]:
     """See `ExactOptions`."""
-    answer = _plain(value_to_text(run.answer(options.answer_from), options.answer_from), options)
+    answer = _normalise(value_to_text(run.answer(options.answer_from), options.answer_from), options)
     expected = run.expected(options.expected_from)
     accepted = expected if isinstance(expected, (list, tuple)) else [expected]
-    return _judged(any(answer == _plain(value_to_text(e, options.expected_from), options) for e in accepted))
+    return _to_earned(any(answer == _normalise(value_to_text(e, options.expected_from), options) for e in accepted))
 
 
-def _plain(text: str, options: ExactOptions) -> str:
+def _normalise(text: str, options: ExactOptions) -> str:
     text = text.strip() if options.strip else text
     text = " ".join(text.split()) if options.ignore_space else text
     return text.casefold() if options.ignore_case else text
@@ -110,20 +109,20 @@ def _plain(text: str, options: ExactOptions) -> str:
 async def regex(options: RegexOptions, run: RunView) -> list[Earned]:
     """See `RegexOptions`. Raises Absent where the search takes longer than `timeout_s`."""
     text = value_to_text(run.answer(options.answer_from), options.answer_from)
-    pattern = _compiled(options.pattern)
+    pattern = _compile(options.pattern)
     search = pattern.fullmatch if options.full else pattern.search
     try:  # the standard library's engine cannot be stopped, and would stop everything else meanwhile
-        found = await asyncio.to_thread(search, text, timeout=options.timeout_s, concurrent=True)
+        match = await asyncio.to_thread(search, text, timeout=options.timeout_s, concurrent=True)
     except TimeoutError:
         raise Absent(f"the pattern took longer than {options.timeout_s:g} s") from None
-    if found is None or options.expected_from is None:
-        return _judged(found is not None)
+    if match is None or options.expected_from is None:
+        return _to_earned(match is not None)
     expected = value_to_text(run.expected(options.expected_from), options.expected_from)
-    return _judged((found.group(1) or "").strip() == expected.strip())
+    return _to_earned((match.group(1) or "").strip() == expected.strip())
 
 
 @lru_cache(maxsize=64)
-def _compiled(pattern: str) -> Any:
+def _compile(pattern: str) -> Any:
     import regex as engine
 
     try:
@@ -139,15 +138,15 @@ async def json_schema(options: JsonSchemaOptions, run: RunView) -> list[Earned]:
         try:
             answer = json.loads(answer)
         except (ValueError, RecursionError):
-            return _judged(False)
+            return _to_earned(False)
     try:
-        return _judged(bool(_validator(options).is_valid(answer)))
+        return _to_earned(bool(_validator(options).is_valid(answer)))
     except RecursionError:
-        return _judged(False)  # nested deeper than anything that a schema means
+        return _to_earned(False)  # nested deeper than anything that a schema means
 
 
 def check_schema(options: JsonSchemaOptions) -> None:
-    """Raises ConfigError for a schema that cannot be read, or is none."""
+    """Raises ConfigError for a schema that cannot be read, is not a JSON schema, or refers to another document."""
     from jsonschema.exceptions import SchemaError
 
     validator = _validator(options)
@@ -155,15 +154,16 @@ def check_schema(options: JsonSchemaOptions) -> None:
         validator.check_schema(validator.schema)
     except SchemaError as error:
         raise ConfigError(f"rewards.{options.name}: its schema is none: {error.message}") from None
-    missing = [ref for ref in _references(validator.schema) if not ref.startswith("#")]
-    if missing:
-        raise ConfigError(f"rewards.{options.name}: its schema refers to {missing[0]!r}; put it inside, under $defs")
+    outside = [ref for ref in _references(validator.schema) if not ref.startswith("#")]
+    if outside:
+        raise ConfigError(f"rewards.{options.name}: its schema refers to {outside[0]!r}; put it inside, under $defs")
 
 
 def _references(schema: Any) -> list[str]:
+    """Every `$ref` in a schema, at any depth."""
     if isinstance(schema, dict):
-        own = [schema["$ref"]] if isinstance(schema.get("$ref"), str) else []
-        return own + [ref for inner in schema.values() for ref in _references(inner)]
+        own_reference = [schema["$ref"]] if isinstance(schema.get("$ref"), str) else []
+        return own_reference + [ref for inner in schema.values() for ref in _references(inner)]
     return [ref for inner in schema for ref in _references(inner)] if isinstance(schema, list) else []
 
 
@@ -190,30 +190,31 @@ def _schema_to_validator(schema: Any) -> Any:
 
 async def numeric(options: NumericOptions, run: RunView) -> list[Earned]:
     """See `NumericOptions`."""
-    expected = _number(run.expected(options.expected_from), "only", options.expected_from)
+    expected = _pick_number(run.expected(options.expected_from), "only", options.expected_from)
     if expected is None:
         raise GraphError(f"{options.expected_from!r} of task {run.task.get('id')!r} is not one finite number")
-    found = _number(run.answer(options.answer_from), options.pick, options.answer_from)
-    near = max(options.abs_tol, options.rel_tol * abs(expected))
-    return _judged(found is not None and abs(found - expected) <= near)
+    number = _pick_number(run.answer(options.answer_from), options.pick, options.answer_from)
+    tolerance = max(options.abs_tol, options.rel_tol * abs(expected))
+    return _to_earned(number is not None and abs(number - expected) <= tolerance)
 
 
-def _number(value: Any, pick: Literal["last", "first", "only"], path: str) -> float | None:
+def _pick_number(value: Any, pick: Literal["last", "first", "only"], path: str) -> float | None:
+    """The picked number, which is finite; None where there is none."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        found: Sequence[Any] = [value]
+        candidates: Sequence[Any] = [value]
     else:
-        found = [text.replace(",", "") for text in _compiled(_NUMBER).findall(value_to_text(value, path))]
-    if not found or (pick == "only" and len(found) > 1):
+        candidates = [text.replace(",", "") for text in _compile(_NUMBER).findall(value_to_text(value, path))]
+    if not candidates or (pick == "only" and len(candidates) > 1):
         return None
     try:
-        number = float(found[0 if pick == "first" else -1])
+        number = float(candidates[0 if pick == "first" else -1])
     except OverflowError:  # an integer beyond any float
         return None
     return number if math.isfinite(number) else None
 
 
-def _judged(right: bool) -> list[Earned]:
-    return [Earned(1.0 if right else 0.0)]
+def _to_earned(is_correct: bool) -> list[Earned]:
+    return [Earned(1.0 if is_correct else 0.0)]
 
 
 KINDS = (

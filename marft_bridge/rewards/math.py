@@ -1,8 +1,8 @@
 """An answer with a mathematical expression in it, and the expected one -> 1.0 when they mean the same, else 0.0.
 
-Equality is decided by math-verify and sympy in worker processes (`math_worker`) that are started once, reused, and
+math-verify and sympy decide equality in worker processes (`sandbox.math_worker`) that are started once, reused, and
 killed when a comparison takes too long. Invariant: no expression can hang, fill the memory of, or run code in the
-process that asks, from whichever thread. It does not know how the answer came about.
+calling process, from whichever thread.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Literal
 
 from pydantic import Field
 
-from marft_bridge.errors import GraphError
+from marft_bridge.common.errors import GraphError
 from marft_bridge.rewards.contract import Absent, Earned, Kind, RewardOptions, RunView
-from marft_bridge.rewards.worker_process import Unanswered as Uncheckable
-from marft_bridge.rewards.worker_process import Work, WorkerPool
+from marft_bridge.sandbox.worker_process import UnansweredJob as Uncheckable
+from marft_bridge.sandbox.worker_process import WorkerPool, WorkerSpec
 
-Find = Literal["auto", "boxed", "hashes", "last_number", "whole"]
+FindMode = Literal["auto", "boxed", "hashes", "last_number", "whole"]
 
 MAX_EXPRESSION = 2_000  # characters
-_WARM_S = 120.0  # for the first comparison of a run
+_FIRST_COMPARISON_S = 120.0  # a worker then imports sympy
 
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+(?:\.\d+)?)?|-?\.\d+")
 
@@ -35,17 +35,17 @@ class MathOptions(RewardOptions):
     """Path to the text with the answer."""
     expected_from: str
     """Path in the task to the expected expression: all of it, or what it boxes or puts after ####."""
-    find: Find = "auto"
+    find: FindMode = "auto"
     """Where in the answer the expression is: the last \\boxed{}, after the last ####, the last number, all of it;
-    auto: the first of these that there is, without `whole`."""
+    auto: the first of the first three that the answer has."""
     limit_s: float = Field(5.0, gt=0)
     """Seconds for one comparison."""
     uncheckable: Literal["absent", "wrong"] = "absent"
-    """What an answer is that cannot be compared within time, memory and length."""
+    """How an answer counts that cannot be compared within time, memory and length."""
 
 
-def text_to_expression(text: str, find: Find) -> str | None:
-    """What the text gives as its answer; None when there is no such place in it. Linear in the length of the text."""
+def text_to_expression(text: str, find: FindMode) -> str | None:
+    """The expression that a text gives as its answer; None when it has none. Linear in the length of the text."""
     if find == "whole":
         return text.strip() or None
     if find in ("auto", "boxed") and (boxed := _last_boxed(text)) is not None:
@@ -59,44 +59,47 @@ def text_to_expression(text: str, find: Find) -> str | None:
 
 
 def _last_boxed(text: str) -> str | None:
-    """What is inside the last \\boxed{...}, which may hold braces; None when it is missing, empty or not closed."""
+    """The inside of the last \\boxed{...}, which may hold braces; None when it is missing, empty or not closed."""
     start = text.rfind("\\boxed{")
     depth = 0
-    for place in range(start + len("\\boxed"), len(text)) if start >= 0 else ():
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
+    for index in range(start + len("\\boxed"), len(text)) if start >= 0 else ():
+        depth += {"{": 1, "}": -1}.get(text[index], 0)
         if depth == 0:
-            return text[start + len("\\boxed{") : place].strip() or None
+            return text[start + len("\\boxed{") : index].strip() or None
     return None
 
 
 _workers = WorkerPool(
-    Work(
-        "marft_bridge.rewards.math_worker",
-        undone="an expression could not be compared",
-        unsafe="expressions cannot be compared safely here",
+    WorkerSpec(
+        "marft_bridge.sandbox.math_worker",
+        failure_prefix="an expression could not be compared",
+        start_failure_prefix="expressions cannot be compared safely here",
     ),
-    most=2,
+    max_workers=2,
 )
 atexit.register(_workers.close)
 
 
 def close_workers() -> None:
-    """Ends the processes that compare; the next comparison starts new ones."""
+    """Ends the worker processes; the next comparison starts new ones."""
     _workers.close()
 
 
-def equal(expected: str, answer: str, limit_s: float = 5.0) -> bool:
-    """Whether two expressions mean the same. Blocks; safe in any thread. Starting a worker is not in the limit.
+def are_equal(expected: str, answer: str, limit_s: float = 5.0) -> bool:
+    """Whether two expressions mean the same. Blocks; safe in any thread.
+
+    Args:
+        limit_s: seconds for the comparison; the start of a worker does not count.
 
     Raises:
-        Uncheckable: not within time, memory and length; the message is the reason.
-        GraphError: no worker can be started, or the kernel does not hold it.
+        Uncheckable: they cannot be compared within time, memory and length; the message is the reason.
+        GraphError: no worker can be started, or the kernel cannot confine it.
     """
     if expected.strip() == answer.strip():
         return True
     if max(len(expected), len(answer)) > MAX_EXPRESSION:
         raise Uncheckable(f"an expression is longer than {MAX_EXPRESSION} characters")
-    return bool(_workers.ask({"expected": expected, "answer": answer}, limit_s)["equal"])
+    return bool(_workers.run_job({"expected": expected, "answer": answer}, limit_s)["equal"])
 
 
 async def math_to_earned(options: MathOptions, run: RunView) -> list[Earned]:
@@ -108,22 +111,22 @@ async def math_to_earned(options: MathOptions, run: RunView) -> list[Earned]:
         raise GraphError(f"{options.answer_from!r} holds a {type(answer).__name__}, not a text with an answer")
     if not isinstance(expected, (str, int, float)) or not str(expected).strip():
         raise GraphError(f"{options.expected_from!r} of task {run.task.get('id')!r} is not an expression: {expected!r}")
-    given = text_to_expression(str(answer), options.find)
-    if given is None:
+    expression = text_to_expression(str(answer), options.find)
+    if expression is None:
         return [Earned(0.0)]
     gold = str(expected)
     gold = text_to_expression(gold, "boxed") or text_to_expression(gold, "hashes") or gold
     try:
-        return [Earned(float(await asyncio.to_thread(equal, gold, given, options.limit_s)))]
-    except Uncheckable as reason:
+        return [Earned(float(await asyncio.to_thread(are_equal, gold, expression, options.limit_s)))]
+    except Uncheckable as error:
         if options.uncheckable == "wrong":
             return [Earned(0.0)]
-        raise Absent(str(reason)) from None
+        raise Absent(str(error)) from None
 
 
 def check_math(_: MathOptions) -> None:
-    """Starts a worker, so that what is missing is said before any episode is run."""
-    equal("1/2", "0.5", _WARM_S)
+    """Starts a worker, so that a missing library ends the command before any episode is run."""
+    are_equal("1/2", "0.5", _FIRST_COMPARISON_S)
 
 
 MATH = Kind(MathOptions, math_to_earned, check_math)

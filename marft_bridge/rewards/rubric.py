@@ -1,8 +1,8 @@
-"""A rubric template and a task -> the rubric's text.
+"""A rubric template and a task -> the rubric's text for the judge.
 
 The template is the user's; the task's fields are data. Invariant: a dot in the template reads keys of mappings and
-nothing else, so no field of a task leads to an attribute or a method of a Python object, and what a field holds is
-never read as a template. It does not know what the rubric is for.
+nothing else, so no field of a task leads to an attribute or a method of a Python object, and the content of a field is
+never read as a template.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import StrictUndefined, Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from marft_bridge.errors import GraphError
+from marft_bridge.common.errors import GraphError
 
 
 class _KeysOnly(ImmutableSandboxedEnvironment):
@@ -46,14 +46,14 @@ def _template(rubric: str) -> Template:
 
 
 def rubric_to_text(rubric: str, task: Mapping[str, Any] | None) -> str:
-    """The rubric with the task's fields in it; without a task, only whether it is a template.
+    """The rubric with the task's fields filled in. Without a task, only checks that it is a template and returns "".
 
     Raises:
-        GraphError: it is not one, or names a field that the task lacks; the message says which.
+        GraphError: it is no template, or names a field that the task lacks; the message says which.
     """
     try:
         template = _template(rubric)
         return "" if task is None else template.render(task=dict(task))
     except Exception as error:  # noqa: BLE001 - besides TemplateError, whatever an expression in it raises
-        of = "" if task is None else f" for task {task.get('id')!r}"
-        raise GraphError(f"the rubric cannot be filled in{of}: {' '.join(str(error).split())[:300]}") from None
+        suffix = "" if task is None else f" for task {task.get('id')!r}"
+        raise GraphError(f"the rubric cannot be filled in{suffix}: {' '.join(str(error).split())[:300]}") from None

@@ -1,7 +1,7 @@
 """Signals about the course of a run: trajectory_score, step_efficiency, step_count, handoff_loop_rate, tokens,
 latency_s, cost.
 
-Invariant: a number that the record does not hold for every call it is about makes the reward absent, never smaller.
+Invariant: a reward is absent, never smaller, when the record lacks a number for one of the calls that it sums over.
 Formulas with hand-worked examples are in docs/rewards.md.
 """
 
@@ -11,14 +11,14 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from marft_bridge.errors import GraphError
+from marft_bridge.common.errors import GraphError
 from marft_bridge.rewards.contract import Absent, Earned, Kind, RewardOptions, RunView
 from marft_bridge.rewards.facts import (
-    Part,
-    faults,
+    Measurement,
+    find_faults,
     longest_exchange,
     mean,
-    parts_to_earned,
+    measurements_to_earned,
     prompt_tokens,
     run_to_spans,
     run_to_tool_calls,
@@ -45,7 +45,7 @@ class StepEfficiencyOptions(RewardOptions):
     """Dotted path into the task, where tasks need different numbers."""
 
     @model_validator(mode="after")
-    def _one_of_two(self) -> StepEfficiencyOptions:
+    def _require_one_ideal(self) -> StepEfficiencyOptions:
         if (self.ideal is None) == (self.ideal_from is None):
             raise ValueError("give one of ideal and ideal_from")
         return self
@@ -102,7 +102,7 @@ class CostOptions(RewardOptions):
     level: RewardScope = "episode"
 
     @model_validator(mode="after")
-    def _some_price(self) -> CostOptions:
+    def _require_price(self) -> CostOptions:
         if self.per_million is None and not self.models:
             raise ValueError("give per_million = { prompt = ..., sampled = ... }, or prices by model under models")
         return self
@@ -112,11 +112,13 @@ async def trajectory_score(options: TrajectoryScoreOptions, run: RunView) -> lis
     """See `TrajectoryScoreOptions`."""
     spans = {span.span_id: span for span in run_to_spans(run)}
     calls, actions = run_to_tool_calls(run), run.game().actions
-    parts = [
-        Part(float(not faults(action, spans.get(action.action_id), actions[:place], calls)), *_owner(action))
-        for place, action in enumerate(actions)
+    verdicts = [
+        Measurement(
+            float(not find_faults(action, spans.get(action.action_id), actions[:index], calls=calls)), *_owner(action)
+        )
+        for index, action in enumerate(actions)
     ]
-    return parts_to_earned(options.level, parts, mean)
+    return measurements_to_earned(options.level, verdicts, mean)
 
 
 async def step_efficiency(options: StepEfficiencyOptions, run: RunView) -> list[Earned]:
@@ -136,13 +138,16 @@ async def step_count(options: StepCountOptions, run: RunView) -> list[Earned]:
 async def handoff_loop_rate(options: HandoffLoopOptions, run: RunView) -> list[Earned]:
     """See `HandoffLoopOptions`."""
     game = run.game()
-    return [Earned(float(longest_exchange(game.actions, game.edges) // 2 > options.more_than))]
+    round_trips = longest_exchange(game.actions, game.edges) // 2  # two handoffs each
+    return [Earned(float(round_trips > options.more_than))]
 
 
 async def tokens(options: TokensOptions, run: RunView) -> list[Earned]:
     """See `TokensOptions`."""
-    parts = [Part(float(_counted(action, options.count)), *_owner(action)) for action in run.game().actions]
-    return parts_to_earned(options.level, parts, sum)
+    counts = [
+        Measurement(float(_count_tokens(action, options.count)), *_owner(action)) for action in run.game().actions
+    ]
+    return measurements_to_earned(options.level, counts, sum)
 
 
 async def latency_s(options: LatencyOptions, run: RunView) -> list[Earned]:
@@ -150,33 +155,34 @@ async def latency_s(options: LatencyOptions, run: RunView) -> list[Earned]:
     game = run.game()
     if options.level == "episode":
         return [Earned((game.episode.ended_ns - game.episode.started_ns) / 1e9)]
-    parts = [Part((action.ended_ns - action.started_ns) / 1e9, *_owner(action)) for action in game.actions]
-    return parts_to_earned(options.level, parts, sum)
+    seconds = [Measurement((action.ended_ns - action.started_ns) / 1e9, *_owner(action)) for action in game.actions]
+    return measurements_to_earned(options.level, seconds, sum)
 
 
 async def cost(options: CostOptions, run: RunView) -> list[Earned]:
     """See `CostOptions`. Raises GraphError for a model without a price."""
-    parts = [Part(_cost(options, action), *_owner(action)) for action in run.game().actions]
-    return parts_to_earned(options.level, parts, sum)
+    costs = [Measurement(_cost(options, action), *_owner(action)) for action in run.game().actions]
+    return measurements_to_earned(options.level, costs, sum)
 
 
 def _owner(action: Action) -> tuple[str, str | None]:
+    """Action id and node, as `Measurement` takes them."""
     return action.action_id, action.node or None
 
 
-def _counted(action: Action, count: Literal["sampled", "prompt", "all"]) -> int:
-    wanted = {"sampled": [sampled_tokens], "prompt": [prompt_tokens], "all": [prompt_tokens, sampled_tokens]}[count]
-    known = [n for count_of in wanted if (n := count_of(action)) is not None]
-    if len(known) < len(wanted):
+def _count_tokens(action: Action, count: Literal["sampled", "prompt", "all"]) -> int:
+    counters = {"sampled": [sampled_tokens], "prompt": [prompt_tokens], "all": [prompt_tokens, sampled_tokens]}[count]
+    counts = [n for count_of in counters if (n := count_of(action)) is not None]
+    if len(counts) < len(counters):
         raise Absent(f"node {action.node!r} made a call whose tokens nobody counted")
-    return sum(known)
+    return sum(counts)
 
 
 def _cost(options: CostOptions, action: Action) -> float:
     price = options.models.get(action.model or "", options.per_million)
     if price is None:
         raise GraphError(f"no price for the model {action.model!r}; add it to models, or give per_million")
-    return (price.prompt * _counted(action, "prompt") + price.sampled * _counted(action, "sampled")) / 1e6
+    return (price.prompt * _count_tokens(action, "prompt") + price.sampled * _count_tokens(action, "sampled")) / 1e6
 
 
 KINDS = (

@@ -12,14 +12,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from marft_bridge.errors import GraphError
+from marft_bridge.common.errors import GraphError
 from marft_bridge.rewards.contract import Earned, Kind, RewardOptions, RunView
-from marft_bridge.rewards.facts import Part, ToolCall, mean, parts_to_earned, run_to_tool_calls
+from marft_bridge.rewards.facts import Measurement, ToolCall, mean, measurements_to_earned, run_to_tool_calls
 from trace_store.records import RewardScope
 
 
 class ToolSuccessOptions(RewardOptions):
-    """Whether the tools that were called did what they should, as far as they say so."""
+    """Whether the tools that were called succeeded: a failure is a tool span that ended with an error."""
 
     kind: Literal["tool_success"] = "tool_success"
     tools: tuple[str, ...] = ()
@@ -27,7 +27,7 @@ class ToolSuccessOptions(RewardOptions):
     mode: Literal["all", "last", "share"] = "all"
     """`all`: 1 if none failed. `last`: 1 if the last one did not. `share`: the share that did not."""
     level: RewardScope = "episode"
-    """`step` and `agent`: for the action or agent that asked for the tools."""
+    """`step` and `agent`: for the action or agent that requested the tools."""
 
 
 class ToolErrorRateOptions(RewardOptions):
@@ -40,7 +40,7 @@ class ToolErrorRateOptions(RewardOptions):
 
 
 class ToolSelectionOptions(RewardOptions):
-    """Tool calls that were wanted, over the number of calls or of wanted ones, whichever is larger."""
+    """Tool calls that the task expects, over the number of calls or of expected ones, whichever is larger."""
 
     kind: Literal["tool_selection_accuracy"] = "tool_selection_accuracy"
     expected_from: str = Field(min_length=1)
@@ -57,70 +57,74 @@ _MODES: Mapping[str, Callable[[Sequence[float]], float]] = {
 }
 
 
-def _called(run: RunView, tools: Sequence[str]) -> list[ToolCall]:
+def _select_calls(run: RunView, tools: Sequence[str]) -> list[ToolCall]:
     return [call for call in run_to_tool_calls(run) if not tools or call.name in tools]
 
 
-def _parts(calls: Sequence[ToolCall], value: Callable[[ToolCall], float]) -> list[Part]:
-    return [Part(value(c), c.asked_by.action_id if c.asked_by is not None else None, c.agent) for c in calls]
+def _measure(calls: Sequence[ToolCall], value: Callable[[ToolCall], float]) -> list[Measurement]:
+    return [
+        Measurement(value(call), call.requested_by.action_id if call.requested_by is not None else None, call.agent)
+        for call in calls
+    ]
 
 
 async def tool_success(options: ToolSuccessOptions, run: RunView) -> list[Earned]:
     """See `ToolSuccessOptions`."""
-    parts = _parts(_called(run, options.tools), lambda call: float(call.ok))
-    return parts_to_earned(options.level, parts, _MODES[options.mode])
+    successes = _measure(_select_calls(run, options.tools), lambda call: float(call.ok))
+    return measurements_to_earned(options.level, successes, _MODES[options.mode])
 
 
 async def tool_error_rate(options: ToolErrorRateOptions, run: RunView) -> list[Earned]:
     """See `ToolErrorRateOptions`."""
-    parts = _parts(_called(run, options.tools), lambda call: float(not call.ok))
-    return parts_to_earned(options.level, parts, mean)
+    failures = _measure(_select_calls(run, options.tools), lambda call: float(not call.ok))
+    return measurements_to_earned(options.level, failures, mean)
 
 
 async def tool_selection_accuracy(options: ToolSelectionOptions, run: RunView) -> list[Earned]:
     """See `ToolSelectionOptions`."""
     expected, calls = run.expected(options.expected_from), run_to_tool_calls(run)
-    where = f"{options.expected_from!r} of task {run.task.get('id')!r}"
+    location = f"{options.expected_from!r} of task {run.task.get('id')!r}"
     if options.level == "episode":
-        wanted = names_of(expected, where)
-        return [Earned(selection_accuracy([call.name for call in calls], wanted, ordered=options.ordered))]
+        expected_names = parse_names(expected, location)
+        return [Earned(selection_accuracy([call.name for call in calls], expected_names, ordered=options.ordered))]
     if not isinstance(expected, Mapping):
-        raise GraphError(f"{where} is not a mapping from agents to lists of tool names, which level 'agent' needs")
+        raise GraphError(f"{location} is not a mapping from agents to lists of tool names, which level 'agent' needs")
     return [
         Earned(
             selection_accuracy(
                 [call.name for call in calls if call.agent == agent],
-                names_of(wanted, f"{where}, agent {agent!r},"),
+                parse_names(agent_names, f"{location}, agent {agent!r},"),
                 ordered=options.ordered,
             ),
             "agent",
             node=str(agent),
         )
-        for agent, wanted in expected.items()
+        for agent, agent_names in expected.items()
     ]
 
 
-def names_of(value: Any, where: str) -> list[str]:
-    """A list of names out of a task. Raises GraphError for anything else."""
+def parse_names(value: Any, location: str) -> list[str]:
+    """A list of names out of a task. Raises GraphError for anything else, at `location`."""
     if not isinstance(value, (list, tuple)) or not all(isinstance(name, str) for name in value):
-        raise GraphError(f"{where} is not a list of names")
+        raise GraphError(f"{location} is not a list of names")
     return list(value)
 
 
 def selection_accuracy(called: Sequence[str], expected: Sequence[str], *, ordered: bool) -> float:
-    """Hits / max(called, expected); 1 where nothing was wanted and nothing called."""
+    """Calls that were expected / max(called, expected); 1 where nothing was expected and nothing called."""
     if not called and not expected:
         return 1.0
-    hits = _common_in_order(called, expected) if ordered else (Counter(called) & Counter(expected)).total()
+    hits = _common_subsequence_length(called, expected) if ordered else (Counter(called) & Counter(expected)).total()
     return hits / max(len(called), len(expected))
 
 
-def _common_in_order(a: Sequence[str], b: Sequence[str]) -> int:
+def _common_subsequence_length(a: Sequence[str], b: Sequence[str]) -> int:
+    # Dynamic programming in one row: row[j] is the length for the names of `a` so far and the first j of `b`.
     row = [0] * (len(b) + 1)
-    for name in a:
+    for a_name in a:
         diagonal = 0
-        for j, other in enumerate(b, start=1):
-            diagonal, row[j] = row[j], diagonal + 1 if name == other else max(row[j], row[j - 1])
+        for j, b_name in enumerate(b, start=1):
+            diagonal, row[j] = row[j], diagonal + 1 if a_name == b_name else max(row[j], row[j - 1])
     return row[-1]
 
 

@@ -1,12 +1,13 @@
-"""What may be claimed from the outcomes of graphs on tasks: pure functions on arrays.
+"""Outcomes of graphs on tasks -> what may be claimed from them: pure functions on arrays.
 
 - `paired`: two variants on the same tasks -> difference, interval, p-value.
-- `families`: several variants and metrics -> claims that hold together.
+- `families`: several variants and metrics -> adjusted p-values and simultaneous intervals.
 - `group_sequential`, `anytime`: outcomes as they come in -> whether one may stop.
 - `means`: one variant -> mean, avg@k, pass@k, with intervals.
-- `planning`: differences -> what can be found, and with how many tasks.
+- `planning`: paired differences -> minimum detectable effect, and the number of tasks that settles an effect.
+- `shapley`: scores of teams with some agents replaced -> what each agent contributes.
 
-No module knows episodes, stores or pages. docs/statistics.md says which to use when, with measured error rates.
+docs/statistics.md says which to use when, with measured error rates.
 """
 
 from marft_bridge.statistics.anytime import ConfidenceSequence, confidence_sequence

@@ -1,14 +1,14 @@
-"""Paired outcomes inside known bounds, into intervals that hold at every task at once: look and stop when you like.
+"""Paired outcomes inside known bounds -> a confidence sequence: intervals that hold after every task at once.
 
 Each candidate mean gets a bettor who wagers that it is wrong, at odds that are fair if it is right; a candidate whose
-bettor has multiplied his money by 1 / alpha is refused for good. Invariant: with probability at least 1 - alpha the
-intervals after *all* numbers of tasks hold the true mean, for any number of tasks and any rule of stopping. That is a
+bettor has multiplied his capital by 1 / alpha is rejected for good. Invariant: with probability at least 1 - alpha the
+intervals after *all* numbers of tasks hold the true mean, for any number of tasks and any stopping rule. That is a
 theorem about bounded values (Ville's inequality), not an approximation; it needs tasks that arrive in an order that
-has nothing to do with their outcomes, like independent draws from the tasks that one means.
+has nothing to do with their outcomes, like independent draws from the population of tasks.
 
 Source: Waudby-Smith and Ramdas (2024), "Estimating means of bounded random variables by betting", JRSS B 86: the
-hedged capital process with predictable plug-in bets, half of the money on each side, and at most half of what a bettor
-has at stake in one bet.
+hedged capital process with predictable plug-in bets, half of the capital on each side, and at most half of a bettor's
+capital at stake in one bet.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from numpy.typing import ArrayLike
 
 from marft_bridge.statistics.clusters import Floats, Labels, paired_values, totals_in_order
 
-_MOST_AT_STAKE = 0.5
+_MAX_BET_FRACTION = 0.5  # of a bettor's capital
 
 
 @dataclass(frozen=True, slots=True)
 class ConfidenceSequence:
     """After each of T tasks: an interval of the mean of b - a over tasks, and a p-value of no difference, all [T].
 
-    The interval is open: `low` and `high` themselves are refused, unless they are the bounds that were handed in.
+    The interval is open: `low` and `high` themselves are rejected, unless they are the bounds that were handed in.
     """
 
     metric: str
@@ -40,8 +40,8 @@ class ConfidenceSequence:
     @property
     def settled_after(self) -> int | None:
         """The number of tasks after which the interval first left out 0; None if it did not."""
-        out = np.flatnonzero((self.low >= 0) | (self.high <= 0))
-        return int(out[0]) + 1 if out.size else None
+        excludes_zero = np.flatnonzero((self.low >= 0) | (self.high <= 0))
+        return int(excludes_zero[0]) + 1 if excludes_zero.size else None
 
 
 def confidence_sequence(
@@ -56,22 +56,22 @@ def confidence_sequence(
 ) -> ConfidenceSequence:
     """Pairs in order of arrival into an interval after every task.
 
-    Every task weighs the same, however many samples it has. After a wrong turn the interval may become empty (low
-    above high): then an assumption does not hold, most likely the order of the tasks.
+    Every task weighs the same, however many samples it has. The interval may become empty (low above high): then an
+    assumption does not hold, most likely that on the order of the tasks.
 
     Args:
         a: array [n], parallel to `b`: same task and same seed.
         b: array [n].
         clusters: the task of each pair, [n]; None means that every pair is a task of its own.
         bounds: that b - a cannot leave, known beforehand and not read off the data; (-1, 1) for rewards from 0 to 1.
-        grid: candidates tried between the bounds; intervals are rounded outwards to them.
+        grid: number of candidate means between the bounds; intervals are rounded outwards to them.
 
     Raises:
         ValueError: as `paired_difference`; a difference outside the bounds.
     """
-    left, right = paired_values(name, a, b)
+    values_a, values_b = paired_values(name, a, b)
     lowest, highest = bounds
-    diffs = right - left
+    diffs = values_b - values_a
     if not lowest < 0 < highest:
         raise ValueError(f"{name}: bounds {bounds} must have 0 between them")
     if not 0 < alpha < 1 or grid < 1:
@@ -80,41 +80,46 @@ def confidence_sequence(
         raise ValueError(f"{name}: differences reach from {diffs.min():g} to {diffs.max():g}, outside {bounds}")
     totals = totals_in_order(name, diffs, clusters)
     means = totals.sums / totals.sizes
-    unit = np.clip((means - lowest) / (highest - lowest), 0.0, 1.0)  # [T], rounding kept inside
-    stakes = _stakes(unit, alpha)
-    nothing = -lowest / (highest - lowest)  # no difference, among the candidates
-    candidates = np.union1d(np.arange(grid + 1) / grid, nothing)
-    from_below = _log_capital(unit, stakes, candidates)  # bets that the mean lies above the candidate
-    from_above = _log_capital(1 - unit, stakes, 1 - candidates)
-    enough = -math.log(alpha)
-    # The money of a bettor from below falls from candidate to candidate, so what he refuses is the first few of them.
-    below = np.maximum.accumulate((from_below >= enough).sum(axis=1))
-    above = np.maximum.accumulate((from_above >= enough).sum(axis=1))
-    low = np.concatenate([[0.0], candidates])[below]
-    high = np.concatenate([[1.0], candidates[::-1]])[above]
-    at = int(np.searchsorted(candidates, nothing))
-    against_nothing = np.maximum.accumulate(np.maximum(from_below[:, at], from_above[:, at]))
+    unit_values = np.clip((means - lowest) / (highest - lowest), 0.0, 1.0)  # [T], clipped: rounding
+    bets = _predictable_bets(unit_values, alpha)
+    null_mean = -lowest / (highest - lowest)  # no difference, on the unit scale
+    candidates = np.union1d(np.arange(grid + 1) / grid, null_mean)
+    log_capital_above = _log_capital(unit_values, bets, candidates)  # bets that the mean lies above the candidate
+    log_capital_below = _log_capital(1 - unit_values, bets, 1 - candidates)
+    rejection_threshold = -math.log(alpha)
+    # The capital falls from candidate to candidate, so those that are rejected are the first few.
+    rejected_below = np.maximum.accumulate((log_capital_above >= rejection_threshold).sum(axis=1))
+    rejected_above = np.maximum.accumulate((log_capital_below >= rejection_threshold).sum(axis=1))
+    unit_low = np.concatenate([[0.0], candidates])[rejected_below]
+    unit_high = np.concatenate([[1.0], candidates[::-1]])[rejected_above]
+    null_index = int(np.searchsorted(candidates, null_mean))
+    null_log_capital = np.maximum.accumulate(
+        np.maximum(log_capital_above[:, null_index], log_capital_below[:, null_index])
+    )
     return ConfidenceSequence(
         metric=name,
         diffs=np.cumsum(means) / np.arange(1, means.size + 1),
-        low=lowest + (highest - lowest) * low,
-        high=lowest + (highest - lowest) * high,
-        p_values=np.exp(-np.maximum(against_nothing, 0.0)),
+        low=lowest + (highest - lowest) * unit_low,
+        high=lowest + (highest - lowest) * unit_high,
+        p_values=np.exp(-np.maximum(null_log_capital, 0.0)),
     )
 
 
-def _stakes(unit: Floats, alpha: float) -> Floats:
-    """Values in 0 to 1 [T] into the share that is bet on each [T]; it knows only those before it."""
-    t = np.arange(1, unit.size + 1)
-    centre = (0.5 + np.cumsum(unit)) / (t + 1)
-    spread = (0.25 + np.cumsum((unit - centre) ** 2)) / (t + 1)
-    before = np.concatenate([[0.25], spread[:-1]])
-    return np.asarray(np.sqrt(2 * math.log(2 / alpha) / (before * t * np.log1p(t))))
+def _predictable_bets(unit_values: Floats, alpha: float) -> Floats:
+    """Values in 0 to 1 [T] into the bet on each [T], which depends on the values before it only (predictable).
+
+    sqrt(2 log(2 / alpha) / (variance_{t-1} t log(1 + t))), before the cap at `_MAX_BET_FRACTION`.
+    """
+    t = np.arange(1, unit_values.size + 1)
+    running_mean = (0.5 + np.cumsum(unit_values)) / (t + 1)
+    running_variance = (0.25 + np.cumsum((unit_values - running_mean) ** 2)) / (t + 1)
+    variance_before = np.concatenate([[0.25], running_variance[:-1]])
+    return np.asarray(np.sqrt(2 * math.log(2 / alpha) / (variance_before * t * np.log1p(t))))
 
 
-def _log_capital(unit: Floats, stakes: Floats, candidates: Floats) -> Floats:
-    """Log of half of the money of those who bet that the mean lies above each candidate, [T, candidates]."""
+def _log_capital(unit_values: Floats, bets: Floats, candidates: Floats) -> Floats:
+    """Log of half of the capital of those who bet that the mean lies above each candidate, [T, candidates]."""
     with np.errstate(divide="ignore"):  # at candidate 0 nothing can be lost, and no bet is too large
-        most = _MOST_AT_STAKE / candidates
-    bets = np.minimum(stakes[:, None], most)
-    return np.asarray(np.cumsum(np.log1p(bets * (unit[:, None] - candidates)), axis=0) - math.log(2))
+        max_bets = _MAX_BET_FRACTION / candidates
+    capped_bets = np.minimum(bets[:, None], max_bets)
+    return np.asarray(np.cumsum(np.log1p(capped_bets * (unit_values[:, None] - candidates)), axis=0) - math.log(2))

@@ -1,7 +1,7 @@
-"""Values with the task that each belongs to, into totals per task.
+"""Values with the task that each belongs to -> totals per task, the clusters of all other modules.
 
-Samples of one task are not independent, so every other module here works on these totals. Invariant: with one value
-per task, everything computed from the totals equals what is computed from the values.
+Samples of one task are not independent, so the cluster is the unit of every interval and test here. Invariant: with
+one value per task, everything computed from the totals equals what is computed from the values.
 
 Source: Cochran (1977), "Sampling techniques", section 6.3: variance of a ratio of cluster totals.
 """
@@ -26,7 +26,7 @@ class Totals(NamedTuple):
 
 
 def finite_values(name: str, x: ArrayLike) -> Floats:
-    """Anything that holds one row of finite numbers, into floats [n]; otherwise a ValueError that says what it held."""
+    """An array-like [n] into floats [n]; ValueError where it has another shape, or NaN or infinite values."""
     values = np.asarray(x, dtype=np.float64)
     if values.ndim != 1:
         raise ValueError(f"{name}: expected one row of values, got shape {values.shape}")
@@ -36,35 +36,38 @@ def finite_values(name: str, x: ArrayLike) -> Floats:
 
 
 def paired_values(name: str, a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats]:
-    """Two sides [n] of the same pairs, checked; ValueError where their lengths differ or are 0."""
-    left, right = finite_values(name, a), finite_values(name, b)
-    if left.size != right.size or left.size == 0:
+    """Both sides of n pairs into floats [n] each; ValueError where their lengths differ or are 0."""
+    values_a, values_b = finite_values(name, a), finite_values(name, b)
+    if values_a.size != values_b.size or values_a.size == 0:
         raise ValueError(
-            f"{name}: a has {left.size} values, b has {right.size}; pairs need as many of each, at least 1"
+            f"{name}: a has {values_a.size} values, b has {values_b.size}; pairs need as many of each, at least 1"
         )
-    return left, right
+    return values_a, values_b
 
 
 def totals_by_label(name: str, values: Floats, clusters: Labels | None) -> Totals:
-    """Values [n] and their task labels [n] into totals [K] by label; the order of the values is forgotten."""
+    """Values [n] and their task labels [n] into totals [K] sorted by label, or by value without labels.
+
+    The result does not depend on the order of the values. ValueError where the lengths differ.
+    """
     if clusters is None:
         return Totals(np.sort(values), np.ones(values.size))
-    _, _, totals = _grouped(name, values, clusters)
+    _, _, totals = _group_by_label(name, values, clusters)
     return totals
 
 
 def totals_in_order(name: str, values: Floats, clusters: Labels | None) -> Totals:
-    """Like `totals_by_label`, but the tasks stand in the order in which each was first seen."""
+    """Like `totals_by_label`, but in the order in which each task first occurs."""
     if clusters is None:
         return Totals(values, np.ones(values.size))
-    _, first, totals = _grouped(name, values, clusters)
-    order = np.argsort(first)
+    _, first_positions, totals = _group_by_label(name, values, clusters)
+    order = np.argsort(first_positions)
     return Totals(totals.sums[order], totals.sizes[order])
 
 
 def labels_and_totals(name: str, values: Floats, clusters: Labels) -> tuple[NDArray[Any], Totals]:
-    """The labels [K], sorted, and the totals [K] of each."""
-    labels, _, totals = _grouped(name, values, clusters)
+    """Values [n] and their task labels [n] into the labels [K], sorted, and the totals [K] of each."""
+    labels, _, totals = _group_by_label(name, values, clusters)
     return labels, totals
 
 
@@ -75,9 +78,9 @@ def standard_error(totals: Totals) -> float:
     return float(np.sqrt(k / (k - 1) * (residuals**2).sum()) / totals.sizes.sum())
 
 
-def _grouped(name: str, values: Floats, clusters: Labels) -> tuple[NDArray[Any], NDArray[np.intp], Totals]:
+def _group_by_label(name: str, values: Floats, clusters: Labels) -> tuple[NDArray[Any], NDArray[np.intp], Totals]:
     if len(clusters) != values.size:
         raise ValueError(f"{name}: {values.size} values but {len(clusters)} cluster labels")
-    labels, first, index = np.unique(np.asarray(clusters), return_index=True, return_inverse=True)
-    sums = np.bincount(index, weights=values, minlength=labels.size).astype(np.float64)
-    return labels, first, Totals(sums, np.bincount(index, minlength=labels.size).astype(np.float64))
+    labels, first_positions, label_indices = np.unique(np.asarray(clusters), return_index=True, return_inverse=True)
+    sums = np.bincount(label_indices, weights=values, minlength=labels.size).astype(np.float64)
+    return labels, first_positions, Totals(sums, np.bincount(label_indices, minlength=labels.size).astype(np.float64))

@@ -1,12 +1,12 @@
-"""Several variants and metrics against one base, into one family of claims that are all true together.
+"""Several variants and metrics against one base -> a family of contrasts whose claims hold together.
 
-Looking at twenty comparisons finds one at the 5% level by chance. Invariant: with probability `level` or more, no
-member of a family is called higher or lower that is not, whatever the members have to do with each other. It does not
-know which direction of a metric is good.
+Of twenty comparisons one is significant at the 5% level by chance. Invariant: the family-wise error rate is at most
+1 - level: with probability `level` or more, no member is called higher or lower that is not, however the members
+depend on each other. Which direction of a metric is good is not decided here.
 
 P-values are Holm's. Intervals are Bonferroni's, and not those of a studentised bootstrap maximum (Romano and Wolf
 2005), although the latter are narrower where variants share a base: rewards are often 0 or 1, and a resample without
-spread has no studentised value; and metrics may lack different pairs, so that no joint resample of tasks exists.
+variance has no studentised value; and metrics may lack different pairs, so that no joint resample of tasks exists.
 
 Sources:
 
@@ -27,12 +27,12 @@ from numpy.typing import ArrayLike
 from marft_bridge.statistics.clusters import Labels, finite_values
 from marft_bridge.statistics.paired import PairedResult, paired_difference
 
-_DRAWS_IN_A_TAIL = 25  # bootstrap means beyond a bound: fewer make it a matter of the seed
+_MIN_TAIL_RESAMPLES = 25  # bootstrap means beyond a bound of the interval: with fewer, the bound depends on the seed
 
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """One metric of one variant beside the base: parallel arrays [n] of the pairs that have it on both sides."""
+    """One metric of one variant against the base: parallel arrays [n] of the pairs that have it on both sides."""
 
     variant: str
     metric: str
@@ -44,12 +44,12 @@ class Contrast:
 
 @dataclass(frozen=True, slots=True)
 class FamilyMember:
-    """One contrast and what may be said of it beside all others of its family."""
+    """One contrast with the p-value, the interval and the verdict that hold together with the rest of its family."""
 
     variant: str
-    result: PairedResult  # on its own
-    p_adjusted: float
-    simultaneous: tuple[float, float]  # the intervals of all members hold together at the family's level
+    result: PairedResult  # uncorrected: of this contrast alone
+    p_adjusted: float  # Holm
+    simultaneous: tuple[float, float]  # Bonferroni: the intervals of all members hold together at the family's level
     verdict: Literal["higher", "lower", "not settled"]  # than the base
 
 
@@ -63,7 +63,7 @@ def compare_family(
     stays out of it and is shown with its own interval.
 
     Args:
-        resamples: at least so many; more are drawn where the simultaneous level asks for them.
+        resamples: of the bootstrap, at least; more are drawn where the simultaneous level needs them in its tails.
 
     Raises:
         ValueError: see `paired_difference`.
@@ -72,9 +72,9 @@ def compare_family(
     if not m:
         return ()
     alpha = 1 - level
-    needed = max(resamples, math.ceil(2 * _DRAWS_IN_A_TAIL * m / alpha))
+    resamples_needed = max(resamples, math.ceil(2 * _MIN_TAIL_RESAMPLES * m / alpha))
 
-    def paired(contrast: Contrast, at: float) -> PairedResult:
+    def compare_at(contrast: Contrast, interval_level: float) -> PairedResult:
         name = f"{contrast.variant}: {contrast.metric}"
         return paired_difference(
             name,
@@ -82,36 +82,42 @@ def compare_family(
             contrast.values,
             clusters=contrast.clusters,
             seed=seed,
-            level=at,
-            resamples=needed,
+            level=interval_level,
+            resamples=resamples_needed,
             ranks=contrast.ranks,
         )
 
-    alone = [paired(contrast, level) for contrast in contrasts]
-    together = alone if m == 1 else [paired(contrast, 1 - alpha / m) for contrast in contrasts]
-    adjusted = holm([result.p_value for result in alone])
+    marginal = [compare_at(contrast, level) for contrast in contrasts]
+    intervals = [
+        (result if m == 1 else compare_at(contrast, 1 - alpha / m)).ci95
+        for contrast, result in zip(contrasts, marginal, strict=True)
+    ]
+    p_adjusted = holm([result.p_value for result in marginal])
     return tuple(
-        FamilyMember(contrast.variant, result, p, wide.ci95, _verdict(p, wide.ci95, alpha))
-        for contrast, result, wide, p in zip(contrasts, alone, together, adjusted, strict=True)
+        FamilyMember(contrast.variant, result, p, simultaneous=interval, verdict=_verdict(p, interval, alpha))
+        for contrast, result, interval, p in zip(contrasts, marginal, intervals, p_adjusted, strict=True)
     )
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """P-values of one family into Holm's adjusted p-values, in the same order (Holm 1979).
 
-    Sorted upwards, the i-th of m (from 0) is multiplied by m - i; a running maximum keeps the order; at most 1.
+    Sorted upwards, the i-th of m (from 0) is multiplied by m - i; a running maximum keeps the order; capped at 1.
+    ValueError for NaN.
     """
     p = finite_values("p_values", p_values)
     order = np.argsort(p, kind="stable")
-    stepped = np.minimum(1.0, p[order] * (p.size - np.arange(p.size)))
-    adjusted = np.empty_like(p)
-    adjusted[order] = np.maximum.accumulate(stepped)
-    return [float(x) for x in adjusted]
+    stepped_down = np.minimum(1.0, p[order] * (p.size - np.arange(p.size)))
+    p_adjusted = np.empty_like(p)
+    p_adjusted[order] = np.maximum.accumulate(stepped_down)
+    return [float(x) for x in p_adjusted]
 
 
-def _verdict(p: float, interval: tuple[float, float], alpha: float) -> Literal["higher", "lower", "not settled"]:
-    if p <= alpha and interval[0] > 0:
+def _verdict(
+    p_adjusted: float, interval: tuple[float, float], alpha: float
+) -> Literal["higher", "lower", "not settled"]:
+    if p_adjusted <= alpha and interval[0] > 0:
         return "higher"
-    if p <= alpha and interval[1] < 0:
+    if p_adjusted <= alpha and interval[1] < 0:
         return "lower"
     return "not settled"

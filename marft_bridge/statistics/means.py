@@ -1,12 +1,12 @@
-"""Values of one variant, with their tasks, into a mean with an interval: plain scores, avg@k and pass@k.
+"""Values of one variant, with their tasks -> a mean with an interval: plain scores, avg@k and pass@k.
 
-Describes one side and decides nothing; two sides are compared in `paired`. Invariant: a bound that the data cannot
-give is None, and equal values never make an interval of width zero.
+Describes one variant and tests nothing; two variants are compared in `paired`. Invariant: a bound that the data cannot
+give is None, and equal tasks never make an interval of width zero, in avg@k and pass@k.
 
 Sources:
 
 - Chen et al. (2021), "Evaluating large language models trained on code", section 2.1: the unbiased pass@k.
-- Clopper and Pearson (1934), Biometrika 26: what all-equal outcomes still say about the mean.
+- Clopper and Pearson (1934), Biometrika 26: the exact interval of a proportion, here where all tasks are equal.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ def mean_interval(x: ArrayLike, level: float = 0.95, *, clusters: Labels | None 
     t and not bootstrap: a curve has many points, each describes rather than decides, and the closed form needs neither
     seed nor resamples. With `clusters` the standard error is that of a ratio of cluster totals (Cochran 1977, 6.3)
     with K - 1 degrees of freedom; with one value per cluster this is the usual s / sqrt(n).
+
+    Raises ValueError for no values, and for NaN or infinite ones.
     """
     values = finite_values("mean", x)
     if values.size == 0:
@@ -49,8 +51,8 @@ def mean_interval(x: ArrayLike, level: float = 0.95, *, clusters: Labels | None 
     totals = totals_by_label("mean", values, clusters)
     if totals.sums.size < 2:
         return MeanInterval(mean, None, None)
-    half = float(stdtrit(totals.sums.size - 1, (1 + level) / 2)) * standard_error(totals)
-    return MeanInterval(mean, mean - half, mean + half)
+    half_width = float(stdtrit(totals.sums.size - 1, (1 + level) / 2)) * standard_error(totals)
+    return MeanInterval(mean, mean - half_width, mean + half_width)
 
 
 def pass_at_k_by_task(correct: ArrayLike, clusters: Labels, k: int) -> tuple[NDArray[Any], Floats]:
@@ -65,26 +67,28 @@ def pass_at_k_by_task(correct: ArrayLike, clusters: Labels, k: int) -> tuple[NDA
     if not ((values == 0) | (values == 1)).all():
         raise ValueError("pass@k: outcomes must be 0 or 1")
     labels, totals = labels_and_totals("pass@k", values, clusters)
-    _require_samples(f"pass@{k}", labels, totals.sizes, k)
+    _require_samples(f"pass@{k}", labels, totals.sizes, k=k)
     # C(n - c, k) / C(n, k) is the product of (n - c - i) / (n - i) for i below k; a factor of 0 stays 0.
     steps = np.arange(k)[:, None]
-    wrong = np.maximum(totals.sizes - totals.sums - steps, 0.0) / (totals.sizes - steps)  # [k, K]
-    return labels, 1.0 - wrong.prod(axis=0)
+    failure_ratios = np.maximum(totals.sizes - totals.sums - steps, 0.0) / (totals.sizes - steps)  # [k, K]
+    return labels, 1.0 - failure_ratios.prod(axis=0)
 
 
 def pass_at_k(correct: ArrayLike, clusters: Labels, k: int, level: float = 0.95) -> MeanInterval:
     """Outcomes 0 or 1 [n] and their tasks [n] into the mean pass@k over tasks, with its interval inside 0 to 1.
 
-    The t interval over tasks. Where all K tasks have the same value v there is no spread to go by: a share q of tasks
-    that differ would have gone unseen with probability (1 - q)^K, which bounds q, and v moves by at most that share.
+    The t interval over tasks. Where all K tasks have the same value v their variance is 0 and of no use: a share q of
+    tasks that differ goes unseen with probability (1 - q)^K, which bounds q, and v moves by at most that share.
+
+    Raises ValueError as `pass_at_k_by_task`.
     """
     _, estimates = pass_at_k_by_task(correct, clusters, k)
     mean = float(estimates.mean())
     if np.ptp(estimates) == 0:
-        unseen = 1 - ((1 - level) / 2) ** (1 / estimates.size)
-        return MeanInterval(mean, mean * (1 - unseen), mean + (1 - mean) * unseen)
+        unseen_share = 1 - ((1 - level) / 2) ** (1 / estimates.size)
+        return MeanInterval(mean, mean * (1 - unseen_share), mean + (1 - mean) * unseen_share)
     _, low, high = mean_interval(estimates, level)
-    assert low is not None  # a spread takes two tasks
+    assert low is not None  # values that differ come from at least two tasks
     assert high is not None
     return MeanInterval(mean, max(0.0, low), min(1.0, high))
 
@@ -92,14 +96,14 @@ def pass_at_k(correct: ArrayLike, clusters: Labels, k: int, level: float = 0.95)
 def avg_at_k(scores: ArrayLike, clusters: Labels, k: int, level: float = 0.95) -> MeanInterval:
     """Scores [n] and their tasks [n] into the mean over tasks of each task's mean score, with its t interval.
 
-    What k samples of a task score on average; a task with more samples lends all of them to its mean, since the
-    expectation is the same. Every task weighs the same. The bounds are None when all tasks have one mean.
+    What k samples of a task score on average; a task with more samples uses all of them for its mean, since the
+    expectation is the same. Every task weighs the same. The bounds are None when all tasks have the same mean.
 
     Raises ValueError for a task with fewer than k samples.
     """
     name = f"avg@{k}"
     labels, totals = labels_and_totals(name, finite_values(name, scores), clusters)
-    _require_samples(name, labels, totals.sizes, k)
+    _require_samples(name, labels, totals.sizes, k=k)
     means = totals.sums / totals.sizes
     interval = mean_interval(means, level)
     return interval if np.ptp(means) > 0 else MeanInterval(interval.mean, None, None)
@@ -110,6 +114,8 @@ def _require_samples(name: str, labels: NDArray[Any], sizes: Floats, k: int) -> 
         raise ValueError(f"{name}: k must be at least 1")
     if labels.size == 0:
         raise ValueError(f"{name}: no values")
-    few = np.flatnonzero(sizes < k)
-    if few.size:
-        raise ValueError(f"{name}: task {labels[few[0]]} has {int(sizes[few[0]])} samples; it needs at least {k}")
+    short_tasks = np.flatnonzero(sizes < k)
+    if short_tasks.size:
+        raise ValueError(
+            f"{name}: task {labels[short_tasks[0]]} has {int(sizes[short_tasks[0]])} samples; it needs at least {k}"
+        )

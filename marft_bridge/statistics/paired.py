@@ -1,9 +1,8 @@
-"""Paired outcomes of two variants of a graph, into a difference, an interval and a p-value.
+"""Paired outcomes of two variants of a graph -> a difference, an interval and a p-value.
 
 A pair is one task and one seed run on both sides. Samples of one task are not independent, so the unit that is
-resampled and flipped is the task (the cluster), never the single run. Invariant: the same numbers and the same seed
-give the same result up to rounding, whatever the order of the pairs. This module knows arrays, not episodes, stores or
-pages.
+resampled and flipped is the task (the cluster), never the single episode. Invariant: the same numbers and the same
+seed give the same result up to rounding, whatever the order of the pairs.
 
 Sources:
 
@@ -24,7 +23,7 @@ from numpy.typing import ArrayLike
 from scipy.special import bdtr, ndtr, ndtri, stdtrit
 
 from marft_bridge.statistics.clusters import Floats, Labels, Totals, paired_values, totals_by_label
-from marft_bridge.statistics.ranks import signed_rank_p
+from marft_bridge.statistics.ranks import signed_rank_p_value
 
 MCNEMAR = "exact McNemar test"
 SIGN_FLIP = "sign-flip permutation test over tasks"
@@ -36,15 +35,15 @@ _CHUNK = 1 << 20  # random numbers drawn at a time: bounds memory at some 20 MB 
 
 @dataclass(frozen=True, slots=True)
 class PairedResult:
-    """One metric on two sides. `diff` is b - a; `ci95` is its interval at the level asked for (95% unless told)."""
+    """One metric on two sides, with the difference of the means, its interval and a test of no difference."""
 
     metric: str
     n: int  # pairs
     clusters: int  # tasks
     mean_a: float
     mean_b: float
-    diff: float
-    ci95: tuple[float, float]
+    diff: float  # mean_b - mean_a
+    ci95: tuple[float, float]  # of `diff`, at the requested level; its name is that of the default, 95%
     p_value: float  # two-sided
     test: str
 
@@ -69,20 +68,22 @@ def paired_difference(
     because under no difference it is the labels a and b of a whole task that could have been swapped.
 
     `ranks` replaces the sign flips by Wilcoxon's signed ranks of the tasks' mean differences, for scores with rare huge
-    values (seconds, tokens): they hide a common small difference from every test of a mean. It is a choice to make
-    before one sees the numbers. The interval stays that of the mean.
+    values (seconds, tokens), which hide a common small difference from every test of a mean. Choose it before the
+    outcomes are seen. The interval stays that of the mean.
+
+    `resamples` is the number of bootstrap resamples and, separately, of sign patterns.
 
     Raises ValueError for empty or non-finite arrays, for lengths that differ, and for a single task that shows a
     difference: one task says nothing about others.
     """
-    left, right = paired_values(name, a, b)
+    values_a, values_b = paired_values(name, a, b)
     if not 0 < level < 1 or resamples < 1:
         raise ValueError(f"{name}: level {level} must lie between 0 and 1, resamples {resamples} must be at least 1")
-    diffs = right - left
+    diffs = values_b - values_a
     totals = totals_by_label(name, diffs, clusters)
     k = totals.sums.size
-    one_each = k == diffs.size
-    binary = one_each and _binary(left) and _binary(right)
+    one_pair_per_task = k == diffs.size
+    binary = one_pair_per_task and _is_binary(values_a) and _is_binary(values_b)
     test = MCNEMAR if binary else SIGNED_RANK if ranks else SIGN_FLIP
     mean = float(diffs.mean())
     if not diffs.any():
@@ -90,15 +91,25 @@ def paired_difference(
     elif k < 2:
         raise ValueError(f"{name}: all {diffs.size} pairs are of one task; an interval needs at least 2 tasks")
     else:
-        resampling, flipping = (np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(2))
-        interval = _bca_interval(totals, resampling, level, resamples)
+        bootstrap_rng, permutation_rng = (np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(2))
+        interval = _bca_interval(totals, bootstrap_rng, level, resamples=resamples)
         if test == MCNEMAR:
             p = mcnemar_exact(int((diffs < 0).sum()), int((diffs > 0).sum()))
         elif test == SIGNED_RANK:
-            p = signed_rank_p(totals.sums / totals.sizes)
+            p = signed_rank_p_value(totals.sums / totals.sizes)
         else:
-            p = _sign_flip_p(totals.sums, flipping, resamples)
-    return PairedResult(name, diffs.size, k, float(left.mean()), float(right.mean()), mean, interval, p, test)
+            p = _sign_flip_p_value(totals.sums, permutation_rng, resamples)
+    return PairedResult(
+        name,
+        diffs.size,
+        k,
+        mean_a=float(values_a.mean()),
+        mean_b=float(values_b.mean()),
+        diff=mean,
+        ci95=interval,
+        p_value=p,
+        test=test,
+    )
 
 
 def mcnemar_exact(losses: int, wins: int) -> float:
@@ -106,7 +117,7 @@ def mcnemar_exact(losses: int, wins: int) -> float:
     return min(1.0, 2.0 * float(bdtr(min(losses, wins), losses + wins, 0.5)))
 
 
-def _binary(x: Floats) -> bool:
+def _is_binary(x: Floats) -> bool:
     return bool(((x == 0) | (x == 1)).all())
 
 
@@ -128,36 +139,44 @@ def _bca_interval(totals: Totals, rng: np.random.Generator, level: float, resamp
     equal_sizes = bool((sizes == sizes[0]).all())
     means = np.empty(resamples)
     for start, stop in _chunks(resamples, k):
-        drawn = rng.integers(0, k, size=(stop - start, k), dtype=np.int32)  # [rows, K]
-        weight = k * sizes[0] if equal_sizes else sizes[drawn].sum(axis=1)
-        means[start:stop] = sums[drawn].sum(axis=1) / weight
+        indices = rng.integers(0, k, size=(stop - start, k), dtype=np.int32)  # [rows, K]
+        pair_counts = k * sizes[0] if equal_sizes else sizes[indices].sum(axis=1)
+        means[start:stop] = sums[indices].sum(axis=1) / pair_counts
     means.sort()
     mean = sums.sum() / sizes.sum()
     # Sums of the same values in another order differ in the last bits; such means are ties.
-    slack = 1e-12 * np.abs(sums).sum() / sizes.sum()
-    below = np.searchsorted(means, mean - slack, side="left") + np.searchsorted(means, mean + slack, side="right")
-    z0 = float(ndtri(np.clip(below / (2 * resamples), 0.5 / resamples, 1 - 0.5 / resamples)))
-    left_out = (sums.sum() - sums) / (sizes.sum() - sizes)  # [K] means without one cluster
-    bends = left_out.mean() - left_out
-    squares = float((bends**2).sum())
-    accel = float((bends**3).sum()) / (6 * squares**1.5) if squares > 0 else 0.0
+    tolerance = 1e-12 * np.abs(sums).sum() / sizes.sum()
+    first_tie = np.searchsorted(means, mean - tolerance, side="left")
+    past_ties = np.searchsorted(means, mean + tolerance, side="right")
+    share_below = (first_tie + past_ties) / (2 * resamples)
+    z0 = float(ndtri(np.clip(share_below, 0.5 / resamples, 1 - 0.5 / resamples)))
+    jackknife_means = (sums.sum() - sums) / (sizes.sum() - sizes)  # [K] means without one cluster
+    deviations = jackknife_means.mean() - jackknife_means
+    sum_of_squares = float((deviations**2).sum())
+    accel = float((deviations**3).sum()) / (6 * sum_of_squares**1.5) if sum_of_squares > 0 else 0.0
     z_wide = np.sqrt(k / (k - 1)) * stdtrit(k - 1, (1 + level) / 2)  # Hesterberg (2015): wider than the normal z
-    shifted = z0 + np.array([-z_wide, z_wide])
-    room = 1 - accel * shifted  # none left: the bound lies past every bootstrap mean
-    bent = np.where(room > 0, shifted / np.where(room > 0, room, 1.0), np.sign(shifted) * np.inf)
-    low, high = np.quantile(means, ndtr(z0 + bent))
+    shifted_z = z0 + np.array([-z_wide, z_wide])
+    denominator = 1 - accel * shifted_z  # not above 0: the bound lies past every bootstrap mean
+    in_range = denominator > 0
+    adjusted_z = np.where(in_range, shifted_z / np.where(in_range, denominator, 1.0), np.sign(shifted_z) * np.inf)
+    low, high = np.quantile(means, ndtr(z0 + adjusted_z))
     return float(low), float(high)
 
 
-def _sign_flip_p(sums: Floats, rng: np.random.Generator, resamples: int) -> float:
-    """Cluster sums [K] into the two-sided p-value of random signs, (k + 1) / (m + 1) (Phipson and Smyth 2010)."""
-    moved = sums[sums != 0]  # flipping a zero changes nothing
-    if moved.size == 0:
+def _sign_flip_p_value(sums: Floats, rng: np.random.Generator, resamples: int) -> float:
+    """Cluster sums [K] into the two-sided p-value of random sign flips.
+
+    (k + 1) / (m + 1) for k of m sign patterns with a sum at least as extreme as the observed one (Phipson and Smyth
+    2010).
+    """
+    nonzero_sums = sums[sums != 0]  # flipping a zero changes nothing
+    if nonzero_sums.size == 0:
         return 1.0
-    observed = abs(moved.sum()) - 1e-12 * np.abs(moved).sum()  # equal sums in another order differ in the last bits
-    extreme = 0
-    for start, stop in _chunks(resamples, moved.size):
-        kept = rng.integers(0, 2, size=(stop - start, moved.size), dtype=np.uint8)  # [rows, moved]
-        flipped = 2.0 * (kept @ moved) - moved.sum()
-        extreme += int((np.abs(flipped) >= observed).sum())
-    return (extreme + 1) / (resamples + 1)
+    # Equal sums in another order differ in the last bits; they count as extreme.
+    observed = abs(nonzero_sums.sum()) - 1e-12 * np.abs(nonzero_sums).sum()
+    extreme_count = 0
+    for start, stop in _chunks(resamples, nonzero_sums.size):
+        positive_signs = rng.integers(0, 2, size=(stop - start, nonzero_sums.size), dtype=np.uint8)  # [rows, nonzero]
+        flipped_sums = 2.0 * (positive_signs @ nonzero_sums) - nonzero_sums.sum()
+        extreme_count += int((np.abs(flipped_sums) >= observed).sum())
+    return (extreme_count + 1) / (resamples + 1)

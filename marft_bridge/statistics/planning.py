@@ -1,8 +1,7 @@
-"""Paired differences that were seen, into what such a comparison can find and how many tasks a finding needs.
+"""Observed paired differences -> the minimum detectable effect, and the number of tasks that would settle an effect.
 
-Both answers are the closed form of a t test over tasks, which the sign-flip test and McNemar's test follow closely
-(docs/statistics.md has the measured power). Invariant: what the data cannot tell is None, never 0. This module plans
-and judges nothing.
+Both are the closed form of a t test over tasks, which the sign-flip test and McNemar's test follow closely
+(docs/statistics.md has the measured power). Invariant: what the data cannot tell is None, never 0.
 
 Source: Bloom (1995), "Minimum detectable effects", Evaluation Review 19: (t_{1-alpha/2} + t_{power}) x standard error.
 """
@@ -18,31 +17,31 @@ from scipy.special import stdtrit
 
 from marft_bridge.statistics.clusters import Floats, Labels, finite_values, standard_error, totals_by_label
 
-_TOO_MANY = 10_000_000  # tasks: nobody will run them, and rounding alone can ask for more
+_MAX_TASKS = 10_000_000  # nobody will run more, and rounding alone can ask for them
 
 
 @dataclass(frozen=True, slots=True)
 class TasksToSettle:
-    """How many tasks find an effect of this size with the power asked for."""
+    """How many tasks find an effect of this size with the requested power."""
 
     effect: float  # absolute, in units of the metric
     tasks: int  # in total, at least 2
-    more: int  # beyond those already run; 0 when they are enough
+    additional_tasks: int  # beyond those already run; 0 when those suffice
 
 
 def minimum_detectable_effect(
     diffs: ArrayLike, alpha: float = 0.05, power: float = 0.8, *, clusters: Labels | None = None
 ) -> float | None:
-    """Paired differences [n] into the smallest true difference that such a comparison finds with this power.
+    """Paired differences [n] into the smallest true difference (in the metric's units) that is found with this power.
 
     (t_{1-alpha/2} + t_{power}) x standard error, with K - 1 degrees of freedom (Bloom 1995). None with fewer than two
-    tasks or when all differences are equal: the spread is then unknown, and 0 would claim perfect resolution.
+    tasks or when all differences are equal: the variance is then unknown, and 0 would claim perfect resolution.
     """
-    found = _spread(finite_values("diffs", diffs), clusters)
-    if found is None:
+    spread = _spread(finite_values("diffs", diffs), clusters)
+    if spread is None:
         return None
-    k, deviation = found
-    return float(_multiple(k, alpha, power) * deviation / math.sqrt(k))
+    k, deviation = spread
+    return float(_detectable_multiple(k, alpha, power) * deviation / math.sqrt(k))
 
 
 def tasks_to_settle(
@@ -53,42 +52,45 @@ def tasks_to_settle(
     *,
     clusters: Labels | None = None,
 ) -> TasksToSettle | None:
-    """Paired differences [n] into the number of tasks that would find `effect` with this power, at this spread.
+    """Paired differences [n] into the number of tasks that would find `effect` with this power, at this variance.
 
-    New tasks are taken to be like those seen, with as many samples each. Without `effect` it is the difference that
-    was seen, which is itself uncertain and, where one looks because it is large, too large: then the answer is too
-    small. Better is the smallest effect that would change a decision.
+    New tasks are taken to be like the observed ones, with as many samples each. Without `effect` it is the observed
+    difference, which is itself uncertain and, where it is followed up because it is large, too large: then the answer
+    is too small. Better is the smallest effect that would change a decision.
 
-    None with fewer than two tasks, when all differences are equal, and when the effect is 0 or so small that
-    `_TOO_MANY` tasks would not settle it.
+    None with fewer than two tasks, when all differences are equal, and when the effect is 0 or so small that ten
+    million tasks would not settle it.
 
     Raises ValueError for alpha or power outside 0 to 1.
     """
     values = finite_values("diffs", diffs)
-    found = _spread(values, clusters)
+    spread = _spread(values, clusters)
     if not (0 < alpha < 1 and 0 < power < 1):
         raise ValueError(f"alpha {alpha} and power {power} must lie between 0 and 1")
-    if found is None:
+    if spread is None:
         return None
-    wanted = abs(float(values.mean()) if effect is None else effect)
-    k, deviation = found
+    target = abs(float(values.mean()) if effect is None else effect)
+    k, deviation = spread
 
-    def enough(tasks: int) -> bool:
-        return _multiple(tasks, alpha, power) * deviation <= wanted * math.sqrt(tasks)
+    def suffices(tasks: int) -> bool:
+        return _detectable_multiple(tasks, alpha, power) * deviation <= target * math.sqrt(tasks)
 
-    low, high = 1, 2  # `low` is never enough, `high` grows until it is
-    while not enough(high):
-        if high > _TOO_MANY:
+    low, high = 1, 2  # bisection: `low` never suffices, `high` doubles until it does
+    while not suffices(high):
+        if high > _MAX_TASKS:
             return None
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return TasksToSettle(wanted, high, max(0, high - k))
+        low, high = (low, middle) if suffices(middle) else (middle, high)
+    return TasksToSettle(target, high, max(0, high - k))
 
 
 def _spread(values: Floats, clusters: Labels | None) -> tuple[int, float] | None:
-    """The number of tasks K, and the deviation whose K-th part of the variance is that of the mean; None if unknown."""
+    """The number of tasks K, and sqrt(K) times the standard error of the mean: the deviation of one task.
+
+    None with fewer than two tasks or without variance.
+    """
     totals = totals_by_label("diffs", values, clusters)
     k = totals.sums.size
     if k < 2 or np.ptp(values) == 0:
@@ -96,5 +98,5 @@ def _spread(values: Floats, clusters: Labels | None) -> tuple[int, float] | None
     return k, standard_error(totals) * math.sqrt(k)
 
 
-def _multiple(tasks: int, alpha: float, power: float) -> float:
+def _detectable_multiple(tasks: int, alpha: float, power: float) -> float:
     return float(stdtrit(tasks - 1, 1 - alpha / 2) + stdtrit(tasks - 1, power))

@@ -1,8 +1,8 @@
-"""Differences per task, into the exact p-value of Wilcoxon's signed ranks.
+"""Differences per task -> the exact p-value of Wilcoxon's signed-rank test.
 
-Invariant: the p-value is that of all 2^K signs of the ranks that were seen, ties and zeros included; no table and no
-normal curve stands in for it below `_EXACT_UP_TO` tasks. It asks whether differences lie symmetrically around 0, not
-what their mean is, and knows neither pairs nor samples.
+Invariant: the p-value is that of all 2^K signs of the observed ranks, ties and zeros included; up to `_EXACT_UP_TO`
+tasks no table and no normal approximation stands in for it. The null hypothesis is that differences lie symmetrically
+around 0, not that their mean is 0.
 
 Sources:
 
@@ -18,29 +18,31 @@ from scipy.special import ndtr
 
 from marft_bridge.statistics.clusters import Floats
 
-_EXACT_UP_TO = 400  # tasks: a tenth of a second; beyond, the normal curve is right to the third digit
+_EXACT_UP_TO = 400  # tasks: a tenth of a second; beyond, the normal approximation is right to the third digit
 
 
-def signed_rank_p(diffs: Floats) -> float:
+def signed_rank_p_value(diffs: Floats) -> float:
     """Differences [K], one per task, into the two-sided p-value of Wilcoxon's test with Pratt's zeros."""
-    sizes = np.abs(diffs)
-    if not sizes.any():
+    magnitudes = np.abs(diffs)
+    if not magnitudes.any():
         return 1.0
-    # Means of the same samples in another order differ in the last bits; such sizes are ties.
-    _, index, counts = np.unique(np.round(sizes / sizes.max(), 12), return_inverse=True, return_counts=True)
-    last = counts.cumsum()
-    doubled = (2 * last - counts + 1)[index]  # twice the mean rank of each tie: whole numbers
-    moved = sizes > 0
-    doubled, positive = doubled[moved], diffs[moved] > 0
-    total, seen = int(doubled.sum()), int(doubled[positive].sum())
-    low = min(seen, total - seen)
-    if doubled.size > _EXACT_UP_TO:
-        deviation = 0.5 * float(np.sqrt((doubled.astype(np.float64) ** 2).sum()))
-        return float(min(1.0, 2.0 * ndtr((low + 1 - total / 2) / deviation)))  # half a rank of continuity, doubled
-    chance = np.zeros(total + 1)  # of each sum of positive doubled ranks; one rank more at a time
-    chance[0] = 1.0
-    for rank in doubled:
-        with_rank = np.zeros_like(chance)
-        with_rank[rank:] = chance[: total + 1 - rank]
-        chance = (chance + with_rank) / 2
-    return float(min(1.0, 2.0 * chance[: low + 1].sum()))
+    # Means of the same samples in another order differ in the last bits; such magnitudes are ties.
+    rounded = np.round(magnitudes / magnitudes.max(), 12)
+    _, tie_indices, counts = np.unique(rounded, return_inverse=True, return_counts=True)
+    last_ranks = counts.cumsum()
+    doubled_ranks = (2 * last_ranks - counts + 1)[tie_indices]  # twice the mean rank of each tie: whole numbers
+    nonzero = magnitudes > 0
+    doubled_ranks, positive = doubled_ranks[nonzero], diffs[nonzero] > 0
+    total, positive_sum = int(doubled_ranks.sum()), int(doubled_ranks[positive].sum())
+    smaller_sum = min(positive_sum, total - positive_sum)
+    if doubled_ranks.size > _EXACT_UP_TO:
+        deviation = 0.5 * float(np.sqrt((doubled_ranks.astype(np.float64) ** 2).sum()))
+        # + 1 is the continuity correction of half a rank, doubled as the ranks are
+        return float(min(1.0, 2.0 * ndtr((smaller_sum + 1 - total / 2) / deviation)))
+    probabilities = np.zeros(total + 1)  # null distribution of the sum of positive doubled ranks; one rank at a time
+    probabilities[0] = 1.0
+    for rank in doubled_ranks:
+        with_rank = np.zeros_like(probabilities)
+        with_rank[rank:] = probabilities[: total + 1 - rank]
+        probabilities = (probabilities + with_rank) / 2
+    return float(min(1.0, 2.0 * probabilities[: smaller_sum + 1].sum()))

@@ -1,1 +1,1 @@
-"""What the user calls their tasks -> a list of tasks: one module for each layout, `reading` for what all must hold."""
+"""The `graph.tasks` of a configuration -> a list of tasks: one module a layout, `reading` for all of them."""

@@ -1,8 +1,7 @@
-"""A file of JSON lines, or one JSON file -> objects, each with where it stands.
+"""A file of JSON lines, or one JSON file -> objects, each with its location for error messages.
 
-Invariants: lines are read one after the other and none is longer than MAX_LINE, so that no file fills the memory at
-once; a line ends at a line feed and nowhere else; what is no JSON object is one line with the file, the place and what
-is wrong. It does not know what the objects mean.
+Invariants: lines are read one at a time and none is longer than MAX_LINE, so that no file fills the memory; a line ends
+at a line feed and nowhere else; anything but a JSON object is refused in one line that names the file and the location.
 """
 
 from __future__ import annotations
@@ -14,31 +13,31 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from marft_bridge.errors import GraphError
+from marft_bridge.common.errors import GraphError
 
 MAX_LINE = 16 << 20  # bytes of one task
-Placed = tuple[str, dict[str, Any]]
-"""Where, as a message says it; and the object."""
+LocatedRecord = tuple[str, dict[str, Any]]
+"""(location as error messages name it, the object)."""
 
 
-def jsonl_to_objects(path: Path) -> Iterator[Placed]:
-    """Every object of the file, in order; empty lines are passed over. A name that ends in .gz is read as gzip.
+def jsonl_to_objects(path: Path) -> Iterator[LocatedRecord]:
+    """Every object of the file, in order, without empty lines. A name that ends in .gz is read as gzip.
 
     Raises:
-        GraphError: it cannot be read, or a line is too long, or no JSON object.
+        GraphError: the file cannot be read, or a line is too long or no JSON object.
     """
     try:
-        with _opened(path) as file:
+        with _open(path) as file:
             number = 0
             while line := file.readline(MAX_LINE + 1):
                 number += 1
-                where = f"line {number} of {str(path)!r}"
+                location = f"line {number} of {str(path)!r}"
                 if len(line) > MAX_LINE:
-                    raise GraphError(f"graph.tasks: {where} is longer than {MAX_LINE >> 20} MiB; a task is one line")
+                    raise GraphError(f"graph.tasks: {location} is longer than {MAX_LINE >> 20} MiB; a task is one line")
                 if number == 1:
-                    line = line.removeprefix(b"\xef\xbb\xbf")  # as editors of Windows begin a file
+                    line = line.removeprefix(b"\xef\xbb\xbf")  # the byte order mark of editors on Windows
                 if line.strip():
-                    yield where, bytes_to_object(line, where)
+                    yield location, bytes_to_object(line, location)
     except (OSError, EOFError, zlib.error) as error:
         raise GraphError(f"graph.tasks: cannot read {str(path)!r}: {error}") from None
 
@@ -55,41 +54,41 @@ def file_to_object(path: Path) -> dict[str, Any]:
     return bytes_to_object(content, repr(str(path)))
 
 
-def bytes_to_object(line: bytes, where: str) -> dict[str, Any]:
-    """JSON in UTF-8 -> an object. Raises GraphError, which names `where`."""
+def bytes_to_object(line: bytes, location: str) -> dict[str, Any]:
+    """JSON in UTF-8 -> an object. Raises GraphError, which names the location."""
     try:
-        found = json.loads(line.decode("utf-8"), parse_constant=_refuse)
+        record = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:  # bytes that are no UTF-8 are a ValueError too
-        raise GraphError(f"graph.tasks: {where} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise GraphError(f"graph.tasks: {where} is not a JSON object")
-    return found
+        raise GraphError(f"graph.tasks: {location} is not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise GraphError(f"graph.tasks: {location} is not a JSON object")
+    return record
 
 
-def text_field(record: dict[str, Any], name: str, where: str, layout: str) -> str:
-    """A field that the layout must have, and that holds a text. Raises GraphError."""
+def read_text_field(record: dict[str, Any], name: str, location: str, layout: str) -> str:
+    """The text of a field that the layout requires. Raises GraphError: it is missing, or no text."""
     if name not in record:
-        has = ", ".join(sorted(record)) or "nothing"
-        raise GraphError(f"graph.tasks: {where} lacks {name!r}, which {layout} has; it has: {has}")
+        present_fields = ", ".join(sorted(record)) or "nothing"
+        raise GraphError(f"graph.tasks: {location} lacks {name!r}, which {layout} has; it has: {present_fields}")
     if not isinstance(record[name], str):
-        raise GraphError(f"graph.tasks: {name!r} in {where} is a {type(record[name]).__name__}, not a text")
+        raise GraphError(f"graph.tasks: {name!r} in {location} is a {type(record[name]).__name__}, not a text")
     return str(record[name])
 
 
-def with_made(record: dict[str, Any], where: str, **made: Any) -> dict[str, Any]:
-    """The record with fields that the reader makes. Raises GraphError where the record has one of them already."""
-    taken = sorted(made.keys() & record.keys())
-    if taken:
+def add_fields(record: dict[str, Any], location: str, **fields: Any) -> dict[str, Any]:
+    """The record with fields that the reader derives. Raises GraphError where the record already has one of them."""
+    conflicts = sorted(fields.keys() & record.keys())
+    if conflicts:
         raise GraphError(
-            f"graph.tasks: {where} has a field {taken[0]!r}, which this reader makes itself; rename it, or read the "
-            'file as kind = "jsonl"'
+            f"graph.tasks: {location} has a field {conflicts[0]!r}, which this reader makes itself; rename it, or "
+            'read the file as kind = "jsonl"'
         )
-    return record | made
+    return record | fields
 
 
-def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
+def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
     return gzip.GzipFile(path) if path.suffix == ".gz" else path.open("rb")
 
 
-def _refuse(constant: str) -> None:
+def _refuse_constant(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON value")

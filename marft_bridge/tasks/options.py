@@ -1,15 +1,15 @@
-"""`graph.tasks` as the configuration writes it: a name, or a table that says the layout.
+"""`graph.tasks` as the configuration writes it: a name, or a table whose `kind` names the layout.
 
-Invariant: a table's options all do something for its kind; others are refused by name. It reads no file.
+Invariant: a table takes only the options that have an effect for its kind; others are refused by name. No file is read.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, JsonValue, Tag
 
-NAME = "name"
+_NAME_TAG = "name"
 
 
 class _Source(BaseModel):
@@ -80,46 +80,46 @@ class GymTasks(_Source):
 
 
 AnySource = JsonlTasks | ParquetTasks | MathTasks | Gsm8kTasks | HumanEvalTasks | GymTasks
+"""A table; `marft_bridge.tasks.reading` has the reader of each kind."""
+
 SOURCES: dict[str, type[AnySource]] = {
-    str(source.model_fields["kind"].default): source
-    for source in (JsonlTasks, ParquetTasks, MathTasks, Gsm8kTasks, HumanEvalTasks, GymTasks)
+    str(source.model_fields["kind"].default): source for source in get_args(AnySource)
 }
 
 
-def _tag(value: Any) -> str:
+def _value_to_tag(value: Any) -> str:
     if isinstance(value, str):
-        return NAME
+        return _NAME_TAG
     return str(value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None))
 
 
-AnyTasks = Annotated[
-    Annotated[str, Tag(NAME)]
-    | Annotated[JsonlTasks, Tag("jsonl")]
-    | Annotated[ParquetTasks, Tag("parquet")]
-    | Annotated[MathTasks, Tag("math")]
-    | Annotated[Gsm8kTasks, Tag("gsm8k")]
-    | Annotated[HumanEvalTasks, Tag("humaneval")]
-    | Annotated[GymTasks, Tag("reasoning_gym")],
-    Discriminator(
-        _tag,
-        custom_error_type="tasks",
-        custom_error_message="a name, or a table whose kind is one of " + ", ".join(SOURCES),
-    ),
-]
+_TAGGED = (
+    Annotated[str, Tag(_NAME_TAG)],
+    *(Annotated[source, Tag(kind)] for kind, source in SOURCES.items()),
+)
+_DISCRIMINATOR = Discriminator(
+    _value_to_tag,
+    custom_error_type="tasks",
+    custom_error_message="a name, or a table whose kind is one of " + ", ".join(SOURCES),
+)
+if TYPE_CHECKING:
+    AnyTasks = str | AnySource
+else:
+    AnyTasks = Annotated[Union[_TAGGED], _DISCRIMINATOR]  # noqa: UP007 - of as many members as there are kinds
 """A name (a JSONL or Parquet file, or an iterable) or a table."""
 
 
 def text_to_tasks(text: str) -> str | AnySource:
-    """What a flag can say: a name as in the configuration, or `KIND:WHERE`, as `gsm8k:train.jsonl`."""
-    kind, colon, where = text.partition(":")
-    if not colon or kind not in SOURCES or not where:
+    """A command-line value -> a name as in the configuration, or the table for `KIND:WHERE` (`gsm8k:train.jsonl`)."""
+    kind, colon, location = text.partition(":")
+    if not colon or kind not in SOURCES or not location:
         return text
     source = SOURCES[kind]
-    return source.model_validate({"dataset" if source is GymTasks else "path": where})
+    return source.model_validate({"dataset" if source is GymTasks else "path": location})
 
 
 def tasks_to_text(tasks: str | AnySource) -> str:
-    """How messages call it."""
+    """The name, file or generator, as messages name the tasks."""
     if isinstance(tasks, str):
         return tasks
     return tasks.dataset if isinstance(tasks, GymTasks) else tasks.path

@@ -1,8 +1,8 @@
 """A Parquet file -> tasks, one a row, by DuckDB.
 
-Invariants: rows come in the file's order and in bounded pieces; a value becomes what DuckDB writes as JSON (a date is
-its ISO text, a decimal a number), so that a task can be stored; only that one local file is read, and no extension of
-DuckDB is fetched. It does not know what the columns mean.
+Invariants: rows come in the file's order and in chunks of bounded size; a value becomes what DuckDB writes as JSON (a
+date is its ISO text, a decimal a number), so that a task can be stored; only that one local file is read, and no
+extension of DuckDB is fetched.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ from pathlib import Path
 
 import duckdb
 
-from marft_bridge.errors import GraphError
-from marft_bridge.tasks.lines import MAX_LINE, Placed, bytes_to_object
+from marft_bridge.common.errors import GraphError
+from marft_bridge.tasks.lines import MAX_LINE, LocatedRecord, bytes_to_object
 
-_ROWS = 256  # at a time
+_CHUNK_ROWS = 256
 _OFFLINE = {"autoinstall_known_extensions": False, "autoload_known_extensions": False, "threads": 1}
-_PATTERN = frozenset("*?[")  # DuckDB would take such a name for several files
+_PATTERN_CHARACTERS = frozenset("*?[")  # DuckDB reads a name with one of these as a pattern for several files
 
 
-def parquet_to_objects(path: Path) -> Iterator[Placed]:
-    """Every row of the file, in order. Raises GraphError: it cannot be read, or a value cannot be a task's."""
+def parquet_to_objects(path: Path) -> Iterator[LocatedRecord]:
+    """Every row of the file, in order. Raises GraphError: the file cannot be read, or a value is no JSON."""
     if not path.is_file():
         raise GraphError(f"graph.tasks: there is no file {str(path)!r}")
-    if not _PATTERN.isdisjoint(str(path)):
-        raise GraphError(f"graph.tasks: {str(path)!r} holds one of {' '.join(sorted(_PATTERN))}; rename the file")
+    if not _PATTERN_CHARACTERS.isdisjoint(str(path)):
+        raise GraphError(
+            f"graph.tasks: {str(path)!r} holds one of {' '.join(sorted(_PATTERN_CHARACTERS))}; rename the file"
+        )
     try:
         with duckdb.connect(config=dict(_OFFLINE)) as connection:
             # The rows' alias must be no column's name: DuckDB would take the column for it.
@@ -33,13 +35,13 @@ def parquet_to_objects(path: Path) -> Iterator[Placed]:
                 "SELECT to_json(_whole_row)::VARCHAR FROM read_parquet(?) AS _whole_row", [str(path)]
             )
             number = 0
-            while some := rows.fetchmany(_ROWS):
-                for (text,) in some:
+            while chunk := rows.fetchmany(_CHUNK_ROWS):
+                for (text,) in chunk:
                     number += 1
-                    where = f"row {number} of {str(path)!r}"
+                    location = f"row {number} of {str(path)!r}"
                     if len(text) > MAX_LINE:
-                        raise GraphError(f"graph.tasks: {where} is longer than {MAX_LINE >> 20} MiB")
-                    yield where, bytes_to_object(text.encode(), where)
+                        raise GraphError(f"graph.tasks: {location} is longer than {MAX_LINE >> 20} MiB")
+                    yield location, bytes_to_object(text.encode(), location)
     except duckdb.Error as error:
-        why = " ".join(str(error).split("LINE 1")[0].split())
-        raise GraphError(f"graph.tasks: cannot read {str(path)!r}: {why}") from None
+        reason = " ".join(str(error).split("LINE 1")[0].split())
+        raise GraphError(f"graph.tasks: cannot read {str(path)!r}: {reason}") from None

@@ -1,1 +1,1 @@
-"""`marft-bridge traces`: look into a store, take it elsewhere, take somebody out of it."""
+"""`marft-bridge traces`: show, query, check, export, import and erase the episodes of a trace store."""

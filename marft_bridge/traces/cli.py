@@ -1,6 +1,6 @@
-"""The commands of `marft-bridge traces`: parse, call one function, print.
+"""The commands of `marft-bridge traces`: options of the command line -> a call of one function each.
 
-What they do is in the modules named after them, which are imported when their command runs.
+The functions are in the other modules of this folder, which are imported only when their command runs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from marft_bridge.errors import ConfigError
-from marft_bridge.traces.where import flags_to_store
+from marft_bridge.common.errors import ConfigError
+from marft_bridge.traces.store_path import flags_to_store
 
 app = typer.Typer(
     name="traces",
@@ -42,6 +42,9 @@ def list_(
     task: Annotated[str | None, typer.Option(help="Only of this task.")] = None,
     node: Annotated[str | None, typer.Option(help="Only those in which this node called a model.")] = None,
     outcome: Annotated[str | None, typer.Option(help="Only terminated, truncated or failed.")] = None,
+    thread: Annotated[str | None, typer.Option(help="Only of this thread of the app's.")] = None,
+    user: Annotated[str | None, typer.Option(help="Only of this user, as the app's metadata names them.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Only with this tag.")] = None,
     reward: Annotated[str | None, typer.Option(help="Only with such a team reward: 'name>0.5'.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest.")] = 20,
     waiting: Annotated[bool, typer.Option("--waiting", help="Traces whose spans have not all arrived.")] = False,
@@ -52,15 +55,24 @@ def list_(
     from marft_bridge.traces import listing
 
     filters = {"run_id": run_id, "split": split, "task": task, "node": node, "outcome": outcome, "reward": reward}
+    filters |= {"thread": thread, "user": user, "tag": tag}
     path = flags_to_store(config, run, store)
     if waiting or refused:
         listing.refuse_flags(waiting, refused, filters)
-        listing.list_unassembled(path, "waiting" if waiting else "refused", limit, as_json, _console())
+        listing.list_unassembled(path, "waiting" if waiting else "refused", limit, as_json=as_json, console=_console())
         return
     chosen = listing.Filters(
-        run_id, split, task, node, outcome, None if reward is None else listing.text_to_reward_filter(reward)
+        run_id,
+        split,
+        task,
+        node=node,
+        outcome=outcome,
+        thread=thread,
+        user=user,
+        tag=tag,
+        reward=None if reward is None else listing.text_to_reward_filter(reward),
     )
-    listing.list_episodes(path, chosen, limit, as_json, _console())
+    listing.list_episodes(path, chosen, limit, as_json=as_json, console=_console())
 
 
 @app.command(epilog="Example: marft-bridge traces sql 'FROM episode_summary' --config examples/math_duo/bridge.toml")
@@ -80,7 +92,9 @@ def sql(
     from marft_bridge.traces.sql import show_sql
 
     form: Literal["table", "json", "csv"] = "json" if as_json else "csv" if as_csv else "table"
-    show_sql(flags_to_store(config, run, store), question, form, limit or None, seconds, _console())
+    show_sql(
+        flags_to_store(config, run, store), question, form, limit=limit or None, seconds=seconds, console=_console()
+    )
 
 
 @app.command(epilog="Example: marft-bridge traces doctor --config examples/math_duo/bridge.toml")
@@ -94,7 +108,7 @@ def doctor(
     """Check every law of a store, and say what is wrong with which episode; exit code 1 when something is."""
     from marft_bridge.traces.doctor import doctor as check
 
-    if not check(flags_to_store(config, run, store), limit or None, as_json, _console()):
+    if not check(flags_to_store(config, run, store), limit or None, as_json, console=_console()):
         raise typer.Exit(1)
 
 
@@ -121,7 +135,7 @@ def show(
 
     characters = None if full else SHORT_TEXT if text else 0
     path = flags_to_store(config, run, store)
-    show_episode(path, episode, _console(), matrix=matrix, as_json=as_json, text=characters, gamma=gamma, lam=lam)
+    show_episode(path, episode, _console(), matrix=matrix, as_json=as_json, text_limit=characters, gamma=gamma, lam=lam)
 
 
 @app.command(epilog="Example: marft-bridge traces export archive --config examples/math_duo/bridge.toml")
@@ -135,7 +149,7 @@ def export(
     """Add to a folder what it lacks of a store, as Parquet by run and day."""
     from marft_bridge.traces import exports
 
-    exports.export(flags_to_store(config, run, store), target, as_json, _console())
+    exports.export(flags_to_store(config, run, store), target, as_json, console=_console())
 
 
 @app.command("import", epilog="Example: marft-bridge traces import archive --store other.duckdb")
@@ -149,7 +163,15 @@ def import_(
     """Add to a store what it lacks of an export."""
     from marft_bridge.traces import exports
 
-    exports.import_(folder, flags_to_store(config, run, store), as_json, _console())
+    exports.import_(folder, flags_to_store(config, run, store), as_json, console=_console())
+
+
+@app.command("take-in", epilog="Example: marft-bridge traces take-in --store traces.duckdb")
+def take_in(config: Config = None, run: Run = None, store: Store = None, as_json: AsJson = False) -> None:
+    """Put what was recorded into the store. Not needed to see it, but a long journal is read anew by each command."""
+    from marft_bridge.traces.exports import take_in_journal
+
+    take_in_journal(flags_to_store(config, run, store), as_json, console=_console())
 
 
 @app.command(epilog="Example: marft-bridge traces vacuum --config examples/math_duo/bridge.toml")
@@ -174,5 +196,5 @@ def erase(
     """Erase a subject, or what is old, and rewrite the file so that no byte of it is left."""
     from marft_bridge.traces import erase as erasing
 
-    wish = erasing.flags_to_wish(subject, older_than, exports or (), time.time_ns())
-    erasing.erase(flags_to_store(config, run, store), wish, dry_run, as_json, _console())
+    request = erasing.flags_to_request(subject, older_than, exports or (), now_ns=time.time_ns())
+    erasing.erase(flags_to_store(config, run, store), request, dry_run, as_json=as_json, console=_console())

@@ -1,56 +1,67 @@
-"""One episode with its spans and advantages -> a tree, or D as a matrix, for people.
+"""One episode with its spans and advantages -> a tree for the terminal, or its dependency function D as a matrix.
 
     episode > superstep > node execution > calls (actions) and tools, and what is nested in them
 
-Invariant: all text of the episode goes through `plain`, so nothing in it is obeyed by a terminal or taken for markup.
-Where the parts come from is not known here.
+Invariant: all text of the episode goes through `text_to_line` or `text_to_lines`, so that a terminal obeys no control
+character in it and rich takes none of it for markup.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
 from rich.text import Text
 from rich.tree import Tree
 
+from marft_bridge.common.terminal_text import text_to_line, text_to_lines, value_to_json
 from marft_bridge.traces.advantages import Advantages
 from marft_bridge.traces.listing import time_to_text, tokens_to_text
-from marft_bridge.traces.plain import text_to_line, text_to_lines, value_to_json
 from trace_store import conventions as c
 from trace_store.records import Action, Edge, Reward, SpanRow, Trajectory
+from trace_store.threads import EpisodeLink, LinkKind
 
 KIND_LETTERS = {"trigger": "t", "data": "d", "send": "s", "tool": "o"}
-SHORT_TEXT = 400  # characters of each message, unless all of it is asked for
+LINK_WORDS: dict[LinkKind, str] = {
+    "turn": "the turn after",
+    "resume": "resumes",
+    "fork": "forks",
+    "replay": "replays",
+}
+SHORT_TEXT = 400  # characters of each message with `--text`
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What is drawn. `text`: characters of each prompt message and answer; 0 for none, None for all of them."""
+class EpisodeParts:
+    """An episode to draw. `text_limit`: characters per prompt message and answer; 0 for none, None for all."""
 
     trajectory: Trajectory
     spans: Sequence[SpanRow]
     advantages: Sequence[Advantages]
-    text: int | None = 0
+    text_limit: int | None = 0
+    link: EpisodeLink = field(default_factory=EpisodeLink)
+    followers: Sequence[tuple[str, LinkKind]] = ()  # the episodes that go on with it, and how
 
 
-def episode_to_tree(shown: Shown) -> Tree:
-    """The whole drawing."""
-    drawer = _Drawer(shown)
-    tree = Tree(drawer.episode())
-    root = next((span for span in shown.spans if span.parent_span_id is None), None)
+def episode_to_tree(parts: EpisodeParts) -> Tree:
+    """The tree: supersteps with their calls and tools, then rewards, then advantages."""
+    drawer = _Drawer(parts)
+    tree = Tree(drawer.episode_label())
+    root = next((span for span in parts.spans if span.parent_span_id is None), None)
     if root is not None:
-        drawer.grow(tree, root.span_id)
+        drawer.add_text(tree, "input", root.attributes.get(c.INPUT))
+        drawer.add_children(tree, root.span_id)
+        drawer.add_text(tree, "output", root.attributes.get(c.OUTPUT))
     drawer.add_rewards(tree)
     drawer.add_advantages(tree)
     return tree
 
 
 def dependencies_to_rows(trajectory: Trajectory) -> tuple[list[str], list[list[str]]]:
-    """D as a matrix: a row for each action, and under each other action the letters of their edges, `?` for a bound."""
+    """D as a matrix (columns, rows): row i, column j has the letters of the edges j -> i, `?` for an upper bound."""
     numbers = {action.action_id: action.index for action in trajectory.actions}
     cells: dict[tuple[int | None, int | None], str] = {}
     for edge in sorted(trajectory.edges, key=lambda edge: edge.kind):
@@ -58,55 +69,76 @@ def dependencies_to_rows(trajectory: Trajectory) -> tuple[list[str], list[list[s
         cells[key] = cells.get(key, "") + KIND_LETTERS.get(edge.kind, "!") + ("" if edge.exact else "?")
     columns = ["#", "node", *(str(action.index) for action in trajectory.actions)]
     rows = [
-        [str(row.index), row.node, *(cells.get((row.index, other.index), ".") for other in trajectory.actions)]
+        [str(row.index), row.node, *(cells.get((row.index, source.index), ".") for source in trajectory.actions)]
         for row in trajectory.actions
     ]
     return columns, rows
 
 
 class _Drawer:
-    def __init__(self, shown: Shown) -> None:
-        self.shown = shown
-        self.episode_row = shown.trajectory.episode
-        self.actions = {action.action_id: action for action in shown.trajectory.actions}
+    def __init__(self, parts: EpisodeParts) -> None:
+        self.parts = parts
+        self.episode_row = parts.trajectory.episode
+        self.actions = {action.action_id: action for action in parts.trajectory.actions}
         self.incoming: dict[str, list[Edge]] = {}
-        for edge in shown.trajectory.edges:
+        for edge in parts.trajectory.edges:
             self.incoming.setdefault(edge.dst, []).append(edge)
         self.children: dict[str | None, list[SpanRow]] = {}
-        for span in sorted(shown.spans, key=lambda span: (span.start_ns, span.span_id)):
+        for span in sorted(parts.spans, key=lambda span: (span.start_ns, span.span_id)):
             self.children.setdefault(span.parent_span_id, []).append(span)
 
-    def episode(self) -> Text:
-        e = self.episode_row
+    def episode_label(self) -> Text:
+        episode = self.episode_row
         actions = self.actions.values()
         parts = [
-            f"task {e.task_id} sample {e.sample}",
-            f"run {e.run_id}" + (f" round {e.round}" if e.round is not None else ""),
-            *([f"variant {e.variant}"] if e.variant is not None else []),
-            e.split,
+            f"task {episode.task_id} sample {episode.sample}",
+            f"run {episode.run_id}" + (f" round {episode.round}" if episode.round is not None else ""),
+            *([f"variant {episode.variant}"] if episode.variant is not None else []),
+            episode.split,
             f"{len(actions)} actions",
-            f"{(e.ended_ns - e.started_ns) / 1e9:.2f} s",
-            f"{time_to_text(e.started_ns)} UTC",
+            f"{(episode.ended_ns - episode.started_ns) / 1e9:.2f} s",
+            f"{time_to_text(episode.started_ns)} UTC",
         ]
-        title = Text(text_to_line(f"episode {e.episode_id}  "), style="bold")
-        outcome = e.outcome if e.reason is None else f"{e.outcome}: {e.reason}"
-        title.append(text_to_line(outcome), style="green" if e.outcome == "terminated" else "yellow")
+        title = Text(text_to_line(f"episode {episode.episode_id}  "), style="bold")
+        outcome = episode.outcome if episode.reason is None else f"{episode.outcome}: {episode.reason}"
+        title.append(text_to_line(outcome), style="green" if episode.outcome == "terminated" else "yellow")
         title.append("\n" + text_to_line("  ".join(parts)), style="not bold")
+        for line in (self._app_line(), self._link_line()):
+            if line:
+                title.append("\n" + text_to_line(line, 1000), style="not bold")
         return title
 
-    def grow(self, branch: Tree, span_id: str) -> None:
-        """Adds what is inside a span, node executions under their superstep."""
+    def _app_line(self) -> str:
+        """What the app said of the run."""
+        episode, turn = self.episode_row, self.parts.link.turn
+        thread = f"thread {episode.thread_id}" + (f" turn {turn}" if turn is not None else "")
+        parts = [
+            *([thread] if episode.thread_id is not None else []),
+            *([f"user {episode.user_id}"] if episode.user_id is not None else []),
+            *(f"{name}={value}" if value else f"tag {name}" for name, value in episode.tags.items()),
+            *([f"metadata {value_to_json(episode.metadata, None)}"] if episode.metadata else []),
+        ]
+        return "  ".join(parts)
+
+    def _link_line(self) -> str:
+        """What it goes on with, and what goes on with it."""
+        link = self.parts.link
+        parts = [f"{LINK_WORDS[link.kind]} {link.linked_episode}"] if link.kind is not None else []
+        return "  ".join([*parts, *(f"then {kind} {episode_id}" for episode_id, kind in self.parts.followers)])
+
+    def add_children(self, branch: Tree, span_id: str) -> None:
+        """Adds the spans inside a span, node executions under their superstep."""
         children = self.children.get(span_id, [])
         for step, spans in groupby(children, key=lambda span: span.attributes.get(c.STEP) if _is_node(span) else None):
-            under = branch if step is None else branch.add(Text(text_to_line(f"step {step}"), style="dim"))
+            parent = branch if step is None else branch.add(Text(text_to_line(f"step {step}"), style="dim"))
             for span in spans:
-                self.grow(self._add(under, span), span.span_id)
+                self.add_children(self._add(parent, span), span.span_id)
 
     def _add(self, branch: Tree, span: SpanRow) -> Tree:
         if span.operation == c.CHAT and span.span_id in self.actions:
             return self._add_action(branch, span, self.actions[span.span_id])
-        what = {c.INVOKE_AGENT: ("", c.NODE, "bold cyan"), c.EXECUTE_TOOL: ("tool ", c.TOOL_NAME, "magenta")}
-        word, key, style = what.get(span.operation, ("", "", ""))
+        styles = {c.INVOKE_AGENT: ("", c.NODE, "bold cyan"), c.EXECUTE_TOOL: ("tool ", c.TOOL_NAME, "magenta")}
+        word, key, style = styles.get(span.operation, ("", "", ""))
         label = Text(text_to_line(word + str(span.attributes.get(key) or span.name)), style=style)
         if span.attributes.get(c.CACHED):
             label.append("  from a cache")
@@ -114,11 +146,11 @@ class _Drawer:
             label.append(text_to_line(f"  failed: {span.status_message or 'no reason given'}", 200), style="red")
         if span.operation != c.INVOKE_AGENT:
             label.append(f"  {(span.end_ns - span.start_ns) / 1e9:.2f} s", style="dim")
-        added = branch.add(label)
+        child = branch.add(label)
         if span.operation == c.EXECUTE_TOOL:
-            self._add_text(added, "arguments", span.attributes.get(c.TOOL_ARGUMENTS))
-            self._add_text(added, "result", span.attributes.get(c.TOOL_RESULT))
-        return added
+            self.add_text(child, "arguments", span.attributes.get(c.TOOL_ARGUMENTS))
+            self.add_text(child, "result", span.attributes.get(c.TOOL_RESULT))
+        return child
 
     def _add_action(self, branch: Tree, span: SpanRow, action: Action) -> Tree:
         prompt = action.prompt_tokens if action.prompt_ids is None else len(action.prompt_ids)
@@ -136,46 +168,48 @@ class _Drawer:
         else:
             label.append(text_to_line(f"  not trainable: {action.untrainable_reason}", 300), style="yellow")
         label.append("\n" + text_to_line(self._dependencies(action)), style="dim")
-        for reward in self.shown.trajectory.rewards:
+        for reward in self.parts.trajectory.rewards:
             if reward.action_id == action.action_id:
                 label.append("\n" + _reward_to_text(reward), style="blue")
-        added = branch.add(label)
+        child = branch.add(label)
         for role, text in messages_to_texts(span.attributes.get(c.INPUT_MESSAGES)):
-            self._add_text(added, f"> {role}", text)
-        self._add_text(added, "< answer", action.completion)
-        return added
+            self.add_text(child, f"> {role}", text)
+        self.add_text(child, "< answer", action.completion)
+        return child
 
     def _dependencies(self, action: Action) -> str:
-        found: dict[str, list[str]] = {}
+        kinds_by_source: dict[str, list[str]] = {}
         for edge in self.incoming.get(action.action_id, []):
-            found.setdefault(edge.src, []).append(edge.kind + ("" if edge.exact else "?"))
-        if not found:
+            kinds_by_source.setdefault(edge.src, []).append(edge.kind + ("" if edge.exact else "?"))
+        if not kinds_by_source:
             return "depends on no other action"
         names = {key: f"#{source.index} {source.node}" for key, source in self.actions.items()}
-        return "after " + ", ".join(f"{names.get(src, src)} ({' '.join(kinds)})" for src, kinds in found.items())
+        return "after " + ", ".join(
+            f"{names.get(src, src)} ({' '.join(kinds)})" for src, kinds in kinds_by_source.items()
+        )
 
-    def _add_text(self, branch: Tree, title: str, text: Any) -> None:
-        most = self.shown.text
-        if most == 0 or text is None:
+    def add_text(self, branch: Tree, title: str, text: Any) -> None:
+        limit = self.parts.text_limit
+        if limit == 0 or text is None:
             return
-        words = text if isinstance(text, str) else value_to_json(text, None)
-        cut = "" if most is None or len(words) <= most else f"… ({len(words)} characters)"
-        lines = text_to_lines(words if most is None else words[:most])
+        content = text if isinstance(text, str) else value_to_json(text, None)
+        cut = "" if limit is None or len(content) <= limit else f"… ({len(content)} characters)"
+        lines = text_to_lines(content if limit is None else content[:limit])
         label = Text(text_to_line(f"{title}: "), style="dim")
         label.append("\n".join(lines) + cut, style="not dim")
         branch.add(label)
 
     def add_rewards(self, tree: Tree) -> None:
-        rewards = [reward for reward in self.shown.trajectory.rewards if reward.scope != "step"]
-        branch = tree.add(Text("rewards" if self.shown.trajectory.rewards else "no rewards", style="bold"))
+        rewards = [reward for reward in self.parts.trajectory.rewards if reward.scope != "step"]
+        branch = tree.add(Text("rewards" if self.parts.trajectory.rewards else "no rewards", style="bold"))
         for reward in rewards:
             branch.add(Text(_reward_to_text(reward)))
 
     def add_advantages(self, tree: Tree) -> None:
-        if not self.shown.advantages:
+        if not self.parts.advantages:
             return
         branch = tree.add(Text("advantages without a critic", style="bold"))
-        for estimate in self.shown.advantages:
+        for estimate in self.parts.advantages:
             label = f"{estimate.reward}: {estimate.label}: "
             if estimate.values is None:
                 label += f"none, {estimate.why_not}"
@@ -190,8 +224,8 @@ def _is_node(span: SpanRow) -> bool:
 
 
 def _reward_to_text(reward: Reward) -> str:
-    whose = {"step": "step ", "agent": f"agent {reward.node} "}.get(reward.scope, "team ")
-    return text_to_line(f"{whose}{reward.name} {reward.value:.6g}  from {reward.source}")
+    owner = {"step": "step ", "agent": f"agent {reward.node} "}.get(reward.scope, "team ")
+    return text_to_line(f"{owner}{reward.name} {reward.value:.6g}  from {reward.source}")
 
 
 def messages_to_texts(messages: Any) -> Iterable[tuple[str, str]]:
@@ -201,22 +235,28 @@ def messages_to_texts(messages: Any) -> Iterable[tuple[str, str]]:
             messages = json.loads(messages)
         except ValueError:
             return [("unknown", messages)]
-    found = []
+    roles_and_texts = []
     for message in messages if isinstance(messages, list) else []:
-        bag = message if isinstance(message, dict) else {"content": message}
-        inner = bag["data"] if isinstance(bag.get("data"), dict) else bag
-        content = inner.get("content", inner.get("parts"))
+        fields = message if isinstance(message, dict) else {"content": message}
+        # LangChain's `messages_to_dict` nests the message under "data"; others have content or parts at the top.
+        content_fields = fields["data"] if isinstance(fields.get("data"), dict) else fields
+        content = content_fields.get("content", content_fields.get("parts"))
         if isinstance(content, list):
-            texts = [part.get("content", part.get("text")) if isinstance(part, dict) else part for part in content]
+            part_texts = [part.get("content", part.get("text")) if isinstance(part, dict) else part for part in content]
             parts = [
                 text if isinstance(text, str) else value_to_json(part, None)
-                for text, part in zip(texts, content, strict=True)
+                for text, part in zip(part_texts, content, strict=True)
             ]
             content = "\n".join(parts)
-        calls = inner.get("tool_calls")
-        words = [
+        calls = content_fields.get("tool_calls")
+        sections = [
             content if isinstance(content, str) else value_to_json(content, None),
             *([value_to_json(calls, None)] if calls else []),
         ]
-        found.append((str(bag.get("role", bag.get("type", "unknown"))), "\n".join(word for word in words if word)))
-    return found
+        roles_and_texts.append(
+            (
+                str(fields.get("role", fields.get("type", "unknown"))),
+                "\n".join(section for section in sections if section),
+            )
+        )
+    return roles_and_texts

@@ -1,6 +1,6 @@
 """`marft-bridge traces show`: the first digits of an episode's id -> a drawing, its matrix D, or all of it as JSON.
 
-Invariant: digits that fit several episodes are refused, never resolved. How it looks is in `drawing`.
+Invariant: digits that fit several episodes are refused, never resolved. The drawing is made in `drawing`.
 """
 
 from __future__ import annotations
@@ -10,39 +10,42 @@ from pathlib import Path
 
 from rich.console import Console
 
-from marft_bridge.errors import ConfigError
+from marft_bridge.common.errors import ConfigError
+from marft_bridge.common.terminal_text import print_line, print_table, text_to_line, value_to_json
 from marft_bridge.traces.advantages import episode_to_group, trajectory_to_advantages
-from marft_bridge.traces.drawing import KIND_LETTERS, Shown, dependencies_to_rows, episode_to_tree
-from marft_bridge.traces.opening import store_to_read
-from marft_bridge.traces.plain import print_line, print_table, text_to_line, value_to_json
+from marft_bridge.traces.drawing import KIND_LETTERS, EpisodeParts, dependencies_to_rows, episode_to_tree
+from marft_bridge.traces.store_reader import open_for_reading
 from trace_store.store import TraceStore
+from trace_store.threads import episode_to_next, episodes_to_links
 
-_UNBOUNDED = 1_000_000  # characters in a line
-_NAMED = 5  # candidates in an error
+_UNBOUNDED_WIDTH = 1_000_000  # characters in a line
+_MAX_CANDIDATES = 5  # in an error
 
 
 def prefix_to_episode(store: TraceStore, prefix: str) -> str:
     """The one episode whose id is, or begins with, `prefix`. Raises ConfigError when there is none or several."""
     rows = store.sql(
         "SELECT episode_id FROM episodes WHERE starts_with(episode_id, ?) ORDER BY episode_id <> ?, episode_id LIMIT ?",
-        (prefix, prefix, _NAMED + 1),
+        (prefix, prefix, _MAX_CANDIDATES + 1),
     )
-    found = [row[0] for row in rows]
-    if len(found) == 1 or prefix in found:
-        return str(found[0])
-    shown = text_to_line(prefix, 40)
-    if found:
-        some = ", ".join(found[:_NAMED]) + (", ..." if len(found) > _NAMED else "")
-        raise ConfigError(f"traces show: several episodes begin with '{shown}': {some}; give more digits")
-    others = store.sql(
+    episode_ids = [row[0] for row in rows]
+    if len(episode_ids) == 1 or prefix in episode_ids:
+        return str(episode_ids[0])
+    printed_prefix = text_to_line(prefix, 40)
+    if episode_ids:
+        candidates = ", ".join(episode_ids[:_MAX_CANDIDATES]) + (", ..." if len(episode_ids) > _MAX_CANDIDATES else "")
+        raise ConfigError(
+            f"traces show: several episodes begin with '{printed_prefix}': {candidates}; give more digits"
+        )
+    trace_rows = store.sql(
         "SELECT s.trace_id, f.reason FROM spans s LEFT JOIN refusals f USING (trace_id)"
         " WHERE starts_with(s.trace_id, ?) LIMIT 1",
         (prefix,),
     )
-    if others:
-        why = "its spans have not all arrived" if others[0][1] is None else text_to_line(others[0][1])
-        raise ConfigError(f"traces show: trace {others[0][0]} is no episode: {why}")
-    raise ConfigError(f"traces show: no episode begins with '{shown}'; `traces list` names them")
+    if trace_rows:
+        reason = "its spans have not all arrived" if trace_rows[0][1] is None else text_to_line(trace_rows[0][1])
+        raise ConfigError(f"traces show: trace {trace_rows[0][0]} is no episode: {reason}")
+    raise ConfigError(f"traces show: no episode begins with '{printed_prefix}'; `traces list` names them")
 
 
 def show(
@@ -52,7 +55,7 @@ def show(
     *,
     matrix: bool,
     as_json: bool,
-    text: int | None,
+    text_limit: int | None,
     gamma: float,
     lam: float,
 ) -> None:
@@ -61,18 +64,20 @@ def show(
     Args:
         prefix: the first digits of its id.
         matrix: D as a table, instead of the tree.
-        text: characters of each prompt message and answer; 0 for none, None for all.
+        text_limit: characters of each prompt message and answer; 0 for none, None for all.
         gamma, lam: for the advantages, see `trajectory_to_advantages`.
     """
-    with store_to_read(path) as store:
+    with open_for_reading(path) as store:
         episode_id = prefix_to_episode(store, prefix)
         trajectory = store.trajectory(episode_id)
         assert trajectory is not None  # found a moment ago, and a reader keeps writers out
         spans = store.spans(episode_id)
         group = episode_to_group(store, trajectory.episode)
-    advantages = trajectory_to_advantages(trajectory, group, gamma, lam)
+        link, followers = episodes_to_links(store, [episode_id])[episode_id], episode_to_next(store, episode_id)
+    advantages = trajectory_to_advantages(trajectory, group, gamma, lam=lam)
     if as_json:
-        parts = {**asdict(trajectory), "advantages": [asdict(estimate) for estimate in advantages]}
+        place = {"link": asdict(link), "followers": [{"episode_id": key, "kind": kind} for key, kind in followers]}
+        parts = {**asdict(trajectory), **place, "advantages": [asdict(estimate) for estimate in advantages]}
         print_line(console, value_to_json({**parts, "spans": [asdict(span) for span in spans]}))
     elif matrix:
         columns, rows = dependencies_to_rows(trajectory)
@@ -80,7 +85,9 @@ def show(
         letters = ", ".join(f"{letter} {kind}" for kind, letter in KIND_LETTERS.items())
         print_line(console, f"an action depends on those whose column is marked: {letters}; ? is an upper bound")
     else:
-        tree = episode_to_tree(Shown(trajectory, spans, advantages, text))
+        tree = episode_to_tree(
+            EpisodeParts(trajectory, spans, advantages, text_limit=text_limit, link=link, followers=followers)
+        )
         if not console.is_terminal:
-            console = Console(file=console.file, highlight=False, width=_UNBOUNDED)  # no line is cut or wrapped
+            console = Console(file=console.file, highlight=False, width=_UNBOUNDED_WIDTH)  # no line is cut or wrapped
         console.print(tree)

@@ -1,8 +1,7 @@
-"""`marft-bridge view`: a place -> its pages, served on loopback until Ctrl-C.
+"""`marft-bridge view`: a run folder or store -> its pages, served on loopback until Ctrl-C.
 
-Invariants: the token is made anew each time and printed once; the address that a browser is started with, which others
-on this machine may see, works once; when the command returns, nothing listens any more. What is served is not known
-here.
+Invariants: the access token is made anew each time and printed once; the address that a browser is started with, which
+other users of this machine may see in the process list, works once; when the command returns, nothing listens any more.
 """
 
 from __future__ import annotations
@@ -10,46 +9,44 @@ from __future__ import annotations
 import secrets
 import time
 import webbrowser
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
-from marft_bridge.errors import ConfigError
-from marft_bridge.progress import Reporter
-from marft_bridge.view.place import path_to_place
+from marft_bridge.common.errors import ConfigError
+from marft_bridge.common.progress import Reporter
+from marft_bridge.view.source import path_to_source
 
-LOOK_EVERY_S = 0.5
+CHECK_EVERY_S = 0.5
 
 
 def view(path: Path, port: int, model: Path | None, browser: bool, reporter: Reporter) -> None:
-    """Serves the pages of a run folder or a store, and opens a browser where that is wanted.
+    """Serves the pages of a run folder or a store, and opens a browser if `browser`.
 
     Args:
         port: 0 takes a free one.
-        model: the directory of the base model, to read tokens with; None looks where the run's commands found it.
+        model: the directory of the base model, whose tokenizer gives the token texts; None: as bridge.json says.
 
     Raises:
-        ConfigError: nothing to look at, a port that is taken, or a package that is missing.
+        ConfigError: there is no store, the port is taken, or a package is missing.
     """
-    place = path_to_place(path)
+    source = path_to_source(path)
     tokenizer = None if model is None else model / "tokenizer.json"
     if tokenizer is not None and not tokenizer.is_file():
         raise ConfigError(f"view: there is no {tokenizer}; --model names the directory of the base model")
     try:
-        from marft_bridge.loopback import ADDRESS
         from marft_bridge.view.pages import Pages
-        from marft_bridge.view.running import RunningView
-        from marft_bridge.view.web import pages_to_app
+        from marft_bridge.view.web import pages_to_server
     except ModuleNotFoundError as error:
         raise ConfigError(f"view: {error.name} is missing; install the extra `live`") from None
-    token, once = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
-    pages = Pages(place, tokenizer)
-    server = RunningView(lambda taken: pages_to_app(pages, taken, token, once if browser else None), port)
-    with suppress(KeyboardInterrupt), server:
-        address = f"http://{ADDRESS}:{server.port}/?token="
-        reporter.say(f"looking at {place.name}; Ctrl-C ends it")
+    token, one_time_token = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+    pages = Pages(source, tokenizer)
+    server = pages_to_server(pages, port, token, one_time_token=one_time_token if browser else None)
+    with suppress(KeyboardInterrupt), closing(pages), server:
+        address = f"{server.url}/?token="
+        reporter.say(f"looking at {source.name}; Ctrl-C ends it")
         reporter.say(f"open {address}{token}")
         if browser:
-            webbrowser.open(address + once)
+            webbrowser.open(address + one_time_token)
         while True:
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(CHECK_EVERY_S)
             server.check()

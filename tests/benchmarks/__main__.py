@@ -33,7 +33,7 @@ from benchmarks.harness import (
     measurements_to_figure,
     print_figures,
 )
-from marft_bridge.errors import USER_ERRORS
+from marft_bridge.common.errors import USER_ERRORS
 
 RESULTS = Path("runs/bench")
 

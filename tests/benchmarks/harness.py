@@ -18,7 +18,7 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
-from marft_bridge.files import write_atomically
+from marft_bridge.common.files import write_atomically
 
 MEASUREMENTS = 2
 

@@ -20,15 +20,15 @@ from typing import Any
 
 import httpx
 import uvicorn
-from live_rig import KEY, SALT, TEAMS
+from support.live_rig import KEY, SALT, TEAMS
 
 from benchmarks.harness import Measurement, bench
+from marft_bridge.config.record import RecordOptions
 from marft_bridge.live.calls import LiveRecorder
 from marft_bridge.live.proxy import LivePlan
-from marft_bridge.live.running import RunningProxy
+from marft_bridge.live.proxy_server import proxy_server
 from marft_bridge.live.split import Split
-from marft_bridge.record_options import RecordOptions
-from marft_bridge.recording import options_to_processor
+from marft_bridge.recording.span_processor import options_to_processor
 from trace_store.journal import Journal
 
 IN_FLIGHT, REQUESTS, ROUNDS = 32, 640, 5
@@ -79,7 +79,7 @@ def _serve_proxy(engine: str, folder: Path) -> None:
     journal = Journal(folder / "journal")
     recorder = LiveRecorder(options_to_processor(journal, RecordOptions()), "bench", "app", 60.0, 1.0, {}, ())
     plan = LivePlan(TEAMS, Split(50, 50), SALT, (KEY,), lambda _: None)
-    with RunningProxy(plan, (engine, "no key"), recorder, 0, mirrored=False) as proxy:
+    with proxy_server(plan, (engine, "no key"), recorder, 0, mirrored=False) as proxy:
         sys.stdout.write(f"{proxy.port}\n")
         sys.stdout.flush()
         sys.stdin.read()

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import torch
 import transformers.models.llama.modeling_llama  # noqa: F401 (its import is none of the training)
+from support.trainer_options import trainer_options
 
 from benchmarks.train_peak import status
 from benchmarks.train_work import advantages
-from trainers.adapter_round import AdapterRound
-from trainers.adapter_update import AdapterLearner, AdapterRates
 from trainers.batch import ActionItem
-from trainers.config import TrainerOptions
-from trainers.memory_guard import MemoryGuard
-from trainers.model import PolicyModel
-from trainers.workers import Workers
+from trainers.checks.memory_guard import MemoryGuard
+from trainers.common.workers import Workers
+from trainers.objective.adapter_round import AdapterRound
+from trainers.policies.adapter_learner import AdapterLearner, AdapterRates
+from trainers.scoring.model import PolicyModel
 
 CALL, SAMPLED = 256, 64  # tokens of a call, and those of them that are sampled
 PASSES = 2
@@ -37,7 +37,7 @@ def calls(tokens: int, vocabulary: int) -> list[ActionItem]:
 
 def main(model_dir: Path, tokens: int, again: bool) -> None:
     """Writes one line: planned and taken MiB, their ratio, the processor seconds of the second step, gradient norm."""
-    options = TrainerOptions(
+    options = trainer_options(
         device="cpu", proximal="engine", mismatch="none", minibatches=1, tokens_per_microbatch=tokens,
         activation_checkpointing=again,
     )  # fmt: skip

@@ -18,20 +18,20 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from lora_files import write_adapter
 from rich.console import Console
+from support.lora_files import write_adapter
+from support.sessions import session_of
 
 from benchmarks import rollout_app
-from marft_bridge.adapter_files import model_layers
-from marft_bridge.adapters import AdapterRegistry
-from marft_bridge.bases import config_to_bases
-from marft_bridge.config import BridgeConfig
-from marft_bridge.engine import Engine, load_app
-from marft_bridge.episode import current_episode
-from marft_bridge.plan import EpisodeRequest, plan_episodes
-from marft_bridge.prepare_model import prepare_smollm2
-from marft_bridge.progress import Reporter
-from marft_bridge.run_folder import RunFolder
+from marft_bridge.common.progress import Reporter
+from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.recording.episode_context import current_episode
+from marft_bridge.rollouts.episode_plan import EpisodeRequest, plan_episodes
+from marft_bridge.rollouts.session import Session
+from marft_bridge.runs.run_folder import RunFolder
+from marft_bridge.serving.adapter_checks import model_layers
+from marft_bridge.serving.adapter_registry import AdapterRegistry
+from marft_bridge.serving.prepare_model import prepare_smollm2
 
 MODULES = ("q_proj", "v_proj")
 MAX_TOKENS, TEMPERATURE = 128, 0.7
@@ -98,27 +98,27 @@ def rollouts(folder: Path, episodes: int) -> Iterator[Rollouts]:
     config = bench_config(folder, bench_model(), episodes)
     run = RunFolder(Path(config.run or ""))
     run.create()
-    app = load_app(config)
-    with Engine(config, run, app, config_to_bases(config), Reporter(Console(file=io.StringIO()))) as engine:
+    with session_of(config, run, Reporter(Console(file=io.StringIO()))) as session:
+        versions = session.models.versions
         for node in rollout_app.NODES:
-            add_adapter(engine.registry, engine.models.bases[0].directory, node, 1)
-        engine.publish(dict.fromkeys(rollout_app.NODES, 1))
-        yield Rollouts(engine)
+            add_adapter(versions.registry, versions.bases[0].directory, node, 1)
+        session.models.publish(dict.fromkeys(rollout_app.NODES, 1))
+        yield Rollouts(session, config)
 
 
 class Rollouts:
     """The whole graph path: LangGraph, spans, rewards, store; and the calls that it makes."""
 
-    def __init__(self, engine: Engine, version: int = 1) -> None:
-        self.engine, self._version = engine, version
+    def __init__(self, session: Session, config: BridgeConfig, version: int = 1) -> None:
+        self.session, self._config, self._version = session, config, version
         self._runs = 0
         self._calls: dict[int, list[httpx.Request]] = defaultdict(list)
         self._episodes: list[Any] = []  # kept, so that no two have one identity
-        self.chat = engine.models.chat
+        self.chat = session.models.chat
 
     def run(self, *, fresh: bool = False) -> Rate:
         """All episodes once: with the same seeds each time, or `fresh` ones."""
-        config = self.engine.config
+        config = self._config
         self._runs += 1
         requests: list[EpisodeRequest] = plan_episodes(
             list(rollout_app.tasks()),
@@ -130,7 +130,7 @@ class Rollouts:
             adapters=dict.fromkeys(rollout_app.NODES, self._version),
         )
         began = time.perf_counter()
-        tally = self.engine.run(requests, "bench", "reward")
+        tally = self.session.run(requests, "bench", "reward")
         seconds = time.perf_counter() - began
         assert tally.outcomes["terminated"] == len(requests), tally.reasons
         return Rate(tally.sampled_tokens, seconds)

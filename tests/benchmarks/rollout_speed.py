@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lora_files import write_adapter
+from support.lora_files import write_adapter
 
 from benchmarks import rollout_app
 from benchmarks.harness import Measurement, bench
@@ -26,10 +26,11 @@ from benchmarks.rollout_rig import (
     calls_to_rate,
     rollouts,
 )
-from marft_bridge.adapters import AdapterRegistry, publish, retire
-from marft_bridge.serving import ModelServer, ServeOptions
+from marft_bridge.config.serve import ServeOptions
+from marft_bridge.serving.adapter_registry import AdapterRegistry, publish, retire
+from marft_bridge.serving.vllm_server import ModelServer
+from trainers.common.files import weights_to_sha256
 from trainers.config import LoraOptions
-from trainers.files import weights_to_sha256
 
 EPISODES, TURNS = 64, 2
 DECODED, DECODE_TURNS = 48, 7
@@ -63,8 +64,8 @@ def lora_decode_vs_base(folder: Path) -> Iterator[Measurement]:
     """
     model_dir = bench_model()
     options = ServeOptions(max_model_len=512, max_loras=4, lora_target_modules=("q_proj", "v_proj"), dtype="float32")
-    with ModelServer(options, model_dir, folder / "adapters", folder / "server.log") as server:
-        at = server.start()
+    with ModelServer.start(options, model_dir, adapters=folder / "adapters", log=folder / "server.log") as server:
+        at = server.endpoint
         registry = AdapterRegistry(folder / "adapters", weights_to_sha256(model_dir))
         for node in rollout_app.NODES:
             add_adapter(registry, model_dir, node, 1)
@@ -102,7 +103,7 @@ def adapter_publish_ms(folder: Path) -> Iterator[Measurement]:
     As `train` publishes: a folder written whole, registered with its hashes, loaded, confirmed by the server; then a
     request for one token. The baseline is that request on an adapter that was in use before.
     """
-    from trainers import adapter_files
+    from trainers.adapters import adapter_files
 
     model_dir = bench_model()
     options = ServeOptions(max_model_len=512, max_loras=4, lora_target_modules=("q_proj", "v_proj"), dtype="float32")
@@ -110,8 +111,8 @@ def adapter_publish_ms(folder: Path) -> Iterator[Measurement]:
     registry = AdapterRegistry(folder / "adapters", base_sha256)
     weights = _weights_in_memory(folder / "made", model_dir)
     ask = {"messages": [{"role": "user", "content": "Say a number."}], "max_tokens": 1}
-    with ModelServer(options, model_dir, folder / "adapters", folder / "server.log") as server:
-        at = server.start()
+    with ModelServer.start(options, model_dir, adapters=folder / "adapters", log=folder / "server.log") as server:
+        at = server.endpoint
 
         def first_token(name: str) -> float:
             began = time.perf_counter()

@@ -17,9 +17,8 @@ from typing import Any
 
 from benchmarks.harness import MEASUREMENTS, Measurement
 from examples.study.run import dict_to_toml
-from marft_bridge.config import BridgeConfig, set_dotted
-from marft_bridge.metrics_lines import read_metrics
-from marft_bridge.run_folder import RunFolder
+from marft_bridge.config.bridge import BridgeConfig, set_dotted
+from marft_bridge.runs.run_folder import RunFolder, read_metrics
 from trace_store.store import TraceStore
 
 Parts = dict[str, float]
@@ -77,7 +76,7 @@ def content_to_rounds(content: Mapping[str, Any], folder: Path, rounds: int) -> 
 
 
 def changed(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A bridge.toml with further options, as {"train.trainer.lr": 1e-2}; checked."""
+    """A bridge.toml with further options, as {"train.trainer.optimizer.lr": 1e-2}; checked."""
     new = deepcopy(dict(content))  # the given content stays as it is
     for key, value in changes.items():
         set_dotted(new, key, value)

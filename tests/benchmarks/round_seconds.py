@@ -32,7 +32,7 @@ LENGTHS = {256: 8, 512: 4, 1024: 2, 2048: 2, 4096: 2}
 """Tokens of a call -> episodes of a round."""
 
 _STEADY = {
-    "train.trainer.lr": 1e-6,  # so that the last round's answers are as long as the first one's
+    "train.trainer.optimizer.lr": 1e-6,  # so that the last round's answers are as long as the first one's
     "train.trainer.offline": {"mode": "off"},
 }
 

@@ -19,12 +19,13 @@ from langchain_core.language_models import BaseChatModel
 from langgraph.graph import END, START, StateGraph
 
 from benchmarks.harness import Measurement, bench
-from marft_bridge.policy import NodeChat
-from marft_bridge.prepare_model import prepare_smollm2
-from marft_bridge.record import Recorder
-from marft_bridge.recorded_graph import wrap
-from marft_bridge.scripted import ScriptedPolicy
-from marft_bridge.serving import ModelServer, ServeOptions
+from marft_bridge.config.serve import ServeOptions
+from marft_bridge.model_calls.node_chat_model import NodeChat
+from marft_bridge.model_calls.scripted_model import ScriptedPolicy
+from marft_bridge.recording.recorder import Recorder
+from marft_bridge.recording.wrap import wrap
+from marft_bridge.serving.prepare_model import prepare_smollm2
+from marft_bridge.serving.vllm_server import ModelServer
 from trace_store.journal import Journal
 
 NODES = ("plan", "solve", "check")
@@ -92,10 +93,10 @@ def trace_overhead_percent_real_model(folder: Path) -> Iterator[Measurement]:
     model_dir = prepare_smollm2(Path(os.environ.get("MARFT_CACHE") or ".cache"))
     options = ServeOptions(lora_target_modules=("q_proj", "v_proj"))
     with (
-        ModelServer(options, model_dir, folder / "adapters", folder / "server.log") as server,
+        ModelServer.start(options, model_dir, adapters=folder / "adapters", log=folder / "server.log") as server,
         httpx.Client(trust_env=False, timeout=120) as client,
     ):
-        at = server.start()
+        at = server.endpoint
         chat = NodeChat(
             model=at.model, base_url=at.base_url, api_key=at.api_key, http_client=client, max_tokens=REAL_TOKENS
         )

@@ -29,7 +29,7 @@ from benchmarks.train_step import REPEATS, model_folder
 
 if TYPE_CHECKING:
     from benchmarks.train_work import OurUpdate
-    from trainers.model import PolicyModel
+    from trainers.scoring.model import PolicyModel
 
 SIDE = 2048
 
@@ -95,7 +95,7 @@ def largest_flops_per_s() -> float:
     """What a large product reaches, by torch or by oneDNN."""
     import torch
 
-    from trainers.fast_layers import linear
+    from trainers.scoring.fast_layers import linear
 
     left, right = torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE)
     best = 0.0

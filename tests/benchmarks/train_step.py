@@ -15,7 +15,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from benchmarks.harness import Measurement, bench
-from marft_bridge.prepare_model import prepare_smollm2
+from marft_bridge.serving.prepare_model import prepare_smollm2
 
 if TYPE_CHECKING:
     from benchmarks.train_work import NaiveUpdate, OurUpdate, Work

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import Measurement, bench
 from benchmarks.train_step import REPEATS, model_folder
-from marft_bridge.errors import ServingError
+from marft_bridge.common.errors import ServingError
 
 if TYPE_CHECKING:
     from benchmarks.train_work import Work
-    from trainers.model import PolicyModel
+    from trainers.scoring.model import PolicyModel
 
 PINS = Path(__file__).resolve().parents[2] / "requirements" / "bench.txt"
 PER_STEP = 11  # rows of one pass; twice that is the batch

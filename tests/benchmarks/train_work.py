@@ -20,21 +20,21 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
+from support.trainer_options import trainer_options
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from trainers.adapter_round import AdapterRound
-from trainers.adapter_update import AdapterLearner, AdapterRates
 from trainers.batch import ActionItem
-from trainers.config import TrainerOptions
-from trainers.model import PolicyModel
-from trainers.workers import Workers
+from trainers.common.workers import Workers
+from trainers.objective.adapter_round import AdapterRound
+from trainers.policies.adapter_learner import AdapterLearner, AdapterRates
+from trainers.scoring.model import PolicyModel
 
 AGENTS = ("reasoner", "actor")
 EPISODES = 22  # a third of the demo's round: what one of its optimiser steps takes
 NAIVE_ROWS = 16
 TEMPERATURE = 0.7
-OPTIONS = TrainerOptions(proximal="engine", mismatch="none", minibatches=1, tokens_per_microbatch=1024)
+OPTIONS = trainer_options(proximal="engine", mismatch="none", minibatches=1, tokens_per_microbatch=1024)
 VOCABULARY = 49152
 
 Work = dict[str, list[ActionItem]]

@@ -1,0 +1,1 @@
+"""What each agent contributes to its team: teams with some agents replaced -> shares per agent."""

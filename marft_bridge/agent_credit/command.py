@@ -1,0 +1,247 @@
+"""`marft-bridge credit`: the same tasks and seeds with agents replaced -> what each agent contributes.
+
+The full team and the teams in which agents are replaced run next to each other on one server; or the full team's
+episodes are those of a stored run, and only the others run. What each agent added to an episode of the full team is
+written to that episode as a reward of level `agent`, so it can be inspected and trained on. Invariants: scores are
+only subtracted on the same task, sample and seed; tasks are training tasks, since held-out ones are for comparing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from marft_bridge.agent_credit.estimates import Method
+from marft_bridge.agent_credit.replacement_rewards import CreditRun
+from marft_bridge.agent_credit.substitutes import Substitute, refuse_no_op_substitute, text_to_substitute
+from marft_bridge.common.errors import ConfigError
+from marft_bridge.common.progress import Reporter
+from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.rollouts.app import App, load_app
+from marft_bridge.rollouts.episode_plan import EpisodeRequest, plan_episodes, task_order, unfinished_requests
+from marft_bridge.rollouts.session import open_session
+from marft_bridge.runs.ledger import begin_run, numbered_run_id
+from marft_bridge.runs.run_folder import RunFolder
+from marft_bridge.runs.run_store import WAIT_IN_RUN_S, open_run_store, take_in_on_failure
+from marft_bridge.serving.adapter_registry import AdapterRegistry
+from marft_bridge.serving.model_versions import config_to_versions
+from marft_bridge.statistics.shapley import Team, all_teams
+from trace_store.records import Episode, model_part
+from trace_store.store import TraceStore
+
+MAX_SHAPLEY_AGENTS = 6  # 64 teams
+DEFAULT_TASKS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class CreditOptions:
+    """The options of the command line."""
+
+    nodes: tuple[str, ...] = ()  # none: all that are trained
+    substitute: str = "base"
+    method: Method = "leave-one-out"
+    tasks: int | None = None  # at most; None: `DEFAULT_TASKS`, or all of a stored run
+    samples: int = 1  # per task
+    run_of: str | None = None  # a stored run whose episodes are the full team's
+    metric: str | None = None  # None: train.trainer.reward
+    min_contribution: float = 0.05  # an agent that is shown to add less is lazy
+
+
+def credit(config: BridgeConfig, options: CreditOptions, reporter: Reporter, resume: bool) -> None:
+    """Runs the teams, writes the rewards, and prints what each agent contributes.
+
+    With `resume` the latest `credit` run goes on, and episodes that it has are not run again.
+
+    Raises:
+        BridgeError, StoreError: see the messages; what was finished before is kept.
+    """
+    folder = RunFolder(config.run_folder)
+    agents = _chosen_agents(config, options)
+    substitute = text_to_substitute(options.substitute)
+    metric = options.metric or config.train.trainer.reward
+    teams = _method_to_teams(agents, options.method)
+    app = load_app(config)
+    versions = config_to_versions(config, folder.adapters, reporter.say)
+    folder.create()
+    with folder.lock_for("credit"):
+        with open_run_store(folder, reporter) as store:
+            run_id = numbered_run_id(store, "credit", resume)
+            if options.run_of is None:
+                full_requests = _plan_newest_team(config, versions.registry, app, options=options)
+            else:
+                full_requests = _read_stored_team(
+                    store, config, versions.registry, options=options, run_of=options.run_of, metric=metric
+                )
+            refuse_no_op_substitute(substitute, agents, full_requests[0].adapters, frozen=config.graph.frozen)
+            if substitute.version:
+                for agent in agents:
+                    versions.registry.get(agent, substitute.version)
+            plan = _plan_teams(
+                full_requests,
+                teams if options.run_of is None else teams[1:],
+                agents,
+                substitute=substitute,
+                run_id=run_id,
+            )
+            _refuse_other_plan(store, run_id, plan)
+            begin_run(store, run_id, "credit", config=config, folder=folder)
+            requests = unfinished_requests(store, plan)
+        if requests:
+            with (
+                take_in_on_failure(folder, reporter, "credit"),
+                open_session(config, folder, app, versions=versions, reporter=reporter) as session,
+            ):
+                session.models.serve_only(_node_versions(plan))
+                session.run(requests, "credit", metric)
+        variants = {team: substitute.team_name(team, agents) for team in teams}
+        credit_run = CreditRun(
+            agents,
+            options.method,
+            metric,
+            variants=variants,
+            run_id=run_id,
+            run_of=options.run_of,
+            substitute=substitute.label,
+        )
+        with take_in_on_failure(folder, reporter, "credit"), open_run_store(folder, reporter, WAIT_IN_RUN_S) as store:
+            credit_run.store_and_print(store, options.min_contribution, config.seed, reporter=reporter)
+
+
+# -- what runs ------------------------------------------------------------------------------------------------
+
+
+def _chosen_agents(config: BridgeConfig, options: CreditOptions) -> tuple[str, ...]:
+    graph_nodes = (*config.graph.nodes, *config.graph.frozen)
+    agents = tuple(dict.fromkeys(options.nodes)) or config.graph.nodes
+    if unknown := [agent for agent in agents if agent not in graph_nodes]:
+        raise ConfigError(
+            f"credit --nodes: {unknown[0]!r} is not in graph.nodes or graph.frozen: {', '.join(graph_nodes)}"
+        )
+    if options.method == "shapley" and len(agents) > MAX_SHAPLEY_AGENTS:
+        raise ConfigError(
+            f"credit --method shapley: {len(agents)} agents make {2 ** len(agents)} teams; name at most "
+            f"{MAX_SHAPLEY_AGENTS} with --nodes, or use leave-one-out"
+        )
+    return agents
+
+
+def _plan_newest_team(
+    config: BridgeConfig, registry: AdapterRegistry, app: App, options: CreditOptions
+) -> list[EpisodeRequest]:
+    """The full team, every node at its newest version, on training tasks."""
+    tasks = task_order(app.train_tasks, config.seed)
+    if options.tasks is not None and options.tasks > len(tasks):
+        raise ConfigError(f"credit --tasks: {options.tasks} asked for, but there are {len(tasks)} training tasks")
+    newest_adapters = {node: registry.latest(node) for node in config.graph.nodes}
+    tasks = tasks[: options.tasks or DEFAULT_TASKS]
+    return plan_episodes(
+        tasks,
+        len(tasks) * options.samples,
+        options.samples,
+        seed=config.seed,
+        run_id="",
+        split="train",
+        adapters={node: row.version if row is not None else 0 for node, row in newest_adapters.items()},
+    )
+
+
+def _read_stored_team(
+    store: TraceStore, config: BridgeConfig, registry: AdapterRegistry, options: CreditOptions, run_of: str, metric: str
+) -> list[EpisodeRequest]:
+    """The full team of a stored run: one request for each of its scored episodes, which is not run again."""
+    runs = {run.run_id: run for run in store.runs()}
+    if run_of not in runs:
+        raise ConfigError(
+            f"credit --run-of: there is no run {run_of!r} in {store.path}; there are: {', '.join(runs) or 'none'}"
+        )
+    scored_ids = {
+        row[0]
+        for row in store.sql(
+            "SELECT DISTINCT r.episode_id FROM rewards r JOIN episodes e USING (episode_id)"
+            " WHERE e.run_id = ? AND r.scope = 'episode' AND r.name = ?",
+            (run_of, metric),
+        )
+    }
+    episodes = [e for e in store.episodes(run_id=run_of, split="train") if e.episode_id in scored_ids]
+    if not episodes:
+        raise ConfigError(f"credit --run-of: run {run_of!r} has no training episode with the reward {metric!r}")
+    if any(e.variant is not None or e.adapters != episodes[0].adapters for e in episodes):
+        raise ConfigError(
+            f"credit --run-of: the episodes of run {run_of!r} are of several teams or versions; "
+            "leave it out, and the newest team runs"
+        )
+    sampling = config.sampling.model_dump(mode="json")
+    nodes_on_other_base = [
+        node
+        for node in (*config.graph.nodes, *config.graph.frozen)
+        if {model_part(e.lineage, "base", node) for e in episodes} - {None, registry.base_of(node)}
+    ]
+    if nodes_on_other_base or runs[run_of].config.get("sampling", sampling) != sampling:
+        deviation = "on another base model" if nodes_on_other_base else "with another [sampling]"
+        raise ConfigError(
+            f"credit --run-of: run {run_of!r} ran {deviation}, so nothing could be told from a difference to it; "
+            "leave it out, and the newest team runs"
+        )
+    chosen_tasks = list(dict.fromkeys(e.task_id for e in episodes))[: options.tasks]
+    return [_episode_to_request(e) for e in episodes if e.task_id in chosen_tasks]
+
+
+def _episode_to_request(episode: Episode) -> EpisodeRequest:
+    assert episode.seed is not None  # every command gives its episodes one
+    return EpisodeRequest(
+        run_id="",
+        task=episode.task,
+        split=episode.split,
+        sample=episode.sample,
+        seed=episode.seed,
+        adapters=episode.adapters,
+    )
+
+
+def _method_to_teams(agents: Sequence[str], method: Method) -> list[Team]:
+    """The teams whose scores the method needs, the full one first."""
+    full_team = frozenset(agents)
+    return (
+        [full_team, *(full_team - {agent} for agent in agents)]
+        if method == "leave-one-out"
+        else [*all_teams(agents)[::-1]]
+    )
+
+
+def _plan_teams(
+    full_requests: Sequence[EpisodeRequest],
+    teams: Sequence[Team],
+    agents: Sequence[str],
+    substitute: Substitute,
+    run_id: str,
+) -> list[EpisodeRequest]:
+    """The full team's requests into those of all `teams`: next to each other for each task and sample, on one seed."""
+    planned = []
+    for request in full_requests:
+        for team in teams:
+            adapters, answers = substitute.replace_agents(team, agents, request.adapters)
+            variant = substitute.team_name(team, agents)
+            planned.append(replace(request, run_id=run_id, variant=variant, adapters=adapters, answers=answers))
+    return planned
+
+
+def _node_versions(plan: Sequence[EpisodeRequest]) -> dict[str, list[int]]:
+    """Node -> the adapter versions that the plan needs."""
+    node_versions: dict[str, list[int]] = {}
+    for request in plan:
+        for node, version in request.adapters.items():
+            if version not in node_versions.setdefault(node, []):
+                node_versions[node].append(version)
+    return node_versions
+
+
+def _refuse_other_plan(store: TraceStore, run_id: str, plan: Sequence[EpisodeRequest]) -> None:
+    """Raises ConfigError where a resumed run has episodes that are not in the plan: they would mix into its scores."""
+    planned = {request.key: (dict(request.adapters), request.seed) for request in plan}
+    for episode in store.episodes(run_id=run_id):
+        key = (episode.task_id, episode.sample, episode.variant, episode.round)
+        if planned.get(key) != (episode.adapters, episode.seed):
+            raise ConfigError(
+                f"credit --resume: {run_id} began with other teams, tasks or versions (it has {episode.variant!r} with "
+                f"{episode.adapters} on task {episode.task_id!r}); give the same options, or leave out --resume"
+            )

@@ -1,1 +1,0 @@
-"""Collecting on a Ray cluster: workers run episodes, the driver files what they recorded."""

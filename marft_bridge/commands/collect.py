@@ -1,0 +1,86 @@
+"""`marft-bridge collect`: training tasks -> recorded episodes of the graph as it is now, in the store.
+
+Every node runs at version 0, an adapter that changes nothing. Resuming runs only requests without a finished episode.
+"""
+
+from __future__ import annotations
+
+from marft_bridge.common.progress import Reporter
+from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.rollouts.app import load_app
+from marft_bridge.rollouts.episode_plan import plan_episodes, task_order, unfinished_requests
+from marft_bridge.rollouts.held_out import HeldOutTasks
+from marft_bridge.rollouts.ray.collect import refuse_unusable_config, run_requests_on_ray
+from marft_bridge.rollouts.session import open_session
+from marft_bridge.runs.ledger import begin_run, refuse_second_run
+from marft_bridge.runs.run_folder import COLLECT, RunFolder
+from marft_bridge.runs.run_store import open_run_store, take_in_journal, take_in_on_failure
+from marft_bridge.serving.model_versions import config_to_versions
+from trace_store.store import TraceStore
+
+
+def collect(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
+    """Records `collect.episodes` episodes into the run folder's store, and prints their outcomes and mean rewards.
+
+    Raises:
+        EpisodesFailedError: every episode failed.
+        BridgeError, StoreError: see the messages; episodes that were finished before are kept.
+    """
+    on_ray = config.collect.engine == "ray"
+    if on_ray:
+        refuse_unusable_config(config)
+    folder = RunFolder(config.run_folder)
+    app = load_app(config)
+    heldout = HeldOutTasks(app.heldout_tasks, app.task_to_input)
+    versions = config_to_versions(config, folder.adapters, reporter.say)
+    folder.create()
+    plan = plan_episodes(
+        task_order(heldout.drop_held_out_tasks(app.train_tasks, reporter.say), config.seed),
+        config.collect.episodes,
+        config.collect.samples_per_task,
+        seed=config.seed,
+        run_id=COLLECT,
+        split="train",
+        adapters=dict.fromkeys(config.graph.nodes, 0),
+    )
+    with folder.lock_for("collect"):
+        with open_run_store(folder, reporter) as store:
+            refuse_second_run(store, COLLECT, "collect", folder=folder, resume=resume)
+            begin_run(store, COLLECT, "collect", config=config, folder=folder)
+            requests = unfinished_requests(store, plan)
+        if resume:
+            reporter.say(f"{len(plan) - len(requests)} episodes are there, {len(requests)} to run")
+        if requests:
+            with take_in_on_failure(folder, reporter, "collect"):
+                if on_ray:
+                    tally = run_requests_on_ray(
+                        config, folder, app, versions=versions, reporter=reporter, requests=requests
+                    )
+                else:
+                    with open_session(config, folder, app, versions=versions, reporter=reporter) as session:
+                        session.models.publish(dict.fromkeys(config.graph.nodes, 0))
+                        tally = session.run(requests, "collect", config.train.trainer.reward)
+                tally.refuse_if_all_failed()
+        take_in_journal(folder, reporter, lambda store: _print_summary(config, store, reporter))
+
+
+def _print_summary(config: BridgeConfig, store: TraceStore, reporter: Reporter) -> None:
+    outcomes = store.sql(
+        "SELECT outcome, count(*) FROM (SELECT outcome FROM episodes WHERE run_id = ? QUALIFY row_number() OVER ("
+        "PARTITION BY task_id, sample ORDER BY ended_ns DESC, episode_id) = 1) GROUP BY outcome",  # the last attempts
+        (COLLECT,),
+    )
+    rewards = store.sql(
+        "SELECT r.name, avg(r.value) FROM episode_reward r JOIN episodes e USING (episode_id) "
+        "WHERE e.run_id = ? GROUP BY r.name ORDER BY r.name",
+        (COLLECT,),
+    )
+    actions, trainable, tokens = store.sql(
+        "SELECT count(*), count(*) FILTER (trainable), coalesce(sum(len(sampled_ids)), 0) "
+        "FROM actions JOIN episodes USING (episode_id) WHERE run_id = ?",
+        (COLLECT,),
+    )[0]
+    outcome_counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes))
+    means = ", ".join(f"{name} {mean:.3f}" for name, mean in rewards)
+    reporter.say(f"collected {outcome_counts}; {trainable} of {actions} actions trainable, {tokens} sampled tokens")
+    reporter.say(f"mean rewards: {means}; store: {config.run_folder / 'store.duckdb'}")

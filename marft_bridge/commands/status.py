@@ -1,0 +1,55 @@
+"""`marft-bridge status`: a run folder -> a few lines on how far it is."""
+
+from __future__ import annotations
+
+from marft_bridge.common.errors import ConfigError, StoreError
+from marft_bridge.common.progress import Reporter
+from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.live.status import read_live_lines
+from marft_bridge.runs.run_folder import RunFolder, read_metrics
+from marft_bridge.serving.server_file import running_servers
+from trace_store.journal import is_recorded
+from trace_store.store import TraceStore
+
+WAIT_S = 3.0  # commands hold the store for moments only
+
+
+def status(config: BridgeConfig, reporter: Reporter) -> None:
+    """Prints the contents of the folder. Where another process holds the store, it says so instead of the counts.
+
+    Raises:
+        ConfigError: the run folder does not exist.
+    """
+    folder = RunFolder(config.run_folder)
+    if not folder.path.is_dir():
+        raise ConfigError(f"status: there is no run folder {folder.path}; `marft-bridge collect` makes one")
+    reporter.say(f"run folder {folder.path}")
+    _say_store(folder, reporter)
+    for node in config.graph.nodes:
+        versions = sorted(int(p.parent.name) for p in (folder.adapters / node).glob("*/marft.json"))
+        reporter.say(f"  {node}: {'adapters ' + ', '.join(map(str, versions)) if versions else 'no adapter yet'}")
+    lines = read_metrics(folder.metrics)
+    if lines:
+        reporter.say(f"  last update: round {lines[-1]['round']} of {config.train.rounds} ({lines[-1]['phase']})")
+    servers = running_servers(folder)
+    reporter.say(f"  server: {', '.join(address for address, _ in servers.values()) or 'none running'}")
+    for line in read_live_lines(folder):
+        reporter.say(f"  {line}")
+    if (folder.path / "report.html").exists():
+        reporter.say(f"  report: {folder.path / 'report.html'}")
+
+
+def _say_store(folder: RunFolder, reporter: Reporter) -> None:
+    if not is_recorded(folder.store):
+        reporter.say("  no store yet")
+        return
+    try:
+        with TraceStore.open(folder.store, read_only=True, wait_s=WAIT_S) as store:
+            rows = store.sql(
+                "SELECT run_id, coalesce(variant, ''), outcome, count(*) FROM episodes GROUP BY ALL ORDER BY ALL"
+            )
+    except StoreError as error:
+        reporter.say(f"  store: {error}")
+        return
+    for run_id, variant, outcome, count in rows:
+        reporter.say(f"  {run_id}{' ' + variant if variant else ''}: {count} episodes {outcome}")

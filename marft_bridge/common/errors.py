@@ -1,0 +1,62 @@
+"""Errors, named for the boundary that was crossed.
+
+    BridgeError                 one clear line for the user: what, where, what to do; the CLI exits with 2
+    ├── ConfigError             bridge.toml or a flag
+    ├── GraphError              the user's app: import, node names, tasks, rewards
+    │   └── EpisodesFailedError      the app ran, and its episodes failed; the CLI exits with 1
+    ├── ServingError            vLLM: start, port, health, adapters
+    ├── ClusterError            Ray: the cluster, its workers, what they sent
+    ├── StoreError              (trace_store.errors) the DuckDB file and its journals
+    └── TrainError              (trainers.errors) model directories, adapters, batches
+
+`StoreError` and `TrainError` live in the packages that raise them, which must not import this one; they are
+re-exported here, and `USER_ERRORS` is what the CLI catches.
+"""
+
+from __future__ import annotations
+
+from trace_store.errors import StoreError
+from trainers.errors import TrainError
+
+
+class BridgeError(Exception):
+    """Something that the user can put right. The message is one line."""
+
+    exit_code = 2  # of the command line
+
+
+class ConfigError(BridgeError):
+    """The configuration is missing, unreadable or contradicts itself."""
+
+
+class GraphError(BridgeError):
+    """The user's graph, tasks or reward cannot be used."""
+
+
+class EpisodesFailedError(GraphError):
+    """The app was run as it is meant to be, and all its episodes failed, or most: with the commonest reason."""
+
+    exit_code = 1
+
+
+class ServingError(BridgeError):
+    """The model server did not start, died, or answered something unusable."""
+
+
+class ClusterError(BridgeError):
+    """The Ray cluster or a worker on it cannot be used."""
+
+
+USER_ERRORS = (BridgeError, StoreError, TrainError)
+
+__all__ = [
+    "USER_ERRORS",
+    "BridgeError",
+    "ClusterError",
+    "ConfigError",
+    "EpisodesFailedError",
+    "GraphError",
+    "ServingError",
+    "StoreError",
+    "TrainError",
+]

@@ -1,0 +1,153 @@
+"""An ASGI app -> a web server on loopback, in a thread of its own, until the block ends.
+
+Invariants: it listens on 127.0.0.1 only; when the block has ended, nothing listens, no connection is open, and no task
+or thread of it is left. It runs in a thread because the main thread handles Ctrl-C and watches the other processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from marft_bridge.common.errors import BridgeError
+
+ADDRESS = "127.0.0.1"
+KEEP_ALIVE_S = 75  # longer than clients keep a connection, so that they do not reuse one that is just being closed
+
+Lifespan = Callable[[int], AbstractAsyncContextManager[ASGIApp]]
+"""The port -> the app. Entered before serving and left after it, on the server's own event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on the load of a server."""
+
+    connections: int  # open at once; further ones get 503
+    grace_s: int  # seconds that responses under way may take when the server is stopped
+    header_bytes: int = 64 << 10  # size of a request's headers
+
+
+class LoopbackServer:
+    """A server that runs while its `with` block does.
+
+    Args:
+        title: what error messages call it.
+        command: the command that it belongs to, for messages.
+        error_class: class of the errors that it raises.
+    """
+
+    def __init__(
+        self,
+        lifespan: Lifespan,
+        port: int,
+        *,
+        title: str,
+        command: str,
+        error_class: type[BridgeError],
+        limits: Limits,
+    ) -> None:
+        """Binds `port`, or a free one for 0. Raises `error_class` when the port is taken."""
+        self._lifespan, self._title, self._error_class, self._limits = lifespan, title, error_class, limits
+        self._socket = _port_to_socket(port, command, error_class)
+        self.port = int(self._socket.getsockname()[1])
+        self._ready = threading.Event()
+        self._stopping = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=title, daemon=True)
+
+    @property
+    def url(self) -> str:
+        """Address of the server, without a path."""
+        return f"http://{ADDRESS}:{self.port}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._ready.wait()
+        self.check()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def check(self) -> None:
+        """Raises `error_class` when the server has failed or ended."""
+        if self._failure is not None:
+            raise self._error_class(f"{self._title} failed: {type(self._failure).__name__}: {self._failure}")
+        if not self._thread.is_alive():
+            raise self._error_class(f"{self._title} ended")
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner() as runner:
+                runner.run(self._serve())
+        except BaseException as error:  # noqa: BLE001 - `check` raises it in the thread that watches
+            self._failure = error
+        finally:
+            self._ready.set()
+            self._socket.close()
+
+    async def _serve(self) -> None:
+        async with self._lifespan(self.port) as app:
+            config = uvicorn.Config(
+                app,
+                http="h11",
+                ws="none",
+                loop="asyncio",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                h11_max_incomplete_event_size=self._limits.header_bytes,
+                limit_concurrency=self._limits.connections,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=self._limits.grace_s,
+            )
+            server = _Server(config, self._ready, self._stopping)
+            await server.serve(sockets=[self._socket])
+            # Responses that were cut off must run their cleanup before the lifespan closes what they use.
+            await asyncio.gather(*server.server_state.tasks, return_exceptions=True)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which signals when it listens and stops on request."""
+
+    def __init__(self, config: uvicorn.Config, ready: threading.Event, stopping: threading.Event) -> None:
+        super().__init__(config)
+        self._ready, self._stopping = ready, stopping
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts as uvicorn does, then sets `ready`."""
+        await super().startup(sockets)
+        self._ready.set()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second; returns whether the server should exit."""
+        self.should_exit = self.should_exit or self._stopping.is_set()
+        return await super().on_tick(counter)
+
+
+def _port_to_socket(port: int, command: str, error_class: type[BridgeError]) -> socket.socket:
+    """A socket bound to `port`, or to a free one for 0. Raises `error_class`, naming `command`, if it is taken."""
+    bound_socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        bound_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound_socket.bind((ADDRESS, port))
+    except OSError as error:
+        bound_socket.close()
+        raise error_class(
+            f"{command}: cannot listen on {ADDRESS}:{port}: {error.strerror}; choose another --port"
+        ) from None
+    return bound_socket

@@ -1,0 +1,106 @@
+"""Progress of long work -> bars on a terminal, plain lines elsewhere.
+
+A caller reports its steps and current figures; only this module decides how they are shown. On a terminal a bar
+shows figures and time left; in a file or a pipe a line with both comes every few seconds, and one at the end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+LINE_EVERY_S = 10.0
+
+
+class Task:
+    """One piece of long work, of `total` steps (None: unknown)."""
+
+    def __init__(self, reporter: Reporter, name: str, total: int | None) -> None:
+        self._reporter, self._name, self._total = reporter, name, total
+        self._done, self._figures = 0, ""
+        self._start_s = self._last_line_s = time.monotonic()
+        self._bar = None
+        if reporter.live is not None:
+            self._bar = reporter.live.add_task(name, total=total, figures="")
+
+    def update(self, done: int | None = None, figures: str | None = None) -> None:
+        """Shows that `done` steps are finished; `figures` is a short text such as "212 tok/s". None keeps the last."""
+        self._done = self._done if done is None else done
+        self._figures = self._figures if figures is None else figures
+        if self._bar is not None:
+            assert self._reporter.live is not None
+            self._reporter.live.update(self._bar, completed=self._done, figures=self._figures)
+        elif time.monotonic() - self._last_line_s >= LINE_EVERY_S:
+            self._line()
+
+    def finish(self, quiet: bool = False) -> None:
+        """Removes the bar and, unless `quiet`, prints the last state as a line."""
+        if self._bar is not None:
+            assert self._reporter.live is not None
+            self._reporter.live.remove_task(self._bar)
+        if not quiet:
+            self._line()
+
+    def _line(self) -> None:
+        self._last_line_s = time.monotonic()
+        steps = "" if self._total is None else f" {self._done}/{self._total}"
+        figures = f"  {self._figures}" if self._figures else ""
+        elapsed_s = self._last_line_s - self._start_s
+        time_left = ""
+        if self._total is not None and 0 < self._done < self._total and elapsed_s >= 1:
+            time_left = f", about {elapsed_s / self._done * (self._total - self._done):.0f} s left"
+        self._reporter.say(f"{self._name}{steps}{figures}  [{elapsed_s:.0f} s{time_left}]")
+
+
+class Reporter:
+    """Where a command's progress and messages go."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False)
+        self.live: Progress | None = None
+
+    def say(self, text: str) -> None:
+        """Prints one plain line; text of a model is never taken for markup."""
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def bars(self) -> Iterator[Reporter]:
+        """Shows bars inside the block when the console is a terminal."""
+        if not self.console.is_terminal or self.live is not None:
+            yield self
+            return
+        self.live = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}", markup=False),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+        )
+        try:
+            with self.live:
+                yield self
+        finally:
+            self.live = None
+
+    @contextmanager
+    def overall_task(self, name: str, total: int) -> Iterator[Task]:
+        """A bar above the others for work whose parts report themselves; prints nothing without a terminal."""
+        task = Task(self, name, total)
+        yield task
+        task.finish(quiet=True)
+
+    @contextmanager
+    def task(self, name: str, total: int | None = None) -> Iterator[Task]:
+        """Follows one piece of work."""
+        task = Task(self, name, total)
+        try:
+            yield task
+        finally:
+            task.finish()

@@ -1,0 +1,56 @@
+"""LangGraph's checkpoint namespaces -> ours, in which a routing function of conditional edges is an agent of its own.
+
+LangGraph runs a node's routers inside the node's task, under the task's namespace `writer:<id>`. Ours is then
+`writer:<id>:router`, and a graph that the router runs lies below it. The router after which a name asks is known from
+the context, which LangGraph and LangChain copy into their threads. Invariant: outside any router, a namespace is
+LangGraph's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRouter:
+    """A routing function that runs now."""
+
+    task_namespaces: tuple[str, str]  # of the task after whose node it routes: LangGraph's and ours
+    ns: str  # ours of the router
+
+
+# Innermost first: a router may run a graph with routers.
+_running_routers: ContextVar[tuple[RunningRouter, ...]] = ContextVar("marft_running_routers", default=())
+
+
+def router_ns(task_ns: str, number: int) -> str:
+    """Our namespace of the `number`-th conditional edge (from 1) of the task with our namespace `task_ns`."""
+    return f"{task_ns}:router" if number == 1 else f"{task_ns}:router_{number}"
+
+
+def own_namespace(checkpoint_ns: str) -> str:
+    """LangGraph's namespace, seen from where the caller runs -> ours. Ours stays as it is."""
+    for router in _running_routers.get():
+        for task_ns in router.task_namespaces:
+            if checkpoint_ns == task_ns or checkpoint_ns.startswith(task_ns + "|"):
+                return router.ns + checkpoint_ns[len(task_ns) :]
+    return checkpoint_ns
+
+
+def make_router(task_ns: str, number: int) -> RunningRouter:
+    """The `number`-th router of the task with LangGraph's namespace `task_ns`."""
+    own_task_ns = own_namespace(task_ns)
+    return RunningRouter((task_ns, own_task_ns), router_ns(own_task_ns, number))
+
+
+@contextmanager
+def running_router(router: RunningRouter) -> Iterator[None]:
+    """While the block runs, what is called in it belongs to the router."""
+    reset_token = _running_routers.set((router, *_running_routers.get()))
+    try:
+        yield
+    finally:
+        _running_routers.reset(reset_token)

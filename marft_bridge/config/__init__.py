@@ -1,0 +1,1 @@
+"""bridge.toml -> checked, frozen options, one module per table. Nothing is started here."""

@@ -1,0 +1,311 @@
+"""`bridge.toml` and command-line flags -> one frozen, checked `BridgeConfig`.
+
+Invariant: every key is known and has an effect; an unknown one is refused by name with the nearest known one.
+Relative paths are relative to the working directory. This module imports neither torch nor vllm.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from marft_bridge.common.errors import ConfigError
+from marft_bridge.common.retries import Limits
+from marft_bridge.config.compare import CompareOptions
+from marft_bridge.config.graph_runs import RunConfig, RunContext
+from marft_bridge.config.models import ModelName, ModelOptions, OtherModelOptions, refuse_unservable
+from marft_bridge.config.promote import PromoteOptions
+from marft_bridge.config.ray import RayOptions
+from marft_bridge.config.record import RecordOptions
+from marft_bridge.config.serve import ServeOptions
+from marft_bridge.rewards.agent_credit import CREDIT_REWARDS
+from marft_bridge.rewards.registry import AnyReward, refuse_unknown_rewards, rewards_to_layers
+from marft_bridge.tasks.options import SOURCES, AnyTasks
+from trainers.config import TrainerOptions
+
+
+class _Options(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class GraphOptions(_Options):
+    """The user's app. A name is `package.module:attribute` or `path/file.py:attribute`."""
+
+    app: str
+    """A LangGraph graph, or a function that gives one back; also a graph of a langgraph.json, by its name there."""
+    nodes: tuple[str, ...] = Field(min_length=1)
+    """The agents to train: by the name that each declares, as create_agent(name=...) does, else its node's path."""
+    frozen: tuple[str, ...] = ()
+    """LLM nodes that run on the served model too, but are not trained. Any other node keeps its own model."""
+    tasks: AnyTasks
+    """A JSONL or Parquet file, or the name of an iterable (or of a function that gives one) of JSON objects; or a table
+    for files laid out as MATH, GSM8K or HumanEval, or for a generator of reasoning-gym: docs/tasks.md."""
+    reward: str | None = None
+    """A function (task, final state) or (task, final state, run) -> number or mapping of names to numbers; may be
+    async. It or `[[rewards]]` is needed; both may be there."""
+    reward_timeout_s: float = Field(60.0, gt=0)
+    """Seconds after which an episode goes without the rewards of that function."""
+    task_to_input: str | None = None
+    """A function task -> graph input; without one the task itself is the input."""
+    context: RunContext = None
+    """The context that every run of the graph is given, as a table, or a function task -> context."""
+    config: RunConfig = None
+    """LangGraph's config of every run, as a table of configurable, recursion_limit, tags and metadata, or a function
+    task -> such a table."""
+    task_fields: tuple[str, ...] = ()
+    """Fields that every task must have, besides `id`."""
+    subject_field: str | None = None
+    """Field of a task that names the person whose data it holds, for `traces erase --subject`; null for nobody's."""
+    heldout: float = Field(0.25, gt=0, lt=1)
+    """Share of the tasks kept for comparison, chosen by hash of the task id."""
+
+
+class SamplingOptions(_Options):
+    """How trainable nodes sample. top_p = 1 and no top_k always: the trainer's ratios need the whole distribution."""
+
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature; recorded log-probs are of the distribution after it."""
+    max_tokens: int = Field(256, ge=1)
+    """Tokens of one call at most."""
+
+
+class CollectOptions(_Options):
+    """Recording runs of the graph as it is now."""
+
+    episodes: int = Field(128, ge=1)
+    """How many; training tasks are taken in a seeded order, and again from the start when they run out."""
+    samples_per_task: int = Field(1, ge=1)
+    """Episodes in a row on the same task."""
+    in_flight: int = Field(32, ge=1)
+    """Episodes that run at the same time."""
+    timeout_s: float = Field(300.0, gt=0)
+    """Seconds after which an episode is recorded as truncated."""
+    max_tokens_per_episode: int | None = Field(None, ge=1)
+    """Tokens that the nodes on the served model may sample in one episode; with the last it is recorded as truncated.
+    The call that would pass the limit gets what is left; calls side by side may pass it together."""
+    retries: int = Field(0, ge=0, le=20)
+    """Further attempts at an episode that failed because a connection broke or a server was busy or failed, after a
+    pause that doubles up to 30 s; with the same seed. Every attempt is a row, and the last one counts."""
+    retry_graph_errors: bool = False
+    """Whether an episode is tried again whatever it failed with."""
+    engine: Literal["local", "ray"] = "local"
+    """Where `collect` runs episodes: in its own process, or by the collectors that [ray] describes."""
+
+    @property
+    def limits(self) -> Limits:
+        """What one request may cost."""
+        return Limits(self.max_tokens_per_episode, self.retries, self.retry_graph_errors)
+
+    @model_validator(mode="after")
+    def _options_fit_together(self) -> CollectOptions:
+        if self.retry_graph_errors and not self.retries:
+            raise ValueError("retry_graph_errors has no effect without retries")
+        return self
+
+
+class TrainOptions(_Options):
+    """The outer loop: replay, then rounds of rollouts and updates."""
+
+    rounds: int = Field(6, ge=0)
+    """How often episodes are sampled and learned from, after what is stored was learned from; 0: only that."""
+    episodes_per_round: int = Field(64, ge=2)
+    """Fresh episodes of one round; a multiple of samples_per_task."""
+    samples_per_task: int = Field(1, ge=1)
+    """Episodes of a round on the same task; estimators that compare samples of one task need 2 or more."""
+    traces: tuple[str, ...] = ()
+    """Folders that `traces export` wrote, or DuckLake catalogs: their episodes are learned from too, read in place."""
+    keep_versions: int = Field(1, ge=1)
+    """Trained versions of each node that stay loaded in the server, the newest included."""
+    max_staleness: int = Field(0, ge=0)
+    """How many versions an episode may lie behind when it is learned from. 0 samples and updates in turn. With 1 or
+    more the next rounds are sampled while the trainer updates: faster where the two do not share processors, and
+    weighted as what it is, so it needs importance.proximal 'recomputed' and an importance.mismatch."""
+    tensorboard: bool = False
+    """Whether the figures of every update are also written for TensorBoard, into the run's folder tensorboard/; needs
+    the extra `tensorboard`."""
+    keep_advantages: bool = True
+    """Whether what every action of a round was credited with is kept in the run's folder advantages/, for
+    `marft-bridge view`; 0.1 s and 0.7 MB for 50,000 sampled tokens, and never more than 32 MB before compression."""
+    allow_tool_change: bool = False
+    """Whether episodes with other tools than those that were learned from so far are learned from too."""
+    trainer: TrainerOptions = TrainerOptions()
+
+
+class BridgeConfig(_Options):
+    """Everything that the commands read."""
+
+    name: str = "app"
+    """What the run folder is called."""
+    seed: int = Field(0, ge=0)
+    """What the order of tasks, the sampling of every call and the trainer are seeded with; MARFT_SEED overrides it."""
+    run: str | None = None
+    """The run folder; None means runs/<name>."""
+    graph: GraphOptions
+    rewards: tuple[AnyReward, ...] = ()
+    """Rewards that are declared: docs/rewards.md has the kinds."""
+    model: ModelOptions = ModelOptions()
+    serve: ServeOptions = ServeOptions()
+    models: dict[ModelName, OtherModelOptions] = {}
+    """Other base models side by side, by names of your own: docs/base-models.md."""
+    sampling: SamplingOptions = SamplingOptions()
+    record: RecordOptions = RecordOptions()
+    collect: CollectOptions = CollectOptions()
+    ray: RayOptions = RayOptions()
+    train: TrainOptions = TrainOptions()
+    compare: CompareOptions = CompareOptions()
+    promote: PromoteOptions = PromoteOptions()
+
+    @model_validator(mode="after")
+    def _options_fit_together(self) -> BridgeConfig:
+        trainer = self.train.trainer
+        advantage, importance = trainer.advantage, trainer.importance
+        if advantage.estimator_class.needs_groups and self.train.samples_per_task < 2:
+            raise ValueError(
+                f"train.trainer.advantage.estimator {advantage.estimator!r} compares samples of one task: "
+                "set train.samples_per_task to 2 or more"
+            )
+        if advantage.contribution == "rank_consistency" and self.train.samples_per_task < 2:
+            raise ValueError(
+                "train.trainer.advantage.contribution 'rank_consistency' ranks samples of one task: "
+                "set train.samples_per_task to 2 or more"
+            )
+        if self.train.episodes_per_round % self.train.samples_per_task:
+            raise ValueError("train.episodes_per_round must be a multiple of train.samples_per_task")
+        if unknown_agents := sorted(set(trainer.agents) - set(self.graph.nodes)):
+            raise ValueError(
+                f"train.trainer.agents.{unknown_agents[0]}: not in graph.nodes; only trained nodes have options"
+            )
+        self._rewards_fit_together()
+        if duplicates := sorted(set(self.graph.nodes) & set(self.graph.frozen)):
+            raise ValueError(
+                f"graph.frozen: {duplicates[0]!r} is in graph.nodes too; a node is either trained or frozen"
+            )
+        if self.train.max_staleness and (importance.proximal == "engine" or importance.mismatch == "none"):
+            raise ValueError(
+                "train.max_staleness lets episodes be older than the adapters that learn from them: set "
+                "train.trainer.importance.proximal to 'recomputed', and its mismatch to 'truncate' or 'mask'"
+            )
+        live_versions = self.train.keep_versions + self.train.max_staleness
+        refuse_unservable(
+            self.graph.nodes,
+            self.graph.frozen,
+            self.serve,
+            other_models=self.models,
+            rank=trainer.lora.rank,
+            live_versions=live_versions,
+        )
+        return self
+
+    def _rewards_fit_together(self) -> None:
+        has_function = self.graph.reward is not None
+        if not has_function and not self.rewards:
+            raise ValueError("nothing says what is good: name a function in graph.reward, or declare [[rewards]]")
+        if not has_function and "reward_timeout_s" in self.graph.model_fields_set:
+            raise ValueError("graph.reward_timeout_s has no effect without graph.reward")
+        try:
+            rewards_to_layers(self.rewards, has_function=has_function)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        agents = {*self.graph.nodes, *self.graph.frozen}
+        if foreign_rewards := [r for r in self.rewards if r.agent is not None and r.agent not in agents]:
+            raise ValueError(
+                f"rewards.{foreign_rewards[0].name}.agent: {foreign_rewards[0].agent!r} is not in graph.nodes or "
+                "graph.frozen"
+            )
+        if not has_function:  # the names of a function's rewards are known only when it is called
+            trainer = self.train.trainer
+            is_metric_set = "metric" in self.compare.model_fields_set
+            if not is_metric_set and all(reward.name != self.compare.metric for reward in self.rewards):
+                self.__dict__["compare"] = self.compare.model_copy(update={"metric": trainer.reward})
+            refuse_unknown_rewards(
+                self.rewards,
+                {
+                    ("train.trainer.reward", trainer.reward, "episode"),
+                    ("compare.metric", self.compare.metric, "episode"),
+                    *(
+                        ("train.trainer.shaping", term.reward, term.level)
+                        for term in trainer.shaping
+                        if term.level != "agent" or term.reward not in CREDIT_REWARDS  # which `credit` writes
+                    ),
+                },
+            )
+
+    @property
+    def run_folder(self) -> Path:
+        """Where this run's files live."""
+        return Path(self.run or f"runs/{self.name}")
+
+
+def toml_to_config(path: Path, overrides: Mapping[str, Any] | None = None) -> BridgeConfig:
+    """Reads `path` and applies `overrides` (dotted keys; None: not given) to it.
+
+    Raises:
+        ConfigError: the file is missing, unreadable or not TOML, or a key or value is not allowed.
+    """
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"no configuration at {path}; name one with --config") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    for key, value in (overrides or {}).items():
+        if value is not None:
+            set_dotted(raw, key, value)
+    try:
+        return BridgeConfig.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {problem_to_line(error)}") from None
+
+
+def set_dotted(raw: dict[str, Any], key: str, value: Any) -> None:
+    """Sets `table.key` in the parsed content of a configuration file, adding the tables on the way."""
+    *tables, option = key.split(".")
+    parent: Any = raw
+    for table in tables:
+        parent = parent.setdefault(table, {})
+        if not isinstance(parent, dict):
+            return  # the file gives this table another type, which validation refuses by name
+    parent[option] = value
+
+
+def problem_to_line(error: ValidationError) -> str:
+    """The first problem of a configuration, on one line."""
+    problems = error.errors(include_url=False)
+    # A misspelt key is reported as unknown and as missing; the unknown one shows what was written.
+    problem = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
+    key_path = ".".join(str(part) for part in problem["loc"])
+    suffix = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key {key_path!r}{_suggest_key(problem['loc'])}{suffix}"
+    if problem["type"] == "missing":
+        return f"the key {key_path!r} is missing{suffix}"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{key_path}: {message}{suffix}" if key_path else f"{message}{suffix}"
+
+
+def _suggest_key(location: Iterable[int | str]) -> str:
+    *tables, unknown_key = [str(part) for part in location]
+    model: Any = BridgeConfig
+    for table in tables:
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            model = next(f.annotation for name, f in model.model_fields.items() if table in (name, f.alias))
+        elif model == tuple[AnyReward, ...]:
+            model = AnyReward  # `table` is an index of the list, and the next part the kind
+        elif table in SOURCES:
+            model = SOURCES[table]
+        elif model is AnyReward:
+            model = next(kind for kind in get_args(get_args(model)[0]) if kind.model_fields["kind"].default == table)
+        else:  # `table` is a key of a mapping or an index of a list; the options are those of its members
+            model = next(part for part in get_args(model) if isinstance(part, type) and issubclass(part, BaseModel))
+    if not isinstance(model, type):  # a table that may be left out
+        model = next(part for part in get_args(model) if isinstance(part, type) and issubclass(part, BaseModel))
+    known_keys = list(model.model_fields)
+    matches = difflib.get_close_matches(unknown_key, known_keys, n=1, cutoff=0.5)
+    return f"; did you mean {matches[0]!r}?" if matches else f"; known here: {', '.join(sorted(known_keys))}"

@@ -1,0 +1,74 @@
+"""`[ray]` of bridge.toml: which cluster collects, with how many workers, and which model servers answer.
+
+Invariant: every key has an effect, and a value that cannot work is refused when it is read. It imports no Ray.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+AUTO = "auto"
+_HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
+
+
+def address_to_host_port(address: str) -> tuple[str, int]:
+    """`HOST:PORT`, or `[IPV6]:PORT` -> host and port. Raises ValueError."""
+    match = _HOST_AND_PORT.fullmatch(address)
+    if match is None or not 0 < int(match[2]) < 2**16:
+        raise ValueError(f"{address!r} is not of the form HOST:PORT")
+    return match[1].strip("[]"), int(match[2])
+
+
+class RayOptions(BaseModel):
+    """Collecting on Ray, where `collect.engine` is "ray"; needs the extra `ray`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    address: str | None = None
+    """HOST:PORT of a cluster that runs and that this machine is part of ("auto" finds it); None: one on this machine,
+    for this command."""
+    workers: int = Field(2, ge=1)
+    """Collectors. Each is a process, and one that dies is replaced."""
+    in_flight: int | None = Field(None, ge=1)
+    """Episodes that each worker runs at the same time; None takes `collect.in_flight` for each."""
+    endpoints: tuple[str, ...] = ()
+    """Addresses of vLLM servers that run already, which the workers share in turn. They and the workers must see the
+    run folder's adapters, and the workers the model, under this machine's paths. Empty: each worker starts its own."""
+    api_key_env: str | None = None
+    """Name of the environment variable that holds the key of `endpoints`, here and on the workers."""
+    cpus_per_worker: float = Field(1.0, ge=0)
+    """What Ray sets aside for a worker, its model server included."""
+    gpus_per_worker: float = Field(0.0, ge=0)
+    """Likewise. 0 where the servers are elsewhere or run on CPUs."""
+    working_dir: str | None = None
+    """A folder that is sent to the workers, who run the app in it; what .gitignore names stays here. None: they change
+    into the folder that the command runs in, which must be there under the same path."""
+    start_timeout_s: float = Field(600.0, gt=0)
+    """Seconds in which a worker must be able to run episodes, its place in the cluster and its server included."""
+
+    @field_validator("address")
+    @classmethod
+    def _address_is_that_of_a_cluster(cls, address: str | None) -> str | None:
+        if address is None or address == AUTO:
+            return address
+        if "://" in address:
+            raise ValueError(
+                f"{address!r} is that of Ray's client, which is not supported: start the command on a machine of the "
+                "cluster, and give HOST:PORT or 'auto'"
+            )
+        try:
+            address_to_host_port(address)
+        except ValueError as error:
+            raise ValueError(f"{error}, as `ray start --head` shows it; or give 'auto'") from None
+        return address
+
+    @model_validator(mode="after")
+    def _options_fit_together(self) -> RayOptions:
+        if self.api_key_env is not None and not self.endpoints:
+            raise ValueError("api_key_env applies to endpoints only; servers that the workers start get random keys")
+        for endpoint in self.endpoints:
+            if not endpoint.startswith(("http://", "https://")):
+                raise ValueError(f"endpoints: {endpoint!r} is not an address that begins with http:// or https://")
+        return self

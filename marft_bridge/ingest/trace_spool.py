@@ -1,0 +1,203 @@
+"""Spans received in any order -> complete traces; until then they wait in memory and in a spool folder on disk.
+
+The spool is a folder beside the store, of segments in the journal's format that hold spans as they were received.
+Invariants: spans survive SIGKILL once `add` has returned; a span leaves the spool only after `acknowledge`, when its
+trace is on disk elsewhere; a trace that was taken does not grow any more; one process at a time uses a spool.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from marft_bridge.ingest.errors import IngestError
+from marft_bridge.ingest.otlp import WireSpan
+from marft_bridge.ingest.trace_tree import TraceTree
+from trace_store.journal import SUFFIX, Journal, line_of, read_segment
+from trace_store.records import SpanRow
+
+MAX_WAITING_BYTES = 256 << 20  # bytes of journal lines
+_MAX_SLACK_BYTES = 64 << 20  # bytes of acknowledged spans that stay in the spool until it is rewritten
+_MAX_TAKEN_IDS = 100_000  # trace ids that are remembered, to tell late spans from new traces
+_ROW_FIELDS = {field.name for field in fields(SpanRow)}
+
+
+class SpoolFull(Exception):  # noqa: N818 - a state to wait in, not an error
+    """Too many bytes wait for the rest of their traces."""
+
+
+@dataclass(slots=True)
+class _PartialTrace:
+    """The spans of one trace so far."""
+
+    spans: dict[str, list[WireSpan]] = field(default_factory=dict)  # by span id: more than one is a contradiction
+    byte_count: int = 0
+    last_arrival: float = 0.0
+    is_complete: bool | None = None  # None: not checked since a span arrived
+
+    def all_spans(self) -> list[WireSpan]:
+        return [span for same_id_spans in self.spans.values() for span in same_id_spans]
+
+
+class TraceSpool:
+    """Spans that wait for the rest of their trace. Safe to use from several threads."""
+
+    def __init__(self, folder: Path, now: float) -> None:
+        """Takes over what an earlier receiver left, as if it arrived now: senders may be about to repeat the rest.
+
+        Raises IngestError when another receiver is using the folder.
+        """
+        self._folder = folder
+        self._lock_file = _lock(folder)
+        self._lock = threading.Lock()
+        self._traces: dict[str, _PartialTrace] = {}
+        self._unacknowledged: dict[str, _PartialTrace] = {}  # taken, but not on disk elsewhere yet
+        self._taken_ids: dict[str, None] = {}  # of all taken traces, oldest first
+        self._waiting_bytes = 0  # of traces that wait or are not acknowledged
+        self._spooled_bytes = 0  # bytes in the spool
+        self.late_spans = 0  # spans of traces that were taken before, or that came again
+        self.torn_lines = 0  # lines that a crash left half written: never acknowledged
+        old_segments = self._segments()
+        for path in old_segments:
+            records, torn_lines = read_segment(path)
+            self.torn_lines += torn_lines
+            for record in records:
+                if isinstance(record, SpanRow):
+                    self._add(row_to_span(record), len(line_of(record)), now)
+        self._journal = Journal(folder)
+        self._rewrite(old_segments)
+
+    def add(self, spans: Sequence[WireSpan], now: float) -> None:
+        """Returns once the spans are on disk. `now` is a monotonic time in seconds.
+
+        Raises SpoolFull when too much waits already, and StoreError when the disk refuses; then nothing was added.
+        """
+        sized = [(span, row, len(line_of(row))) for span in spans for row in [span_to_row(span)]]
+        with self._lock:
+            if self._waiting_bytes + sum(size for _, _, size in sized) > MAX_WAITING_BYTES:
+                raise SpoolFull
+            accepted = [entry for entry in sized if entry[0].trace_id not in self._taken_ids]
+            self.late_spans += len(sized) - len(accepted)
+            self._journal.append_all([row for _, row, _ in accepted])
+            self._spooled_bytes += sum(size for _, _, size in accepted)
+            self._journal.sync()
+            for span, _, size in accepted:
+                self._add(span, size, now)
+
+    def take_complete(self, quiet_since: float) -> dict[str, list[WireSpan]]:
+        """The traces that look complete (one root, no parent missing, no span after `quiet_since`), by trace id.
+
+        Their later spans are counted as late. Until `acknowledge` they stay in the spool and are returned again.
+        """
+        with self._lock:
+            for trace_id in [trace_id for trace_id, trace in self._traces.items() if trace.last_arrival <= quiet_since]:
+                trace = self._traces[trace_id]
+                if trace.is_complete is None:
+                    trace.is_complete = TraceTree(trace.all_spans()).fault() is None
+                if trace.is_complete:
+                    self._mark_taken(trace_id)
+            return {trace_id: trace.all_spans() for trace_id, trace in self._unacknowledged.items()}
+
+    def waiting_traces(self) -> dict[str, list[WireSpan]]:
+        """The traces that still wait, complete or not."""
+        with self._lock:
+            return {trace_id: trace.all_spans() for trace_id, trace in self._traces.items()}
+
+    def acknowledge(self, stored_ids: Iterable[str] = ()) -> None:
+        """The traces that were taken are on disk elsewhere, and so are the waiting ones of `stored_ids`."""
+        with self._lock:
+            for trace_id in stored_ids:
+                self._mark_taken(trace_id)
+            self._waiting_bytes -= sum(trace.byte_count for trace in self._unacknowledged.values())
+            self._unacknowledged.clear()
+            if self._spooled_bytes - self._waiting_bytes > _MAX_SLACK_BYTES or (
+                self._spooled_bytes and not self._traces
+            ):
+                self._rewrite(self._segments())
+
+    def close(self) -> None:
+        """Leaves what still waits in the spool, for the next receiver."""
+        with self._lock:
+            self._rewrite(self._segments())
+            self._journal.close()
+            os.close(self._lock_file)
+
+    def _segments(self) -> list[Path]:
+        return sorted(self._folder.glob(f"*{SUFFIX}"))
+
+    def _mark_taken(self, trace_id: str) -> None:
+        self._unacknowledged[trace_id] = self._traces.pop(trace_id)
+        self._taken_ids[trace_id] = None
+        if len(self._taken_ids) > _MAX_TAKEN_IDS:
+            del self._taken_ids[next(iter(self._taken_ids))]
+
+    def _add(self, span: WireSpan, size: int, now: float) -> None:
+        trace = self._traces.setdefault(span.trace_id, _PartialTrace())
+        trace.last_arrival = max(trace.last_arrival, now)
+        same_id_spans = trace.spans.setdefault(span.span_id, [])
+        if span in same_id_spans:  # OTLP senders repeat what they are not sure of
+            self.late_spans += 1
+            return
+        same_id_spans.append(span)
+        trace.is_complete = None
+        trace.byte_count += size
+        self._waiting_bytes += size
+
+    def _rewrite(self, old_segments: Sequence[Path]) -> None:
+        """Writes what waits to a new segment, synced before the old ones are deleted."""
+        new_journal = Journal(self._folder)
+        self._spooled_bytes = 0
+        for trace in (*self._unacknowledged.values(), *self._traces.values()):
+            for span in trace.all_spans():
+                row = span_to_row(span)
+                new_journal.append(row)
+                self._spooled_bytes += len(line_of(row))
+        new_journal.sync()
+        self._journal.close()
+        self._journal = new_journal
+        for path in old_segments:
+            path.unlink()
+
+
+def span_to_row(span: WireSpan) -> SpanRow:
+    """A received span -> a row that a journal segment can hold; fields that a row lacks go into its attributes."""
+    values = asdict(span)
+    return SpanRow(
+        **{key: values[key] for key in ("trace_id", "span_id", "parent_span_id", "name", "start_ns", "end_ns")},
+        operation="",
+        status="error" if span.failed else "ok",
+        status_message=span.status_message,
+        convention="",
+        attributes={key: value for key, value in values.items() if key not in _ROW_FIELDS - {"attributes"}},
+    )
+
+
+def row_to_span(row: SpanRow) -> WireSpan:
+    """The inverse of `span_to_row`."""
+    span_fields: dict[str, Any] = row.attributes
+    return WireSpan(
+        trace_id=row.trace_id,
+        span_id=row.span_id,
+        parent_span_id=row.parent_span_id,
+        name=row.name,
+        start_ns=row.start_ns,
+        end_ns=row.end_ns,
+        status_message=row.status_message,
+        **span_fields,
+    )
+
+
+def _lock(folder: Path) -> int:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle = os.open(folder / "receiver.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise IngestError(f"ingest: another receiver is using {folder}; stop it, or choose another store") from None
+    return handle

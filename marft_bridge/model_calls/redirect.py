@@ -1,0 +1,171 @@
+"""A node's own chat model, of any provider -> the served model under that node's adapter, while a session runs.
+
+It replaces BaseChatModel's own methods, below every provider's class: when the calling node has a route in this
+episode, a `NodeChat` that carries the model's callbacks, tags and options answers in its place. Invariants: a call
+from a node without a route, or outside an episode, is not touched; the methods are restored when the last session
+has stopped.
+
+It cannot see a client that is not a LangChain chat model (the openai package called directly), nor a thread without
+LangGraph's context. `Routing.routed_calls` shows that a trainable node made no call through its route.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+from langchain_openai.chat_models.base import BaseChatOpenAI
+from pydantic import SecretStr
+
+from marft_bridge.common.library_internals import CHAT_ENTRIES, CHAT_INNER, CHAT_V3, require_internals
+from marft_bridge.model_calls.node_chat_model import NodeChat
+from marft_bridge.model_calls.request_rules import tools_to_openai
+from marft_bridge.model_calls.routing import calling_node, current_routing
+
+# Fields of BaseChatModel that decide what the app sees of a call, whichever model answers. Cache and rate limiter are
+# not among them: they belong to the provider.
+_APP_FIELDS = ("callbacks", "tags", "metadata", "verbose", "disable_streaming", "output_version")
+# Fields of BaseChatOpenAI that would be sent with each request; `request_rules` then carries, replaces or refuses them.
+_REQUEST_FIELDS = (
+    "stop",
+    "n",
+    "logprobs",
+    "top_logprobs",
+    "max_tokens",
+    "model_kwargs",
+    "extra_body",
+    "stream_usage",
+    "streaming",
+    "temperature",
+    "top_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "reasoning_effort",
+    "reasoning",
+    "verbosity",
+    "service_tier",
+    "store",
+    "include",
+    "truncation",
+    "context_management",
+)
+# Names of other providers for `stop` and `max_tokens`.
+_STOP_NAMES = ("stop", "stop_sequences")
+_LENGTH_NAMES = ("max_tokens", "max_output_tokens", "num_predict")
+# Fields about the connection to the app's own server: left out without a warning.
+_CONNECTION_FIELDS = frozenset(
+    [
+        "model",
+        "model_name",
+        "model_id",
+        "base_url",
+        "endpoint",
+        "max_retries",
+        "timeout",
+        "default_request_timeout",
+        "default_headers",
+        "http_client",
+        "http_async_client",
+        "client",
+        "async_client",
+        "name",
+        "cache",
+        "rate_limiter",
+        "custom_get_token_ids",
+        "profile",
+    ]
+)
+
+
+def make_stand_in(model: BaseChatModel, chat: NodeChat, node: str) -> NodeChat:
+    """A copy of `chat` that answers with the settings of `model`. Warns once per node of settings it cannot carry."""
+    update: dict[str, Any] = {name: getattr(model, name) for name in _APP_FIELDS}
+    update["name"] = model.name or type(model).__name__  # the name that the app's own callbacks receive
+    given_fields = model.model_fields_set
+    if isinstance(model, BaseChatOpenAI):
+        update |= {
+            name: getattr(model, name) for name in _REQUEST_FIELDS if name != "streaming" or name in given_fields
+        }
+        if model.output_version == "responses/v1" or model._use_responses_api({}):
+            update["output_version"] = "v1"  # the nearest: content in blocks
+    else:
+        update |= {"stop": _first_value(model, _STOP_NAMES), "max_tokens": _first_value(model, _LENGTH_NAMES)}
+        carried_fields = {*_APP_FIELDS, *_STOP_NAMES, *_LENGTH_NAMES, *_CONNECTION_FIELDS}
+        chat.warn_left_out(
+            node, sorted(name for name in given_fields - carried_fields if _is_setting(getattr(model, name, None)))
+        )
+    stand_in = chat.model_copy(update=update)
+    # Callbacks receive the serialised model; made anew for each copy, it takes longer than all the rest.
+    stand_in.__dict__["_serialized"] = {**chat._serialized, "name": update["name"]}
+    return stand_in
+
+
+def _first_value(model: BaseChatModel, names: tuple[str, ...]) -> Any:
+    return next((value for name in names if (value := getattr(model, name, None)) is not None), None)
+
+
+def _is_setting(value: Any) -> bool:
+    """A plain value; a client, a key or nothing is no setting of the model."""
+    return value is not None and not isinstance(value, SecretStr) and isinstance(value, str | int | float | dict | list)
+
+
+def _redirect_call(model: BaseChatModel, options: dict[str, Any], entry: str) -> tuple[BaseChatModel, dict[str, Any]]:
+    """The model that answers this call, and the call's options in that model's form."""
+    routing = current_routing.get()
+    if routing is None or not isinstance(routing.chat, NodeChat) or routing.chat.is_copy_of(model):
+        return model, options
+    node = calling_node()
+    if node not in routing.routes:
+        routing.unrouted_calls[node] += entry not in CHAT_INNER  # one call passes both
+        return model, options
+    return make_stand_in(model, routing.chat, node), tools_to_openai(options, node)
+
+
+def _redirect_method(original: Callable[..., Any], entry: str) -> Callable[..., Any]:
+    if entry in CHAT_V3:  # their decorator warns of a beta whenever the caller is not LangChain's own code
+        original = getattr(original, "__wrapped__", original)
+
+    # Calling is enough for all four kinds of method: a coroutine or a generator belongs to the model it was made of.
+    @functools.wraps(original)
+    def method(self: BaseChatModel, *args: Any, **kwargs: Any) -> Any:
+        model, options = _redirect_call(self, kwargs, entry)
+        return original(model, *args, **options)
+
+    return method
+
+
+_lock = threading.Lock()
+_sessions = 0
+_originals: dict[str, Callable[..., Any]] = {}
+
+
+@contextmanager
+def redirected_models() -> Iterator[None]:
+    """While the block runs, episodes whose routing names a `chat` have their models redirected.
+
+    Raises:
+        BridgeError: a release of LangChain whose internals have moved.
+    """
+    global _sessions
+    require_internals()
+    with _lock:
+        if _sessions == 0:
+            for name in CHAT_ENTRIES:
+                _originals[name] = vars(BaseChatModel)[name]
+                setattr(BaseChatModel, name, _redirect_method(_originals[name], name))
+        _sessions += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _sessions -= 1
+            if _sessions == 0:
+                for name, original in _originals.items():
+                    setattr(BaseChatModel, name, original)
+                _originals.clear()

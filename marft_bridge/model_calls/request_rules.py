@@ -1,0 +1,142 @@
+"""A chat request of the app -> the request that the served model gets under a route.
+
+Invariant: every field of the app's request is carried, decided by the route, left out with a warning (once per node),
+or refused by name; none disappears silently. Carried: messages, tools, response format, stop sequences, n. Decided by
+the route: model, temperature, seed, and sampling from the whole distribution, because the trainer's ratios need it.
+The length is the smaller of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from langchain_core.utils.function_calling import convert_to_openai_tool
+
+from marft_bridge.common.errors import GraphError
+from marft_bridge.model_calls.routing import Route
+
+_CARRIED_FIELDS = frozenset(
+    [
+        "messages",
+        "model",
+        "stream",
+        "stream_options",
+        "stop",
+        "n",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "response_format",
+        "logprobs",
+        "top_logprobs",
+        "timeout",
+    ]
+)
+_LENGTH_FIELDS = frozenset({"max_tokens", "max_completion_tokens"})
+# Sampling settings: they change the distribution, and with it what a log-prob means.
+_ROUTE_FIELDS = frozenset({"temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias"})
+_ROUTE_EXTRAS = frozenset({"top_k", "min_p", "repetition_penalty", "temperature", "top_p", "seed"})
+# Fields of a hosted service: billing, storage, caching, effort. They mean nothing to a local model.
+_HOSTED_FIELDS = frozenset(
+    [
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prompt_cache_options",
+        "reasoning_effort",
+        "reasoning",
+        "verbosity",
+        "include",
+        "truncation",
+        "context_management",
+        "extra_headers",
+        "extra_query",
+    ]
+)
+_CARRIED_EXTRAS = frozenset({"chat_template_kwargs", "structured_outputs", "documents", "return_token_ids"})
+_NO_PARSER = (
+    "binds tools, and the model server was not told how its model writes a tool call; "
+    "set serve.tool_call_parser (hermes for Qwen and SmolLM, llama3_json for Llama 3)"
+)
+
+
+def payload_to_routed(
+    payload: Mapping[str, Any], node: str, route: Route, seed: int | None, *, auto_tools: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """The request to send, and the names of the app's fields that it leaves out.
+
+    Args:
+        payload: the app's request, in OpenAI's form.
+        auto_tools: whether the server parses tool calls out of the model's text.
+
+    Raises:
+        GraphError: a field that the served model cannot honour and that cannot be left out.
+    """
+    extra_body = dict(payload.get("extra_body") or {})
+    requested_fields = {name for name, value in payload.items() if value is not None and name != "extra_body"}
+    unknown_fields = requested_fields - _CARRIED_FIELDS - _LENGTH_FIELDS - _ROUTE_FIELDS - _HOSTED_FIELDS
+    unknown_fields |= {f"extra_body.{name}" for name in extra_body.keys() - _CARRIED_EXTRAS - _ROUTE_EXTRAS}
+    if unknown_fields:
+        raise GraphError(
+            f"node {node!r} asks its model for {min(unknown_fields)!r}, which the served model cannot do; "
+            "take it out of the call, or leave the node out of graph.nodes"
+        )
+    _check_tools(payload, node, auto_tools)
+    length_limits = [payload[name] for name in _LENGTH_FIELDS if payload.get(name) is not None]
+    routed_payload = {name: value for name, value in payload.items() if name in _CARRIED_FIELDS}
+    routed_payload |= {"model": route.model, "temperature": route.temperature, "top_p": 1.0}
+    routed_payload["max_tokens"] = min([route.max_tokens, *length_limits])
+    if seed is not None:
+        routed_payload["seed"] = seed
+    routed_payload["extra_body"] = {name: value for name, value in extra_body.items() if name in _CARRIED_EXTRAS}
+    return routed_payload, sorted(
+        (requested_fields & (_ROUTE_FIELDS | _HOSTED_FIELDS)) | (extra_body.keys() & _ROUTE_EXTRAS)
+    )
+
+
+def _check_tools(payload: Mapping[str, Any], node: str, auto_tools: bool) -> None:
+    tools = payload.get("tools") or ()
+    for tool in tools:
+        if tool.get("type") != "function":
+            raise GraphError(f"node {node!r} binds {tool.get('type')!r}, a tool that only a hosted service runs")
+    if tools and not auto_tools and payload.get("tool_choice") != "none":
+        raise GraphError(f"node {node!r} {_NO_PARSER}")
+
+
+def tools_to_openai(call_options: Mapping[str, Any], node: str) -> dict[str, Any]:
+    """Call options of `node` with tools bound in any provider's form -> the same with tools in OpenAI's form.
+
+    Raises:
+        GraphError: tools in a form that cannot be converted.
+    """
+    options = dict(call_options)
+    if options.get("tools"):
+        try:
+            # A tool that a provider runs itself has a type and no schema: left as it is, and refused later by name.
+            options["tools"] = [
+                tool
+                if isinstance(tool, dict) and "type" in tool and not {"input_schema", "properties"} & tool.keys()
+                else convert_to_openai_tool(tool)
+                for tool in options["tools"]
+            ]
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise GraphError(
+                f"node {node!r} binds tools in a form that cannot be read as OpenAI's: {reason}"
+            ) from error
+    choice = options.get("tool_choice")
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    if kind == "any":
+        options["tool_choice"] = "required"
+    elif isinstance(choice, dict) and kind in ("auto", "none"):
+        options["tool_choice"] = kind
+    elif isinstance(choice, dict) and kind == "tool":
+        options["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}}
+    if isinstance(choice, dict) and choice.get("disable_parallel_tool_use"):
+        options["parallel_tool_calls"] = False
+    return options

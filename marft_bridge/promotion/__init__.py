@@ -1,0 +1,1 @@
+"""`marft-bridge promote`: a comparison's report -> adapter versions that are signed off for use."""

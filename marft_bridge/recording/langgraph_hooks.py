@@ -1,0 +1,313 @@
+"""LangGraph's own steps -> calls of the recorders of a run: a task starts, its writes are committed, it was cached.
+
+LangGraph offers no callback for these, and its public streams leave the routing writes out. So `task_hooks` wraps six
+functions of LangGraph while at least one recorder is attached: `PregelLoop.put_writes` and `output_writes` (commits
+and cached results), and the runner's `run_with_retry` and `arun_with_retry` (a task with its input). Invariant: a
+graph without a recorder in its callbacks runs as if it were not wrapped; one with a recorder gets equal values, and no
+error of ours. `trace_state` and `write_ledger` interpret the steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any, Literal, Protocol, cast
+from uuid import UUID
+
+from langchain_core.callbacks import AsyncCallbackHandler, AsyncCallbackManager, BaseCallbackHandler
+from langgraph.prebuilt import ToolNode
+from langgraph.types import Command, PregelExecutableTask
+
+from marft_bridge.common.library_internals import (
+    PUSH,
+    PregelLoop,
+    PregelProtocol,
+    configure_hooks,
+    require_internals,
+    runner,
+)
+from marft_bridge.common.running_routers import make_router, running_router
+from marft_bridge.recording.router_hooks import watch_routers
+from marft_bridge.recording.state_reads import Reads, release_state, watch_state, watched_reads
+from marft_bridge.recording.thread_position import ThreadPosition
+from marft_bridge.recording.write_ledger import ENTRY
+
+log = logging.getLogger("marft_bridge")
+
+# A call inside a node with callbacks of its own inherits none: `llm.invoke(x, {"callbacks": [mine]})`. Then LangChain
+# reads this variable, whose value is the recorder of the task around the call.
+_task_recorder: ContextVar[BaseCallbackHandler | None] = ContextVar("marft_task_recorder", default=None)
+_HOOK = (_task_recorder, True, None, None)
+
+
+class TaskListener(Protocol):
+    """A callback handler that is told of the tasks of its graphs. Its methods must not raise."""
+
+    def note_task_start(self, graph_run: UUID, task: PregelExecutableTask, reads: Reads | None, inherits: bool) -> None:
+        """A task is about to run.
+
+        Args:
+            graph_run: callback run of the graph that the task belongs to.
+            task: LangGraph's own.
+            reads: collects what the node reads of its state; None when its input cannot be watched.
+            inherits: for a graph's entry: its input is the state of the task around the graph itself.
+        """
+
+    def note_router_start(
+        self, graph_run: UUID, task: PregelExecutableTask, ns: str, keys: Sequence[str] | None
+    ) -> None:
+        """A routing function of the task's node starts, under our namespace `ns`; `keys` as `router_hooks` has them."""
+
+    def note_router_end(
+        self, graph_run: UUID, task: PregelExecutableTask, ns: str, error: BaseException | None
+    ) -> None:
+        """It has ended, and written where it routes."""
+
+    def note_task_writes(self, loop: Any, task: PregelExecutableTask, writes: Any, cached: bool) -> None:
+        """LangGraph commits what `task` wrote in the graph that `loop` runs; `cached`: without running it."""
+
+    def note_loop_start(self, loop: Any) -> None:
+        """A graph run begins: its checkpoint is loaded, its input not yet applied."""
+
+    def note_checkpoint(self, loop: Any) -> None:
+        """A graph run has made the checkpoint that `loop` holds now."""
+
+
+class _NodeStartHandler(BaseCallbackHandler):
+    """The last handler of one task: reads of its input are the node's only after all other handlers have run."""
+
+    run_inline = True
+
+    def __init__(self, reads: Reads) -> None:
+        self._reads = reads
+
+    def on_chain_start(self, *args: Any, **kwargs: Any) -> None:
+        """Begins noting reads: the node's own code comes next. A retry begins anew."""
+        self._reads.begin()
+
+
+class _AsyncNodeStartHandler(AsyncCallbackHandler):
+    """The same for a task that runs on an event loop, where handlers are called side by side."""
+
+    def __init__(self, reads: Reads) -> None:
+        self._reads = reads
+
+    async def on_chain_start(self, *args: Any, **kwargs: Any) -> None:
+        """As above, after a turn of the event loop in which the other handlers run."""
+        await asyncio.sleep(0)
+        self._reads.begin()
+
+
+def loop_to_position(loop: Any) -> ThreadPosition | None:
+    """Where a graph run begins on its thread, before its input is applied; None where nothing is kept of it."""
+    if loop.checkpointer is None:
+        return None
+    is_command = isinstance(loop.input, Command)
+    begins: Literal["turn", "resume"] = (
+        "resume" if loop.input is None or (is_command and loop.input.resume is not None) else "turn"
+    )
+    if not loop._has_persisted_parent or not _is_of_graph(loop.checkpoint, loop):
+        return ThreadPosition(begins, False, None)
+    from_checkpoint, parent_config = loop.checkpoint["id"], loop.prev_checkpoint_config
+    if loop.checkpoint_metadata.get("source") == "update" and parent_config is not None:
+        from_checkpoint = parent_config["configurable"].get("checkpoint_id")  # no run made the update itself
+    is_addressed = bool(loop.config["configurable"].get("checkpoint_id"))
+    return ThreadPosition(
+        begins,
+        is_addressed and (loop._addressed_checkpoint_superseded or loop.input is None),
+        from_checkpoint,
+    )
+
+
+def _is_of_graph(checkpoint: Any, loop: Any) -> bool:
+    """Whether all that a checkpoint knows of are nodes and channels of this graph: those of another one are not."""
+    nodes = (name for name in checkpoint["versions_seen"] if not name.startswith("__"))
+    channels = (name for name in checkpoint["channel_versions"] if not name.startswith("__"))
+    return all(name in loop.nodes for name in nodes) and all(name in loop.specs for name in channels)
+
+
+def is_subgraph(task: PregelExecutableTask) -> bool:
+    """Whether the node is itself a graph, not a function that may call one."""
+    steps = getattr(task.proc, "steps", None)
+    return isinstance(steps[0] if steps else task.proc, PregelProtocol)
+
+
+def runs_tools_side_by_side(task: PregelExecutableTask) -> bool:
+    """Whether the node is LangGraph's own, which runs all tools of a message at once."""
+    steps = getattr(task.proc, "steps", None)
+    return isinstance(steps[0] if steps else task.proc, ToolNode)
+
+
+class TaskHooks:
+    """Installs the wrappers around LangGraph's functions, and removes them again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._user_count = 0
+        self._originals: list[tuple[Any, str, Callable[..., Any]]] = []
+
+    def attach(self) -> None:
+        """Installs the wrappers; calls nest. Raises BridgeError for a LangGraph whose internals have moved."""
+        require_internals()
+        with self._lock:
+            self._user_count += 1
+            if self._user_count == 1:
+                configure_hooks.append(_HOOK)
+                self._wrap_function(PregelLoop, "put_writes", _put_writes_and_note)
+                self._wrap_function(PregelLoop, "output_writes", _output_writes_and_note)
+                self._wrap_function(PregelLoop, "_first", _note_start_and_begin)
+                self._wrap_function(PregelLoop, "_put_checkpoint", _put_checkpoint_and_note)
+                self._wrap_function(runner, "run_with_retry", _run_watched)
+                self._wrap_function(runner, "arun_with_retry", _arun_watched)
+
+    def detach(self) -> None:
+        """Undoes one `attach`."""
+        with self._lock:
+            self._user_count -= 1
+            if self._user_count == 0:
+                configure_hooks.remove(_HOOK)
+                while self._originals:
+                    owner, name, original = self._originals.pop()
+                    setattr(owner, name, original)
+
+    def _wrap_function(self, owner: Any, name: str, hook: Callable[[Any], Any]) -> None:
+        original = getattr(owner, name)
+        self._originals.append((owner, name, original))
+        setattr(owner, name, functools.wraps(original)(hook(original)))
+
+
+task_hooks = TaskHooks()
+
+
+def _put_writes_and_note(original: Callable[..., None]) -> Callable[..., None]:
+    def put_writes(loop: Any, task_id: str, writes: Any, *, cached: bool = False) -> None:
+        if not cached:
+            _note_writes(loop, task_id, writes, cached=False)
+        original(loop, task_id, writes, cached=cached)
+
+    return put_writes
+
+
+def _output_writes_and_note(original: Callable[..., None]) -> Callable[..., None]:
+    def output_writes(loop: Any, task_id: str, writes: Any, *, cached: bool = False) -> None:
+        if cached:  # from a cache, or restored by a resume; other writes come through put_writes
+            _note_writes(loop, task_id, writes, cached=True)
+        original(loop, task_id, writes, cached=cached)
+
+    return output_writes
+
+
+def _note_start_and_begin(original: Callable[..., Any]) -> Callable[..., Any]:
+    def first(loop: Any, *args: Any, **kwargs: Any) -> Any:
+        for listener in _task_listeners(loop.manager):
+            listener.note_loop_start(loop)
+        return original(loop, *args, **kwargs)
+
+    return first
+
+
+def _put_checkpoint_and_note(original: Callable[..., None]) -> Callable[..., None]:
+    def put_checkpoint(loop: Any, *args: Any, **kwargs: Any) -> None:
+        original(loop, *args, **kwargs)
+        for listener in _task_listeners(loop.manager):
+            listener.note_checkpoint(loop)
+
+    return put_checkpoint
+
+
+def _run_watched(original: Callable[..., Any]) -> Callable[..., Any]:
+    def run_with_retry(task: PregelExecutableTask, *args: Any, **kwargs: Any) -> Any:
+        listeners = _task_listeners(task.config.get("callbacks"))
+        if not listeners:
+            return original(task, *args, **kwargs)
+        with _watch_task(task, listeners) as watched_task:
+            return original(watched_task, *args, **kwargs)
+
+    return run_with_retry
+
+
+def _arun_watched(original: Callable[..., Any]) -> Callable[..., Any]:
+    async def arun_with_retry(task: PregelExecutableTask, *args: Any, **kwargs: Any) -> Any:
+        listeners = _task_listeners(task.config.get("callbacks"))
+        if not listeners:
+            return await original(task, *args, **kwargs)
+        with _watch_task(task, listeners) as watched_task:
+            return await original(watched_task, *args, **kwargs)
+
+    return arun_with_retry
+
+
+def _task_listeners(callbacks: Any) -> list[TaskListener]:
+    return [handler for handler in getattr(callbacks, "handlers", ()) if hasattr(handler, "note_task_writes")]
+
+
+def _note_writes(loop: Any, task_id: str, writes: Any, *, cached: bool) -> None:
+    listeners = _task_listeners(loop.manager)
+    task = getattr(loop, "tasks", {}).get(task_id) if listeners else None
+    if task is not None:
+        for listener in listeners:
+            listener.note_task_writes(loop, task, writes, cached=cached)
+
+
+@contextmanager
+def _watch_task(task: PregelExecutableTask, listeners: list[TaskListener]) -> Iterator[PregelExecutableTask]:
+    """Announces the task to its listeners; yields it with its reads noted while the block runs."""
+    outer_reads = watched_reads(task.input) if task.name == ENTRY else None
+    watched_task, reads = task, None
+    if task.name != ENTRY and task.path[0] != PUSH:  # the input of a Send or a call is not read from the state
+        watched_task, reads = _watch_state(task)
+    manager: Any = task.config["callbacks"]
+    for listener in listeners:
+        listener.note_task_start(manager.parent_run_id, task, reads, inherits=outer_reads is not None)
+    watched_task = watch_routers(watched_task, functools.partial(_announce_router, task, listeners))
+    reset_token = _task_recorder.set(cast(BaseCallbackHandler, listeners[0]))
+    try:
+        # A graph's entry copies its input into the graph's own state: that is no read of the node around it.
+        with outer_reads.paused() if outer_reads is not None else nullcontext():
+            yield watched_task
+    finally:
+        _task_recorder.reset(reset_token)
+        if reads is not None:
+            release_state(watched_task.input)
+
+
+@contextmanager
+def _announce_router(
+    task: PregelExecutableTask, listeners: list[TaskListener], number: int, keys: list[str] | None
+) -> Iterator[None]:
+    graph_run = cast(Any, task.config["callbacks"]).parent_run_id
+    router = make_router(task.config["configurable"]["checkpoint_ns"], number)
+    for listener in listeners:
+        listener.note_router_start(graph_run, task, router.ns, keys=keys)
+    failure: BaseException | None = None
+    try:
+        with running_router(router):
+            yield
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        for listener in listeners:
+            listener.note_router_end(graph_run, task, router.ns, error=failure)
+
+
+def _watch_state(task: PregelExecutableTask) -> tuple[PregelExecutableTask, Reads | None]:
+    reads = Reads()
+    try:
+        state = watch_state(task.input, reads)
+    except Exception as error:  # noqa: BLE001 - a state that resists being watched is a bound, not a failure of the app
+        log.debug("the state of %s cannot be watched: %s", task.name, error)
+        return task, None
+    if watched_reads(state) is not reads:
+        return task, None
+    manager: Any = task.config["callbacks"]
+    manager = manager.copy()
+    handler_class = _AsyncNodeStartHandler if isinstance(manager, AsyncCallbackManager) else _NodeStartHandler
+    manager.add_handler(handler_class(reads), inherit=False)
+    return replace(task, input=state, config={**task.config, "callbacks": manager}), reads

@@ -1,0 +1,576 @@
+"""LangChain callbacks of a LangGraph run -> spans: run, node, LLM call and tool call.
+
+One root run is one trace and one episode. Invariants: parents are found by run id, never by ambient context, so
+threads and asyncio cannot mix episodes; every span ends, at the latest with its run; the root ends last and holds
+the number of spans, so a reader can tell a whole episode from a torn one. A failure in here is counted, logged once,
+and never reaches the app.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import BaseMessage, message_to_dict
+from langchain_core.outputs import LLMResult
+from langgraph.errors import GraphBubbleUp, GraphInterrupt, ParentCommand
+from langgraph.types import PregelExecutableTask
+from opentelemetry import trace
+from opentelemetry.sdk.trace import Span, Tracer
+from opentelemetry.trace import Status, StatusCode
+
+from marft_bridge.common.running_routers import own_namespace
+from marft_bridge.config.record import RecordOptions
+from marft_bridge.model_calls.token_capture import ExactTokens, announce_call
+from marft_bridge.recording.dependency_evidence import reads_to_attributes, sources_to_attributes
+from marft_bridge.recording.episode_context import (
+    SUBJECT_METADATA,
+    EpisodeContext,
+    current_episode,
+    end_to_outcome,
+    episode_to_attributes,
+)
+from marft_bridge.recording.format_check import answer_fits, request_to_format
+from marft_bridge.recording.journal_exporter import open_span, private_provider
+from marft_bridge.recording.langgraph_hooks import loop_to_position
+from marft_bridge.recording.redaction import Redact
+from marft_bridge.recording.run_facts import run_to_attributes, value_to_text
+from marft_bridge.recording.span_attributes import answer_to_attributes, to_json, tokens_to_attributes
+from marft_bridge.recording.span_processor import options_to_processor
+from marft_bridge.recording.state_reads import Reads
+from marft_bridge.recording.thread_position import CheckpointWriters
+from marft_bridge.recording.trace_state import OpenRun, OpenTrace
+from marft_bridge.recording.write_ledger import ENTRY
+from trace_store import conventions as names
+from trace_store.errors import StoreError
+from trace_store.journal import Journal
+
+log = logging.getLogger("marft_bridge")
+_DEFAULTS = RecordOptions()
+LIVE = "live"  # the split of a run that no command started
+_Method = TypeVar("_Method", bound=Callable[..., None])
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """What a recorder could not write, or was configured not to write."""
+
+    callbacks: int  # callbacks of LangChain or LangGraph that could not be recorded; their episodes lack spans
+    spans: int  # spans that the journal refused
+    unredacted: int  # spans that lost their content because redacting it failed
+    redactions: Mapping[str, int]  # places where text was replaced, by pattern
+
+    def __str__(self) -> str:
+        parts = [
+            (self.callbacks, "callbacks could not be recorded"),
+            (self.spans, "spans could not be written"),
+            (self.unredacted, "spans lost their content because redacting it failed"),
+            *((count, f"replacements of {pattern}") for pattern, count in sorted(self.redactions.items())),
+        ]
+        return ", ".join(f"{count} {description}" for count, description in parts if count)
+
+
+def _never_raise(method: _Method) -> _Method:
+    """Makes a callback that never raises: a failure is counted, and its episode marked as torn."""
+
+    @functools.wraps(method)
+    def guarded(self: Recorder, *args: Any, **kwargs: Any) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is not the app's
+            self.note_failure(method.__name__, error)
+            self._mark_torn((*args, *kwargs.values()))
+
+    return cast(_Method, guarded)
+
+
+class Recorder(BaseCallbackHandler):
+    """Records every graph run that it is attached to into one journal. Use one for many concurrent runs."""
+
+    run_inline = True  # in the caller's context, before the call goes on
+    raise_error = False
+
+    def __init__(
+        self,
+        journal: Journal,
+        options: RecordOptions = _DEFAULTS,
+        redact: Redact | None = None,
+        *,
+        on_episode: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`redact` is the function that `options.redact_with` would name; `on_episode` is called for each run that is
+        in the journal. Raises a BridgeError for unusable options."""
+        self.journal = journal
+        self._processor = options_to_processor(journal, options, redact)
+        self._processor.on_episode = on_episode
+        provider = private_provider(self._processor)
+        self._tracer = cast(Tracer, provider.get_tracer("marft_bridge", names.CONVENTION_VERSION))
+        self._runs: dict[UUID, OpenRun] = {}
+        self._nodes: dict[str, OpenRun] = {}  # checkpoint_ns -> the attempt that runs
+        self._lock = threading.Lock()
+        self._begin_session()
+        self._checkpoint_writers = CheckpointWriters()
+        self.failures = 0  # callbacks that could not be recorded
+
+    @property
+    def losses(self) -> Losses:
+        """Counts of what is not in the record, so far."""
+        privacy = self._processor.privacy
+        return Losses(self.failures, self._processor.lost_spans, privacy.failures, redactions=dict(privacy.redactions))
+
+    @property
+    def failure(self) -> StoreError | None:
+        """The first write that the disk refused, or None."""
+        return self._processor.failure or self.journal.failure
+
+    def note_failure(self, callback_name: str, error: Exception) -> None:
+        """Counts a callback that could not be recorded; the first one is logged."""
+        with self._lock:
+            self.failures += 1
+            is_first = self.failures == 1
+        if is_first:
+            # Without the error's text, which may quote a prompt or a key.
+            log.warning("recording failed in %s: %s; the app goes on", callback_name, type(error).__name__)
+            log.debug("recording failed", exc_info=error)
+
+    def _mark_torn(self, arguments: Iterable[Any]) -> None:
+        """Counts one span too many for the trace of a failed callback, so that it is never taken for whole."""
+        for value in arguments:
+            run_id: Any = value if isinstance(value, UUID) else getattr(getattr(value, "manager", None), "run_id", None)
+            with suppress(Exception):  # what broke the callback may break this
+                self._runs[run_id].trace.span_count += 1
+                return
+
+    # -- runs and nodes ---------------------------------------------------------------------------------------
+
+    @_never_raise
+    def on_chain_start(
+        self,
+        serialized: dict[str, Any] | None,
+        inputs: Any,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tags: list[str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """A root run opens a trace, a node execution a span; any other chain run shares its parent's span."""
+        metadata = metadata or {}
+        parent = self._find_parent(parent_run_id, metadata)
+        if parent is None:
+            self._open_trace(run_id, str(kwargs.get("name") or "graph"), tags, metadata=metadata, inputs=inputs)
+            return
+        checkpoint_ns = own_namespace(str(metadata.get("langgraph_checkpoint_ns") or ""))
+        if checkpoint_ns and checkpoint_ns != parent.checkpoint_ns and kwargs.get("name") == metadata["langgraph_node"]:
+            self._open_node(run_id, parent, checkpoint_ns, metadata=metadata)
+        else:
+            self._add_run(run_id, replace(parent, owns_span=False, router=None if parent.owns_span else parent.router))
+
+    @_never_raise
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Ends the node's span, or the whole trace."""
+        run = self._runs.get(run_id)
+        if run is not None and run.trace.root == run_id and run.trace.episode.split == LIVE:
+            self._processor.set_attributes(run.span, {names.OUTPUT: value_to_text(outputs)})
+        self._close(run_id, None)
+
+    @_never_raise
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Ends it with an error; LangGraph's own control flow (interrupts, handoffs) is no error."""
+        run = self._runs.get(run_id)
+        if run is not None and isinstance(error, GraphInterrupt):
+            run.trace.interrupted = True
+        if run is not None and run.owns_span and run.checkpoint_ns and isinstance(error, ParentCommand):
+            run.trace.ledger.note_handoff(run.checkpoint_ns)
+        self._close(run_id, None if isinstance(error, GraphBubbleUp) else error)
+
+    def _open_trace(
+        self, run_id: UUID, name: str, tags: list[str] | None, metadata: Mapping[str, Any], inputs: Any
+    ) -> None:
+        subject_id = metadata.get(SUBJECT_METADATA)
+        episode = current_episode.get()
+        if episode is None or episode.recorder not in (None, self):
+            episode = self._make_live_episode()
+        if episode.subject_id is None and subject_id is not None:
+            episode.subject_id = str(subject_id)
+        open_trace = OpenTrace(run_id, episode)
+        attributes = episode_to_attributes(episode, name) | run_to_attributes(tags, metadata, episode.tags)
+        if episode.split == LIVE:  # what a command runs is in its task
+            attributes[names.INPUT] = value_to_text(inputs)
+        span = self._start_span(open_trace, f"{names.INVOKE_WORKFLOW} {name}", None, attributes=attributes)
+        episode.episode_id = trace.format_trace_id(span.get_span_context().trace_id)
+        if episode.spans is not None:
+            self._processor.copy_rows_to(span, episode.spans)
+        self._add_run(run_id, OpenRun(open_trace, span, True, checkpoint_ns=""))
+
+    def _make_live_episode(self) -> EpisodeContext:
+        """The episode of a run that no command started. A forked child has a session and a count of its own."""
+        with self._lock:
+            if self._pid != os.getpid():
+                self._begin_session()
+            self._live_count += 1
+            return EpisodeContext(self._session, f"{self._session}/{self._live_count}", split=LIVE)
+
+    def _begin_session(self) -> None:
+        self._pid, self._session, self._live_count = os.getpid(), f"session-{uuid.uuid4().hex[:12]}", 0
+
+    def _open_node(self, run_id: UUID, parent: OpenRun, checkpoint_ns: str, metadata: dict[str, Any]) -> None:
+        task = parent.trace.tasks.get(checkpoint_ns)
+        attributes = sources_to_attributes(task.sources if task else None)  # its reads are added when it ends
+        if task is not None and task.runs_side_by_side:
+            attributes[names.SIDE_BY_SIDE] = True
+        step = int(metadata["langgraph_step"])
+        parent.trace.episode.actors.note(checkpoint_ns, metadata)
+        outer_span = self._span_around(parent)
+        span = self._start_node_span(parent.trace, outer_span, checkpoint_ns, step=step, attributes=attributes)
+        if task is not None:
+            task.span = span
+        self._nodes[checkpoint_ns] = node_run = OpenRun(
+            parent.trace, span, True, checkpoint_ns=checkpoint_ns, task=task
+        )
+        self._add_run(run_id, node_run)
+
+    def _start_node_span(
+        self, open_trace: OpenTrace, parent: Span, checkpoint_ns: str, step: int, attributes: dict[str, Any]
+    ) -> Span:
+        node = open_trace.episode.actors.agent_at(checkpoint_ns)
+        node_attributes: dict[str, Any] = {
+            names.OPERATION: names.INVOKE_AGENT,
+            names.AGENT_NAME: node,
+            names.NODE: node,
+            names.STEP: step,
+            names.CHECKPOINT_NS: checkpoint_ns,
+        }
+        return self._start_span(
+            open_trace, f"{names.INVOKE_AGENT} {node}", parent, attributes=node_attributes | attributes
+        )
+
+    # -- tasks, from `task_hooks` -----------------------------------------------------------------------------
+
+    @_never_raise
+    def note_task_start(self, graph_run: UUID, task: PregelExecutableTask, reads: Reads | None, inherits: bool) -> None:
+        """Notes the sources of a task that is about to run, before its node span opens."""
+        run = self._runs.get(graph_run)
+        if run is not None:
+            run.trace.start_task(task, reads, inherits)
+
+    @_never_raise
+    def note_router_start(
+        self, graph_run: UUID, task: PregelExecutableTask, ns: str, keys: Sequence[str] | None
+    ) -> None:
+        """Notes the sources of a router that is about to run, inside its node's span."""
+        run = self._runs.get(graph_run)
+        node_ns = ns.rpartition(":")[0]
+        node_run = self._nodes.get(node_ns)
+        if run is not None and node_run is not None:
+            run.trace.start_router(task, ns, keys, node_span=node_run.span)
+
+    @_never_raise
+    def note_router_end(
+        self, graph_run: UUID, task: PregelExecutableTask, ns: str, error: BaseException | None
+    ) -> None:
+        """Ends the router's span, if it asked a model, and notes which writes were its own."""
+        run = self._runs.get(graph_run)
+        router = run.trace.routers.get(ns) if run is not None else None
+        if router is not None:
+            router.end_write = len(task.writes)
+            if router.run_id is not None:
+                self._close(router.run_id, None if isinstance(error, GraphBubbleUp) else error)
+
+    def _span_around(self, run: OpenRun) -> Span:
+        """The span of a run, for one inside it: a router gets its own when something inside it has one."""
+        router = run.router
+        if router is None:
+            return run.span
+        if router.run_id is None:
+            router.run_id = uuid.uuid4()
+            start, sources = router.task.start, router.task.sources
+            node_ns = start.ns.rpartition(":")[0]
+            attributes = sources_to_attributes(sources) | {names.ROUTES_AFTER: node_ns}
+            router.task.span = self._start_node_span(
+                run.trace, router.node_span, start.ns, step=start.step, attributes=attributes
+            )
+            router_run = OpenRun(run.trace, router.task.span, True, checkpoint_ns=start.ns, task=router.task)
+            self._add_run(router.run_id, router_run)
+        assert router.task.span is not None
+        return router.task.span
+
+    @_never_raise
+    def note_task_writes(self, loop: Any, task: PregelExecutableTask, writes: Any, cached: bool) -> None:
+        """Notes what a task wrote, before the next superstep starts. A cached task, which did not run, gets a span."""
+        graph_run = self._runs.get(loop.manager.run_id)
+        if graph_run is None:
+            return
+        open_trace = graph_run.trace
+        if open_trace.root == loop.manager.run_id:
+            open_trace.loop = loop
+        if cached:
+            open_task = open_trace.start_task(task, None, False)
+            if task.name != ENTRY:
+                attributes = sources_to_attributes(open_task.sources) | reads_to_attributes(open_task.sources, None)
+                attributes |= {names.CACHED: True}
+                start = open_task.start
+                open_trace.episode.actors.note(start.ns, task.config.get("metadata"))
+                self._start_node_span(
+                    open_trace, graph_run.span, start.ns, step=start.step, attributes=attributes
+                ).end()
+        open_trace.note_writes(loop, task, writes)
+
+    # -- checkpoints, from `task_hooks` -----------------------------------------------------------------------
+
+    @_never_raise
+    def note_loop_start(self, loop: Any) -> None:
+        """Notes where the run begins on its thread, and the episode that it goes on with."""
+        run = self._runs.get(loop.manager.run_id)
+        if run is None or run.trace.root != loop.manager.run_id:
+            return
+        run.trace.position = position = loop_to_position(loop)
+        if position is not None and run.trace.episode.parent_episode is None:
+            with self._lock:
+                parent = self._checkpoint_writers.parent_of(position)
+            run.trace.episode.parent_episode = parent
+            self._processor.set_attributes(run.span, {names.PARENT_EPISODE: parent})
+
+    @_never_raise
+    def note_checkpoint(self, loop: Any) -> None:
+        """Notes a checkpoint that the run has made, so that later runs find who made it."""
+        run = self._runs.get(loop.manager.run_id)
+        if run is None or run.trace.root != loop.manager.run_id or run.trace.position is None:
+            return
+        checkpoints, checkpoint_id = run.trace.position.checkpoints, loop.checkpoint["id"]
+        if run.trace.episode.episode_id is not None and checkpoint_id not in checkpoints[-1:]:
+            checkpoints.append(checkpoint_id)
+            with self._lock:
+                self._checkpoint_writers.add(checkpoint_id, run.trace.episode.episode_id)
+
+    # -- LLM calls --------------------------------------------------------------------------------------------
+
+    @_never_raise
+    def on_chat_model_start(
+        self,
+        serialized: dict[str, Any] | None,
+        messages: list[list[BaseMessage]],
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Opens a chat span under the node that calls."""
+        announce_call(run_id, self)
+        prompt = [message_to_dict(message) for message in messages[0]]
+        self._open_call(run_id, parent_run_id, metadata or {}, kwargs=kwargs, prompt=prompt, messages=messages[0])
+
+    @_never_raise
+    def on_llm_start(
+        self,
+        serialized: dict[str, Any] | None,
+        prompts: list[str],
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """A plain completion model is recorded like a chat model."""
+        self._open_call(run_id, parent_run_id, metadata or {}, kwargs=kwargs, prompt=prompts, messages=[])
+
+    def _open_call(
+        self,
+        run_id: UUID,
+        parent_run_id: UUID | None,
+        metadata: dict[str, Any],
+        kwargs: dict[str, Any],
+        prompt: Any,
+        messages: list[BaseMessage],
+    ) -> None:
+        parent = self._find_parent(parent_run_id, metadata)
+        if parent is None:
+            return  # called outside any recorded graph: not an action of a game
+        parameters = kwargs.get("invocation_params") or {}
+        model = parameters.get("model") or parameters.get("model_name") or metadata.get("ls_model_name")
+        in_node = bool(parent.checkpoint_ns)
+        if in_node:
+            parent.trace.note_tools(_agent_of(parent), parameters)
+        attributes = {
+            names.OPERATION: names.CHAT,
+            names.PROVIDER: metadata.get("ls_provider"),
+            names.REQUEST_MODEL: model,
+            names.REQUEST_TEMPERATURE: parameters.get("temperature"),
+            names.REQUEST_TOP_P: parameters.get("top_p"),
+            names.REQUEST_MAX_TOKENS: parameters.get("max_tokens") or parameters.get("max_completion_tokens"),
+            names.REQUEST_SEED: parameters.get("seed"),
+            names.REQUEST_STOP: [stop] if isinstance(stop := parameters.get("stop"), str) else stop,
+            names.INPUT_MESSAGES: to_json(prompt),
+            names.NODE: _agent_of(parent) if in_node else None,
+            names.STEP: metadata.get("langgraph_step") if in_node else None,
+            names.CHECKPOINT_NS: parent.checkpoint_ns or None,
+        }
+        attributes |= parent.trace.answers.prompt_to_attributes(messages)
+        if parent.task is not None:
+            attributes |= reads_to_attributes(parent.task.sources, parent.task.reads)
+        span = self._start_span(parent.trace, f"{names.CHAT} {model}", self._span_around(parent), attributes=attributes)
+        declared_format = request_to_format(parameters)
+        self._add_run(
+            run_id,
+            OpenRun(
+                parent.trace,
+                span,
+                True,
+                checkpoint_ns=parent.checkpoint_ns,
+                task=parent.task,
+                declared_format=declared_format,
+            ),
+        )
+
+    @_never_raise
+    def note_exact_tokens(self, run_id: UUID, tokens: ExactTokens) -> None:
+        """Keeps the engine's token ids and log-probs of a call until the call ends; see `token_capture`."""
+        run = self._runs.get(run_id)
+        if run is not None:
+            run.tokens = tokens
+
+    @_never_raise
+    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
+        """Writes the answer and the exact tokens, and ends the chat span."""
+        run = self._runs.get(run_id)
+        if run is None:
+            return
+        format_attributes = {names.FORMAT_VALID: answer_fits(run.declared_format, response)}
+        self._processor.set_attributes(
+            run.span, answer_to_attributes(response) | tokens_to_attributes(run.tokens) | format_attributes
+        )
+        run.trace.answers.add(response, trace.format_span_id(run.span.get_span_context().span_id))
+        self._close(run_id, None)
+
+    @_never_raise
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """A call that failed is a span with an error, and no action to train on."""
+        self._close(run_id, error)
+
+    # -- tools ------------------------------------------------------------------------------------------------
+
+    @_never_raise
+    def on_tool_start(
+        self,
+        serialized: dict[str, Any] | None,
+        input_str: str,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Opens a tool span: an environment transition, never an action."""
+        parent = self._find_parent(parent_run_id, metadata or {})
+        if parent is None:
+            return
+        name = (serialized or {}).get("name") or kwargs.get("name") or "tool"
+        attributes = {
+            names.OPERATION: names.EXECUTE_TOOL,
+            names.TOOL_NAME: name,
+            names.TOOL_CALL_ID: kwargs.get("tool_call_id"),
+            names.TOOL_ARGUMENTS: input_str,
+            names.NODE: _agent_of(parent) or None,
+            names.CHECKPOINT_NS: parent.checkpoint_ns or None,
+        }
+        span = self._start_span(
+            parent.trace, f"{names.EXECUTE_TOOL} {name}", self._span_around(parent), attributes=attributes
+        )
+        self._add_run(run_id, OpenRun(parent.trace, span, True, checkpoint_ns=parent.checkpoint_ns, task=parent.task))
+
+    @_never_raise
+    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Ends the tool span with its result as text."""
+        run = self._runs.get(run_id)
+        if run is not None:
+            self._processor.set_attributes(run.span, {names.TOOL_RESULT: str(getattr(output, "content", output))})
+            self._close(run_id, None)
+
+    @_never_raise
+    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Ends the tool span with its error."""
+        self._close(run_id, error)
+
+    # -- spans ------------------------------------------------------------------------------------------------
+
+    def _start_span(self, open_trace: OpenTrace, name: str, parent: Span | None, attributes: dict[str, Any]) -> Span:
+        open_trace.span_count += 1
+        if open_trace.episode.subject_id is not None:  # on every span: a trace whose root never came can be erased too
+            attributes = attributes | {names.SUBJECT_ID: open_trace.episode.subject_id}
+        span = open_span(self._tracer, name, parent)
+        self._processor.set_attributes(span, attributes)
+        return span
+
+    def _find_parent(self, parent_run_id: UUID | None, metadata: Mapping[str, Any]) -> OpenRun | None:
+        """The run around a new one. A call with callbacks of its own has no parent, but its metadata names its task."""
+        parent = self._runs.get(parent_run_id) if parent_run_id is not None else None
+        if parent is None:
+            checkpoint_ns = str(metadata.get("langgraph_checkpoint_ns"))
+            parent = self._nodes.get(own_namespace(checkpoint_ns)) or self._nodes.get(checkpoint_ns)
+        if parent is None:
+            return None
+        ns = own_namespace(parent.checkpoint_ns)
+        router = parent.trace.routers.get(ns) if ns != parent.checkpoint_ns else None
+        if router is None:
+            return parent
+        return replace(parent, owns_span=False, checkpoint_ns=ns, task=router.task, router=router)
+
+    def _add_run(self, run_id: UUID, run: OpenRun) -> None:
+        run.trace.runs[run_id] = run
+        self._runs[run_id] = run
+
+    def _close(self, run_id: UUID, error: BaseException | None) -> None:
+        run = self._runs.get(run_id)
+        if run is None:
+            return
+        if run_id == run.trace.root:
+            self._close_trace(run, error)
+            return
+        self._runs.pop(run_id, None)
+        run.trace.runs.pop(run_id, None)
+        if self._nodes.get(run.checkpoint_ns) is run:
+            del self._nodes[run.checkpoint_ns]
+        if run.owns_span:
+            if run.task is not None and run.task.span is run.span:
+                self._processor.set_attributes(run.span, reads_to_attributes(run.task.sources, run.task.reads))
+            _end_span(run.span, error)
+
+    def _close_trace(self, root: OpenRun, error: BaseException | None) -> None:
+        open_trace = root.trace
+        unfinished_error = TimeoutError("not finished when the run ended")
+        for run_id in [open_run_id for open_run_id in list(open_trace.runs) if open_run_id != open_trace.root]:
+            self._close(run_id, unfinished_error)
+        outcome, reason = end_to_outcome(open_trace.episode, error, open_trace.was_interrupted)
+        outcome_attributes: dict[str, Any] = {
+            names.OUTCOME: outcome,
+            names.OUTCOME_REASON: reason,
+            names.SPAN_COUNT: open_trace.span_count,
+        }
+        outcome_attributes[names.LINEAGE] = to_json(lineage) if (lineage := open_trace.lineage) else None
+        if open_trace.position is not None:
+            outcome_attributes |= open_trace.position.to_attributes()
+        self._processor.set_attributes(root.span, outcome_attributes)
+        self._runs.pop(open_trace.root, None)
+        _end_span(root.span, error if outcome == "failed" else None)
+        self.journal.sync_soon()  # not sync: this may be the thread of the app's event loop
+
+
+def _agent_of(run: OpenRun) -> str:
+    return run.trace.episode.actors.agent_at(run.checkpoint_ns)
+
+
+def _end_span(span: Span, error: BaseException | None) -> None:
+    if error is not None:
+        span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+    span.end()

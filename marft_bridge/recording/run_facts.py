@@ -1,0 +1,66 @@
+"""What an app says of a run (tags, metadata, thread, input, output) -> attributes of its root span.
+
+Invariants: LangGraph's and LangChain's own entries are left out; a value that JSON has no form for becomes its text, so
+nothing that an app passes can fail the recording. What of it may be written is decided by `SpanPrivacy`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from langchain_core.messages import BaseMessage, message_to_dict
+from pydantic import BaseModel
+
+from marft_bridge.recording.episode_context import SUBJECT_METADATA
+from trace_store import conventions as names
+
+USER_KEYS = ("user_id", "langgraph_user_id", "langgraph_auth_user_id")
+"""Metadata keys that name the user: an app's own, then those that LangGraph's server sets."""
+_THREAD_KEY = "thread_id"
+_LIBRARY_PREFIXES = ("langgraph_", "ls_", "lc_", "__", "checkpoint_")
+
+
+def run_to_attributes(
+    tags: Sequence[str] | None, metadata: Mapping[str, Any], own_tags: Mapping[str, str]
+) -> dict[str, Any]:
+    """Tags, metadata, thread and user of a run; None where the app gave none. `own_tags` are those of the episode."""
+    user = next((metadata[key] for key in USER_KEYS if metadata.get(key) is not None), None)
+    thread = metadata.get(_THREAD_KEY)
+    app_metadata = {
+        key: value
+        for key, value in metadata.items()
+        if key not in (_THREAD_KEY, SUBJECT_METADATA) and not str(key).startswith(_LIBRARY_PREFIXES)
+    }
+    return {
+        names.TAGS: value_to_text({**dict.fromkeys(map(str, tags or ()), ""), **own_tags}),
+        names.METADATA: value_to_text(app_metadata) if app_metadata else None,
+        names.THREAD_ID: None if thread is None else str(thread),
+        names.USER_ID: None if user is None else str(user),
+    }
+
+
+def value_to_text(value: Any) -> str:
+    """Any value -> JSON text; messages, models and dataclasses by their fields, anything else by its `str`."""
+    try:
+        return json.dumps(value, default=_to_jsonable, skipkeys=False)
+    except Exception:  # noqa: BLE001 - an app's own objects may raise anything, and keys may be of any type
+        try:
+            return json.dumps(str(value))
+        except Exception:  # noqa: BLE001 - as above
+            return json.dumps(f"a {type(value).__name__} that cannot be shown")
+
+
+def _to_jsonable(value: Any) -> Any:
+    if isinstance(value, BaseMessage):
+        return message_to_dict(value)
+    if isinstance(value, BaseModel):
+        return {name: getattr(value, name) for name in type(value).model_fields}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {name: item for name, item in fields.items() if item is not None and item != ()}  # as of a Command
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=str)
+    return str(value)

@@ -1,0 +1,84 @@
+"""LLM answers and exact tokens -> attributes of a chat span. None marks what was not reported; nothing is made up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+from langchain_core.outputs import ChatGeneration, LLMResult
+
+from marft_bridge.model_calls.token_capture import ExactTokens
+from trace_store import conventions as names
+from trace_store.packed import floats_to_text, ints_to_text
+
+to_json = json.JSONEncoder(default=str).encode
+"""A value as JSON text; a value that JSON has no form for becomes its `str`."""
+
+
+def answer_to_attributes(response: LLMResult) -> dict[str, Any]:
+    """Attributes of the model's answer, as LangChain reports it."""
+    generation = response.generations[0][0]
+    output = response.llm_output or {}
+    info = generation.generation_info or {}
+    message = generation.message if isinstance(generation, ChatGeneration) else None
+    metadata = message.response_metadata if message is not None else {}
+    usage: Mapping[str, Any] = getattr(message, "usage_metadata", None) or {}
+    finish_reason = info.get("finish_reason") or metadata.get("finish_reason")
+    attributes = {
+        names.RESPONSE_ID: output.get("id") or metadata.get("id"),
+        names.RESPONSE_MODEL: output.get("model_name") or metadata.get("model_name"),
+        names.FINISH_REASONS: [finish_reason] if finish_reason else None,
+        names.USAGE_INPUT_TOKENS: usage.get("input_tokens"),
+        names.USAGE_OUTPUT_TOKENS: usage.get("output_tokens"),
+        names.OUTPUT_MESSAGES: to_json([_message_to_json(generation.text, message)]),
+    }
+    if len(response.generations[0]) > 1:
+        attributes[names.UNTRAINABLE] = f"n={len(response.generations[0])}: one call with several answers"
+    return attributes
+
+
+def tokens_to_attributes(tokens: ExactTokens | None) -> dict[str, Any]:
+    """Attributes of the engine's exact tokens and of their sampling; none for a model that reports no tokens."""
+    if tokens is None:
+        return {}
+    attributes: dict[str, Any] = {
+        names.PROMPT_IDS: None if tokens.prompt_ids is None else ints_to_text(tokens.prompt_ids),
+        names.SAMPLED_IDS: None if tokens.sampled_ids is None else ints_to_text(tokens.sampled_ids),
+        names.LOGPROBS: None if tokens.logprobs is None else floats_to_text(tokens.logprobs),
+        names.REQUEST_SEED: tokens.seed,
+        names.PROVIDER: tokens.provider,
+        names.RESPONSE_ID: tokens.response_id,
+        names.RESPONSE_MODEL: tokens.model,
+        names.FINISH_REASONS: [tokens.finish_reason] if tokens.finish_reason else None,
+        names.USAGE_INPUT_TOKENS: tokens.prompt_tokens,
+        names.USAGE_OUTPUT_TOKENS: tokens.completion_tokens,
+        names.UNTRAINABLE: _untrainable_reason(tokens),
+    }
+    if tokens.route is not None and tokens.route.answer is None:
+        attributes |= {
+            names.REQUEST_TEMPERATURE: tokens.route.temperature,
+            names.REQUEST_TOP_P: 1.0,
+            names.REQUEST_MAX_TOKENS: tokens.max_tokens,
+            names.REQUEST_MODEL: tokens.route.model,
+            names.ADAPTER: tokens.route.adapter,
+            names.ADAPTER_VERSION: tokens.route.version,
+        }
+    # None is left out: LangChain's report of the same answer may hold what the engine did not send.
+    return {name: value for name, value in attributes.items() if value is not None}
+
+
+def _untrainable_reason(tokens: ExactTokens) -> str | None:
+    if tokens.choices > 1:
+        return f"n={tokens.choices}: one call with several answers"
+    if tokens.route is not None and tokens.route.answer is not None:
+        return f"node {tokens.node} was answered by a fixed text, and no model was asked"
+    if tokens.route is not None and not tokens.route.trainable:
+        return f"node {tokens.node} is declared frozen"
+    return None
+
+
+def _message_to_json(text: str, message: BaseMessage | None) -> dict[str, Any]:
+    tool_calls: Iterable[Any] = getattr(message, "tool_calls", ())
+    return {"role": "assistant", "content": text, "tool_calls": list(tool_calls)}

@@ -1,0 +1,179 @@
+"""The state of a graph run while it is being recorded: its callback runs, tasks, writes, answers and open spans.
+
+One `OpenTrace` per root run, dropped when the run ends. Invariant: a task's sources are looked up once, when it
+starts, and its writes are noted once, when they are committed.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import UUID
+
+from langgraph.types import PregelExecutableTask
+from opentelemetry.sdk.trace import Span
+
+from marft_bridge.common.node_names import enclosing_task
+from marft_bridge.common.running_routers import own_namespace, router_ns
+from marft_bridge.model_calls.token_capture import ExactTokens
+from marft_bridge.recording.dependency_evidence import AnswerIndex, sources_to_input_writers
+from marft_bridge.recording.episode_context import EpisodeContext
+from marft_bridge.recording.format_check import DeclaredFormat
+from marft_bridge.recording.key_writers import Writers
+from marft_bridge.recording.langgraph_hooks import is_subgraph, runs_tools_side_by_side
+from marft_bridge.recording.state_reads import Reads, state_keys
+from marft_bridge.recording.thread_position import ThreadPosition
+from marft_bridge.recording.tool_lineage import request_to_tools, tools_to_lineage, tools_to_single_lineage
+from marft_bridge.recording.write_ledger import Sources, TaskStart, TaskWrites, WriteLedger, graph_of, is_entry
+
+_BREAKPOINTS = ("interrupt_before", "interrupt_after")
+
+
+@dataclass(slots=True)
+class OpenTask:
+    """A task that LangGraph runs: its sources, and what its node reads."""
+
+    start: TaskStart
+    sources: Sources
+    reads: Reads | None
+    inherits: bool
+    is_subgraph: bool = False  # its node is itself a graph
+    runs_side_by_side: bool = False  # its node runs tools, all at once
+    span: Span | None = None  # of its latest attempt
+
+
+@dataclass(slots=True)
+class OpenRouter:
+    """A routing function of a task's node: it gets a span when it asks a model."""
+
+    task: OpenTask  # its own
+    node_span: Span
+    first_write: int  # number of the task's writes when it began
+    end_write: int  # when it ended
+    run_id: UUID | None = None  # of its span
+
+
+@dataclass(slots=True)
+class OpenRun:
+    """One callback run: with a span of its own, or sharing its parent's."""
+
+    trace: OpenTrace
+    span: Span  # its own, or the nearest ancestor's
+    owns_span: bool
+    checkpoint_ns: str
+    task: OpenTask | None = None  # the task around it, where its start was seen
+    router: OpenRouter | None = None  # the router around it, where nothing in between has a span
+    tokens: ExactTokens | None = None
+    declared_format: DeclaredFormat | None = None  # the form declared for the answer, where this is an LLM call
+
+
+@dataclass(slots=True)
+class OpenTrace:
+    """One graph run."""
+
+    root: UUID  # the id of its outermost callback run
+    episode: EpisodeContext
+    position: ThreadPosition | None = None  # on its thread, where a checkpointer keeps one
+    ledger: WriteLedger = field(default_factory=WriteLedger)
+    answers: AnswerIndex = field(default_factory=AnswerIndex)
+    tasks: dict[str, OpenTask] = field(default_factory=dict)  # by namespace; routers too
+    routers: dict[str, OpenRouter] = field(default_factory=dict)  # by namespace
+    own_namespaces: dict[str, str] = field(default_factory=dict)  # LangGraph's -> ours, of tasks inside routers
+    runs: dict[UUID, OpenRun] = field(default_factory=dict)
+    span_count: int = 0  # spans opened so far
+    offered_tools: dict[str, set[str]] = field(default_factory=dict)  # node -> tools that its calls offered, as JSON
+    interrupted: bool = False  # a node called interrupt()
+    loop: Any = None  # LangGraph's, of the outermost graph
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether the run waits for a resume: inside a node, or at a breakpoint."""
+        return self.interrupted or getattr(self.loop, "status", None) in _BREAKPOINTS
+
+    @property
+    def lineage(self) -> dict[str, str]:
+        """The lineage of the episode's prompts and samples, as far as it is known by now."""
+        return {
+            **self.episode.lineage,
+            **tools_to_lineage(self.offered_tools),
+            **tools_to_single_lineage(self.offered_tools),
+        }
+
+    def note_tools(self, node: str, parameters: Mapping[str, Any]) -> None:
+        """Notes the tools in the parameters of a node's model call."""
+        if tools := request_to_tools(parameters):
+            self.offered_tools.setdefault(node, set()).update(tools)
+
+    def start_task(self, task: PregelExecutableTask, reads: Reads | None, inherits: bool) -> OpenTask:
+        """Notes that a task starts; see `langgraph_hooks.TaskListener.note_task_start`."""
+        start = self._task_to_start(task)
+        keys = state_keys(task.input) if reads is not None else None
+        sources = self.ledger.start_task(start, keys)
+        open_task = OpenTask(start, sources, reads, inherits=inherits, is_subgraph=is_subgraph(task))
+        open_task.runs_side_by_side = runs_tools_side_by_side(task)
+        self.tasks[start.ns] = open_task
+        return open_task
+
+    def start_router(self, task: PregelExecutableTask, ns: str, keys: Sequence[str] | None, node_span: Span) -> None:
+        """Notes that a router of a task's node starts; see `langgraph_hooks.TaskListener.note_router_start`."""
+        sources = self.ledger.start_router(self._task_to_writes(task, task.writes), keys)
+        start = replace(self._task_to_start(task), ns=ns)
+        self.tasks[ns] = router_task = OpenTask(start, sources, reads=None, inherits=False)
+        write_count = len(task.writes)
+        self.routers[ns] = OpenRouter(router_task, node_span, first_write=write_count, end_write=write_count)
+
+    def note_writes(self, loop: Any, task: PregelExecutableTask, writes: Any) -> None:
+        """Notes what a task of the graph that `loop` runs wrote."""
+        commit = self._task_to_writes(task, writes)
+        self.ledger.note_writes(commit, loop.channels, can_trigger=loop.trigger_to_nodes.__contains__)
+
+    def _task_to_writes(self, task: PregelExecutableTask, writes: Any) -> TaskWrites:
+        start = self._task_to_start(task)
+        routers = [
+            (router.task.start.ns, range(router.first_write, router.end_write))
+            for router in self._routers_after(start.ns)
+            if router.run_id is not None
+        ]
+        return TaskWrites(
+            start,
+            list(writes),
+            is_subgraph=is_subgraph(task),
+            routers=routers,
+            input_writers=functools.partial(self._input_writers, start.ns),
+            passes_input_on=is_entry(start.ns) and start.ns in self.tasks and self.tasks[start.ns].inherits,
+        )
+
+    def _routers_after(self, ns: str) -> Iterator[OpenRouter]:
+        """The routers of a task that have run, in the order of its node's conditional edges."""
+        for number in itertools.count(1):
+            router = self.routers.get(router_ns(ns, number))
+            if router is None:
+                return
+            yield router
+
+    def _input_writers(self, entry: str, key: str) -> Writers:
+        outer_task, task = self.tasks.get(enclosing_task(graph_of(entry))), self.tasks.get(entry)
+        if outer_task is None or task is None:
+            return {}  # the outermost graph: its input comes from outside the episode
+        writers = sources_to_input_writers(outer_task.sources, outer_task.reads, task.inherits, key=key)
+        # The packet of a Send is the input of a graph, but a function makes any input of it.
+        return writers if outer_task.is_subgraph or task.inherits else dict.fromkeys(writers, False)
+
+    def _task_to_start(self, task: PregelExecutableTask) -> TaskStart:
+        checkpoint_ns = task.config["configurable"]["checkpoint_ns"]
+        ns = self.own_namespaces.get(checkpoint_ns) or own_namespace(checkpoint_ns)
+        if ns in self.tasks:
+            return self.tasks[ns].start
+        if ns != checkpoint_ns:
+            self.own_namespaces[checkpoint_ns] = ns
+        return TaskStart(
+            ns=ns,
+            node=task.name,
+            step=int(task.config["metadata"]["langgraph_step"]),
+            path=task.path,
+            subscribed=task.triggers,
+            input=task.input,
+        )

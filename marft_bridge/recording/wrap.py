@@ -1,0 +1,147 @@
+"""A compiled LangGraph graph -> the same graph, recorded.
+
+`wrap` changes no result and needs no edit of the app. It returns a graph of the same class with the same nodes, so
+every way of running it, copying it (`with_config`) or putting it into another graph works and is recorded; the
+original graph is not touched. To record every graph of a process see `instrument`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+from langchain_core.callbacks import BaseCallbackManager
+from langchain_core.runnables import RunnableConfig
+from langgraph.pregel import Pregel
+
+from marft_bridge.common.errors import ConfigError, GraphError
+from marft_bridge.common.library_internals import var_child_runnable_config
+from marft_bridge.config.record import RecordOptions
+from marft_bridge.recording.exit_line import count_for_exit
+from marft_bridge.recording.langgraph_hooks import task_hooks
+from marft_bridge.recording.recorder import Recorder
+from marft_bridge.recording.redaction import Redact
+from trace_store.journal import Journal, journal_of
+
+
+class RecordedGraph(Pregel[Any, Any, Any, Any]):
+    """What `wrap` adds to a graph's own class, in front of it.
+
+    LangGraph copies a graph by calling its class with the attributes of the instance, so each wrapped graph gets a
+    class of its own, which holds the recorder.
+    """
+
+    recorder: ClassVar[Recorder]
+    _original: ClassVar[Any]
+    _detach: ClassVar[weakref.finalize[Any, Any]]  # runs once: at unwrap, or when the class is garbage-collected
+
+    def unwrap(self) -> Any:
+        """The original graph. This one, and copies of it, record nothing any more."""
+        type(self)._detach()
+        return type(self)._original
+
+    def _with_recorder(self, config: RunnableConfig | None) -> RunnableConfig | None:
+        return config_with_recorder(self, config, self.recorder) if type(self)._detach.alive else config
+
+    def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
+        """As the graph's own; `invoke` and `batch` come through here."""
+        return super().stream(input, self._with_recorder(config), **kwargs)
+
+    def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
+        """As the graph's own; `ainvoke` and `abatch` come through here."""
+        return super().astream(input, self._with_recorder(config), **kwargs)
+
+
+def config_with_recorder(graph: Pregel[Any, Any, Any, Any], config: Any, recorder: Recorder) -> Any:
+    """The config with the recorder among its callbacks; the same config where the run has it already.
+
+    A config that cannot be read is returned as it is, and counted: the run goes on unrecorded.
+    """
+    try:
+        inherited = var_child_runnable_config.get()
+        if any(_has_recorder(active_config, recorder) for active_config in (config, graph.config, inherited)):
+            return config
+        return {**(config or {}), "callbacks": _with_handler((config or {}).get("callbacks"), recorder)}
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is not the app's
+        recorder.note_failure("config_with_recorder", error)
+        return config
+
+
+def _has_recorder(config: Any, recorder: Recorder) -> bool:
+    callbacks = (config or {}).get("callbacks") or ()
+    handlers = callbacks.inheritable_handlers if isinstance(callbacks, BaseCallbackManager) else callbacks
+    return any(handler is recorder for handler in handlers)
+
+
+def _with_handler(callbacks: Any, recorder: Recorder) -> Any:
+    if isinstance(callbacks, BaseCallbackManager):
+        manager = callbacks.copy()
+        manager.add_handler(recorder)
+        return manager
+    return [*(callbacks or ()), recorder]
+
+
+def wrap(
+    app: Any, store: str | Path | Recorder, options: RecordOptions | None = None, redact: Redact | None = None
+) -> RecordedGraph:
+    """Records every run of `app`.
+
+    Args:
+        app: a compiled LangGraph graph.
+        store: path of the DuckDB store, or a recorder that several graphs share. A journal is written beside the
+            store, which every command that reads the store shows; when the process ends, a line on stderr says so.
+        options: what may be written and where else it goes, as the table `[record]` of `bridge.toml` says it.
+        redact: a function (attribute name, text) -> text to write instead, called on every text after the patterns.
+
+    A graph that is wrapped already is returned unchanged, with the recorder that it has.
+
+    Raises:
+        GraphError: `app` is not a compiled graph.
+        ConfigError: options or a function are given where a recorder with its own is in use already.
+    """
+    if isinstance(app, RecordedGraph):
+        if options is not None or redact is not None:
+            raise ConfigError("wrap: this graph is recorded already, with the options that its recorder was given")
+        return app
+    return _graph_to_recorded(app, store_to_recorder(store, options, redact))
+
+
+def graph_to_original(graph: Any) -> Any:
+    """The graph that was wrapped, or `graph` itself if it was not. The wrapped graph goes on recording."""
+    return type(graph)._original if isinstance(graph, RecordedGraph) else graph
+
+
+def store_to_recorder(
+    store: str | Path | Recorder, options: RecordOptions | None, redact: Redact | None = None
+) -> Recorder:
+    """`store` itself if it is a recorder, else a new one that writes its journal beside the store at this path.
+
+    Raises:
+        ConfigError: options or a function for a recorder that has its own.
+    """
+    if not isinstance(store, Recorder):
+        path = Path(store).absolute()
+        journal = Journal(journal_of(path))
+        return Recorder(journal, options or RecordOptions(), redact, on_episode=count_for_exit(path))
+    if options is not None or redact is not None:
+        raise ConfigError("options and redact belong to the recorder, which exists already; make it with them")
+    return store
+
+
+def _graph_to_recorded(app: Any, recorder: Recorder) -> RecordedGraph:
+    if not isinstance(app, Pregel):
+        raise GraphError(
+            f"wrap: a {type(app).__name__} is not a compiled graph; call .compile() on a builder, and record a graph "
+            "inside another runnable with marft_bridge.instrument()"
+        )
+    graph_class = type(app)
+    recorded_class: Any = type(
+        f"Recorded{graph_class.__name__}", (RecordedGraph, graph_class), {"recorder": recorder, "_original": app}
+    )
+    task_hooks.attach()
+    recorded_class._detach = weakref.finalize(recorded_class, task_hooks.detach)
+    recorded_graph: RecordedGraph = recorded_class.__new__(recorded_class)
+    recorded_graph.__dict__.update(vars(app))
+    return recorded_graph

@@ -1,0 +1,305 @@
+"""Writes of LangGraph tasks -> for each task: who triggered it, who sent to it, and whose values it could read.
+
+A `WriteLedger` follows one run. Every task's writes are noted when LangGraph commits them, and a task that starts
+gets its `Sources`. Tasks are named by their checkpoint namespace (`node:task_id`, chained by `|` through subgraphs);
+"the graph" of a task is its namespace without the last segment. Invariants: only writes of earlier supersteps count,
+so tasks of one superstep never depend on each other; a trigger counts once, for the superstep that it fires; values
+that a subgraph only passes through keep their writers. Writers that cannot be told apart are all kept, marked as
+possible. A router that asked a model is a task of its own here, which wrote what it chose.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from langgraph.channels.named_barrier_value import NamedBarrierValue, NamedBarrierValueAfterFinish
+from langgraph.types import Send
+
+from marft_bridge.common.library_internals import (
+    ERROR,
+    INTERRUPT,
+    NO_WRITES,
+    RESUME,
+    RETURN,
+    TASKS,
+    task_path_str,
+    writes_sort_key,
+)
+from marft_bridge.common.node_names import enclosing_task
+from marft_bridge.recording.key_writers import KeyWrite, KeyWriters, OwnerOf, Writers, channel_to_rule
+
+ENTRY = "__start__"  # LangGraph's own task that writes the input; not a node of the app
+_NOT_STATE = frozenset({ERROR, INTERRUPT, NO_WRITES, RESUME, RETURN, TASKS})
+_SCAN_LIMIT = 1000  # values of a functional task's arguments that are searched, at most
+
+
+def graph_of(checkpoint_ns: str) -> str:
+    """The graph instance that a task belongs to."""
+    return checkpoint_ns.rpartition("|")[0]
+
+
+def is_entry(checkpoint_ns: str) -> bool:
+    """Whether a task is LangGraph's own one that writes a graph's input."""
+    return checkpoint_ns.rpartition("|")[2].startswith(ENTRY + ":")
+
+
+@dataclass(slots=True)
+class Sources:
+    """What triggered a task, and whose values it can read, as known when it starts."""
+
+    triggered_by: list[str] = field(default_factory=list)
+    sent_by: list[str] = field(default_factory=list)  # the sender of a Send; several where it cannot be told apart
+    readable: dict[str, Writers] = field(default_factory=dict)  # state key -> whose values it holds
+    argument_writers: list[str] = field(default_factory=list)  # functional tasks whose results it was called with
+    maybe_argument_writers: list[str] = field(default_factory=list)  # functional tasks returned when it was called
+    caller: str | None = None  # the task that called it as a function
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStart:
+    """A task that starts, in LangGraph's terms."""
+
+    ns: str
+    node: str
+    step: int
+    path: tuple[Any, ...]
+    subscribed: Sequence[str]  # all channels that can trigger it
+    input: Any
+
+
+@dataclass(slots=True)
+class _Trigger:
+    """The writes of a channel that fires tasks, since it was last consumed, and the writers that fired it last."""
+
+    required_names: frozenset[str]  # for a join: the names that must have been written
+    pending_writes: list[tuple[int, str | None, Any]] = field(default_factory=list)  # (step, writer, value)
+    fired_step: int | None = None
+    fired_by: list[str] = field(default_factory=list)
+
+    def consume(self, step: int) -> list[str]:
+        """The writers that fire `step`: none while a join still waits for others."""
+        if self.fired_step == step:
+            return self.fired_by
+        ready_writes = [entry for entry in self.pending_writes if entry[0] < step]
+        if self.required_names and not self.required_names <= {value for _, _, value in ready_writes}:
+            return []
+        self.pending_writes = [entry for entry in self.pending_writes if entry[0] >= step]
+        self.fired_step, self.fired_by = step, list(dict.fromkeys(ns for _, ns, _ in ready_writes if ns is not None))
+        return self.fired_by
+
+
+@dataclass(slots=True)
+class _Graph:
+    """One graph instance of the run."""
+
+    triggers: dict[str, _Trigger] = field(default_factory=dict)
+    state: dict[str, KeyWriters] = field(default_factory=dict)
+    sends: list[tuple[int, Any, int, Send, str | None]] = field(default_factory=list)  # step, path, number, packet, ns
+    returned_tasks: list[str] = field(default_factory=list)  # functional tasks that nothing later has waited for
+    issuer: str | None = None  # the task inside that handed off to the graph around, by Command(graph=PARENT)
+
+    def writers(self, key: str, step: int | None) -> Writers:
+        """Whose values `key` holds for a task of `step`; None asks for the latest."""
+        return self.state[key].before(step) if key in self.state else {}
+
+    def owner_of(self, key: str) -> OwnerOf | None:
+        """Who wrote each message of `key`."""
+        return self.state[key].owner_of if key in self.state else None
+
+    def note_write(self, key: str, step: int, write: KeyWrite, channel: Any) -> None:
+        """Notes a write of `key`, whose channel is LangGraph's `channel`."""
+        if key not in self.state:
+            self.state[key] = KeyWriters(channel_to_rule(channel))
+        self.state[key].note(step, write, channel)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskWrites:
+    """What a task wrote, in LangGraph's terms.
+
+    `writes` are (channel, value), in the order in which the task wrote them. `routers` are its node's routers that
+    asked a model: the namespace of each and the range of its writes.
+    """
+
+    task: TaskStart
+    writes: Sequence[tuple[str, Any]]
+    is_subgraph: bool = False  # the node is itself a graph, so that its writers are inside it
+    routers: Sequence[tuple[str, range]] = ()
+    input_writers: Callable[[str], Writers] = lambda _: {}  # for a graph's entry: whose values its input holds
+    passes_input_on: bool = False  # for a graph's entry: its input is the state of the task around the graph
+
+
+class WriteLedger:
+    """The writes of one run, by task. Safe to use from the threads that its tasks run in."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._graphs: dict[str, _Graph] = {}
+        self._results: dict[int, tuple[Any, list[str]]] = {}  # id of a functional result -> (result, its tasks)
+        self._returned_before: dict[str, list[str]] = {}  # functional task -> those returned when it was called
+
+    def _graph(self, name: str) -> _Graph:
+        return self._graphs.setdefault(name, _Graph())
+
+    # -- a task starts ----------------------------------------------------------------------------------------
+
+    def start_task(self, task: TaskStart, keys: Sequence[str] | None = None) -> Sources:
+        """The sources of a task that starts now. `keys` are those that it can read; None: all of the state."""
+        with self._lock:
+            graph = self._graph(graph_of(task.ns))
+            sources = Sources()
+            if task.path[-1] is True:
+                self._add_call(graph, task, sources)
+            else:
+                for channel in task.subscribed:
+                    if channel in graph.triggers:
+                        firing_writers = graph.triggers[channel].consume(task.step)
+                        sources.triggered_by.extend(ns for ns in firing_writers if ns not in sources.triggered_by)
+                if task.path[0] == "__pregel_push":
+                    sources.sent_by = _find_senders(graph, task)
+                else:
+                    readable_keys = graph.state if keys is None else keys
+                    sources.readable = {key: graph.writers(key, task.step) for key in readable_keys}
+            return sources
+
+    def _add_call(self, graph: _Graph, task: TaskStart, sources: Sources) -> None:
+        sources.caller = graph_of(task.ns)  # LangGraph puts its namespace below that of the task that calls it
+        for value in _find_values(task.input):
+            result = self._results.get(id(value))
+            if result is not None:
+                target = sources.argument_writers if len(result[1]) == 1 else sources.maybe_argument_writers
+                target.extend(ns for ns in result[1] if ns not in target)
+        returned_tasks = list(graph.returned_tasks)
+        sources.maybe_argument_writers += [
+            ns
+            for ns in returned_tasks
+            if ns not in sources.argument_writers and ns not in sources.maybe_argument_writers
+        ]
+        self._returned_before[task.ns] = returned_tasks
+
+    # -- a task's writes are committed ------------------------------------------------------------------------
+
+    def note_writes(self, commit: TaskWrites, channels: Mapping[str, Any], can_trigger: Callable[[str], bool]) -> None:
+        """Notes what a task wrote, in a graph with these `channels`, of which some trigger tasks."""
+        task = commit.task
+        with self._lock:
+            graph = self._graph(graph_of(task.ns))
+            issuer = self._issuer(task.ns)
+            for number, (channel, value) in enumerate(commit.writes):
+                if channel == RETURN:
+                    self._note_result(graph, task.ns, value)
+                    continue
+                if channel in _NOT_STATE and channel != TASKS:
+                    continue
+                writer = next((ns for ns, written in commit.routers if number in written), None)
+                if writer is None and not is_entry(task.ns):
+                    writer = issuer or task.ns
+                if channel == TASKS:
+                    if isinstance(value, Send):
+                        graph.sends = [entry for entry in graph.sends if entry[0] >= task.step - 1]
+                        order = writes_sort_key(task_path_str(task.path))
+                        graph.sends.append((task.step, order, number, value, writer))
+                    continue
+                spec = channels.get(channel)
+                if can_trigger(channel):
+                    required_names = spec.names if isinstance(spec, _JOINS) else ()
+                    trigger = graph.triggers.setdefault(channel, _Trigger(frozenset(required_names)))
+                    trigger.pending_writes.append((task.step, writer, value))
+                if _is_state(channel):
+                    graph.note_write(channel, task.step, self._key_write(commit, number), channel=spec)
+
+    def _issuer(self, ns: str) -> str | None:
+        return self._graphs[ns].issuer if ns in self._graphs else None
+
+    def _key_write(self, commit: TaskWrites, number: int) -> KeyWrite:
+        """One write of the state, with its writers."""
+        ns, (key, value) = commit.task.ns, commit.writes[number]
+        issuer = self._issuer(ns)
+        inner_graph = self._graphs.get(ns) if commit.is_subgraph and issuer is None else None
+        owner_of = None
+        if is_entry(ns):
+            writers = commit.input_writers(key)
+            outer_graph = self._graphs.get(graph_of(enclosing_task(graph_of(ns)))) if commit.passes_input_on else None
+            owner_of = outer_graph.owner_of(key) if outer_graph is not None else None
+        elif inner_graph is not None and key in inner_graph.state:
+            writers, owner_of = inner_graph.writers(key, None), inner_graph.owner_of(key)
+        else:
+            writers = {issuer or ns: True}
+        return KeyWrite((writes_sort_key(task_path_str(commit.task.path)), number), value, writers, owner_of=owner_of)
+
+    # -- a router runs ----------------------------------------------------------------------------------------
+
+    def start_router(self, commit: TaskWrites, keys: Sequence[str] | None) -> Sources:
+        """The sources of a router that starts after a node which wrote this. `keys`: those that it is given; None: all.
+
+        It is given the state with the node's own writes, which are not committed yet.
+        """
+        task = commit.task
+        with self._lock:
+            graph = self._graph(graph_of(task.ns))
+            own_writes: dict[str, list[KeyWrite]] = {}
+            for number, (channel, _) in enumerate(commit.writes):
+                if channel not in _NOT_STATE and _is_state(channel):
+                    own_writes.setdefault(channel, []).append(self._key_write(commit, number))
+            readable = {}
+            # The node's result is given too, whichever of its keys the router's schema has.
+            for key in dict.fromkeys([*(graph.state if keys is None else keys), *own_writes]):
+                key_writers = graph.state.get(key) or KeyWriters(channel_to_rule(None))
+                readable[key] = key_writers.with_fresh(task.step, own_writes.get(key, []))
+            return Sources(triggered_by=[task.ns], readable=readable)
+
+    def note_handoff(self, ns: str) -> None:
+        """Notes that a task ended with a command for the graph around its own, whose writes are then this task's."""
+        with self._lock:
+            inner_issuer = self._graphs[ns].issuer if ns in self._graphs else None
+            graph = self._graph(graph_of(ns))
+            graph.issuer = inner_issuer or ns
+
+    def _note_result(self, graph: _Graph, ns: str, value: Any) -> None:
+        if value is not None and not isinstance(value, (bool, int, float)):  # equal numbers may be one object
+            result = self._results.setdefault(id(value), (value, []))
+            if ns not in result[1]:
+                result[1].append(ns)
+        returned_before = self._returned_before.get(ns, [])
+        graph.returned_tasks = [task for task in graph.returned_tasks if task not in returned_before] + [ns]
+
+
+_JOINS = (NamedBarrierValue, NamedBarrierValueAfterFinish)
+
+
+def _is_state(channel: str) -> bool:
+    return not channel.startswith(("branch:", "join:", "__")) or channel == "__root__"
+
+
+def _find_senders(graph: _Graph, task: TaskStart) -> list[str]:
+    """The tasks that may have sent the packet of `task`: LangGraph numbers packets in the order of senders' paths."""
+    step = max((entry[0] for entry in graph.sends if entry[0] < task.step), default=None)
+    pending = sorted((entry for entry in graph.sends if entry[0] == step), key=lambda entry: entry[1:3])
+
+    def matches(packet: Send) -> bool:
+        return packet.node == task.node and packet.arg is task.input
+
+    number = task.path[1]
+    if isinstance(number, int) and number < len(pending) and matches(pending[number][3]):
+        senders = [pending[number][4]]
+    else:
+        senders = [entry[4] for entry in pending if matches(entry[3])]
+        senders = senders or [entry[4] for entry in pending if entry[3].node == task.node]
+    return list(dict.fromkeys(ns for ns in senders if ns is not None))
+
+
+def _find_values(call_input: Any) -> list[Any]:
+    """The objects in a functional task's arguments, through lists, tuples and dicts."""
+    values: list[Any] = []
+    pending = [call_input]
+    while pending and len(values) < _SCAN_LIMIT:
+        value = pending.pop()
+        values.append(value)
+        if isinstance(value, dict):
+            pending.extend(value.values())
+        elif isinstance(value, (list, tuple)):
+            pending.extend(value)
+    return values

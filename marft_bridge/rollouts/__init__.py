@@ -1,0 +1,1 @@
+"""The user's app on the served models -> recorded, rewarded episodes."""

@@ -1,0 +1,352 @@
+"""Requests for episodes -> recorded, rewarded episodes, many in flight at a time.
+
+An episode is finished when its spans and its rewards are synced to the journal; only then is it counted and
+reported. Invariants: an episode that fails is a row with a reason, not the end of the run, and every attempt at it is
+a row; a disk that refuses or a server that died ends the run, and loses nothing that was reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from langchain_core.language_models import BaseChatModel
+from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
+
+from marft_bridge.common.errors import EpisodesFailedError
+from marft_bridge.common.retries import pause_s
+from marft_bridge.config.bridge import CollectOptions
+from marft_bridge.model_calls.routing import Route, Routing, current_routing
+from marft_bridge.model_calls.scripted_answer import text_to_route
+from marft_bridge.recording.episode_context import EpisodeContext, current_episode, end_to_outcome
+from marft_bridge.recording.wrap import RecordedGraph
+from marft_bridge.rewards.contract import RewardEnvironment, RunView
+from marft_bridge.rewards.scoring import Score
+from marft_bridge.rollouts.app import App
+from marft_bridge.rollouts.episode_plan import EpisodeRequest
+from marft_bridge.rollouts.run_counts import Tally, most_common_failure
+from marft_bridge.rollouts.user_code import UserCode, error_to_place
+from marft_bridge.tasks.reading import Task
+from trace_store.assemble import Incomplete, Malformed, spans_to_trajectory
+
+ATTEMPT = "attempt"  # tag of an episode that repeats a failed one: the number of the attempt; the first is 1
+MAX_FAILED_SHARE = 0.5  # a run in which more episodes fail than succeed is stopped: something is broken
+MIN_FAILED = 8
+
+
+class _InterruptMarker(GraphCallbackHandler):
+    """Marks the episode of a run that interrupts itself to ask a person: nobody answers, so its return is unknown."""
+
+    run_inline = True
+
+    def __init__(self, episode: EpisodeContext) -> None:
+        self._episode = episode
+
+    def on_interrupt(self, event: GraphInterruptEvent) -> None:  # noqa: ARG002  LangGraph's signature
+        """LangGraph calls it before the end of the run."""
+        self._episode.cut_short = "interrupted"
+
+
+class Backend(Protocol):
+    """Answers for the nodes of which a request names a version. `ServedBases` is one, `OWN_MODELS` another."""
+
+    @property
+    def chat(self) -> BaseChatModel | None:
+        """The served model, which answers in place of the models of the nodes that have a route; None leaves every
+        model of the graph as it is. Needs `redirect.redirected_models`."""
+
+    @property
+    def lineage(self) -> Mapping[str, str]:
+        """The digests of base models and the like that every episode depends on, see `records.Episode.lineage`."""
+
+    def route(self, node: str, version: int, temperature: float | None) -> Route:
+        """Where the calls of a node at a version go."""
+
+    def check(self) -> None:
+        """Raises when the model server has died; asked whenever an episode fails."""
+
+    def came_back(self, began: float) -> bool:
+        """Whether the model server was restarted since a time (monotonic seconds); restarts a dead one now.
+
+        May take long. Raises when the server is lost. An attempt that an outage broke is repeated beyond the limits.
+        """
+
+
+class _OwnModels:
+    """The backend of a graph that calls its own models: there is no server of ours."""
+
+    chat: BaseChatModel | None = None
+    lineage: Mapping[str, str] = MappingProxyType({})
+
+    def route(self, node: str, version: int, temperature: float | None) -> Route:  # noqa: ARG002
+        raise AssertionError(f"{node}: a graph on its own models has no routes")
+
+    def check(self) -> None:
+        """No server, so no failure."""
+
+    def came_back(self, began: float) -> bool:  # noqa: ARG002
+        return False
+
+
+OWN_MODELS: Backend = _OwnModels()
+
+
+class Collector:
+    """Runs episodes of one recorded graph.
+
+    Args:
+        graph: the wrapped graph.
+        app: the user's input function and reward.
+        backend: answers for the graph's nodes.
+        reward_context: the run folder and the judge's server, for rewards that need them.
+        options: episodes in flight, the time limit after which one is recorded as truncated, and the limits on tokens
+            and attempts of one request.
+
+    Raises:
+        BridgeError: a reward of the app cannot be computed here.
+    """
+
+    def __init__(
+        self,
+        *,
+        graph: RecordedGraph,
+        app: App,
+        backend: Backend,
+        reward_context: RewardEnvironment = RewardEnvironment(),  # noqa: B008 - frozen
+        options: CollectOptions = CollectOptions(),  # noqa: B008 - frozen
+    ) -> None:
+        self._graph, self._app, self._backend, self._options = graph, app, backend, options
+        self._limits = options.limits
+        self._code = UserCode(app.name)
+        self._scorer, self._reward_context = app.scorer(), reward_context
+
+    async def requests_to_episodes(
+        self, requests: Iterable[EpisodeRequest], on_finished: Callable[[Tally], None] = lambda _: None
+    ) -> Tally:
+        """Runs all requests in their order, at most `in_flight` at a time.
+
+        Raises:
+            StoreError: the journal could not be written.
+            ServingError: the model server died.
+            EpisodesFailedError: most episodes fail.
+        GraphError: the reward, or a function for the runs' context or config, is broken.
+        """
+        tally = Tally()
+        jobs = ((self, request, tally) for request in requests)
+        await run_jobs(jobs, self._options.in_flight, lambda _: on_finished(tally))
+        return tally
+
+    async def request_to_episode(self, request: EpisodeRequest, tally: Tally) -> None:
+        """Runs one request, retries it where that may help, and counts its last attempt.
+
+        Raises: as `requests_to_episodes`.
+        """
+        attempt = outages = 0
+        while True:
+            started_s = time.monotonic()
+            if (error := await self._attempt(request, attempt, tally)) is None:
+                break
+            if await asyncio.to_thread(self._backend.came_back, started_s):
+                outages += 1
+            elif self._limits.may_try_again(attempt - outages, error):
+                await asyncio.sleep(pause_s(attempt - outages, request.seed))
+            else:
+                self._count(tally, "failed", self._error_to_reason(error))
+                break
+            tally.retried += 1
+            attempt += 1
+        if (failure := _common_failure(tally)) is not None:
+            await self._wait_for_dying_server()
+            raise EpisodesFailedError(
+                f"variant {request.variant!r}: {failure}" if request.variant is not None else failure
+            )
+
+    def _error_to_reason(self, error: Exception) -> str:
+        """What an episode failed with, on one line, with the line of the app's own code that it came through last."""
+        place = error_to_place(error, self._code)
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        return text if place is None else f"{text} ({place})"
+
+    def _count(self, tally: Tally, outcome: str, reason: str | None) -> None:
+        tally.finished += 1
+        tally.outcomes[outcome] += 1
+        if reason is not None:
+            tally.reasons[reason] += 1
+            tally.failures[reason] += outcome == "failed"
+
+    async def _attempt(self, request: EpisodeRequest, attempt: int, tally: Tally) -> Exception | None:
+        """Runs one episode. Returns the error that it failed with, which is not counted yet."""
+        episode = EpisodeContext(
+            run_id=request.run_id,
+            task_id=request.task["id"],
+            split=request.split,
+            sample=request.sample,
+            task=request.task,
+            round=request.round,
+            variant=request.variant,
+            seed=request.seed,
+            adapters=request.adapters,
+            tags={ATTEMPT: str(attempt + 1)} if attempt else {},
+            subject_id=self._app.subject_of(request.task),
+            lineage=dict(self._backend.lineage),
+            recorder=self._graph.recorder,
+            spans=[] if self._scorer.needs_record else None,
+        )
+        routes = {
+            node: self._backend.route(node, version, request.temperature) for node, version in request.adapters.items()
+        }
+        for node in self._app.frozen:
+            routes[node] = replace(self._backend.route(node, 0, request.temperature), trainable=False)
+        routes |= {node: text_to_route(text) for node, text in request.answers.items()}
+        routing = Routing(
+            routes, request.seed, self._backend.chat, max_tokens=self._limits.max_tokens, actors=episode.actors
+        )
+        current_episode.set(episode)  # in the context of this asyncio task: other episodes do not see it
+        current_routing.set(routing)
+        result, error = await self._graph_to_result(episode, routing, request.task)
+        recorder = self._graph.recorder
+        if recorder.failure is not None:
+            raise recorder.failure
+        tally.sampled_tokens += routing.sampled_tokens
+        tally.adapter_calls.update(routing.routed_calls)
+        tally.own_model_calls.update(routing.unrouted_calls)
+        if error is not None:
+            outcome, reason = end_to_outcome(episode, error)
+            if outcome == "truncated":  # as the store has it: at LangGraph's own limit on supersteps
+                self._count(tally, outcome, reason)
+                return None
+            self._backend.check()
+            return error
+        if episode.cut_short is not None:
+            self._count(tally, "truncated", episode.cut_short)
+            return None
+        if episode.episode_id is not None:
+            score = await self._scorer.run_to_score(self._run_view(request.task, result, episode))
+            await self._store_rewards(episode.episode_id, score)
+            tally.reward_sums.update(score.team)
+            tally.reward_counts.update(score.team.keys())
+            tally.missing_rewards.update(score.absent.items())
+        self._count(tally, "terminated", None)
+        return None
+
+    async def _wait_for_dying_server(self) -> None:
+        """Gives a dying server 10 s to be noticed, which raises its own error: it says more than the refused calls."""
+        for _ in range(20):
+            self._backend.check()
+            await asyncio.sleep(0.5)
+
+    async def _graph_to_result(
+        self, episode: EpisodeContext, routing: Routing, task: Task
+    ) -> tuple[Any, Exception | None]:
+        """The final state, or the error that the graph failed with; neither where the episode was cut short."""
+        thread = uuid.uuid4().hex  # a new thread id: an app with a checkpointer remembers nothing of other episodes
+        config = {"configurable": {"thread_id": thread}, "callbacks": [_InterruptMarker(episode)]}
+        arguments = self._app.runs.to_arguments(task, config)
+        loop = asyncio.get_running_loop()
+        running = asyncio.ensure_future(self._graph.ainvoke(self._app.task_to_input(task), **arguments))
+
+        def note_cut(reason: str) -> None:
+            episode.cut_short = episode.cut_short or reason
+
+        routing.note_cut = note_cut
+        routing.stop = partial(loop.call_soon_threadsafe, running.cancel)  # a node may call its model from a thread
+        try:
+            done, _ = await asyncio.wait({running}, timeout=self._options.timeout_s)
+            if not done:
+                note_cut(f"longer than {self._options.timeout_s:g} s")
+                running.cancel()
+                await asyncio.wait({running})
+            if episode.cut_short is not None and (running.cancelled() or running.exception() is not None):
+                return None, None
+            return running.result(), None
+        except asyncio.CancelledError:
+            running.cancel()
+            await asyncio.wait({running})
+            raise
+        except Exception as error:  # noqa: BLE001 - any error of the graph is a failed episode
+            return None, error
+        finally:
+            await self._delete_thread(thread)
+
+    async def _delete_thread(self, thread: str) -> None:
+        """Deletes the episode from the app's checkpointer, whose memory would grow with every episode."""
+        checkpointer: Any = getattr(self._graph, "checkpointer", None)
+        if hasattr(checkpointer, "adelete_thread"):
+            with suppress(NotImplementedError):
+                await checkpointer.adelete_thread(thread)
+
+    def _run_view(self, task: Task, result: Any, episode: EpisodeContext) -> RunView:
+        """The run as its rewards read it; without a trajectory where spans are missing."""
+        trajectory = None
+        if episode.spans:
+            with suppress(Incomplete, Malformed):
+                trajectory = spans_to_trajectory(episode.spans)
+        return RunView(task, result, trajectory, spans=episode.spans or (), environment=self._reward_context)
+
+    async def _store_rewards(self, episode_id: str, score: Score) -> None:
+        journal = self._graph.recorder.journal
+        journal.append_all(score.to_rewards(episode_id, time.time_ns()))
+        await asyncio.to_thread(journal.sync)  # off the loop: other episodes go on, and share the sync
+
+
+Job = tuple[Collector, EpisodeRequest, Tally]
+"""The collector that runs an episode, its request, and the tally that counts it."""
+
+
+async def run_jobs(
+    jobs: Iterable[Job] | AsyncIterable[Job], in_flight: int, on_finished: Callable[[Job], None] = lambda _: None
+) -> None:
+    """Runs all jobs in their order, at most `in_flight` at a time over all collectors.
+
+    Where `jobs` is asynchronous, several workers wait for its next one at the same time.
+
+    Raises: as `Collector.requests_to_episodes`.
+    """
+    # Sync nodes run in the loop's thread pool, whose default size on two cores is six.
+    threads = ThreadPoolExecutor(max_workers=in_flight + 4)
+    asyncio.get_running_loop().set_default_executor(threads)
+    next_job = _job_source(jobs)
+
+    async def work() -> None:
+        while (job := await next_job()) is not None:  # one shared iterator: each job goes to one worker
+            collector, request, tally = job
+            await collector.request_to_episode(request, tally)
+            on_finished(job)
+
+    workers = [asyncio.create_task(work()) for _ in range(in_flight)]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+        threads.shutdown(wait=False)
+
+
+def _job_source(jobs: Iterable[Job] | AsyncIterable[Job]) -> Callable[[], Awaitable[Job | None]]:
+    """A function that returns the next job, and None after the last."""
+    if isinstance(jobs, AsyncIterable):
+        async_iterator = aiter(jobs)
+        return lambda: anext(async_iterator, None)
+    iterator = iter(jobs)
+
+    async def next_job() -> Job | None:
+        return next(iterator, None)
+
+    return next_job
+
+
+def _common_failure(tally: Tally) -> str | None:
+    """The most frequent reason, where so many episodes failed that the run has to stop; else None."""
+    failed = tally.outcomes["failed"]
+    if failed < MIN_FAILED or failed <= MAX_FAILED_SHARE * tally.finished:
+        return None
+    return most_common_failure(tally)

@@ -1,0 +1,87 @@
+"""Tasks -> the requests for episodes of a command, in an order and with seeds that are the same every time.
+
+Invariants: the samples of a task stay together, and every task comes once before any comes again; a request that a
+finished episode answers is not run again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from marft_bridge.recording.episode_context import CANCELLED
+from marft_bridge.tasks.reading import Task
+from trace_store.store import TraceStore
+
+# Episodes that need not run again: cut short by one of their limits, or ended and rewarded.
+_FINISHED = """
+SELECT task_id, sample, variant, round FROM episodes e
+WHERE run_id = ? AND (outcome = 'truncated' AND reason <> ? OR outcome = 'terminated'
+  AND EXISTS (SELECT 1 FROM rewards r WHERE r.episode_id = e.episode_id AND r.scope = 'episode'))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRequest:
+    """One episode to run. (task, sample, variant, round) identifies it within a run."""
+
+    run_id: str
+    task: Task
+    split: str
+    sample: int
+    seed: int
+    adapters: Mapping[str, int]  # node -> adapter version
+    round: int | None = None
+    variant: str | None = None
+    temperature: float | None = None  # None: that of the configuration
+    answers: Mapping[str, str] = field(default_factory=dict)  # node -> the text that answers its calls, not a model
+
+    @property
+    def key(self) -> tuple[str, int, str | None, int | None]:
+        """The request's identity within its run, by which resuming finds finished episodes."""
+        return (self.task["id"], self.sample, self.variant, self.round)
+
+
+def task_order(tasks: Sequence[Task], seed: int) -> list[Task]:
+    """The tasks in a seeded random order that does not depend on their order in the file."""
+    ordered = sorted(tasks, key=lambda task: str(task["id"]))
+    random.Random(seed).shuffle(ordered)
+    return ordered
+
+
+def plan_episodes(
+    tasks: Sequence[Task], episodes: int, samples_per_task: int, *, seed: int, **common: Any
+) -> list[EpisodeRequest]:
+    """`episodes` requests over `tasks` in order, from the first task again when they run out.
+
+    Groups of `samples_per_task` stay together. A task that comes again gets new sample numbers; every request
+    gets its own seed, which depends on the run's seed, the round, the task and the sample only.
+
+    Args:
+        common: the fields of `EpisodeRequest` that all requests share.
+    """
+    samples_used: Counter[str] = Counter()
+    requests: list[EpisodeRequest] = []
+    for number in range(-(-episodes // samples_per_task)):
+        task = tasks[number % len(tasks)]
+        for _ in range(samples_per_task):
+            sample = samples_used[task["id"]]
+            samples_used[task["id"]] += 1
+            episode_seed = _derived_seed(seed, common.get("round"), task["id"], sample=sample)
+            requests.append(EpisodeRequest(task=task, sample=sample, seed=episode_seed, **common))
+    return requests[:episodes]
+
+
+def unfinished_requests(store: TraceStore, requests: Sequence[EpisodeRequest]) -> list[EpisodeRequest]:
+    """The requests that no finished episode in the store answers."""
+    done = {key for run_id in {r.run_id for r in requests} for key in store.sql(_FINISHED, (run_id, CANCELLED))}
+    return [request for request in requests if request.key not in done]
+
+
+def _derived_seed(seed: int, round_number: int | None, task_id: str, sample: int) -> int:
+    digest = hashlib.sha256(f"{seed}/{round_number}/{task_id}/{sample}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1

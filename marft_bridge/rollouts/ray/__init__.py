@@ -1,0 +1,1 @@
+"""Collecting on a Ray cluster: workers run episodes, the driver files their records."""

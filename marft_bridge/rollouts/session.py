@@ -1,0 +1,64 @@
+"""A configuration, an app and base models -> the app's graph on the served models, recorded, ready to run episodes.
+
+`collect`, `train` and `credit` run on one session each; a comparison opens several graphs on one stage itself.
+Invariant: every node of the configuration has a version 0 before the first episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from marft_bridge.common.progress import Reporter
+from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.rollouts.app import App
+from marft_bridge.rollouts.collector import Collector
+from marft_bridge.rollouts.episode_plan import EpisodeRequest
+from marft_bridge.rollouts.graph_stage import Stage, open_stage
+from marft_bridge.rollouts.run_counts import Tally
+from marft_bridge.runs.run_folder import RunFolder
+from marft_bridge.serving.model_versions import ModelVersions
+from marft_bridge.serving.served_bases import ServedBases, serve_bases
+from marft_bridge.serving.server_file import server_options
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Runs episodes of one app on the configuration's models, until the block of `open_session` ends."""
+
+    models: ServedBases
+    stage: Stage
+    collector: Collector
+    nodes: tuple[str, ...]  # the trained ones
+    reporter: Reporter
+
+    def run(self, requests: Sequence[EpisodeRequest], title: str, reward: str) -> Tally:
+        """Runs the requests, shows their progress, and reports failures, missing rewards and silent nodes."""
+        tally = Tally()
+        self.stage.run([(self.collector, request, tally) for request in requests], title, reward)
+        for line in (*tally.failure_lines(), *tally.missing_reward_lines(), *tally.silent_node_lines(self.nodes)):
+            self.reporter.say(line)
+        return tally
+
+
+@contextmanager
+def open_session(
+    config: BridgeConfig, folder: RunFolder, app: App, versions: ModelVersions, reporter: Reporter
+) -> Iterator[Session]:
+    """Starts the servers of the base models, or attaches to those of `marft-bridge serve`, and opens the app.
+
+    The frozen nodes are served at version 0 from the beginning.
+
+    Raises:
+        BridgeError: a server does not start; the app cannot be opened.
+    """
+    with open_stage(config, folder, reporter) as stage:
+        options = server_options(versions.bases, folder, reporter)
+        with serve_bases(
+            config, versions, options, log_of=folder.server_log_of, loop=stage.loop, reporter=reporter
+        ) as models:
+            versions.register_zero((*config.graph.nodes, *app.frozen))
+            models.publish(dict.fromkeys(app.frozen, 0))
+            with stage.open_app(app, models, models.judge) as collector:
+                yield Session(models, stage, collector, nodes=config.graph.nodes, reporter=reporter)

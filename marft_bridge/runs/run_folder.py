@@ -1,0 +1,162 @@
+"""A run's files: one folder, which is all that a run leaves behind.
+
+    bridge.json     the resolved configuration of each command, with versions
+    store.duckdb    spans and trajectories (its journal beside it)
+    adapters/       <node>/<version>/; version 0 changes nothing
+    models/         a folder for each other base model of a comparison: version 0 of every node, the server's log
+    checkpoint/     the trainer's newest state
+    metrics.jsonl   one line per update
+    advantages/     the advantages of each round's actions, where train.keep_advantages is set
+    tensorboard/    the metrics as TensorBoard reads them, where train.tensorboard is set
+    vllm.log (vllm-<name>.log of [models.<name>]), server.json, report.json, report.html, report.md
+    live.json       the salt and key that assign live traffic to its team, and the proxy's address while it runs
+    learned.json    digests of the tasks that were learned from, which can be held out no more
+    promoted/       manifests of the promoted versions, and which one counts
+    lock            held by the command that works in the folder
+
+Invariants: a folder that holds records is not written into again unless the user says --resume; one command at a time
+works in a folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from marft_bridge.common.errors import ConfigError
+from marft_bridge.common.files import write_atomically
+from marft_bridge.config.bridge import BridgeConfig
+from trace_store.journal import is_recorded
+
+COLLECT, TRAIN = "collect", "train"
+"""The ids of the runs that these two commands make in a folder's store."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths inside one run's folder."""
+
+    path: Path
+
+    @property
+    def store(self) -> Path:
+        """The DuckDB file."""
+        return self.path / "store.duckdb"
+
+    @property
+    def journal(self) -> Path:
+        """The folder of the journal, where recorders write and from where the store takes records in."""
+        return self.path / "store.duckdb.journal"
+
+    @property
+    def adapters(self) -> Path:
+        """Published adapters."""
+        return self.path / "adapters"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The trainer's newest state."""
+        return self.path / "checkpoint"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line per update."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def advantages(self) -> Path:
+        """A file per round: see `training.advantage_log`."""
+        return self.path / "advantages"
+
+    @property
+    def tensorboard(self) -> Path:
+        """The folder for `tensorboard --logdir`."""
+        return self.path / "tensorboard"
+
+    @property
+    def other_models(self) -> Path:
+        """A folder for each other base model that a comparison served: its version 0 of every node, and its log."""
+        return self.path / "models"
+
+    @property
+    def server_log(self) -> Path:
+        """The output of the model server."""
+        return self.path / "vllm.log"
+
+    def server_log_of(self, base: str) -> Path:
+        """The output of the server of `[models.<base>]`; of that of [model] for ""."""
+        return self.path / f"vllm-{base}.log" if base else self.server_log
+
+    @property
+    def server(self) -> Path:
+        """Addresses and keys of the servers that `marft-bridge serve` runs for this folder."""
+        return self.path / "server.json"
+
+    @property
+    def live(self) -> Path:
+        """The state of `marft-bridge serve --split`: salt, key and address."""
+        return self.path / "live.json"
+
+    def create(self) -> None:
+        """Makes the folder, readable by its owner only."""
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def require_store(self, command: str) -> None:
+        """Refuses a command that needs collected episodes where there are none. Raises ConfigError."""
+        if not is_recorded(self.store):
+            raise ConfigError(f"{command}: {self.path} has no store; run `marft-bridge collect` first, or name --run")
+
+    @contextmanager
+    def lock_for(self, command: str) -> Iterator[None]:
+        """Keeps other commands out of the folder until the block ends; a process that dies loses its lock.
+
+        Raises:
+            ConfigError: another command works in the folder; the message names it.
+        """
+        handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock_owner = os.pread(handle, 200, 0).decode(errors="replace") or "another command"
+                raise ConfigError(
+                    f"{command}: {self.path} is in use by {lock_owner}; wait until it ends, or choose another --run "
+                    "folder"
+                ) from None
+            os.truncate(handle, 0)  # the name of a command that was killed
+            os.pwrite(handle, f"`marft-bridge {command}` (process {os.getpid()})".encode(), 0)
+            yield
+        finally:
+            os.close(handle)
+
+    def record_config(self, command: str, config: BridgeConfig) -> None:
+        """Adds the resolved configuration of `command` to bridge.json."""
+        path = self.path / "bridge.json"
+        configs: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        configs[command] = {"version": bridge_version(), "config": config.model_dump(mode="json")}
+        write_atomically(path, json.dumps(configs, indent=1) + "\n")
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; none when the file is missing. A torn last line is left out."""
+    if not path.exists():
+        return []
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
+def bridge_version() -> str:
+    """The version of the installed distribution."""
+    return version("marft-bridge")

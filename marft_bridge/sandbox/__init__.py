@@ -1,0 +1,1 @@
+"""Untrusted code, run in processes of its own that the kernel confines."""

@@ -1,0 +1,72 @@
+"""A configuration -> its base models: the directory of each, how it is served, and which nodes run on it.
+
+Invariant: the first is that of `[model]`; every trained or frozen node belongs to exactly one. No server is started.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.config.serve import ServeOptions
+from marft_bridge.serving.prepare_model import SMOLLM2_NAME, check_model_dir, prepare_smollm2
+
+PREPARED_MODEL = "smollm2-135m"
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModelSpec:
+    """One base model of a configuration."""
+
+    name: str  # as in [models.NAME]; "" for that of [model]
+    directory: Path
+    serve: ServeOptions  # with the modules of the configuration's adapters
+    nodes: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """What progress lines and messages call its server."""
+        return f"model server {self.name}".rstrip()
+
+
+def config_to_bases(config: BridgeConfig, report: Callable[[str], None] = lambda _: None) -> tuple[BaseModelSpec, ...]:
+    """The base models of a configuration; the packaged one is prepared first where it is named.
+
+    Args:
+        report: gets a line when something takes long.
+
+    Raises:
+        ServingError: a directory holds no model.
+    """
+    assigned_nodes = {node for model in config.models.values() for node in model.nodes}
+    default_nodes = tuple(node for node in (*config.graph.nodes, *config.graph.frozen) if node not in assigned_nodes)
+    tables = [("", config.model.path, config.serve, default_nodes)]
+    tables += [(name, model.path, model.serve, model.nodes) for name, model in config.models.items()]
+    return tuple(
+        BaseModelSpec(name, _prepare_directory(path, config, report), with_modules(config, serve), nodes=nodes)
+        for name, path, serve, nodes in tables
+    )
+
+
+def directory_of(bases: Sequence[BaseModelSpec], node: str) -> Path:
+    """The directory of the base model that a node runs on; of the first, where no table names the node."""
+    return next((base.directory for base in bases if node in base.nodes), bases[0].directory)
+
+
+def with_modules(config: BridgeConfig, options: ServeOptions) -> ServeOptions:
+    """The options with `lora_target_modules` of this configuration's adapters: wrapping fewer layers serves faster."""
+    if options.lora_target_modules is None:
+        return options.model_copy(update={"lora_target_modules": config.train.trainer.lora.target_modules})
+    return options
+
+
+def _prepare_directory(path: str, config: BridgeConfig, report: Callable[[str], None]) -> Path:
+    if path != PREPARED_MODEL:
+        return check_model_dir(Path(path))
+    cache = Path(os.environ.get("MARFT_CACHE") or config.model.cache)
+    if not (cache / SMOLLM2_NAME).exists():
+        report(f"preparing {SMOLLM2_NAME} in {cache} (once, about 20 s)")
+    return prepare_smollm2(cache, report)

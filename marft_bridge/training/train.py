@@ -1,0 +1,349 @@
+"""`marft-bridge train`: stored episodes, then fresh ones -> adapter versions, each published as soon as it exists.
+
+    version 1         from what was collected: critic warm-up, then replay
+    version r + 1     from round r: episodes by version r (or by up to `max_staleness` before it), one MARFT update
+
+Invariant: the checkpoint is the only state. A version's adapter files and the server's adapters follow from it, so a
+run that is killed anywhere resumes after its last finished update, and the episodes of an unfinished round are used,
+not run again. This module composes trainer, rollouts and store, which do not import one another.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any
+
+from marft_bridge.common.errors import ConfigError
+from marft_bridge.common.files import write_atomically
+from marft_bridge.common.progress import Reporter, Task
+from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.recording.tool_schemas import refuse_changed, runs_to_surfaces, trajectories_to_surface
+from marft_bridge.rollouts.app import load_app
+from marft_bridge.rollouts.episode_plan import plan_episodes, task_order, unfinished_requests
+from marft_bridge.rollouts.held_out import HeldOutTasks, record_learned_tasks
+from marft_bridge.rollouts.session import Session, open_session
+from marft_bridge.runs.ledger import begin_run, refuse_second_run
+from marft_bridge.runs.run_folder import COLLECT, TRAIN, RunFolder, read_metrics
+from marft_bridge.runs.run_store import WAIT_IN_RUN_S, open_run_store, take_in_journal, take_in_on_failure
+from marft_bridge.serving.model_versions import config_to_versions
+from marft_bridge.training.advantage_log import credits_to_file, delete_rounds_after
+from marft_bridge.training.async_rollouts import BackgroundRollouts
+from marft_bridge.training.external_traces import config_to_names, traces_to_episodes
+from marft_bridge.training.regression_check import run_to_regression_text
+from marft_bridge.training.retokenise import Retokeniser, bases_to_retokeniser
+from marft_bridge.training.round_timings import PUBLISH, ROLLOUT, SCORE, RoundClock
+from marft_bridge.training.served_checks import check_staleness, served_versions
+from marft_bridge.training.tensorboard import require_tensorboard, write_scalars
+from trace_store.records import Trajectory
+from trace_store.store import TraceStore
+from trainers import checkpoint
+from trainers.checks.memory_guard import MemoryGuard
+from trainers.marft import MarftTrainer
+
+# Episodes of this run's rounds, and the collected ones, which version 0 sampled. Episodes that failed, or have no
+# reward, are not drawn: nothing could be learned from them.
+_REPLAYABLE = """
+SELECT episode_id FROM episodes e
+WHERE (run_id = $1 AND $2 <= round AND round < $3 OR run_id = $4 AND split = 'train' AND $2 <= 0)
+  AND outcome <> 'failed' AND EXISTS (
+    SELECT 1 FROM rewards r WHERE r.episode_id = e.episode_id AND r.scope = 'episode' AND r.name = $5)
+ORDER BY run_id = $4, started_ns, episode_id
+"""
+
+
+def train(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
+    """Trains one adapter per node and publishes every version.
+
+    Raises:
+        BridgeError, StoreError, TrainError: see the messages; the last checkpoint stays usable.
+    """
+    folder = RunFolder(config.run_folder)
+    if config.train.tensorboard:
+        require_tensorboard()
+    if config.train.traces:
+        folder.create()  # nothing needs to be collected where there are other traces
+    else:
+        folder.require_store("train")
+    app = load_app(config)
+    heldout = HeldOutTasks(app.heldout_tasks, app.task_to_input)
+    versions = config_to_versions(config, folder.adapters, reporter.say)
+    model_dirs = {node: versions.base_of(node).directory for node in config.graph.nodes}
+    # before a server is started in vain; the trainer checks again once the server has taken its share of the GPU
+    memory = MemoryGuard.of_agents(config.train.trainer, model_dirs, config.graph.nodes)
+    memory.check()
+    if (memory_line := memory.describe()) is not None:
+        reporter.say(memory_line)
+    with folder.lock_for("train"):
+        with open_run_store(folder, reporter) as store:
+            refuse_second_run(store, TRAIN, "train", folder=folder, resume=resume)
+            retokeniser = bases_to_retokeniser(
+                versions.bases, config.graph.nodes, config.train.trainer.offline.retokenise
+            )
+            stored = store.trajectories(run_ids=[COLLECT], split="train")
+            collected = [retokeniser.trajectory_to_retokenised(trajectory, store.spans) for trajectory in stored]
+            collected += _external_episodes(config, collected, retokeniser, reporter=reporter)
+            collected = heldout.drop_held_out(collected, "stored episodes", reporter.say)
+            if (line := retokeniser.summary()) is not None:
+                reporter.say(line)
+            if not collected:
+                raise ConfigError(f"train: {folder.store} holds no collected episode; run `marft-bridge collect` first")
+            refuse_changed(runs_to_surfaces(collected), config.train.allow_tool_change, "train.allow_tool_change")
+            begin_run(store, TRAIN, "train", config=config, folder=folder)
+        with (
+            take_in_on_failure(folder, reporter, "train"),
+            open_session(config, folder, app, versions=versions, reporter=reporter) as session,
+            BackgroundRollouts(session.stage.stop) as rollouts,
+        ):
+            tasks = task_order(heldout.drop_held_out_tasks(app.train_tasks, reporter.say), config.seed)
+            _Training(
+                config, folder, session, rollouts=rollouts, heldout=heldout, tasks=tasks, collected=collected
+            ).run()
+        take_in_journal(folder, reporter)
+
+
+def _external_episodes(
+    config: BridgeConfig, stored: Sequence[Trajectory], retokeniser: Retokeniser, reporter: Reporter
+) -> list[Trajectory]:
+    return traces_to_episodes(
+        config.train.traces,
+        known_ids={trajectory.episode.episode_id for trajectory in stored},
+        models=config_to_names(config.model_dump(mode="json")),
+        reporter=reporter,
+        read_episode=retokeniser.trajectory_to_retokenised,
+    )
+
+
+class _Training:
+    """One run of the outer loop."""
+
+    def __init__(
+        self,
+        config: BridgeConfig,
+        folder: RunFolder,
+        session: Session,
+        rollouts: BackgroundRollouts,
+        *,
+        heldout: HeldOutTasks,
+        tasks: Sequence[dict[str, Any]],
+        collected: Sequence[Trajectory],
+    ) -> None:
+        self.config, self.folder, self.session, self.rollouts = config, folder, session, rollouts
+        self.heldout, self.tasks, self.collected = heldout, list(tasks), collected
+        self.models, self.registry = session.models, session.models.versions.registry
+        self.reporter = session.reporter
+        self.nodes = config.graph.nodes
+        self.options = config.train
+        self.surface = trajectories_to_surface(collected)
+        self.phase: Task | None = None
+        self.clock = RoundClock()
+        versions = self.models.versions
+        self.trainer = MarftTrainer(
+            self.options.trainer,
+            {node: versions.base_of(node).directory for node in self.nodes},
+            self.nodes,
+            seed=config.seed,
+            progress=self._show_phase,
+            lineage=versions.lineage,
+            is_heldout=heldout.is_held_out,
+        )
+
+    def run(self) -> None:
+        """Trains from the checkpoint's round, or from the offline phase, to the last round."""
+        if (self.folder.checkpoint / checkpoint.STATE_FILE).exists():
+            checkpoint.load(self.trainer, self.folder.checkpoint)
+            self._delete_metrics_after(self.trainer.rounds)
+            delete_rounds_after(self.folder.advantages, self.trainer.rounds)
+            self.reporter.say(f"resuming after round {self.trainer.rounds} of {self.options.rounds}")
+        else:
+            self._replay()
+        with self.clock.part(self._version(), PUBLISH):  # round r is played by version r, so both have one number
+            self._publish()
+        with self.reporter.bars(), self.reporter.overall_task("train", self.options.rounds) as overall:
+            overall.update(self.trainer.rounds)
+            while self.trainer.rounds < self.options.rounds:
+                figures = self._run_round(self.trainer.rounds + 1)
+                overall.update(self.trainer.rounds, figures)
+        last = self._version()
+        self.reporter.say(f"trained {', '.join(f'{node}@{last}' for node in self.nodes)} in {self.folder.adapters}")
+        with self._store() as store:
+            if (regression := run_to_regression_text(store, TRAIN, self.options.trainer.reward)) is not None:
+                self.reporter.say(regression)
+
+    def _version(self) -> int:
+        return self.trainer.rounds + 1
+
+    def _newly_learned_ids(self, store: TraceStore) -> list[str]:
+        """The ids of the episodes that the newest version was trained on, without those of earlier versions."""
+        if self.trainer.rounds == 0:
+            return [trajectory.episode.episode_id for trajectory in self.collected]
+        return [episode.episode_id for episode in store.episodes(run_id=TRAIN, round=self.trainer.rounds)]
+
+    def _store(self) -> AbstractContextManager[TraceStore]:
+        return open_run_store(self.folder, self.reporter, WAIT_IN_RUN_S)
+
+    def _replay(self) -> None:
+        collected = self.collected
+        self.reporter.say(f"learning from {len(collected)} stored episodes")
+        record_learned_tasks(self.folder.path, collected)
+        with self._show_progress("warm-up"):
+            warm_up = self.trainer.warm_up(collected)
+        with self._show_progress("replay"):
+            replay = self.trainer.replay(collected)
+        with self.clock.part(1, PUBLISH):
+            self._commit({"phase": "offline", "round": 0, "warm_up": warm_up, "replay": replay})
+        explained_variance = warm_up["critic"]["explained_variance"]
+        self.reporter.say(
+            f"offline: critic explains {_figure(explained_variance)} of the variance; "
+            f"{replay['mode']} replay of {replay['used']} actions from {len(collected)} stored episodes"
+        )
+
+    def _run_round(self, number: int) -> str:
+        """Rollouts, update, publication; returns the figures for the progress bar.
+
+        With `max_staleness` the rollouts of the next rounds are started before the update, by the current versions, so
+        that a round learns from episodes that are at most so many versions old.
+        """
+        version = self._version()
+        self.rollouts.finish(number, partial(self._plan_rollouts, number))
+        with self._store() as store:
+            played = store.trajectories(run_ids=[TRAIN], round=number)
+            episodes = self.heldout.drop_held_out(played, f"episodes of round {number}", self.reporter.say)
+            replayed = self._draw_replayed(store, number, len(episodes))
+        staleness = check_staleness(
+            episodes, self.nodes, version, limit=self.options.max_staleness, title=f"round {number}"
+        )
+        self._refuse_other_tools(f"round {number}", episodes)
+        record_learned_tasks(self.folder.path, [*episodes, *replayed])
+        last_ahead = min(number + self.options.max_staleness, self.options.rounds)
+        for next_number in range(number + 1, last_ahead + 1):
+            self.rollouts.start(next_number, partial(self._plan_rollouts, next_number))
+        with self._show_progress(f"round {number}/{self.options.rounds}"):
+            with self.clock.part(number, SCORE):
+                served = served_versions(self.trainer.policies, self.registry, episodes, newest=version)
+            log_credits = partial(credits_to_file, folder=self.folder.advantages, number=number)
+            metrics = self.trainer.update(episodes, replayed, log_credits if self.options.keep_advantages else None)
+        for warning in metrics["warnings"]:
+            self.reporter.say(f"round {number}: {warning}")
+        line = {"phase": "online", "round": number, "served": served, "staleness": staleness, **metrics}
+        line["seconds"] = self.clock.finish(number, metrics["seconds"])
+        with self.clock.part(number + 1, PUBLISH):
+            self._commit(line)
+            self._publish()
+        return self._report_round(number, episodes, metrics)
+
+    def _plan_rollouts(self, number: int) -> Callable[[], None]:
+        """A function that plays the episodes of a round that are not stored yet, by the currently newest versions."""
+        requests = plan_episodes(
+            self._tasks_of(number),
+            self.options.episodes_per_round,
+            self.options.samples_per_task,
+            seed=self.config.seed,
+            run_id=TRAIN,
+            split="train",
+            adapters=dict.fromkeys(self.nodes, self._version()),
+            round=number,
+        )
+        with self._store() as store:
+            remaining = unfinished_requests(store, requests)
+        title = f"round {number}/{self.options.rounds} rollouts"
+
+        def play() -> None:
+            if remaining:
+                with self.clock.part(number, ROLLOUT):
+                    self.session.run(remaining, title, self.options.trainer.reward)
+
+        return play
+
+    def _draw_replayed(self, store: TraceStore, number: int, fresh: int) -> list[Trajectory]:
+        """Draws the stored episodes that join a round, out of those that may still be replayed."""
+        replay = self.options.trainer.replay
+        if replay.share == 0:
+            return []
+        oldest, reward = number - replay.max_staleness, self.options.trainer.reward
+        stored = [row[0] for row in store.sql(_REPLAYABLE, (TRAIN, oldest, number, COLLECT, reward))]
+        drawn = [store.trajectory(stored[i]) for i in self.trainer.draw_replay(len(stored), fresh)]
+        replayed = [trajectory for trajectory in drawn if trajectory is not None]
+        return self.heldout.drop_held_out(replayed, "replayed episodes", self.reporter.say)
+
+    def _refuse_other_tools(self, title: str, episodes: Sequence[Trajectory]) -> None:
+        """Refuses episodes whose tools differ from those that were learned with; new tools join the surface."""
+        surface = trajectories_to_surface(episodes)
+        surfaces = {"what was learned from": self.surface, title: surface}
+        refuse_changed(surfaces, self.options.allow_tool_change, "train.allow_tool_change")
+        self.surface = {**surface, **self.surface}
+
+    def _tasks_of(self, number: int) -> list[dict[str, Any]]:
+        """The tasks, rotated so that each round begins where the one before it stopped."""
+        tasks_needed = math.ceil(self.options.episodes_per_round / self.options.samples_per_task)
+        start = (number - 1) * tasks_needed % len(self.tasks)
+        return [*self.tasks[start:], *self.tasks[:start]]
+
+    # -- the commit point and its consequences ----------------------------------------------------------------
+
+    def _commit(self, metrics: dict[str, Any]) -> None:
+        """Writes the metrics, then the checkpoint: on resume, a line of a round after the checkpoint is deleted."""
+        with self.folder.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(metrics) + "\n")
+        self.folder.metrics.chmod(0o600)
+        if self.options.tensorboard:
+            write_scalars(self.folder.tensorboard, metrics, metrics["round"])
+        checkpoint.save(self.trainer, self.folder.checkpoint)
+
+    def _delete_metrics_after(self, rounds: int) -> None:
+        lines = [line for line in read_metrics(self.folder.metrics) if line["round"] <= rounds]
+        write_atomically(self.folder.metrics, "".join(json.dumps(line) + "\n" for line in lines))
+
+    def _publish(self) -> None:
+        """Makes the newest version of every node from the trainer's state, registers it, and has it served."""
+        version, registry = self._version(), self.registry
+        lines = read_metrics(self.folder.metrics)
+        newest: dict[str, Any] = lines[-1] if lines else {}
+        for node in self.nodes:
+            if version not in registry.versions(node):
+                self.trainer.policies.save_adapter(node, registry.new_folder(node, version))
+                agent_metrics = newest.get("agents", newest.get("replay", {}).get("agents", {})).get(node, {})
+                registry.register(node, version, version - 1, metrics=agent_metrics)
+        with self._store() as store:
+            episodes = self._newly_learned_ids(store)
+            for node in self.nodes:
+                store.put_adapter(registry.get(node, version))
+                store.put_adapter_episodes(node, version, episodes)
+        kept_count = self.options.keep_versions + self.options.max_staleness  # running rollouts use older versions
+        kept_versions = range(max(1, version - kept_count + 1), version + 1)
+        self.models.retire_all_but(dict.fromkeys(self.nodes, kept_versions))
+        self.models.publish(dict.fromkeys(self.nodes, version))
+
+    # -- progress and reports ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def _show_progress(self, name: str) -> Iterator[None]:
+        with self.reporter.bars(), self.reporter.task(name) as self.phase:
+            yield
+        self.phase = None
+
+    def _show_phase(self, phase: str, done: int, total: int) -> None:
+        if self.phase is not None:
+            self.phase.update(figures=f"{phase} {done}/{total}")
+
+    def _report_round(self, number: int, episodes: Sequence[Trajectory], metrics: dict[str, Any]) -> str:
+        rewards = [r for e in episodes if (r := e.team_reward(self.options.trainer.reward)) is not None]
+        mean = sum(rewards) / len(rewards) if rewards else None
+        measured = [seconds for seconds in metrics["seconds"].values() if seconds is not None]
+        nodes = "  ".join(
+            f"{node}@{self._version()}: KL {_figure(agent.get('approx_kl'))} clip {_figure(agent.get('clipfrac'))}"
+            for node, agent in metrics["agents"].items()
+        )
+        self.reporter.say(
+            f"round {number}/{self.options.rounds}: reward {_figure(mean)} over {len(rewards)} episodes; "
+            f"{nodes}; update {sum(measured):.0f} s; rounds left: {self.options.rounds - number}"
+        )
+        kls = [agent["approx_kl"] for agent in metrics["agents"].values() if agent.get("approx_kl") is not None]
+        return f"reward {_figure(mean)}  KL {_figure(max(kls, default=None))}"
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -1,0 +1,81 @@
+"""A path of the command line -> what `view` shows: a store, and the run folder that it belongs to.
+
+Invariant: what is missing is None, never guessed; nothing is opened for writing. Of the run folder's files only
+bridge.json is read (the configuration, with the paths of the base models) and metrics.jsonl.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marft_bridge.common.errors import ConfigError
+from marft_bridge.config.models import ModelOptions, config_to_paths
+from marft_bridge.runs.run_folder import RunFolder, read_metrics
+from marft_bridge.serving.prepare_model import SMOLLM2_NAME
+from trace_store.journal import is_recorded
+from trace_store.readers import CATALOG_SUFFIX
+
+_BUILT_IN_MODEL = ModelOptions().path  # the name of the model that a package brings
+
+
+@dataclass(frozen=True, slots=True)
+class ViewSource:
+    """The store to show. `run`: the run folder that the store belongs to; None for a store, or an export, alone."""
+
+    store: Path
+    run: RunFolder | None
+
+    @property
+    def name(self) -> str:
+        """The path of the run folder, or of the store on its own, for people."""
+        return str(self.store if self.run is None else self.run.path)
+
+    def config(self) -> dict[str, Any]:
+        """`train`'s configuration from bridge.json, else that of the last command in it; empty where there is none."""
+        try:
+            path = (self.run.path if self.run is not None else self.store.parent) / "bridge.json"
+            entry_by_command = json.loads(path.read_text(encoding="utf-8"))
+            configs = {command: entry["config"] for command, entry in entry_by_command.items()}
+        except (OSError, ValueError, AttributeError, KeyError, TypeError):
+            return {}
+        chosen = configs.get("train") or (list(configs.values()) or [{}])[-1]
+        return chosen if isinstance(chosen, dict) else {}
+
+    def setting(self, *keys: str) -> Any:
+        """One option of `config()`, by its keys from the outside in; None where it is missing."""
+        value: Any = self.config()
+        for key in keys:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+    def tokenizer_paths(self) -> dict[str, Path]:
+        """The path of each base model's tokenizer.json: that of `[model]` under "", those of `[models]` by node.
+
+        Empty where no command noted its base model.
+        """
+        cache = os.environ.get("MARFT_CACHE") or self.setting("model", "cache") or ModelOptions().cache
+        return {
+            node: (Path(cache) / SMOLLM2_NAME if path == _BUILT_IN_MODEL else Path(path)) / "tokenizer.json"
+            for node, path in config_to_paths(self.config()).items()
+        }
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl."""
+        return [] if self.run is None else read_metrics(self.run.metrics)
+
+
+def path_to_source(path: Path) -> ViewSource:
+    """A run folder, a store's file, or what `traces export` wrote. Raises ConfigError for anything else."""
+    if path.is_dir() and is_recorded(RunFolder(path).store):
+        return ViewSource(RunFolder(path).store, RunFolder(path))
+    if is_recorded(path) and path.suffix != CATALOG_SUFFIX and path == RunFolder(path.parent).store:
+        return ViewSource(path, RunFolder(path.parent))
+    if is_recorded(path) or (path.is_dir() and next(path.rglob("*.parquet"), None) is not None):
+        return ViewSource(path, None)
+    if path.is_dir():
+        raise ConfigError(f"view: {path} holds no store; `marft-bridge collect` makes one, or name another run folder")
+    raise ConfigError(f"view: there is no {path}; name a run folder or a store")

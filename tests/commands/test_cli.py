@@ -1,0 +1,161 @@
+"""Owns: the command line's manners.
+
+- Every command has --help with an example, and the example parses.
+- A user error is one line on stderr and exit code 2, never a traceback, and leaves nothing half written.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from support.paths import ROOT
+
+from marft_bridge import cli
+from marft_bridge.config.bridge import toml_to_config
+from marft_bridge.runs.run_folder import RunFolder
+from trace_store.store import TraceStore
+
+EXAMPLE = ROOT / "examples/math_duo/bridge.toml"
+COMMANDS = ("collect", "train", "compare", "credit", "score", "serve", "status", "ingest", "export")
+
+
+def variant(folder: Path, *changes: tuple[str, str]) -> list[str]:
+    """The example's configuration with some text replaced, and a run folder of its own, as flags."""
+    text = EXAMPLE.read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path = folder / "bridge.toml"
+    path.write_text(text)
+    return ["--config", str(path), "--run", str(folder / "run")]
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert cli.run(arguments) == 2
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    assert captured.err.startswith("marft-bridge: ")
+    return captured.err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_ends_with_an_example_that_parses(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([command, "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    example = shlex.split(shown.split("Example: ")[1])
+    assert example[:2] == ["marft-bridge", command]
+    assert str(EXAMPLE.relative_to(ROOT)) in example
+    # --help after an example still parses every word before it.
+    words = example[1 : example.index("--")] if "--" in example else example[1:]
+    assert cli.run([*words, "--help"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ([("[collect]", "[colect]")], "unknown key 'colect'; did you mean 'collect'?"),
+        ([('nodes = ["reasoner", "actor"]', 'nodes = ["reasoner", "critic"]')], "its nodes: reasoner, actor"),
+        ([("graphs.math_duo:build", "graphs.nothing:build")], "importing 'graphs.nothing' failed"),
+        ([('"question", "answer"]', '"question", "solution"]')], "lacks 'solution'"),
+        ([('path = "smollm2-135m"', 'path = "no/such/model"')], "no/such/model"),
+    ],
+    ids=["key", "node", "import", "task-field", "model"],
+)
+def test_a_user_error_is_one_line_and_leaves_no_run_folder(
+    tmp_path: Path, changes: list[tuple[str, str]], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = refused(["collect", *variant(tmp_path, *changes)], capsys)
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_directory_without_weights_is_not_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps({"model_type": "llama"}))
+    flags = variant(tmp_path, ('path = "smollm2-135m"', f'path = "{tmp_path / "model"}"'))
+    assert "safetensors" in refused(["collect", *flags], capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["collect", "--config", "none.toml"], "no configuration at none.toml; name one with --config"),
+        (["train", "--config", str(EXAMPLE), "--run", "none"], "run `marft-bridge collect` first"),
+        (["compare", "--config", str(EXAMPLE), "--run", "none"], "run `marft-bridge collect` first"),
+        (["status", "--config", str(EXAMPLE), "--run", "none"], "there is no run folder none"),
+    ],
+    ids=["config", "train", "compare", "status"],
+)
+def test_a_command_without_what_it_needs_says_what_to_do_first(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in refused(arguments, capsys)
+
+
+def test_an_engine_that_does_not_exist_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    error = refused(["collect", *variant(tmp_path), "--engine", "slurm"], capsys)
+    assert "collect.engine: Input should be 'local' or 'ray'" in error
+
+
+def test_an_unknown_flag_is_refused_with_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["collect", "--episode", "3"]) == 2
+    assert "No such option" in capsys.readouterr().err
+
+
+def used_run(folder: Path, command: str) -> list[str]:
+    """A run folder that holds a run of `command`."""
+    from marft_bridge.runs.ledger import begin_run
+
+    flags = variant(folder)
+    config = toml_to_config(Path(flags[1]), {"run": flags[3]})
+    run = RunFolder(config.run_folder)
+    run.create()
+    with TraceStore.open(run.store) as store:
+        begin_run(store, command, command, config, run)
+    return flags
+
+
+@pytest.mark.slow
+def test_a_used_run_folder_is_refused_with_the_ways_out(
+    tmp_path: Path, smollm2_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = used_run(tmp_path, "collect")
+    error = refused(["collect", *flags], capsys)
+    assert "already holds a run of it; go on with --resume, or choose another --run folder" in error
+
+
+def test_resuming_what_never_began_is_refused(
+    tmp_path: Path, smollm2_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "nothing to resume" in refused(["collect", *variant(tmp_path), "--resume"], capsys)
+
+
+def test_training_without_a_collected_episode_is_refused(
+    tmp_path: Path, smollm2_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "holds no collected episode" in refused(["train", *used_run(tmp_path, "collect")], capsys)
+
+
+def test_a_store_of_a_newer_version_is_refused_with_both_versions(
+    tmp_path: Path, smollm2_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import duckdb
+
+    flags = used_run(tmp_path, "collect")
+    with duckdb.connect(str(tmp_path / "run/store.duckdb")) as connection:
+        connection.execute("UPDATE schema_version SET version = 99")
+    error = refused(["train", *flags], capsys)
+    assert "99" in error
+    assert "knows up to 4" in error
+
+
+def test_status_tells_what_a_folder_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = used_run(tmp_path, "collect")
+    assert cli.run(["status", *flags]) == 0
+    shown = capsys.readouterr().out
+    assert "reasoner: no adapter yet" in shown
+    assert "server: none running" in shown

@@ -1,0 +1,67 @@
+"""Owns: one name for each agent, from LangGraph's namespaces and agent-name metadata.
+
+- A declared name replaces the path of the graph that declares it, wherever that graph runs.
+- A name that was only handed down from the agent around a graph names nobody in that graph.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from marft_bridge.common.agent_names import AGENT_NAME_METADATA, Actors
+
+# Every task of a run in the order in which it starts: (checkpoint namespace, name in its metadata, its agent).
+RUNS = {
+    "nobody declares a name": [
+        ("plan:1", None, "plan"),
+        ("team:2", None, "team"),
+        ("team:2|model:3", None, "team/model"),
+    ],
+    "the outermost graph is an agent": [("model:1", "boss", "boss"), ("tools:2", "boss", "boss/tools")],
+    "agents behind the tools of an agent": [
+        ("boss:1", None, "boss"),
+        ("boss:1|model:2", "boss", "boss"),
+        ("boss:1|tools:3", "boss", "boss/tools"),
+        ("boss:1|tools:3|model:4", "critic", "critic"),
+        ("boss:1|tools:3|1|model:5", "poet", "poet"),
+        ("boss:1|tools:3|2|model:6", "boss", "boss/tools/model"),  # it declares none: the name is the boss's
+        ("boss:1|tools:3|tools:7", "critic", "critic/tools"),
+    ],
+    "two agents in one node": [
+        ("team:1", None, "team"),
+        ("team:1|model:2", "reader", "reader"),
+        ("team:1|1|model:3", "writer", "writer"),
+        ("team:1|2|model:4", None, "team/model"),
+    ],
+    "a plain graph inside an agent, with an agent inside": [
+        ("model:1", "boss", "boss"),
+        ("tools:2", "boss", "boss/tools"),
+        ("tools:2|draft:3", "boss", "boss/tools/draft"),
+        ("tools:2|draft:3|model:4", "poet", "poet"),
+    ],
+    "an agent of the older kind, and its middleware": [
+        ("a:1", None, "a"),
+        ("a:1|agent:2", "amy", "amy"),
+        ("a:1|Summary.before_model:3", "amy", "amy/Summary.before_model"),
+    ],
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_declared_name_counts_for_the_graph_that_declares_it_and_no_other(run: str) -> None:
+    actors = Actors()
+    named = []
+    for namespace, name, _ in RUNS[run]:
+        actors.note(namespace, {AGENT_NAME_METADATA: name} if name else {})
+        named.append(actors.agent_at(namespace))
+    assert named == [agent for _, _, agent in RUNS[run]]
+
+
+def test_a_task_that_nobody_noted_has_the_path_of_its_node() -> None:
+    assert Actors().agent_at("team:1|1|model:2") == "team/model"
+    assert Actors().agent_at("") == ""
+
+
+@pytest.mark.parametrize("value", [None, "", 3, ["a"], {}])
+def test_metadata_that_is_no_name_names_nobody(value: object) -> None:
+    assert Actors().note("model:1", {AGENT_NAME_METADATA: value}) == "model"

@@ -1,0 +1,136 @@
+"""Owns: what a comparison refuses, in one line and before anything starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.compare_rig import Lab, lab_in
+
+from marft_bridge.commands.collect import collect
+from marft_bridge.common.errors import BridgeError, ConfigError, GraphError
+from marft_bridge.common.progress import Reporter
+from marft_bridge.comparison.command import VersionFlags
+from marft_bridge.comparison.variants import options_to_lineup
+from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.config.serve import ServeOptions
+from marft_bridge.rollouts.held_out import record_learned_tasks
+from marft_bridge.serving.adapter_registry import AdapterRegistry
+from marft_bridge.training.train import train
+from trainers.common.files import weights_to_sha256
+
+BEFORE = {"name": "before"}
+AFTER = {"name": "after", "adapters": "newest"}
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    with lab_in(tmp_path) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("tables", "options", "message"),
+    [
+        ([BEFORE, {"name": "x", "adapters": 9}], {}, "node 'reasoner' has no adapter v9; published: v0, v1, v2"),
+        (
+            [BEFORE, {"name": "x", "adapters": {"planer": 1}}],
+            {},
+            "compare.variants 'x': adapters: 'planer' is not one of its nodes: reasoner, actor",
+        ),
+        (
+            [BEFORE, {"name": "x"}],
+            {},
+            "'before' and 'x' would run the same thing (APPS:duo with reasoner@0, actor@0); change one of them",
+        ),
+        (
+            [BEFORE, {"name": "x", "app": "APPS:nothing", "nodes": ["solo"]}],
+            {},
+            "compare.variants 'x': graph.app: 'APPS' has no 'nothing'; it has: ",
+        ),
+        (
+            [BEFORE, {"name": "x", "app": "APPS:solo", "nodes": ["duo"]}],
+            {},
+            "'APPS:solo' has no node 'duo'; its nodes: solo",
+        ),
+        (
+            [BEFORE, {"name": "x", "app": "APPS:solo", "nodes": ["solo"], "adapters": "newest"}],
+            {},
+            "node 'solo' has no trained adapter, so variant 'x' has no newest one; run `marft-bridge train` first",
+        ),
+        (
+            [BEFORE, {"name": "x", "model": "MODEL", "serve": {"max_loras": 8}}],
+            {},
+            "compare.variants 'x': serve has no effect: 'MODEL' is the model of [model]",
+        ),
+        ([], {"tasks": 10_000}, "compare.tasks asks for 10000 held-out tasks, but graph.heldout = "),
+        ([], {"stop_early": True, "tasks": 5}, "5 tasks settle nothing, however clear; take 6 or more"),
+    ],
+    ids=["version", "node", "same", "app", "app-node", "newest", "serve", "tasks", "looks"],
+)
+def test_what_cannot_run_is_refused_in_one_line(
+    lab: Lab, tables: list[dict[str, Any]], options: dict[str, Any], message: str
+) -> None:
+    text = json.dumps(tables).replace("APPS", str(lab.apps)).replace("MODEL", str(lab.model))
+    with pytest.raises(BridgeError) as caught:
+        lab.compare(*json.loads(text), **options)
+    assert message.replace("APPS", str(lab.apps)).replace("MODEL", str(lab.model)) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not lab.ours.adapters  # no server was asked for anything
+
+
+@pytest.mark.parametrize("command", [collect, train])
+def test_more_held_out_tasks_than_there_are_is_refused_before_hours_of_training_not_after(
+    lab: Lab, command: Callable[[BridgeConfig, Reporter, bool], None]
+) -> None:
+    config = lab.config(tasks=10_000)
+    with pytest.raises(ConfigError) as caught:
+        command(config, Reporter(), False)
+    assert str(caught.value) == (  # 101 of t0 .. t399 have a sha256 of "marft/<id>" in the first quarter
+        "compare.tasks asks for 10000 held-out tasks, but graph.heldout = 0.25 leaves 101 of 400: "
+        "lower compare.tasks or add tasks"
+    )
+    assert not lab.ours.adapters
+
+
+def test_flags_beside_tables_have_no_effect_and_are_refused(lab: Lab) -> None:
+    with pytest.raises(ConfigError, match="--before and --after have no effect beside"):
+        lab.compare(BEFORE, AFTER, flags=VersionFlags(before_version=1))
+
+
+def test_a_server_is_not_asked_to_hold_more_adapters_than_it_has_room_for(lab: Lab) -> None:
+    tables = (BEFORE, AFTER, {"name": "one", "adapters": 1}, lab.solo())
+    config = lab.config(*tables).model_copy(update={"serve": ServeOptions(max_loras=6)})
+    registry = AdapterRegistry(lab.run / "adapters", weights_to_sha256(lab.model))
+    with pytest.raises(ConfigError) as caught:
+        options_to_lineup(config, registry)
+    assert str(caught.value) == (
+        "serve.max_loras is 6, but the variants need 7 adapters at once (reasoner at 0, 1, 2; actor at 0, 1, 2; "
+        "solo at 0); raise it, or compare fewer"
+    )
+    roomy = config.model_copy(update={"serve": ServeOptions(max_loras=7)})
+    assert len(options_to_lineup(roomy, registry).teams) == 4
+    # Mixed teams need no adapter besides those of base and candidate.
+    mixed = lab.config(mixed_teams="auto").model_copy(update={"serve": ServeOptions(max_loras=4)})
+    assert len(options_to_lineup(mixed, registry).all_teams) == 4
+
+
+@pytest.mark.slow
+def test_tasks_that_were_trained_on_are_not_compared_on(lab: Lab) -> None:
+    lab.compare(tasks=4)
+    leaked = lab.stored()[0].episode
+    record_learned_tasks(lab.run, [t for t in lab.stored() if t.episode.task_id == leaked.task_id])
+    with pytest.raises(
+        ConfigError, match=f"1 of 4 held-out tasks were trained on in this run folder .{leaked.task_id}"
+    ):
+        lab.compare(tasks=4)
+
+
+@pytest.mark.slow
+def test_a_variant_whose_episodes_all_fail_ends_the_run_by_name(lab: Lab) -> None:
+    lab.answer = lambda model, _: "crash" if model == "solo@0" else "yes"
+    with pytest.raises(GraphError, match="variant 'one agent': 8 of 8 episodes failed"):
+        lab.compare(BEFORE, lab.solo(), tasks=30)

@@ -1,0 +1,139 @@
+"""Owns: bridge.toml is read exactly or refused in one line that says what, where and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.paths import ROOT
+
+from marft_bridge.common.errors import ConfigError
+from marft_bridge.config.bridge import toml_to_config
+
+MINIMAL = """
+[graph]
+app = "a:b"
+nodes = ["x", "y"]
+tasks = "t.jsonl"
+reward = "a:r"
+"""
+ONE = "[[compare.variants]]\nname = 'a'\n"
+TWO = ONE + "[[compare.variants]]\nname = 'b'\n"
+
+
+def config_file(folder: Path, text: str) -> Path:
+    path = folder / "bridge.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_minimal_file_takes_every_default(tmp_path: Path) -> None:
+    config = toml_to_config(config_file(tmp_path, MINIMAL))
+    assert config.graph.nodes == ("x", "y")
+    assert config.run_folder == Path("runs/app")
+    assert config.train.trainer.advantage.estimator == "gae"
+
+
+def test_a_flag_overrides_the_file_and_an_absent_flag_does_not(tmp_path: Path) -> None:
+    path = config_file(tmp_path, MINIMAL + "[collect]\nepisodes = 7\n")
+    config = toml_to_config(path, {"seed": 3, "collect.episodes": None, "train.rounds": 2, "run": "elsewhere"})
+    assert (config.seed, config.collect.episodes, config.train.rounds) == (3, 7, 2)
+    assert config.run_folder == Path("elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seeed = 1\n" + MINIMAL, "unknown key 'seeed'; did you mean 'seed'?"),
+        (MINIMAL + "[train]\nroundz = 1\n", "unknown key 'train.roundz'; did you mean 'rounds'?"),
+        (
+            MINIMAL + "[train.trainer.advantage.critic]\nhidde = 1\n",
+            "unknown key 'train.trainer.advantage.critic.hidde'; did you mean 'hidden'?",
+        ),
+        (MINIMAL + "[collect]\nqqq = 1\n", "unknown key 'collect.qqq'; known here: engine, episodes, in_flight"),
+        (MINIMAL + "[serve]\nmax_lorass = 1\n", "unknown key 'serve.max_lorass'; did you mean 'max_loras'?"),
+        ("[graph]\nnodes = ['x']\n", "the key 'graph.app' is missing (and 1 more)"),
+        ("seed = \n", "is not valid TOML"),
+        ("graph = 3\n", "graph: Input should be"),
+        (MINIMAL + "[train]\nrounds = -1\n", "train.rounds: Input should be greater than or equal to 0"),
+        (MINIMAL + "[train.trainer.advantage]\nestimator = 'grpo'\n", "set train.samples_per_task to 2 or more"),
+        (
+            MINIMAL
+            + "[train]\nsamples_per_task = 2\n[train.trainer.advantage]\nestimator = 'grpo'\ngae_lambda = 0.5\n",
+            "advantage.gae_lambda has no effect here: it applies to advantage.estimator 'gae' only",
+        ),
+        (
+            MINIMAL + "[train.trainer.agents.reasoner]\nadapterr = 'x'\n",
+            "unknown key 'train.trainer.agents.reasoner.adapterr'; did you mean 'adapter'?",
+        ),
+        (
+            MINIMAL + "[[train.trainer.shaping]]\nreward = 'x'\nlevel = 'step'\nweight = 1\nwieght = 1\n",
+            "unknown key 'train.trainer.shaping.0.wieght'; did you mean 'weight'?",
+        ),
+        (
+            MINIMAL + "[train.trainer.agents.nobody]\nfrozen = true\n",
+            "train.trainer.agents.nobody: not in graph.nodes",
+        ),
+        (MINIMAL + "[train]\nepisodes_per_round = 9\nsamples_per_task = 2\n", "must be a multiple"),
+        (MINIMAL + "[serve]\nmax_loras = 3\n", "2 nodes with 1 + 1 versions need 4"),
+        (MINIMAL + "[train.trainer.lora]\nrank = 16\n", "rank 16 is above serve.max_lora_rank 8"),
+        (MINIMAL + TWO + "nmae = 'x'\n", "unknown key 'compare.variants.1.nmae'; did you mean 'name'?"),
+        (
+            MINIMAL + TWO + "serve = { max_lorass = 1 }\nmodel = 'm'\n",
+            "unknown key 'compare.variants.1.serve.max_lorass'; did you mean 'max_loras'?",
+        ),
+        (MINIMAL + ONE, "variants: 'a' alone has nothing to be compared with; add another table"),
+        (MINIMAL + ONE + ONE, "variants: two tables are called 'a'"),
+        (MINIMAL + TWO + "adapters = 'latest'\n", "compare.variants.1.adapters: 'latest' is no version; give a number"),
+        (MINIMAL + TWO + "adapters = { x = -1 }\n", "compare.variants.1.adapters: -1 is no version; give a number"),
+        (MINIMAL + TWO + "nodes = ['x']\n", "'b': nodes has no effect without app; [graph] has its own"),
+        (MINIMAL + TWO + "app = 'c:d'\n", "'b': nodes must name the LLM nodes of 'c:d' on the served model"),
+        (MINIMAL + TWO + "model = 'm'\nadapters = 3\n", "'b': adapters belong to the base model that they were"),
+        (MINIMAL + TWO + "own_models = true\nadapters = 3\n", "'b': adapters has no effect with own_models"),
+        (MINIMAL + TWO + "serve = { max_loras = 8 }\n", "'b': serve has no effect without model"),
+        (MINIMAL + "[compare]\nlooks = 3\n", "compare: looks has no effect without stop_early = true"),
+        (
+            MINIMAL + "[compare]\nstop_early = true\nranks = ['correct']\n",
+            "compare: ranks: 'correct' decides at every look",
+        ),
+        (MINIMAL + "[compare]\npass_at = [1, 4]\n", "pass@4 needs as many samples; set samples_per_task to 4 or more"),
+        (MINIMAL + "[compare]\nmixed_teams = 'off'\nmixed_candidate = 'after'\n", "mixed_candidate has no effect with"),
+        (MINIMAL + "[compare]\nmixed_candidate = 'c'\n" + TWO, "mixed_candidate: 'c' is not one of: b"),
+    ],
+    ids=lambda value: value[-40:].strip() if isinstance(value, str) else None,
+)
+def test_what_is_wrong_is_named_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        toml_to_config(config_file(tmp_path, text))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    if "TOML" not in message:
+        assert "bridge.toml" in str(caught.value)
+
+
+def test_a_missing_and_an_unreadable_file_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no configuration at .*none\.toml; name one with --config"):
+        toml_to_config(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="cannot read"):
+        toml_to_config(tmp_path)
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot read"):
+        toml_to_config(tmp_path / "binary.toml")
+
+
+def test_the_example_configuration_is_valid() -> None:
+    for path in (ROOT / "examples").glob("*/bridge.toml"):
+        toml_to_config(path)
+
+
+@pytest.mark.parametrize(
+    ("names", "said", "metric"),
+    [(["reward"], "", "reward"), (["reward", "correct"], "", "correct"), (["reward", "x"], "metric = 'x'", "x")],
+)
+def test_where_no_declared_reward_is_called_correct_the_trained_one_decides(
+    tmp_path: Path, names: list[str], said: str, metric: str
+) -> None:
+    tables = "".join(f"[[rewards]]\nname = '{name}'\nkind = 'tokens'\n" for name in names)
+    graph = "[graph]\napp = 'a:b'\nnodes = ['n']\ntasks = 't.jsonl'\n"
+    (tmp_path / "bridge.toml").write_text(f"{tables}{graph}[compare]\n{said}\n")
+    assert toml_to_config(tmp_path / "bridge.toml").compare.metric == metric

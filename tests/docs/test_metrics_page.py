@@ -1,0 +1,53 @@
+"""Owns: docs/metrics.md explains every figure that the trainer returns, and no figure that it does not."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from support.paths import ROOT
+from support.tiny_policy import AGENTS, play, save_tiny_llama
+from support.trainer_options import trainer_options
+
+from trace_store.records import Action
+from trainers.marft import MarftTrainer
+
+PAGE = (ROOT / "docs/metrics.md").read_text()
+EXPLAINED = set(re.findall(r"`([a-z_]+)`", PAGE))
+OF_THE_LINE = {"phase", "round", "served", "staleness"}  # what `train` adds
+OF_THE_STRUCTURE = {"agents", "critic", "critics", "adapter", "mode", "used", "warm_up", "replay"}
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one trainer returns of its offline phase and of a round."""
+    folder = save_tiny_llama(tmp_path_factory.mktemp("model"))
+    trainer = MarftTrainer(trainer_options(device="cpu", threads=1), folder, AGENTS, seed=0)
+    played = play(trainer, 8, torch.Generator().manual_seed(0), same_half)
+    return {"warm_up": trainer.warm_up(played), "replay": trainer.replay(played), "update": trainer.update(played)}
+
+
+def same_half(first: Action, second: Action) -> float:
+    """A reward that some episodes earn."""
+    return float((sum(first.sampled_ids or ()) < 16) == (sum(second.sampled_ids or ()) < 16))
+
+
+def figures(line: dict[str, Any]) -> set[str]:
+    """The names in a line, of its agents and critics too, but for the agents' own names and the reasons of drops."""
+    agents = [agent for agent in line.get("agents", {}).values() if isinstance(agent, dict)]
+    return set(line).union(line.get("critic", {}), *agents)
+
+
+def test_every_figure_is_explained(lines: dict[str, Any]) -> None:
+    found = set().union(*map(figures, lines.values()))
+    assert {"approx_kl", "explained_variance", "coefficient_mean"} <= found
+    assert found - OF_THE_STRUCTURE - EXPLAINED == set()
+
+
+def test_every_figure_that_heads_a_row_is_returned(lines: dict[str, Any]) -> None:
+    rows = re.findall(r"^\| (`.+?`(?:, `.+?`)*) \|", PAGE, flags=re.MULTILINE)
+    headed = {name for row in rows for name in re.findall(r"`([a-z_]+)`", row)}
+    assert len(headed) > 25
+    assert headed - figures(lines["update"]) - OF_THE_LINE - {"critic"} == set()

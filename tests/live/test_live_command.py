@@ -1,0 +1,327 @@
+"""Owns: `marft-bridge serve --split` as a user starts it, in a process of its own, and what `status` says of it.
+
+- Both teams are loaded before the first request; a command beside it is told where and with which key; what was
+  recorded is in a sound store when it ends.
+- Ctrl-C leaves nothing listening; salt and key stay, so that a restart assigns the same keys to the same teams.
+- What cannot be served is one line before anything listens; without vLLM's web libraries too.
+- On the real engine: the log-probs that are recorded are those of the adapter that answered.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from conftest import RunningServer
+from safetensors.numpy import save_file
+from support.commands import ROOT, start_command
+from support.fake_vllm import FakeVllm, running
+from support.live_rig import SAY, episodes
+from support.lora_files import write_adapter
+
+from marft_bridge.cli import run
+from marft_bridge.live.split import BASE, CANDIDATE, MIRRORED, Split, key_to_variant, read_or_make_live_file
+from marft_bridge.serving.adapter_registry import AdapterRegistry
+from trace_store.checkup import store_to_faults
+from trace_store.store import TraceStore
+from trainers.common.files import weights_to_sha256
+
+NODES = ("planner", "writer")
+LAYERS = {"layers.0.self_attn.q_proj": (4, 4), "layers.0.self_attn.v_proj": (4, 4)}
+KEY = "engine-key-0123456789"
+
+# An app in miniature, as the command beside the proxy.
+APP = """
+import os, sys
+import openai
+
+client = openai.OpenAI(base_url=os.environ["MARFT_LIVE_URL"], api_key=os.environ["MARFT_LIVE_KEY"], max_retries=0)
+for user in sys.argv[1:]:
+    for node in ("planner", "writer"):
+        answer = client.chat.completions.create(
+            model=node, messages=[{"role": "user", "content": "say it"}], user=user, temperature=1.0
+        )
+        print("answered", user, answer.choices[0].message.content)
+"""
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVllm]:
+    monkeypatch.setenv("ENGINE_KEY", KEY)
+    with running(FakeVllm(KEY)) as fake:
+        yield fake
+
+
+@pytest.fixture
+def config(tmp_path: Path, engine: FakeVllm) -> Path:
+    """A configuration on the fake engine, and a run folder with versions 1 and 2 of both nodes."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "llama"}')
+    (model / "tokenizer.json").write_text("{}")
+    weights = {f"model.{name}.weight": np.zeros(shape, np.float32) for name, shape in LAYERS.items()}
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    registry = AdapterRegistry(tmp_path / "run/adapters", weights_to_sha256(model))
+    for node in NODES:
+        for version in (1, 2):
+            write_adapter(registry.new_folder(node, version), LAYERS)
+            registry.register(node, version, None, {})
+    path = tmp_path / "bridge.toml"
+    path.write_text(
+        f"""
+[graph]
+app = "graphs.math_duo:build"
+nodes = {json.dumps(NODES)}
+tasks = "graphs.math_duo:tasks"
+reward = "graphs.math_duo:reward"
+[model]
+path = {json.dumps(str(model))}
+[train.trainer.lora]
+target_modules = ["q_proj", "v_proj"]
+[serve]
+attach = {json.dumps(engine.url)}
+api_key_env = "ENGINE_KEY"
+"""
+    )
+    return path
+
+
+def serve(config: Path, *flags: str) -> tuple[int, str]:
+    process = start_command("serve", config, config.parent / "run", "--port", "0", *flags)
+    said, _ = process.communicate(timeout=120)
+    return process.returncode, said
+
+
+@pytest.mark.slow
+def test_a_command_beside_it_is_answered_by_both_teams_and_recorded(config: Path, engine: FakeVllm) -> None:
+    app = config.with_name("app.py")
+    app.write_text(APP)
+    users = [f"user-{number}" for number in range(12)]
+    flags = ("--split", "50/50", "--base", "1", "--candidate", "planner=2,writer=newest", "--mirror")
+    code, said = serve(config, *flags, "--", sys.executable, str(app), *users)
+    assert code == 0, said
+    assert set(engine.adapters) == {f"{node}@{version}" for node in NODES for version in (1, 2)}
+    kept = read_or_make_live_file(config.parent / "run/live.json")
+    for user in users:
+        version = 1 if key_to_variant(kept.salt, user, Split(50, 50)) == BASE else 2
+        for node in NODES:
+            assert f"answered {user} {node}@{version} speaks" in said
+    assert "base answers 50 % of keys: planner@1, writer@1" in said
+    assert kept.api_key not in said
+    assert kept.base_url is None
+    store = config.parent / "run/store.duckdb"
+    found = episodes(store)
+    answered = [t for t in found if t.episode.variant != MIRRORED]
+    assert len(answered) == 24
+    assert {t.episode.subject_id for t in answered} == set(users)
+    assert all(action.trainable for t in found for action in t.actions)
+    assert {"base", "tokenizer"} <= set(found[0].episode.lineage)
+    with TraceStore.open(store, read_only=True) as opened:
+        assert list(store_to_faults(opened)) == []
+        (command,) = opened.runs()
+    assert command.command == "serve"
+    assert command.config["teams"][CANDIDATE] == {"planner": 2, "writer": 2}
+
+
+def begun(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Address and everything that was said until it listened."""
+    assert process.stdout is not None
+    said = ""
+    for line in process.stdout:
+        said += line
+        if "live traffic at" in line:
+            return line.split("live traffic at ")[1].split(",")[0], said
+    raise AssertionError(said)
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_nothing_listening_and_a_restart_assigns_the_same(
+    config: Path, engine: FakeVllm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_folder = config.parent / "run"
+    flags = ("--config", str(config), "--run", str(run_folder))
+    users, rounds = [f"user-{number}" for number in range(10)], []
+    for _ in range(2):
+        process = start_command("serve", config, run_folder, "--split", "50/50", "--port", "0")
+        try:
+            address, said = begun(process)
+            assert "base answers 50 % of keys: planner@0, writer@0" in said
+            kept = read_or_make_live_file(run_folder / "live.json")
+            assert kept.base_url == address
+            headers = {"Authorization": f"Bearer {kept.api_key}"}
+            variants = []
+            with httpx.Client(base_url=address, headers=headers, trust_env=False, timeout=30) as client:
+                for user in users:
+                    answer = client.post("/chat/completions", json={"model": "writer", "messages": SAY, "user": user})
+                    variants.append(answer.headers["x-marft-variant"])
+            rounds.append(variants)
+            assert run(["status", *flags]) == 0
+            told = capsys.readouterr().out
+            assert f"live traffic at {address}: split 50/50" in told
+            assert f"{BASE}: {variants.count(BASE)} requests, 0 errors" in told
+            assert f"{CANDIDATE}: {variants.count(CANDIDATE)} requests, 0 errors" in told
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+        assert process.returncode == 0
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", int(address.split(":")[2].split("/")[0]))) != 0
+    assert rounds[0] == rounds[1]
+    assert set(rounds[0]) == {BASE, CANDIDATE}
+    assert run(["status", *flags]) == 0
+    told = capsys.readouterr().out
+    assert "live traffic" not in told
+    # In the store they are counted per variant as well, one line for each start.
+    for variant in (BASE, CANDIDATE):
+        assert told.count(f" {variant}: {rounds[0].count(variant)} episodes truncated") == 2
+
+
+@pytest.mark.slow
+def test_a_key_of_ones_own_lets_the_app_in_and_is_kept_nowhere(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("APP_KEY", "the-key-of-our-app-42")
+    app = config.with_name("app.py")
+    app.write_text(APP)
+    code, said = serve(config, "--split", "90/10", "--key-env", "APP_KEY", "--", sys.executable, str(app), "ada")
+    assert code == 0, said
+    assert "answered ada" in said
+    for path in (config.parent / "run").rglob("*"):
+        assert not path.is_file() or b"the-key-of-our-app-42" not in path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--split", "90/20"), "give the shares of base and candidate in percent"),
+        (("--split", "90/10", "--candidate", "7"), "node 'planner' has no adapter v7; published: v0, v1, v2"),
+        (("--split", "90/10", "--base", "2"), "base and candidate are the same team"),
+        (("--split", "90/10", "--base", "promoted"), "nothing was promoted in this run folder"),
+        (("--split", "90/10", "--key-env", "NO_SUCH_KEY"), "NO_SUCH_KEY holds no key of 16 or more"),
+        (("--base", "1"), "--base, --port without --split or --mirror"),
+        (("--split", "90/10", "--", "no-such-program"), "cannot run 'no-such-program'"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(
+    flags: tuple[str, ...], message: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["serve", "--config", str(config), "--run", str(config.parent / "run"), "--port", "0", *flags]
+    assert run(arguments) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.slow
+def test_without_the_web_libraries_the_extra_is_named(config: Path) -> None:
+    blocked = config.parent / "blocked"
+    blocked.mkdir()
+    (blocked / "uvicorn.py").write_text("raise ModuleNotFoundError('no uvicorn', name='uvicorn')")
+    arguments = ["serve", "--config", str(config), "--run", str(config.parent / "run"), "--split", "90/10"]
+    found = subprocess.run(
+        [sys.executable, "-m", "marft_bridge", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(blocked)},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert found.returncode == 2
+    assert "pip install 'marft-bridge[live]'" in found.stderr
+
+
+@pytest.mark.slow
+def test_an_engine_that_dies_ends_the_command(config: Path, engine: FakeVllm) -> None:
+    process = start_command("serve", config, config.parent / "run", "--split", "90/10", "--port", "0")
+    try:
+        begun(process)
+        engine.shutdown()
+        engine.server_close()
+        said, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 2
+    assert "does not answer any more" in said
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_on_the_real_engine_what_is_recorded_is_the_answering_adapters(
+    vllm_server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Version 1 changes nothing, version 2 does; transformers scores each call again, with the adapter it claims."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    node, layers = "live-test", {f"layers.{n}.self_attn.q_proj": (576, 576) for n in range(30)}
+    registry = AdapterRegistry(vllm_server.adapter_root, weights_to_sha256(vllm_server.model_dir))
+    for version, scale in ((1, 0.0), (2, 0.2)):
+        write_adapter(registry.new_folder(node, version), layers, scale=scale, seed=version)
+        registry.register(node, version, None, {})
+    run_folder = tmp_path / "run"
+    run_folder.mkdir()
+    (run_folder / "adapters").symlink_to(vllm_server.adapter_root)
+    path = tmp_path / "bridge.toml"
+    path.write_text(
+        f"""
+[graph]
+app = "graphs.math_duo:build"
+nodes = ["{node}"]
+tasks = "graphs.math_duo:tasks"
+reward = "graphs.math_duo:reward"
+[model]
+path = {json.dumps(str(vllm_server.model_dir))}
+[train.trainer.lora]
+target_modules = ["q_proj", "v_proj"]
+[serve]
+attach = {json.dumps(vllm_server.endpoint.base_url)}
+api_key_env = "ENGINE_KEY"
+"""
+    )
+    monkeypatch.setenv("ENGINE_KEY", vllm_server.endpoint.api_key)
+    app = tmp_path / "app.py"
+    app.write_text(
+        APP.replace('("planner", "writer")', f'("{node}",)').replace(
+            "temperature=1.0", "max_tokens=12, temperature=1.0"
+        )
+    )
+    flags = ("--split", "50/50", "--base", "1", "--candidate", "2", "--mirror", "--port", "0")
+    users = [f"user-{number}" for number in range(8)]
+    process = start_command("serve", path, run_folder, *flags, "--", sys.executable, str(app), *users)
+    said, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, said
+    found = episodes(run_folder / "store.duckdb")
+    assert {t.episode.variant for t in found} >= {BASE, CANDIDATE}
+    base = AutoModelForCausalLM.from_pretrained(vllm_server.model_dir, dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, str(vllm_server.adapter_root / node / "2"))
+    for trajectory in found:
+        (action,) = trajectory.actions
+        assert action.trainable, action.untrainable_reason
+        assert action.prompt_ids is not None
+        assert action.sampled_ids is not None
+        version = 1 if trajectory.episode.variant == BASE else 2
+        assert action.adapter == f"{node}@{version}"
+        ids = torch.tensor([[*action.prompt_ids, *action.sampled_ids]])  # [1, tokens]
+        expected = {}
+        with torch.no_grad():
+            for candidate in (1, 2):
+                if candidate == 1:
+                    with model.disable_adapter():
+                        logits = model(ids).logits[0, len(action.prompt_ids) - 1 : -1]  # [sampled, vocabulary]
+                else:
+                    logits = model(ids).logits[0, len(action.prompt_ids) - 1 : -1]
+                sampled = torch.tensor(action.sampled_ids)[:, None]
+                expected[candidate] = torch.log_softmax(logits, -1).gather(1, sampled)[:, 0]
+        engine = torch.tensor(action.logprobs)
+        gaps = {candidate: float((engine - scores).abs().mean()) for candidate, scores in expected.items()}
+        assert gaps[version] < 1e-3
+        assert gaps[3 - version] > 10 * gaps[version]

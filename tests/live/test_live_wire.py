@@ -1,0 +1,171 @@
+"""Owns: what the engine is asked for besides what the client wants, and that the client sees nothing of it.
+
+The engine's side is the fake vLLM's own shapes: what a client gets through is compared with what the same engine
+answers to the client's request itself.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.fake_vllm import FakeVllm, id_to_logprob, running, text_to_ids
+
+from marft_bridge.live.wire import (
+    CHAT,
+    COMPLETION,
+    Answer,
+    EventSplitter,
+    body_to_engine,
+    body_to_unstreamed,
+    body_to_untrainable_reason,
+)
+
+SAY = [{"role": "user", "content": "say it"}]
+
+
+def whole(engine: FakeVllm, body: dict[str, Any]) -> bytes:
+    return httpx.post(f"{engine.url}{CHAT}", json=body, trust_env=False).content
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"logprobs": True},
+        {"logprobs": True, "return_token_ids": True},
+        {"return_token_ids": True},
+        {"logprobs": False},
+        {"n": 2},
+    ],
+)
+@pytest.mark.parametrize("stream", [None, {}, {"include_usage": True}])
+def test_a_client_gets_what_the_engine_would_have_answered_it(
+    asked: dict[str, Any], stream: dict[str, Any] | None
+) -> None:
+    body = {"model": "base", "messages": SAY} | asked
+    if stream is not None:
+        body |= {"stream": True, "stream_options": stream} if stream else {"stream": True}
+    with running(FakeVllm()) as engine:
+        sent, shown = body_to_engine(CHAT, body, "base")
+        answer = Answer(shown)
+        plain, through = whole(engine, body), whole(engine, sent)
+    if stream is None:
+        assert without_absent(json.loads(answer.body_to_client(through))) == without_absent(json.loads(plain))
+    else:
+        relayed = b"".join(answer.event_to_client(event) for event in EventSplitter().feed(through))
+        assert events(relayed) == events(plain)
+    assert answer.is_complete
+    if "n" not in asked:
+        assert answer.tokens.sampled_ids == text_to_ids("base speaks")
+        assert answer.tokens.logprobs == [id_to_logprob(token) for token in text_to_ids("base speaks")]
+        assert answer.tokens.prompt_ids == list(json.dumps(SAY).encode())
+        assert answer.tokens.completion_tokens == len(text_to_ids("base speaks"))
+    else:
+        assert (answer.tokens.choices, answer.tokens.sampled_ids) == (2, None)
+    assert [message["content"] for message in answer.messages.values()] == ["base speaks"] * asked.get("n", 1)
+
+
+def events(stream: bytes) -> list[Any]:
+    found = [event[5:].strip() for event in stream.split(b"\n\n") if event]
+    return [event if event == b"[DONE]" else without_absent(json.loads(event)) for event in found]
+
+
+def without_absent(body: Any) -> Any:
+    """An absent field and one of null say the same."""
+    if isinstance(body, dict):
+        return {key: without_absent(value) for key, value in body.items() if value is not None}
+    return [without_absent(item) for item in body] if isinstance(body, list) else body
+
+
+def test_sampling_is_the_clients_and_nothing_of_it_is_changed() -> None:
+    body = {"model": "planner", "messages": SAY, "temperature": 0.2, "top_p": 0.5, "seed": 7, "stop": ["x"], "foo": 1}
+    sent, _ = body_to_engine(CHAT, body, "planner@3")
+    assert sent == body | {"model": "planner@3", "logprobs": True, "return_token_ids": True}
+    assert body["model"] == "planner"
+
+
+def test_what_the_engine_would_refuse_is_left_for_it_to_refuse() -> None:
+    sent, _ = body_to_engine(CHAT, {"model": "m", "messages": SAY, "top_logprobs": 3}, "m@1")
+    assert "logprobs" not in sent
+
+
+def test_an_echoed_prompt_is_not_taken_for_sampled_tokens() -> None:
+    body = {"model": "m", "prompt": "x", "echo": True}
+    sent, _ = body_to_engine(COMPLETION, body, "m@1")
+    assert sent == body | {"model": "m@1"}
+    assert body_to_untrainable_reason(COMPLETION, body) == "sampled with echo: its log-probs are not the policy's own"
+
+
+def test_the_tokens_of_a_plain_completion_are_read_where_the_engine_puts_them() -> None:
+    sent, shown = body_to_engine(COMPLETION, {"model": "m", "prompt": "x"}, "m@1")
+    assert (sent["logprobs"], sent["return_token_ids"]) == (0, True)
+    choice = {"index": 0, "text": "hi", "finish_reason": "stop", "prompt_token_ids": [5], "token_ids": [7, 8]}
+    choice["logprobs"] = {"token_logprobs": [-0.5, -0.25], "tokens": ["h", "i"]}
+    answer = Answer(shown)
+    told = json.loads(answer.body_to_client(json.dumps({"model": "m@1", "choices": [choice]}).encode()))
+    assert (answer.tokens.prompt_ids, answer.tokens.sampled_ids, answer.tokens.logprobs) == ([5], [7, 8], [-0.5, -0.25])
+    assert told["choices"] == [{"index": 0, "text": "hi", "finish_reason": "stop", "logprobs": None}]
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({}, None),
+        ({"presence_penalty": 0, "min_p": 0.0, "logit_bias": {}, "repetition_penalty": 1.0, "bad_words": None}, None),
+        ({"temperature": 0.3, "top_p": 0.4}, None),  # in the record themselves; the trainer knows them
+        ({"presence_penalty": 0.5, "min_p": 0.1}, "sampled with presence_penalty, min_p"),
+        ({"use_beam_search": True}, "sampled with use_beam_search"),
+    ],
+)
+def test_samplers_that_change_what_a_log_prob_means_are_named(asked: dict[str, Any], reason: str | None) -> None:
+    found = body_to_untrainable_reason(CHAT, asked)
+    assert found is reason is None or (found or "").startswith(reason or "-")
+
+
+@given(st.lists(st.binary(min_size=1).filter(lambda text: b"\n" not in text and b"\r" not in text)), st.data())
+def test_events_come_out_whole_however_the_stream_was_cut(texts: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(text + data.draw(st.sampled_from([b"\n\n", b"\r\n\r\n"])) for text in texts)
+    reader, found, at = EventSplitter(), [], 0
+    while at < len(stream):
+        size = data.draw(st.integers(1, 9))
+        found += reader.feed(stream[at : at + size])
+        at += size
+    assert (found, reader.rest) == (texts, b"")
+
+
+def test_streamed_tool_calls_are_put_together_by_their_place() -> None:
+    _, shown = body_to_engine(CHAT, {"messages": SAY, "stream": True}, "m")
+    answer = Answer(shown)
+    parts = [
+        {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "add", "arguments": '{"x"'}}]},
+        {"tool_calls": [{"index": 1, "id": "b", "function": {"name": "sub", "arguments": "{}"}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]},
+    ]
+    for part in parts:
+        answer.event_to_client(b"data: " + json.dumps({"choices": [{"index": 0, "delta": part}]}).encode())
+    assert answer.messages[0]["tool_calls"] == [
+        {"id": "a", "function": {"name": "add", "arguments": '{"x": 1}'}},
+        {"id": "b", "function": {"name": "sub", "arguments": "{}"}},
+    ]
+    assert not answer.is_complete
+
+
+@pytest.mark.parametrize("sent", [b"", b"<html>", b"[1]", b"\xff\xfe"])
+def test_an_answer_that_cannot_be_read_is_passed_on_as_it_came(sent: bytes) -> None:
+    answer = Answer(body_to_engine(CHAT, {"messages": SAY}, "m")[1])
+    assert answer.body_to_client(sent) == sent
+    assert answer.error is not None
+    assert answer.tokens.sampled_ids is None
+    streamed = Answer(body_to_engine(CHAT, {"messages": SAY, "stream": True}, "m")[1])
+    assert streamed.event_to_client(b"data: " + sent) == b"data: " + sent + b"\n\n"
+    assert streamed.event_to_client(b": keep-alive") == b": keep-alive\n\n"
+
+
+def test_a_request_to_be_answered_in_one_piece_is_otherwise_the_same() -> None:
+    body = {"messages": SAY, "stream": True, "stream_options": {"include_usage": True}, "seed": 3}
+    assert body_to_unstreamed(body) == {"messages": SAY, "seed": 3}

@@ -1,0 +1,364 @@
+"""Owns: recording loses no run that had ended, and never harms the app that it watches.
+
+- An app that is killed at any moment leaves every run that it had reported as a whole episode, and no other.
+- A disk that is full, gone or refusing, and a recorder that breaks in every callback, change no result; what was
+  lost is said, what comes later is recorded again.
+- A disk that is slow stalls no event loop, and the app's seeded random numbers stay what they were.
+- Calls from threads, executors and nested loops belong to the run that made them, wherever Python lets us know
+  it; a call whose run cannot be known is mixed into no other run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from pathlib import Path
+from typing import Any, TypedDict
+
+import pytest
+from langchain_core.runnables import RunnableConfig
+from langgraph.graph import END, START, StateGraph
+from support.paths import ROOT
+
+from marft_bridge.model_calls.scripted_model import ScriptedPolicy
+from marft_bridge.recording.recorder import Recorder
+from marft_bridge.recording.wrap import wrap
+from trace_store.errors import StoreError
+from trace_store.records import Trajectory
+from trace_store.store import TraceStore
+
+APP = """
+import asyncio, resource, sys
+from typing import TypedDict
+from langgraph.graph import END, START, StateGraph
+import marft_bridge
+from marft_bridge.model_calls.scripted_model import ScriptedPolicy
+
+class State(TypedDict):
+    number: int
+    text: str
+
+model = ScriptedPolicy(script=lambda node, prompt, _: f"{node} {prompt.split()[1]}", delay_s=0.001)
+
+async def speak(state):
+    return {"text": (await model.ainvoke(str(state["number"]))).text}
+
+graph = StateGraph(State)
+graph.add_node("draft", speak)
+graph.add_node("edit", speak)
+graph.add_edge(START, "draft")
+graph.add_edge("draft", "edit")
+graph.add_edge("edit", END)
+app = graph.compile()
+"""
+
+ENDLESS = """
+recorder = marft_bridge.instrument(sys.argv[1])
+
+async def one_after_another(first):
+    for number in range(first, first + 100_000):
+        result = await app.ainvoke({"number": number})
+        sys.stdout.write(f"{number} {result['text']}\\n")
+        sys.stdout.flush()
+
+async def main():
+    await asyncio.gather(*(one_after_another(k * 100_000) for k in range(4)))
+
+asyncio.run(main())
+"""
+
+FULL_DISK = """
+recorder = marft_bridge.instrument(sys.argv[1])
+unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+
+def run(number):
+    return asyncio.run(app.ainvoke({"number": number}))["text"]
+
+results = [run(0)]
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+results += [run(number) for number in range(1, 6)]
+resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+results += [run(6)]
+print(results, recorder.failure)
+"""
+
+
+def trajectories_in(path: Path) -> list[Trajectory]:
+    with TraceStore.open(path) as store:
+        store.take_in()
+        return list(store.trajectories())
+
+
+def completions(trajectory: Trajectory) -> list[str]:
+    return sorted(str(action.completion) for action in trajectory.actions)
+
+
+# Killed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_every_run_that_a_killed_app_had_reported_is_a_whole_episode(tmp_path: Path, how: signal.Signals) -> None:
+    rng, reported_in_all = random.Random(int(how)), 0
+    for trial in range(3):
+        store = tmp_path / f"{trial}.duckdb"
+        app = subprocess.Popen(
+            [sys.executable, "-c", APP + ENDLESS, str(store)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        assert app.stdout is not None
+        first = app.stdout.readline()
+        time.sleep(rng.random() * 0.5)
+        app.send_signal(how)
+        lines = (first + app.stdout.read()).split("\n")[:-1]  # a last line without its end reports nothing
+        app.stdout.close()
+        assert app.wait() == -how
+        reported = {int(line.split()[0]) for line in lines}
+        stored = trajectories_in(store)
+        numbers = [int(completions(trajectory)[0].split()[1]) for trajectory in stored]
+        assert reported <= set(numbers)
+        assert len(numbers) == len(set(numbers)) <= len(reported) + 4  # one run of each task may have just ended
+        for trajectory, number in zip(stored, numbers, strict=True):
+            assert completions(trajectory) == [f"draft {number}", f"edit {number}"]
+        reported_in_all += len(reported)
+    assert reported_in_all >= 3
+
+
+# The disk
+
+
+@pytest.mark.slow
+def test_a_full_disk_changes_no_result_and_costs_only_the_runs_that_met_it(tmp_path: Path) -> None:
+    def run_with(limit: int) -> tuple[str, list[Trajectory]]:
+        store = tmp_path / f"{limit}.duckdb"
+        done = subprocess.run(
+            [sys.executable, "-c", APP + FULL_DISK, str(store), str(limit)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        )
+        return done.stdout.strip(), trajectories_in(store)
+
+    results = str([f"edit {number}" for number in range(7)])
+    said, stored = run_with(2**30)
+    assert said == f"{results} None"
+    assert [completions(one)[0] for one in stored] == [f"draft {number}" for number in range(7)]
+
+    for limit in (2_000, 9_000, 12_000):  # bytes: in the middle of some run
+        said, stored = run_with(limit)
+        assert said.startswith(results)
+        assert "File too large; free space" in said
+        numbers = [int(completions(one)[0].split()[1]) for one in stored]
+        assert len(numbers) < 7
+        assert numbers[-1] == 6  # the disk had room again
+        for trajectory, number in zip(stored, numbers, strict=True):
+            assert completions(trajectory) == [f"draft {number}", f"edit {number}"]
+
+
+class Number(TypedDict):
+    number: int
+
+
+def speaker(model: ScriptedPolicy) -> Callable[[Number], Number]:
+    def node(state: Number) -> Number:
+        model.invoke(str(state["number"]))
+        return state
+
+    return node
+
+
+def numbered_graph() -> Any:
+    """START -> draft -> END; the call's completion is the number."""
+    model = ScriptedPolicy(script=lambda node, prompt, _: f"{node} {prompt.split()[1]}")
+    graph = StateGraph(Number)
+    graph.add_node("draft", speaker(model))
+    graph.add_edge(START, "draft")
+    graph.add_edge("draft", END)
+    return graph.compile()
+
+
+def losses_said(recorder: Recorder) -> int:
+    """What the recorder and its journal say about losses, after a sync that may find one itself."""
+    try:
+        recorder.journal.sync()
+    except StoreError as error:
+        assert "was deleted while it was written; its records are lost" in str(error)  # noqa: PT017
+        return 1
+    return recorder.failures + (recorder.failure is not None) + (recorder.journal.failure is not None)
+
+
+def test_a_journal_that_is_deleted_under_the_recorder_is_said_and_begun_anew(tmp_path: Path) -> None:
+    store = tmp_path / "store.duckdb"
+    graph = wrap(numbered_graph(), store)
+    graph.invoke({"number": 1})
+    assert losses_said(graph.recorder) == 0
+    shutil.rmtree(tmp_path / "store.duckdb.journal")
+    assert graph.invoke({"number": 2}) == {"number": 2}
+    assert losses_said(graph.recorder) == 1
+    assert graph.invoke({"number": 3}) == {"number": 3}
+    assert [completions(one) for one in trajectories_in(store)] == [["draft 3"]]
+
+
+def test_a_disk_that_turns_read_only_changes_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = tmp_path / "store.duckdb"
+    graph = wrap(numbered_graph(), store)
+    graph.invoke({"number": 1})
+
+    def refused(*_: Any) -> int:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as read_only:
+        read_only.setattr(os, "pwrite", refused)
+        assert graph.invoke({"number": 2}) == {"number": 2}
+    assert graph.invoke({"number": 3}) == {"number": 3}
+    assert "Read-only file system" in str(graph.recorder.failure)
+    assert [completions(one) for one in trajectories_in(store)] == [["draft 1"], ["draft 3"]]
+
+
+# A recorder that breaks
+
+
+class Broken(dict[Any, Any]):
+    """A dictionary of which every use raises."""
+
+    def _refuse(self, *_: Any) -> Any:
+        raise RuntimeError("broken on purpose")
+
+    __getitem__ = __setitem__ = __delitem__ = __contains__ = __iter__ = get = pop = setdefault = values = _refuse
+    items = keys = _refuse
+
+
+def test_a_recorder_that_breaks_in_every_callback_changes_no_result(tmp_path: Path) -> None:
+    graph = wrap(numbered_graph(), tmp_path / "store.duckdb")
+    graph.recorder._runs = Broken()
+    assert graph.invoke({"number": 1}) == {"number": 1}
+    assert asyncio.run(graph.ainvoke({"number": 2})) == {"number": 2}
+    assert list(graph.stream({"number": 3}, stream_mode="values"))[-1] == {"number": 3}
+    # Three runs of: start and end of the run, of its node and of its call.
+    assert graph.recorder.failures >= 3 * 6
+    assert trajectories_in(tmp_path / "store.duckdb") == []
+
+
+def test_a_run_of_which_one_callback_failed_is_not_taken_for_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store.duckdb"
+    graph = wrap(numbered_graph(), store)
+    graph.invoke({"number": 1})
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("broken on purpose")
+
+    for name in ("_open_call", "_open_node"):
+        with monkeypatch.context() as once:
+            once.setattr(graph.recorder, name, broken)
+            assert graph.invoke({"number": 2}) == {"number": 2}
+    graph.invoke({"number": 3})
+    assert [completions(one) for one in trajectories_in(store)] == [["draft 1"], ["draft 3"]]
+
+
+# What the app would notice
+
+
+def test_the_apps_random_numbers_stay_its_own_and_repeat_no_trace(tmp_path: Path) -> None:
+    def dice(_: Number) -> Number:
+        return {"number": random.getrandbits(64)}
+
+    graph = StateGraph(Number)
+    graph.add_node("dice", dice)
+    graph.add_edge(START, "dice")
+    plain = graph.compile()
+    recorded = wrap(plain, tmp_path / "store.duckdb")
+    results = []
+    for each in (plain, recorded, recorded):
+        random.seed(7)
+        results.append(each.invoke({"number": 0}))
+    assert results[0] == results[1] == results[2]
+    assert len(trajectories_in(tmp_path / "store.duckdb")) == 2
+
+
+def test_a_slow_disk_does_not_stall_the_apps_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = wrap(numbered_graph(), tmp_path / "store.duckdb")
+    syncs: list[int] = []
+
+    def slow(fd: int) -> None:
+        syncs.append(fd)
+        time.sleep(0.3)
+
+    async def run() -> float:
+        began = time.monotonic()
+        for number in range(10):
+            await graph.ainvoke({"number": number})
+        return time.monotonic() - began
+
+    asyncio.run(run())  # makes the segment
+    graph.recorder.journal.sync()
+    monkeypatch.setattr(os, "fsync", slow)
+    assert asyncio.run(run()) < 10 * 0.3
+    graph.recorder.journal.close()
+    assert syncs
+
+
+# Contexts
+
+
+def call(model: ScriptedPolicy, label: str, config: RunnableConfig | None = None) -> None:
+    model.invoke(label, config)
+
+
+WAYS = ("plain", "copied", "to_thread", "explicit", "task", "nested_loop", "bare", "bare_executor", "bare_thread")
+KNOWN = ("plain", "copied", "to_thread", "explicit", "task", "nested_loop")
+
+
+def graph_that_calls_from_everywhere(pool: ThreadPoolExecutor) -> Any:
+    """One async node that calls the model in every way that WAYS names, each call labelled `way number`."""
+    model = ScriptedPolicy(script=lambda _, prompt, __: prompt.split("human: ")[1].split("\n")[0])
+
+    async def node(state: Number, config: RunnableConfig) -> Number:
+        loop, label = asyncio.get_running_loop(), {way: f"{way} {state['number']}" for way in WAYS}
+        await model.ainvoke(label["plain"])
+        copied = pool.submit(copy_context().run, call, model, label["copied"])
+        explicit = pool.submit(call, model, label["explicit"], config)
+        bare = pool.submit(call, model, label["bare"])
+        thread = threading.Thread(target=call, args=(model, label["bare_thread"]))
+        thread.start()
+        await asyncio.gather(
+            *(asyncio.wrap_future(future) for future in (copied, explicit, bare)),
+            asyncio.to_thread(call, model, label["to_thread"]),
+            asyncio.create_task(model.ainvoke(label["task"])),
+            asyncio.to_thread(asyncio.run, model.ainvoke(label["nested_loop"])),
+            loop.run_in_executor(None, call, model, label["bare_executor"]),
+        )
+        thread.join()
+        return state
+
+    graph = StateGraph(Number)
+    graph.add_node("node", node)
+    graph.add_edge(START, "node")
+    graph.add_edge("node", END)
+    return graph.compile()
+
+
+def test_calls_belong_to_the_run_that_made_them_and_unknown_ones_to_none(tmp_path: Path) -> None:
+    store = tmp_path / "store.duckdb"
+
+    async def main() -> None:
+        with ThreadPoolExecutor(8) as pool:
+            graph = wrap(graph_that_calls_from_everywhere(pool), store)
+            await asyncio.gather(*(graph.ainvoke({"number": number}) for number in range(20)))
+
+    asyncio.run(main())
+    found = sorted((completions(one) for one in trajectories_in(store)), key=lambda labels: int(labels[0].split()[1]))
+    assert found == [sorted(f"{way} {number}" for way in KNOWN) for number in range(20)]

@@ -1,0 +1,228 @@
+"""Owns: an answer against what the task says.
+
+- exact, regex, json_schema and numeric are 1 or 0 as worked out by hand; a list in the task means any of these.
+- A field that is missing is an error that names it; an answer of the wrong form is a wrong answer.
+- A pattern that would search for years is given up in its time, with other work going on; a schema fetches nothing.
+- A path walks mappings, lists, attributes and the last text of an agent, and no private attribute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from support.reward_rig import example_run, score, table, value
+from support.sample_spans import chain
+
+from marft_bridge.common.errors import ConfigError, GraphError
+from marft_bridge.rewards.contract import RunView, path_to_value
+from marft_bridge.rewards.scoring import Scorer
+from trace_store.assemble import spans_to_trajectory
+
+
+def run_of(answer: Any, expected: Any = None) -> RunView:
+    return RunView({"id": "t", "expected": expected}, {"answer": answer})
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "options", "right"),
+    [
+        (" 12\n", "12", {}, 1),
+        (" 12\n", "12", {"strip": False}, 0),
+        ("12", 12, {}, 1),
+        ("12.0", 12, {}, 0),
+        ("Paris", "paris", {}, 0),
+        ("STRASSE", "straße", {"ignore_case": True}, 1),
+        ("a  b\nc", "a b c", {"ignore_space": True}, 1),
+        ("a  b\nc", "a b c", {}, 0),
+        ("b", ["a", "b"], {}, 1),
+        ("c", ["a", "b"], {}, 0),
+        (True, "true", {}, 1),
+    ],
+)
+def test_exact(answer: Any, expected: Any, options: dict[str, Any], right: int) -> None:
+    given = value(run_of(answer, expected), kind="exact", answer_from="answer", expected_from="expected", **options)
+    assert given == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "options", "right"),
+    [
+        ("so #### 42 it is", {"pattern": r"#### (\d+)"}, 1),
+        ("so 42 it is", {"pattern": r"#### (\d+)"}, 0),
+        ("so #### 42 it is", {"pattern": r"#### (\d+)", "full": True}, 0),
+        ("so #### 42 it is", {"pattern": r"#### (\d+)", "expected_from": "expected"}, 1),
+        ("so #### 43 it is", {"pattern": r"#### (\d+)", "expected_from": "expected"}, 0),
+    ],
+)
+def test_regex(answer: str, options: dict[str, Any], right: int) -> None:
+    assert value(run_of(answer, 42), kind="regex", answer_from="answer", **options) == right
+
+
+SCHEMA = {"type": "object", "required": ["city"], "properties": {"city": {"$ref": "#/$defs/name"}}}
+SCHEMA["$defs"] = {"name": {"type": "string", "minLength": 2}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ('{"city": "Rome"}', 1),
+        ({"city": "Rome"}, 1),
+        ('{"city": "R"}', 0),
+        ('{"town": "Rome"}', 0),
+        ("Rome", 0),
+        ("", 0),
+        ("[" * 100_000, 0),
+        (None, 0),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_json_schema(answer: Any, right: int) -> None:
+    assert value(run_of(answer), kind="json_schema", answer_from="answer", schema=SCHEMA) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "options", "right"),
+    [
+        ("3 + 4 = 7", 7, {}, 1),
+        ("3 + 4 = 7", 3, {"pick": "first"}, 1),
+        ("3 + 4 = 7", 7, {"pick": "only"}, 0),
+        ("7", 7, {"pick": "only"}, 1),
+        ("it costs 1,234.50.", 1234.5, {}, 1),
+        ("1,2,3", 3, {}, 1),
+        ("10-4", 4, {}, 1),  # a dash between two numbers is no sign
+        ("x = -4", -4, {}, 1),
+        ("2.5e3", "2500", {}, 1),
+        (".5", 0.5, {}, 1),
+        (7.25, 7, {"abs_tol": 0.25}, 1),
+        (7.26, 7, {"abs_tol": 0.25}, 0),
+        (102, 100, {"rel_tol": 0.02}, 1),
+        (98, 100, {"rel_tol": 0.01}, 0),
+        (102, 100, {"rel_tol": 0.0198}, 0),  # relative to what is expected: 1.98
+        (102, 100, {"rel_tol": 0.01, "abs_tol": 2}, 1),
+        ("none", 7, {}, 0),
+        ("1e999", 7, {"abs_tol": 1e300}, 0),  # infinite: not a number to compare
+        (10**400, 7, {"abs_tol": 1e300}, 0),
+        (0, 0, {"rel_tol": 0.5}, 1),
+    ],
+    ids=str,
+)
+def test_numeric(answer: Any, expected: Any, options: dict[str, Any], right: int) -> None:
+    given = value(run_of(answer, expected), kind="numeric", answer_from="answer", expected_from="expected", **options)
+    assert given == right
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"answer_from": "answr"}, "rewards.it: no 'answr' in the final state (looking for 'answr'); there: answer"),
+        (
+            {"expected_from": "solution"},
+            "rewards.it: no 'solution' in task 't' (looking for 'solution'); there: expected, id",
+        ),
+        ({"answer_from": "."}, "rewards.it: '.' is a dict, not a text or a number; name a field inside it"),
+    ],
+)
+def test_a_field_that_is_missing_or_no_text_is_named(options: dict[str, str], message: str) -> None:
+    with pytest.raises(GraphError) as caught:
+        value(run_of("1", "1"), **({"kind": "exact", "answer_from": "answer", "expected_from": "expected"} | options))
+    assert str(caught.value) == message
+
+
+def test_a_task_without_a_number_is_named() -> None:
+    with pytest.raises(GraphError, match="'expected' of task 't' is not one finite number"):
+        value(run_of("1", "one"), kind="numeric", answer_from="answer", expected_from="expected")
+
+
+def test_a_path_walks_what_states_are_made_of() -> None:
+    state = {"messages": [{"text": "a"}, SimpleNamespace(text="b", _secret="c")], "a": {"b": 1}}
+    found = [path_to_value(state, path, "x") for path in ("messages.-1.text", "messages.0.text", "a.b")]
+    assert found == ["b", "a", 1]
+    assert path_to_value("all", ".", "x") == "all"
+    for wrong in ("messages.2", "messages.x", "messages.-1._secret", "a.b.c.d", "messages.1.__class__"):
+        with pytest.raises(GraphError, match="looking for"):
+            path_to_value(state, wrong, "x")
+
+
+def test_the_last_text_of_an_agent_is_an_answer_too() -> None:
+    sample = chain()
+    sample.call("z", sample.node("a:2", 50, 60, step=3, after=("b:1",)), 51, 59, OUTPUT_MESSAGES='[{"content": "42"}]')
+    spans = sample.spans()
+    run = RunView({"id": "t", "expected": "42"}, {}, spans_to_trajectory(spans), spans)
+    options = {"kind": "exact", "expected_from": "expected"}
+    assert value(run, answer_from="node:a", **options) == 1.0
+    assert value(run, answer_from="node:b", **options) is None  # its text was not recorded
+    absent = score(run, table(answer_from="node:b", **options)).absent
+    assert absent == {"exact": "node 'b' wrote no recorded text"}
+
+
+def test_a_pattern_that_would_search_for_years_is_given_up_and_others_go_on_meanwhile() -> None:
+    slow = table(kind="regex", answer_from="answer", pattern=r"(a|aa)+$", timeout_s=0.3)
+    beats: list[float] = []
+
+    async def beat() -> None:
+        while True:
+            beats.append(time.monotonic())
+            await asyncio.sleep(0.02)
+
+    async def both() -> Any:
+        beating = asyncio.create_task(beat())
+        found = await Scorer([slow]).run_to_score(run_of("a" * 5000 + "b"))
+        beating.cancel()
+        return found
+
+    began = time.monotonic()
+    found = asyncio.run(both())
+    assert time.monotonic() - began < 5
+    assert found.earned == {}
+    assert found.absent == {"regex": "the pattern took longer than 0.3 s"} or found.absent == {
+        "regex": "took longer than 0.3 s"
+    }
+    assert len(beats) > 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "regex", "pattern": "("}, "pattern '('"),
+        ({"kind": "regex", "pattern": "a", "expected_from": "x"}, "the first group of the pattern, which has none"),
+        ({"kind": "numeric", "expected_from": "x", "rel_tol": 1.0}, "accepts 0 for every number"),
+        ({"kind": "exact", "expected_from": "x", "tolerance": 1}, "Extra inputs are not permitted"),
+        ({"kind": "exact", "expected_from": "x", "timeout_s": 0}, "greater than 0"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        table(answer_from="answer", **options)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"type": "objekt"}, "rewards.json_schema: its schema is none: 'objekt' is not valid"),
+        ({"properties": {"a": {"$ref": "http://127.0.0.1:9/x.json"}}}, "refers to 'http://127.0.0.1:9/x.json'"),
+        ("nowhere.json", "rewards.json_schema: cannot read the schema 'nowhere.json'"),
+    ],
+)
+def test_a_schema_that_is_none_or_lies_elsewhere_is_refused_before_any_episode(schema: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Scorer([table(kind="json_schema", answer_from="answer", schema=schema)])
+    assert message in str(caught.value)
+
+
+def test_an_answer_may_be_the_private_reward_of_an_agent() -> None:
+    options = {"kind": "exact", "answer_from": "answer", "expected_from": "answer", "agent": "worker"}
+    (reward,) = score(example_run(result={"answer": "12"}), table(**options)).to_rewards("e", 5)
+    assert (reward.name, reward.value, reward.scope, reward.node, reward.action_id) == (
+        "exact",
+        1.0,
+        "agent",
+        "worker",
+        None,
+    )
+    assert (reward.source, reward.created_ns, reward.episode_id) == ("exact", 5, "e")

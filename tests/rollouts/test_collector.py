@@ -1,0 +1,322 @@
+"""Owns: requests become rewarded episodes, and whatever goes wrong with one is a row with a reason.
+
+- A plan gives every request its own seed, keeps groups together and is the same every time.
+- Failures and limits of time and tokens are outcomes; a run in which most episodes fail stops with the reason.
+- What failed for a passing reason is tried again with the same seed, each attempt a row, the last one counting.
+- An episode counts as finished only with its reward on disk; what is finished is not run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from langgraph.graph import START, StateGraph
+from support.duo_rig import COMMON, TASKS, Rig, right_answer
+from support.fake_vllm import FakeVllm, running
+
+from graphs import math_duo
+from marft_bridge.common.errors import GraphError, ServingError
+from marft_bridge.common.retries import is_connection_error, pause_s
+from marft_bridge.model_calls.node_chat_model import NodeChat
+from marft_bridge.rollouts import collector as rollouts
+from marft_bridge.rollouts.app import split_tasks
+from marft_bridge.rollouts.episode_plan import plan_episodes, task_order, unfinished_requests
+from trace_store.records import Trajectory
+
+
+def test_a_plan_is_reproducible_and_every_request_has_its_own_seed() -> None:
+    plan = plan_episodes(TASKS, 20, 2, seed=5, **COMMON)
+    assert plan == plan_episodes(TASKS, 20, 2, seed=5, **COMMON)
+    assert len({request.seed for request in plan}) == 20
+    assert len({request.key for request in plan}) == 20
+    assert [request.task["id"] for request in plan[:6]] == ["t0", "t0", "t1", "t1", "t2", "t2"]
+    assert [(r.task["id"], r.sample) for r in plan[16:]] == [("t0", 2), ("t0", 3), ("t1", 2), ("t1", 3)]
+    assert plan[0].seed != plan_episodes(TASKS, 20, 2, seed=6, **COMMON)[0].seed
+    assert plan[0].seed != plan_episodes(TASKS, 20, 2, seed=5, round=1, **COMMON)[0].seed
+
+
+def test_a_task_order_does_not_depend_on_the_order_of_the_file() -> None:
+    assert task_order(TASKS, 3) == task_order(TASKS[::-1], 3)
+    assert task_order(TASKS, 3) != task_order(TASKS, 4)
+
+
+def test_a_task_keeps_its_side_whatever_else_is_in_the_file() -> None:
+    tasks = [{"id": str(n)} for n in range(400)]
+    train, heldout = split_tasks(tasks, 0.25)
+    assert 60 < len(heldout) < 140
+    again, _ = split_tasks(tasks[::3], 0.25)
+    assert {task["id"] for task in again} <= {task["id"] for task in train}
+
+
+def test_finished_episodes_are_stored_with_rewards_routes_and_seeds(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    plan = plan_episodes(TASKS, 8, 1, seed=0, **COMMON)
+    tally = rig.run(plan)
+    assert (tally.finished, dict(tally.outcomes), tally.mean("correct")) == (8, {"terminated": 8}, 1.0)
+    with rig.store() as store:
+        stored = list(store.trajectories(run_ids=["run"]))
+    assert {t.episode.task_id: t.episode.seed for t in stored} == {r.task["id"]: r.seed for r in plan}
+    for trajectory in stored:
+        assert {r.name: r.value for r in trajectory.rewards} == {"correct": 1.0, "reward": 1.0}
+        assert trajectory.episode.adapters == {"reasoner": 0, "actor": 3}
+        reasoner, actor = trajectory.actions
+        assert (reasoner.model, reasoner.adapter, reasoner.adapter_version) == ("base", None, 0)
+        assert (actor.model, actor.adapter, actor.adapter_version) == ("actor@3", "actor@3", 3)
+        assert (actor.temperature, actor.top_p, actor.max_tokens) == (0.7, 1.0, 16)
+        assert len({reasoner.seed, actor.seed, trajectory.episode.seed}) == 3
+    assert tally.sampled_tokens == sum(len(a.sampled_ids or ()) for t in stored for a in t.actions)
+
+
+def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    plan = plan_episodes(TASKS, 8, 1, seed=0, **COMMON)
+    rig.run(plan[:5])
+    with rig.store() as store:
+        assert unfinished_requests(store, plan) == plan[5:]
+        assert unfinished_requests(store, plan_episodes(TASKS, 8, 1, seed=0, round=1, **COMMON)) != []
+
+
+def test_an_episode_that_fails_is_a_row_with_a_reason_and_the_others_go_on(tmp_path: Path) -> None:
+    def script(node: str, prompt: str, random: Any) -> str:
+        if "3 + 1?" in prompt:
+            raise ConnectionResetError("cut")
+        return right_answer(node, prompt, random)
+
+    rig = Rig(tmp_path, script)
+    plan = plan_episodes(TASKS, 8, 1, seed=0, **COMMON)
+    tally = rig.run(plan)
+    assert tally.outcomes == Counter(terminated=7, failed=1)
+    with rig.store() as store:
+        failed = [e for e in store.episodes(run_id="run") if e.outcome == "failed"]
+        assert [(e.task_id, e.reason) for e in failed] == [("t3", "ConnectionResetError: cut")]
+        assert [request.task["id"] for request in unfinished_requests(store, plan)] == ["t3"]
+
+
+def test_a_run_in_which_most_episodes_fail_stops_with_the_reason(tmp_path: Path) -> None:
+    def script(*_: Any) -> str:
+        raise ConnectionResetError("cut")
+
+    rig = Rig(tmp_path, script)
+    rig.collector._wait_for_dying_server = lambda: asyncio.sleep(0)  # type: ignore[method-assign]
+    with pytest.raises(GraphError, match=r"8 of 8 episodes failed, 8 of them with: ConnectionResetError: cut"):
+        rig.run(plan_episodes(TASKS, 100, 1, seed=0, **COMMON))
+
+
+def test_a_dead_server_is_named_instead_of_the_calls_that_it_refused(tmp_path: Path) -> None:
+    def script(*_: Any) -> str:
+        raise ConnectionResetError("cut")
+
+    def dead() -> None:
+        raise ServingError("the model server ended with exit code 1")
+
+    with pytest.raises(ServingError, match="exit code 1"):
+        Rig(tmp_path, script, check=dead).run(plan_episodes(TASKS, 4, 1, seed=0, **COMMON))
+
+
+def test_an_episode_over_its_time_is_truncated_and_not_run_again(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, timeout_s=0.2, delay_s=1.0)
+    plan = plan_episodes(TASKS, 2, 1, seed=0, **COMMON)
+    assert rig.run(plan).outcomes == Counter(truncated=2)
+    with rig.store() as store:
+        assert {(e.outcome, e.reason) for e in store.episodes(run_id="run")} == {("truncated", "longer than 0.2 s")}
+        assert unfinished_requests(store, plan) == []
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (lambda *_: {"reward": float("nan")}, "gave nan as 'reward', not a finite number"),
+        (lambda *_: "high", "gave 'high' as 'reward'"),
+        (lambda *_: {}["nothing"], "failed: KeyError: 'nothing'"),
+    ],
+    ids=["nan", "text", "raises"],
+)
+def test_a_broken_reward_stops_the_run_by_name(tmp_path: Path, reward: Any, message: str) -> None:
+    with pytest.raises(GraphError, match="test:reward") as caught:
+        Rig(tmp_path, reward=reward).run(plan_episodes(TASKS, 4, 1, seed=0, **COMMON))
+    assert message in str(caught.value)
+
+
+def test_a_reward_may_be_async_and_a_bare_number(tmp_path: Path) -> None:
+    async def reward(_task: Any, _result: Any) -> float:
+        await asyncio.sleep(0)
+        return 0.25
+
+    rig = Rig(tmp_path, reward=reward)
+    rig.run(plan_episodes(TASKS, 3, 1, seed=0, **COMMON))
+    with rig.store() as store:
+        assert [t.team_reward("reward") for t in store.trajectories()] == [0.25] * 3
+
+
+def limited(folder: Path, limit: int, answers: dict[str, str]) -> tuple[Rig, FakeVllm, list[Trajectory]]:
+    """One episode of the duo on a server that counts tokens as bytes and one more, with a limit on all of them."""
+    with running(FakeVllm()) as server:
+        server.answer = lambda body: answers[body["model"]]
+        server.adapters["actor@3"] = "there"
+        model = NodeChat(model="base", base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        rig = Rig(folder, model=model, max_tokens_per_episode=limit)
+        rig.run(plan_episodes(TASKS, 1, 1, seed=0, **COMMON))
+    with rig.store() as store:
+        return rig, server, list(store.trajectories())
+
+
+@pytest.mark.parametrize("limit", [11 + 9, 1000])
+def test_an_episode_within_its_limit_of_tokens_is_as_without_one(tmp_path: Path, limit: int) -> None:
+    _, _, (episode,) = limited(tmp_path, limit, {"base": "ten bytes.", "actor@3": "8 bytes."})
+    assert (episode.episode.outcome, len(episode.actions), episode.team_reward("correct")) == ("terminated", 2, 0.0)
+    assert [action.finish_reason for action in episode.actions] == ["stop", "stop"]
+
+
+def test_the_call_that_would_pass_the_limit_gets_what_is_left_and_the_episode_is_truncated(tmp_path: Path) -> None:
+    rig, _, (episode,) = limited(tmp_path, 15, {"base": "ten bytes.", "actor@3": "8 bytes."})
+    reason = "its limit of 15 sampled tokens is used up"
+    assert (episode.episode.outcome, episode.episode.reason) == ("truncated", reason)
+    first, cut = episode.actions
+    assert (first.max_tokens, len(first.sampled_ids or ()), first.finish_reason) == (15, 11, "stop")
+    assert (cut.max_tokens, len(cut.sampled_ids or ()), cut.finish_reason) == (4, 4, "length")
+    assert episode.rewards == ()
+    with rig.store() as store:
+        assert unfinished_requests(store, plan_episodes(TASKS, 1, 1, seed=0, **COMMON)) == []
+
+
+def test_no_call_starts_when_nothing_is_left(tmp_path: Path) -> None:
+    _, server, (episode,) = limited(tmp_path, 11, {"base": "ten bytes.", "actor@3": "8 bytes."})
+    assert (episode.episode.outcome, len(server.asked)) == ("truncated", 1)
+    assert [(a.node, a.trainable, a.sampled_ids is None) for a in episode.actions] == [
+        ("reasoner", True, False),
+        ("actor", False, True),  # a call that was refused
+    ]
+
+
+def test_a_graph_that_goes_on_after_the_limit_is_stopped(tmp_path: Path) -> None:
+    def build(model: Any) -> Any:
+        async def stubborn(state: dict[str, Any]) -> dict[str, Any]:
+            while True:
+                with suppress(Exception):  # as an app may
+                    await model.ainvoke("again")
+
+        graph = StateGraph(math_duo.DuoState)
+        graph.add_node("reasoner", stubborn)
+        graph.add_edge(START, "reasoner")
+        return graph.compile()
+
+    with running(FakeVllm()) as server:
+        server.answer = lambda body: "ten bytes."
+        model = NodeChat(model="base", base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        rig = Rig(tmp_path, build=build, model=model, max_tokens_per_episode=25)
+        began = time.monotonic()
+        tally = rig.run(plan_episodes(TASKS, 1, 1, seed=0, **COMMON | {"adapters": {"reasoner": 0}}))
+    assert time.monotonic() - began < 20  # its time limit is 30 s
+    assert dict(tally.outcomes) == {"truncated": 1}
+    assert (tally.sampled_tokens, len(server.asked)) == (25, 3)
+
+
+def failing(times: int, error: Exception) -> Any:
+    """A script whose first `times` calls of the actor about t3 fail."""
+    left = [error] * times
+
+    def script(node: str, prompt: str, random: Any) -> str:
+        if node == "actor" and "3 + 1?" in prompt and left:
+            raise left.pop()
+        return right_answer(node, prompt, random)
+
+    return script
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollouts, "pause_s", lambda *_: 0.0)
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_a_failed_episode_is_tried_again_with_its_seed_and_the_last_attempt_counts(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, failing(2, ConnectionResetError("cut")), retries=2)
+    plan = plan_episodes(TASKS, 8, 1, seed=0, **COMMON)
+    tally = rig.run(plan)
+    assert (tally.finished, tally.retried, dict(tally.outcomes)) == (8, 2, {"terminated": 8})
+    with rig.store() as store:
+        rows = [e for e in store.episodes(run_id="run") if e.task_id == "t3"]
+        assert [(e.outcome, e.reason, e.tags) for e in rows] == [
+            ("failed", "ConnectionResetError: cut", {}),
+            ("failed", "ConnectionResetError: cut", {"attempt": "2"}),
+            ("terminated", None, {"attempt": "3"}),
+        ]
+        calls = [store.trajectory(e.episode_id).actions[0] for e in rows]  # type: ignore[union-attr]
+        assert len({action.seed for action in calls}) == 1  # of the reasoner, which answered in all three
+        assert unfinished_requests(store, plan) == []
+    assert "2 tried again" in tally.figures("correct")
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_an_episode_that_fails_at_every_attempt_is_counted_once(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, failing(99, ConnectionResetError("cut")), retries=3)
+    tally = rig.run(plan_episodes(TASKS, 8, 1, seed=0, **COMMON))
+    assert (tally.finished, tally.retried, dict(tally.outcomes)) == (8, 3, {"terminated": 7, "failed": 1})
+    ((reason, count),) = tally.reasons.items()
+    assert (reason.partition(" (")[0], count) == ("ConnectionResetError: cut", 1)
+    assert "test_collector.py:" in reason  # the line of the app
+
+
+@pytest.mark.usefixtures("no_pauses")
+@pytest.mark.parametrize(("asked", "retried"), [(False, 0), (True, 1)])
+def test_what_the_graph_does_wrong_is_tried_again_only_where_that_is_asked_for(
+    tmp_path: Path, asked: bool, retried: int
+) -> None:
+    rig = Rig(tmp_path, failing(1, KeyError("answer")), retries=5, retry_graph_errors=asked)
+    tally = rig.run(plan_episodes(TASKS, 8, 1, seed=0, **COMMON))
+    assert (tally.retried, tally.outcomes["failed"]) == (retried, 1 - retried)
+
+
+REQUEST = httpx.Request("POST", "http://127.0.0.1/v1/chat/completions")
+
+
+def answered(status: int) -> openai.APIStatusError:
+    return openai.APIStatusError("no", response=httpx.Response(status, request=REQUEST), body=None)
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+def from_another(cause: Exception) -> Exception:
+    return caused(RuntimeError("the planner failed"), cause)
+
+
+@pytest.mark.parametrize(
+    ("error", "passing"),
+    [
+        (ConnectionRefusedError("no"), True),
+        (TimeoutError(), True),
+        (httpx.ReadError("cut"), True),
+        (caused(openai.APIConnectionError(request=REQUEST), httpx.ConnectError("refused")), True),  # as its client does
+        (answered(500), True),
+        (answered(503), True),
+        (answered(429), True),
+        (answered(400), False),
+        (answered(404), False),
+        (from_another(answered(502)), True),
+        (from_another(ValueError("no")), False),
+        (ExceptionGroup("two nodes", [ValueError("no"), from_another(httpx.ConnectError("no"))]), True),
+        (KeyError("answer"), False),
+    ],
+    ids=repr,
+)
+def test_what_a_connection_did_is_told_from_what_the_graph_did(error: Exception, passing: bool) -> None:
+    assert is_connection_error(error) == passing
+
+
+def test_pauses_double_up_to_half_a_minute_and_differ_between_episodes() -> None:
+    for attempt, longest in [(0, 0.5), (1, 1.0), (4, 8.0), (6, 30.0), (19, 30.0)]:
+        pauses = [pause_s(attempt, seed) for seed in range(50)]
+        assert longest / 2 <= min(pauses) < max(pauses) <= longest
+        assert len(set(pauses)) == 50
+    assert pause_s(3, 7) == pause_s(3, 7)

@@ -1,0 +1,1 @@
+"""What tests share: stand-ins, rigs, and the writers of generated pages."""

@@ -1,0 +1,94 @@
+"""docs/commands.md: every command with its arguments and options, written from what `--help` is written from.
+
+`make pages` writes the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import typer
+
+from support.paths import ROOT
+
+PAGE = ROOT / "docs/commands.md"
+
+_KINDS = {str: "TEXT", int: "NUMBER", float: "NUMBER", Path: "PATH"}
+INTRODUCTION = """\
+# Commands
+
+Every command with its options, as `--help` says it. This page is written from there (`make pages`).
+`--config` and `--run` mean the same everywhere: the configuration, `bridge.toml` unless another file is named, and the
+folder that a run leaves its files in, which overrides the configuration's own. Ctrl-C stops every command in order;
+those with `--resume` go on where they were.
+"""
+
+
+def page() -> str:
+    """The whole page as the commands are declared now."""
+    from marft_bridge.cli import app
+
+    return INTRODUCTION + "".join(
+        part for words, command in commands(typer.main.get_command(app)) for part in _section(words, command)
+    )
+
+
+def commands(command: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command that can be given, by its words."""
+    for name, inner in command.commands.items():
+        words = (*before, name)
+        if hasattr(inner, "commands"):
+            yield from commands(inner, words)
+        else:
+            yield words, inner
+
+
+def _section(words: tuple[str, ...], command: Any) -> Iterator[str]:
+    yield f"\n## `{' '.join(words)}`\n\n{_plain(command.help)}\n"
+    if command.epilog:
+        yield f"\n{_example(command.epilog)}\n"
+    shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
+    if shown:
+        yield "\n| | default | meaning |\n|---|---|---|\n"
+    for parameter in shown:
+        yield f"| `{_cell(_name(parameter))}` | {_default(parameter)} | {_cell(parameter.help or '')} |\n"
+
+
+def _plain(text: str) -> str:
+    return "\n".join(line.strip() for line in text.strip().splitlines())
+
+
+def _example(epilog: str) -> str:
+    return f"Example: `{epilog.strip().removeprefix('Example: ')}`"
+
+
+def _name(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return str(parameter.metavar or parameter.name.upper())
+    name = ", ".join([*parameter.opts, *parameter.secondary_opts])
+    return name if parameter.is_flag else f"{name} {parameter.metavar or _taken(parameter.type_descriptor.annotation)}"
+
+
+def _taken(kind: Any) -> str:
+    if get_origin(kind) is list:  # may be given several times
+        (kind,) = get_args(kind)
+    return "|".join(get_args(kind)) if get_origin(kind) is Literal else _KINDS[kind]
+
+
+def _default(parameter: Any) -> str:
+    if parameter.required:
+        return "has to be given"
+    if getattr(parameter, "is_flag", False) or parameter.default in (None, ()) or callable(parameter.default):
+        return "–"
+    return f"`{parameter.default}`"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", r"\|")
+
+
+def write() -> None:
+    """Writes docs/commands.md."""
+    PAGE.write_text(page(), encoding="utf-8")

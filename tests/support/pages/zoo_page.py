@@ -1,0 +1,159 @@
+"""The files of examples/zoo/ -> docs/zoo.md: what each graph is after, its topology, how it learns, what to expect.
+
+`make pages` writes the page; test_zoo.py holds it equal to what is written.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from marft_bridge.comparison.wording import EFFECT_MARKS, Effect
+from support.paths import ROOT
+
+ZOO = ROOT / "examples/zoo"
+PAGE = ROOT / "docs/zoo.md"
+_HEAD = re.compile(r"After (?P<after>.+?)\. Topology: (?P<topology>.+?)\.(?: (?P<more>[A-Z].*?))?$")
+
+_FIGURES = re.compile(
+    r"(?P<metric>\w+) (?P<before>\S+) -> (?P<after>\S+) on (?P<tasks>\d+) held-out tasks "
+    r"\((?P<diff>\S+), 95 % (?P<low>\S+) to (?P<high>\S+)\); reward by round .*; "
+    r"seed \d+, (?P<minutes>\d+) min( on .*)?"
+)
+
+INTRO = """# A zoo of graphs
+
+Ordinary LangGraph graphs after systems of the field, each with tasks, a reward, a configuration and tests that
+train it for some rounds on a stand-in for the model. They show that any topology is recorded, credited and updated,
+and they are something to start from: copy the module and the configuration that are nearest to your app. Every
+module in `graphs/` says what is the paper's and what is simplified; the tasks are small enough for a model of 135M
+parameters on two processor cores.
+
+```sh
+marft-bridge collect --config examples/zoo/defer.toml
+marft-bridge train --config examples/zoo/defer.toml
+marft-bridge compare --config examples/zoo/defer.toml
+```
+
+`python -m examples.zoo.run defer` runs the three on one model server and prints the line that stands under
+"expected", up to its minutes; what kind of machine they are of was added. The figures are of one run with one seed:
+by and large what to expect, no claim about a method. The runs marked with a circle settle nothing about their
+graph.
+
+Quartet, octet, twelve, compact and dr-mas have `kl_limit = 0.12`. With the trainer's defaults the same seeds ended
+at 0.312 (quartet, lower than before), 0.552 (octet), 0.126 (compact) and 0.208 (dr-mas, both not settled), and lost
+in every round (twelve): the last step of a round is as long as the optimiser makes it, and the more agents move at
+once, the further that takes the team ([training](training.md)). The limit was tried after those runs, with one
+value, so the figures of these five are of a second try.
+
+This page is written from the first lines of the configurations (`make pages`).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One configuration."""
+
+    name: str
+    module: str
+    after: str
+    topology: str
+    more: str  # what is special, if anything
+    learns: str
+    expected: str
+
+
+def config_to_entry(path: Path) -> Entry:
+    """What the first lines of a configuration say, and how it learns.
+
+    Raises:
+        ValueError: the first lines are not `# After ... . Topology: ... .` and `# Expected: ...`.
+    """
+    comments: list[str] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("# "):
+            break
+        comments.append(line[2:])
+    expected = [line.removeprefix("Expected: ") for line in comments if line.startswith("Expected: ")]
+    head = _HEAD.match(" ".join(line for line in comments if not line.startswith("Expected: ")))
+    if head is None or len(expected) != 1:
+        raise ValueError(f"{path.name}: the first lines are not `# After ... . Topology: ... .` and `# Expected: ...`")
+    raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    trainer = raw.get("train", {}).get("trainer", {})
+    offline = trainer.get("offline", {}).get("mode")
+    learns = [
+        f"{trainer.get('estimator', 'gae')} per {trainer.get('granularity', 'action')}",
+        trainer.get("update", "") and f"{trainer['update']} updates",
+        "kl_limit" in trainer and f"a round moves the team by a KL of {trainer['kl_limit']} at most",
+        offline and f"offline {offline}",
+        ", ".join(f"{term['level']} reward {term['reward']}" for term in trainer.get("shaping", [])),
+    ]
+    module = raw["graph"]["app"].split(":")[0]
+    return Entry(
+        path.stem,
+        module,
+        head["after"],
+        head["topology"],
+        head["more"] or "",
+        "; ".join(part for part in learns if part),
+        expected[0],
+    )
+
+
+def entries_to_table(entries: list[Entry]) -> str:
+    """What came out of each, in one look.
+
+    Raises:
+        ValueError: an `# Expected:` is not as `python -m examples.zoo.run --write` writes it.
+    """
+    rows: list[str] = []
+    effects: list[Effect] = []
+    for entry in entries:
+        if (found := _FIGURES.fullmatch(entry.expected)) is None:
+            raise ValueError(f"{entry.name}.toml: `# Expected: {entry.expected}` has no figures")
+        effects.append("better" if float(found["low"]) > 0 else "worse" if float(found["high"]) < 0 else "not shown")
+        difference = f"{EFFECT_MARKS[effects[-1]]} {found['diff']}"
+        rows.append(
+            f"| [{entry.name}](#{entry.name}) | {found['metric']} | {found['before']} | {found['after']} | "
+            f"{difference} | {found['low']} to {found['high']} | {found['tasks']} | {found['minutes']} |"
+        )
+    return "\n".join(
+        [
+            "## What came out",
+            "",
+            f"▲ better and ▼ worse by the 95 % interval, ○ not settled: {effects.count('better')} of {len(rows)} are "
+            f"shown better, {effects.count('worse')} worse.",
+            "",
+            "| configuration | metric | before | after | difference | 95 % | held-out tasks | min |",
+            "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+            *rows,
+            "",
+        ]
+    )
+
+
+def entries_to_page(entries: list[Entry]) -> str:
+    """The page."""
+    blocks = [INTRO, entries_to_table(entries)]
+    for entry in entries:
+        name, module = entry.name, entry.module.replace(".", "/")
+        blocks.append(
+            f"## {name}\n\n"
+            f"After {entry.after}. [{module}.py](../{module}.py), [{name}.toml](../examples/zoo/{name}.toml)\n\n"
+            f"- topology: {entry.topology}{'. ' + entry.more.rstrip('.') if entry.more else ''}\n"
+            f"- learns by: {entry.learns}\n"
+            f"- expected: {entry.expected}\n"
+        )
+    return "\n".join(blocks)
+
+
+def written() -> str:
+    """The page as it should be now."""
+    return entries_to_page([config_to_entry(path) for path in sorted(ZOO.glob("*.toml"))])
+
+
+def write() -> None:
+    """Writes docs/zoo.md."""
+    PAGE.write_text(written(), encoding="utf-8")

@@ -1,0 +1,60 @@
+"""What each process of `test_shared_update.py`, and each device of `test_devices.py`, runs: updates on given games."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from support.tiny_policy import AGENTS, make_action, make_trajectory
+from support.trainer_options import trainer_options
+from trainers.batch import trajectories_to_round
+from trainers.common.workers import Workers
+from trainers.marft import MarftTrainer
+from trainers.scoring.microbatch import items_to_microbatches
+
+NAME = "support.shared_update:updates"
+
+
+def updates(workers: Workers, argument: dict[str, Any]) -> dict[str, Any]:
+    """One for each of the named options: (what to do, with how many games, options)."""
+    return {kind: _update(workers, Path(argument["model"]), *asked) for kind, asked in argument["options"].items()}
+
+
+def _update(workers: Workers, model: Path, what: str, number: int, fields: dict[str, Any]) -> dict[str, Any]:
+    """The adapters' values, the critic's, and the metrics but for the time that it took."""
+    trainer = MarftTrainer(
+        trainer_options(**({"engine_tolerance": 9.0} | fields)), model, AGENTS, seed=0, workers=workers
+    )
+    games = []
+    for k in range(number):
+        long = [(5 * k + i) % 32 for i in range(2 + k)]
+        actions = [make_action("reasoner", [1, k], long), make_action("actor", [2, k, *long], [k, (3 * k) % 32])]
+        games.append(make_trajectory(actions, float((k + 1) % 3), task_id=str(k % 2)))
+    batches = [
+        len(
+            items_to_microbatches(
+                data.items, trainer.options.system.tokens_per_microbatch, data.agents_to_rows([agent])
+            )
+        )
+        for data in [trajectories_to_round(games, AGENTS, "reward", dict.fromkeys(AGENTS, 32), "on_policy")]
+        for agent in AGENTS
+    ]
+    metrics = {"update": trainer.update, "replay": trainer.replay}[what](games)
+    del metrics["seconds"]
+    values = [p.flatten().tolist() for agent in AGENTS for p in trainer.policies.parameters(agent).values()]
+    critics = [p.flatten().tolist() for c in trainer.credit.critics.values() for p in c.parameters.values()]
+    order = trainer.generator.get_state().tolist()
+    return {
+        "values": values,
+        "critics": critics,
+        "metrics": metrics,
+        "order": order,
+        "batches": batches,
+    }
+
+
+def leaves(value: Any, path: str = "") -> dict[str, Any]:
+    """The figures of metrics by their paths, so that two of them can be compared one by one."""
+    if isinstance(value, dict):
+        return {k: v for name, part in value.items() for k, v in leaves(part, f"{path}/{name}").items()}
+    return {path: value}

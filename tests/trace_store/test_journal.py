@@ -1,0 +1,370 @@
+"""Owns: what was acknowledged survives a kill and a full disk; a damaged line is dropped, counted and hurts no other;
+a sync that nobody waits for stalls nobody, and its failure is kept.
+
+The writer that is killed, and the one whose disk is full, are real processes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from support.sample_spans import chain
+
+import trace_store.journal as journal_module
+from trace_store.errors import StoreError
+from trace_store.journal import Journal, read_segment
+from trace_store.records import AdapterRow, Reward, RunRow, SpanRow
+
+WRITER = """
+import sys
+from pathlib import Path
+from trace_store.journal import Journal
+from trace_store.records import Reward
+journal, number = Journal(Path(sys.argv[1])), 0
+while True:
+    for _ in range(3):
+        journal.append(Reward("e", "reward", float(number), "x" * 200, number))
+        number += 1
+    journal.sync()
+    sys.stdout.write(f"{number}\\n")
+    sys.stdout.flush()
+"""
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+import trace_store.journal as journal_module
+from trace_store.errors import StoreError
+from trace_store.journal import Journal
+from trace_store.records import Reward
+journal = Journal(Path(sys.argv[1]))
+journal.append(Reward("e", "first", 0.0, "s", 0))
+resource.setrlimit(resource.RLIMIT_FSIZE, (300, resource.RLIM_INFINITY))
+try:
+    journal.append(Reward("e", "large", 1.0, "s" * 1000, 1))
+except StoreError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+journal.append(Reward("e", "last", 2.0, "s", 2))
+journal.close()
+"""
+
+
+def reward(number: int) -> Reward:
+    return Reward("e", "reward", float(number), "test", number)
+
+
+def segments(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.segment"))
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_every_kind_of_record_comes_back_equal(tmp_path: Path) -> None:
+    records = [
+        RunRow("r", "collect", 1, {"lr": 0.1, "nested": {"list": [1, None]}}, "0.1"),
+        *chain().spans(),
+        Reward("e", "reward", 1 / 3, "f", 2, "agent", None, "solver"),
+        Reward("e", "reward", math.inf, "f", 3),
+        AdapterRow("solver", 1, None, "adapters/1", "aa", "bb", 4, {"loss": 0.25}),
+    ]
+    journal = Journal(tmp_path / "j")
+    for record in records:
+        journal.append(record)
+    journal.close()
+    (segment,) = segments(tmp_path / "j")
+    assert read_segment(segment) == (records, 0)
+
+
+def test_nothing_is_created_before_the_first_record_and_then_only_for_the_owner(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.sync()
+    assert not (tmp_path / "j").exists()
+    journal.append(reward(1))
+    (segment,) = segments(tmp_path / "j")
+    assert (mode(tmp_path / "j"), mode(segment)) == (0o700, 0o600)
+    journal.close()
+
+
+def test_text_that_no_file_can_hold_and_numbers_that_json_lacks_are_kept_readable(tmp_path: Path) -> None:
+    attributes = {
+        "text": "half \ud83d pair, line\nbreak, \u2028, nul \0",
+        "numbers": [math.nan, math.inf, -math.inf, 1.5],
+    }
+    journal = Journal(tmp_path)
+    journal.append(SpanRow("t", "s", None, "n", "chat", 1, 2, "ok", None, "c", attributes))
+    journal.close()
+    ((record,), torn) = read_segment(segments(tmp_path)[0])
+    assert torn == 0
+    assert isinstance(record, SpanRow)
+    assert record.attributes == {
+        "text": "half \ufffd pair, line\nbreak, \u2028, nul \0",
+        "numbers": ["NaN", "Infinity", "-Infinity", 1.5],
+    }
+
+
+def test_a_value_that_is_not_json_is_refused_and_the_rest_stays(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append(reward(1))
+    with pytest.raises(StoreError, match="cannot store a value as JSON"):
+        journal.append(RunRow("r", "collect", 1, {"object": object()}))
+    journal.append(reward(2))
+    journal.close()
+    assert read_segment(segments(tmp_path)[0]) == ([reward(1), reward(2)], 0)
+
+
+def test_a_torn_tail_is_dropped_and_counted_wherever_it_was_cut(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    for number in range(3):
+        journal.append(reward(number))
+    journal.close()
+    (segment,) = segments(tmp_path)
+    content = segment.read_bytes()
+    start_of_last = content.rindex(b"\n", 0, len(content) - 1) + 1
+    for cut in range(start_of_last + 1, len(content)):
+        segment.write_bytes(content[:cut])
+        assert read_segment(segment) == ([reward(0), reward(1)], 1)
+
+
+def test_a_damaged_line_costs_itself_only(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    for number in range(3):
+        journal.append(reward(number))
+    journal.close()
+    (segment,) = segments(tmp_path)
+    damaged = bytearray(segment.read_bytes())
+    middle = damaged.index(b"\n") + 30
+    damaged[middle] ^= 1
+    segment.write_bytes(damaged)
+    assert read_segment(segment) == ([reward(0), reward(2)], 1)
+
+
+def test_a_line_of_a_newer_version_is_not_taken_for_damage(tmp_path: Path) -> None:
+    import zlib
+
+    body = b'{"kind":"dream"}'
+    (tmp_path / "x.segment").write_bytes(b"%08x %s\n" % (zlib.crc32(body), body))
+    with pytest.raises(StoreError, match="a line that this version does not know"):
+        read_segment(tmp_path / "x.segment")
+
+
+def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    acknowledged_in_all = 0
+    for trial in range(20):
+        folder = tmp_path / str(trial)
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE)
+        assert writer.stdout is not None
+        first_line = writer.stdout.readline()
+        time.sleep(rng.random() * 0.02)
+        writer.send_signal(signal.SIGKILL)
+        later_output = writer.stdout.read()
+        writer.stdout.close()
+        writer.wait()
+        # A last line without its newline may have lost digits: it acknowledges nothing.
+        acknowledged = [int(line) for line in (first_line + later_output).split(b"\n")[:-1]][-1]
+        records, torn = read_segment(segments(folder)[0])
+        numbers = [record.created_ns for record in records if isinstance(record, Reward)]
+        assert numbers == list(range(len(numbers)))
+        assert len(numbers) >= acknowledged
+        assert torn <= 1
+        acknowledged_in_all += acknowledged
+    assert acknowledged_in_all >= 20 * 3
+
+
+def test_a_full_disk_is_one_clear_line_and_harms_no_other_record(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path / "j")], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == (
+        f"cannot write the journal {tmp_path / 'j'}: File too large; free space or fix its permissions\n"
+    )
+    assert result.stderr == ""
+    records, torn = read_segment(segments(tmp_path / "j")[0])
+    assert [record.name for record in records if isinstance(record, Reward)] == ["first", "last"]
+    assert torn == 0
+
+
+def test_a_failed_fsync_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path)
+    journal.append(reward(1))
+
+    def failing(fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", failing)
+        with pytest.raises(StoreError, match="Input/output error"):
+            journal.sync()
+    with pytest.raises(StoreError, match="lost records when the disk failed"):
+        journal.sync()
+    with pytest.raises(StoreError, match="lost records when the disk failed"):
+        journal.close()
+
+
+def test_a_sync_with_nothing_new_costs_no_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    journal = Journal(tmp_path)
+    journal.append(reward(1))
+    with monkeypatch.context() as counted:
+        counted.setattr(os, "fsync", calls.append)
+        journal.sync()
+        journal.sync()
+    assert len(calls) == 1
+    journal.close()
+
+
+def test_syncs_that_nobody_waits_for_are_one_fsync_and_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = threading.Event()
+    calls: list[int] = []
+
+    def slow(fd: int) -> None:
+        calls.append(fd)
+        synced.set()
+
+    journal = Journal(tmp_path)
+    journal.append(reward(0))
+    with monkeypatch.context() as watched:
+        watched.setattr(os, "fsync", slow)
+        for number in range(1, 50):
+            journal.append(reward(number))
+            journal.sync_soon()
+        assert synced.wait(10)
+        journal.sync()  # all of it is covered, or this covers the rest
+        assert len(calls) <= 2
+    journal.close()
+
+
+def test_a_sync_that_nobody_waits_for_does_not_wait_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = threading.Event()
+    reached = threading.Event()
+
+    def stuck(fd: int) -> None:
+        reached.set()
+        disk.wait(10)
+
+    journal = Journal(tmp_path)
+    journal.append(reward(1))
+    with monkeypatch.context() as slow:
+        slow.setattr(os, "fsync", stuck)
+        journal.sync_soon()
+        assert reached.wait(10)
+        journal.append(reward(2))  # with the disk still stuck
+        journal.sync_soon()
+        disk.set()
+        journal.close()
+    assert read_segment(segments(tmp_path)[0]) == ([reward(1), reward(2)], 0)
+
+
+def test_a_loss_that_nobody_waited_for_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path)
+    journal.append(reward(1))
+    failed = threading.Event()
+
+    def failing(fd: int) -> None:
+        failed.set()
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", failing)
+        journal.sync_soon()
+        assert failed.wait(10)
+        with pytest.raises(StoreError, match="lost records when the disk failed"):
+            journal.sync()
+    assert "Input/output error" in str(journal.failure)
+    with pytest.raises(StoreError, match="lost records when the disk failed"):
+        journal.append(reward(2))
+
+
+def test_the_thread_that_syncs_ends_when_nobody_asks_and_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "IDLE_S", 0.05)
+    journal = Journal(tmp_path)
+    for number in range(2):
+        journal.append(reward(number))
+        journal.sync_soon()
+        sync_thread = journal._sync_thread
+        assert sync_thread is not None
+        sync_thread.join(10)
+        assert not sync_thread.is_alive()
+    assert journal.failure is None
+
+
+def test_a_segment_that_is_deleted_under_its_writer_is_said_and_followed_by_another(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append(reward(1))
+    journal.sync()
+    segments(tmp_path)[0].unlink()
+    journal.append(reward(2))
+    with pytest.raises(StoreError, match="was deleted while it was written; its records are lost"):
+        journal.sync()
+    journal.append(reward(3))
+    journal.close()
+    assert [read_segment(path)[0] for path in segments(tmp_path)] == [[reward(3)]]
+
+
+def test_a_folder_that_cannot_be_made_is_a_store_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    journal = Journal(tmp_path / "file" / "j")
+    with pytest.raises(StoreError, match=f"cannot write the journal {tmp_path / 'file' / 'j'}: Not a directory"):
+        journal.append(reward(1))
+
+
+def test_a_closed_journal_takes_nothing(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append(reward(1))
+    journal.close()
+    journal.close()
+    with pytest.raises(StoreError, match="is closed"):
+        journal.append(reward(2))
+
+
+def test_threads_that_write_and_sync_together_lose_and_mix_nothing(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+
+    def write(first: int) -> None:
+        for number in range(first, first + 50):
+            journal.append(reward(number))
+            if number % 10 == 0:
+                journal.sync()
+
+    threads = [threading.Thread(target=write, args=(first,)) for first in (0, 1000, 2000, 3000)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    journal.close()
+    records, torn = read_segment(segments(tmp_path)[0])
+    numbers = [record.created_ns for record in records if isinstance(record, Reward)]
+    assert sorted(numbers) == [first + k for first in (0, 1000, 2000, 3000) for k in range(50)]
+    assert torn == 0
+
+
+def test_a_forked_child_writes_to_its_own_segment(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append(reward(1))
+    child = os.fork()
+    if child == 0:
+        journal.append(reward(2))
+        journal.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    journal.append(reward(3))
+    journal.close()
+    read = [read_segment(path)[0] for path in segments(tmp_path)]
+    assert sorted(read, key=len) == [[reward(2)], [reward(1), reward(3)]]

@@ -1,0 +1,446 @@
+"""Owns: how a whole update is put together: who shares, who is frozen, whose turn it is, what is replayed or masked.
+
+Through `MarftTrainer.update` and `replay` on a tiny Llama; the formulas have tests of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.tiny_policy import AGENTS, both_low, make_action, make_trajectory, play, save_tiny_llama
+from support.trainer_options import trainer_options
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from trace_store.records import NO_LOGPROBS, Action, Reward, Trajectory
+from trainers.errors import TrainError
+from trainers.marft import MarftTrainer
+from trainers.objective import improve
+from trainers.policies.adapter_learner import AdapterLearner
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def _trainer(model_dir: Path | dict[str, Path], seed: int = 0, **options: Any) -> MarftTrainer:
+    fields: dict[str, Any] = {"device": "cpu", "lr": 0.02, "engine_tolerance": 9.0} | options
+    return MarftTrainer(trainer_options(**fields), model_dir, AGENTS, seed)
+
+
+def _weights(trainer: MarftTrainer, agent: str) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in trainer.policies.parameters(agent).items()}
+
+
+def _moved(trainer: MarftTrainer, before: dict[str, dict[str, torch.Tensor]]) -> set[str]:
+    return {
+        agent
+        for agent, weights in before.items()
+        if any(not torch.equal(p, weights[n]) for n, p in trainer.policies.parameters(agent).items())
+    }
+
+
+def _games(trainer: MarftTrainer, episodes: int = 8, seed: int = 0) -> list[Trajectory]:
+    return play(trainer, episodes, torch.Generator().manual_seed(seed), both_low)
+
+
+# -- who acts by which adapter ---------------------------------------------------------------------------------
+
+
+def test_agents_that_share_an_adapter_learn_one_and_the_same(model_dir: Path) -> None:
+    trainer = _trainer(model_dir, agents={"reasoner": {"adapter": "team"}, "actor": {"adapter": "team"}})
+    assert list(trainer.learners) == ["team"]
+    metrics = trainer.update(_games(trainer))
+    assert metrics["order"] == ["team"]
+    assert all(
+        torch.equal(p, trainer.policies.parameters("actor")[n])
+        for n, p in trainer.policies.parameters("reasoner").items()
+    )
+    agents = metrics["agents"]
+    assert agents["reasoner"]["adapter_moved"] == agents["actor"]["adapter_moved"] > 0
+    assert (agents["reasoner"]["actions"], agents["actor"]["tokens"]) == (8, 8)  # what is an agent's stays its own
+
+
+def test_a_shared_adapter_moves_along_the_mean_of_its_agents_gradients(model_dir: Path) -> None:
+    """Each action counts the same: eight of each agent make sixteen of one adapter."""
+    gradients = {}
+    for agents in ({}, {"reasoner": {"adapter": "team"}, "actor": {"adapter": "team"}}):
+        trainer = _trainer(
+            model_dir, agents=agents, minibatches=1, update="simultaneous", normalize="none", max_grad_norm=1e9
+        )
+        for learner in trainer.learners.values():  # the same start, whatever the adapter is called
+            for parameter, value in zip(learner.parameters, _start(trainer), strict=True):
+                parameter.data.copy_(value)
+        trainer.update(_games(trainer))
+        gradients[len(trainer.learners)] = [
+            torch.cat([p.grad.flatten() for p in learner.parameters if p.grad is not None])
+            for learner in trainer.learners.values()
+        ]
+    (shared,), (one, other) = gradients[1], gradients[2]
+    torch.testing.assert_close(shared, (one + other) / 2, atol=1e-6, rtol=1e-4)
+
+
+def _start(trainer: MarftTrainer) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randn(p.shape, generator=generator) * 0.1 for p in trainer.policies.parameters("actor").values()]
+
+
+def test_a_frozen_agent_does_not_move_and_is_part_of_the_environment(model_dir: Path) -> None:
+    trainer = _trainer(model_dir, agents={"reasoner": {"frozen": True}})
+    before = {agent: _weights(trainer, agent) for agent in AGENTS}
+    chain = [make_action("actor", [1], [2]), make_action("reasoner", [3], [4]), make_action("actor", [5], [6])]
+    games = [make_trajectory(chain, 1.0), make_trajectory(chain, 0.0)]
+    metrics = trainer.update(games)
+    assert _moved(trainer, before) == {"actor"}
+    assert list(metrics["agents"]) == ["actor"]
+    assert metrics["drops"] == {"action: node is not trained": 2}
+    with pytest.raises(TrainError, match="'reasoner' is frozen"):
+        trainer.policies.logprobs_of("reasoner", [])
+
+
+def test_a_frozen_adapter_that_changes_stops_the_training(model_dir: Path) -> None:
+    trainer = _trainer(model_dir, agents={"reasoner": {"frozen": True}})
+    games = [make_trajectory([make_action("actor", [1], [2])], float(k)) for k in range(2)]
+    with torch.no_grad():
+        next(iter(trainer.policies.parameters("reasoner").values())).add_(1.0)
+    with pytest.raises(TrainError, match="the frozen weight 'reasoner"):
+        trainer.update(games)
+
+
+def test_a_base_weight_that_changes_stops_the_training(model_dir: Path) -> None:
+    trainer = _trainer(model_dir)
+    games = _games(trainer)
+    with torch.no_grad():
+        trainer.policies.model.peft.get_input_embeddings().weight[3, 5] += 1e-3
+    with pytest.raises(TrainError, match="the frozen weight"):
+        trainer.update(games)
+
+
+def test_agents_may_run_on_base_models_of_different_width(model_dir: Path, tmp_path: Path) -> None:
+    other = save_tiny_llama(tmp_path / "other", seed=3, vocabulary=48)
+    trainer = _trainer({"reasoner": model_dir, "actor": other})
+    before = {agent: _weights(trainer, agent) for agent in AGENTS}
+    actions = [make_action("reasoner", [1], [2]), make_action("actor", [40], [47])]
+    metrics = trainer.update([make_trajectory(actions, float(k)) for k in range(2)])
+    assert _moved(trainer, before) == set(AGENTS)
+    assert metrics["drops"] == {}
+    swapped = [make_action("reasoner", [40], [47]), make_action("actor", [1], [2])]
+    drops = trainer.update([make_trajectory(swapped, float(k)) for k in range(2)])["drops"]
+    assert drops == {"action: token ids outside the base model's vocabulary": 2}
+    with pytest.raises(TrainError, match="2 base models"):
+        _ = trainer.policies.model
+
+
+@pytest.mark.parametrize(
+    ("agents", "message"),
+    [
+        ({"nobody": {}}, r"trainer.agents.nobody: there is no such agent; they are reasoner, actor"),
+        ({"reasoner": {"frozen": True}, "actor": {"frozen": True}}, "every agent is frozen"),
+        (
+            {"reasoner": {"adapter": "x", "lr": 0.1}, "actor": {"adapter": "x"}},
+            "share the adapter 'x' but differ in lr",
+        ),
+        ({"reasoner": {"adapter": "x", "frozen": True}, "actor": {"adapter": "x"}}, "but differ in frozen"),
+    ],
+)
+def test_a_map_of_agents_that_does_not_fit_is_refused(model_dir: Path, agents: dict[str, Any], message: str) -> None:
+    with pytest.raises(TrainError, match=message):
+        _trainer(model_dir, agents=agents)
+
+
+def test_each_agent_has_its_own_rate_and_all_have_one_schedule(model_dir: Path) -> None:
+    trainer = _trainer(model_dir, agents={"actor": {"lr": 0.01}}, schedule={"kind": "linear", "rounds": 2})
+    rates = [
+        {agent: metrics["lr"] for agent, metrics in trainer.update(_games(trainer))["agents"].items()} for _ in range(3)
+    ]
+    assert rates[0] == {"reasoner": pytest.approx(0.02), "actor": pytest.approx(0.01)}
+    assert rates[1] == {"reasoner": pytest.approx(0.01), "actor": pytest.approx(0.005)}
+    assert rates[2] == {"reasoner": 0.0, "actor": 0.0}
+
+
+# -- whose turn it is ------------------------------------------------------------------------------------------
+
+
+def test_alternating_moves_one_adapter_a_round_in_the_order_of_the_dependencies(model_dir: Path) -> None:
+    trainer = _trainer(model_dir, update="alternating")
+    moved = []
+    for _ in range(3):
+        before = {agent: _weights(trainer, agent) for agent in AGENTS}
+        metrics = trainer.update(_games(trainer))
+        moved.append((_moved(trainer, before), metrics["order"]))
+        (waiting,) = set(AGENTS) - set(metrics["order"])
+        assert metrics["agents"][waiting] == {"adapter": waiting, "actions": 8, "tokens": 8}
+    assert moved == [({"reasoner"}, ["reasoner"]), ({"actor"}, ["actor"]), ({"reasoner"}, ["reasoner"])]
+
+
+def test_simultaneous_agents_do_not_weigh_each_other(model_dir: Path) -> None:
+    metrics = (trainer := _trainer(model_dir, update="simultaneous", lr=0.3, kl_stop=None)).update(_games(trainer))
+    assert {agent["factor_mean"] for agent in metrics["agents"].values()} == {1.0}
+
+
+# -- replay ----------------------------------------------------------------------------------------------------
+
+
+def _versioned(trajectories: Sequence[Trajectory], version: int) -> list[Trajectory]:
+    return [replace(t, actions=tuple(replace(a, adapter_version=version) for a in t.actions)) for t in trajectories]
+
+
+def test_the_share_of_older_episodes_is_bounded_and_the_draw_is_the_checkpoints(model_dir: Path) -> None:
+    trainer = _trainer(model_dir, replay={"share": 0.25})
+    drawn = trainer.draw_replay(stored=100, fresh=30)
+    assert len(drawn) == 10  # 10 of 40 are a quarter
+    assert drawn == sorted(set(drawn))
+    assert trainer.draw_replay(100, 30) != drawn
+    assert _trainer(model_dir, replay={"share": 0.25}).draw_replay(100, 30) == drawn
+    assert trainer.draw_replay(3, 30) == [0, 1, 2]
+    assert _trainer(model_dir).draw_replay(100, 30) == []
+    assert len(_trainer(model_dir, replay={"share": 0.6}).draw_replay(100, 2)) == 3  # 3 of 5
+    games = _games(trainer, 10)
+    metrics = _trainer(model_dir, replay={"share": 0.25, "min_ess": 0.0}).update(games[:6], games)
+    assert (metrics["replayed"], metrics["drops"]) == (2, {"replay: episode beyond replay.share": 8})
+
+
+def test_older_episodes_join_a_round_and_what_is_too_old_is_dropped_with_its_reason(model_dir: Path) -> None:
+    trainer = _trainer(model_dir, replay={"share": 0.5, "max_staleness": 2, "min_ess": 0.0})
+    fresh, near, far = (_versioned(_games(trainer, 4, seed), v) for seed, v in ((0, 5), (1, 3), (2, 2)))
+    metrics = trainer.update(fresh, [*near, *far])
+    assert (metrics["episodes"], metrics["replayed"]) == (8, 4)
+    assert [count for reason, count in metrics["drops"].items() if "max_staleness" in reason] == [4]
+    assert metrics["agents"]["actor"]["actions"] == 8
+
+
+def test_replayed_actions_whose_weights_are_worth_too_few_samples_are_dropped(model_dir: Path) -> None:
+    trainer = _trainer(model_dir, replay={"share": 0.5, "min_ess": 0.5}, logprob_norm="sum", mismatch_cap=1000.0)
+    fresh = _games(trainer, 4)
+    older = _games(trainer, 4, seed=1)
+    skewed = [
+        replace(
+            t,
+            actions=tuple(replace(a, logprobs=tuple(x - 6.0 * (k == 0) for x in a.logprobs or ())) for a in t.actions),
+        )
+        for k, t in enumerate(older)
+    ]
+    assert trainer.update(fresh, older)["agents"]["actor"]["actions"] == 8
+    metrics = trainer.update(_games(trainer, 4), skewed)
+    assert metrics["agents"]["actor"]["actions"] == 4
+    assert any("effective sample size" in reason for reason in metrics["drops"]), metrics["drops"]
+
+
+def test_older_episodes_without_a_share_are_refused(model_dir: Path) -> None:
+    trainer = _trainer(model_dir)
+    games = _games(trainer)
+    with pytest.raises(TrainError, match=r"replay\.share is 0"):
+        trainer.update(games, games)
+
+
+@pytest.mark.parametrize("mode", ["topr", "importance", "vtrace"])
+def test_actions_without_log_probs_never_reach_an_importance_weighted_loss(model_dir: Path, mode: str) -> None:
+    flagged = {"logprobs": None, "trainable": False, "untrainable_reason": NO_LOGPROBS}
+    stored = [make_trajectory([make_action("actor", [1], [2], **flagged)], float(k)) for k in range(4)]
+    trainer = _trainer(model_dir, offline={"mode": mode}, replay={"share": 0.5})
+    before = {agent: _weights(trainer, agent) for agent in AGENTS}
+    result = trainer.replay(stored)
+    assert (result["used"], _moved(trainer, before)) == (0, set())
+    assert result["drops"][f"action: {NO_LOGPROBS}"] == 4
+    metrics = trainer.update(_games(trainer, 4), stored)
+    assert metrics["replayed"] == 0
+    assert metrics["drops"][f"replay: action: {NO_LOGPROBS}"] == 4
+    imitating = _trainer(model_dir, offline={"mode": "filtered", "threshold": 0.5})
+    assert imitating.replay(stored)["used"] == 3  # rewards 1, 2 and 3
+
+
+def test_stored_episodes_of_another_lineage_are_left_out_and_counted(model_dir: Path) -> None:
+    options = trainer_options(device="cpu", offline={"mode": "filtered", "threshold": 0.5})
+    trainer = MarftTrainer(options, model_dir, AGENTS, 0, lineage={"base": "a", "tokenizer": "b"})
+    stored = [make_trajectory([make_action("actor", [1], [2])], 1.0) for _ in range(3)]
+    lineages: list[dict[str, str]] = [{"base": "a", "tokenizer": "b"}, {"base": "a", "tokenizer": "x"}, {}]
+    told = [
+        replace(t, episode=replace(t.episode, lineage=lineage)) for t, lineage in zip(stored, lineages, strict=True)
+    ]
+    result = trainer.replay(told)
+    assert result["episodes"] == 2  # what is not recorded passes with `known`
+    assert [count for reason, count in result["drops"].items() if "tokenizer" in reason] == [1]
+
+
+# -- what else counts in the loss ------------------------------------------------------------------------------
+
+
+def _entropy(trainer: MarftTrainer, action: Action) -> float:
+    ids = torch.tensor([(action.prompt_ids or ()) + (action.sampled_ids or ())[:-1]])
+    trainer.policies.model.use("actor")
+    with torch.no_grad():
+        logp = trainer.policies.model.peft(input_ids=ids).logits[0, -1].log_softmax(-1)
+    return float(-(logp.exp() * logp).sum())
+
+
+def test_the_entropy_bonus_spreads_the_policy(model_dir: Path) -> None:
+    action = make_action("actor", [1, 2], [3])
+    after = {}
+    for weight in (0.0, 1.0):
+        trainer = _trainer(model_dir, entropy_coef=weight, kl_stop=None, epochs=3, mismatch="none")
+        before = _entropy(trainer, action)
+        trainer.update([make_trajectory([action], r) for r in (0.5, 0.5)])  # equal rewards: no advantage
+        after[weight] = _entropy(trainer, action) - before
+    assert abs(after[0.0]) < 1e-6
+    assert after[1.0] > 0.01
+
+
+def test_positive_examples_are_imitated_beside_the_surrogate(model_dir: Path) -> None:
+    def gain(**options: Any) -> float:
+        trainer = _trainer(model_dir, kl_stop=None, epochs=3, mismatch="none", **options)
+        actions = [make_action("actor", [1, 2], [3])]
+        before = trainer.policies.logprobs_of("actor", actions)[0][0]
+        trainer.update([make_trajectory(actions, 1.0)] * 2)
+        return trainer.policies.logprobs_of("actor", actions)[0][0] - before
+
+    assert gain() == 0.0
+    assert gain(nll_coef=0.5) > 0.01
+    assert gain(nll_coef=0.5, nll_threshold=1.5) == 0.0
+
+
+def test_word_normalisation_divides_by_the_words_of_the_tokenizers_text(tmp_path: Path) -> None:
+    model_dir = save_tiny_llama(tmp_path)
+    with pytest.raises(TrainError, match="logprob_norm 'word' needs a tokenizer"):
+        _trainer(model_dir, logprob_norm="word").update([make_trajectory([make_action("actor", [1], [2])], 1.0)])
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(32)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(model_dir)
+    norms = {}
+    for norm in ("sum", "token", "word"):
+        trainer = _trainer(model_dir, logprob_norm=norm, minibatches=1, normalize="none", max_grad_norm=1e9)
+        assert trainer.policies.model.word_counts([(4, 5, 6), (7,)]) == [3, 1]
+        action = make_action("actor", [1], [4, 5, 6])
+        exact = replace(action, logprobs=tuple(trainer.policies.logprobs_of("actor", [action])[0]))
+        norms[norm] = trainer.update([make_trajectory([exact], 1.0)])["agents"]["actor"]["grad_norm"]
+    assert norms["sum"] == pytest.approx(3 * norms["word"], rel=1e-4)
+    assert norms["token"] == pytest.approx(norms["word"], rel=1e-4)  # every token is a word here
+
+
+def test_a_mask_drops_an_action_and_says_which_share(model_dir: Path) -> None:
+    trainer = _trainer(model_dir, veto=1e-3)
+    games = _games(trainer, 8)
+    odd = [
+        replace(t, actions=tuple(replace(a, logprobs=(a.logprobs[0] + 8.0,)) for a in t.actions))  # type: ignore[index]
+        for t in games[:2]
+    ]
+    agents = trainer.update([*odd, *games[2:]])["agents"]
+    assert [agents[agent]["masked"] for agent in AGENTS] == [0.25, 0.25]
+    assert trainer.update(_games(trainer, 8))["agents"]["actor"]["masked"] == 0.0
+
+
+def test_masked_actions_teach_nothing(model_dir: Path) -> None:
+    """The same round with two actions masked, and with the masked ones' rewards turned around, ends the same."""
+    results = []
+    for turned in (0.0, 5.0):
+        trainer = _trainer(model_dir, veto=1e-3, normalize="none", critic={"epochs": 0})
+        games = [
+            make_trajectory([make_action("actor", [1, k], [3 + k], logprobs=(-3.4,))], float(k % 2)) for k in range(6)
+        ]
+        masked = [make_trajectory([make_action("actor", [1, 9], [3], logprobs=(6.0,))], turned)]
+        trainer.update([*games, *masked])
+        results.append(_weights(trainer, "actor"))
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
+def test_without_a_critic_in_use_none_is_trained(model_dir: Path) -> None:
+    trainer = _trainer(model_dir, estimator="rloo", offline={"mode": "filtered"})
+    result = trainer.warm_up(_games(trainer))
+    assert (result["episodes"], result["critic"]["explained_variance"]) == (0, None)
+
+
+def test_groups_without_signal_are_skipped_and_counted(model_dir: Path) -> None:
+    trainer = _trainer(model_dir, estimator="grpo", skip_flat_groups=True)
+    action = make_action("actor", [1], [2])
+    games = [make_trajectory([action], r, task_id=t) for t, r in (("a", 1.0), ("a", 0.0), ("b", 1.0), ("b", 1.0))]
+    metrics = trainer.update(games)
+    assert (metrics["episodes"], metrics["drops"]) == (2, {"group without signal": 2})
+    before = {agent: _weights(trainer, agent) for agent in AGENTS}
+    empty = trainer.update(games[2:])
+    assert (empty["episodes"], empty["agents"], trainer.rounds) == (0, {}, 2)
+    assert empty["warnings"] == ["no group of this round can say what was better, so nothing was learned"]
+    assert _moved(trainer, before) == set()
+
+
+@pytest.mark.parametrize(("meaning", "grows"), [("so_far", True), ("final", False)])
+def test_values_of_runs_that_are_always_cut_short_grow_unless_the_reward_is_final(
+    model_dir: Path, meaning: str, grows: bool
+) -> None:
+    trainer = _trainer(model_dir, truncated_reward=meaning, lr=1e-6)
+    games = [make_trajectory([make_action("actor", [1, k], [2])], 1.0, outcome="truncated") for k in range(8)]
+    for _ in range(12):
+        metrics = trainer.update(games)
+    values = trainer.credit._team.observe(trainer._read(games, "on_policy"), False).values
+    assert (max(float(value[0]) for value in values) > 2.0) is grows
+    assert any("most episodes were cut short" in warning for warning in metrics["warnings"]) is grows
+
+
+# -- rewards that reach the loss -------------------------------------------------------------------------------
+
+
+def _with_rewards(trajectory: Trajectory, *rewards: Reward) -> Trajectory:
+    return replace(trajectory, rewards=(*trajectory.rewards, *rewards))
+
+
+def test_a_private_reward_moves_its_agent_only_and_the_report_says_where_gradients_came_from(model_dir: Path) -> None:
+    shaping = [{"reward": "format", "level": "agent", "weight": 0.5}]
+    trainer = _trainer(model_dir, estimator="dr_mas", shaping=shaping)
+    games = [
+        _with_rewards(t, Reward("e", "format", float(k % 2), "test", 1, scope="agent", node="actor"))
+        for k, t in enumerate(play(trainer, 8, torch.Generator().manual_seed(0), lambda _a, _b: 1.0))
+    ]
+    same_task = [replace(t, episode=replace(t.episode, task_id="t")) for t in games]
+    before = {agent: _weights(trainer, agent) for agent in AGENTS}
+    agents = trainer.update(same_task)["agents"]
+    assert _moved(trainer, before) == {"actor"}
+    assert agents["actor"]["gradient_share"] == {"reward": 0.0, "format": 1.0}
+    assert agents["reasoner"]["gradient_share"] is None
+
+
+@pytest.mark.parametrize("granularity", ["action", "token"])
+def test_the_parts_of_a_gradient_add_up_to_it(
+    model_dir: Path, granularity: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shaping = [
+        {"reward": "format", "level": "agent", "weight": 0.5},
+        {"reward": "tool", "level": "step", "weight": 2.0},
+        {"reward": "short", "level": "episode", "weight": -1.0},
+    ]
+    trainer = _trainer(
+        model_dir, granularity=granularity, shaping=shaping, minibatches=1, max_grad_norm=1e9, kl_stop=None
+    )
+    games = []
+    for k, game in enumerate(_games(trainer, 6)):
+        rewards = [Reward("e", "format", float(k % 3), "test", 1, scope="agent", node="actor")]
+        rewards.append(Reward("e", "tool", float(k % 2), "test", 1, scope="step", action_id="1"))
+        rewards.append(Reward("e", "short", k / 6, "test", 1))
+        games.append(_with_rewards(game, *rewards))
+    learner = trainer.learners["actor"]
+    seen: dict[str, torch.Tensor] = {}
+    original = improve.gradient_share_of
+
+    def with_baseline(learner: AdapterLearner, prepared: Any, chosen: Sequence[int]) -> Any:
+        flats: dict[str, torch.Tensor] = {}
+        learner.workers.add_tensor = lambda flat: flats.setdefault(str(len(flats)), flat)  # type: ignore[method-assign]
+        share = original(learner, prepared, chosen)
+        seen.update(flats)
+        return share
+
+    monkeypatch.setattr(improve, "gradient_share_of", with_baseline)
+    step = learner.optimizer.step
+
+    def spy() -> None:
+        seen["whole"] = torch.cat([p.grad.flatten() for p in learner.parameters if p.grad is not None])
+        step()
+
+    learner.optimizer.step = spy  # type: ignore[method-assign, assignment]
+    share = trainer.update(games)["agents"]["actor"]["gradient_share"]
+    assert set(share) == {"reward", "format", "tool", "short"}
+    assert sum(share.values()) == pytest.approx(1.0)
+    # a new critic says 0 and advantages are centred, so the four parts are all there is
+    torch.testing.assert_close(sum(seen[str(k)] for k in range(4)), seen["whole"], atol=1e-5, rtol=1e-4)

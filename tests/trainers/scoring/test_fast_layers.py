@@ -1,0 +1,104 @@
+"""Owns: layers of a frozen model with adapters compute what they did before they were made faster, and slopes too."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from support.tiny_policy import save_tiny_llama
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from trainers.scoring.fast_layers import linear, speed_up
+
+
+def make_adapted(folder: Path) -> nn.Module:
+    """A tiny model with an adapter on layers of every kind, whose matrices are not zero."""
+    base = AutoModelForCausalLM.from_pretrained(save_tiny_llama(folder))
+    modules = ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"]
+    adapted = get_peft_model(base, LoraConfig(r=3, lora_alpha=5, target_modules=modules)).eval()
+    generator = torch.Generator().manual_seed(3)
+    for name, parameter in adapted.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+        if "lora_B" in name:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.2
+    return adapted
+
+
+def hidden_and_slopes(model: nn.Module, ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    hidden = model.base_model.model.model(input_ids=ids, use_cache=False)[0]
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return hidden, dict(zip(trained, torch.autograd.grad((hidden**3).sum(), list(trained.values())), strict=True))
+
+
+def test_a_model_with_faster_layers_has_the_hidden_states_and_gradients_of_the_plain_one(tmp_path: Path) -> None:
+    plain = make_adapted(tmp_path)
+    fast = copy.deepcopy(plain)
+    speed_up(fast)
+    replaced = {type(module).__name__ for module in fast.modules() if "forward" in vars(module)}
+    assert replaced == {"Linear", "LlamaRMSNorm", "LlamaMLP"}  # frozen layers and those with an adapter are "Linear"
+    ids = torch.randint(0, 32, (3, 11), generator=torch.Generator().manual_seed(0))
+    expected_hidden, expected_slopes = hidden_and_slopes(plain, ids)
+    hidden, slopes = hidden_and_slopes(fast, ids)
+    torch.testing.assert_close(hidden, expected_hidden, atol=1e-5, rtol=1e-4)
+    for name, slope in expected_slopes.items():
+        assert float(slope.abs().max()) > 0
+        torch.testing.assert_close(slopes[name], slope, atol=1e-4 * float(slope.abs().max()), rtol=1e-4)
+
+
+def test_an_adapter_that_is_switched_off_is_no_part_of_faster_layers(tmp_path: Path) -> None:
+    adapted = make_adapted(tmp_path)
+    ids = torch.tensor([[1, 2, 3, 4]])
+    with adapted.disable_adapter():  # type: ignore[operator]
+        expected = adapted(input_ids=ids).logits
+    speed_up(adapted)
+    with adapted.disable_adapter():  # type: ignore[operator]
+        torch.testing.assert_close(adapted(input_ids=ids).logits, expected, atol=1e-5, rtol=1e-4)
+    assert float((adapted(input_ids=ids).logits - expected).detach().abs().max()) > 1e-3
+
+
+class ShiftedRMSNorm(nn.Module):
+    """A norm that is called like Llama's and multiplies by 1 + w, as Gemma's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((8,), 0.5))
+        self.variance_epsilon = 1e-6
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon) * (1 + self.weight)
+
+
+class GeluBlock(nn.Module):
+    """A gated block with another activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = (nn.Linear(8, 8, bias=False) for _ in range(3))
+        self.act_fn = nn.GELU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+        return result
+
+
+@pytest.mark.parametrize("make", [ShiftedRMSNorm, GeluBlock])
+def test_a_module_of_another_formula_keeps_its_own(make: type[nn.Module]) -> None:
+    module = make().requires_grad_(False)
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    expected = module(x)
+    speed_up(module)
+    assert "forward" not in vars(module)
+    torch.testing.assert_close(module(x), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(7, 5), (2, 3, 5), (0, 5)])
+def test_the_product_is_that_of_torch(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight, bias = (torch.randn(size, generator=generator).to(dtype) for size in (shape, (4, 5), (4,)))
+    torch.testing.assert_close(linear(x, weight, bias), nn.functional.linear(x, weight, bias))
+    torch.testing.assert_close(linear(x @ weight.T, weight.T), (x @ weight.T) @ weight)

@@ -1,0 +1,76 @@
+"""Owns: an update that two, three or four real processes share is that of one, and they end with the same bits.
+
+Also where its micro-batches do not divide evenly among them, and where most of them get none; so is the offline phase.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.shared_update import NAME, leaves
+from support.tiny_policy import save_tiny_llama
+from support.workers_rig import in_processes
+
+_OPTIONS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "action": ("update", 7, {"kl_coef": 0.1, "epochs": 2, "kl_stop": None}),
+    "token": ("update", 7, {"granularity": "token", "entropy_coef": 0.01, "kl_stop": None}),
+    "stopped": ("update", 7, {"lr": 0.5, "epochs": 3, "kl_stop": 1e-4}),
+    "shortened": ("update", 7, {"lr": 0.1, "kl_stop": None, "kl_limit": 1e-3, "update": "simultaneous"}),
+    "one episode": ("update", 1, {"minibatches": 1, "normalize": "none", "kl_stop": None}),
+    "imitated": ("replay", 5, {"offline": {"mode": "filtered", "threshold": 0.0, "epochs": 2}}),
+}
+_COUNTS = (2, 3, 4)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+    """What each of one process, and each of several, ended with, by the number of processes."""
+    folder = tmp_path_factory.mktemp("shared")
+    model = save_tiny_llama(folder / "model")
+    fixed = {"device": "cpu", "tokens_per_microbatch": 64, "lr": 0.02, "threads": 1}
+    options = {kind: (what, number, fixed | own) for kind, (what, number, own) in _OPTIONS.items()}
+    argument = {"model": str(model), "options": options}
+    ended = {}
+    for count in (1, *_COUNTS):
+        (folder / str(count)).mkdir()
+        ended[count] = in_processes(count, [NAME], folder / str(count), argument)[NAME]
+    return ended
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", _COUNTS)
+@pytest.mark.parametrize("kind", list(_OPTIONS))
+def test_several_processes_compute_the_update_of_one(
+    results: dict[int, list[dict[str, Any]]], kind: str, count: int
+) -> None:
+    (one,), (first, *others) = ([ended[kind] for ended in results[number]] for number in (1, count))
+    assert len(others) == count - 1
+    assert all(other == first for other in others)
+    for name in ("values", "critics"):
+        for alone, shared in zip(one[name], first[name], strict=True):
+            torch.testing.assert_close(torch.tensor(shared), torch.tensor(alone), atol=1e-5, rtol=1e-4)
+    assert first["order"] == one["order"]
+    figures, expected = leaves(first["metrics"]), leaves(one["metrics"])
+    for name, value in expected.items():
+        assert figures[name] == (pytest.approx(value, rel=1e-3, abs=1e-6) if isinstance(value, float) else value), name
+    if kind == "stopped":
+        assert one["metrics"]["agents"]["actor"]["stopped_early"]
+    if kind == "shortened":
+        assert all(0 < agent["step_share"] < 1 for agent in one["metrics"]["agents"].values())
+
+
+def test_the_rounds_do_not_divide_evenly_and_leave_processes_without_any(
+    results: dict[int, list[dict[str, Any]]],
+) -> None:
+    batches = {kind: ended["batches"] for kind, ended in results[4][0].items()}
+    assert batches["one episode"] == [1, 1]  # one of four processes computes
+    assert all(batches["action"][0] % count for count in _COUNTS), batches
+
+
+def test_an_update_and_an_offline_phase_move_every_adapter(results: dict[int, list[dict[str, Any]]]) -> None:
+    for kind, ended in results[4][0].items():
+        moved = [agent["adapter_moved"] for agent in ended["metrics"]["agents"].values()]
+        assert len(moved) == 2, kind
+        assert min(moved) > 0, kind

@@ -1,0 +1,97 @@
+"""Owns: what `train` says where its last round earned less than an earlier one.
+
+- It is said where the 95 % intervals of the two are apart, of the round whose interval begins highest; else nothing is.
+- The version that is named is the one that played that round, as it was recorded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.school_rig import School, school_in
+
+from marft_bridge.runs.learning_curve import LearningPoint
+from marft_bridge.training.regression_check import points_to_regression
+
+
+def points(*intervals: tuple[float, float] | None) -> list[LearningPoint]:
+    """Rounds 1, 2, ... with these intervals around their means; None where the spread is unknown."""
+    return [
+        LearningPoint(
+            round=number,
+            phase="online",
+            episodes=8,
+            reward_mean=0.5 if bounds is None else sum(bounds) / 2,
+            reward_low=None if bounds is None else bounds[0],
+            reward_high=None if bounds is None else bounds[1],
+        )
+        for number, bounds in enumerate(intervals, start=1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("intervals", "best"),
+    [
+        ([(0.5, 0.7), (0.8, 0.9), (0.2, 0.4)], 2),
+        ([(0.5, 0.7), (0.6, 1.0), (0.65, 0.9), (0.2, 0.4)], 3),  # the mean of round 2 is higher, and knows less
+        ([(0.8, 0.9), (0.8, 0.9), (0.2, 0.4)], 2),  # of two alike the newer
+        ([(0.5, 0.7), None, (0.2, 0.4)], 1),
+        ([(0.5, 0.7), (0.3, 0.5)], None),  # they touch
+        ([(0.2, 0.4), (0.5, 0.7)], None),
+        ([(0.5, 0.7), None], None),
+        ([(0.5, 0.7)], None),
+        ([], None),
+    ],
+)
+def test_ground_is_lost_where_the_last_interval_lies_below_the_one_that_begins_highest(
+    intervals: list[Any], best: int | None
+) -> None:
+    found = points_to_regression(points(*intervals))
+    assert (None if found is None else (found[0].round, found[1].round)) == (best and (best, len(intervals)))
+
+
+@pytest.fixture
+def school(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[School]:
+    with school_in(tmp_path, monkeypatch) as opened:
+        yield opened
+
+
+def right_from_version(school: School, versions: set[int]) -> None:
+    """The reasoner thinks on four of five tasks, which earns 0.5; these versions of the actor earn 0.5 more."""
+
+    def answer(body: Mapping[str, Any]) -> str:
+        node, _, version = str(body["model"]).rpartition("@")
+        number = int(str(body["messages"][-1]["content"]).split(" ")[0])
+        if node == "reasoner":
+            return "think" if number % 5 else "no"
+        return "yes" if int(version) in versions or (version == "0" and number % 2) else "no"
+
+    school.server.answer = answer
+
+
+@pytest.mark.slow
+def test_train_names_the_version_that_played_the_better_round(school: School) -> None:
+    right_from_version(school, {2})
+    school.collect()
+    said = school.train(rounds=3, episodes_per_round=12)
+    mean = {}
+    with school.store() as store:
+        for number in (2, 3):
+            found = store.trajectories(run_ids=["train"], round=number)
+            rewards = [paid for trajectory in found if (paid := trajectory.team_reward("reward")) is not None]
+            mean[number] = f"{sum(rewards) / len(rewards):.3f}"
+    told = re.search(r"the last round earned (\S+) \(95% \S+ to \S+\), less than round 2 with (\S+) ", said)
+    assert told is not None, said
+    assert told.groups() == (mean[3], mean[2])
+    assert said.rstrip().endswith("; `marft-bridge compare --after 2` takes what played round 2")
+
+
+@pytest.mark.slow
+def test_train_says_nothing_of_it_where_the_last_round_is_the_best(school: School) -> None:
+    right_from_version(school, {2})
+    school.collect()
+    assert "the last round earned" not in school.train(rounds=2, episodes_per_round=12)

@@ -1,0 +1,1 @@
+"""Agents to adapters, and adapters to files."""

@@ -1,0 +1,1 @@
+"""Rewards along D to advantages: one estimator a file."""

@@ -1,0 +1,54 @@
+"""RAE: each agent's returns less a running mean of that agent's returns, from 0 on (SPIRAL, arXiv 2506.24119).
+
+    b <- decay * b + (1 - decay) * R    once per trajectory in which the agent acted, in order of the round
+    A = R - b                           with the b from before that update
+
+All actions of an agent in a trajectory share that b: one that had seen an earlier action's return would have seen this
+one's too, which is the same team reward, and would be biased. Where an agent acted several times in a trajectory, R of
+the update is the mean of those returns.
+"""
+
+# ruff: noqa: N803, N806 (shape suffixes)
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from trainers.advantages.arrays import Floats, rows_by_key
+from trainers.advantages.estimator import BaselineEstimator, Estimated, EstimatorInput, sum_of
+from trainers.advantages.group_baselines import Baseline
+from trainers.advantages.settings import Normalization
+from trainers.batch import Round
+
+
+class Rae(BaselineEstimator):
+    """A running mean of each agent's returns; `state` is agent -> b."""
+
+    name: ClassVar[str] = "rae"
+    keeps_state: ClassVar[bool] = True
+    normalization: ClassVar[Normalization] = "agent"
+    reads: ClassVar[tuple[str, ...]] = ("rae_decay",)
+
+    def estimate(self, round_input: EstimatorInput) -> Estimated:
+        """As the class says. The running mean is no reward's, so `BASELINE` has all of it."""
+        sources = round_input.returns_by_source(self.settings.gamma)
+        return_A = sum_of(sources, len(round_input.data.items))
+        baseline, state = self.baseline_and_state(return_A, round_input.data)
+        zero_shares = dict.fromkeys(sources, np.zeros_like(return_A))
+        return Estimated(self.split(round_input, sources, baseline, shares=zero_shares), state=state)
+
+    def baseline(self, returns_A: Floats, data: Round) -> Baseline:
+        """The running means as they stood before each trajectory."""
+        return self.baseline_and_state(returns_A, data)[0]
+
+    def baseline_and_state(self, returns_A: Floats, data: Round) -> tuple[Baseline, dict[str, float]]:
+        """The baseline of a round, and the running means after it."""
+        decay, state = self.settings.rae_decay, dict(self.state)
+        baseline_A = np.zeros_like(returns_A)
+        agents = [item.agent for item in data.items]
+        for (agent, _), rows in rows_by_key(list(zip(agents, data.episode_A, strict=True))).items():
+            running = state.get(agent, 0.0)
+            baseline_A[rows] = running
+            state[agent] = decay * running + (1 - decay) * float(returns_A[rows].mean())
+        return Baseline(baseline_A, np.ones_like(returns_A)), state

@@ -1,0 +1,174 @@
+"""A round of episodes to what its actions earned of each reward, before any baseline.
+
+Three kinds of reward are credited in three ways:
+
+    team      arrives with each last action of D and flows back along it, with the mean over direct dependents (see
+              `trainers.advantages.recurrences`).
+    step      Monte-Carlo along D, each reward once: the sum of gamma^links * value over what an action led to.
+    private   the value that the action's agent got in the episode, undiscounted.
+
+Invariant: float64, without state. A private reward that was not recorded is NaN in `own_returns`: it adds nothing, and
+no mean counts it as 0. Step rewards are a sum over those that arrived, which is 0 where none did. It knows nothing of
+critics, groups or models.
+
+Shapes: _A one entry per action of the round, episode after episode, each in topological order.
+"""
+
+# ruff: noqa: N803, N806 (shape suffixes)
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from trainers.advantages.arrays import Floats, laid_end_to_end, rows_by_key
+from trainers.advantages.recurrences import token_gae_along_dependencies
+from trainers.batch import EpisodeItem, Round
+from trainers.rewards import StepReward
+
+
+def episodes_of(data: Round) -> Iterator[tuple[EpisodeItem, slice]]:
+    """Each episode with where its actions stand in the round."""
+    start = 0
+    for episode in data.episodes:
+        yield episode, slice(start, start + len(episode.actions))
+        start += len(episode.actions)
+
+
+def reward_at_the_end(episode: EpisodeItem, reward: float) -> list[float]:
+    """A team reward where it arrives: with each action on which nothing depends."""
+    return [0.0 if dependents else reward for dependents in episode.successors]
+
+
+def team_chain(
+    data: Round,
+    team_E: Sequence[float],
+    values: Sequence[Floats],
+    bootstrap_A: Floats,
+    token_lambda_A: Sequence[float],
+    *,
+    gamma: float,
+    lam: float,
+    gamma_token: float,
+) -> list[Floats]:
+    """A team reward of each episode to the advantages of each action's units, see `token_gae_along_dependencies`.
+
+    One unit per action is the action level. With values of 0 and lambdas of 1 they are returns. Linear in (team reward,
+    values, bootstrap).
+    """
+    result: list[Floats] = []
+    for (episode, rows), reward in zip(episodes_of(data), team_E, strict=True):
+        result += token_gae_along_dependencies(
+            values[rows],
+            reward_at_the_end(episode, reward),
+            episode.successors,
+            bootstrap_A=bootstrap_A[rows],
+            gamma=gamma,
+            lam=lam,
+            gamma_token=gamma_token,
+            token_lambda_A=token_lambda_A[rows],
+        )
+    return result
+
+
+def team_rewards(data: Round) -> dict[str, Floats]:
+    """The team rewards of each action's episode, by name; [A] each."""
+    names = dict.fromkeys(name for episode in data.episodes for name in episode.rewards.team)
+    earned = [data.episodes[e].rewards.team for e in data.episode_A]
+    return {name: np.array([rewards.get(name, 0.0) for rewards in earned], dtype=np.float64) for name in names}
+
+
+def own_returns(data: Round, gamma: float) -> dict[str, Floats]:
+    """Step returns and private rewards of each action, by name; [A] each, NaN where a private one is not known."""
+    own_by_source: dict[str, Floats] = {}
+    for name in dict.fromkeys(name for episode in data.episodes for name in episode.rewards.step):
+        own_by_source[name] = np.zeros(len(data.items))
+        for episode, rows in episodes_of(data):
+            own_by_source[name][rows] = step_returns(episode.rewards.step.get(name, ()), len(episode.actions), gamma)
+    for name in dict.fromkeys(name for episode in data.episodes for name in episode.rewards.private):
+        owned = [data.episodes[e].rewards.private.get(name, {}) for e in data.episode_A]
+        values = [
+            reward_by_agent.get(item.agent, np.nan) for reward_by_agent, item in zip(owned, data.items, strict=True)
+        ]
+        own_by_source[name] = np.array(values, dtype=np.float64)
+    return own_by_source
+
+
+def centred_own_returns(data: Round, gamma: float) -> dict[str, Floats]:
+    """`own_returns`, each less its mean over the agent's actions in other episodes that have it; 0 where nothing is."""
+    centred: dict[str, Floats] = {}
+    for name, own_A in own_returns(data, gamma).items():
+        recorded_rows = np.flatnonzero(~np.isnan(own_A))
+        agents, episodes = [data.items[i].agent for i in recorded_rows], [data.episode_A[i] for i in recorded_rows]
+        centred[name] = np.zeros(len(data.items))
+        centred[name][recorded_rows] = leave_one_out_mean(own_A[recorded_rows], agents, episodes)
+    return centred
+
+
+def own_rewards_of_episodes(data: Round) -> dict[str, Floats]:
+    """Each agent with private rewards to the sum of them in each episode; shape [E] each.
+
+    NaN where the episode lacks one that the agent has elsewhere in the round: sums of other rewards do not compare.
+    """
+    rewards_by_agent: dict[str, dict[str, Floats]] = {}
+    for e, episode in enumerate(data.episodes):
+        for name, values in episode.rewards.private.items():
+            for agent, value in values.items():
+                rewards_by_name = rewards_by_agent.setdefault(agent, {})
+                rewards_by_name.setdefault(name, np.full(len(data.episodes), np.nan))[e] = value
+    return {
+        agent: np.sum(list(rewards_by_name.values()), axis=0) for agent, rewards_by_name in rewards_by_agent.items()
+    }
+
+
+def returns_by_source(data: Round, gamma: float) -> dict[str, Floats]:
+    """What each action earned of each reward, discounted, by the name of the reward; [A] each.
+
+    Nothing is added for what a truncated episode might have earned later.
+    """
+    count = len(data.items)
+    ones, zero_values, lambdas = [1.0] * len(data.episodes), [np.zeros(1)] * count, [1.0] * count
+    chain = team_chain(
+        data,
+        ones,
+        zero_values,
+        bootstrap_A=np.zeros(count),
+        token_lambda_A=lambdas,
+        gamma=gamma,
+        lam=1.0,
+        gamma_token=1.0,
+    )
+    one_A = laid_end_to_end(chain)  # what a team reward of 1 is worth to each action
+    own_by_source = {name: np.nan_to_num(own_A) for name, own_A in own_returns(data, gamma).items()}
+    return {name: one_A * value_A for name, value_A in team_rewards(data).items()} | own_by_source
+
+
+def leave_one_out_mean(values_A: Sequence[float] | Floats, agent_A: Sequence[str], episode_A: Sequence[int]) -> Floats:
+    """Values less the mean over the same agent's actions in other episodes of the round; 0 where there are none.
+
+    For rewards that no critic predicts (step and private ones). Every action of the other episodes counts once.
+    Linear in the values. Shape [A].
+    """
+    values = np.asarray(values_A, dtype=np.float64)
+    centred: Floats = np.zeros_like(values)
+    for rows in rows_by_key(agent_A).values():
+        total = values[rows].sum()
+        for positions in rows_by_key([episode_A[i] for i in rows]).values():
+            other_count = len(rows) - len(positions)
+            if other_count:
+                mine = rows[positions]
+                centred[mine] = values[mine] - (total - values[mine].sum()) / other_count
+    return centred
+
+
+def step_returns(rewards: Sequence[StepReward], actions: int, gamma: float) -> Floats:
+    """Step rewards of one episode to what followed each action: sum over rewards of gamma^links * value. Shape [A].
+
+    A reward reaches an action once, by the shortest way in D, whatever the number of branches between them. It does
+    not reach what its action never depended on, an action beside it or after it.
+    """
+    returns: Floats = np.zeros(actions, dtype=np.float64)
+    for reward in rewards:
+        for i, links in reward.links.items():
+            returns[i] += gamma**links * reward.value
+    return returns

@@ -1,0 +1,1 @@
+"""Is the training real, and will it fit into memory?"""

@@ -1,0 +1,249 @@
+"""A model's config.json and training options -> the bytes that training will take, by part, before anything is loaded.
+
+Counted layer by layer from what our code and autograd keep of a pass. On the CPU (`fast_layers.py`) a norm keeps its
+input, an adapter its input and R numbers, attention its query, keys, values and output, a gated block gate and up;
+frozen layers keep nothing, and who sees whom is kept once for all layers. On a GPU layers are those of transformers and
+peft, in bfloat16 with copies in float32.
+
+Invariant: an architecture whose layers are not made of these parts has no estimate (None), never a guess. It knows
+nothing of what is free, nor of what to do about it.
+
+Sizes are numbers per position: H width, I inner width of the gated block, R rank of an adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from trainers.config import LoraOptions, TrainerOptions
+from trainers.scoring.activation_checkpointing import decoder_layers
+from trainers.scoring.prefix_tree import RECTANGLE
+from trainers.scoring.token_logprobs import CHUNK_ELEMENTS
+
+# Linear layers of a decoder layer, by what they read.
+_READS = {
+    "q_proj": "normed",
+    "k_proj": "normed",
+    "v_proj": "normed",
+    "o_proj": "attended",
+    "gate_proj": "normed again",
+    "up_proj": "normed again",
+    "down_proj": "gated",
+}
+_RUNTIME = {"cpu": 64 * 2**20, "cuda": 128 * 2**20}  # classes of the model, buffers of threads, workspaces of libraries
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """One decoder layer, in numbers per position."""
+
+    normed: int  # what norms read, and one number for each row of it
+    read: int  # what adapted layers read; several that read the same count it once, attention's output is kept anyway
+    read_each: int  # the same, counted for each
+    low: int  # R for each adapted layer
+    query: int
+    keys: int  # keys and values
+    heads: int  # how many, of the query
+    inner: int
+    plain_silu: bool  # a gated block whose activation is recomputed from its input
+    adapter: int  # numbers of an adapter's matrices here
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A base model as config.json tells it."""
+
+    weights: int  # how many; tied ones once
+    vocabulary: int
+    width: int
+    layers: tuple[LayerShape, ...]
+
+    @property
+    def adapter(self) -> int:
+        """How many numbers the matrices of one adapter hold."""
+        return sum(layer.adapter for layer in self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A base model with the adapters on it."""
+
+    shape: ModelShape
+    trained: int
+    frozen: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What is known of the calls to learn from; before there are any, nothing."""
+
+    longest: int = 0  # tokens
+    observed: int = 0  # positions whose features the critics see at a time
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes of one training process, by part."""
+
+    weights: int  # of the base models
+    adapters: int  # with their gradients and AdamW's moments
+    runtime: int
+    activations: int  # kept for backward by one micro-batch
+    holes: int  # between them, in the heap of this process
+    scratch: int  # the largest that is needed beside them at a time: logits, attention, gradients of a layer
+    features: int  # of the critics; in host memory
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.loaded + self.activations + self.holes + self.scratch + self.features
+
+    @property
+    def loaded(self) -> int:
+        """What is taken once the models are loaded."""
+        return self.weights + self.adapters + self.runtime
+
+    def __str__(self) -> str:
+        parts = {
+            "base model": self.weights,
+            "adapters": self.adapters,
+            "activations": self.activations,
+            "holes between them": self.holes,
+            "features": self.features,
+            "the rest": self.runtime + self.scratch,
+        }
+        return ", ".join(f"{name} {bytes_to_text(size)}" for name, size in parts.items() if size)
+
+
+def bytes_to_text(size: int) -> str:
+    """12.3 GiB, or 345 MiB below one."""
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{max(size, 2**20) / 2**20:.0f} MiB"
+
+
+def plan_memory(
+    options: TrainerOptions, bases: Sequence[Base], calls: Calls, device: str, leaves_holes: bool
+) -> MemoryPlan:
+    """What one process takes that trains these adapters; each base model is in memory, and one pass at a time.
+
+    Args:
+        device: "cpu" (float32 base) or "cuda" (bfloat16 base).
+        leaves_holes: see `trainers.common.free_memory`; layers that are computed again leave none.
+    """
+    size = 4 if device == "cpu" else 2
+    positions = max(options.system.tokens_per_microbatch, calls.longest)
+    observed = calls.observed if options.uses_critic else 0
+    activations = positions * (
+        max(_count_kept_bytes(base.shape, options, size) for base in bases) + size * calls.longest
+    )
+    holes = device == "cpu" and leaves_holes and not options.system.activation_checkpointing
+    return MemoryPlan(
+        weights=size * sum(base.shape.weights for base in bases),
+        # weight, gradient and two moments in float32; a frozen one has its weight only
+        adapters=4 * sum((4 * base.trained + base.frozen) * base.shape.adapter for base in bases),
+        runtime=_RUNTIME[device],
+        activations=activations,
+        holes=activations if holes else 0,  # measured: 0.8 to 1.1 times
+        scratch=max(_scratch(base.shape, options, positions, longest=calls.longest, size=size) for base in bases),
+        # once in the cache of the round, once laid end to end for a critic
+        features=8 * observed * max(base.shape.width for base in bases),
+    )
+
+
+def _count_kept_bytes(shape: ModelShape, options: TrainerOptions, size: int) -> int:
+    """Bytes for each position that wait for backward when a pass has reached the last layer."""
+    layer_bytes = [_count_kept_bytes_of_layer(layer, size) for layer in shape.layers]
+    end = 4 * (shape.width + 1)  # the last norm
+    if options.system.activation_checkpointing:
+        return end + size * shape.width * len(layer_bytes) + max(layer_bytes)
+    return end + sum(layer_bytes)
+
+
+def _count_kept_bytes_of_layer(layer: LayerShape, size: int) -> int:
+    if size == 4:
+        inner = 2 * layer.inner if layer.plain_silu else 3 * layer.inner
+        attention = 2 * layer.query + layer.keys + layer.heads  # with its output and the sums that backward needs
+        return 4 * (layer.normed + layer.read + layer.low + attention + inner)
+    # norms work on a copy in float32, and peft makes one for each adapted layer; both are kept
+    return 4 * (layer.normed + layer.read_each + layer.low) + size * (layer.query + layer.keys + 3 * layer.inner)
+
+
+def _scratch(shape: ModelShape, options: TrainerOptions, positions: int, longest: int, size: int) -> int:
+    """The larger of what logits take at the end of forward, and what the last layer's gradients take after them."""
+    rows = min(positions, max(1, CHUNK_ELEMENTS // shape.vocabulary))
+    copies = 3 if options.experimental.entropy_coef > 0 else 2
+    chunk = rows * shape.vocabulary * (4 * copies + (0 if size == 4 else 2 * size))
+    head = size * shape.vocabulary * shape.width if size == 4 else 0  # oneDNN lays the weight out anew for each product
+    logits = chunk + head + copies * positions * size * shape.width  # with the hidden states and their slopes
+    layer = max(shape.layers, key=lambda layer: layer.inner)
+    gradients = positions * 4 * (3 * layer.inner + 3 * shape.width)
+    return max(logits, gradients, positions * 8 * shape.width + _attention(layer, positions, longest, size=size))
+
+
+def _attention(layer: LayerShape, positions: int, longest: int, size: int) -> int:
+    """What attention gathers for one group of rows, keys and values of whole paths, and as much for their gradients."""
+    path_positions = RECTANGLE * positions if longest < positions else longest  # rows x longest row
+    return 2 * size * (path_positions * layer.keys + 2 * positions * layer.query)
+
+
+def model_to_shape(model_dir: Path, lora: LoraOptions) -> ModelShape | None:
+    """A model directory to its sizes, from config.json alone; None where its layers are made of other parts."""
+    try:
+        text = (model_dir / "config.json").read_text(encoding="utf-8")
+    except OSError:
+        return None  # who loads the model says what is wrong with it
+    return _text_to_shape(text, model_dir, lora.rank, targets=lora.target_modules)
+
+
+@lru_cache(maxsize=32)
+def _text_to_shape(_text: str, model_dir: Path, rank: int, targets: tuple[str, ...]) -> ModelShape | None:
+    try:
+        config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):  # the meta device has shapes and no numbers
+            model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError, AttributeError):
+        return None
+    backbone, head, embedding = model.base_model, model.get_output_embeddings(), model.get_input_embeddings()
+    layers = [_layer_to_shape(layer, config, rank, targets=targets) for layer in decoder_layers(backbone)]
+    known_layers = [layer for layer in layers if layer is not None]
+    if backbone is model or head is None or not known_layers or len(known_layers) < len(layers):
+        return None
+    weights = sum(weight.numel() for weight in model.parameters())  # tied ones come once
+    vocabulary, width = embedding.weight.shape
+    return ModelShape(weights, vocabulary, width, layers=tuple(known_layers))
+
+
+def _layer_to_shape(layer: torch.nn.Module, config: Any, rank: int, targets: tuple[str, ...]) -> LayerShape | None:
+    linear_modules = [
+        (path.rpartition(".")[2], m) for path, m in layer.named_modules() if isinstance(m, torch.nn.Linear)
+    ]
+    linear = dict(linear_modules)
+    if linear.keys() != _READS.keys() or len(linear_modules) > len(linear):
+        return None  # other parts, or several of a kind, as experts are
+    query, key, value = (linear[f"{name}_proj"].out_features for name in "qkv")
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    adapted = {name: linear[name] for name in targets if name in linear}
+    by_input = {_READS[name]: module.in_features for name, module in adapted.items()}
+    normed = 0
+    for path, module in layer.named_modules():
+        if type(module).__name__.endswith("Norm"):
+            over_heads = {"q_norm": query, "k_norm": key}.get(path.rpartition(".")[2])
+            normed += config.hidden_size + 1 if over_heads is None else over_heads + over_heads // head_dim
+    return LayerShape(
+        normed=normed,
+        read=sum(size for source, size in by_input.items() if source != "attended"),
+        read_each=sum(module.in_features for module in adapted.values()),
+        low=rank * len(adapted),
+        query=query,
+        keys=key + value,
+        heads=query // head_dim,
+        inner=linear["gate_proj"].out_features,
+        plain_silu=getattr(config, "hidden_act", None) == "silu",
+        adapter=sum(rank * (module.in_features + module.out_features) for module in adapted.values()),
+    )

@@ -1,0 +1,210 @@
+"""A round of episodes to advantages, per action or per token: who earned the rewards.
+
+The estimator that the options name (`trainers.advantages`) computes them; here it is given what it asks for, values of
+the team's critics among it, and what learns from the round is put off until the agents are updated. Stored episodes are
+valued by the same critics.
+
+Invariant: arithmetic on rewards is float64; nothing learns before a returned `Fit` is called, so that a refused round
+changes nothing. It knows nothing of log-probs, adapters or optimisers.
+
+Shapes: _A one entry per action of the round, episode after episode, each in topological order; _U one per unit: an
+action, or a sampled token, action after action.
+"""
+
+# ruff: noqa: N803, N806 (shape suffixes)
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from trainers.advantages.arrays import Floats, laid_end_to_end
+from trainers.advantages.estimate import Estimate
+from trainers.advantages.estimator import EstimatorInput, sum_of
+from trainers.advantages.group_baselines import flat_groups
+from trainers.advantages.rank_consistency import contribution_weights
+from trainers.advantages.recurrences import vtrace_along_dependencies
+from trainers.advantages.returns import (
+    centred_own_returns,
+    episodes_of,
+    own_rewards_of_episodes,
+    returns_by_source,
+    reward_at_the_end,
+    team_chain,
+)
+from trainers.batch import ActionItem, Round
+from trainers.config import TrainerOptions
+from trainers.credit.values import Observed, TeamCritics
+from trainers.scoring.model import PolicyModel, Tick
+
+FLAT = "group without signal"
+"""Why `Credit.informative` leaves an episode out."""
+
+Fit = Callable[[], dict[str, Any]]
+"""Fits what the estimate was made with, once the agents are updated, and says what is reported about it."""
+
+
+class Credit:
+    """The estimator of a team, and the critics that it and the offline phase ask.
+
+    Args:
+        model_of: the base model of each agent; agents may share one.
+        agents: the trained agents.
+        seed: of the critics.
+        tick: (phase, total) to a function that is told how many sequences each pass took.
+    """
+
+    def __init__(
+        self,
+        options: TrainerOptions,
+        model_of: Mapping[str, PolicyModel],
+        agents: Sequence[str],
+        seed: int,
+        tick: Callable[[str, int], Tick],
+    ) -> None:
+        self.options = options
+        self.estimator = options.advantage.estimator_class(options.estimator_settings)
+        self._team = TeamCritics(options, model_of, agents, seed=seed, tick=tick)
+        self.critics = self._team.critics
+        self._by_token = options.granularity == "token"
+
+    def forget(self) -> None:
+        """Frees the cached features; the next round has other observations."""
+        self._team.forget()
+
+    def note(self, item: ActionItem, features_SH: Tensor) -> None:
+        """Hidden states of the base model before each sampled token of an action; `estimate` need not ask for them."""
+        if self.estimator.needs_critic:
+            self._team.note(item, features_SH, self._by_token)
+
+    def warm_up(self, data: Round) -> dict[str, Any]:
+        """Critic pre-training on the returns of terminated episodes, see `TeamCritics.warm_up`.
+
+        The caller leaves truncated episodes out: the return that they would have had is not known.
+        """
+        observed = self._team.observe(data, self._by_token and self.estimator.needs_critic)
+        return self._team.warm_up(
+            observed, self._team_returns(data, observed, np.zeros(len(data.items))), data.episode_A
+        )
+
+    def returns(self, data: Round) -> Floats:
+        """What each action of the round earned: discounted team return, step returns and private rewards. Shape [A]."""
+        return sum_of(returns_by_source(data, self.options.advantage.gamma), len(data.items))
+
+    def replay_advantages(self, data: Round) -> Floats:
+        """Discounted team return (bootstrapped where cut) minus V, plus the centred step and private parts. Shape [A].
+
+        Of whole actions, whatever the granularity: the offline losses weigh actions.
+        """
+        observed = self._team.observe(data, tokens=False)
+        return_A = laid_end_to_end(self._team_returns(data, observed, observed.bootstrap_A))
+        own_by_source = centred_own_returns(data, self.options.advantage.gamma)
+        return return_A - laid_end_to_end(observed.values) + sum_of(own_by_source, len(data.items))
+
+    def vtrace(self, data: Round, ratio_A: Floats) -> tuple[Floats, Fit]:
+        """Stored actions with pi / mu to V-trace's advantages [A], and what fits the critics to its targets.
+
+        rho-bar and c-bar are `offline.ratio_cap`. The advantages are those before their own rho, r + gamma v' - V, with
+        the centred step and private parts: the loss takes rho of the policy as it is at each step, since the one at the
+        start is soon out of date.
+        """
+        observed = self._team.observe(data, tokens=False)
+        values_A, cap = laid_end_to_end(observed.values), self.options.offline.ratio_cap
+        targets_A, advantage_A = np.zeros(len(data.items)), np.zeros(len(data.items))
+        for episode, rows in episodes_of(data):
+            targets_A[rows], advantage_A[rows] = vtrace_along_dependencies(
+                values_A[rows],
+                reward_at_the_end(episode, episode.rewards.total),
+                episode.successors,
+                bootstrap_A=observed.bootstrap_A[rows],
+                ratio_A=ratio_A[rows],
+                gamma=self.options.advantage.gamma,
+                rho_bar=cap,
+                c_bar=cap,
+            )
+        advantage_A /= np.minimum(ratio_A, cap)
+        advantage_A += sum_of(centred_own_returns(data, self.options.advantage.gamma), len(data.items))
+        returns = self._team_returns(data, observed, observed.bootstrap_A)
+        return advantage_A, lambda: self._team.fit(observed, list(targets_A[:, None]), returns)
+
+    def estimate(self, data: Round) -> tuple[Estimate, Fit]:
+        """Advantages of a round before normalisation, and what learns from it once the agents are updated.
+
+        The critics' targets are A + V of the team reward's chain, per unit.
+
+        Returns:
+            The estimate over units, as the granularity says; and a `Fit` to what `TeamCritics.fit` returns, with
+            "flat_groups": share of the groups that cannot say what was better, None for gae and rae, and
+            "contribution": each agent's factor of the team reward, None where it is 1 for all. Without a critic
+            all of its figures are None.
+        """
+        contribution = self._contribution(data)
+        observed = self._team.observe(data, self._by_token) if self.estimator.needs_critic else None
+        estimated = self.estimator.estimate(self._to_estimator_input(data, contribution, observed))
+
+        def fit() -> dict[str, Any]:
+            self.estimator.commit(estimated.state)
+            figures: dict[str, Any] = {"value_loss": None, "explained_variance": None, "critics": {}, "agents": {}}
+            if observed is not None and estimated.targets is not None:
+                figures = self._team.fit(
+                    observed, estimated.targets, self._team_returns(data, observed, observed.bootstrap_A)
+                )
+            return {**figures, "flat_groups": estimated.flat_groups, "contribution": contribution}
+
+        return estimated.estimate, fit
+
+    def informative(self, data: Round) -> Round:
+        """The round without the episodes whose groups all earned the same (DAPO's dynamic sampling).
+
+        Counted as dropped under `FLAT`. An episode stays when one of its actions is in a group, as the
+        estimator forms them, that can say what was better.
+
+        Raises:
+            ValueError: the estimator compares no groups.
+        """
+        groups = self.estimator.groups(data)
+        if groups is None:
+            raise ValueError(f"estimator {self.estimator.name!r} compares no groups")
+        earned = self._to_estimator_input(data, self._contribution(data), None).returns_by_source(
+            self.options.advantage.gamma
+        )
+        flat_A = flat_groups(sum_of(earned, len(data.items)), groups, data.episode_A)[1]
+        refused = {id(episode) for episode, rows in episodes_of(data) if flat_A[rows].all()}
+        return data.only(lambda episode: id(episode) not in refused, FLAT)
+
+    def _to_estimator_input(
+        self, data: Round, contribution: Mapping[str, float] | None, observed: Observed | None
+    ) -> EstimatorInput:
+        """The round as the estimator sees it."""
+        factors = [(contribution or {}).get(item.agent, 1.0) for item in data.items]
+        return EstimatorInput(
+            data,
+            tuple(len(item.sampled_ids) if self._by_token else 1 for item in data.items),
+            np.array(factors, dtype=np.float64),
+            values=None if observed is None else observed.values,
+            bootstrap_A=None if observed is None else observed.bootstrap_A,
+        )
+
+    def _contribution(self, data: Round) -> dict[str, float] | None:
+        """Each agent's factor of the team reward, by what the samples of the round's tasks say; None: 1 for all."""
+        if self.options.advantage.contribution == "equal":
+            return None
+        team_E = np.array([episode.rewards.total for episode in data.episodes])
+        tasks = [episode.task_id for episode in data.episodes]
+        return contribution_weights(own_rewards_of_episodes(data), team_E, tasks)
+
+    def _team_returns(self, data: Round, observed: Observed, bootstrap_A: Floats) -> list[Floats]:
+        """Discounted team reward after each observation: no baseline, lambda = 1."""
+        zero_values = [np.zeros_like(values) for values in observed.values]
+        return team_chain(
+            data,
+            [episode.rewards.total for episode in data.episodes],
+            zero_values,
+            bootstrap_A=bootstrap_A,
+            token_lambda_A=[1.0] * len(zero_values),
+            gamma=self.options.advantage.gamma,
+            lam=1.0,
+            gamma_token=self.options.experimental.gamma_token,
+        )

@@ -1,0 +1,1 @@
+"""Advantages to a loss, and the loss to a changed adapter."""

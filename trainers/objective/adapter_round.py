@@ -1,0 +1,108 @@
+"""What one adapter learns from in one round, and its micro-batches as the objective wants them.
+
+Invariant: shares are parts of the whole round of the adapter, so a token counts the same in whatever minibatch it
+lands; an action without log-probs by the engine is refused where a ratio is asked for. It knows nothing of optimisers.
+
+Shapes: lists are parallel to the items, one tensor per action: _T tensors have one entry per sampled token, _U ones one
+entry per unit (one with granularity "action", one per sampled token with "token"); _A tensors one entry per action.
+"""
+
+# ruff: noqa: N802, N803, N806, N815 (shape suffixes)
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from trainers.batch import ActionItem
+from trainers.config import Granularity, TrainerOptions
+from trainers.errors import TrainError
+from trainers.objective.minibatch_loss import Scored
+from trainers.objective.weighting import unit_shares
+from trainers.scoring.microbatch import MicroBatch
+from trainers.scoring.model import PolicyModel
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRound:
+    """What one adapter learns from in one round. Tensors are on the model's device."""
+
+    items: Sequence[ActionItem]
+    episode_A: Sequence[int]
+    old_T: Sequence[Tensor]  # log-probs at the start of the round
+    reference_T: Sequence[Tensor] | None  # by the base model; None without a KL penalty
+    advantage_U: Sequence[Tensor]
+    factor_A: Tensor  # compounded clipped ratio of the agents already updated
+    positive_A: Tensor  # 1.0 where the team reward reached nll_threshold
+    source_U: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)  # parts of the advantage, by reward
+
+
+class PreparedRound:
+    """A round with what stays the same over its epochs: shares, words, what the engine said."""
+
+    def __init__(self, data: AdapterRound, options: TrainerOptions, model: PolicyModel) -> None:
+        self.data, self.options, self.device = data, options, model.device
+        self.parts = min(options.optimizer.minibatches, len(data.items))  # a minibatch stands for the whole round
+        self.share_A = shares_A_of(
+            data.items, data.episode_A, options, granularity=options.granularity, device=self.device
+        )
+        self.token_share_A = shares_A_of(data.items, data.episode_A, options, granularity="token", device=self.device)
+        self.words_A: Tensor | None = None
+        if options.experimental.logprob_norm == "word":
+            words = model.word_counts([item.sampled_ids for item in data.items])
+            self.words_A = torch.tensor(words, dtype=torch.float32, device=self.device)
+        self.needs_behaviour = options.importance.mismatch != "none" or options.experimental.masks_actions
+
+    def scored(self, batch: MicroBatch, new_T: Tensor, entropy_T: Tensor | None) -> Scored:
+        """The micro-batch with its rows of everything."""
+        data, rows = self.data, list(batch.items)
+        return Scored(
+            row_T=batch.row_T.to(self.device),
+            new_T=new_T,
+            old_T=torch.cat([data.old_T[i] for i in rows]),
+            behaviour_T=behaviour_T_of(data.items, rows, self.device) if self.needs_behaviour else None,
+            reference_T=None if data.reference_T is None else torch.cat([data.reference_T[i] for i in rows]),
+            entropy_T=entropy_T,
+            advantage_U=torch.cat([data.advantage_U[i] for i in rows]),
+            share_A=self.parts * self.share_A[rows],
+            token_share_A=self.parts * self.token_share_A[rows],
+            factor_A=data.factor_A[rows],
+            positive_A=data.positive_A[rows],
+            words_A=None if self.words_A is None else self.words_A[rows],
+        )
+
+    def with_source(self, scored: Scored, batch: MicroBatch, source: str) -> Scored:
+        """The same with one part of the advantage in place of the whole."""
+        part_U = torch.cat([self.data.source_U[source][i] for i in batch.items])
+        return replace(scored, advantage_U=part_U)
+
+
+def behaviour_T_of(items: Sequence[ActionItem], rows: Sequence[int], device: torch.device) -> Tensor:
+    """The engine's log-probs of some actions, end to end.
+
+    Raises:
+        TrainError: an action without them. Such actions are left out of rounds that need them; to go on
+            here would count them as if engine and trainer agreed.
+    """
+    logprobs: list[float] = []
+    for i in rows:
+        behaviour = items[i].behaviour
+        if behaviour is None:
+            raise TrainError(f"an action of {items[i].agent!r} has no log-probs, so it cannot be importance-weighted")
+        logprobs += behaviour
+    return torch.tensor(logprobs, dtype=torch.float32, device=device)
+
+
+def shares_A_of(
+    items: Sequence[ActionItem],
+    episode_A: Sequence[int],
+    options: TrainerOptions,
+    granularity: Granularity,
+    device: torch.device,
+) -> Tensor:
+    """What each action, or each token of it, counts in the loss; see `unit_shares`. Shape [A]."""
+    lengths = [len(item.sampled_ids) for item in items]
+    shares = unit_shares(lengths, list(episode_A), options.loss_weighting, granularity=granularity)
+    return torch.tensor(shares, dtype=torch.float32, device=device)

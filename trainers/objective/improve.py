@@ -1,0 +1,159 @@
+"""The actions of one adapter and their advantages to a changed adapter: epochs x minibatches of the clipped surrogate.
+
+Invariant: cutting a round into micro-batches, or over processes, changes no result: shares are parts of the whole
+round, and sums over processes are taken before every decision and every step. It knows nothing of episodes, critics or
+other adapters.
+
+Shapes: lists are parallel to the items, one tensor per action: _T tensors have one entry per sampled token.
+"""
+
+# ruff: noqa: N806 (shape suffixes)
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainers.common.workers import Workers
+from trainers.objective.adapter_round import AdapterRound, PreparedRound
+from trainers.objective.minibatch_loss import Scored, scored_to_linear_loss, scored_to_loss
+from trainers.objective.trust_region import backtrack
+from trainers.policies.adapter_learner import AdapterLearner
+from trainers.scoring.logratios import k3
+from trainers.scoring.microbatch import MicroBatch, random_minibatches
+from trainers.scoring.model import Tick
+
+_SUMS = ("units", "clipped", "ratio_sum", "actions", "masked")
+
+
+def improve(learner: AdapterLearner, data: AdapterRound, generator: torch.Generator, tick: Tick) -> dict[str, Any]:
+    """The adapter's update of one round: epochs x minibatches of the clipped surrogate.
+
+    A minibatch's approximate KL is a mean of terms that are never negative, so it is known to be over `kl_stop` as
+    soon as the micro-batches so far are over it. No backward pass follows, and gradients gathered for this
+    minibatch are dropped; the rest of it is scored for its KL only, so that decision and figure are those of the
+    whole minibatch, however it is cut up.
+
+    Returns:
+        approx_kl, clipfrac, ratio_mean, ratio_max (new against old policy), masked (share of the actions),
+        grad_norm (mean before clipping), gradient_share (part of each reward in the gradient of the first
+        minibatch, when there are several), steps, stopped_early. What no minibatch measured is None.
+    """
+    options, optimizer = learner.options, learner.options.optimizer
+    sums = dict.fromkeys(_SUMS, 0.0)
+    ratio_max, kl_sum, norm_sum, tokens, steps = -math.inf, 0.0, 0.0, 0, 0
+    gradient_share: dict[str, float] | None = None
+    stopped = False
+    prepared = PreparedRound(data, options, learner.model)
+    for chosen in random_minibatches(len(data.items), optimizer.epochs, optimizer.minibatches, generator=generator):
+        step_tokens = sum(len(data.items[i].sampled_ids) for i in chosen)
+        if gradient_share is None and len(data.source_U) > 1:
+            gradient_share = gradient_share_of(learner, prepared, chosen)
+        kl_of_step = 0.0
+        learner.optimizer.zero_grad()
+        for batch in _turns(learner.workers, learner.microbatches(data.items, chosen)):
+            with torch.set_grad_enabled(not stopped):  # after a stop only the minibatch's KL is still to be told
+                scored = None if batch is None else _score(learner, prepared, batch)
+            kl = 0.0 if scored is None else float(k3(scored.new_T.detach() - scored.old_T).sum())
+            kl_of_step += learner.workers.add([kl])[0]
+            if options.objective.kl_stop is not None and kl_of_step > options.objective.kl_stop * step_tokens:
+                stopped = True
+            if scored is not None and not stopped:
+                loss, loss_metrics = scored_to_loss(scored, options)
+                loss.backward()  # type: ignore[no-untyped-call]
+                ratio_max = max(ratio_max, loss_metrics["ratio_max"])
+                for name in _SUMS:
+                    sums[name] += loss_metrics[name]
+                tick(int(loss_metrics["actions"]))
+        kl_sum += kl_of_step
+        tokens += step_tokens
+        if stopped:
+            learner.optimizer.zero_grad()
+            break
+        norm_sum += learner.step()
+        steps += 1
+    units, clipped, ratio_sum, actions, masked = learner.workers.add([sums[name] for name in _SUMS])
+    return {
+        "approx_kl": kl_sum / tokens if tokens else None,
+        "clipfrac": clipped / units if units else None,
+        "ratio_mean": ratio_sum / units if units else None,
+        "ratio_max": learner.workers.max(ratio_max) if units else None,
+        "masked": masked / actions if actions else None,
+        "grad_norm": norm_sum / steps if steps else None,
+        "gradient_share": gradient_share,
+        "steps": steps,
+        "stopped_early": stopped,
+    }
+
+
+def measure(
+    learner: AdapterLearner,
+    data: AdapterRound,
+    start_weights: Sequence[Tensor],
+    limit: float | None,
+    phase: Callable[[], Tick],
+) -> tuple[list[Tensor], dict[str, float]]:
+    """Looks at the policy that the steps of a round have led to, and shortens them where it is beyond `limit`.
+
+    Args:
+        data: what the round was; one action at least.
+        start_weights: the adapter's `snapshot` at its start.
+        limit: its part of `kl_limit`; None only looks.
+        phase: what is told of the actions as they are scored, which is once for each try.
+
+    Returns:
+        Their log-probs under the policy that it is now, one tensor each; and kl_after (k3, mean per token, against
+        the policy at the start), step_share (what is left of the step; 1 where nothing was shortened).
+    """
+    new_T: list[Tensor] = []
+
+    def kl() -> float:
+        new_T[:] = learner.logprobs(data.items, tick=phase())
+        return float(k3(torch.cat(new_T) - torch.cat(list(data.old_T))).mean())
+
+    if limit is None:
+        return new_T, {"kl_after": kl(), "step_share": 1.0}
+    share, kl_after = backtrack(learner.parameters, start_weights, kl, limit=limit)
+    return new_T if share else list(data.old_T), {"kl_after": kl_after, "step_share": share}
+
+
+def _turns(workers: Workers, batches: Sequence[MicroBatch]) -> Iterator[MicroBatch | None]:
+    """This process's micro-batches, in step with the others; None when it has none left and others do."""
+    for first in range(0, len(batches), workers.count):
+        mine = first + workers.rank
+        yield batches[mine] if mine < len(batches) else None
+
+
+def _score(learner: AdapterLearner, prepared: PreparedRound, batch: MicroBatch) -> Scored:
+    """A micro-batch under the current policy."""
+    entropy_T = None
+    if learner.options.experimental.entropy_coef > 0:
+        new_T, entropy_T = learner.model.logprobs_and_entropy(learner.adapter, batch)
+    else:
+        new_T = learner.model.logprobs(learner.adapter, batch)
+    return prepared.scored(batch, new_T, entropy_T)
+
+
+def gradient_share_of(
+    learner: AdapterLearner, prepared: PreparedRound, chosen: Sequence[int]
+) -> dict[str, float] | None:
+    """Norm of each reward's part of the gradient of a minibatch, as shares; None when there is no gradient."""
+    totals = {name: [torch.zeros_like(p) for p in learner.parameters] for name in prepared.data.source_U}
+    batches = learner.microbatches(prepared.data.items, chosen)
+    for batch in learner.workers.mine(batches):
+        scored = _score(learner, prepared, batch)
+        for name, total in totals.items():
+            loss = scored_to_linear_loss(prepared.with_source(scored, batch, name), learner.options)
+            gradients = torch.autograd.grad(loss, learner.parameters, retain_graph=True, allow_unused=True)
+            for sum_so_far, gradient in zip(total, gradients, strict=True):
+                if gradient is not None:
+                    sum_so_far += gradient
+    norms = {}
+    for name, total in totals.items():
+        flat = learner.workers.add_tensor(torch.cat([part.flatten() for part in total]))
+        norms[name] = float(flat.norm())
+    total_norm = sum(norms.values())
+    return {name: norm / total_norm for name, norm in norms.items()} if total_norm > 0 else None

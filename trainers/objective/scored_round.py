@@ -1,0 +1,178 @@
+"""A round of actions to what the trainer's own policies say of them, before anything is updated.
+
+Invariant: an adapter is given only actions that a ratio can be formed for: fresh ones that engine and trainer score
+alike, and older ones whose weights are worth enough samples. It knows nothing of rewards or advantages.
+
+Shapes: lists of _T tensors are parallel to the round's items, one entry per sampled token; _A one entry per action.
+"""
+
+# ruff: noqa: N803, N806, N815 (shape suffixes)
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from trainers.batch import ActionItem, Round
+from trainers.checks.reality import logprob_gap
+from trainers.config import TrainerOptions
+from trainers.errors import TrainError
+from trainers.policies.policies import Policies
+from trainers.scoring.effective_sample_size import gate_actions
+from trainers.scoring.microbatch import items_to_microbatches
+from trainers.scoring.model import Tick
+from trainers.scoring.sampling import Sampling, items_to_ratios, items_to_sampling
+
+_SPOT_CHECKS = 8  # actions per adapter and round that are scored again when the engine's log-probs are taken
+_ENGINE_GAP = 0.01  # nats per token; a float32 engine differs by 1e-5, a bfloat16 one by 3e-2
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRound:
+    """The adapters whose turn it is, their actions, and log pi_old of these. Tensors are on the models' devices."""
+
+    rows_of: Mapping[str, list[int]]  # adapter -> positions of its actions, in the order of the updates
+    old_T: Sequence[Tensor]  # by position; empty for actions of other adapters
+    reference_T: Sequence[Tensor] | None  # by the base model, likewise; None without a KL penalty
+    sampling: Mapping[str, Sampling]  # by agent
+    refused: Mapping[str, int]  # replayed actions that were left out, by reason
+
+
+def score_round(
+    data: Round,
+    order: Sequence[str],
+    policies: Policies,
+    options: TrainerOptions,
+    tick_of: Callable[[str, int], Tick],
+    note: Callable[[ActionItem, Tensor], None] = lambda _item, _features_SH: None,
+) -> ScoredRound:
+    """log pi_old of the actions of some adapters, what may be learned from, and how engine and trainer differ.
+
+    And what the base models say of what may be learned from, where a KL penalty asks for it.
+
+    Args:
+        note: told what a pass of the base model saw by the way: its hidden states before each sampled token of an
+            action, which critics read too; see `PolicyModel.features_at`.
+
+    Raises:
+        TrainError: engine and trainer score fresh actions differently.
+    """
+    rows_of = {name: data.agents_to_rows(policies.adapters[name].agents) for name in order}
+    old_T, sampling = _old_logprobs(data, rows_of, policies, options=options, tick_of=tick_of)
+    kept_rows_of, refused = _gate_rows(data, rows_of, old_T, options=options)
+    reference_T = None
+    if options.experimental.kl_coef > 0:
+        reference_T = _reference_logprobs(data, kept_rows_of, policies, options=options, tick_of=tick_of, note=note)
+    return ScoredRound(kept_rows_of, old_T, reference_T, sampling=sampling, refused=refused)
+
+
+def _old_logprobs(
+    data: Round,
+    rows_of: Mapping[str, Sequence[int]],
+    policies: Policies,
+    options: TrainerOptions,
+    tick_of: Callable[[str, int], Tick],
+) -> tuple[list[Tensor], dict[str, Sampling]]:
+    """log pi_old of every action, each shape [T of the action], and how engine and trainer differ, by agent."""
+    from_engine = options.importance.proximal == "engine"
+    old_T: list[Tensor] = [torch.empty(0)] * len(data.items)
+    sampling: dict[str, Sampling] = {}
+    for name, rows in rows_of.items():
+        learner = policies.learners[name]
+        scored = list(rows)
+        if from_engine:
+            scored = scored[:: max(1, len(rows) // _SPOT_CHECKS)][:_SPOT_CHECKS]
+            for i in rows:
+                old_T[i] = torch.tensor(data.items[i].behaviour, device=learner.model.device)
+        tick = tick_of(f"old log-probs {name}", len(scored))
+        ours_T = dict(zip(scored, learner.logprobs([data.items[i] for i in scored], tick=tick), strict=True))
+        for agent in policies.adapters[name].agents:
+            agent_rows = [i for i in rows if data.items[i].agent == agent]
+            checked = [i for i in agent_rows if i in ours_T]
+            sampling[agent] = items_to_sampling(
+                [data.items[i] for i in agent_rows],
+                [data.items[i] for i in checked],
+                [ours_T[i] for i in checked],
+                options=options,
+            )
+            _check_engine(agent, data, checked, ours_T=ours_T, options=options)
+        if not from_engine:
+            for i, logp_T in ours_T.items():
+                old_T[i] = logp_T
+    return old_T, sampling
+
+
+@torch.no_grad()
+def _reference_logprobs(
+    data: Round,
+    rows_of: Mapping[str, Sequence[int]],
+    policies: Policies,
+    options: TrainerOptions,
+    tick_of: Callable[[str, int], Tick],
+    note: Callable[[ActionItem, Tensor], None],
+) -> list[Tensor]:
+    """The log-probs of actions by their base models, each shape [T of the action].
+
+    With adapters off the agents of a base are one model, so their actions go through it together. Where rows cannot be
+    packed each adapter's go by themselves: such passes share only what all of their rows begin with.
+    """
+    reference_T: list[Tensor] = [torch.empty(0)] * len(data.items)
+    for model in policies.models.values():
+        parts = [list(rows) for name, rows in rows_of.items() if policies.learners[name].model is model]
+        tick = tick_of("reference", sum(map(len, parts)))
+        for rows in [list(chain.from_iterable(parts))] if model.packs else parts:
+            items = [data.items[i] for i in rows]
+            budget, workers = options.system.tokens_per_microbatch, policies.workers
+            scored: list[tuple[int, Tensor]] = []
+            for batch in workers.mine(items_to_microbatches(items, budget, None, rows_to_groups=model.rows_to_groups)):
+                logp_T, features_TH = model.logprobs_and_features(batch)
+                lengths = list(batch.lengths)
+                scored += zip(batch.items, torch.split(logp_T, lengths), strict=True)
+                if workers.count == 1:  # else each process would know others, and their critics part by rounding
+                    for i, features_SH in zip(batch.items, torch.split(features_TH, lengths), strict=True):
+                        note(items[i], features_SH)
+                tick(len(batch.items))
+            gathered = workers.gather(scored, [len(item.sampled_ids) for item in items], model.device)
+            for i, logp_T in zip(rows, gathered, strict=True):
+                reference_T[i] = logp_T
+    return reference_T
+
+
+def _check_engine(
+    agent: str, data: Round, rows: Sequence[int], ours_T: Mapping[int, Tensor], options: TrainerOptions
+) -> None:
+    """Refuses to train on fresh actions that engine and trainer score differently."""
+    fresh = [i for i in rows if not data.episodes[data.episode_A[i]].replayed]
+    engine = [data.items[i].behaviour or () for i in fresh]
+    gap = logprob_gap(engine, [ours_T[i].tolist() for i in fresh], f"fresh actions of {agent!r}")
+    tolerance, advice = options.importance.engine_tolerance, "check which model, adapter and template the server serves"
+    if options.importance.proximal == "engine" and tolerance > _ENGINE_GAP:
+        tolerance, advice = _ENGINE_GAP, "serve in float32, or set trainer.importance.proximal to 'recomputed'"
+    if gap is not None and gap > tolerance:
+        raise TrainError(
+            f"the engine's log-probs of {agent!r} differ from the trainer's by {gap:.3f} nats a token, more than "
+            f"{tolerance:g}: {advice}"
+        )
+
+
+def _gate_rows(
+    data: Round, rows_of: Mapping[str, Sequence[int]], old_T: Sequence[Tensor], options: TrainerOptions
+) -> tuple[dict[str, list[int]], dict[str, int]]:
+    """The actions of each adapter without replayed ones whose weights have too small an effective sample size."""
+    kept_rows_of, refused = {}, {}
+    for name, rows in rows_of.items():
+        old = [i for i in rows if data.episodes[data.episode_A[i]].replayed]
+        kept_rows_of[name] = list(rows)
+        if not old:
+            continue
+        items = [data.items[i] for i in old]
+        ratios_A = items_to_ratios([old_T[i] for i in old], items, options)
+        weights = ratios_A.clamp(max=options.importance.mismatch_cap).tolist()
+        reason = gate_actions(weights, options.replay.min_ess)
+        if reason is not None:
+            refused[f"replayed action of {name}: {reason}"] = len(old)
+            kept_rows_of[name] = [i for i in rows if i not in set(old)]
+    return kept_rows_of, refused

@@ -1,0 +1,129 @@
+"""Adapters one after another, or all at once: the order of a round's updates, and what each is given.
+
+Sequential: an adapter's surrogate is weighted by the clipped ratio of those already updated (HAPPO, A2PO; paper,
+section 4.1.1). Simultaneous: all against the policies that sampled. Alternating: one adapter a round.
+
+Invariant: an adapter is updated once a round. It knows nothing of rewards, critics or how advantages came about.
+
+Shapes: lists of _T tensors are parallel to the round's items; _A one entry per action of the round.
+"""
+
+# ruff: noqa: N803, N806 (shape suffixes)
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainers.advantages.estimate import BASELINE, Estimate
+from trainers.batch import Round
+from trainers.config import TrainerOptions
+from trainers.credit.units import Units
+from trainers.objective.adapter_round import AdapterRound
+from trainers.objective.improve import improve, measure
+from trainers.objective.schedule import rate_factor
+from trainers.objective.scored_round import ScoredRound
+from trainers.policies.policies import Policies
+from trainers.scoring.model import Tick
+from trainers.scoring.sampling import compounded_factor, items_to_ratios
+
+
+def update_order(
+    data: Round, policies: Policies, options: TrainerOptions, rounds: int, generator: torch.Generator
+) -> tuple[str, ...]:
+    """The adapters to update, in order. Topological: by the mean position of their actions in the episodes.
+
+    Args:
+        rounds: on-policy rounds so far, which says whose turn it is with update 'alternating'.
+    """
+    names = tuple(policies.learners)
+    if options.objective.update == "simultaneous":
+        return names
+    if options.experimental.agent_order == "random":
+        ordered = [names[i] for i in torch.randperm(len(names), generator=generator).tolist()]
+    else:
+        positions: dict[str, list[int]] = {name: [] for name in names}
+        for episode in data.episodes:
+            for i, item in enumerate(episode.actions):
+                positions[policies.adapter_of(item.agent)].append(i)
+        ordered = sorted(names, key=lambda n: float(np.mean(positions[n])) if positions[n] else math.inf)
+        if options.experimental.agent_order == "reverse":
+            ordered.reverse()
+    if options.objective.update == "alternating":
+        turn = 0 if options.experimental.agent_order == "random" else rounds % len(ordered)
+        return (ordered[turn],)
+    return tuple(ordered)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateContext:
+    """What the updates of one scored round share."""
+
+    data: Round
+    scored: ScoredRound
+    units: Units
+    normal: Estimate  # normalised advantages over the units of the round
+    policies: Policies
+    options: TrainerOptions
+    rounds: int  # on-policy rounds so far, for the schedules
+    generator: torch.Generator
+    tick_of: Callable[[str, int], Tick]
+
+    def to_adapter_round(self, name: str, factor_A: Tensor) -> AdapterRound:
+        """What the adapter `name` learns from, weighted by the adapters before it."""
+        data, scored, rows = self.data, self.scored, self.scored.rows_of[name]
+        device, reference_T = self.policies.learners[name].model.device, scored.reference_T
+        threshold = self.options.experimental.nll_threshold
+        positive = [data.episodes[data.episode_A[i]].reward >= threshold for i in rows]
+        sources = {source: part_U for source, part_U in self.normal.by_source.items() if source != BASELINE}
+        return AdapterRound(
+            items=[data.items[i] for i in rows],
+            episode_A=[data.episode_A[i] for i in rows],
+            old_T=[scored.old_T[i] for i in rows],
+            reference_T=None if reference_T is None else [reference_T[i] for i in rows],
+            advantage_U=self.units.split(self.normal.advantage_U, rows, device),
+            factor_A=factor_A[list(rows)].to(device),
+            positive_A=torch.tensor(positive, dtype=torch.float32, device=device),
+            source_U={source: self.units.split(part_U, rows, device) for source, part_U in sources.items()},
+        )
+
+
+def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
+    """Updates the adapters of a scored round in its order.
+
+    Returns:
+        Per adapter: those of `improve`, those of `measure` (None where nothing needs
+        them: after the last adapter, and in updates that are not sequential, without `kl_limit`), lr, factor_mean,
+        adapter_norm, adapter_moved.
+    """
+    data, options, rows_of = context.data, context.options, context.scored.rows_of
+    factor_A = torch.ones(len(data.items))
+    log_factor_E = torch.zeros(len(data.episodes), dtype=torch.float64)
+    learned: dict[str, dict[str, Any]] = {}
+    limit = None if options.objective.kl_limit is None else options.objective.kl_limit / len(rows_of)
+    for name, rows in rows_of.items():
+        learner = context.policies.learners[name]
+        snapshot = learner.snapshot()
+        lr = learner.set_rate(rate_factor(options.experimental.schedule, context.rounds))
+        adapter_round = context.to_adapter_round(name, factor_A)
+        tick = context.tick_of(f"update {name}", len(rows) * options.optimizer.epochs)
+        improved = improve(learner, adapter_round, context.generator, tick=tick)
+        factor_mean = float(factor_A[rows].mean()) if rows else None
+        weighs_others = options.objective.update == "sequential" and len(learned) + 1 < len(rows_of)
+        measured: dict[str, float | None] = {"kl_after": None, "step_share": None}
+        if rows and (weighs_others or limit is not None):
+            phase = partial(context.tick_of, f"new log-probs {name}", len(rows))
+            new_T, figures = measure(learner, adapter_round, snapshot, limit=limit, phase=phase)
+            measured.update(figures)
+            if weighs_others:
+                ratios_A = items_to_ratios(new_T, adapter_round.items, options, old_T=adapter_round.old_T)
+                factor_A = compounded_factor(log_factor_E, ratios_A, rows, episode_A=data.episode_A, options=options)
+        movement = learner.movement(snapshot)
+        learned[name] = {**improved, **measured, "lr": lr, "factor_mean": factor_mean, **movement}
+    return learned

@@ -1,0 +1,1 @@
+"""Stored episodes to better adapters before the first fresh rollout."""

@@ -1,0 +1,141 @@
+"""Stored episodes to better adapters before the first fresh rollout, each mode by its own advantage.
+
+    filtered     imitation of what reached the threshold
+    awr          imitation weighted by exp((return - V) / beta)                        advantage-weighted regression
+    asymre       (return - (mean return + shift)) log pi                               AsymRE, arXiv 2506.20520
+    topr         (return - mean return) log pi, at min(pi / mu, 1) where negative      TOPR, arXiv 2503.14286
+    importance   (return - V) log pi, at min(pi / mu, cap)                             truncated importance sampling
+    vtrace       V-trace's advantage along D; the critic is fitted to its targets      Espeholt et al. 2018
+
+Invariant: the last three are only given actions with behaviour log-probs, whose weights have an effective sample size
+of at least `replay.min_ess`. It knows nothing of fresh rollouts.
+"""
+
+# ruff: noqa: N803, N806 (shape suffixes)
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainers.advantages.arrays import Floats
+from trainers.batch import Round
+from trainers.config import TrainerOptions
+from trainers.credit.credit import Credit
+from trainers.offline.imitate import imitate
+from trainers.policies.policies import Policies
+from trainers.scoring.effective_sample_size import effective_sample_size, gate_actions
+from trainers.scoring.model import Tick
+
+
+def learn_offline(
+    data: Round,
+    policies: Policies,
+    credit: Credit,
+    options: TrainerOptions,
+    generator: torch.Generator,
+    tick: Callable[[str, int], Tick],
+) -> tuple[dict[str, dict[str, Any]], Round]:
+    """One offline phase over all adapters.
+
+    Returns:
+        Per agent: adapter, actions, tokens, retokenised_share (of the tokens), those of `imitate`,
+        effective_sample_size (of the importance weights, or of what awr weighs by; None for other modes), lr,
+        adapter_norm, adapter_moved. And the round with what the modes and the gate left out.
+    """
+    offline = options.offline
+    if offline.mode == "filtered":
+        data = data.only(lambda episode: episode.reward >= offline.threshold, "episode below offline.threshold")
+    ratio_A = _ratios(data, policies, tick) if offline.needs_behaviour and data.items else None
+    advantage_A, fit = _advantages(data, credit, options, ratio_A=ratio_A)
+    drops: dict[str, int] = {}
+    agents: dict[str, dict[str, Any]] = {}
+    for name, learner in policies.learners.items():
+        rows = data.agents_to_rows(policies.adapters[name].agents)
+        weights = _weights(offline.mode, rows, ratio_A, advantage_A=advantage_A, options=options)
+        refused = gate_actions(weights, options.replay.min_ess) if ratio_A is not None and rows else None
+        if refused is not None:
+            drops[f"action of {name}: {refused}"] = len(rows)
+            rows = []
+        start_weights = learner.snapshot()
+        learner.set_rate(1.0)
+        learned = imitate(
+            learner,
+            [data.items[i] for i in rows],
+            [data.episode_A[i] for i in rows],
+            advantages=advantage_A[rows].tolist(),
+            generator=generator,
+            tick=tick(f"replay {name}", len(rows) * offline.epochs),
+        )
+        learner.optimizer = learner.fresh_optimizer()
+        moved = learner.movement(start_weights)
+        for agent in policies.adapters[name].agents:
+            agent_rows = [i for i in rows if data.items[i].agent == agent]
+            agents[agent] = {
+                "adapter": name,
+                "actions": len(agent_rows),
+                "tokens": (tokens := sum(len(data.items[i].sampled_ids) for i in agent_rows)),
+                "retokenised_share": _retokenised(data, agent_rows) / tokens if tokens else None,
+                **learned,
+                "effective_sample_size": effective_sample_size(weights) if weights else None,
+                "lr": learner.lr,
+                **moved,
+            }
+    fit()
+    return agents, data.also_dropped(drops)
+
+
+def _retokenised(data: Round, rows: Sequence[int]) -> int:
+    """Sampled tokens of these actions that no engine sampled."""
+    return sum(len(data.items[i].sampled_ids) for i in rows if data.items[i].retokenised)
+
+
+def _advantages(
+    data: Round, credit: Credit, options: TrainerOptions, ratio_A: Floats | None
+) -> tuple[Floats, Callable[[], object]]:
+    """What the mode weighs each action by, and what fits the critic afterwards."""
+    offline = options.offline
+    if not data.items or offline.mode in ("filtered", "off"):
+        return np.zeros(len(data.items)), lambda: None
+    if offline.mode == "vtrace":
+        assert ratio_A is not None
+        return credit.vtrace(data, ratio_A)
+    if offline.mode in ("awr", "importance"):
+        return credit.replay_advantages(data), lambda: None
+    returns_A = credit.returns(data)
+    shift = offline.shift if offline.mode == "asymre" else 0.0
+    return returns_A - (returns_A.mean() + shift), lambda: None
+
+
+def _ratios(data: Round, policies: Policies, tick: Callable[[str, int], Tick]) -> Floats:
+    """pi now against the policy that sampled, per action: the product over its tokens, shape [A]."""
+    ratio_A: Floats = np.zeros(len(data.items))
+    for name, learner in policies.learners.items():
+        rows = data.agents_to_rows(policies.adapters[name].agents)
+        scored_T = learner.logprobs([data.items[i] for i in rows], tick=tick(f"log-probs {name}", len(rows)))
+        for i, ours_T in zip(rows, scored_T, strict=True):
+            ratio_A[i] = _ratio(ours_T, data.items[i].behaviour)
+    return ratio_A
+
+
+def _ratio(ours_T: Tensor, behaviour: Sequence[float] | None) -> float:
+    assert behaviour is not None  # rounds for these modes hold no other actions
+    gap = float(ours_T.double().sum()) - sum(behaviour)
+    return float(np.exp(np.clip(gap, -20.0, 20.0)))
+
+
+def _weights(
+    mode: str, rows: Sequence[int], ratio_A: Floats | None, advantage_A: Floats, options: TrainerOptions
+) -> list[float]:
+    """What an effective sample size can be told of: importance weights, or AWR's."""
+    offline = options.offline
+    if ratio_A is not None:
+        cap = 1.0 if mode == "topr" else offline.ratio_cap
+        return [min(float(ratio_A[i]), cap) for i in rows]
+    if mode == "awr":
+        return [math.exp(min(float(advantage_A[i]) / offline.beta, math.log(offline.max_weight))) for i in rows]
+    return []

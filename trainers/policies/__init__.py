@@ -1,0 +1,1 @@
+"""Agents to policies: adapters on base models, each with its optimiser."""

@@ -1,0 +1,93 @@
+"""An adapter on its base model, with its optimiser: the log-probs that it gives, and the steps that change it.
+
+Invariant: only this adapter changes. Cutting actions into micro-batches, or over processes, changes no result: sums
+over processes are taken before every step. It knows nothing of losses, advantages or other adapters.
+
+Shapes: lists are parallel to the items; _T tensors have one entry per sampled token.
+"""
+
+# ruff: noqa: N806 (shape suffixes)
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trainers.batch import ActionItem
+from trainers.common.workers import Workers
+from trainers.config import TrainerOptions
+from trainers.errors import TrainError
+from trainers.scoring.microbatch import MicroBatch, items_to_microbatches
+from trainers.scoring.model import PolicyModel, Tick
+
+
+class AdapterLearner:
+    """An adapter with its AdamW state: what `objective.improve` and `offline.imitate` change."""
+
+    def __init__(
+        self, model: PolicyModel, adapter: str, lr: float, *, options: TrainerOptions, workers: Workers
+    ) -> None:
+        self.model = model
+        self.adapter = adapter
+        self.lr = lr
+        self.options = options
+        self.workers = workers
+        self.parameters = list(model.parameters(adapter).values())
+        self.optimizer = self.fresh_optimizer()
+
+    def fresh_optimizer(self) -> torch.optim.AdamW:
+        """AdamW without any memory of earlier steps."""
+        return torch.optim.AdamW(self.parameters, lr=self.lr, weight_decay=self.options.experimental.weight_decay)
+
+    def set_rate(self, factor: float) -> float:
+        """Sets the learning rate to `factor` times the adapter's own; returns it."""
+        rate = self.lr * factor
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def snapshot(self) -> list[Tensor]:
+        """The adapter's weights as they are now, for `movement`."""
+        return [p.detach().clone() for p in self.parameters]
+
+    def movement(self, start_weights: Sequence[Tensor]) -> dict[str, float]:
+        """adapter_norm (Frobenius norm of its weight update) and adapter_moved (distance of its matrices since)."""
+        squares = [
+            float((p.detach() - old).square().sum()) for p, old in zip(self.parameters, start_weights, strict=True)
+        ]
+        return {"adapter_norm": self.model.adapter_norm(self.adapter), "adapter_moved": math.sqrt(sum(squares))}
+
+    @torch.no_grad()
+    def logprobs(self, items: Sequence[ActionItem], reference: bool = False, tick: Tick | None = None) -> list[Tensor]:
+        """Log-probs of each action's tokens under the current policy, or under the base model; one tensor each."""
+        scored: list[tuple[int, Tensor]] = []
+        batches = self.microbatches(items)
+        for batch in self.workers.mine(batches):
+            logp_T = self.model.logprobs(None if reference else self.adapter, batch)
+            scored += zip(batch.items, torch.split(logp_T, list(batch.lengths)), strict=True)
+            if tick is not None:
+                tick(len(batch.items))
+        return self.workers.gather(scored, [len(item.sampled_ids) for item in items], self.model.device)
+
+    def microbatches(self, items: Sequence[ActionItem], chosen: Sequence[int] | None = None) -> list[MicroBatch]:
+        """The actions, or some of them by position, cut for one forward and backward pass each."""
+        return items_to_microbatches(
+            items, self.options.system.tokens_per_microbatch, chosen, rows_to_groups=self.model.rows_to_groups
+        )
+
+    def step(self) -> float:
+        """One step of AdamW along the gradients of all processes; returns their norm before clipping.
+
+        Raises:
+            TrainError: the gradient is not finite.
+        """
+        self.workers.add_gradients(self.parameters)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.options.optimizer.max_grad_norm))
+        if not math.isfinite(norm):
+            raise TrainError(
+                f"adapter {self.adapter!r}: the gradient is not finite; lower trainer.optimizer.lr or check the rewards"
+            )
+        self.optimizer.step()
+        return norm

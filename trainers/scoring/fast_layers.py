@@ -1,0 +1,192 @@
+"""Layers of a frozen model with LoRA adapters to the same layers, computed with fewer passes over memory.
+
+A frozen weight needs no gradient, so backward keeps nothing of a linear layer but what its adapter asks for, and of a
+norm or a gated activation only its input. In float32 on a CPU the products go through oneDNN where torch has it: MKL,
+which torch would call, leaves half of the vector units of some processors idle.
+
+Invariant: outputs and gradients are those of the modules that are replaced, up to rounding; a norm or a gated
+block is replaced only where a trial gives the same output. Weights are those of the modules: nothing is copied.
+It knows nothing of batches, attention or losses.
+
+Shapes: N positions (all leading dimensions together), I inputs, O outputs, R rank of an adapter, H width.
+"""
+
+# ruff: noqa: N803, N806 (shape suffixes)
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import torch
+from peft.tuners.lora.layer import Linear as LoraLinear
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+_TOLERANCE = 1e-4  # relative; another formula is off by far more
+
+
+@cache
+def _onednn_linear() -> Callable[..., Tensor] | None:
+    """oneDNN's matrix product for float32 on the CPU; None where this build of torch lacks it."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return None
+    try:
+        operator = torch.ops.mkldnn._linear_pointwise
+        operator(torch.ones(1, 2), torch.ones(1, 2), None, "none", [], "")
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+    return operator
+
+
+def linear(input_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """x W^T + b, without autograd."""
+    fast = _onednn_linear() if input_NI.device.type == "cpu" and input_NI.dtype == torch.float32 else None
+    if fast is None or weight_OI.dtype != torch.float32 or input_NI.numel() == 0:
+        return torch.nn.functional.linear(input_NI, weight_OI, bias_O)
+    return fast(input_NI, weight_OI, bias_O, "none", [], "")
+
+
+class _FrozenLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        ctx.weight_OI = weight_OI  # frozen: no version to check, nothing to save
+        return linear(input_NI, weight_OI, bias_O)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return linear(gradients[0].contiguous(), ctx.weight_OI.T), None, None
+
+
+class _AdaptedLinear(torch.autograd.Function):
+    """x W^T + b + s (x A^T) B^T."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, a_RI: Tensor, b_OR: Tensor, scale: float
+    ) -> Tensor:
+        flat_NI = input_NI.reshape(-1, input_NI.shape[-1])
+        low_NR = flat_NI @ a_RI.T
+        output_NO = linear(flat_NI, weight_OI, bias_O).addmm_(low_NR, b_OR.T, alpha=scale)
+        ctx.save_for_backward(flat_NI, low_NR, a_RI, b_OR)
+        ctx.weight_OI, ctx.scale, ctx.shape = weight_OI, scale, input_NI.shape
+        adapted: Tensor = output_NO.view(*input_NI.shape[:-1], -1)
+        return adapted
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        flat_NI, low_NR, a_RI, b_OR = ctx.saved_tensors
+        gradient_NO = gradients[0].reshape(-1, gradients[0].shape[-1])
+        back_NR = (gradient_NO @ b_OR).mul_(ctx.scale)
+        input_gradient = None
+        if ctx.needs_input_grad[0]:
+            input_gradient = linear(gradient_NO, ctx.weight_OI.T).addmm_(back_NR, a_RI).view(ctx.shape)
+        return input_gradient, None, None, back_NR.T @ flat_NI, (gradient_NO.T @ low_NR).mul_(ctx.scale), None
+
+
+class _RmsNorm(torch.autograd.Function):
+    """w x / sqrt(mean(x^2) + epsilon)."""
+
+    @staticmethod
+    def forward(ctx: Any, input_NH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
+        width = input_NH.shape[-1]
+        scale_N1 = torch.linalg.vecdot(input_NH, input_NH).div_(width).add_(epsilon).rsqrt_().unsqueeze(-1)
+        ctx.save_for_backward(input_NH, scale_N1)
+        ctx.weight_H = weight_H
+        normal_NH: Tensor = (input_NH * scale_N1).mul_(weight_H)
+        return normal_NH
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        input_NH, scale_N1 = ctx.saved_tensors
+        weighted_NH = gradients[0] * ctx.weight_H
+        along_N1 = torch.linalg.vecdot(weighted_NH, input_NH).unsqueeze(-1)
+        along_N1 = along_N1 * scale_N1.pow(3) / -input_NH.shape[-1]
+        return weighted_NH.mul_(scale_N1).addcmul_(input_NH, along_N1), None, None
+
+
+class _Gated(torch.autograd.Function):
+    """silu(g) u."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_NI: Tensor, up_NI: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_NI, up_NI)
+        return torch.nn.functional.silu(gate_NI).mul_(up_NI)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        gate_NI, up_NI = ctx.saved_tensors
+        gate_gradient = torch.ops.aten.silu_backward(gradients[0] * up_NI, gate_NI)
+        return gate_gradient, torch.nn.functional.silu(gate_NI).mul_(gradients[0])
+
+
+def speed_up(model: torch.nn.Module) -> None:
+    """Gives the layers of a frozen model with float32 weights and LoRA adapters their faster forward pass.
+
+    Meant for the CPU: on a GPU autograd's own kernels overlap, and bfloat16 products are at their best already.
+    """
+    for module in list(model.modules()):
+        if isinstance(module, LoraLinear) and type(module.base_layer) is torch.nn.Linear:
+            _replace(module, partial(_adapted_forward, module, module.forward))
+        elif type(module) is torch.nn.Linear and not module.weight.requires_grad:
+            _replace(module, partial(_linear_forward, module))
+        elif type(module).__name__.endswith("RMSNorm"):
+            _replace_if_equal(module, partial(_norm_forward, module.forward))
+        elif _is_gated(module):
+            _replace_if_equal(module, _gated_forward)
+
+
+def _replace(module: torch.nn.Module, forward: Callable[..., Tensor]) -> None:
+    module.forward = forward
+
+
+@torch.no_grad()
+def _replace_if_equal(module: Any, forward: Callable[[Any, Tensor], Tensor]) -> None:
+    """Replaces a forward pass by one that gives the same output on random input, which its modules' names promise."""
+    weight = next(module.parameters())
+    width = weight.shape[-1]
+    probe = torch.randn(3, width, generator=torch.Generator().manual_seed(0), dtype=weight.dtype)
+    try:
+        expected, actual = module(probe), forward(module, probe)
+    except (AttributeError, TypeError, RuntimeError):
+        return
+    if expected.shape == actual.shape and float((expected - actual).abs().max()) <= _TOLERANCE * float(
+        expected.abs().max()
+    ):
+        _replace(module, partial(forward, module))
+
+
+def _linear_forward(module: Any, input_NI: Tensor) -> Tensor:
+    return _FrozenLinear.apply(input_NI, module.weight, module.bias)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _adapted_forward(module: Any, plain: Callable[[Tensor], Tensor], input_NI: Tensor) -> Tensor:
+    if module.disable_adapters:
+        return module.base_layer(input_NI)  # type: ignore[no-any-return]
+    active = [name for name in module.active_adapters if name in module.lora_A]
+    base = module.base_layer
+    if len(active) != 1 or module.merged or base.weight.dtype != module.lora_A[active[0]].weight.dtype:
+        return plain(input_NI)
+    name = active[0]
+    return _AdaptedLinear.apply(  # type: ignore[no-any-return,no-untyped-call]
+        input_NI, base.weight, base.bias, module.lora_A[name].weight, module.lora_B[name].weight, module.scaling[name]
+    )
+
+
+def _norm_forward(plain: Callable[[Tensor], Tensor], module: Any, input_NH: Tensor) -> Tensor:
+    if input_NH.dtype != torch.float32 or module.weight.dtype != torch.float32:
+        return plain(input_NH)  # which rounds to float32 on its way
+    return _RmsNorm.apply(input_NH, module.weight, module.variance_epsilon)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _gated_forward(module: Any, input_NH: Tensor) -> Tensor:
+    inner = _Gated.apply(module.gate_proj(input_NH), module.up_proj(input_NH))  # type: ignore[no-untyped-call]
+    return module.down_proj(inner)  # type: ignore[no-any-return]
+
+
+def _is_gated(module: Any) -> bool:
+    return all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn"))
