@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,9 +24,11 @@ from trainers.common.files import weights_to_sha256
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def uneven(task: dict[str, Any], result: dict[str, Any]) -> float:
-    """A reward that differs between answers, whatever is said."""
+REWARD = """
+def uneven(task, result):
+    '''A reward that differs between answers, whatever is said.'''
     return len(result.get("answer", "")) % 7 / 7
+"""
 
 
 @pytest.fixture
@@ -64,7 +65,9 @@ def test_nodes_on_two_real_servers_are_trained_together(smollm2_dir: Path, other
         "collect": {"episodes": 8},
         "compare": {"metric": "reward"},
     }
-    raw["graph"]["reward"] = f"{__file__}:uneven"
+    reward = tmp_path / "reward.py"
+    reward.write_text(REWARD)
+    raw["graph"]["reward"] = f"{reward}:uneven"
     raw["train"] |= {"rounds": 2, "episodes_per_round": 8}
     raw["train"]["trainer"]["offline"] = {"mode": "off"}
     config = tmp_path / "bridge.toml"

@@ -65,7 +65,7 @@ class Line:
     """A session on the real server, and what was said."""
 
     def __init__(self, session: Session, folder: RunFolder, said: io.StringIO) -> None:
-        self.session, self._folder, self._said = session, folder, said
+        self.session, self.folder, self._said = session, folder, said
         self.model = session.models
         self.process = session.models.served[0].server._process
 
@@ -117,7 +117,7 @@ class Line:
         return self.outcomes(run_id)
 
     def outcomes(self, run_id: str) -> Counter[str]:
-        with TraceStore.open(self._folder.store) as store:
+        with TraceStore.open(self.folder.store) as store:
             store.take_in()
             return Counter(e.outcome for e in store.episodes(run_id=run_id))
 
@@ -253,7 +253,7 @@ def test_a_malformed_answer_costs_one_episode(line: Line) -> None:
 
     with line.after(5, spoil):
         assert line.round("malformed", 8) == Counter(terminated=7, failed=1)
-    with TraceStore.open(line.session.folder.store) as store:
+    with TraceStore.open(line.folder.store) as store:
         (failed,) = [e for e in store.episodes(run_id="malformed") if e.outcome == "failed"]
     reason = r"ServingError: malformed answer of the model server to node '\w+': \d+ sampled tokens but \d+ log-probs"
     assert re.fullmatch(reason, failed.reason or "")
