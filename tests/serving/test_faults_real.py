@@ -305,4 +305,4 @@ def test_an_engine_that_is_killed_once_too_often_ends_the_round_and_loses_nothin
     outcomes = line.outcomes("lost")
     assert outcomes["terminated"] >= 9 - 8 + 1  # of 18 answers, two an episode, eight episodes in flight
     with pytest.raises(ServingError, match="after 2 restarts"):
-        line.session.publish(dict.fromkeys(NODES, 0))
+        line.model.publish(dict.fromkeys(NODES, 0))
