@@ -468,5 +468,5 @@ def test_an_engine_started_here_passes_the_checks_of_attaching(
 ) -> None:
     monkeypatch.setenv("MY_KEY", vllm_server.endpoint.api_key)
     with attach(vllm_server.endpoint.base_url, tmp_path, api_key_env="MY_KEY") as second:
-        assert second.start() == vllm_server.endpoint
+        assert second.endpoint == vllm_server.endpoint
     vllm_server.server.check()  # detaching ended nothing
