@@ -301,7 +301,7 @@ def test_killed_commands_resume_without_loss_and_end_in_a_report(vllm_server: Ru
     shell.change(
         ("episodes_per_round = 64", "episodes_per_round = 8\ntensorboard = true"),
         ('proximal = "engine"', 'proximal = "recomputed"'),
-        ('mismatch = "none"', 'mismatch = "truncate"\nreplay = { share = 0.3 }'),
+        ('mismatch = "none"', 'mismatch = "truncate"\n\n[train.trainer.replay]\nshare = 0.3'),
     )
     known = {e.episode.episode_id for e in collected}
     finished, _ = shell.signal_after(shell.start("train", "--rounds", "2"), 4, signal.SIGKILL, known)
