@@ -87,6 +87,7 @@ def trajectories_to_round(
     shaping: Sequence[ShapingTerm] = (),
     final: bool = False,
     is_heldout: Callable[[Episode], bool] = lambda _: False,
+    refused: Mapping[str, str] | None = None,
 ) -> Round:
     """Trajectories to what can be trained on, with the count of episodes and actions left out, by reason.
 
@@ -102,6 +103,7 @@ def trajectories_to_round(
         shaping: further rewards; an episode that lacks one is kept, and counted.
         final: the team reward of an episode that was cut short is its score, so it counts as terminated.
         is_heldout: which episodes are of tasks that are kept for comparison, besides those of the split `heldout`.
+        refused: agent -> why none of its actions here is learned from.
 
     Raises:
         TrainError: a trajectory is held out. Whoever reads a store leaves such out, and says how many.
@@ -120,7 +122,10 @@ def trajectories_to_round(
         elif value is None or not math.isfinite(value):
             drops[f"episode without a finite reward {reward!r}"] += 1
         else:
-            reasons = [_find_drop_reason(action, agents, vocabulary, use=use) for action in trajectory.actions]
+            reasons = [
+                _find_drop_reason(action, agents, vocabulary, use=use) or (refused or {}).get(action.node)
+                for action in trajectory.actions
+            ]
             drops.update(f"action: {reason}" for reason in reasons if reason is not None)
             try:
                 episode = _to_episode(

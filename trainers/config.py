@@ -148,7 +148,7 @@ class ObjectiveOptions(_Options):
     stops."""
     kl_limit: float | None = Field(default=None, gt=0)
     """How far a round may move the team: the KL (k3, mean per token of the round's actions) between the policy at its
-    start and after all of its steps, summed over the adapters that it updates, of which each has an equal part. A step
+    start and after all of its steps, summed over the adapters that act in it, of which each has an equal part. A step
     that went further is shortened along its line (backtracking, as in HATRPO). None: the last step of a round is as
     long as the optimiser made it, and nothing looks at it."""
     update: Literal["simultaneous", "sequential", "alternating"] = "sequential"
@@ -464,6 +464,13 @@ class TrainerOptions(_Options):
                 "replay.share needs importance.mismatch 'truncate' or 'mask': old episodes must be weighted"
             )
         self._rewards_fit_together()
+        if self.advantage.gamma < 1 and self.advantage.estimator_class.compares_depths:
+            names = [name for name, estimator in _estimators().items() if not estimator.compares_depths]
+            raise ValueError(
+                f"advantage.gamma below 1 does not go with advantage.estimator {self.advantage.estimator!r}, which "
+                "compares calls that lie at different depths of a run: leave it at 1, or take "
+                f"{' or '.join(map(repr, names))}"
+            )
         return self
 
     def _without_effect(self) -> Iterator[tuple[str, str]]:
@@ -490,11 +497,12 @@ class TrainerOptions(_Options):
     def _rewards_fit_together(self) -> None:
         advantage = self.advantage
         has_private_rewards = any(term.level == "agent" for term in self.shaping)
-        if has_private_rewards and not advantage.estimator_class.per_agent:
+        own_levels = sorted({term.level for term in self.shaping} - {"episode"})
+        if own_levels and not advantage.estimator_class.per_agent:
             per_agent_names = [name for name, estimator in _estimators().items() if estimator.per_agent]
             raise ValueError(
-                f"shaping of level 'agent' does not go with advantage.estimator {advantage.estimator!r}, whose "
-                f"baseline is that of all agents: take {', '.join(map(repr, per_agent_names))}"
+                f"shaping of level {own_levels[0]!r} does not go with advantage.estimator {advantage.estimator!r}, "
+                f"whose baseline is that of all agents: take {', '.join(map(repr, per_agent_names))}"
             )
         if advantage.contribution != "equal" and not has_private_rewards:
             raise ValueError(

@@ -3,7 +3,7 @@
 In the order of a run: `warm_up` (critic, on stored episodes), `replay` (adapters, on stored episodes), then one
 `update` per on-policy round. One update, in order: leave out what cannot be trained on; recompute log-probs with the
 trainer's own policy; values; advantages along D; normalise; adapters one after another, each weighted by the clipped
-ratio of those already updated (HAPPO, A2PO; paper, section 4.1.1); then the critic.
+ratio of those already updated (HAPPO, A2PO; the paper updates one agent a round: `alternating`); then the critic.
 
 Invariant: all randomness comes from the trainer's own generators, so that on the CPU equal inputs give equal bits.
 It knows nothing of spans, graphs, stores or servers.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -122,10 +123,17 @@ class MarftTrainer:
             ([], {}) if options.mode == "off" else self._gate(trajectories, {}, options.needs_behaviour)
         )
         texts: Use = "demonstration" if options.retokenise else "imitation"
-        data = self._read(kept_trajectories, "replay" if options.needs_behaviour else texts)
+        use: Use = "replay" if options.needs_behaviour else texts
+        data = self._read(kept_trajectories, use)
         data = data.also_dropped(refused)
         agents, data = learn_offline(
-            data, self.policies, self.credit, options=self.options, generator=self.generator, tick=self._tick
+            data,
+            self.policies,
+            self.credit,
+            options=self.options,
+            generator=self.generator,
+            tick=self._tick,
+            reread=lambda refused_agents: self._read(kept_trajectories, use, refused_agents).also_dropped(refused),
         )
         self.credit.forget()
         warnings = self._check_reality(agents) if options.mode != "off" else []
@@ -184,11 +192,23 @@ class MarftTrainer:
             self.policies.workers.check_same("the round's tokens and the adapters", self._digest(data))
         order = update_order(data, self.policies, self.options, rounds=self.rounds, generator=self.generator)
         scored = score_round(
-            data, order, self.policies, options=self.options, tick_of=self._tick, note=self.credit.note
+            data,
+            order,
+            self.policies,
+            options=self.options,
+            tick_of=self._tick,
+            reread=lambda refused: self._join(trajectories, replayed, refused),
+            note=self.credit.note,
         )
+        data = scored.data
         estimate, fit_critics = self.credit.estimate(data)
         units = Units(data, self.options.granularity)
-        normal = normalize_estimate(estimate, units.agents, self.options.advantage.normalization)
+        normal = normalize_estimate(
+            estimate,
+            units.agents,
+            self.options.advantage.normalization,
+            return_U=units.repeat(self.credit.known_returns(data)),
+        )
         scored_at = time.perf_counter()
         learned = update_in_order(
             UpdateContext(
@@ -230,10 +250,19 @@ class MarftTrainer:
             "warnings": warnings,
         }
         seconds = {"score": scored_at - started, "update": time.perf_counter() - scored_at}
-        return _result(data.also_dropped(scored.refused), fields, seconds)
+        return _result(data, fields, seconds)
 
-    def _join(self, fresh: Sequence[Trajectory], replayed: Sequence[Trajectory]) -> Round:
-        """Fresh and older episodes as one round; of the older ones what the gate lets through."""
+    def _join(
+        self,
+        fresh: Sequence[Trajectory],
+        replayed: Sequence[Trajectory],
+        refused_agents: Mapping[str, str] | None = None,
+    ) -> Round:
+        """Fresh and older episodes as one round; of the older ones what the gate lets through.
+
+        Args:
+            refused_agents: agent -> why its replayed actions say too little; they count as part of the environment.
+        """
         data = self._read(fresh, "on_policy")
         if replayed:
             if self.options.replay.share == 0:
@@ -249,7 +278,14 @@ class MarftTrainer:
             max_replayed = self._most_replayed(len(data.episodes))
             if len(older.episodes) > max_replayed:
                 drops["replay: episode beyond replay.share"] = len(older.episodes) - max_replayed
-            data = episodes_to_round([*data.episodes, *older.episodes[:max_replayed]], drops)
+            older_episodes = older.episodes[:max_replayed]
+            if refused_agents:
+                reasons = (refused_agents.get(item.agent) for e in older_episodes for item in e.actions)
+                drops |= Counter(f"replay: action: {reason}" for reason in reasons if reason is not None)
+                read_ids = {e.episode_id for e in older_episodes}
+                read_trajectories = [t for t in kept_trajectories if t.episode.episode_id in read_ids]
+                older_episodes = self._read(read_trajectories, "replay", refused_agents).episodes
+            data = episodes_to_round([*data.episodes, *older_episodes], drops)
         return self.credit.informative(data) if self.options.advantage.skip_flat_groups else data
 
     def _nothing_learned(self, data: Round) -> dict[str, Any]:
@@ -287,7 +323,9 @@ class MarftTrainer:
 
     # -- shared by all -------------------------------------------------------------------------------------------
 
-    def _read(self, trajectories: Sequence[Trajectory], use: Use) -> Round:
+    def _read(
+        self, trajectories: Sequence[Trajectory], use: Use, refused_agents: Mapping[str, str] | None = None
+    ) -> Round:
         policies, options = self.policies, self.options
         vocabulary = {agent: policies.model_of(agent).vocabulary for agent in policies.trained}
         final = options.truncated_reward == "final"
@@ -300,6 +338,7 @@ class MarftTrainer:
             shaping=options.shaping,
             final=final,
             is_heldout=self.is_heldout,
+            refused=refused_agents,
         )
         policies.memory.expect(data.items)
         return data

@@ -114,7 +114,8 @@ def play(
         task = 4 + i % 4
         first = sample(trainer, "reasoner", [1, task], 1, generator)
         second = sample(trainer, "actor", [2, task, *(first.sampled_ids or ())], 1, generator)
-        played.append(make_trajectory([first, second], score(first, second), task_id=str(task)))
+        trajectory = make_trajectory([first, second], score(first, second), task_id=str(task))
+        played.append(replace(trajectory, episode=replace(trajectory.episode, episode_id=f"e{i}")))
     return played
 
 

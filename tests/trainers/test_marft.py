@@ -225,10 +225,36 @@ def test_equal_rewards_teach_nothing(model_dir: Path) -> None:
     result = trainer.update(trajectories)
     for agent in AGENTS:
         assert all(torch.equal(p, before[agent][n]) for n, p in trainer.policies.parameters(agent).items())
-        assert result["agents"][agent]["steps"] == 2
+        assert (result["agents"][agent]["steps"], result["agents"][agent]["grad_norm"]) == (0, 0.0)
     assert (result["critic"]["value_loss"], result["critic"]["explained_variance"]) == (None, None)
     assert result["critic"]["flat_groups"] == 1.0
-    assert len(result["warnings"]) == 2  # one line for each adapter: it stepped without a gradient
+    assert result["warnings"] == [
+        f"adapter {agent!r} took no step: it had no gradient, since its advantages were all zero" for agent in AGENTS
+    ]
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo", "rloo", "rae"])
+@pytest.mark.parametrize("granularity", ["action", "token"])
+def test_a_round_in_which_all_earn_the_same_moves_nothing_whatever_moved_before(
+    model_dir: Path, estimator: str, granularity: str
+) -> None:
+    """Neither along AdamW's moments nor along what the critic got wrong."""
+    trainer = _trainer(model_dir, estimator=estimator, granularity=granularity)
+    signal = play(trainer, 8, torch.Generator().manual_seed(0), both_low)
+    assert all(figures["adapter_moved"] > 0 for figures in trainer.update(signal)["agents"].values())
+    solved = play(trainer, 8, torch.Generator().manual_seed(1), lambda _a, _b: 1.0)
+    for agent, figures in trainer.update(solved)["agents"].items():
+        assert figures["adapter_moved"] == 0, agent
+
+
+def test_a_team_whose_runs_were_cut_short_learns_from_its_critic_though_all_earned_the_same(model_dir: Path) -> None:
+    trainer = _trainer(model_dir, estimator="gae")
+    trainer.update(play(trainer, 8, torch.Generator().manual_seed(0), both_low))
+    cut = [
+        replace(t, episode=replace(t.episode, outcome="truncated", reason="test"))
+        for t in play(trainer, 8, torch.Generator().manual_seed(1), lambda _a, _b: 0.0)
+    ]
+    assert all(figures["adapter_moved"] > 0 for figures in trainer.update(cut)["agents"].values())
 
 
 def test_the_later_agent_is_weighted_by_the_clipped_ratio_of_the_earlier_one(

@@ -69,6 +69,14 @@ from trainers.config import MOVED, TrainerOptions
         ({"schedule": {"kind": "cosine", "rounds": 3, "warmup_rounds": 3}}, "must be larger than"),
         ({"schedule": {"floor": 0.1}}, "schedule.floor applies to kind 'linear' or 'cosine'"),
         ({"agents": {"actor": {"frozen": True, "lr": 1.0}}}, "lr has no effect on a frozen agent"),
+        *(
+            ({"estimator": name, "gamma": 0.9}, f"gamma below 1 does not go with advantage.estimator '{name}'")
+            for name in ("grpo", "rloo", "dr_mas", "rae")
+        ),
+        *(
+            ({"estimator": name, "shaping": [{"reward": "tool", "level": "step", "weight": 1.0}]}, "of level 'step'")
+            for name in ("grpo", "rloo")
+        ),
         ({"lamda": 1.0}, "lamda"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,

@@ -14,6 +14,7 @@ class DrMas(Standardised):
     """The samples of a task and one agent; every action counts once."""
 
     name: ClassVar[str] = "dr_mas"
+    compares_depths: ClassVar[bool] = True  # of an agent that acts several times
     default_weight: ClassVar[GroupWeight] = "step"
     reads: ClassVar[tuple[str, ...]] = (*Standardised.reads, "group_weight")
 

@@ -32,12 +32,18 @@ class Estimate:
     by_source: dict[str, Floats]
 
 
-def normalize_estimate(estimate: Estimate, agent_U: Sequence[Hashable], mode: Normalization) -> Estimate:
+def normalize_estimate(
+    estimate: Estimate, agent_U: Sequence[Hashable], mode: Normalization, return_U: Floats | None = None
+) -> Estimate:
     """Advantages to zero mean and unit (population) deviation, over the batch or over each agent's units.
 
     Per agent is Dr. MAS's choice: agents whose rewards have another mean or spread would otherwise inflate each other's
     gradients. Every unit counts once. A source is centred by its own mean and divided by the advantage's deviation, so
-    the parts still sum. A single unit, or equal advantages, become 0, and so do their parts.
+    the parts still sum. A single unit, or equal advantages, become 0, and so do their parts; and so do units that all
+    earned the same: what spread their advantages have is the error of the critic, which would be blown up to 1.
+
+    Args:
+        return_U: what each unit earned; NaN where that is not known, which tells it from all others. None: not known.
     """
     if mode == "none":
         return estimate
@@ -46,7 +52,8 @@ def normalize_estimate(estimate: Estimate, agent_U: Sequence[Hashable], mode: No
     for rows in groups:
         advantages = estimate.advantage_U[rows]
         deviation = advantages.std()
-        if deviation > _NO_SPREAD * np.abs(advantages).max():
+        earned_alike = return_U is not None and np.ptp(return_U[rows]) <= _NO_SPREAD * np.abs(return_U[rows]).max()
+        if deviation > _NO_SPREAD * np.abs(advantages).max() and not earned_alike:
             gain_U[rows] = 1.0 / (deviation + _EPSILON)
 
     def scaled(part_U: Floats) -> Floats:

@@ -74,6 +74,9 @@ class Estimator(ABC):
     """Whether it compares samples of one task, so that there must be several."""
     per_agent: ClassVar[bool] = True
     """Whether an agent's returns are compared with that agent's only, so that agents may earn differently."""
+    compares_depths: ClassVar[bool] = False
+    """Whether calls that lie at different depths of D are compared with each other, so that a discount would make the
+    early calls of the best run look worse than the late calls of the worst."""
     keeps_state: ClassVar[bool] = False
     """Whether it remembers earlier rounds."""
     normalization: ClassVar[Normalization] = "none"

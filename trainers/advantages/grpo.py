@@ -33,6 +33,7 @@ class Grpo(Standardised):
 
     name: ClassVar[str] = "grpo"
     per_agent: ClassVar[bool] = False
+    compares_depths: ClassVar[bool] = True
     reads: ClassVar[tuple[str, ...]] = (*Standardised.reads, "group_weight")
 
     def groups(self, data: Round) -> list[Hashable]:

@@ -26,6 +26,7 @@ class Rae(BaselineEstimator):
     """A running mean of each agent's returns; `state` is agent -> b."""
 
     name: ClassVar[str] = "rae"
+    compares_depths: ClassVar[bool] = True  # of an agent that acts several times
     keeps_state: ClassVar[bool] = True
     normalization: ClassVar[Normalization] = "agent"
     reads: ClassVar[tuple[str, ...]] = ("rae_decay",)

@@ -19,6 +19,7 @@ class Rloo(BaselineEstimator):
     name: ClassVar[str] = "rloo"
     needs_groups: ClassVar[bool] = True
     per_agent: ClassVar[bool] = False
+    compares_depths: ClassVar[bool] = True
     reads: ClassVar[tuple[str, ...]] = ("skip_flat_groups",)
 
     def groups(self, data: Round) -> list[Hashable]:

@@ -90,10 +90,10 @@ def check_moved(agent_metrics: Mapping[str, Mapping[str, Any]], lr: Mapping[str,
             )
         if not metrics["tokens"]:
             warnings.append(f"adapter {name!r} had no action to learn from")
+        elif norm == 0:
+            warnings.append(f"adapter {name!r} took no step: it had no gradient, since its advantages were all zero")
         elif not steps:
             warnings.append(f"adapter {name!r} took no step: its update stopped before the first one")
-        elif not norm:
-            warnings.append(f"adapter {name!r} took {steps} steps without a gradient: its advantages were all zero")
         elif metrics.get("step_share") == 0:
             warnings.append(f"adapter {name!r} is where it was: no part of its step stays within kl_limit")
         elif lr[name] > 0 and not metrics["adapter_moved"]:

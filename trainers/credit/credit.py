@@ -93,6 +93,11 @@ class Credit:
         """What each action of the round earned: discounted team return, step returns and private rewards. Shape [A]."""
         return sum_of(returns_by_source(data, self.options.advantage.gamma), len(data.items))
 
+    def known_returns(self, data: Round) -> Floats:
+        """`returns`, with NaN where a run was cut short, so that what it would have earned is not known. Shape [A]."""
+        is_cut_A = np.array([data.episodes[e].truncated for e in data.episode_A], dtype=np.bool_)
+        return np.where(is_cut_A, np.nan, self.returns(data))
+
     def replay_advantages(self, data: Round) -> Floats:
         """Discounted team return (bootstrapped where cut) minus V, plus the centred step and private parts. Shape [A].
 

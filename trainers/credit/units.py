@@ -27,6 +27,10 @@ class Units:
         self.slices = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
         self.agents = [item.agent for item, count in zip(data.items, counts, strict=True) for _ in range(count)]
 
+    def repeat(self, values_A: Floats) -> Floats:
+        """A value of each action to one for each of its units, shape [U]."""
+        return np.repeat(values_A, [part.stop - part.start for part in self.slices])
+
     def split(self, values_U: Floats, rows: Sequence[int], device: torch.device) -> list[Tensor]:
         """The values of some actions, one float32 tensor each."""
         return [torch.from_numpy(values_U[self.slices[i]]).float().to(device) for i in rows]

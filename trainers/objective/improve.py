@@ -39,12 +39,12 @@ def improve(learner: AdapterLearner, data: AdapterRound, generator: torch.Genera
 
     Returns:
         approx_kl, clipfrac, ratio_mean, ratio_max (new against old policy), masked (share of the actions),
-        grad_norm (mean before clipping), gradient_share (part of each reward in the gradient of the first
-        minibatch, when there are several), steps, stopped_early. What no minibatch measured is None.
+        grad_norm (mean over minibatches, before clipping), gradient_share (part of each reward in the gradient of the
+        first minibatch, when there are several), steps, stopped_early. What no minibatch measured is None.
     """
     options, optimizer = learner.options, learner.options.optimizer
     sums = dict.fromkeys(_SUMS, 0.0)
-    ratio_max, kl_sum, norm_sum, tokens, steps = -math.inf, 0.0, 0.0, 0, 0
+    ratio_max, kl_sum, tokens, norms = -math.inf, 0.0, 0, []
     gradient_share: dict[str, float] | None = None
     stopped = False
     prepared = PreparedRound(data, options, learner.model)
@@ -73,8 +73,7 @@ def improve(learner: AdapterLearner, data: AdapterRound, generator: torch.Genera
         if stopped:
             learner.optimizer.zero_grad()
             break
-        norm_sum += learner.step()
-        steps += 1
+        norms.append(learner.step())
     units, clipped, ratio_sum, actions, masked = learner.workers.add([sums[name] for name in _SUMS])
     return {
         "approx_kl": kl_sum / tokens if tokens else None,
@@ -82,9 +81,9 @@ def improve(learner: AdapterLearner, data: AdapterRound, generator: torch.Genera
         "ratio_mean": ratio_sum / units if units else None,
         "ratio_max": learner.workers.max(ratio_max) if units else None,
         "masked": masked / actions if actions else None,
-        "grad_norm": norm_sum / steps if steps else None,
+        "grad_norm": math.fsum(norms) / len(norms) if norms else None,
         "gradient_share": gradient_share,
-        "steps": steps,
+        "steps": sum(norm > 0 for norm in norms),
         "stopped_early": stopped,
     }
 

@@ -1,7 +1,8 @@
 """A round of actions to what the trainer's own policies say of them, before anything is updated.
 
 Invariant: an adapter is given only actions that a ratio can be formed for: fresh ones that engine and trainer score
-alike, and older ones whose weights are worth enough samples. It knows nothing of rewards or advantages.
+alike, and older ones whose weights are worth enough samples. Older ones that are not are taken out of the round before
+anybody computes a baseline from it. It knows nothing of rewards or advantages.
 
 Shapes: lists of _T tensors are parallel to the round's items, one entry per sampled token; _A one entry per action.
 """
@@ -24,7 +25,7 @@ from trainers.policies.policies import Policies
 from trainers.scoring.effective_sample_size import gate_actions
 from trainers.scoring.microbatch import items_to_microbatches
 from trainers.scoring.model import Tick
-from trainers.scoring.sampling import Sampling, items_to_ratios, items_to_sampling
+from trainers.scoring.sampling import Sampling, items_to_sampling, items_to_weights
 
 _SPOT_CHECKS = 8  # actions per adapter and round that are scored again when the engine's log-probs are taken
 _ENGINE_GAP = 0.01  # nats per token; a float32 engine differs by 1e-5, a bfloat16 one by 3e-2
@@ -34,11 +35,11 @@ _ENGINE_GAP = 0.01  # nats per token; a float32 engine differs by 1e-5, a bfloat
 class ScoredRound:
     """The adapters whose turn it is, their actions, and log pi_old of these. Tensors are on the models' devices."""
 
+    data: Round  # what may be learned from
     rows_of: Mapping[str, list[int]]  # adapter -> positions of its actions, in the order of the updates
     old_T: Sequence[Tensor]  # by position; empty for actions of other adapters
     reference_T: Sequence[Tensor] | None  # by the base model, likewise; None without a KL penalty
     sampling: Mapping[str, Sampling]  # by agent
-    refused: Mapping[str, int]  # replayed actions that were left out, by reason
 
 
 def score_round(
@@ -47,6 +48,7 @@ def score_round(
     policies: Policies,
     options: TrainerOptions,
     tick_of: Callable[[str, int], Tick],
+    reread: Callable[[Mapping[str, str]], Round],
     note: Callable[[ActionItem, Tensor], None] = lambda _item, _features_SH: None,
 ) -> ScoredRound:
     """log pi_old of the actions of some adapters, what may be learned from, and how engine and trainer differ.
@@ -54,19 +56,44 @@ def score_round(
     And what the base models say of what may be learned from, where a KL penalty asks for it.
 
     Args:
+        reread: the round again without the replayed actions of some agents (agent -> why), which then count as part of
+            the environment.
         note: told what a pass of the base model saw by the way: its hidden states before each sampled token of an
             action, which critics read too; see `PolicyModel.features_at`.
 
     Raises:
         TrainError: engine and trainer score fresh actions differently.
     """
-    rows_of = {name: data.agents_to_rows(policies.adapters[name].agents) for name in order}
-    old_T, sampling = _old_logprobs(data, rows_of, policies, options=options, tick_of=tick_of)
-    kept_rows_of, refused = _gate_rows(data, rows_of, old_T, options=options)
+    rows_of = _rows_of(data, order, policies)
+    old_T, ours_T = _old_logprobs(data, rows_of, policies, options=options, tick_of=tick_of)
+    for agent in (agent for name in order for agent in policies.adapters[name].agents):
+        _check_engine(agent, data, [i for i in ours_T if data.items[i].agent == agent], ours_T=ours_T, options=options)
+    refused = _refused_agents(data, rows_of, old_T, policies=policies, options=options)
+    if refused:
+        read, data = data, reread(refused)
+        row_of = {key: i for i, key in enumerate(_keys(read))}
+        rows = [row_of[key] for key in _keys(data)]
+        old_T = [old_T[row] for row in rows]
+        ours_T = {i: ours_T[row] for i, row in enumerate(rows) if row in ours_T}
+        rows_of = _rows_of(data, order, policies)
+    sampling = _to_sampling(data, rows_of, ours_T, policies=policies, options=options)
     reference_T = None
     if options.experimental.kl_coef > 0:
-        reference_T = _reference_logprobs(data, kept_rows_of, policies, options=options, tick_of=tick_of, note=note)
-    return ScoredRound(kept_rows_of, old_T, reference_T, sampling=sampling, refused=refused)
+        reference_T = _reference_logprobs(data, rows_of, policies, options=options, tick_of=tick_of, note=note)
+    return ScoredRound(data, rows_of, old_T, reference_T=reference_T, sampling=sampling)
+
+
+def _rows_of(data: Round, order: Sequence[str], policies: Policies) -> dict[str, list[int]]:
+    return {name: data.agents_to_rows(policies.adapters[name].agents) for name in order}
+
+
+def _keys(data: Round) -> list[tuple[bool, str, str]]:
+    """What tells each action of the round from all others, [A]; an old episode may be in a round as a fresh one too."""
+    return [
+        (episode.replayed, episode.episode_id, action_id)
+        for episode in data.episodes
+        for action_id in episode.action_ids
+    ]
 
 
 def _old_logprobs(
@@ -75,11 +102,11 @@ def _old_logprobs(
     policies: Policies,
     options: TrainerOptions,
     tick_of: Callable[[str, int], Tick],
-) -> tuple[list[Tensor], dict[str, Sampling]]:
-    """log pi_old of every action, each shape [T of the action], and how engine and trainer differ, by agent."""
+) -> tuple[list[Tensor], dict[int, Tensor]]:
+    """log pi_old of every action, each shape [T of the action]; and those that the trainer computed, by position."""
     from_engine = options.importance.proximal == "engine"
     old_T: list[Tensor] = [torch.empty(0)] * len(data.items)
-    sampling: dict[str, Sampling] = {}
+    computed_T: dict[int, Tensor] = {}
     for name, rows in rows_of.items():
         learner = policies.learners[name]
         scored = list(rows)
@@ -89,6 +116,23 @@ def _old_logprobs(
                 old_T[i] = torch.tensor(data.items[i].behaviour, device=learner.model.device)
         tick = tick_of(f"old log-probs {name}", len(scored))
         ours_T = dict(zip(scored, learner.logprobs([data.items[i] for i in scored], tick=tick), strict=True))
+        computed_T.update(ours_T)
+        if not from_engine:
+            for i, logp_T in ours_T.items():
+                old_T[i] = logp_T
+    return old_T, computed_T
+
+
+def _to_sampling(
+    data: Round,
+    rows_of: Mapping[str, Sequence[int]],
+    ours_T: Mapping[int, Tensor],
+    policies: Policies,
+    options: TrainerOptions,
+) -> dict[str, Sampling]:
+    """How engine and trainer differ on what is learned from, by agent."""
+    sampling = {}
+    for name, rows in rows_of.items():
         for agent in policies.adapters[name].agents:
             agent_rows = [i for i in rows if data.items[i].agent == agent]
             checked = [i for i in agent_rows if i in ours_T]
@@ -98,11 +142,7 @@ def _old_logprobs(
                 [ours_T[i] for i in checked],
                 options=options,
             )
-            _check_engine(agent, data, checked, ours_T=ours_T, options=options)
-        if not from_engine:
-            for i, logp_T in ours_T.items():
-                old_T[i] = logp_T
-    return old_T, sampling
+    return sampling
 
 
 @torch.no_grad()
@@ -158,21 +198,22 @@ def _check_engine(
         )
 
 
-def _gate_rows(
-    data: Round, rows_of: Mapping[str, Sequence[int]], old_T: Sequence[Tensor], options: TrainerOptions
-) -> tuple[dict[str, list[int]], dict[str, int]]:
-    """The actions of each adapter without replayed ones whose weights have too small an effective sample size."""
-    kept_rows_of, refused = {}, {}
+def _refused_agents(
+    data: Round,
+    rows_of: Mapping[str, Sequence[int]],
+    old_T: Sequence[Tensor],
+    policies: Policies,
+    options: TrainerOptions,
+) -> dict[str, str]:
+    """Agent -> why its replayed actions say too little; all agents of an adapter, whose actions are weighed as one."""
+    refused: dict[str, str] = {}
     for name, rows in rows_of.items():
-        old = [i for i in rows if data.episodes[data.episode_A[i]].replayed]
-        kept_rows_of[name] = list(rows)
-        if not old:
+        replayed_rows = [i for i in rows if data.episodes[data.episode_A[i]].replayed]
+        if not replayed_rows:
             continue
-        items = [data.items[i] for i in old]
-        ratios_A = items_to_ratios([old_T[i] for i in old], items, options)
-        weights = ratios_A.clamp(max=options.importance.mismatch_cap).tolist()
-        reason = gate_actions(weights, options.replay.min_ess)
+        items = [data.items[i] for i in replayed_rows]
+        weight_U = items_to_weights([old_T[i] for i in replayed_rows], items, options)
+        reason = gate_actions(weight_U.tolist(), options.replay.min_ess)
         if reason is not None:
-            refused[f"replayed action of {name}: {reason}"] = len(old)
-            kept_rows_of[name] = [i for i in rows if i not in set(old)]
-    return kept_rows_of, refused
+            refused |= dict.fromkeys(policies.adapters[name].agents, reason)
+    return refused

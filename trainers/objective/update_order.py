@@ -1,7 +1,8 @@
 """Adapters one after another, or all at once: the order of a round's updates, and what each is given.
 
-Sequential: an adapter's surrogate is weighted by the clipped ratio of those already updated (HAPPO, A2PO; paper,
-section 4.1.1). Simultaneous: all against the policies that sampled. Alternating: one adapter a round.
+Sequential: an adapter's surrogate is weighted by the clipped ratio of those already updated (HAPPO, A2PO).
+Simultaneous: all against the policies that sampled. Alternating: one adapter a round (the paper's agent-by-agent
+update).
 
 Invariant: an adapter is updated once a round. It knows nothing of rewards, critics or how advantages came about.
 
@@ -106,7 +107,8 @@ def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
     factor_A = torch.ones(len(data.items))
     log_factor_E = torch.zeros(len(data.episodes), dtype=torch.float64)
     learned: dict[str, dict[str, Any]] = {}
-    limit = None if options.objective.kl_limit is None else options.objective.kl_limit / len(rows_of)
+    acting = sum(1 for rows in rows_of.values() if rows)  # who has nothing to learn from leaves its part to the others
+    limit = None if options.objective.kl_limit is None else options.objective.kl_limit / max(1, acting)
     for name, rows in rows_of.items():
         learner = context.policies.learners[name]
         snapshot = learner.snapshot()

@@ -9,6 +9,7 @@ Shapes: lists are parallel to the items; _A tensors have one entry per action.
 # ruff: noqa: N803, N806 (shape suffixes)
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,7 +37,7 @@ def imitate(
         advantages: what the mode weighs by, one per action; see `offline_coefficients`.
 
     Returns:
-        loss and grad_norm (means over the optimiser steps), coefficient_mean, steps.
+        loss and grad_norm (means over minibatches), coefficient_mean, steps.
     """
     options, offline = learner.options, learner.options.offline
     if offline.mode == "off" or not items:
@@ -44,8 +45,8 @@ def imitate(
     device = learner.model.device
     share_A = shares_A_of(items, episode_A, options, granularity="token", device=device)
     advantage_A = torch.tensor(advantages, dtype=torch.float32, device=device)
-    loss_sum = coefficient_sum = norm_sum = 0.0
-    action_count = steps = 0
+    loss_sum = coefficient_sum = 0.0
+    action_count, norms = 0, []
     for chosen in random_minibatches(len(items), offline.epochs, offline.minibatches, generator=generator):
         parts = min(offline.minibatches, len(items))
         learner.optimizer.zero_grad()
@@ -62,13 +63,12 @@ def imitate(
             loss_sum += float(loss.detach())
             coefficient_sum += float(coefficient_A.sum())
             tick(len(rows))
-        norm_sum += learner.step()
+        norms.append(learner.step())
         action_count += len(chosen)
-        steps += 1
     loss_sum, coefficient_sum = learner.workers.add([loss_sum, coefficient_sum])
     return {
-        "loss": loss_sum / steps if steps else None,  # offline.epochs may be 0
-        "grad_norm": norm_sum / steps if steps else None,
+        "loss": loss_sum / len(norms) if norms else None,  # offline.epochs may be 0
+        "grad_norm": math.fsum(norms) / len(norms) if norms else None,
         "coefficient_mean": coefficient_sum / action_count if action_count else None,
-        "steps": steps,
+        "steps": sum(norm > 0 for norm in norms),
     }

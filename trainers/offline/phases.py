@@ -8,14 +8,15 @@
     vtrace       V-trace's advantage along D; the critic is fitted to its targets      Espeholt et al. 2018
 
 Invariant: the last three are only given actions with behaviour log-probs, whose weights have an effective sample size
-of at least `replay.min_ess`. It knows nothing of fresh rollouts.
+of at least `replay.min_ess`; what is refused for that is taken out before any baseline. It knows nothing of fresh
+rollouts.
 """
 
 # ruff: noqa: N803, N806 (shape suffixes)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,8 +40,13 @@ def learn_offline(
     options: TrainerOptions,
     generator: torch.Generator,
     tick: Callable[[str, int], Tick],
+    reread: Callable[[Mapping[str, str]], Round],
 ) -> tuple[dict[str, dict[str, Any]], Round]:
     """One offline phase over all adapters.
+
+    Args:
+        reread: the round again without the actions of some agents (agent -> why), which then count as part of the
+            environment.
 
     Returns:
         Per agent: adapter, actions, tokens, retokenised_share (of the tokens), those of `imitate`,
@@ -51,16 +57,14 @@ def learn_offline(
     if offline.mode == "filtered":
         data = data.only(lambda episode: episode.reward >= offline.threshold, "episode below offline.threshold")
     ratio_A = _ratios(data, policies, tick) if offline.needs_behaviour and data.items else None
+    if ratio_A is not None and (refused := _refused_agents(data, policies, ratio_A, options=options)):
+        data = reread(refused)
+        ratio_A = _ratios(data, policies, tick) if data.items else None
     advantage_A, fit = _advantages(data, credit, options, ratio_A=ratio_A)
-    drops: dict[str, int] = {}
     agents: dict[str, dict[str, Any]] = {}
     for name, learner in policies.learners.items():
         rows = data.agents_to_rows(policies.adapters[name].agents)
         weights = _weights(offline.mode, rows, ratio_A, advantage_A=advantage_A, options=options)
-        refused = gate_actions(weights, options.replay.min_ess) if ratio_A is not None and rows else None
-        if refused is not None:
-            drops[f"action of {name}: {refused}"] = len(rows)
-            rows = []
         start_weights = learner.snapshot()
         learner.set_rate(1.0)
         learned = imitate(
@@ -86,7 +90,18 @@ def learn_offline(
                 **moved,
             }
     fit()
-    return agents, data.also_dropped(drops)
+    return agents, data
+
+
+def _refused_agents(data: Round, policies: Policies, ratio_A: Floats, options: TrainerOptions) -> dict[str, str]:
+    """Agent -> why its actions say too little about its policy of today; all agents of an adapter as one."""
+    refused: dict[str, str] = {}
+    for plan in policies.adapters.values():
+        rows = data.agents_to_rows(plan.agents)
+        weights = _weights(options.offline.mode, rows, ratio_A, advantage_A=np.zeros(0), options=options)
+        if rows and (reason := gate_actions(weights, options.replay.min_ess)) is not None:
+            refused |= dict.fromkeys(plan.agents, reason)
+    return refused
 
 
 def _retokenised(data: Round, rows: Sequence[int]) -> int:

@@ -80,6 +80,8 @@ class AdapterLearner:
     def step(self) -> float:
         """One step of AdamW along the gradients of all processes; returns their norm before clipping.
 
+        No step where that is 0: AdamW would go on along the moments of earlier steps, which nothing here asked for.
+
         Raises:
             TrainError: the gradient is not finite.
         """
@@ -89,5 +91,6 @@ class AdapterLearner:
             raise TrainError(
                 f"adapter {self.adapter!r}: the gradient is not finite; lower trainer.optimizer.lr or check the rewards"
             )
-        self.optimizer.step()
+        if norm > 0:
+            self.optimizer.step()
         return norm

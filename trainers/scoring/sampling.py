@@ -21,6 +21,7 @@ from trainers.config import TrainerOptions
 from trainers.errors import TrainError
 from trainers.scoring.effective_sample_size import effective_sample_size
 from trainers.scoring.logratios import log_ratio
+from trainers.scoring.mismatch import kept_actions, mismatch_weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Sampling:
 
     entropy is -mean log-prob of the sampled tokens by the engine, an estimate from the sample; the ratios are trainer
     against engine per token, the gap is the mean absolute difference of log-probs in nats; effective_sample_size
-    is that of the mismatch weights per action, capped or masked as they enter the loss, 1 when all are equal; None
+    is that of the weights that the loss gives them, capped and masked (`items_to_weights`), 1 when all are equal; None
     where the options weigh nothing.
     """
 
@@ -56,15 +57,7 @@ def items_to_sampling(
         return Sampling(entropy, None, None, engine_logprob_gap=None, effective_sample_size=None)
     theirs_T = torch.tensor([logp for item in scored for logp in _behaviour(item)], dtype=torch.float64)
     gap_T = torch.cat([part.double().cpu() for part in ours_T]) - theirs_T
-    weights = None
-    if options.importance.mismatch != "none":
-        rho_A, cap = items_to_ratios(ours_T, scored, options), options.importance.mismatch_cap
-        kept_A = (
-            rho_A.clamp(max=cap)
-            if options.importance.mismatch == "truncate"
-            else rho_A * (rho_A >= 1 / cap) * (rho_A <= cap)
-        )
-        weights = kept_A.tolist()
+    weights = items_to_weights(ours_T, scored, options).tolist() if options.needs_behaviour else None
     return Sampling(
         entropy,
         float(gap_T.exp().mean()),
@@ -72,6 +65,41 @@ def items_to_sampling(
         engine_logprob_gap=float(gap_T.abs().mean()),
         effective_sample_size=effective_sample_size(weights) if weights is not None else None,
     )
+
+
+def items_to_weights(old_T: Sequence[Tensor], items: Sequence[ActionItem], options: TrainerOptions) -> Tensor:
+    """What the loss weighs actions by for what the engine said of them, at the start of a round.
+
+    The mismatch weight, 0 where a mask drops the action. Shape [U] on the CPU: one entry per action with granularity
+    "action", one per sampled token with "token". `off_policy_mask` drops nothing here: it asks how far the policy has
+    moved within the round. With `logprob_norm` "word" a ratio is that per token, as in `items_to_ratios`.
+    """
+    row_T = _action_of_token(items)
+    ours_T = torch.cat([part.cpu().float() for part in old_T])
+    theirs_T = torch.tensor([logp for item in items for logp in _behaviour(item)], dtype=torch.float32)
+    importance, experimental, count = options.importance, options.experimental, len(items)
+    weight_U = mismatch_weight(
+        ours_T,
+        theirs_T,
+        row_T,
+        actions=count,
+        granularity=options.granularity,
+        norm=_norm(options),
+        mode=importance.mismatch,
+        cap=importance.mismatch_cap,
+    )
+    keep_A = kept_actions(
+        ours_T,
+        theirs_T,
+        row_T,
+        actions=count,
+        new_T=ours_T,
+        advantage_A=torch.zeros(count),
+        geometric_mask=experimental.geometric_mask,
+        veto=experimental.veto,
+        off_policy_mask=None,
+    )
+    return weight_U * (keep_A if options.granularity == "action" else keep_A[row_T])
 
 
 def items_to_ratios(
@@ -86,11 +114,10 @@ def items_to_ratios(
     another agent is that per token: words are a unit of the loss only.
     """
     against_T = [torch.tensor(_behaviour(item)) for item in items] if old_T is None else old_T
-    lengths = torch.tensor([len(item.sampled_ids) for item in items])
-    action_T = torch.repeat_interleave(torch.arange(len(items)), lengths)
-    norm: Literal["sum", "token"] = "sum" if options.experimental.logprob_norm == "sum" else "token"
     new, against = (torch.cat([part.cpu() for part in parts]) for parts in (new_T, against_T))
-    return log_ratio(new, against, action_T, actions=len(items), granularity="action", norm=norm).exp()
+    return log_ratio(
+        new, against, _action_of_token(items), actions=len(items), granularity="action", norm=_norm(options)
+    ).exp()
 
 
 def compounded_factor(
@@ -104,6 +131,15 @@ def compounded_factor(
     log_factor_E.index_add_(0, torch.tensor([episode_A[i] for i in rows]), ratios_A.double().log())
     factor_E = log_factor_E.exp().clamp(1 - options.objective.clip_low, 1 + options.objective.clip_high)
     return factor_E.float()[list(episode_A)]
+
+
+def _action_of_token(items: Sequence[ActionItem]) -> Tensor:
+    """Which action each sampled token belongs to, shape [T]."""
+    return torch.repeat_interleave(torch.arange(len(items)), torch.tensor([len(item.sampled_ids) for item in items]))
+
+
+def _norm(options: TrainerOptions) -> Literal["sum", "token"]:
+    return "sum" if options.experimental.logprob_norm == "sum" else "token"
 
 
 def _behaviour(item: ActionItem) -> tuple[float, ...]:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from support.tiny_policy import AGENTS, make_action, make_trajectory, save_tiny_llama
 from support.trainer_options import trainer_options
 from torch import Tensor
@@ -23,7 +24,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from trace_store.records import Reward
 from trainers.advantages.estimate import BASELINE, Estimate
+from trainers.advantages.estimator import EstimatorInput, estimators
 from trainers.advantages.returns import centred_own_returns, returns_by_source
+from trainers.advantages.settings import EstimatorSettings
 from trainers.batch import ActionItem, EpisodeItem, Round, episodes_to_round, trajectories_to_round
 from trainers.config import LoraOptions
 from trainers.credit.credit import Credit
@@ -333,11 +336,33 @@ def test_a_group_estimate_is_repeated_over_tokens(model: PolicyModel) -> None:
 
 
 def test_group_estimators_take_the_whole_discounted_return(model: PolicyModel) -> None:
-    estimate, _ = _credit(model, estimator="rloo", gamma=0.5).estimate(_shaped_round())
-    # returns 1.3, 2 and 0.35, 0.5 (worked above): mean of a run 1.65 and 0.425
-    _close(estimate.advantage_U, [1.3 - 0.425, 2 - 0.425, 0.35 - 1.65, 0.5 - 1.65])
-    # the tool's share: 0.5 and 1 in the first run, mean 0.75
-    _close(estimate.by_source["tool"], [0.5, 1, -0.75, -0.75])
+    estimate, _ = _credit(model, estimator="at_grpo", group_std=False, gamma=0.5).estimate(_shaped_round())
+    # returns 1.3, 2 and 0.35, 0.5 (worked above): means 0.825 of the reasoner and 1.25 of the actor
+    _close(estimate.advantage_U, [0.475, 0.75, -0.475, -0.75])
+    # the tool's share: 0.5 and 1 in the first run, means 0.25 and 0.5
+    _close(estimate.by_source["tool"], [0.25, 0.5, -0.25, -0.5])
+
+
+@pytest.mark.parametrize("name", sorted(set(estimators()) - {"gae"}))
+@pytest.mark.parametrize("gamma", [0.5, 0.9, 1.0])
+def test_every_call_of_the_better_run_is_better_than_its_baseline_whatever_its_depth(name: str, gamma: float) -> None:
+    """Chains of three that earned 1 and 0.9, by agents of their own or by one; or the discount is refused."""
+    for agents in (("a", "b", "c"), ("a", "a", "a")):
+        items = [_item(agent, [k], [1], agents[:k].count(agent)) for k, agent in enumerate(agents)]
+        data = _round(*(_episode(items, reward, ((1,), (2,), ())) for reward in (1.0, 0.9)))
+        if gamma < 1 and estimators()[name].compares_depths:
+            with pytest.raises(ValidationError, match="compares calls that lie at different depths of a run"):
+                trainer_options(estimator=name, gamma=gamma)
+            continue
+        estimator = estimators()[name](EstimatorSettings(gamma=gamma))
+        counts = tuple(1 for _ in data.items)
+        if name == "rae":  # a running mean that starts at 0 has heard of no run
+            estimator.commit(estimator.estimate(EstimatorInput(data, counts, np.ones(6))).state)
+        advantage_U = estimator.estimate(EstimatorInput(data, counts, np.ones(6))).estimate.advantage_U
+        assert (advantage_U[:3] > advantage_U[3:]).all()
+        if name != "rae":
+            assert (advantage_U[:3] > 0).all()
+            assert (advantage_U[3:] < 0).all()
 
 
 def test_a_truncated_episode_is_not_bootstrapped_without_a_critic(model: PolicyModel) -> None:
@@ -679,7 +704,9 @@ def test_what_a_team_reward_contributes_is_what_would_be_missing_without_it(data
 
 
 def _estimate_by_hand(data: Round, estimator: str, granularity: str) -> Estimate:
-    return _by_hand(estimator=estimator, granularity=granularity, gamma=0.9)[0].estimate(data)[0]
+    gamma = 1.0 if estimators()[estimator].compares_depths else 0.9
+    settings_by_hand = {"estimator": estimator, "granularity": granularity, "gamma": gamma}
+    return _by_hand(**settings_by_hand)[0].estimate(data)[0]
 
 
 def test_an_episode_without_a_private_reward_is_no_zero_in_the_mean_of_others() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,21 @@ def test_a_step_within_the_limit_is_not_touched(model_dir: Path) -> None:
         if limit is not None:
             assert {metrics[agent]["step_share"] for agent in AGENTS} == {1.0}
     assert all(torch.equal(a, b) for a, b in zip(moved[None], moved[100.0], strict=True))
+
+
+def test_who_does_not_act_takes_no_part_of_the_limit(model_dir: Path) -> None:
+    """Rounds in which only the actor acts: it moves as it does where it is the only agent that is trained."""
+    moved = {}
+    for agents in ({}, {AGENTS[0]: {"frozen": True}}):
+        trainer = trainer_of(model_dir, kl_limit=LIMIT, agents=agents)
+        alone = [
+            replace(game, actions=tuple(replace(a, trainable=a.node == AGENTS[1]) for a in game.actions))
+            for game in games_of(trainer)
+        ]
+        metrics = trainer.update(alone)["agents"][AGENTS[1]]
+        assert 0 < metrics["step_share"] < 1
+        moved[len(agents)] = weights(trainer, AGENTS[1])
+    torch.testing.assert_close(moved[0], moved[1])
 
 
 def test_what_is_not_measured_is_none(model_dir: Path) -> None:

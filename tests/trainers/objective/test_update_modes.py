@@ -229,7 +229,102 @@ def test_replayed_actions_whose_weights_are_worth_too_few_samples_are_dropped(mo
     assert trainer.update(fresh, older)["agents"]["actor"]["actions"] == 8
     metrics = trainer.update(_games(trainer, 4), skewed)
     assert metrics["agents"]["actor"]["actions"] == 4
-    assert any("effective sample size" in reason for reason in metrics["drops"]), metrics["drops"]
+    assert metrics["drops"]["replay: action: effective sample size below replay.min_ess"] == 8
+
+
+def _by_strangers(trajectories: Sequence[Trajectory], agents: Sequence[str]) -> list[Trajectory]:
+    """As if policies that hardly ever say such things had said what these agents said: pi / mu is beyond every cap."""
+    return [
+        replace(
+            t,
+            actions=tuple(
+                replace(a, logprobs=tuple(x - 9.0 for x in a.logprobs or ())) if a.node in agents else a
+                for a in t.actions
+            ),
+        )
+        for t in trajectories
+    ]
+
+
+MASKED = {"replay": {"share": 0.5, "min_ess": 0.1}, "mismatch": "mask", "mismatch_cap": 2.0}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"granularity": "token"}, {"estimator": "rloo"}, {"estimator": "rloo", "skip_flat_groups": True}],
+    ids=["gae", "token", "rloo", "no flat groups"],
+)
+def test_replay_that_was_refused_leaves_no_trace(model_dir: Path, options: dict[str, Any]) -> None:
+    """Neither in baselines, normalisation, critic and figures, nor in what is said to have been replayed."""
+    alone, beside = (_trainer(model_dir, **MASKED, **options) for _ in range(2))
+    fresh, older = _games(alone, 8), _by_strangers(_games(alone, 8, seed=3), AGENTS)
+    without, refused = alone.update(fresh), beside.update(fresh, older)
+    assert refused.pop("drops") == {
+        "replay: action: not one of its importance weights is above 0": 16,
+        **without.pop("drops"),
+    }
+    assert (refused["episodes"], refused["replayed"]) == (without["episodes"], 0)
+    for name in ("value_loss", "explained_variance", "flat_groups"):
+        assert refused["critic"][name] == pytest.approx(without["critic"][name], abs=1e-5)
+    for agent in AGENTS:  # but for the rounding of micro-batches that were cut elsewhere
+        figures, expected = refused["agents"][agent], without["agents"][agent]
+        assert {name: value for name, value in figures.items() if name != "gradient_share"} == pytest.approx(
+            {name: value for name, value in expected.items() if name != "gradient_share"}, abs=1e-5
+        )
+        theirs = alone.policies.parameters(agent)
+        assert all(torch.allclose(p, theirs[name], atol=1e-5) for name, p in beside.policies.parameters(agent).items())
+
+
+def test_replayed_actions_of_a_refused_adapter_are_environment_to_the_others(model_dir: Path) -> None:
+    """What the actor did then teaches nothing, and what the reasoner did teaches as if nobody had trained the actor."""
+    half, whole = (_trainer(model_dir, **MASKED) for _ in range(2))
+    fresh, older = _games(half, 8), _games(half, 8, seed=3)
+    foreign = [replace(t, actions=tuple(replace(a, trainable=a.node != "actor") for a in t.actions)) for t in older]
+    by_nature, by_weight = half.update(fresh, foreign), whole.update(fresh, _by_strangers(older, ["actor"]))
+    assert by_weight["replayed"] == by_nature["replayed"] == 8
+    assert {agent: figures["actions"] for agent, figures in by_weight["agents"].items()} == {"reasoner": 16, "actor": 8}
+    for agent in AGENTS:  # but for the rounding of micro-batches that were cut elsewhere
+        figures, expected = by_weight["agents"][agent], by_nature["agents"][agent]
+        assert figures["advantage_mean"] == pytest.approx(expected["advantage_mean"], abs=1e-6)
+        assert figures["adapter_moved"] == pytest.approx(expected["adapter_moved"], abs=1e-4)
+    assert by_weight["critic"]["value_loss"] == pytest.approx(by_nature["critic"]["value_loss"], abs=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["topr", "importance", "vtrace"])
+def test_stored_actions_that_the_offline_phase_refuses_leave_no_trace_in_the_others(model_dir: Path, mode: str) -> None:
+    options = {"offline": {"mode": mode}, "replay": {"min_ess": 0.1}}
+    half, whole = (_trainer(model_dir, **options) for _ in range(2))
+    games = _games(half, 12)
+    rare = [
+        replace(
+            t,
+            actions=tuple(
+                replace(a, logprobs=tuple(x + 9.0 * (k > 0) for x in a.logprobs or ())) if a.node == "actor" else a
+                for a in t.actions
+            ),
+        )
+        for k, t in enumerate(games)
+    ]
+    foreign = [replace(t, actions=tuple(replace(a, trainable=a.node != "actor") for a in t.actions)) for t in rare]
+    by_nature, by_weight = half.replay(foreign), whole.replay(rare)
+    assert by_weight["drops"] == {"action: effective sample size below replay.min_ess": 12}
+    assert by_weight["agents"] == by_nature["agents"]
+    assert by_weight["agents"]["reasoner"]["actions"] == 12
+    for agent in AGENTS:
+        ours, theirs = half.policies.parameters(agent), whole.policies.parameters(agent)
+        assert all(torch.equal(p, theirs[name]) for name, p in ours.items())
+
+
+@pytest.mark.parametrize("granularity", ["action", "token"])
+def test_the_gate_of_replay_weighs_as_the_loss_does(model_dir: Path, granularity: str) -> None:
+    """All ratios are e^1.6 = 5, beyond the cap of 2: equal weights when capped, none left when masked."""
+    for mismatch, replayed in (("truncate", 8), ("mask", 0)):
+        trainer = _trainer(model_dir, **MASKED | {"mismatch": mismatch}, granularity=granularity)
+        older = [
+            replace(t, actions=tuple(replace(a, logprobs=tuple(x - 1.6 for x in a.logprobs or ())) for a in t.actions))
+            for t in _games(trainer, 8, seed=3)
+        ]
+        assert trainer.update(_games(trainer, 8), older)["replayed"] == replayed
 
 
 def test_older_episodes_without_a_share_are_refused(model_dir: Path) -> None:

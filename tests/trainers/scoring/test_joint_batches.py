@@ -64,7 +64,16 @@ def make_trainer(model_dir: Path, progress: Any = None, **options: Any) -> Marft
 
 def score(trainer: MarftTrainer) -> tuple[Round, ScoredRound]:
     data = trainer._read(games(), "on_policy")
-    return data, score_round(data, AGENTS, trainer.policies, trainer.options, trainer._tick, trainer.credit.note)
+    scored = score_round(
+        data,
+        AGENTS,
+        trainer.policies,
+        options=trainer.options,
+        tick_of=trainer._tick,
+        reread=lambda _refused: data,
+        note=trainer.credit.note,
+    )
+    return data, scored
 
 
 @torch.no_grad()
