@@ -17,7 +17,7 @@ from typing import Any
 
 from marft_bridge.common.errors import BridgeError
 
-TESTED_VERSIONS = {"langgraph": "1.2.22", "langchain-core": "1.7.2", "langchain-openai": "1.7.3"}
+TESTED_VERSIONS = {"langgraph": "1.2.22", "langchain-core": "1.8.2", "langchain-openai": "1.7.4"}
 """Distribution -> the newest release that the tests ran on."""
 
 # Methods of BaseChatModel that every call of a chat model passes. A provider's class may override the outer ones; the

@@ -12,6 +12,7 @@ from importlib.metadata import version
 
 import pytest
 from langgraph.pregel._loop import PregelLoop
+from packaging.version import Version
 from support.paths import ROOT
 
 from marft_bridge.common.errors import BridgeError
@@ -38,13 +39,15 @@ def test_every_internal_name_is_as_it_was(internal: Internal) -> None:
     assert internal.problem() is None
 
 
-def test_the_releases_that_are_installed_are_those_that_are_said_to_be_tried() -> None:
-    assert {library: version(library) for library in TESTED_VERSIONS} == TESTED_VERSIONS
+def test_the_releases_that_are_said_to_be_tried_are_pinned_and_none_newer_is_installed() -> None:
+    pins = (ROOT / "requirements" / "cpu.txt").read_text().splitlines()
+    assert {f"{library}=={newest}" for library, newest in TESTED_VERSIONS.items()} <= set(pins)
+    assert [library for library, newest in TESTED_VERSIONS.items() if Version(version(library)) > Version(newest)] == []
 
 
 def test_a_function_that_is_gone_is_named_before_anything_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(PregelLoop, "output_writes")
-    expected = rf"langgraph {TESTED_VERSIONS['langgraph']}: langgraph\.pregel\._loop\.PregelLoop\.output_writes is gone"
+    expected = rf"langgraph {version('langgraph')}: langgraph\.pregel\._loop\.PregelLoop\.output_writes is gone"
     with pytest.raises(BridgeError, match=expected):
         TaskHooks().attach()
     with pytest.raises(BridgeError, match=expected), redirected_models():
