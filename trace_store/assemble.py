@@ -20,6 +20,7 @@ from trace_store.records import FROM_ENGINE, NO_LOGPROBS, Action, Episode, Outco
 __all__ = ["Incomplete", "Malformed", "spans_to_trajectory"]
 
 _BOUND_READS_CONVENTION = "genai-1.44/marft-1"  # in it, reads_from held all that may have been read
+_FAILED = "attempt failed"
 LOGPROB_TOLERANCE = 1e-4  # engines in low precision report log-probs a little above 0
 
 
@@ -133,7 +134,7 @@ class _Trace:
                 if span.status == "ok":
                     reasons[span.span_id] = "attempt was superseded by a later one"
                 elif span is attempts[-1]:
-                    reasons[span.span_id] = "attempt failed"
+                    reasons[span.span_id] = _FAILED
                 else:
                     reasons[span.span_id] = "attempt failed and was retried"
         return reasons
@@ -147,6 +148,27 @@ class _Trace:
             execution = self.execution_span(execution)
         return None
 
+    @cached_property
+    def _handled_attempts(self) -> set[str]:
+        """Span ids of the attempts that failed for good and whose error handlers ran: the game went on from them."""
+        handlers = (SpanAttributes(span) for attempts in self._attempts.values() for span in attempts)
+        handled = {ns for handler in handlers if (ns := handler.text(c.HANDLES)) is not None}
+        return {attempts[-1].span_id for ns, attempts in self._attempts.items() if ns in handled}
+
+    def _is_lost(self, span: SpanRow) -> bool:
+        """Whether nothing later depends on a call or a tool: an attempt around it does not count.
+
+        A failure counts where its error handler, or that of a node around it, went on from it.
+        """
+        failed, execution = False, self.execution_span(span)
+        while execution is not None:
+            reason = self.dropped_attempts.get(execution.span_id)
+            if reason is not None and reason != _FAILED:
+                return True
+            failed = (failed or reason is not None) and execution.span_id not in self._handled_attempts
+            execution = self.execution_span(execution)
+        return failed
+
     def executions(self) -> dict[str, Execution]:
         """Checkpoint namespace -> execution, with the calls of the attempt that counts."""
         executions: dict[str, Execution] = {}
@@ -155,10 +177,10 @@ class _Trace:
             attributes, (outer_execution, tools) = SpanAttributes(attempt), self.surroundings(attempt)
             reads, may_read = _read_namespaces(attributes)
             is_called = attributes.text(c.CALLED_BY) is not None
-            is_router = attributes.text(c.ROUTES_AFTER) is not None
+            runs_after_a_node = attributes.is_set(c.ROUTES_AFTER) or attributes.is_set(c.HANDLES)
             executions[ns] = Execution(
                 ns=ns,
-                step=None if is_called or is_router else attributes.int32(c.STEP),
+                step=None if is_called or runs_after_a_node else attributes.int32(c.STEP),
                 parent=None if outer_execution is None else _namespace(outer_execution),
                 start=attempt.start_ns,
                 end=max(attempt.start_ns, attempt.end_ns),
@@ -174,7 +196,7 @@ class _Trace:
             if span.operation not in (c.CHAT, c.EXECUTE_TOOL):
                 continue
             execution, tools = self.enclosing_spans(span)
-            if execution is None or self.drop_reason(span) is not None:
+            if execution is None or self._is_lost(span):
                 continue
             if span.operation == c.CHAT:
                 executions[_namespace(execution)].calls.append(_span_to_call(span, tools))

@@ -60,6 +60,7 @@ _STRUCTURE = (
     c.SENT_BY,
     c.CALLED_BY,
     c.ROUTES_AFTER,
+    c.HANDLES,
     c.SIDE_BY_SIDE,
     c.READS_FROM,
     c.MAY_READ_FROM,

@@ -76,6 +76,7 @@ TRIGGERED_BY = "marft.langgraph.triggered_by"  # list of checkpoint_ns whose wri
 SENT_BY = "marft.langgraph.sent_by"  # list of checkpoint_ns that sent this task's input by Send: one, or the candidates
 CALLED_BY = "marft.langgraph.called_by"  # checkpoint_ns of the task that called this one as a function
 ROUTES_AFTER = "marft.langgraph.routes_after"  # on a router's span: checkpoint_ns of the task after which it routed
+HANDLES = "marft.langgraph.handles"  # on an error handler's span: checkpoint_ns of the task whose failure it handles
 SIDE_BY_SIDE = "marft.langgraph.side_by_side"  # true: the task ran all of its tools at once
 READS_FROM = "marft.langgraph.reads_from"  # list of checkpoint_ns whose values were seen to be read, up to here
 MAY_READ_FROM = "marft.langgraph.may_read_from"  # list of checkpoint_ns whose values may have been read, up to here

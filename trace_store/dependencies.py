@@ -49,7 +49,7 @@ class Execution:
     """
 
     ns: str
-    step: int | None  # None for one that runs whenever it is called, and for a router: supersteps do not order them
+    step: int | None  # None for a called one, a router, an error handler: supersteps do not order them
     parent: str | None  # ns of the enclosing execution
     start: int = 0
     end: int = 0

@@ -65,7 +65,7 @@ def namespace_to_actor(
     while outer_ns.rpartition("|")[2].isdecimal():  # the count of a graph among those that one node runs
         outer_ns = outer_ns.rpartition("|")[0]
     outer = (known_actor(outer_ns) or Actor(namespace_to_node(outer_ns))) if outer_ns else None
-    return node_to_actor(task.partition(":")[0], metadata_to_name(metadata), outer)
+    return node_to_actor(namespace_to_node(task), metadata_to_name(metadata), outer)
 
 
 def metadata_to_name(metadata: Mapping[str, Any] | None) -> str | None:

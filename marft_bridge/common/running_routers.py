@@ -3,7 +3,7 @@
 LangGraph runs a node's routers inside the node's task, under the task's namespace `writer:<id>`. Ours is then
 `writer:<id>:router`, and a graph that the router runs lies below it. The router after which a name asks is known from
 the context, which LangGraph and LangChain copy into their threads. Invariant: outside any router, a namespace is
-LangGraph's own.
+LangGraph's own, but for error handlers (see `error_handlers`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+
+from marft_bridge.common.error_handlers import handler_to_own
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,8 @@ def own_namespace(checkpoint_ns: str) -> str:
     for router in _running_routers.get():
         for task_ns in router.task_namespaces:
             if checkpoint_ns == task_ns or checkpoint_ns.startswith(task_ns + "|"):
-                return router.ns + checkpoint_ns[len(task_ns) :]
-    return checkpoint_ns
+                return handler_to_own(router.ns + checkpoint_ns[len(task_ns) :])
+    return handler_to_own(checkpoint_ns)
 
 
 def make_router(task_ns: str, number: int) -> RunningRouter:

@@ -9,18 +9,19 @@ error of ours. `trace_state` and `write_ledger` interpret the steps.
 
 from __future__ import annotations
 
-import asyncio
+import copy
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Literal, Protocol, cast
 from uuid import UUID
 
-from langchain_core.callbacks import AsyncCallbackHandler, AsyncCallbackManager, BaseCallbackHandler
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, PregelExecutableTask
 
@@ -79,29 +80,35 @@ class TaskListener(Protocol):
         """A graph run has made the checkpoint that `loop` holds now."""
 
 
-class _NodeStartHandler(BaseCallbackHandler):
-    """The last handler of one task: reads of its input are the node's only after all other handlers have run."""
+class _NodeStart(Runnable[Any, Any]):
+    """The first step of a node, which begins the noting of reads: all callback handlers have had its input by then.
 
-    run_inline = True
+    A handler of our own could not tell: tracers of a node with a `trace_policy` are called after all other handlers,
+    and on an event loop handlers run side by side. A retry begins anew.
+    """
 
-    def __init__(self, reads: Reads) -> None:
-        self._reads = reads
+    def __init__(self, step: Runnable[Any, Any], reads: Reads) -> None:
+        self._step, self._reads = step, reads
 
-    def on_chain_start(self, *args: Any, **kwargs: Any) -> None:
-        """Begins noting reads: the node's own code comes next. A retry begins anew."""
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        """As the step's."""
         self._reads.begin()
+        return self._step.invoke(input, config, **kwargs)
 
-
-class _AsyncNodeStartHandler(AsyncCallbackHandler):
-    """The same for a task that runs on an event loop, where handlers are called side by side."""
-
-    def __init__(self, reads: Reads) -> None:
-        self._reads = reads
-
-    async def on_chain_start(self, *args: Any, **kwargs: Any) -> None:
-        """As above, after a turn of the event loop in which the other handlers run."""
-        await asyncio.sleep(0)
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        """As the step's."""
         self._reads.begin()
+        return await self._step.ainvoke(input, config, **kwargs)
+
+    def astream(
+        self,
+        input: Any,
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[Any]:
+        """As the step's."""
+        self._reads.begin()
+        return self._step.astream(input, config, **kwargs)
 
 
 def loop_to_position(loop: Any) -> ThreadPosition | None:
@@ -304,10 +311,10 @@ def _watch_state(task: PregelExecutableTask) -> tuple[PregelExecutableTask, Read
     except Exception as error:  # noqa: BLE001 - a state that resists being watched is a bound, not a failure of the app
         log.debug("the state of %s cannot be watched: %s", task.name, error)
         return task, None
-    if watched_reads(state) is not reads:
+    steps = getattr(task.proc, "steps", None)
+    if watched_reads(state) is not reads or not steps:
+        release_state(state)
         return task, None
-    manager: Any = task.config["callbacks"]
-    manager = manager.copy()
-    handler_class = _AsyncNodeStartHandler if isinstance(manager, AsyncCallbackManager) else _NodeStartHandler
-    manager.add_handler(handler_class(reads), inherit=False)
-    return replace(task, input=state, config={**task.config, "callbacks": manager}), reads
+    watched_proc: Any = copy.copy(task.proc)
+    watched_proc.steps = [_NodeStart(steps[0], reads), *steps[1:]]
+    return replace(task, input=state, proc=watched_proc), reads

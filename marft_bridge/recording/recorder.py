@@ -28,6 +28,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import Span, Tracer
 from opentelemetry.trace import Status, StatusCode
 
+from marft_bridge.common.error_handlers import failed_task
 from marft_bridge.common.running_routers import own_namespace
 from marft_bridge.config.record import RecordOptions
 from marft_bridge.model_calls.token_capture import ExactTokens, announce_call
@@ -229,6 +230,7 @@ class Recorder(BaseCallbackHandler):
         attributes = sources_to_attributes(task.sources if task else None)  # its reads are added when it ends
         if task is not None and task.runs_side_by_side:
             attributes[names.SIDE_BY_SIDE] = True
+        attributes[names.HANDLES] = failed_task(checkpoint_ns)
         step = int(metadata["langgraph_step"])
         parent.trace.episode.actors.note(checkpoint_ns, metadata)
         outer_span = self._span_around(parent)

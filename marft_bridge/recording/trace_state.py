@@ -16,6 +16,7 @@ from uuid import UUID
 from langgraph.types import PregelExecutableTask
 from opentelemetry.sdk.trace import Span
 
+from marft_bridge.common.error_handlers import failed_task
 from marft_bridge.common.node_names import enclosing_task
 from marft_bridge.common.running_routers import own_namespace, router_ns
 from marft_bridge.model_calls.token_capture import ExactTokens
@@ -112,10 +113,19 @@ class OpenTrace:
         start = self._task_to_start(task)
         keys = state_keys(task.input) if reads is not None else None
         sources = self.ledger.start_task(start, keys)
+        if (failed_ns := failed_task(start.ns)) is not None:
+            self._add_failure(sources, failed_ns)
         open_task = OpenTask(start, sources, reads, inherits=inherits, is_subgraph=is_subgraph(task))
         open_task.runs_side_by_side = runs_tools_side_by_side(task)
         self.tasks[start.ns] = open_task
         return open_task
+
+    def _add_failure(self, sources: Sources, failed_ns: str) -> None:
+        """Adds to the sources of an error handler the task that failed: it is given its input, and its error."""
+        sources.triggered_by = [failed_ns]
+        sources.maybe_argument_writers.append(failed_ns)
+        if failed_ns in self.tasks:
+            sources.sent_by = list(self.tasks[failed_ns].sources.sent_by)
 
     def start_router(self, task: PregelExecutableTask, ns: str, keys: Sequence[str] | None, node_span: Span) -> None:
         """Notes that a router of a task's node starts; see `langgraph_hooks.TaskListener.note_router_start`."""

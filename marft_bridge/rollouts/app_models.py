@@ -25,6 +25,7 @@ from langgraph.prebuilt import ToolNode
 from langgraph.pregel import Pregel
 
 from marft_bridge.common.agent_names import Actor, metadata_to_name, node_to_actor
+from marft_bridge.common.error_handlers import ERROR_HANDLER
 from marft_bridge.rollouts.user_code import UserCode
 
 _MAX_OBJECTS, _MAX_DEPTH = 5000, 12
@@ -148,6 +149,7 @@ def _inspect_graph(level: _Level) -> Iterator[InspectedNode]:
             place = _Place(level, level.actor(name), f"{level.prefix}{name}", id=id(node))
             yield from _inspect_node(place, node.bound, listed_graphs.get(name), inner_levels=inner_levels)
     yield from _inspect_routers(level)
+    yield from _inspect_error_handlers(level)
     for inner_level in inner_levels:
         yield from _inspect_graph(inner_level)
 
@@ -192,6 +194,20 @@ def _inspect_routers(level: _Level) -> Iterator[InspectedNode]:
             walk.walk_router(getattr(branch, "path", None))
         if node.models:
             yield node
+
+
+def _inspect_error_handlers(level: _Level) -> Iterator[InspectedNode]:
+    """The error handlers that were seen to hold a model: agents of their own, `writer:error_handler`."""
+    for name, served_node in level.graph.nodes.items():
+        handler = level.graph.nodes.get(getattr(served_node, "error_handler_node", None))
+        if handler is not None:
+            path = f"{level.prefix}{name}{ERROR_HANDLER}"
+            node = InspectedNode(f"{level.actor(name).path}{ERROR_HANDLER}", path=path, graph_nodes={id(handler)})
+            walk = _NodeWalk(node, level.code)
+            walk.walk_root(handler.bound)
+            walk.finish()
+            if node.models:
+                yield node
 
 
 def _distinct_graphs(graphs: Sequence[Any]) -> list[Any]:
