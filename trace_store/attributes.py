@@ -173,7 +173,7 @@ class SpanAttributes:
             contents += [
                 part["content"]
                 for part in (parts if isinstance(parts, (list, tuple)) else ())
-                if isinstance(part, dict) and isinstance(part.get("content"), str)
+                if isinstance(part, dict) and isinstance(part.get("content"), str) and part.get("type") != "reasoning"
             ]
         return "".join(contents) if contents else None
 

@@ -1,13 +1,16 @@
 """Span and attribute names, each spelled once. Nothing else in the project writes one by hand.
 
-`gen_ai.*` follows the OpenTelemetry GenAI conventions, which are still in development: hence our own constants
-and `CONVENTION_VERSION` in every row. What the conventions lack (token ids, log-probs, adapter versions,
-dependencies) lives under `marft.*`.
+`gen_ai.*` follows the OpenTelemetry GenAI conventions, release 0.1.0, which are still in development: hence our own
+constants and `CONVENTION_VERSION` in every row. What the conventions lack (token ids, log-probs, adapter versions,
+dependencies) lives under `marft.*`. Names that a release has dropped stay here as long as rows may hold them.
 """
 
 from __future__ import annotations
 
-CONVENTION_VERSION = "genai-1.44/marft-2"
+_RULE = "marft-2"  # of D: how the attributes under `marft.langgraph` are to be read
+CONVENTION_VERSION = f"genai-0.1.0/{_RULE}"
+SCHEMA_URL = "https://opentelemetry.io/schemas/gen-ai/0.1.0"  # of the spans
+RESOURCE_SCHEMA_URL = "https://opentelemetry.io/schemas/1.45.0"  # of the resource: the release that 0.1.0 builds on
 
 # Operations, the values of gen_ai.operation.name.
 INVOKE_WORKFLOW = "invoke_workflow"  # one graph run: an episode
@@ -15,10 +18,15 @@ INVOKE_AGENT = "invoke_agent"  # one execution of a LangGraph node
 CHAT = "chat"  # one LLM call: an action
 EXECUTE_TOOL = "execute_tool"  # one tool call: an environment transition
 
+# OpenTelemetry, not of GenAI alone.
+ERROR_TYPE = "error.type"  # class of the exception that ended a span
+
 # OpenTelemetry GenAI.
 OPERATION = "gen_ai.operation.name"
-WORKFLOW_NAME = "gen_ai.workflow.name"
-AGENT_NAME = "gen_ai.agent.name"
+AGENT_NAME = "gen_ai.agent.name"  # of a node's agent; on the root, of the graph
+WORKFLOW_NAME = "gen_ai.workflow.name"  # the root's name in rows from before release 0.1.0
+CONVERSATION_ID = "gen_ai.conversation.id"  # the app's thread id, on every span of a run on a thread
+TOOL_TYPE = "gen_ai.tool.type"
 TOOL_NAME = "gen_ai.tool.name"
 TOOL_CALL_ID = "gen_ai.tool.call.id"
 TOOL_ARGUMENTS = "gen_ai.tool.call.arguments"
@@ -31,16 +39,23 @@ REQUEST_TOP_P = "gen_ai.request.top_p"
 REQUEST_TOP_K = "gen_ai.request.top_k"
 REQUEST_SEED = "gen_ai.request.seed"
 REQUEST_MAX_TOKENS = "gen_ai.request.max_tokens"
+REQUEST_CHOICES = "gen_ai.request.choice.count"  # only where it is not 1
+REQUEST_STREAM = "gen_ai.request.stream"  # only where it is true
 REQUEST_STOP = "gen_ai.request.stop_sequences"
 RESPONSE_ID = "gen_ai.response.id"
 RESPONSE_MODEL = "gen_ai.response.model"
 FINISH_REASONS = "gen_ai.response.finish_reasons"
+OUTPUT_TYPE = "gen_ai.output.type"  # json where the request declared a form for the answer
 INPUT_MESSAGES = "gen_ai.input.messages"
 OUTPUT_MESSAGES = "gen_ai.output.messages"
 USAGE_INPUT_TOKENS = "gen_ai.usage.input_tokens"
 USAGE_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+USAGE_CACHE_READ_TOKENS = "gen_ai.usage.cache_read.input_tokens"  # of the input tokens
+USAGE_CACHE_WRITE_TOKENS = "gen_ai.usage.cache_write.input_tokens"  # of the input tokens
+USAGE_REASONING_TOKENS = "gen_ai.usage.reasoning.output_tokens"  # of the output tokens
 
 # Ours: what the episode was.
+SCHEMA = "marft.schema_url"  # on the root: `SCHEMA_URL`, which a journal has no field for
 RUN_ID = "marft.run.id"
 TASK_ID = "marft.task.id"
 TASK = "marft.task"  # JSON object
@@ -94,3 +109,8 @@ LOGPROBS = "marft.sampled_logprobs"
 ADAPTER = "marft.adapter"  # "node@version"
 ADAPTER_VERSION = "marft.adapter.version"
 UNTRAINABLE = "marft.untrainable"  # the reason, when the recorder knows one
+
+
+def follows_todays_rule(convention: str) -> bool:
+    """Whether D follows from a row of this `convention` by today's rule. A "+" is followed by whose rows were read."""
+    return convention.partition("/")[2].partition("+")[0] == _RULE

@@ -14,7 +14,7 @@ from itertools import takewhile
 from typing import Any, Literal, get_args
 
 from trace_store.assemble import LOGPROB_TOLERANCE, Incomplete, Malformed, spans_to_trajectory
-from trace_store.conventions import CONVENTION_VERSION
+from trace_store.conventions import follows_todays_rule
 from trace_store.dependencies import DependencyCycleError, topological_order
 from trace_store.records import Action, EdgeKind, Episode, Outcome, Reward, RewardScope, SpanRow, Trajectory
 
@@ -233,7 +233,7 @@ def assembled_to_faults(stored: Trajectory, spans: Sequence[SpanRow]) -> Iterato
             stored_action = stored_actions.pop(action.action_id)
             differences += [f"action {action.action_id}: {name}" for name in _differing_fields(stored_action, action)]
     differences += [f"action {key} has no span" for key in stored_actions]
-    rule_changed = not differences and any(span.convention != CONVENTION_VERSION for span in spans)
+    rule_changed = not differences and not all(follows_todays_rule(span.convention) for span in spans)
     edges = Counter(stored.edges)
     edges.subtract(Counter(assembled.edges))
     for edge, surplus in edges.items():

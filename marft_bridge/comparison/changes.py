@@ -99,11 +99,13 @@ def _tool_text(span: SpanRow) -> str:
 
 
 def _tool_calls_to_text(span: SpanRow) -> str:
-    """The tool calls of an answer without text, as this recorder writes them: name and arguments."""
+    """The tool calls of an answer without text, as this recorder writes and wrote them: name and arguments."""
     try:
         messages = json.loads(span.attributes.get(names.OUTPUT_MESSAGES) or "[]")
-        calls = [call for message in messages for call in message.get("tool_calls") or ()]
-        return "\n".join(f"{call['name']}({_text(call.get('args'))})" for call in calls)
+        parts = [part for message in messages for part in message.get("parts") or ()]
+        calls = [part for part in parts if part.get("type") == "tool_call"]
+        calls += [call for message in messages for call in message.get("tool_calls") or ()]
+        return "\n".join(f"{call['name']}({_text(call.get('arguments', call.get('args')))})" for call in calls)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
         return ""
 

@@ -1,7 +1,7 @@
 """Spans of the OpenTelemetry GenAI conventions, whose attribute names the store uses too -> readings.
 
-Deprecated names (`gen_ai.system`, prompt and completion tokens) are read as well. Readings have no LangGraph node or
-step: the conventions have no attributes for supersteps and checkpoint namespaces.
+Deprecated names are read as well: `gen_ai.system`, prompt and completion tokens, a workflow's own name. Readings have
+no LangGraph node or step: the conventions have no attributes for supersteps and checkpoint namespaces.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def span_to_reading(span: WireSpan) -> Reading:
     return Reading(
         convention=CONVENTION,
         kind=kind,
-        name=span.name,
+        name=span_to_run_name(span),
         agent=span_to_agent_name(span) if kind == "agent" else None,
         session=as_text(attributes.get(_CONVERSATION)),
         subject=as_text(first_present(attributes, "user.id", "enduser.id")),
@@ -60,6 +60,13 @@ def operation_to_kind(operation: Any) -> Kind:
     if operation in _LLM_OPERATIONS:
         return "llm"
     return "tool" if operation == c.EXECUTE_TOOL else "agent" if operation == c.INVOKE_AGENT else "other"
+
+
+def span_to_run_name(span: WireSpan) -> str:
+    """The name of the run that a span stands for: that of a workflow, under today's name or the former one."""
+    if span.attributes.get(c.OPERATION) != c.INVOKE_WORKFLOW:
+        return span.name
+    return as_text(first_present(span.attributes, c.AGENT_NAME, c.WORKFLOW_NAME)) or span.name
 
 
 def span_to_agent_name(span: WireSpan) -> str:

@@ -178,7 +178,7 @@ class _ForeignTrace:
         return _without_absent(
             {
                 c.OPERATION: c.INVOKE_WORKFLOW,
-                c.WORKFLOW_NAME: reading.name if reading is not None else root.name,
+                c.AGENT_NAME: reading.name if reading is not None else root.name,
                 c.RUN_ID: self._run_id,
                 c.TASK_ID: root.trace_id,  # not the session: every turn of a conversation is another task
                 c.TASK: json.dumps(tasks[0]) if tasks else None,

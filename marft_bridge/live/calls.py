@@ -14,10 +14,10 @@ import logging
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
-from opentelemetry.sdk.trace import Span, Tracer
-from opentelemetry.trace import Status, StatusCode, format_span_id, format_trace_id
+from opentelemetry.sdk.trace import Span
+from opentelemetry.trace import SpanKind, Status, StatusCode, format_span_id, format_trace_id
 
 from marft_bridge.ingest.messages import (
     IdIndex,
@@ -32,7 +32,7 @@ from marft_bridge.live.teams import Team
 from marft_bridge.live.wire import CHAT, Answer, body_to_untrainable_reason
 from marft_bridge.model_calls.node_chat_model import PROVIDER
 from marft_bridge.recording.episode_context import EpisodeContext, episode_to_attributes
-from marft_bridge.recording.journal_exporter import JournalProcessor, open_span, private_provider
+from marft_bridge.recording.journal_exporter import JournalProcessor, open_span, private_tracer
 from marft_bridge.recording.span_attributes import to_json, tokens_to_attributes
 from marft_bridge.recording.tool_lineage import request_to_tools, tools_to_lineage
 from trace_store import conventions as names
@@ -115,8 +115,7 @@ class LiveRecorder:
         frozen: Iterable[str],
     ) -> None:
         self._processor = processor
-        provider = private_provider(processor)
-        self._tracer = cast(Tracer, provider.get_tracer("marft_bridge", names.CONVENTION_VERSION))
+        self._tracer = private_tracer(processor)
         self._run_id, self._workflow, self._quiet_ns = run_id, workflow, int(quiet_s * 1e9)
         self._temperature, self._lineage, self._frozen = temperature, lineage, frozenset(frozen)
         self._open_runs: dict[str, LiveRun] = {}  # by run key, the longest untouched first
@@ -289,7 +288,8 @@ class LiveRecorder:
     def _start_span(self, run: LiveRun, name: str, parent: Span, attributes: dict[str, Any]) -> Span:
         if run.episode.subject_id is not None:  # on every span: a trace whose root never came can be erased too
             attributes[names.SUBJECT_ID] = run.episode.subject_id
-        span = open_span(self._tracer, name, parent)
+        kind = SpanKind.CLIENT if attributes[names.OPERATION] == names.CHAT else SpanKind.INTERNAL
+        span = open_span(self._tracer, name, parent, kind=kind)
         self._processor.set_attributes(span, attributes)
         run.span_count += 1
         return span

@@ -55,7 +55,8 @@ def episode_to_attributes(episode: EpisodeContext, workflow: str) -> dict[str, A
     """Attributes of the root span at its start; None where a value is not known."""
     return {
         names.OPERATION: names.INVOKE_WORKFLOW,
-        names.WORKFLOW_NAME: workflow,
+        names.AGENT_NAME: workflow,
+        names.SCHEMA: names.SCHEMA_URL,
         names.RUN_ID: episode.run_id,
         names.TASK_ID: episode.task_id,
         names.TASK: json.dumps(episode.task),

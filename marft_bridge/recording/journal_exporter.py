@@ -11,13 +11,22 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, Span, SpanLimits, SpanProcessor, Tracer, TracerProvider, _Span
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlags, format_span_id, format_trace_id
+from opentelemetry.trace import (
+    Link,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    format_span_id,
+    format_trace_id,
+)
 
 from marft_bridge.recording.span_ids import SystemIds
 from marft_bridge.recording.span_privacy import SPAN_NAME, SpanPrivacy
@@ -171,7 +180,7 @@ class JournalProcessor(SpanProcessor):
         return self.lost_spans == 0
 
 
-def open_span(tracer: Tracer, name: str, parent: Span | None) -> Span:
+def open_span(tracer: Tracer, name: str, parent: Span | None, kind: SpanKind = SpanKind.INTERNAL) -> Span:
     """A started span, as `tracer.start_span` makes it.
 
     It skips what `start_span` looks up for each span and is the same for all of ours: sampler, ambient context, the
@@ -190,11 +199,20 @@ def open_span(tracer: Tracer, name: str, parent: Span | None) -> Span:
         parent=parent_context,
         resource=tracer.resource,
         span_processor=tracer.span_processor,
+        kind=kind,
         limits=tracer._span_limits,
         instrumentation_scope=tracer._instrumentation_scope,
     )
     span.start()
     return span
+
+
+def private_tracer(processor: SpanProcessor) -> Tracer:
+    """A tracer of a provider of its own (see `private_provider`), which says which conventions its spans follow."""
+    tracer = private_provider(processor).get_tracer(
+        "marft_bridge", conventions.CONVENTION_VERSION, schema_url=conventions.SCHEMA_URL
+    )
+    return cast(Tracer, tracer)
 
 
 def private_provider(processor: SpanProcessor) -> TracerProvider:
@@ -206,7 +224,7 @@ def private_provider(processor: SpanProcessor) -> TracerProvider:
     provider = TracerProvider(
         sampler=ALWAYS_ON,
         id_generator=SystemIds(),
-        resource=Resource({"service.name": "marft-bridge"}),
+        resource=Resource({"service.name": "marft-bridge"}, schema_url=conventions.RESOURCE_SCHEMA_URL),
         shutdown_on_exit=False,
         span_limits=SpanLimits(
             max_attributes=unlimited,

@@ -20,13 +20,13 @@ from typing import Any, TypeVar, cast
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import BaseMessage, message_to_dict
+from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
 from langgraph.errors import GraphBubbleUp, GraphInterrupt, ParentCommand
 from langgraph.types import PregelExecutableTask
 from opentelemetry import trace
-from opentelemetry.sdk.trace import Span, Tracer
-from opentelemetry.trace import Status, StatusCode
+from opentelemetry.sdk.trace import Span
+from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from marft_bridge.common.error_handlers import failed_task
 from marft_bridge.common.running_routers import own_namespace
@@ -41,11 +41,18 @@ from marft_bridge.recording.episode_context import (
     episode_to_attributes,
 )
 from marft_bridge.recording.format_check import answer_fits, request_to_format
-from marft_bridge.recording.journal_exporter import open_span, private_provider
+from marft_bridge.recording.journal_exporter import open_span, private_tracer
 from marft_bridge.recording.langgraph_hooks import loop_to_position
 from marft_bridge.recording.redaction import Redact
 from marft_bridge.recording.run_facts import run_to_attributes, value_to_text
-from marft_bridge.recording.span_attributes import answer_to_attributes, to_json, tokens_to_attributes
+from marft_bridge.recording.span_attributes import (
+    answer_to_attributes,
+    provider_name,
+    request_to_attributes,
+    to_json,
+    tokens_to_attributes,
+)
+from marft_bridge.recording.span_messages import message_to_parts, text_to_message
 from marft_bridge.recording.span_processor import options_to_processor
 from marft_bridge.recording.state_reads import Reads
 from marft_bridge.recording.thread_position import CheckpointWriters
@@ -113,8 +120,7 @@ class Recorder(BaseCallbackHandler):
         self.journal = journal
         self._processor = options_to_processor(journal, options, redact)
         self._processor.on_episode = on_episode
-        provider = private_provider(self._processor)
-        self._tracer = cast(Tracer, provider.get_tracer("marft_bridge", names.CONVENTION_VERSION))
+        self._tracer = private_tracer(self._processor)
         self._runs: dict[UUID, OpenRun] = {}
         self._nodes: dict[str, OpenRun] = {}  # checkpoint_ns -> the attempt that runs
         self._lock = threading.Lock()
@@ -206,6 +212,7 @@ class Recorder(BaseCallbackHandler):
             episode.subject_id = str(subject_id)
         open_trace = OpenTrace(run_id, episode)
         attributes = episode_to_attributes(episode, name) | run_to_attributes(tags, metadata, episode.tags)
+        open_trace.conversation_id = attributes[names.THREAD_ID]
         if episode.split == LIVE:  # what a command runs is in its task
             attributes[names.INPUT] = value_to_text(inputs)
         span = self._start_span(open_trace, f"{names.INVOKE_WORKFLOW} {name}", None, attributes=attributes)
@@ -370,7 +377,7 @@ class Recorder(BaseCallbackHandler):
     ) -> None:
         """Opens a chat span under the node that calls."""
         announce_call(run_id, self)
-        prompt = [message_to_dict(message) for message in messages[0]]
+        prompt = [message_to_parts(message) for message in messages[0]]
         self._open_call(run_id, parent_run_id, metadata or {}, kwargs=kwargs, prompt=prompt, messages=messages[0])
 
     @_never_raise
@@ -385,7 +392,8 @@ class Recorder(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """A plain completion model is recorded like a chat model."""
-        self._open_call(run_id, parent_run_id, metadata or {}, kwargs=kwargs, prompt=prompts, messages=[])
+        prompt = [text_to_message("user", text) for text in prompts]
+        self._open_call(run_id, parent_run_id, metadata or {}, kwargs=kwargs, prompt=prompt, messages=[])
 
     def _open_call(
         self,
@@ -401,18 +409,16 @@ class Recorder(BaseCallbackHandler):
             return  # called outside any recorded graph: not an action of a game
         parameters = kwargs.get("invocation_params") or {}
         model = parameters.get("model") or parameters.get("model_name") or metadata.get("ls_model_name")
+        declared_format = request_to_format(parameters)
         in_node = bool(parent.checkpoint_ns)
         if in_node:
             parent.trace.note_tools(_agent_of(parent), parameters)
         attributes = {
             names.OPERATION: names.CHAT,
-            names.PROVIDER: metadata.get("ls_provider"),
+            names.PROVIDER: provider_name(metadata.get("ls_provider")),
             names.REQUEST_MODEL: model,
-            names.REQUEST_TEMPERATURE: parameters.get("temperature"),
-            names.REQUEST_TOP_P: parameters.get("top_p"),
-            names.REQUEST_MAX_TOKENS: parameters.get("max_tokens") or parameters.get("max_completion_tokens"),
-            names.REQUEST_SEED: parameters.get("seed"),
-            names.REQUEST_STOP: [stop] if isinstance(stop := parameters.get("stop"), str) else stop,
+            **request_to_attributes(parameters),
+            names.OUTPUT_TYPE: None if declared_format is None else "json",
             names.INPUT_MESSAGES: to_json(prompt),
             names.NODE: _agent_of(parent) if in_node else None,
             names.STEP: metadata.get("langgraph_step") if in_node else None,
@@ -421,8 +427,13 @@ class Recorder(BaseCallbackHandler):
         attributes |= parent.trace.answers.prompt_to_attributes(messages)
         if parent.task is not None:
             attributes |= reads_to_attributes(parent.task.sources, parent.task.reads)
-        span = self._start_span(parent.trace, f"{names.CHAT} {model}", self._span_around(parent), attributes=attributes)
-        declared_format = request_to_format(parameters)
+        span = self._start_span(
+            parent.trace,
+            f"{names.CHAT} {model}" if model else names.CHAT,
+            self._span_around(parent),
+            attributes=attributes,
+            kind=SpanKind.CLIENT,
+        )
         self._add_run(
             run_id,
             OpenRun(
@@ -482,7 +493,8 @@ class Recorder(BaseCallbackHandler):
             names.OPERATION: names.EXECUTE_TOOL,
             names.TOOL_NAME: name,
             names.TOOL_CALL_ID: kwargs.get("tool_call_id"),
-            names.TOOL_ARGUMENTS: input_str,
+            names.TOOL_TYPE: "function",
+            names.TOOL_ARGUMENTS: to_json(inputs) if isinstance(inputs := kwargs.get("inputs"), dict) else input_str,
             names.NODE: _agent_of(parent) or None,
             names.CHECKPOINT_NS: parent.checkpoint_ns or None,
         }
@@ -506,11 +518,20 @@ class Recorder(BaseCallbackHandler):
 
     # -- spans ------------------------------------------------------------------------------------------------
 
-    def _start_span(self, open_trace: OpenTrace, name: str, parent: Span | None, attributes: dict[str, Any]) -> Span:
+    def _start_span(
+        self,
+        open_trace: OpenTrace,
+        name: str,
+        parent: Span | None,
+        attributes: dict[str, Any],
+        kind: SpanKind = SpanKind.INTERNAL,
+    ) -> Span:
         open_trace.span_count += 1
+        if open_trace.conversation_id is not None:
+            attributes = attributes | {names.CONVERSATION_ID: open_trace.conversation_id}
         if open_trace.episode.subject_id is not None:  # on every span: a trace whose root never came can be erased too
             attributes = attributes | {names.SUBJECT_ID: open_trace.episode.subject_id}
-        span = open_span(self._tracer, name, parent)
+        span = open_span(self._tracer, name, parent, kind=kind)
         self._processor.set_attributes(span, attributes)
         return span
 
@@ -546,7 +567,7 @@ class Recorder(BaseCallbackHandler):
         if run.owns_span:
             if run.task is not None and run.task.span is run.span:
                 self._processor.set_attributes(run.span, reads_to_attributes(run.task.sources, run.task.reads))
-            _end_span(run.span, error)
+            self._end_span(run.span, error)
 
     def _close_trace(self, root: OpenRun, error: BaseException | None) -> None:
         open_trace = root.trace
@@ -564,15 +585,15 @@ class Recorder(BaseCallbackHandler):
             outcome_attributes |= open_trace.position.to_attributes()
         self._processor.set_attributes(root.span, outcome_attributes)
         self._runs.pop(open_trace.root, None)
-        _end_span(root.span, error if outcome == "failed" else None)
+        self._end_span(root.span, error if outcome == "failed" else None)
         self.journal.sync_soon()  # not sync: this may be the thread of the app's event loop
+
+    def _end_span(self, span: Span, error: BaseException | None) -> None:
+        if error is not None:
+            self._processor.set_attributes(span, {names.ERROR_TYPE: type(error).__qualname__})
+            span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+        span.end()
 
 
 def _agent_of(run: OpenRun) -> str:
     return run.trace.episode.actors.agent_at(run.checkpoint_ns)
-
-
-def _end_span(span: Span, error: BaseException | None) -> None:
-    if error is not None:
-        span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
-    span.end()

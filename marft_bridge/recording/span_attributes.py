@@ -3,18 +3,55 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 
 from marft_bridge.model_calls.token_capture import ExactTokens
+from marft_bridge.recording.span_messages import message_to_parts, text_to_message
 from trace_store import conventions as names
 from trace_store.packed import floats_to_text, ints_to_text
 
 to_json = json.JSONEncoder(default=str).encode
 """A value as JSON text; a value that JSON has no form for becomes its `str`."""
+
+# Providers as LangChain names them -> as the conventions do, where the two differ.
+_PROVIDERS = {
+    "amazon_bedrock": "aws.bedrock",
+    "anthropic_bedrock": "aws.bedrock",
+    "azure": "azure.ai.openai",
+    "azure_openai": "azure.ai.openai",
+    "azure_ai": "azure.ai.inference",
+    "google_anthropic_vertex": "gcp.vertex_ai",
+    "google_genai": "gcp.gemini",
+    "google_vertexai": "gcp.vertex_ai",
+    "ibm": "ibm.watsonx.ai",
+    "mistral": "mistral_ai",
+    "mistralai": "mistral_ai",
+    "moonshot": "moonshot_ai",
+    "xai": "x_ai",
+}
+
+
+def provider_name(provider: str | None) -> str | None:
+    """A provider by LangChain's name, by that of the conventions."""
+    return None if provider is None else _PROVIDERS.get(provider, provider)
+
+
+def request_to_attributes(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes of a model call's parameters, as LangChain passes them on; None for those that it was not given."""
+    choices, stop = parameters.get("n"), parameters.get("stop")
+    return {
+        names.REQUEST_TEMPERATURE: parameters.get("temperature"),
+        names.REQUEST_TOP_P: parameters.get("top_p"),
+        names.REQUEST_TOP_K: parameters.get("top_k"),
+        names.REQUEST_MAX_TOKENS: parameters.get("max_tokens") or parameters.get("max_completion_tokens"),
+        names.REQUEST_SEED: parameters.get("seed"),
+        names.REQUEST_STOP: [stop] if isinstance(stop, str) else stop,
+        names.REQUEST_CHOICES: choices if choices != 1 else None,
+        names.REQUEST_STREAM: True if parameters.get("stream") is True else None,
+    }
 
 
 def answer_to_attributes(response: LLMResult) -> dict[str, Any]:
@@ -25,6 +62,7 @@ def answer_to_attributes(response: LLMResult) -> dict[str, Any]:
     message = generation.message if isinstance(generation, ChatGeneration) else None
     metadata = message.response_metadata if message is not None else {}
     usage: Mapping[str, Any] = getattr(message, "usage_metadata", None) or {}
+    input_details = usage.get("input_token_details") or {}
     finish_reason = info.get("finish_reason") or metadata.get("finish_reason")
     attributes = {
         names.RESPONSE_ID: output.get("id") or metadata.get("id"),
@@ -32,7 +70,12 @@ def answer_to_attributes(response: LLMResult) -> dict[str, Any]:
         names.FINISH_REASONS: [finish_reason] if finish_reason else None,
         names.USAGE_INPUT_TOKENS: usage.get("input_tokens"),
         names.USAGE_OUTPUT_TOKENS: usage.get("output_tokens"),
-        names.OUTPUT_MESSAGES: to_json([_message_to_json(generation.text, message)]),
+        names.USAGE_CACHE_READ_TOKENS: input_details.get("cache_read"),
+        names.USAGE_CACHE_WRITE_TOKENS: input_details.get("cache_creation"),
+        names.USAGE_REASONING_TOKENS: (usage.get("output_token_details") or {}).get("reasoning"),
+        names.OUTPUT_MESSAGES: to_json(
+            [text_to_message("assistant", generation.text) if message is None else message_to_parts(message)]
+        ),
     }
     if len(response.generations[0]) > 1:
         attributes[names.UNTRAINABLE] = f"n={len(response.generations[0])}: one call with several answers"
@@ -77,8 +120,3 @@ def _untrainable_reason(tokens: ExactTokens) -> str | None:
     if tokens.route is not None and not tokens.route.trainable:
         return f"node {tokens.node} is declared frozen"
     return None
-
-
-def _message_to_json(text: str, message: BaseMessage | None) -> dict[str, Any]:
-    tool_calls: Iterable[Any] = getattr(message, "tool_calls", ())
-    return {"role": "assistant", "content": text, "tool_calls": list(tool_calls)}

@@ -77,6 +77,7 @@ class OpenTrace:
 
     root: UUID  # the id of its outermost callback run
     episode: EpisodeContext
+    conversation_id: str | None = None  # the app's thread id
     position: ThreadPosition | None = None  # on its thread, where a checkpointer keeps one
     ledger: WriteLedger = field(default_factory=WriteLedger)
     answers: AnswerIndex = field(default_factory=AnswerIndex)

@@ -28,6 +28,7 @@ import pytest
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, MessagesState, StateGraph
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.trace import Link, SpanContext, Status, StatusCode
 from pydantic import SecretStr
@@ -298,7 +299,9 @@ def test_headers_that_an_answer_carries_into_the_next_prompt_are_not_recorded(tm
     assert "cookie" in answer.response_metadata["headers"]["set-cookie"]  # the app has what it asked for
     calls = [span for span in spans_in(tmp_path / "store.journal") if span.operation == c.CHAT]
     second = json.loads(calls[1].attributes[c.INPUT_MESSAGES])
-    assert [message["data"]["content"] for message in second] == ["hello", "base speaks"]
+    assert [message["parts"] for message in second] == [
+        [{"type": "text", "content": text}] for text in ("hello", "base speaks")
+    ]
     assert "cookie" not in repr(calls)
     assert c.UNTRAINABLE not in calls[1].attributes  # headers are no part of the prompt
 
@@ -410,9 +413,13 @@ class Collector(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}/v1/traces"
 
-    def spans(self) -> list[Any]:
+    def scopes(self) -> list[tuple[str, Any]]:
+        """The schema of each resource, and the spans of each scope of it."""
         requests = [ExportTraceServiceRequest.FromString(body) for body in self.bodies]
-        return [s for r in requests for resource in r.resource_spans for sc in resource.scope_spans for s in sc.spans]
+        return [(r.schema_url, scope) for sent in requests for r in sent.resource_spans for scope in r.scope_spans]
+
+    def spans(self) -> list[Any]:
+        return [span for _, scope in self.scopes() for span in scope.spans]
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -470,6 +477,14 @@ def test_the_endpoint_gets_the_spans_of_the_journal_and_they_are_as_clean(
         assert (span.start_time_unix_nano, span.end_time_unix_nano) == (written[key].start_ns, written[key].end_ns)
     assert not any(KEY.encode() in body for body in collector.bodies)
     assert any(b"[redacted:openai_key]" in body for body in collector.bodies)
+    for kind, scope_spans in collector.scopes():
+        assert (kind, scope_spans.schema_url) == (c.RESOURCE_SCHEMA_URL, c.SCHEMA_URL)
+        assert (scope_spans.scope.name, scope_spans.scope.version) == ("marft_bridge", c.CONVENTION_VERSION)
+    assert {written[key].operation: span.kind for key, span in sent.items()} == {
+        c.INVOKE_WORKFLOW: ProtoSpan.SPAN_KIND_INTERNAL,
+        c.INVOKE_AGENT: ProtoSpan.SPAN_KIND_INTERNAL,
+        c.CHAT: ProtoSpan.SPAN_KIND_CLIENT,
+    }
     for headers in collector.headers:
         assert (headers["x-team"], headers["authorization"]) == ("blue", "Bearer ours")
         assert "x-vendor" not in headers

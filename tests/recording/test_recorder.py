@@ -123,8 +123,8 @@ def test_the_span_tree_is_run_node_chat_and_the_root_counts_it(recorder: Recorde
         (None, "invoke_workflow math_duo"),
         ("invoke_workflow math_duo", "invoke_agent reasoner"),
         ("invoke_workflow math_duo", "invoke_agent actor"),
-        ("invoke_agent reasoner", "chat None"),
-        ("invoke_agent actor", "chat None"),
+        ("invoke_agent reasoner", "chat"),
+        ("invoke_agent actor", "chat"),
     }
     root = next(span for span in spans if span.parent_span_id is None)
     assert root.attributes[names.SPAN_COUNT] == 5

@@ -1,0 +1,66 @@
+"""LangChain's messages -> messages of the GenAI conventions, as `gen_ai.input.messages` and its like hold them.
+
+    {"role": "assistant", "parts": [{"type": "text", "content": ...}, {"type": "tool_call", "id": ..., ...}]}
+
+Invariant: texts, ids, names and arguments come through unchanged, and each once: the blocks of a provider's own content
+that repeat the message's tool calls are left out. A block of a kind that the conventions have no part for (an image)
+is passed on as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, FunctionMessage, ToolMessage
+
+Message = dict[str, Any]
+
+_ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "HumanMessageChunk": "user"}
+# Blocks of content that repeat what a message holds as its tool calls.
+_REPEATED_CALLS = frozenset({"tool_use", "tool_call", "tool_call_chunk", "function_call", "invalid_tool_call"})
+_THOUGHTS = {"reasoning": "reasoning", "thinking": "thinking"}  # type of a block -> its key of the text
+
+
+def message_to_parts(message: BaseMessage) -> Message:
+    """One message of a prompt or an answer."""
+    role = message.role if isinstance(message, ChatMessage) else _ROLES.get(message.type, message.type)
+    name = {} if message.name is None else {"name": message.name}
+    return {"role": role, "parts": list(_message_to_parts(message)), **name}
+
+
+def text_to_message(role: str, text: str) -> Message:
+    """A plain text as a message of one part."""
+    return {"role": role, "parts": [{"type": "text", "content": text}]}
+
+
+def _message_to_parts(message: BaseMessage) -> Iterator[dict[str, Any]]:
+    if isinstance(message, ToolMessage):
+        yield {"type": "tool_call_response", "id": message.tool_call_id, "response": message.content}
+        return
+    if isinstance(message, FunctionMessage):
+        yield {"type": "tool_call_response", "id": None, "response": message.content}
+        return
+    content = message.content
+    if isinstance(content, str):
+        if content:
+            yield {"type": "text", "content": content}
+    else:
+        for block in content:
+            yield from _block_to_parts(block)
+    if isinstance(message, AIMessage):
+        for call in (*message.tool_calls, *message.invalid_tool_calls):  # of an invalid one, arguments are its text
+            yield {"type": "tool_call", "id": call["id"], "name": call["name"], "arguments": call["args"]}
+
+
+def _block_to_parts(block: str | Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    if isinstance(block, str):
+        yield {"type": "text", "content": block}
+        return
+    kind = block.get("type")
+    if isinstance(block.get("text"), str) and kind in (None, "text"):
+        yield {"type": "text", "content": block["text"]}
+    elif kind in _THOUGHTS and isinstance(block.get(_THOUGHTS[kind]), str):
+        yield {"type": "reasoning", "content": block[_THOUGHTS[kind]]}
+    elif kind not in _REPEATED_CALLS:
+        yield dict(block) if kind is not None else {"type": "generic", **block}
