@@ -47,12 +47,13 @@ from marft_bridge.recording.redaction import Redact
 from marft_bridge.recording.run_facts import run_to_attributes, value_to_text
 from marft_bridge.recording.span_attributes import (
     answer_to_attributes,
+    decision_to_attributes,
     provider_name,
     request_to_attributes,
     to_json,
     tokens_to_attributes,
 )
-from marft_bridge.recording.span_messages import message_to_parts, text_to_message
+from marft_bridge.recording.span_messages import find_messages, message_to_parts, text_to_message
 from marft_bridge.recording.span_processor import options_to_processor
 from marft_bridge.recording.state_reads import Reads
 from marft_bridge.recording.thread_position import CheckpointWriters
@@ -177,6 +178,11 @@ class Recorder(BaseCallbackHandler):
         if parent is None:
             self._open_trace(run_id, str(kwargs.get("name") or "graph"), tags, metadata=metadata, inputs=inputs)
             return
+        if kwargs.get("run_type") == "llm":  # LangChain's decision models, which have no callback of their own
+            prompt = [text_to_message("user", value_to_text(inputs))]
+            messages = list(find_messages(inputs))
+            self._open_call(run_id, parent_run_id, metadata, kwargs={}, prompt=prompt, messages=messages)
+            return
         checkpoint_ns = own_namespace(str(metadata.get("langgraph_checkpoint_ns") or ""))
         if checkpoint_ns and checkpoint_ns != parent.checkpoint_ns and kwargs.get("name") == metadata["langgraph_node"]:
             self._open_node(run_id, parent, checkpoint_ns, metadata=metadata)
@@ -189,6 +195,8 @@ class Recorder(BaseCallbackHandler):
         run = self._runs.get(run_id)
         if run is not None and run.trace.root == run_id and run.trace.episode.split == LIVE:
             self._processor.set_attributes(run.span, {names.OUTPUT: value_to_text(outputs)})
+        if run is not None and run.is_call:
+            self._processor.set_attributes(run.span, decision_to_attributes(outputs))
         self._close(run_id, None)
 
     @_never_raise
@@ -443,6 +451,7 @@ class Recorder(BaseCallbackHandler):
                 checkpoint_ns=parent.checkpoint_ns,
                 task=parent.task,
                 declared_format=declared_format,
+                is_call=True,
             ),
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 from langchain_core.outputs import ChatGeneration, LLMResult
 
 from marft_bridge.model_calls.token_capture import ExactTokens
+from marft_bridge.recording.run_facts import value_to_text
 from marft_bridge.recording.span_messages import message_to_parts, text_to_message
 from trace_store import conventions as names
 from trace_store.packed import floats_to_text, ints_to_text
@@ -80,6 +81,20 @@ def answer_to_attributes(response: LLMResult) -> dict[str, Any]:
     if len(response.generations[0]) > 1:
         attributes[names.UNTRAINABLE] = f"n={len(response.generations[0])}: one call with several answers"
     return attributes
+
+
+def decision_to_attributes(response: Any) -> dict[str, Any]:
+    """Attributes of what a decision model answered: it judges a text, and samples none."""
+    usage: Mapping[str, Any] = getattr(response, "usage", None) or {}
+    answers = value_to_text(getattr(response, "answers", response))
+    return {
+        names.RESPONSE_ID: getattr(response, "request_id", None),
+        names.RESPONSE_MODEL: getattr(response, "model", None),
+        names.USAGE_INPUT_TOKENS: usage.get("input_tokens"),
+        names.USAGE_OUTPUT_TOKENS: usage.get("output_tokens"),
+        names.OUTPUT_MESSAGES: to_json([text_to_message("assistant", answers)]),
+        names.UNTRAINABLE: "a decision model answers questions and samples no text",
+    }
 
 
 def tokens_to_attributes(tokens: ExactTokens | None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ Message = dict[str, Any]
 _ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "HumanMessageChunk": "user"}
 # Blocks of content that repeat what a message holds as its tool calls.
 _REPEATED_CALLS = frozenset({"tool_use", "tool_call", "tool_call_chunk", "function_call", "invalid_tool_call"})
+_SCAN_LIMIT = 1000  # values that are searched for messages, at most
 _THOUGHTS = {"reasoning": "reasoning", "thinking": "thinking"}  # type of a block -> its key of the text
 
 
@@ -32,6 +33,19 @@ def message_to_parts(message: BaseMessage) -> Message:
 def text_to_message(role: str, text: str) -> Message:
     """A plain text as a message of one part."""
     return {"role": role, "parts": [{"type": "text", "content": text}]}
+
+
+def find_messages(value: Any) -> Iterator[BaseMessage]:
+    """The messages in a value that is made of lists and dicts, in no fixed order."""
+    pending, seen = [value], 0
+    while pending and seen < _SCAN_LIMIT:
+        value, seen = pending.pop(), seen + 1
+        if isinstance(value, BaseMessage):
+            yield value
+        elif isinstance(value, dict):
+            pending.extend(value.values())
+        elif isinstance(value, (list, tuple)):
+            pending.extend(value)
 
 
 def _message_to_parts(message: BaseMessage) -> Iterator[dict[str, Any]]:

@@ -68,7 +68,8 @@ class OpenRun:
     task: OpenTask | None = None  # the task around it, where its start was seen
     router: OpenRouter | None = None  # the router around it, where nothing in between has a span
     tokens: ExactTokens | None = None
-    declared_format: DeclaredFormat | None = None  # the form declared for the answer, where this is an LLM call
+    is_call: bool = False  # an LLM call
+    declared_format: DeclaredFormat | None = None  # the form declared for its answer
 
 
 @dataclass(slots=True)
