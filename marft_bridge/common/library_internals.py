@@ -41,7 +41,7 @@ class Internal:
         try:
             symbol: Any = import_module(self.module)
             for part in self.name.split("."):
-                symbol = getattr(symbol, part)
+                symbol = None if _is_field(symbol, part) else getattr(symbol, part)
         except (ImportError, AttributeError):
             return f"{self.module}.{self.name} is gone"
         if self.parameters is None:
@@ -51,26 +51,48 @@ class Internal:
         return f"{self.module}.{self.name} takes no {missing_parameters[0]!r} any more" if missing_parameters else None
 
 
+def _is_field(owner: Any, name: str) -> bool:
+    """Whether objects of a class have this attribute, though the class itself has not."""
+    return isinstance(owner, type) and any(name in vars(cls).get("__annotations__", {}) for cls in owner.__mro__)
+
+
+_LOOP = "langgraph.pregel._loop"
 _CHAT_MODEL = "langchain_core.language_models.chat_models"
 _OPENAI = "langchain_openai.chat_models.base"
 _WRITES = ("self", "task_id", "writes", "cached")
 _MESSAGES, _INPUT = ("self", "messages", "stop"), ("self", "input", "config", "stop")
 
 INTERNALS = (
-    Internal("langgraph", "langgraph.pregel._loop", "PregelLoop.put_writes", parameters=_WRITES),
+    Internal("langgraph", _LOOP, "PregelLoop.put_writes", parameters=_WRITES),
     Internal(
         "langgraph",
-        "langgraph.pregel._loop",
+        _LOOP,
         "PregelLoop.output_writes",
         parameters=("self", "task_id", "writes", "cached"),
     ),
-    Internal("langgraph", "langgraph.pregel._loop", "PregelLoop._first", parameters=("self", "input_keys")),
-    Internal("langgraph", "langgraph.pregel._loop", "PregelLoop._put_checkpoint", parameters=("self", "metadata")),
-    Internal("langgraph", "langgraph.pregel._loop", "PregelLoop._has_persisted_parent"),
-    Internal("langgraph", "langgraph.pregel._loop", "PregelLoop._addressed_checkpoint_superseded"),
+    Internal("langgraph", _LOOP, "PregelLoop._first", parameters=("self", "input_keys")),
+    Internal("langgraph", _LOOP, "PregelLoop._put_checkpoint", parameters=("self", "metadata")),
+    *(
+        Internal("langgraph", _LOOP, f"PregelLoop.{name}")
+        for name in (
+            *("manager", "tasks", "nodes", "specs", "channels", "status", "input", "config"),
+            *("checkpointer", "checkpoint", "checkpoint_metadata", "prev_checkpoint_config"),
+            *("_has_persisted_parent", "_addressed_checkpoint_superseded"),
+        )
+    ),
     Internal("langgraph", "langgraph.pregel._runner", "run_with_retry", parameters=("task", "retry_policy")),
     Internal("langgraph", "langgraph.pregel._runner", "arun_with_retry", parameters=("task", "retry_policy")),
     Internal("langgraph", "langgraph.pregel._algo", "task_path_str", parameters=("tup",)),
+    Internal("langgraph", _LOOP, "PregelLoop.__init__", parameters=("trigger_to_nodes",)),  # and keeps it
+    # The steps of a node, of which the first is the node's own; and how an error handler's task is made.
+    Internal("langgraph", "langgraph._internal._runnable", "RunnableSeq.__init__", parameters=("steps",)),
+    Internal(
+        "langgraph",
+        "langgraph.pregel._algo",
+        "prepare_node_error_handler_task",
+        parameters=("failed_task", "handler_node_name"),
+    ),
+    Internal("langgraph", "langgraph.pregel._read", "PregelNode.error_handler_node"),
     Internal("langgraph", "langgraph.pregel.protocol", "PregelProtocol"),
     Internal("langgraph", "langgraph.graph._branch", "BranchSpec._route", parameters=("self", "input", "reader")),
     Internal("langgraph", "langgraph.graph._branch", "BranchSpec._aroute", parameters=("self", "input", "reader")),

@@ -64,6 +64,27 @@ def test_a_module_that_is_gone_is_named() -> None:
     assert Internal("langgraph", "langgraph.gone", "Loop").problem() == "langgraph.gone.Loop is gone"
 
 
+def test_an_attribute_that_objects_no_longer_have_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(PregelLoop.__annotations__, "prev_checkpoint_config")
+    (line,) = broken_internals()
+    assert "PregelLoop.prev_checkpoint_config is gone" in line
+
+
+def test_every_attribute_of_a_graph_run_that_is_read_is_declared() -> None:
+    """A run's loop is called `loop` wherever the recorder hands it on."""
+    read = {
+        node.attr
+        for path in ROOT.glob("marft_bridge/recording/*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "loop"
+    }
+    of_loops = [internal for internal in INTERNALS if internal.name.startswith("PregelLoop.")]
+    declared = {internal.name.partition(".")[2] for internal in of_loops}
+    declared |= {name for internal in of_loops for name in internal.parameters or ()}
+    assert {"manager", "trigger_to_nodes"} <= read
+    assert read - declared == set()
+
+
 def private_imports(source: str) -> set[str]:
     """Dotted names of LangGraph and LangChain with a part that begins with an underscore, imported anywhere in it."""
     names = {
