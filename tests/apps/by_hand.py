@@ -1,22 +1,28 @@
 """The apps of the suite, each with what a provider answers it, who acts, and D as it follows from the app's text.
 
 In an edge `a>b` is exact and `a?b` a bound from above; an agent that acts more than once is numbered. The tables were
-worked out from the apps alone: tests/apps/test_suite.py compares them with the record, docs/compatibility.md shows them.
+worked out from the apps alone; tests/apps/test_suite.py compares them with the record, docs/compatibility.md has them.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from langgraph.types import Command
-
 from support.fake_vllm import Answer
 
 FOLDER = Path(__file__).parent
+RECORDED = """
+from marft_bridge import wrap
+graph = wrap(graph, "traces.duckdb")
+"""
+"""What is added at the end of an app to record it."""
+RECORDING_LINES = len(RECORDED.split("\n")) - 2
 Body = dict[str, Any]
 Edges = dict[str, str]
 
@@ -29,7 +35,9 @@ class SuiteApp:
     answer: Callable[[Body], Answer]  # what the provider says to a request
     edges: Edges  # of its first run
     result: str  # a text that the final state of its first run holds; "" where it stops before its end
-    package: str | None = None  # that it is built with, besides LangChain and LangGraph; None: the pattern is written out
+    package: str | None = (
+        None  # that it is built with, besides LangChain and LangGraph; None: the pattern is written out
+    )
     agents: Sequence[str] = ()  # that act in the first run, one for each call
     silent_agents: Sequence[str] = ()  # that `init` sees besides, and that do not act on the first task
     later_inputs: Sequence[Any] = ()  # of more runs on the same thread
@@ -39,7 +47,7 @@ class SuiteApp:
     default_context: dict[str, Any] | None = None  # that `init` finds itself
     outcome: str = "terminated"  # of a run that nobody answers
     bounds_why: str = ""  # why its bounds are bounds
-    notes: str = ""
+    notes: str = ""  # what else a user should know
 
     def edges_by_exactness(self, mark: str) -> dict[str, int]:
         """Kind -> number of the edges of all runs that are exact (`>`) or bounds (`?`)."""
@@ -128,8 +136,11 @@ def adaptive_rag(body: Body) -> Answer:
         return json.dumps({"binary_score": "no" if "by day" in last(body) else "yes"})
     if "whether an answer resolves" in said(body):
         return '{"binary_score": "yes"}'
-    adaptive_rag.drafts = getattr(adaptive_rag, "drafts", 0) + 1  # type: ignore[attr-defined]
-    return "It hunts by day." if adaptive_rag.drafts % 2 else "It hunts at night."  # type: ignore[attr-defined]
+    _drafts[last(body)] += 1  # the second draft of a question is asked for in the same words
+    return "It hunts by day." if _drafts[last(body)] % 2 else "It hunts at night."
+
+
+_drafts: Counter[str] = Counter()
 
 
 def plan_and_execute(body: Body) -> Answer:
@@ -234,7 +245,8 @@ SUITE = {
         silent_agents=["general-purpose"],
         edges={
             "send": "model1>research-agent1 model2>critique-agent model2>fact-checker",
-            "trigger": "research-agent1>research-agent2 research-agent2>model2 critique-agent>model3 fact-checker>model3",
+            "trigger": "research-agent1>research-agent2 research-agent2>model2 critique-agent>model3 "
+            "fact-checker>model3",
             "tool": "research-agent1>research-agent2 model1>model2 model1>model3 model2>model3",
             # The tool makes each sub-agent's input of the packet that it was sent.
             "data": "research-agent1>research-agent2 model1>model2 model1>model3 model2>model3 "
@@ -345,10 +357,11 @@ SUITE = {
             "writing_team/doc_writer/model2>writing_team/supervisor2 writing_team/supervisor2>supervisor3",
             "tool": "research_team/search/model1>research_team/search/model2 "
             "writing_team/doc_writer/model1>writing_team/doc_writer/model2",
-            # A supervisor writes only `next`, which nobody reads. What a team says is its last action's, its supervisor's.
+            # A supervisor writes only `next`, which nobody reads. What a team says is that of its last action.
             "data": "research_team/search/model1>research_team/search/model2 "
             "research_team/search/model2>research_team/supervisor2 research_team/supervisor2>supervisor2 "
-            "research_team/supervisor2?writing_team/supervisor1 research_team/supervisor2?writing_team/doc_writer/model1 "
+            "research_team/supervisor2?writing_team/supervisor1 "
+            "research_team/supervisor2?writing_team/doc_writer/model1 "
             "research_team/supervisor2?writing_team/doc_writer/model2 "
             "research_team/supervisor2?writing_team/supervisor2 "
             "writing_team/doc_writer/model1>writing_team/doc_writer/model2 "
@@ -387,7 +400,7 @@ SUITE = {
         "LangGraph's guide to the functional API",
         joke_workflow,
         agents=["graph/generate_joke", "graph/improve_joke", "graph/polish_joke"],
-        # What a task is given is an exact edge; that the first joke decides on all of the rest goes by way of the second.
+        # What a task is given is an exact edge. That the first joke decides on the third goes by way of the second.
         edges={"data": "graph/generate_joke>graph/improve_joke graph/improve_joke>graph/polish_joke"},
         result="Add a surp joke",
     ),

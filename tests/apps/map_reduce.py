@@ -64,7 +64,21 @@ builder.add_edge("generate_joke", "best_joke")
 builder.add_edge("best_joke", END)
 graph = builder.compile()
 
-tasks = [{"id": f"{topic}-{n}", "topic": topic} for topic in ("animals", "tools", "plants") for n in range(4)]
+TOPICS = (
+    "animals",
+    "tools",
+    "plants",
+    "games",
+    "food",
+    "weather",
+    "maps",
+    "music",
+    "cities",
+    "rivers",
+    "coats",
+    "birds",
+)
+tasks = [{"id": topic, "topic": topic} for topic in TOPICS]
 
 
 def reward(task, state):

@@ -1,4 +1,4 @@
-"""LangChain's ReAct template: a model and its tools in a loop, with a context schema that names the model and prompt."""
+"""LangChain's ReAct template: a model and its tools in a loop; a context schema names the model and the prompt."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -35,7 +35,14 @@ class State(InputState):
     is_last_step: IsLastStep = field(default=False)
 
 
-CAPITALS = {"France": "Paris", "Peru": "Lima", "Ghana": "Accra", "Japan": "Tokyo", "Chad": "N'Djamena", "Iraq": "Baghdad"}
+CAPITALS = {
+    "France": "Paris",
+    "Peru": "Lima",
+    "Ghana": "Accra",
+    "Japan": "Tokyo",
+    "Chad": "N'Djamena",
+    "Iraq": "Baghdad",
+}
 
 
 def search(country: str) -> str:

@@ -15,14 +15,15 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from apps.by_hand import FOLDER, SUITE, SuiteApp
+from apps.by_hand import FOLDER, RECORDED, SUITE, SuiteApp
 from langchain_core.messages import BaseMessage
 from pydantic import BaseModel
 from rich.console import Console
@@ -35,6 +36,8 @@ from marft_bridge import cli
 from marft_bridge.commands.collect import collect
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import toml_to_config
+from marft_bridge.config.serve import ServeOptions
+from marft_bridge.rollouts.app import load_app
 from trace_store.records import Trajectory
 from trace_store.store import TraceStore
 from trace_store.threads import episodes_to_links
@@ -42,8 +45,6 @@ from trace_store.threads import episodes_to_links
 # langgraph-supervisor 0.0.31 still builds on LangGraph's older agent.
 pytestmark = pytest.mark.filterwarnings("ignore::langgraph.warnings.LangGraphDeprecatedSinceV10")
 
-RECORDED = 'from marft_bridge import wrap\n\ngraph = wrap(graph, "traces.duckdb")\n'
-"""What is added at the end of an app to record it."""
 FAST = "agents_as_tools"  # the one whose whole way is short enough for the fast tier
 
 
@@ -171,9 +172,11 @@ def test_an_app_runs_the_same_with_two_lines_that_record_it_and_its_d_is_the_one
     assert links[1:] == (list(app.links) or [None] * len(app.later_inputs))
 
 
-def go_all_the_way(name: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    app = SUITE[name]
-    (project / "app.py").write_text((FOLDER / f"{name}.py").read_text())
+def go_all_the_way(
+    app: SuiteApp, text: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`init` with a probe, `collect` with what it wrote, `traces show` and `doctor`; the record is the one by hand."""
+    (project / "app.py").write_text(text)
     flags = ["--tasks", "app.py:tasks", "--reward", "app.py:reward", "--model", "model", "--probe", "--yes"]
     if app.context is not None:
         flags += ["--context", json.dumps(app.context)]
@@ -189,9 +192,10 @@ def go_all_the_way(name: str, project: Path, monkeypatch: pytest.MonkeyPatch, ca
         assert [agent for agent in app.silent_agents if agent not in listed] == []
         assert graph.context == (app.context if app.context is not None else app.default_context)
         server.asked.clear()
-        changes = {"serve.attach": server.url, "collect.episodes": 2}
+        config = toml_to_config(Path("bridge.toml"), {"collect.episodes": 2})
+        config = config.model_copy(update={"serve": ServeOptions(attach=server.url)})  # in the place of a real server
         said = io.StringIO()
-        collect(toml_to_config(Path("bridge.toml"), changes), Reporter(Console(file=said, width=200)), resume=False)
+        collect(config, Reporter(Console(file=said, width=200)), resume=False)
         assert f"collected 2 {app.outcome}" in said.getvalue()
         assert {body["model"].rpartition("@")[2] for body in server.asked} == {"0"}  # no call went to the provider
     store = project / "runs/app/store.duckdb"
@@ -215,12 +219,54 @@ def go_all_the_way(name: str, project: Path, monkeypatch: pytest.MonkeyPatch, ca
 def test_what_init_writes_collect_accepts_and_the_store_is_sound(
     name: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    go_all_the_way(name, project, monkeypatch, capsys)
+    text = (FOLDER / f"{name}.py").read_text()
+    go_all_the_way(SUITE[name], text, project, monkeypatch=monkeypatch, capsys=capsys)
+
+
+NESTED = """
+
+def nested(inner, node):
+    builder = StateGraph(GraphState)
+    builder.add_node(node, inner)
+    builder.add_edge(START, node)
+    return builder.compile()
+
+
+graph = nested(nested(nested(graph, "desk"), "team"), "office")
+"""
+
+
+@pytest.mark.slow
+def test_what_init_writes_collect_accepts_of_routers_three_graphs_deep(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app, text = SUITE["adaptive_rag"], (FOLDER / "adaptive_rag.py").read_text()
+    inner = "office/team/desk/"
+    edges = {
+        kind: " ".join(inner + re.sub(r"([>?])", rf"\1{inner}", edge) for edge in text.split())
+        for kind, text in app.edges.items()
+    }
+    agents, silent_agents = ([inner + agent for agent in agents] for agents in (app.agents, app.silent_agents))
+    deep_app = replace(app, agents=agents, silent_agents=silent_agents, edges=edges)
+    go_all_the_way(deep_app, text + NESTED, project, monkeypatch=monkeypatch, capsys=capsys)
+
+
+@pytest.mark.parametrize("name", SUITE)
+def test_without_a_probe_init_lists_the_agents_that_show_and_opens_what_it_wrote(
+    name: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = SUITE[name]
+    (project / "app.py").write_text((FOLDER / f"{name}.py").read_text())
+    flags = ["--tasks", "app.py:tasks", "--reward", "app.py:reward", "--model", "model", "--yes"]
+    assert cli.run(["init", "app.py:graph", *flags]) == 0
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.out + captured.err
+    config = toml_to_config(Path("bridge.toml"))
+    assert set(config.graph.nodes) == {*app.agents, *app.silent_agents}
+    load_app(config)
 
 
 def test_every_app_of_the_folder_is_in_the_suite() -> None:
     files = {path.stem for path in FOLDER.glob("*.py")} - {"by_hand", "test_suite"}
     assert files == set(SUITE)
     assert len(SUITE) >= 12
-
-

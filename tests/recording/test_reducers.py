@@ -175,7 +175,8 @@ def test_messages_in_a_delta_channel_are_their_writers(recorder: Recorder) -> No
     schema = TypedDict("Delta", {"messages": Annotated[list[Any], DeltaChannel(extend)]})  # noqa: UP013
     graph = StateGraph(schema)
     for name in ("a", "b"):
-        graph.add_node(name, lambda state, name=name: model.invoke("?") and {"messages": [ToolMessage(name, tool_call_id=name)]})
+        reply = ToolMessage(name, tool_call_id=name)
+        graph.add_node(name, lambda state, reply=reply: model.invoke("?") and {"messages": [reply]})
     graph.add_node("reads", node_of(model, ["messages"], {}))
     for src, dst in [(START, "a"), ("a", "b"), ("b", "reads")]:
         graph.add_edge(src, dst)
