@@ -35,10 +35,10 @@ The versions are {versions}, and those in the table.
 
 EXPLANATION = """
 *Lines to record*: `from marft_bridge import wrap` and `graph = wrap(graph, "traces.duckdb")`, at the end of the app.
-*Lines to train*: what changes in the app for `init`, `collect` and what follows; its tasks and reward, which may lie in
-any file, stand at the end of each. *Options*: what `init` must be told besides `--tasks` and `--reward`, and writes
-into `bridge.toml`. *Agents*: those that act on the first task. *Exact edges* and *bounds* are counted over the runs of the
-test, by kind ([what they mean](recording.md#dependencies)).
+*Lines to train*: what changes in the app for `init`, `collect` and what follows; its tasks and reward, which may lie
+in any file, stand at the end of each. *Options*: what `init` must be told besides `--tasks` and `--reward`, and
+writes into `bridge.toml`. *Agents*: those that act on the first task. *Exact edges* and *bounds* are counted over the
+runs of the test, by kind ([what they mean](recording.md#dependencies)).
 
 A pattern without a package was written anew after its documentation, with LangGraph and LangChain alone.
 """
