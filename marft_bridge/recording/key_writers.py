@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from langchain_core.messages import RemoveMessage
+from langchain_core.messages import BaseMessage, RemoveMessage
 from langgraph.channels import AnyValue, BinaryOperatorAggregate, EphemeralValue, LastValue, Topic, UntrackedValue
 from langgraph.channels.last_value import LastValueAfterFinish
 from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
@@ -316,7 +316,9 @@ class _Children:
         fields = getattr(item, "__dict__", None)  # a message, a dataclass, a pydantic object
         if not isinstance(fields, dict) or isinstance(item, type):
             return object()
-        return (id(item), *((key, self._content(child, depth + 1)) for key, child in fields.items()))
+        # A message without an id is given one in place, by the reducer or before it: it stays its writer's message.
+        hidden = "id" if isinstance(item, BaseMessage) else None
+        return (id(item), *((key, self._content(child, depth + 1)) for key, child in fields.items() if key != hidden))
 
 
 @dataclass(slots=True)

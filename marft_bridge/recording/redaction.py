@@ -7,6 +7,7 @@ which attributes hold text for people.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections import Counter
@@ -22,6 +23,9 @@ FUNCTION = "function"  # name under which replacements by the user's function ar
 _FIELD = "secret_field"
 _ESCAPED = re.compile(r"\\(?:/|u00[2-7])")  # ASCII that JSON writers rarely escape; an escape hides pattern fragments
 _MARK = "[redacted:"
+_MAX_CLEAN_ELEMENTS = 20_000  # that are remembered
+_BETWEEN_ELEMENTS = re.compile(r"\s*([,\]])\s*")
+_read_element = json.JSONDecoder().raw_decode
 _MIN_CARD_NUMBER = 10**12  # the smallest number of 13 digits
 
 
@@ -35,6 +39,7 @@ class Redactor:
         self._patterns = [(pattern, Prefilter([pattern])) for pattern in chosen_patterns]
         self._redacts_fields = any(pattern.name == _FIELD for pattern in chosen_patterns)
         self._function = function
+        self._clean_elements: set[bytes] = set()  # digests of elements of JSON lists that hold nothing to redact
 
     def passes(self, text: str) -> bool:
         """Whether the text surely holds nothing to redact; False where only the full search can tell."""
@@ -75,6 +80,9 @@ class Redactor:
         is_suspect = self._may_match(text)
         if not is_suspect and self._function is None:
             return text
+        elements = _text_to_elements(text) if self._function is None else None
+        if elements is not None:
+            return self._list_to_clean(key, text, elements, replacements=replacements)
         container = _text_to_container(text)
         if container is not None:
             cleaned = self.value_to_clean(key, container, replacements)
@@ -85,6 +93,27 @@ class Redactor:
                 if replaced_count:
                     replacements[pattern.name] += replaced_count
         return text if self._function is None else self._apply_function(key, text, replacements)
+
+    def _list_to_clean(
+        self, key: str, text: str, elements: Sequence[tuple[str, Any]], replacements: Counter[str]
+    ) -> str:
+        """The text of a JSON list. Its elements, the messages of a prompt, come again in the prompts after it."""
+        cleaned_elements = []
+        changed = False
+        for element_text, element in elements:
+            digest = hashlib.blake2b(element_text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+            if digest in self._clean_elements:
+                cleaned_elements.append(element)
+                continue
+            cleaned_element = self.value_to_clean(key, element, replacements)
+            cleaned_elements.append(cleaned_element)
+            if cleaned_element != element:
+                changed = True
+            else:
+                if len(self._clean_elements) >= _MAX_CLEAN_ELEMENTS:
+                    self._clean_elements.clear()
+                self._clean_elements.add(digest)
+        return json.dumps(cleaned_elements, ensure_ascii=False) if changed else text
 
     def _may_match(self, text: str) -> bool:
         return self._prefilter.may_be_in(text) or ("\\" in text and _ESCAPED.search(text) is not None)
@@ -97,6 +126,26 @@ class Redactor:
         if cleaned != text:
             replacements[FUNCTION] += 1
         return cleaned
+
+
+def _text_to_elements(text: str) -> list[tuple[str, Any]] | None:
+    """The elements of a JSON list of objects, each with its text; None where the text holds something else."""
+    if not text.startswith("[{"):
+        return None
+    elements = []
+    position = 1
+    try:
+        while True:
+            element, end = _read_element(text, position)
+            elements.append((text[position:end], element))
+            separator = _BETWEEN_ELEMENTS.match(text, end)
+            if separator is None:
+                return None
+            position = separator.end()
+            if separator[1] == "]":
+                return elements if position == len(text) else None
+    except ValueError:
+        return None
 
 
 def _text_to_container(text: str) -> Any:

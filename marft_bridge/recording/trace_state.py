@@ -1,7 +1,8 @@
 """The state of a graph run while it is being recorded: its callback runs, tasks, writes, answers and open spans.
 
-One `OpenTrace` per root run, dropped when the run ends. Invariant: a task's sources are looked up once, when it
-starts, and its writes are noted once, when they are committed.
+One `OpenTrace` per root run, dropped when the run ends. Invariants: a task's sources are looked up once, when it
+starts, and its writes are noted once, when they are committed; a task is forgotten two supersteps later, with the
+graphs inside it, so that what a long run holds does not grow with the square of its length.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ class OpenTrace:
     answers: AnswerIndex = field(default_factory=AnswerIndex)
     tasks: dict[str, OpenTask] = field(default_factory=dict)  # by namespace; routers too
     routers: dict[str, OpenRouter] = field(default_factory=dict)  # by namespace
+    recent_tasks: dict[str, list[tuple[int, str]]] = field(default_factory=dict)  # graph -> (step, ns) not forgotten
     own_namespaces: dict[str, str] = field(default_factory=dict)  # LangGraph's -> ours, of tasks inside routers
     runs: dict[UUID, OpenRun] = field(default_factory=dict)
     span_count: int = 0  # spans opened so far
@@ -119,7 +121,8 @@ class OpenTrace:
             self._add_failure(sources, failed_ns)
         open_task = OpenTask(start, sources, reads, inherits=inherits, is_subgraph=is_subgraph(task))
         open_task.runs_side_by_side = runs_tools_side_by_side(task)
-        self.tasks[start.ns] = open_task
+        self._forget_tasks(graph_of(start.ns), before=start.step - 1)
+        self._keep_task(open_task)
         return open_task
 
     def _add_failure(self, sources: Sources, failed_ns: str) -> None:
@@ -129,11 +132,31 @@ class OpenTrace:
         if failed_ns in self.tasks:
             sources.sent_by = list(self.tasks[failed_ns].sources.sent_by)
 
+    def _keep_task(self, task: OpenTask) -> None:
+        self.tasks[task.start.ns] = task
+        self.recent_tasks.setdefault(graph_of(task.start.ns), []).append((task.start.step, task.start.ns))
+
+    def _forget_tasks(self, graph: str, before: int) -> None:
+        """Forgets a graph's tasks of the supersteps before this one, which have ended, and the graphs inside them."""
+        recent_tasks = self.recent_tasks.get(graph, [])
+        ended_tasks = [ns for step, ns in recent_tasks if step < before]
+        if not ended_tasks:
+            return
+        self.recent_tasks[graph] = [(step, ns) for step, ns in recent_tasks if step >= before]
+        inner_graphs = [name for name in list(self.recent_tasks) if _lies_in(name, ended_tasks)]
+        for inner_graph in inner_graphs:
+            ended_tasks += [ns for _, ns in self.recent_tasks.pop(inner_graph, [])]
+            self.ledger.forget_graph(inner_graph)
+        for ns in ended_tasks:
+            self.tasks.pop(ns, None)
+            self.routers.pop(ns, None)
+
     def start_router(self, task: PregelExecutableTask, ns: str, keys: Sequence[str] | None, node_span: Span) -> None:
         """Notes that a router of a task's node starts; see `langgraph_hooks.TaskListener.note_router_start`."""
         sources = self.ledger.start_router(self._task_to_writes(task, task.writes), keys)
         start = replace(self._task_to_start(task), ns=ns)
-        self.tasks[ns] = router_task = OpenTask(start, sources, reads=None, inherits=False)
+        router_task = OpenTask(start, sources, reads=None, inherits=False)
+        self._keep_task(router_task)
         write_count = len(task.writes)
         self.routers[ns] = OpenRouter(router_task, node_span, first_write=write_count, end_write=write_count)
 
@@ -189,3 +212,8 @@ class OpenTrace:
             subscribed=task.triggers,
             input=task.input,
         )
+
+
+def _lies_in(graph: str, tasks: Sequence[str]) -> bool:
+    """Whether one of these tasks runs the graph, or runs one around it."""
+    return any(graph == ns or graph.startswith(f"{ns}|") for ns in tasks)

@@ -251,6 +251,11 @@ class WriteLedger:
                 readable[key] = key_writers.with_fresh(task.step, own_writes.get(key, []))
             return Sources(triggered_by=[task.ns], readable=readable)
 
+    def forget_graph(self, name: str) -> None:
+        """Forgets a graph inside a task whose writes were noted long ago."""
+        with self._lock:
+            self._graphs.pop(name, None)
+
     def note_handoff(self, ns: str) -> None:
         """Notes that a task ended with a command for the graph around its own, whose writes are then this task's."""
         with self._lock:

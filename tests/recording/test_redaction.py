@@ -230,6 +230,45 @@ def test_what_comes_back_is_json_again_with_only_the_secret_gone() -> None:
     assert clean(untouched) == untouched
 
 
+def test_messages_that_come_again_in_later_prompts_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[str] = []
+    search = Prefilter.may_be_in
+    monkeypatch.setattr(Prefilter, "may_be_in", lambda self, text: searched.append(text) or search(self, text))
+    suspect = {"id": "00000000-0000-4000-8000-000000000000", "content": "no card at all"}  # has digits as a card has
+    messages = [suspect | {"turn": f"turn {turn}"} for turn in range(400)]
+    redactor = Redactor(GROUPS)
+    for turn in range(1, 401):
+        prompt = json.dumps(messages[:turn])
+        assert clean(prompt, redactor) == prompt
+    assert len(searched) < 400 * 50  # some for each new message, and not for those before it
+
+
+def test_a_secret_is_found_among_messages_that_were_searched_before() -> None:
+    key = "sk-" + "Ab1" * 16
+    harmless = {"content": "4000 0000 0000 0000, no card", "kwargs": {"n": [1, "two"]}}
+    secret = {"content": f"use {key}", "password": "hunter2"}
+    redactor = Redactor(GROUPS)
+    for messages in (
+        [harmless],
+        [harmless, secret],
+        [secret],
+        [secret, harmless, secret],
+        [harmless, 4111111111111111],
+    ):
+        for text in (json.dumps(messages), json.dumps(messages, indent=1), json.dumps({"messages": messages})):
+            assert clean(text, redactor) == clean(text, Redactor(GROUPS))
+            assert key not in clean(text, redactor)
+            assert "hunter2" not in clean(text, redactor)
+            assert "4111111111111111" not in clean(text, redactor)
+
+
+@pytest.mark.parametrize("text", ["[{}", "[{}]x", "[{},]", '[{"a": 1} {"b": 2}]', "[{]", "[{} , {}]", "[{}, [1], 2]"])
+def test_a_list_that_is_none_is_searched_as_text(text: str) -> None:
+    key = "sk-" + "Ab1" * 16
+    for suspect in (f"{text} {key}", text.replace("{}", json.dumps({"k": key}))):
+        assert key not in clean(suspect)
+
+
 def test_a_field_that_is_named_like_a_secret_is_one_whatever_its_value() -> None:
     cleaned = json.loads(
         clean(json.dumps({"headers": {"Authorization": "Basic x"}, "password": "tiger", "n": "tiger"}))

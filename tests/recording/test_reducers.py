@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, ToolMessage
 from langgraph.channels import EphemeralValue
+from langgraph.channels.delta import DeltaChannel
 from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.graph.message import REMOVE_ALL_MESSAGES
+from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
 from langgraph.types import Overwrite
 from support.edge_rig import node_of, recorded_edges, says
 
@@ -61,6 +62,14 @@ def cell(text: str) -> dict[str, str]:
     return {"text": text}
 
 
+def newest_two(earlier: list[Any], later: list[Any]) -> list[Any]:
+    return add_messages(earlier, later)[-2:]  # type: ignore[index,return-value]
+
+
+def by(*names: str) -> list[HumanMessage]:
+    return [HumanMessage(name) for name in names]
+
+
 # reducer, what a and b write -> the data edges into c, which reads the key
 CASES: dict[str, tuple[Any, Callable[..., Any], Any, Any, str]] = {
     "a text that is replaced": (str, replace, "by a", "by b", "b>c"),
@@ -81,6 +90,8 @@ CASES: dict[str, tuple[Any, Callable[..., Any], Any, Any, str]] = {
     "a dict under a reducer of one's own": (dict, lambda x, y: {**x, **y}, {"x": cell("a")}, {"x": cell("b")}, "b>c"),
     "a dict in a list that is changed in place": (list, merge_in_place, [cell("a")], [cell("b")], "a?c b?c"),
     "dicts in a list of which a's is cut off": (list, keep_two, [cell("a")], [cell("b"), cell("c")], "b>c"),
+    "messages that are given ids by a reducer of one's own": (list, newest_two, by("a"), by("b"), "a>c b>c"),
+    "messages of which a's is cut off": (list, newest_two, by("a"), by("b", "b"), "b>c"),
     "an overwritten list": (list, operator.add, ["by a"], Overwrite(["by b"]), "b>c"),
     "an overwritten text": (str, joined, "by a", Overwrite("by b"), "b>c"),
 }
@@ -155,6 +166,22 @@ def test_a_reader_depends_on_those_whose_messages_are_left_and_on_those_who_remo
         {"messages": [HumanMessage("hi")]}
     )
     assert into_reads(recorder) == edges
+
+
+def test_messages_in_a_delta_channel_are_their_writers(recorder: Recorder) -> None:
+    def extend(earlier: list[Any], writes: Any) -> list[Any]:
+        return [*earlier, *(message for write in writes for message in write)]
+
+    schema = TypedDict("Delta", {"messages": Annotated[list[Any], DeltaChannel(extend)]})  # noqa: UP013
+    graph = StateGraph(schema)
+    for name in ("a", "b"):
+        reply = ToolMessage(name, tool_call_id=name)
+        graph.add_node(name, lambda state, reply=reply: model.invoke("?") and {"messages": [reply]})
+    graph.add_node("reads", node_of(model, ["messages"], {}))
+    for src, dst in [(START, "a"), ("a", "b"), ("b", "reads")]:
+        graph.add_edge(src, dst)
+    wrap(graph.compile(), recorder).invoke({"messages": [HumanMessage("hi")]})
+    assert into_reads(recorder) == "a>reads b>reads"
 
 
 def test_a_message_without_an_id_can_be_removed_by_the_one_that_it_was_given(recorder: Recorder) -> None:

@@ -266,7 +266,7 @@ import marft_bridge
 
 # A saver on the disk: what it holds is loaded and saved whole.
 folder, value = Path(sys.argv[1]), eval(sys.argv[2])
-saver, file = InMemorySaver(), folder / "saver"
+nodes, saver, file = sys.argv[3].split(","), InMemorySaver(), folder / sys.argv[4]
 if file.exists():
     storage, saver.writes, blobs = pickle.loads(file.read_bytes())
     saver.writes = defaultdict(dict, saver.writes)
@@ -274,11 +274,18 @@ if file.exists():
     for name, namespaces in storage.items():
         for namespace, checkpoints in namespaces.items():
             saver.storage[name][namespace].update(checkpoints)
-graph = marft_bridge.wrap(asking("plan", "ask", stops_at="ask").compile(checkpointer=saver), folder / "s.duckdb")
+graph = marft_bridge.wrap(asking(*nodes, stops_at="ask").compile(checkpointer=saver), folder / "s.duckdb")
 graph.invoke(value, thread("t"))
 storage = {name: dict(namespaces) for name, namespaces in saver.storage.items()}
 file.write_bytes(pickle.dumps((storage, dict(saver.writes), dict(saver.blobs))))
 """
+
+
+def run_in_a_process(folder: Path, value: str, nodes: str = "plan,ask", saver: str = "saver") -> None:
+    """One run on the thread `t` in a process of its own, which finds the thread in a file."""
+    prelude = f"import sys; sys.path[:0] = [{str(TESTS)!r}, {str(ROOT)!r}]\n"
+    command = [sys.executable, "-c", prelude + SCRIPT, str(folder), value, nodes, saver]
+    subprocess.run(command, check=True, timeout=120)
 
 
 @pytest.mark.slow
@@ -286,13 +293,31 @@ file.write_bytes(pickle.dumps((storage, dict(saver.writes), dict(saver.blobs))))
 def test_runs_of_other_processes_are_linked_whatever_was_taken_in(tmp_path: Path, taken_in: tuple[int, ...]) -> None:
     path = tmp_path / "s.duckdb"
     for number, value in enumerate(("{'q': '1'}", "Command(resume='!')", "{'q': '2'}")):
-        prelude = f"import sys; sys.path[:0] = [{str(TESTS)!r}, {str(ROOT)!r}]\n"
-        subprocess.run([sys.executable, "-c", prelude + SCRIPT, str(tmp_path), value], check=True, timeout=120)
+        run_in_a_process(tmp_path, value)
         if number in taken_in:
             with TraceStore.open(path) as store:
                 store.take_in()
     assert links(path) == [(None, None, 1), ("resume", 0, 1), ("turn", 1, 2)]
     assert {episode.parent_episode for episode in episodes(path)} == {None}  # no process knew the other's
+
+
+@pytest.mark.slow
+def test_across_processes_another_graph_is_no_link_and_a_new_input_no_resume(tmp_path: Path) -> None:
+    run_in_a_process(tmp_path, "{'q': '1'}")  # 0: interrupted
+    run_in_a_process(
+        tmp_path, "{'q': '1'}", nodes="plan,write", saver="own saver"
+    )  # 1: another graph of that thread id
+    run_in_a_process(tmp_path, "{'q': '2'}")  # 2: a new input, interrupted too
+    run_in_a_process(tmp_path, "Command(resume='!')")  # 3
+    assert links(tmp_path / "s.duckdb") == [(None, None, 1), (None, None, 1), ("turn", 0, 2), ("resume", 2, 2)]
+
+
+@pytest.mark.slow
+def test_across_processes_what_another_graph_left_on_the_thread_is_no_link(tmp_path: Path) -> None:
+    run_in_a_process(tmp_path, "{'q': '1'}")  # 0: interrupted
+    run_in_a_process(tmp_path, "{'q': '1'}", nodes="plan,write")  # 1: another graph in the same file
+    run_in_a_process(tmp_path, "{'q': '2'}")  # 2: finds what 1 left
+    assert links(tmp_path / "s.duckdb") == [(None, None, 1)] * 3
 
 
 def test_a_subject_is_erased_with_the_turns_that_repeat_what_was_said(tmp_path: Path) -> None:

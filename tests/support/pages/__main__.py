@@ -5,6 +5,7 @@ from __future__ import annotations
 from support.pages import (
     architecture_page,
     commands_page,
+    compatibility_page,
     concepts_page,
     config_page,
     store_page,
@@ -16,6 +17,7 @@ from support.pages import (
 PAGES = (
     architecture_page,
     commands_page,
+    compatibility_page,
     concepts_page,
     config_page,
     store_page,
