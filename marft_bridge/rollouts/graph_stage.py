@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.model_calls.clients.sdk_hooks import redirected_clients
 from marft_bridge.model_calls.redirect import redirected_models
 from marft_bridge.recording.instrument import instrument_paused
 from marft_bridge.recording.recorder import Recorder
@@ -38,6 +39,7 @@ def open_stage(config: BridgeConfig, folder: RunFolder, reporter: Reporter) -> I
             app_tracing(config.record.keep_app_tracing),
             asyncio.Runner() as loop,
             redirected_models(),
+            redirected_clients() if config.record.other_clients else nullcontext(),
             instrument_paused(),
         ):
             yield Stage(config, folder, reporter, loop=loop, recorder=recorder)

@@ -1,0 +1,228 @@
+"""The packages openai and anthropic -> `ClientCall`s of what a node asks with them, sync, async and streamed.
+
+Both are made by the same generator: every resource of theirs, also one that was made long ago, and every way to call it
+(`create`, `parse`, `stream`, `with_raw_response`) ends in `request` of the client's base class, and every answer in
+`_process_response`. These two are wrapped while somebody records or redirects. Invariants: a request that is no chat
+call of a node goes through untouched; the methods are restored at the end, or, where another library has wrapped them
+meanwhile, left in place, inactive.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from marft_bridge.model_calls.clients.client_call import ClientCall, open_call, running_call
+from marft_bridge.model_calls.clients.import_hook import call_when_imported, cancel_import_calls
+from marft_bridge.model_calls.clients.openai_chat import OpenAIChat
+from marft_bridge.model_calls.clients.served_call import ServedCall, current_route, make_http_client
+from marft_bridge.model_calls.clients.wire import Body, Wire
+
+log = logging.getLogger("marft_bridge")
+
+_WIRES: dict[str, dict[str, Wire]] = {"openai": {"/chat/completions": OpenAIChat()}}
+"""Package -> path of a request, as its resources give it -> form."""
+_CLIENTS = {"openai": ("OpenAI", "AsyncOpenAI"), "anthropic": ("Anthropic", "AsyncAnthropic")}
+
+
+class _Patches:
+    """The wrapped methods of the packages that are imported."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._user_count = self._redirecting_count = 0
+        self._methods: list[tuple[Any, str, Any, Any]] = []  # class, name, original, ours
+
+    @property
+    def is_active(self) -> bool:
+        return self._user_count > 0
+
+    @property
+    def redirects(self) -> bool:
+        return self._redirecting_count > 0
+
+    def attach(self, *, redirects: bool = False) -> None:
+        """Wraps the packages, now or when they are imported; calls nest."""
+        with self._lock:
+            self._redirecting_count += redirects
+            self._user_count += 1
+            if self._user_count == 1:
+                for package in _WIRES:
+                    call_when_imported(package, self._wrap_package)
+
+    def detach(self, *, redirects: bool = False) -> None:
+        """Undoes one `attach`."""
+        with self._lock:
+            self._redirecting_count -= redirects
+            self._user_count -= 1
+            if self._user_count == 0:
+                cancel_import_calls(self._wrap_package)
+                while self._methods:
+                    owner, name, original, replacement = self._methods.pop()
+                    if vars(owner).get(name) is replacement:
+                        setattr(owner, name, original)
+
+    def _wrap_package(self, package: ModuleType) -> None:
+        wires = _WIRES[package.__name__]
+        for name, wrappers in zip(_CLIENTS[package.__name__], (_SYNC_WRAPPERS, _ASYNC_WRAPPERS), strict=True):
+            owners = {method: _owner_of(getattr(package, name, None), method) for method in wrappers}
+            if None in owners.values():
+                missing = next(method for method, owner in owners.items() if owner is None)
+                log.warning(
+                    "calls with %s.%s are not recorded: this release has no method %r", package.__name__, name, missing
+                )
+                continue
+            with self._lock:
+                for method, owner in owners.items():
+                    original = vars(owner)[method]
+                    replacement = functools.wraps(original)(wrappers[method](original, wires))
+                    self._methods.append((owner, method, original, replacement))
+                    setattr(owner, method, replacement)
+
+
+client_patches = _Patches()
+
+
+@contextmanager
+def redirected_clients() -> Iterator[None]:
+    """While the block runs, episodes whose routing names a `chat` have calls of these clients redirected."""
+    client_patches.attach(redirects=True)
+    try:
+        yield
+    finally:
+        client_patches.detach(redirects=True)
+
+
+def _owner_of(client_class: Any, method: str) -> Any:
+    """The class that defines a method of a client."""
+    return next((each for each in getattr(client_class, "__mro__", ()) if method in vars(each)), None)
+
+
+def _begin(client: Any, options: Any, stream: bool, wires: Mapping[str, Wire]) -> tuple[Any, ClientCall | None, Any]:
+    """The client that makes the request, the call where it is one of a node, and how the served model answers it.
+
+    Raises:
+        GraphError: the node has a route, and the served model cannot answer this call.
+    """
+    wire = wires.get(str(options.url).partition("?")[0]) if options.method.lower() == "post" else None
+    if wire is None or not client_patches.is_active:
+        return client, None, None
+    call = open_call(wire, lambda: _options_to_body(options, stream))
+    if call is None:
+        return client, None, None
+    route = current_route() if client_patches.redirects else None
+    parameters = {} if route is None else {"model": route.model, "temperature": route.temperature}
+    call.start(parameters)
+    if route is None:
+        return client, call, None
+    try:
+        served = ServedCall(call, _own_timeout(options))
+    except BaseException as error:
+        call.fail(error)
+        raise
+    return _client_on_served(client, served), call, served
+
+
+def _options_to_body(options: Any, stream: bool) -> Body:
+    body = {**(options.json_data or {}), **(options.extra_json or {})}
+    return body | ({"stream": True} if stream else {})
+
+
+def _own_timeout(options: Any) -> Any:
+    """The time limit of this one call; None where it has none of its own."""
+    return None if type(options.timeout).__name__ == "NotGiven" else options.timeout
+
+
+def _client_on_served(client: Any, served: ServedCall) -> Any:
+    """A copy of the client whose requests the served model answers, without credentials of the hosted service."""
+    http = _http_library(client._client)
+    is_async = isinstance(client._client, http.AsyncClient)
+    stand_in = copy.copy(client)
+    stand_in._client = make_http_client(served, http, is_async=is_async)
+    stand_in._prepare_options = _same_async if is_async else _same
+    stand_in._prepare_request = _nothing_async if is_async else _nothing
+    stand_in._validate_headers = _nothing
+    if getattr(client, "_middleware", None):  # a chain is bound to the client that built it
+        stand_in._middleware_chain = stand_in._build_middleware_chain()
+    return stand_in
+
+
+def _http_library(http_client: Any) -> ModuleType:
+    """httpx or httpx2, whichever the client's HTTP client is of."""
+    names = (each.__module__.partition(".")[0] for each in type(http_client).__mro__)
+    return next(sys.modules[name] for name in names if name in ("httpx", "httpx2"))
+
+
+def _same(options: Any) -> Any:
+    return options
+
+
+async def _same_async(options: Any) -> Any:
+    return options
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """In place of what only the hosted service needs."""
+
+
+async def _nothing_async(*args: Any, **kwargs: Any) -> None:
+    """As above."""
+
+
+def _wrap_request(original: Callable[..., Any], wires: Mapping[str, Wire]) -> Callable[..., Any]:
+    def request(client: Any, cast_to: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
+        client, call, served = _begin(client, options, bool(kwargs.get("stream")), wires=wires)
+        if call is None:
+            return original(client, cast_to, options, *args, **kwargs)
+        with _running(call, served):
+            return original(client, cast_to, options, *args, **kwargs)
+
+    return request
+
+
+def _wrap_async_request(original: Callable[..., Any], wires: Mapping[str, Wire]) -> Callable[..., Any]:
+    async def request(client: Any, cast_to: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
+        client, call, served = _begin(client, options, bool(kwargs.get("stream")), wires=wires)
+        if call is None:
+            return await original(client, cast_to, options, *args, **kwargs)
+        with _running(call, served):
+            return await original(client, cast_to, options, *args, **kwargs)
+
+    return request
+
+
+@contextmanager
+def _running(call: ClientCall, served: ServedCall | None) -> Iterator[None]:
+    reset_token = running_call.set(call)
+    try:
+        yield
+    except BaseException as error:
+        call.fail(error)
+        if served is not None and served.failure is not None and isinstance(error, Exception):
+            raise served.failure from error  # the client takes it for a failed connection
+        raise
+    finally:
+        running_call.reset(reset_token)
+
+
+def _wrap_process(original: Callable[..., Any], wires: Mapping[str, Wire]) -> Callable[..., Any]:  # noqa: ARG001
+    """Works for both kinds: the asynchronous method's coroutine is returned as it is."""
+
+    def process_response(client: Any, *args: Any, **kwargs: Any) -> Any:
+        call = running_call.get()
+        if call is not None and "response" in kwargs:
+            call.watch_response(kwargs["response"])
+        return original(client, *args, **kwargs)
+
+    return process_response
+
+
+_SYNC_WRAPPERS = {"request": _wrap_request, "_process_response": _wrap_process}
+_ASYNC_WRAPPERS = {"request": _wrap_async_request, "_process_response": _wrap_process}
