@@ -14,6 +14,7 @@ from langchain_core.outputs import LLMResult
 
 from marft_bridge.model_calls.clients.wire import (
     Body,
+    add_call_part,
     event_to_bytes,
     make_message,
     make_result,
@@ -146,11 +147,7 @@ def _add_part(choice: Body, part: Body) -> None:
     if delta.get("content") is not None:
         message["content"] = message.get("content", "") + delta["content"]
     for call in delta.get("tool_calls") or ():
-        known_call = message.setdefault("tool_calls", {}).setdefault(call.get("index", 0), {"function": {}})
-        known_call["id"] = call.get("id") or known_call.get("id")
-        function = call.get("function") or {}
-        for name in ("name", "arguments"):
-            known_call["function"][name] = known_call["function"].get(name, "") + (function.get(name) or "")
+        add_call_part(message.setdefault("tool_calls", {}), call)
     choice["finish_reason"] = part.get("finish_reason") or choice.get("finish_reason")
 
 

@@ -22,13 +22,17 @@ from typing import Any
 from marft_bridge.model_calls.clients.client_call import ClientCall, open_call, running_call
 from marft_bridge.model_calls.clients.import_hook import call_when_imported, cancel_import_calls
 from marft_bridge.model_calls.clients.openai_chat import OpenAIChat
+from marft_bridge.model_calls.clients.openai_responses import OpenAIResponses
 from marft_bridge.model_calls.clients.served_call import ServedCall, current_route, make_http_client
 from marft_bridge.model_calls.clients.wire import Body, Wire
 
 log = logging.getLogger("marft_bridge")
 
-_WIRES: dict[str, dict[str, Wire]] = {"openai": {"/chat/completions": OpenAIChat()}}
+_WIRES: dict[str, dict[str, Wire]] = {
+    "openai": {"/chat/completions": OpenAIChat(), "/responses": OpenAIResponses()},
+}
 """Package -> path of a request, as its resources give it -> form."""
+_NOT_GIVEN = ("NotGiven", "Omit")  # the packages' own words for an argument that the caller left out
 _CLIENTS = {"openai": ("OpenAI", "AsyncOpenAI"), "anthropic": ("Anthropic", "AsyncAnthropic")}
 
 
@@ -131,13 +135,14 @@ def _begin(client: Any, options: Any, stream: bool, wires: Mapping[str, Wire]) -
 
 
 def _options_to_body(options: Any, stream: bool) -> Body:
-    body = {**(options.json_data or {}), **(options.extra_json or {})}
+    fields = {**(options.json_data or {}), **(options.extra_json or {})}
+    body = {name: value for name, value in fields.items() if type(value).__name__ not in _NOT_GIVEN}
     return body | ({"stream": True} if stream else {})
 
 
 def _own_timeout(options: Any) -> Any:
     """The time limit of this one call; None where it has none of its own."""
-    return None if type(options.timeout).__name__ == "NotGiven" else options.timeout
+    return None if type(options.timeout).__name__ in _NOT_GIVEN else options.timeout
 
 
 def _client_on_served(client: Any, served: ServedCall) -> Any:

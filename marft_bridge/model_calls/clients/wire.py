@@ -71,13 +71,6 @@ def refusal(node: str, wish: str) -> GraphError:
     )
 
 
-def refuse_unknown(body: Mapping[str, Any], known_fields: frozenset[str], node: str) -> None:
-    """Refuses a request with a field that is neither carried nor left out knowingly. Raises GraphError."""
-    unknown_fields = sorted(name for name, value in body.items() if value is not None and name not in known_fields)
-    if unknown_fields:
-        raise refusal(node, repr(unknown_fields[0]))
-
-
 def bytes_to_events(stream: bytes) -> list[Body]:
     """The JSON events of a stream of server-sent events; what is cut off at its end is left out."""
     events = []
@@ -94,6 +87,15 @@ def event_to_bytes(event: Mapping[str, Any], *, named: bool) -> bytes:
     """One server-sent event; `named`: with its type as the event's name."""
     head = f"event: {event['type']}\n" if named else ""
     return f"{head}data: {json.dumps(event)}\n\n".encode()
+
+
+def add_call_part(calls: dict[int, Body], part: Mapping[str, Any]) -> None:
+    """Adds one streamed part of a tool call, in the form of a chat, to the calls so far, by their index."""
+    call = calls.setdefault(part.get("index", 0), {"id": None, "function": {"name": "", "arguments": ""}})
+    call["id"] = part.get("id") or call["id"]
+    for name, value in (part.get("function") or {}).items():
+        if name in call["function"]:
+            call["function"][name] += value or ""
 
 
 def split_tool_calls(calls: Sequence[tuple[str | None, str, str]]) -> tuple[list[ToolCall], list[InvalidToolCall]]:
