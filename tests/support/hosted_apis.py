@@ -169,7 +169,7 @@ def message_events(body: dict[str, Any]) -> list[dict[str, Any]]:
         deltas = [{"type": "text_delta", "text": part} for part in parts]
     else:
         opened = block | {"input": {}}
-        deltas = [{"type": "input_json_delta", "partial_json": part} for part in ('{"word": ', '"owl"}')]
+        deltas = [{"type": "input_json_delta", "partial_json": part} for part in ('{"word": "owl"}',)]
     return [
         {"type": "message_start", "message": begun},
         {"type": "content_block_start", "index": 0, "content_block": opened},

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from marft_bridge.model_calls.clients.anthropic_messages import AnthropicMessages
 from marft_bridge.model_calls.clients.client_call import ClientCall, open_call, running_call
 from marft_bridge.model_calls.clients.import_hook import call_when_imported, cancel_import_calls
 from marft_bridge.model_calls.clients.openai_chat import OpenAIChat
@@ -30,6 +31,7 @@ log = logging.getLogger("marft_bridge")
 
 _WIRES: dict[str, dict[str, Wire]] = {
     "openai": {"/chat/completions": OpenAIChat(), "/responses": OpenAIResponses()},
+    "anthropic": {"/v1/messages": AnthropicMessages()},
 }
 """Package -> path of a request, as its resources give it -> form."""
 _NOT_GIVEN = ("NotGiven", "Omit")  # the packages' own words for an argument that the caller left out
@@ -211,7 +213,7 @@ def _running(call: ClientCall, served: ServedCall | None) -> Iterator[None]:
     except BaseException as error:
         call.fail(error)
         if served is not None and served.failure is not None and isinstance(error, Exception):
-            raise served.failure from error  # the client takes it for a failed connection
+            raise served.failure from error
         raise
     finally:
         running_call.reset(reset_token)

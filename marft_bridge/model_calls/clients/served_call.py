@@ -159,10 +159,10 @@ class ServedCall:
             return self._json_response(chat, request, http)
         except ServingError as error:
             self.failure = error
-            raise
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             self.failure = tokens.malformed_error(f"{type(error).__name__}: {error}")
-            raise self.failure from error
+        # A status that no client tries again; the caller gets `failure` instead of the client's error.
+        return http.Response(400, headers=_HEADERS, json=self._wire.error_to_body(str(self.failure)), request=request)
 
     def _json_response(self, chat: Body, request: Any, http: ModuleType) -> Any:
         answer = self._wire.chat_to_answer(chat, self._call.body)
