@@ -19,7 +19,7 @@ from langgraph.pregel import Pregel
 from marft_bridge.common.errors import ConfigError, GraphError
 from marft_bridge.common.library_internals import var_child_runnable_config
 from marft_bridge.config.record import RecordOptions
-from marft_bridge.model_calls.clients.sdk_hooks import client_patches
+from marft_bridge.model_calls.clients.hooks import client_patches
 from marft_bridge.recording.exit_line import count_for_exit
 from marft_bridge.recording.langgraph_hooks import task_hooks
 from marft_bridge.recording.recorder import Recorder

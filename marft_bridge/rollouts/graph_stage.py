@@ -13,7 +13,7 @@ from typing import Any
 
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
-from marft_bridge.model_calls.clients.sdk_hooks import redirected_clients
+from marft_bridge.model_calls.clients.hooks import redirected_clients
 from marft_bridge.model_calls.redirect import redirected_models
 from marft_bridge.recording.instrument import instrument_paused
 from marft_bridge.recording.recorder import Recorder

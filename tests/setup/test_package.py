@@ -30,6 +30,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = ("marft_bridge", "trace_store", "trainers")
 DELIBERATELY_ABSENT = {
     *("cellpylib", "drawsvg", "pycosat", "zss"),
+    "boto3",
     *("llama-cpp-python", "llm", "torchaudio", "torchcodec", "torchvision"),
 }
 # Distribution -> (what it declares and the pins do not satisfy, the pin that works all the same). The head of

@@ -13,7 +13,7 @@ import httpx
 from langgraph.graph import START, StateGraph
 
 from marft_bridge.config.record import RecordOptions
-from marft_bridge.model_calls.clients.sdk_hooks import redirected_clients
+from marft_bridge.model_calls.clients.hooks import redirected_clients
 from marft_bridge.model_calls.node_chat_model import NodeChat
 from marft_bridge.model_calls.redirect import redirected_models
 from marft_bridge.model_calls.routing import Route, Routing, current_routing

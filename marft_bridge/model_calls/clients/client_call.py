@@ -53,6 +53,7 @@ class ClientCall:
     ) -> None:
         self.wire, self.body = wire, body
         self.tokens: ExactTokens | None = None  # of a redirected call
+        self.reads_http = True  # its answer is that of the HTTP response; False: it is given to `end_with`
         self._run_id = uuid.uuid4()
         self._listeners, self._parent_run_id, self._metadata = listeners, parent_run_id, metadata
         self._context = contextvars.copy_context()  # a stream may end in another one
@@ -122,13 +123,19 @@ class ClientCall:
 
     def end(self) -> None:
         """Ends the call with the answer that has arrived."""
+        self.end_with(self._read_parts)
+
+    def _read_parts(self) -> Any:
+        stream = b"".join(self._parts)
+        return self.wire.events_to_answer(bytes_to_events(stream)) if self._is_stream else json.loads(stream)
+
+    def end_with(self, read_answer: Callable[[], Body | None]) -> None:
+        """Ends the call with an answer in the provider's form; None for a stream that was left early."""
         if self._is_over:
             return
-        answer: Body | None = None
         error: Exception | None = None
         try:
-            stream = b"".join(self._parts)
-            answer = self.wire.events_to_answer(bytes_to_events(stream)) if self._is_stream else json.loads(stream)
+            answer = read_answer()
             result = None if answer is None else self.wire.answer_to_result(answer)
         except Exception as failure:  # noqa: BLE001 - an answer that only the app can read
             result, error = None, failure
@@ -183,6 +190,8 @@ def plain_json(value: Any) -> Any:
 
 
 def _to_plain(value: Any) -> Any:
+    if isinstance(value, type):
+        return value.model_json_schema() if hasattr(value, "model_json_schema") else str(value)
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json", exclude_unset=True, warnings=False)
     if hasattr(value, "__iter__"):

@@ -13,7 +13,6 @@ import copy
 import functools
 import logging
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
@@ -21,10 +20,15 @@ from typing import Any
 
 from marft_bridge.model_calls.clients.anthropic_messages import AnthropicMessages
 from marft_bridge.model_calls.clients.client_call import ClientCall, open_call, running_call
-from marft_bridge.model_calls.clients.import_hook import call_when_imported, cancel_import_calls
 from marft_bridge.model_calls.clients.openai_chat import OpenAIChat
 from marft_bridge.model_calls.clients.openai_responses import OpenAIResponses
-from marft_bridge.model_calls.clients.served_call import ServedCall, current_route, make_http_client
+from marft_bridge.model_calls.clients.patches import PatchState
+from marft_bridge.model_calls.clients.served_call import (
+    ServedCall,
+    current_route,
+    make_http_client,
+    served_failures,
+)
 from marft_bridge.model_calls.clients.wire import Body, Wire
 
 log = logging.getLogger("marft_bridge")
@@ -38,72 +42,31 @@ _NOT_GIVEN = ("NotGiven", "Omit")  # the packages' own words for an argument tha
 _CLIENTS = {"openai": ("OpenAI", "AsyncOpenAI"), "anthropic": ("Anthropic", "AsyncAnthropic")}
 
 
-class _Patches:
-    """The wrapped methods of the packages that are imported."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._user_count = self._redirecting_count = 0
-        self._methods: list[tuple[Any, str, Any, Any]] = []  # class, name, original, ours
-
-    @property
-    def is_active(self) -> bool:
-        return self._user_count > 0
-
-    @property
-    def redirects(self) -> bool:
-        return self._redirecting_count > 0
-
-    def attach(self, *, redirects: bool = False) -> None:
-        """Wraps the packages, now or when they are imported; calls nest."""
-        with self._lock:
-            self._redirecting_count += redirects
-            self._user_count += 1
-            if self._user_count == 1:
-                for package in _WIRES:
-                    call_when_imported(package, self._wrap_package)
-
-    def detach(self, *, redirects: bool = False) -> None:
-        """Undoes one `attach`."""
-        with self._lock:
-            self._redirecting_count -= redirects
-            self._user_count -= 1
-            if self._user_count == 0:
-                cancel_import_calls(self._wrap_package)
-                while self._methods:
-                    owner, name, original, replacement = self._methods.pop()
-                    if vars(owner).get(name) is replacement:
-                        setattr(owner, name, original)
-
-    def _wrap_package(self, package: ModuleType) -> None:
-        wires = _WIRES[package.__name__]
-        for name, wrappers in zip(_CLIENTS[package.__name__], (_SYNC_WRAPPERS, _ASYNC_WRAPPERS), strict=True):
-            owners = {method: _owner_of(getattr(package, name, None), method) for method in wrappers}
-            if None in owners.values():
-                missing = next(method for method, owner in owners.items() if owner is None)
-                log.warning(
-                    "calls with %s.%s are not recorded: this release has no method %r", package.__name__, name, missing
-                )
-                continue
-            with self._lock:
-                for method, owner in owners.items():
-                    original = vars(owner)[method]
-                    replacement = functools.wraps(original)(wrappers[method](original, wires))
-                    self._methods.append((owner, method, original, replacement))
-                    setattr(owner, method, replacement)
+def patch_sdk(package: ModuleType, state: PatchState) -> Iterator[Callable[[], None]]:
+    """See `patches.PatchPackage`."""
+    wires = _WIRES[package.__name__]
+    for name, wrappers in zip(_CLIENTS[package.__name__], (_SYNC_WRAPPERS, _ASYNC_WRAPPERS), strict=True):
+        owners = {method: _owner_of(getattr(package, name, None), method) for method in wrappers}
+        if None in owners.values():
+            missing = next(method for method, owner in owners.items() if owner is None)
+            log.warning(
+                "calls with %s.%s are not recorded: this release has no method %r", package.__name__, name, missing
+            )
+            continue
+        for method, owner in owners.items():
+            yield _replace_method(owner, method, functools.partial(wrappers[method], wires=wires, state=state))
 
 
-client_patches = _Patches()
+def _replace_method(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Callable[[], None]:
+    original = vars(owner)[name]
+    replacement = functools.wraps(original)(wrap(original))
+    setattr(owner, name, replacement)
 
+    def restore() -> None:
+        if vars(owner).get(name) is replacement:
+            setattr(owner, name, original)
 
-@contextmanager
-def redirected_clients() -> Iterator[None]:
-    """While the block runs, episodes whose routing names a `chat` have calls of these clients redirected."""
-    client_patches.attach(redirects=True)
-    try:
-        yield
-    finally:
-        client_patches.detach(redirects=True)
+    return restore
 
 
 def _owner_of(client_class: Any, method: str) -> Any:
@@ -111,19 +74,21 @@ def _owner_of(client_class: Any, method: str) -> Any:
     return next((each for each in getattr(client_class, "__mro__", ()) if method in vars(each)), None)
 
 
-def _begin(client: Any, options: Any, stream: bool, wires: Mapping[str, Wire]) -> tuple[Any, ClientCall | None, Any]:
+def _begin(
+    client: Any, options: Any, stream: bool, wires: Mapping[str, Wire], state: PatchState
+) -> tuple[Any, ClientCall | None, Any]:
     """The client that makes the request, the call where it is one of a node, and how the served model answers it.
 
     Raises:
         GraphError: the node has a route, and the served model cannot answer this call.
     """
     wire = wires.get(str(options.url).partition("?")[0]) if options.method.lower() == "post" else None
-    if wire is None or not client_patches.is_active:
+    if wire is None or not state.is_active:
         return client, None, None
     call = open_call(wire, lambda: _options_to_body(options, stream))
     if call is None:
         return client, None, None
-    route = current_route() if client_patches.redirects else None
+    route = current_route() if state.redirects else None
     parameters = {} if route is None else {"model": route.model, "temperature": route.temperature}
     call.start(parameters)
     if route is None:
@@ -132,6 +97,7 @@ def _begin(client: Any, options: Any, stream: bool, wires: Mapping[str, Wire]) -
         served = ServedCall(call, _own_timeout(options))
     except BaseException as error:
         call.fail(error)
+        served_failures.note(error)
         raise
     return _client_on_served(client, served), call, served
 
@@ -183,9 +149,9 @@ async def _nothing_async(*args: Any, **kwargs: Any) -> None:
     """As above."""
 
 
-def _wrap_request(original: Callable[..., Any], wires: Mapping[str, Wire]) -> Callable[..., Any]:
+def _wrap_request(original: Callable[..., Any], wires: Mapping[str, Wire], state: PatchState) -> Callable[..., Any]:
     def request(client: Any, cast_to: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
-        client, call, served = _begin(client, options, bool(kwargs.get("stream")), wires=wires)
+        client, call, served = _begin(client, options, bool(kwargs.get("stream")), wires=wires, state=state)
         if call is None:
             return original(client, cast_to, options, *args, **kwargs)
         with _running(call, served):
@@ -194,9 +160,11 @@ def _wrap_request(original: Callable[..., Any], wires: Mapping[str, Wire]) -> Ca
     return request
 
 
-def _wrap_async_request(original: Callable[..., Any], wires: Mapping[str, Wire]) -> Callable[..., Any]:
+def _wrap_async_request(
+    original: Callable[..., Any], wires: Mapping[str, Wire], state: PatchState
+) -> Callable[..., Any]:
     async def request(client: Any, cast_to: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
-        client, call, served = _begin(client, options, bool(kwargs.get("stream")), wires=wires)
+        client, call, served = _begin(client, options, bool(kwargs.get("stream")), wires=wires, state=state)
         if call is None:
             return await original(client, cast_to, options, *args, **kwargs)
         with _running(call, served):
@@ -213,18 +181,19 @@ def _running(call: ClientCall, served: ServedCall | None) -> Iterator[None]:
     except BaseException as error:
         call.fail(error)
         if served is not None and served.failure is not None and isinstance(error, Exception):
+            served_failures.note(served.failure)
             raise served.failure from error
         raise
     finally:
         running_call.reset(reset_token)
 
 
-def _wrap_process(original: Callable[..., Any], wires: Mapping[str, Wire]) -> Callable[..., Any]:  # noqa: ARG001
+def _wrap_process(original: Callable[..., Any], wires: Mapping[str, Wire], state: PatchState) -> Callable[..., Any]:  # noqa: ARG001
     """Works for both kinds: the asynchronous method's coroutine is returned as it is."""
 
     def process_response(client: Any, *args: Any, **kwargs: Any) -> Any:
         call = running_call.get()
-        if call is not None and "response" in kwargs:
+        if call is not None and call.reads_http and "response" in kwargs:
             call.watch_response(kwargs["response"])
         return original(client, *args, **kwargs)
 

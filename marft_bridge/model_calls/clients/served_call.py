@@ -11,6 +11,8 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
@@ -40,6 +42,49 @@ def current_route() -> Route | None:
         routing.unrouted_calls[node] += 1
         return None
     return routing.routes[node]
+
+
+def route_to_address() -> tuple[str, str]:
+    """Base address and key of the server that answers the calling node, which has a route."""
+    routing = current_routing.get()
+    assert routing is not None
+    assert isinstance(routing.chat, NodeChat)
+    return _address_of(routing.chat.model_for_server())
+
+
+def _address_of(chat: NodeChat) -> tuple[str, str]:
+    key = chat.openai_api_key
+    return (chat.openai_api_base or "").rstrip("/"), key.get_secret_value() if isinstance(key, SecretStr) else ""
+
+
+class _ServedFailures:
+    """Our own errors of the calls inside a block, which the packages in between would wrap in theirs."""
+
+    def __init__(self) -> None:
+        self._errors: ContextVar[list[BaseException] | None] = ContextVar("marft_served_failures", default=None)
+
+    def note(self, error: BaseException) -> None:
+        """Notes an error for the block around, if there is one."""
+        errors = self._errors.get()
+        if errors is not None:
+            errors.append(error)
+
+    @contextmanager
+    def raised(self) -> Iterator[None]:
+        """Raises the first noted error in place of the one that the block raises."""
+        errors: list[BaseException] = []
+        reset_token = self._errors.set(errors)
+        try:
+            yield
+        except Exception as error:
+            if errors:
+                raise errors[0] from error
+            raise
+        finally:
+            self._errors.reset(reset_token)
+
+
+served_failures = _ServedFailures()
 
 
 class ServedCall:
@@ -118,12 +163,11 @@ class ServedCall:
         return tokens
 
     def _http_request(self, client: Any) -> Any:
-        key = self._chat.openai_api_key
-        secret = key.get_secret_value() if isinstance(key, SecretStr) else ""
+        address, key = _address_of(self._chat)
         timeout = {} if self._timeout is None else {"timeout": _own_timeout(self._timeout)}
-        url = f"{(self._chat.openai_api_base or '').rstrip('/')}/chat/completions"
+        url = f"{address}/chat/completions"
         return client.build_request(
-            "POST", url, json=self._payload, headers={"Authorization": f"Bearer {secret}"}, **timeout
+            "POST", url, json=self._payload, headers={"Authorization": f"Bearer {key}"}, **timeout
         )
 
     def _error_response(self, response: httpx.Response, request: Any, http: ModuleType) -> Any:
