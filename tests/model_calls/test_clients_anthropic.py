@@ -30,6 +30,7 @@ from trace_store.records import Action
 
 HELLO: Any = {"model": "base", "max_tokens": 100, "messages": [{"role": "user", "content": "hello"}]}
 SCHEMA = {"type": "object", "properties": {"word": {"type": "string"}}}
+OWL_CALL = {"type": "tool_call", "name": "look_up", "arguments": {"word": "owl"}}
 TOOL: Any = {"name": "look_up", "description": "Looks up.", "input_schema": SCHEMA}
 
 
@@ -208,17 +209,15 @@ def test_a_span_has_what_the_call_had(rig: ClientRig) -> None:
     (span,) = rig.chat_spans()
     attributes = span.attributes
     prompt = json.loads(attributes[names.INPUT_MESSAGES])
-    assert [(m["type"], m["data"]["content"]) for m in prompt] == [
-        ("system", "be short"),
-        ("human", "hello"),
-        ("ai", "I look"),
-        ("tool", "a bird"),
-        ("human", "go on"),
+    assert [(message["role"], message["parts"]) for message in prompt] == [
+        ("system", [{"type": "text", "content": "be short"}]),
+        ("user", [{"type": "text", "content": "hello"}]),
+        ("assistant", [{"type": "text", "content": "I look"}, OWL_CALL | {"id": "c1"}]),
+        ("tool", [{"type": "tool_call_response", "id": "c1", "response": "a bird"}]),
+        ("user", [{"type": "text", "content": "go on"}]),
     ]
-    assert [call["args"] for call in prompt[2]["data"]["tool_calls"]] == [{"word": "owl"}]
-    assert prompt[3]["data"]["tool_call_id"] == "c1"
-    (message,) = json.loads(attributes[names.OUTPUT_MESSAGES])
-    assert message["tool_calls"] == [{"name": "look_up", "args": {"word": "owl"}, "id": "toolu_1", "type": "tool_call"}]
+    (answer,) = json.loads(attributes[names.OUTPUT_MESSAGES])
+    assert answer["parts"] == [OWL_CALL | {"id": "toolu_1"}]
     expected = {
         names.PROVIDER: "anthropic",
         names.REQUEST_MODEL: "base",
@@ -241,9 +240,8 @@ def test_a_stream_of_events_is_recorded_as_the_message_that_it_makes(rig: Client
     node = lambda _: {"out": len(list(client_of(rig).messages.create(**HELLO, stream=True, **options)))}  # noqa: E731
     rig.recorded(lambda app: app.invoke({}), graph_of(writer=node))
     (span,) = rig.chat_spans()
-    (message,) = json.loads(span.attributes[names.OUTPUT_MESSAGES])
-    assert message["content"] == ("" if tools else TEXT)
-    assert [call["args"] for call in message["tool_calls"]] == [{"word": "owl"}] * len(tools)
+    (answer,) = json.loads(span.attributes[names.OUTPUT_MESSAGES])
+    assert answer["parts"] == ([OWL_CALL | {"id": "toolu_1"}] if tools else [{"type": "text", "content": TEXT}])
     assert (span.attributes[names.USAGE_INPUT_TOKENS], span.attributes[names.USAGE_OUTPUT_TOKENS]) == (7, 5)
 
 

@@ -117,8 +117,8 @@ def check_ways(rig: ClientRig, run: Callable[[Any], Any], node: Callable[..., An
     assert (action.node, action.trainable, action.finish_reason) == ("writer", False, "stop")
     (span,) = rig.chat_spans()
     (message,) = json.loads(span.attributes[names.OUTPUT_MESSAGES])
-    assert (message["content"], span.attributes[names.PROVIDER]) == (TEXT, "openai")
-    assert json.loads(span.attributes[names.INPUT_MESSAGES])[0]["data"]["content"] == "hello"
+    assert (message["parts"], span.attributes[names.PROVIDER]) == ([{"type": "text", "content": TEXT}], "openai")
+    assert json.loads(span.attributes[names.INPUT_MESSAGES])[0]["parts"][0]["content"] == "hello"
     rig.hosted.asked.clear()
     redirected, (action,) = rig.recorded(run, graph, redirected=True)
     assert redirected["out"] == unrecorded
@@ -165,7 +165,7 @@ def test_another_provider_is_recorded_by_its_name(tmp_path: Path) -> None:
             if not redirected:
                 for span in rig.chat_spans():
                     assert span.attributes[names.PROVIDER] == "anthropic"
-                    assert json.loads(span.attributes[names.OUTPUT_MESSAGES])[0]["content"] == TEXT
+                    assert json.loads(span.attributes[names.OUTPUT_MESSAGES])[0]["parts"][0]["content"] == TEXT
         assert len(rig.hosted.asked) == 2
 
 

@@ -39,6 +39,7 @@ from trace_store import conventions as names
 from trace_store.records import Action
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
+OWL_CALL = {"type": "tool_call", "name": "look_up", "arguments": {"word": "owl"}}
 TOOL: Any = {
     "type": "function",
     "function": {"name": "look_up", "parameters": {"type": "object", "properties": {"word": {"type": "string"}}}},
@@ -247,16 +248,14 @@ def test_a_span_has_what_the_call_had(rig: ClientRig) -> None:
     (span,) = rig.chat_spans()
     attributes = span.attributes
     prompt = json.loads(attributes[names.INPUT_MESSAGES])
-    assert [message["type"] for message in prompt] == ["system", "human", "ai", "tool"]
-    assert prompt[2]["data"]["tool_calls"][0]["args"] == {"word": "owl"}
-    assert prompt[3]["data"]["tool_call_id"] == "c1"
-    assert json.loads(attributes[names.OUTPUT_MESSAGES]) == [
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"name": "look_up", "args": {"word": "owl"}, "id": "call-0", "type": "tool_call"}],
-        }
+    assert prompt == [
+        {"role": "system", "parts": [{"type": "text", "content": "be short"}]},
+        {"role": "user", "parts": [{"type": "text", "content": "hello"}]},
+        {"role": "assistant", "parts": [OWL_CALL | {"id": "c1"}]},
+        {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c1", "response": "a bird"}]},
     ]
+    (answer,) = json.loads(attributes[names.OUTPUT_MESSAGES])
+    assert (answer["role"], answer["parts"]) == ("assistant", [OWL_CALL | {"id": "call-0"}])
     sampled = len(text_to_ids(calls_to_text([("look_up", {"word": "owl"})])))
     expected = {
         names.OPERATION: "chat",
@@ -282,7 +281,8 @@ def test_a_span_has_what_the_call_had(rig: ClientRig) -> None:
 
 
 def test_a_stream_of_chunks_is_recorded_as_the_answer_that_it_makes(rig: ClientRig) -> None:
-    for tools, content in ([], "one two three four"), ([TOOL], ""):
+    text = {"type": "text", "content": "one two three four"}
+    for tools, parts in ([], [text]), ([TOOL], [OWL_CALL | {"id": "call-0"}]):
         options: Any = {"tools": tools} if tools else {}
         node = lambda _, options=options: {  # noqa: E731
             "out": len(
@@ -290,9 +290,9 @@ def test_a_stream_of_chunks_is_recorded_as_the_answer_that_it_makes(rig: ClientR
             )
         }
         rig.recorded(lambda app: app.invoke({}), graph_of(writer=node))
-        (message,) = json.loads(rig.chat_spans()[0].attributes[names.OUTPUT_MESSAGES])
-        assert message["content"] == content
-        assert [call["args"] for call in message["tool_calls"]] == [{"word": "owl"}] * len(tools)
+        (span,) = rig.chat_spans()
+        assert json.loads(span.attributes[names.OUTPUT_MESSAGES])[0]["parts"] == parts
+        assert span.attributes[names.REQUEST_STREAM] is True
 
 
 def test_a_langchain_call_and_ours_of_the_same_have_the_same_attributes(rig: ClientRig) -> None:
@@ -409,7 +409,7 @@ def test_calls_side_by_side_keep_their_nodes(rig: ClientRig) -> None:
         spans = rig.chat_spans()
         assert len(spans) == 8
         for span in spans:
-            text = json.loads(span.attributes[names.INPUT_MESSAGES])[0]["data"]["content"]
+            text = json.loads(span.attributes[names.INPUT_MESSAGES])[0]["parts"][0]["content"]
             assert text.split()[0] == span.attributes[names.NODE]
 
 

@@ -183,16 +183,16 @@ def test_a_span_has_what_the_call_had(rig: ClientRig) -> None:
     (span,) = rig.chat_spans()
     attributes = span.attributes
     prompt = json.loads(attributes[names.INPUT_MESSAGES])
-    assert [(m["type"], m["data"]["content"], m["data"].get("id")) for m in prompt] == [
-        ("system", "obey", None),
-        ("system", "be short", None),
-        ("human", "hello", None),
-        ("ai", "I look", "msg_0"),
-        ("tool", "a bird", None),
+    call = {"type": "tool_call", "name": "look_up", "arguments": {"word": "owl"}}
+    assert [(message["role"], message["parts"]) for message in prompt] == [
+        ("system", [{"type": "text", "content": "obey"}]),
+        ("system", [{"type": "text", "content": "be short"}]),
+        ("user", [{"type": "text", "content": "hello"}]),
+        ("assistant", [{"type": "text", "content": "I look"}, call | {"id": "c1"}]),
+        ("tool", [{"type": "tool_call_response", "id": "c1", "response": "a bird"}]),
     ]
-    assert [call["args"] for call in prompt[3]["data"]["tool_calls"]] == [{"word": "owl"}]
-    (message,) = json.loads(attributes[names.OUTPUT_MESSAGES])
-    assert message["tool_calls"] == [{"name": "look_up", "args": {"word": "owl"}, "id": "call_1", "type": "tool_call"}]
+    (answer,) = json.loads(attributes[names.OUTPUT_MESSAGES])
+    assert answer["parts"] == [call | {"id": "call_1"}]
     expected = {
         names.PROVIDER: "openai",
         names.REQUEST_MODEL: "base",

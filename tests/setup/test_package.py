@@ -35,7 +35,10 @@ DELIBERATELY_ABSENT = {
 }
 # Distribution -> (what it declares and the pins do not satisfy, the pin that works all the same). The head of
 # requirements/cpu.txt says why.
-DELIBERATELY_OLDER = {"langchain-core": ("certifi>=2026.10.19", Version("2026.10.18"))}
+DELIBERATELY_OLDER = {
+    "langchain-core": ("certifi>=2026.10.19", Version("2026.10.18")),
+    "litellm": ("certifi>=2026.10.19", Version("2026.10.18")),
+}
 
 
 def pins() -> dict[str, Version]:

@@ -26,6 +26,7 @@ from marft_bridge.model_calls.clients.wire import (
 from marft_bridge.model_calls.request_rules import tools_to_openai
 
 _RENAMED_FIELDS = {"messages", "system", "stop_sequences", "tools", "tool_choice", "output_config", "top_k", "thinking"}
+_KEPT_FIELDS = ("model", "temperature", "top_p", "top_k", "max_tokens", "stream")
 # Hints to the hosted service's cache: they change no answer.
 _CACHE_FIELD = "cache_control"
 _CUSTOM_TOOL = (None, "custom")
@@ -46,9 +47,7 @@ class AnthropicMessages:
 
     def request_to_parameters(self, body: Body) -> Body:
         """The other fields by the names of chat completions."""
-        kept_fields = {
-            name: body[name] for name in ("model", "temperature", "top_p", "max_tokens") if body.get(name) is not None
-        }
+        kept_fields = {name: body[name] for name in _KEPT_FIELDS if body.get(name) is not None}
         try:
             return kept_fields | _rename_fields(body, "")
         except GraphError:  # tools that only Anthropic can read
@@ -63,13 +62,16 @@ class AnthropicMessages:
             if block.get("type") == "tool_use"
         ]
         usage = answer.get("usage") or {}
+        created, read = usage.get("cache_creation_input_tokens"), usage.get("cache_read_input_tokens")
         input_tokens = usage.get("input_tokens")
         if input_tokens is not None:  # those that its cache wrote and read are counted apart
-            input_tokens += sum(usage.get(f"cache_{kind}_input_tokens") or 0 for kind in ("creation", "read"))
+            input_tokens += (created or 0) + (read or 0)
         message = make_message(
             "".join(block.get("text") or "" for block in blocks if block.get("type") == "text"),
             calls,
-            usage_metadata=make_usage(input_tokens, usage.get("output_tokens")),
+            usage_metadata=make_usage(
+                input_tokens, usage.get("output_tokens"), cache_read=read, cache_creation=created
+            ),
         )
         stop_reason = answer.get("stop_reason")
         return make_result(answer, [(message, _FINISH_REASONS.get(stop_reason or "", stop_reason))])

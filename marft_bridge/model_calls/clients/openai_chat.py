@@ -44,7 +44,12 @@ class OpenAIChat:
     def answer_to_result(self, answer: Body) -> LLMResult:
         """A whole answer as LangChain reports it."""
         usage = answer.get("usage") or {}
-        counts = make_usage(usage.get("prompt_tokens"), usage.get("completion_tokens"))
+        counts = make_usage(
+            usage.get("prompt_tokens"),
+            usage.get("completion_tokens"),
+            cache_read=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+            reasoning=(usage.get("completion_tokens_details") or {}).get("reasoning_tokens"),
+        )
         choices = answer.get("choices") or [{}]
         return make_result(
             answer,

@@ -42,7 +42,7 @@ class OpenAIResponses:
 
     def request_to_parameters(self, body: Body) -> Body:
         """The other fields by the names of chat completions."""
-        kept_fields = {name: body[name] for name in ("model", "temperature", "top_p") if name in body}
+        kept_fields = {name: body[name] for name in ("model", "temperature", "top_p", "stream") if name in body}
         return kept_fields | _rename_fields(body)
 
     def answer_to_result(self, answer: Body) -> LLMResult:
@@ -64,7 +64,12 @@ class OpenAIResponses:
             text,
             calls,
             message_id=messages[-1].get("id") if messages else None,
-            usage_metadata=make_usage(usage.get("input_tokens"), usage.get("output_tokens")),
+            usage_metadata=make_usage(
+                usage.get("input_tokens"),
+                usage.get("output_tokens"),
+                cache_read=(usage.get("input_tokens_details") or {}).get("cached_tokens"),
+                reasoning=(usage.get("output_tokens_details") or {}).get("reasoning_tokens"),
+            ),
         )
         return make_result(answer, [(message, _finish_reason(answer, has_calls=bool(calls)))])
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from langchain_core.messages import AIMessage, InvalidToolCall, ToolCall
-from langchain_core.messages.ai import UsageMetadata
+from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.outputs import ChatGeneration, LLMResult
 
 from marft_bridge.common.errors import GraphError
@@ -126,13 +126,26 @@ def make_message(
     return AIMessage(text, tool_calls=tool_calls, invalid_tool_calls=invalid_calls, id=message_id, **fields)
 
 
-def make_usage(input_tokens: int | None, output_tokens: int | None) -> UsageMetadata | None:
-    """Token counts as LangChain has them; None where the provider did not report both."""
+def make_usage(
+    input_tokens: int | None,
+    output_tokens: int | None,
+    *,
+    cache_read: int | None = None,
+    cache_creation: int | None = None,
+    reasoning: int | None = None,
+) -> UsageMetadata | None:
+    """Token counts as LangChain has them; None where the provider did not report the first two."""
     if input_tokens is None or output_tokens is None:
         return None
-    return UsageMetadata(
+    usage = UsageMetadata(
         input_tokens=input_tokens, output_tokens=output_tokens, total_tokens=input_tokens + output_tokens
     )
+    cache_counts = {"cache_read": cache_read, "cache_creation": cache_creation}
+    if known_counts := {name: count for name, count in cache_counts.items() if count is not None}:
+        usage["input_token_details"] = cast(InputTokenDetails, known_counts)
+    if reasoning is not None:
+        usage["output_token_details"] = {"reasoning": reasoning}
+    return usage
 
 
 def make_result(answer: Mapping[str, Any], messages: Sequence[tuple[AIMessage, str | None]]) -> LLMResult:
