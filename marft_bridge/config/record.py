@@ -31,6 +31,12 @@ class RecordOptions(BaseModel):
     """Full address that takes OTLP over HTTP, such as `http://localhost:4318/v1/traces`: the spans go there as well."""
     otlp_headers_env: str | None = None
     """Name of the environment variable with the headers of that endpoint, as `name=value,name=value`."""
+    other_clients: bool = True
+    """Whether calls that nodes make with the packages openai, anthropic and litellm are recorded and, of trained nodes,
+    redirected. False: only those of LangChain's chat models; the others go where the app sends them, unseen."""
+    keep_app_tracing: bool = False
+    """True: the app's own tracing (LangSmith, OpenTelemetry) goes on in the episodes that a command runs. `wrap` and
+    `instrument` never touch it."""
 
     @field_validator("redact")
     @classmethod

@@ -205,7 +205,7 @@ class NodeChat(ChatOpenAI):
             _hide_unrequested(call, converted_chunk)
         return converted_chunk
 
-    def _model_for_server(self) -> NodeChat:
+    def model_for_server(self) -> NodeChat:
         """A copy of this model that calls the server of the calling node's route; itself where there is one server."""
         if not self._server_fields or not self._is_routed():
             return self
@@ -235,7 +235,7 @@ class NodeChat(ChatOpenAI):
         with capture_tokens(run_manager.run_id if run_manager else None) as tokens, _collect_into(_Call(tokens)):
             if (fixed_result := self._fixed_result(tokens)) is not None:
                 return fixed_result
-            return super(NodeChat, self._model_for_server())._generate(messages, stop, run_manager, **kwargs)
+            return super(NodeChat, self.model_for_server())._generate(messages, stop, run_manager, **kwargs)
 
     async def _agenerate(
         self,
@@ -247,7 +247,7 @@ class NodeChat(ChatOpenAI):
         with capture_tokens(run_manager.run_id if run_manager else None) as tokens, _collect_into(_Call(tokens)):
             if (fixed_result := self._fixed_result(tokens)) is not None:
                 return fixed_result
-            return await super(NodeChat, self._model_for_server())._agenerate(messages, stop, run_manager, **kwargs)
+            return await super(NodeChat, self.model_for_server())._agenerate(messages, stop, run_manager, **kwargs)
 
     def _stream(
         self,
@@ -262,7 +262,7 @@ class NodeChat(ChatOpenAI):
                 yield result_to_chunk(fixed_result)
                 return
             call = self._open_stream_call(tokens, kwargs)
-            chunks = super(NodeChat, self._model_for_server())._stream(messages, stop, run_manager, **kwargs)
+            chunks = super(NodeChat, self.model_for_server())._stream(messages, stop, run_manager, **kwargs)
             while True:
                 with _collect_into(call):
                     chunk = next(chunks, None)
@@ -282,7 +282,7 @@ class NodeChat(ChatOpenAI):
                 yield result_to_chunk(fixed_result)
                 return
             call = self._open_stream_call(tokens, kwargs)
-            chunks = super(NodeChat, self._model_for_server())._astream(messages, stop, run_manager, **kwargs)
+            chunks = super(NodeChat, self.model_for_server())._astream(messages, stop, run_manager, **kwargs)
             while True:
                 with _collect_into(call):
                     chunk = await anext(chunks, None)

@@ -5,8 +5,8 @@ episode, a `NodeChat` that carries the model's callbacks, tags and options answe
 from a node without a route, or outside an episode, is not touched; the methods are restored when the last session
 has stopped.
 
-It cannot see a client that is not a LangChain chat model (the openai package called directly), nor a thread without
-LangGraph's context. `Routing.routed_calls` shows that a trainable node made no call through its route.
+Clients that are no LangChain chat model are in `clients/`. A thread without LangGraph's context cannot be seen;
+`Routing.routed_calls` shows that a trainable node made no call through its route.
 """
 
 from __future__ import annotations

@@ -20,6 +20,11 @@ def text_to_route(text: str) -> Route:
     return Route(_MODEL_NAME, None, None, temperature=0.0, max_tokens=0, trainable=False, answer=text)
 
 
+def fixed_tokens(node: str, route: Route) -> ExactTokens:
+    """What is known of a call that a fixed text answers: no tokens."""
+    return ExactTokens(route, node=node, finish_reason="stop", model=route.model)
+
+
 def fixed_answer(tokens: ExactTokens, node: str, route: Route) -> ChatResult:
     """The result of a route that has a fixed answer. Writes node, route and finish reason into `tokens`."""
     tokens.node, tokens.route, tokens.finish_reason, tokens.model = node, route, "stop", route.model

@@ -94,6 +94,11 @@ def capture_tokens(run_id: UUID | None) -> Iterator[ExactTokens]:
         yield tokens
     finally:
         hand_over_tokens(announced, tokens)
+    require_tokens(tokens)
+
+
+def require_tokens(tokens: ExactTokens) -> None:
+    """Refuses the tokens of a trained node's answer that cannot be trained on. Raises ServingError."""
     if tokens.route is not None and tokens.route.trainable and tokens.choices == 1:
         fault = token_fault(tokens.prompt_ids, tokens.sampled_ids, tokens.logprobs, reported_count=None)
         if fault is not None:

@@ -21,10 +21,9 @@ from langgraph.pregel import Pregel
 
 from marft_bridge.common.errors import BridgeError, ConfigError
 from marft_bridge.config.record import RecordOptions
-from marft_bridge.recording.langgraph_hooks import task_hooks
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.redaction import Redact
-from marft_bridge.recording.wrap import config_with_recorder, store_to_recorder
+from marft_bridge.recording.wrap import attach_hooks, config_with_recorder, store_to_recorder
 
 _METHODS = ("stream", "astream")
 
@@ -36,6 +35,7 @@ class _Instrumentation:
     recorder: Recorder
     store: Path | None  # None: a recorder was given
     methods: dict[str, tuple[Callable[..., Any], Callable[..., Any]]]  # name -> LangGraph's, ours
+    detach_hooks: Callable[[], None]
 
 
 _instrumentation: _Instrumentation | None = None
@@ -73,10 +73,9 @@ def instrument(
         recorder = store_to_recorder(store, options, redact)
         originals = {name: getattr(Pregel, name) for name in _METHODS}
         methods = {name: (original, _record_runs(original)) for name, original in originals.items()}
-        _instrumentation = _Instrumentation(recorder, store_path, methods)
+        _instrumentation = _Instrumentation(recorder, store_path, methods, detach_hooks=attach_hooks(recorder))
         for name, (_, replacement) in methods.items():
             setattr(Pregel, name, replacement)
-        task_hooks.attach()
         return recorder
 
 
@@ -92,8 +91,8 @@ def uninstrument() -> None:
         for name, (original, replacement) in _instrumentation.methods.items():
             if getattr(Pregel, name) is replacement:
                 setattr(Pregel, name, original)
+        _instrumentation.detach_hooks()
         _instrumentation = None
-        task_hooks.detach()
 
 
 @contextmanager

@@ -128,6 +128,7 @@ class Recorder(BaseCallbackHandler):
         self._begin_session()
         self._checkpoint_writers = CheckpointWriters()
         self.failures = 0  # callbacks that could not be recorded
+        self.hears_other_clients = options.other_clients
 
     @property
     def losses(self) -> Losses:
@@ -149,6 +150,11 @@ class Recorder(BaseCallbackHandler):
             # Without the error's text, which may quote a prompt or a key.
             log.warning("recording failed in %s: %s; the app goes on", callback_name, type(error).__name__)
             log.debug("recording failed", exc_info=error)
+
+    def note_lost_call(self, parent_run_id: UUID | None, error: Exception) -> None:
+        """Counts a call of another client that could not be recorded; its episode lacks a span."""
+        self.note_failure("a call of another client", error)
+        self._mark_torn([parent_run_id])
 
     def _mark_torn(self, arguments: Iterable[Any]) -> None:
         """Counts one span too many for the trace of a failed callback, so that it is never taken for whole."""

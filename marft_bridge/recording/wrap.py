@@ -8,7 +8,7 @@ original graph is not touched. To record every graph of a process see `instrumen
 from __future__ import annotations
 
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from langgraph.pregel import Pregel
 from marft_bridge.common.errors import ConfigError, GraphError
 from marft_bridge.common.library_internals import var_child_runnable_config
 from marft_bridge.config.record import RecordOptions
+from marft_bridge.model_calls.clients.hooks import client_patches
 from marft_bridge.recording.exit_line import count_for_exit
 from marft_bridge.recording.langgraph_hooks import task_hooks
 from marft_bridge.recording.recorder import Recorder
@@ -130,6 +131,20 @@ def store_to_recorder(
     return store
 
 
+def attach_hooks(recorder: Recorder) -> Callable[[], None]:
+    """Installs what a recorder needs besides its callbacks; returns the function that undoes it once."""
+    task_hooks.attach()
+    if not recorder.hears_other_clients:
+        return task_hooks.detach
+    client_patches.attach()
+
+    def detach() -> None:
+        client_patches.detach()
+        task_hooks.detach()
+
+    return detach
+
+
 def _graph_to_recorded(app: Any, recorder: Recorder) -> RecordedGraph:
     if not isinstance(app, Pregel):
         raise GraphError(
@@ -140,8 +155,7 @@ def _graph_to_recorded(app: Any, recorder: Recorder) -> RecordedGraph:
     recorded_class: Any = type(
         f"Recorded{graph_class.__name__}", (RecordedGraph, graph_class), {"recorder": recorder, "_original": app}
     )
-    task_hooks.attach()
-    recorded_class._detach = weakref.finalize(recorded_class, task_hooks.detach)
+    recorded_class._detach = weakref.finalize(recorded_class, attach_hooks(recorder))
     recorded_graph: RecordedGraph = recorded_class.__new__(recorded_class)
     recorded_graph.__dict__.update(vars(app))
     return recorded_graph

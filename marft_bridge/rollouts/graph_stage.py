@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.model_calls.clients.hooks import redirected_clients
 from marft_bridge.model_calls.redirect import redirected_models
 from marft_bridge.recording.instrument import instrument_paused
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.wrap import graph_to_original, wrap
 from marft_bridge.rewards.contract import ModelAddress, RewardEnvironment
 from marft_bridge.rollouts.app import App
+from marft_bridge.rollouts.app_tracing import app_tracing
 from marft_bridge.rollouts.collector import OWN_MODELS, Collector, Job, run_jobs
 from marft_bridge.rollouts.run_counts import Tally
 from marft_bridge.runs.run_folder import RunFolder
@@ -29,11 +31,17 @@ from trace_store.journal import Journal
 
 @contextmanager
 def open_stage(config: BridgeConfig, folder: RunFolder, reporter: Reporter) -> Iterator[Stage]:
-    """The journal of the folder, a recorder and an event loop, until the block ends."""
+    """The journal of the folder, a recorder and an event loop, until the block ends; the app's tracers are silent."""
     journal = Journal(folder.journal)
     try:
         recorder = Recorder(journal, config.record)
-        with asyncio.Runner() as loop, redirected_models(), instrument_paused():
+        with (
+            app_tracing(config.record.keep_app_tracing),
+            asyncio.Runner() as loop,
+            redirected_models(),
+            redirected_clients() if config.record.other_clients else nullcontext(),
+            instrument_paused(),
+        ):
             yield Stage(config, folder, reporter, loop=loop, recorder=recorder)
     finally:
         journal.close()

@@ -76,8 +76,8 @@ class Tally:
         addendum = f"; calls came from nodes that are not in graph.nodes: {calling_nodes}" if calling_nodes else ""
         return [
             f"node {node!r} made no recorded call through its adapter in {self.finished} episodes: it did not run, or "
-            f"calls its model in a way that cannot be redirected (not a LangChain chat model, or in a thread without "
-            f"LangGraph's context){addendum}"
+            "calls its model in a way that cannot be redirected (neither a LangChain chat model nor openai, anthropic "
+            f"or litellm, or in a thread without LangGraph's context){addendum}"
             for node in nodes
             if not self.adapter_calls[node]
         ]

@@ -30,11 +30,15 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = ("marft_bridge", "trace_store", "trainers")
 DELIBERATELY_ABSENT = {
     *("cellpylib", "drawsvg", "pycosat", "zss"),
+    "boto3",
     *("llama-cpp-python", "llm", "torchaudio", "torchcodec", "torchvision"),
 }
 # Distribution -> (what it declares and the pins do not satisfy, the pin that works all the same). The head of
 # requirements/cpu.txt says why.
-DELIBERATELY_OLDER = {"langchain-core": ("certifi>=2026.10.19", Version("2026.10.18"))}
+DELIBERATELY_OLDER = {
+    "langchain-core": ("certifi>=2026.10.19", Version("2026.10.18")),
+    "litellm": ("certifi>=2026.10.19", Version("2026.10.18")),
+}
 
 
 def pins() -> dict[str, Version]:

@@ -212,6 +212,7 @@ def _parts(choice: dict[str, Any]) -> Iterator[dict[str, Any]]:
             "delta": delta,
             "logprobs": {"content": content[at : at + 5]} if content is not None else None,
             "finish_reason": choice["finish_reason"] if last else None,
+            "stop_reason": choice["stop_reason"] if last else None,
             "token_ids": ids[at : at + 5] if ids is not None else None,
         }
 

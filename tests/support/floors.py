@@ -31,6 +31,7 @@ FLOORS = (
     "marft_bridge.rewards",
     "marft_bridge.tasks",
     "marft_bridge.sandbox",
+    "marft_bridge.model_calls.clients",
     "marft_bridge.model_calls",
     "marft_bridge.statistics",
     "marft_bridge.common",
