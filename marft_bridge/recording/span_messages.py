@@ -56,15 +56,15 @@ def _message_to_parts(message: BaseMessage) -> Iterator[dict[str, Any]]:
         yield {"type": "tool_call_response", "id": None, "response": message.content}
         return
     content = message.content
+    calls = [*message.tool_calls, *message.invalid_tool_calls] if isinstance(message, AIMessage) else []
     if isinstance(content, str):
-        if content:
+        if content or not calls:  # a text of no characters is a text, unless the message says something else
             yield {"type": "text", "content": content}
     else:
         for block in content:
             yield from _block_to_parts(block)
-    if isinstance(message, AIMessage):
-        for call in (*message.tool_calls, *message.invalid_tool_calls):  # of an invalid one, arguments are its text
-            yield {"type": "tool_call", "id": call["id"], "name": call["name"], "arguments": call["args"]}
+    for call in calls:  # of an invalid one, arguments are its text
+        yield {"type": "tool_call", "id": call["id"], "name": call["name"], "arguments": call["args"]}
 
 
 def _block_to_parts(block: str | Mapping[str, Any]) -> Iterator[dict[str, Any]]:

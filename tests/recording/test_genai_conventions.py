@@ -130,7 +130,7 @@ MESSAGES: dict[str, tuple[BaseMessage, dict[str, Any]]] = {
         ChatMessage("hm", role="critic"),
         {"role": "critic", "parts": [{"type": "text", "content": "hm"}]},
     ),
-    "empty": (AIMessage(""), {"role": "assistant", "parts": []}),
+    "empty": (AIMessage(""), {"role": "assistant", "parts": [{"type": "text", "content": ""}]}),
     "calls": (
         AIMessage("so", tool_calls=[{"name": "f", "args": {"x": [1]}, "id": "1"}]),
         {

@@ -33,11 +33,12 @@ DELIBERATELY_ABSENT = {
     "boto3",
     *("llama-cpp-python", "llm", "torchaudio", "torchcodec", "torchvision"),
 }
-# Distribution -> (what it declares and the pins do not satisfy, the pin that works all the same). The head of
+# Distribution, what it declares and the pins do not satisfy, the pin that works all the same. The head of
 # requirements/cpu.txt says why.
-DELIBERATELY_OLDER = {
-    "langchain-core": ("certifi>=2026.10.19", Version("2026.10.18")),
-    "litellm": ("certifi>=2026.10.19", Version("2026.10.18")),
+DELIBERATELY_OTHER = {
+    ("langchain-core", "certifi>=2026.10.19", "2026.10.18"),
+    ("litellm", "certifi>=2026.10.19", "2026.10.18"),
+    ("litellm", "huggingface-hub>=0.34.0,<2.0", "2.4.0"),
 }
 
 
@@ -91,7 +92,7 @@ def test_every_requirement_of_an_installed_pin_is_pinned_in_a_version_that_suits
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         needed = canonicalize_name(requirement.name)
-        if needed in DELIBERATELY_ABSENT or DELIBERATELY_OLDER.get(name) == (line, versions.get(needed)):
+        if needed in DELIBERATELY_ABSENT or (name, line, str(versions.get(needed))) in DELIBERATELY_OTHER:
             continue
         if needed not in versions or not requirement.specifier.contains(versions[needed], prereleases=True):
             wrong.append(f"{name} needs {line}, pinned is {versions.get(needed)}")
