@@ -28,6 +28,7 @@ from marft_bridge.recording.node_bytecode import (
 
 log = logging.getLogger("marft_bridge")
 _CACHED = 4096
+_PLACEHOLDER = getattr(functools, "Placeholder", object())  # since Python 3.14
 _OWN_BUILTINS = {name: getattr(builtins, name) for name in BLIND_BUILTINS | WHOLE_BUILTINS}
 
 
@@ -64,10 +65,12 @@ def _callable_to_function(function: Any, position: int) -> tuple[FunctionType, i
     if type(function) is MethodType:
         return _callable_to_function(function.__func__, position + 1)
     if type(function) is functools.partial:
+        if any(argument is _PLACEHOLDER for argument in function.args):
+            return None
         return _callable_to_function(function.func, position + len(function.args))
     if isinstance(function, type):
         return None
-    call = getattr(type(function), "__call__", None)
+    call = next((vars(base)["__call__"] for base in type(function).__mro__ if "__call__" in vars(base)), None)
     return (call, position + 1) if type(call) is FunctionType else None
 
 
@@ -98,7 +101,8 @@ def field_names(cls: type) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=_CACHED)
 def plain_fields(cls: type) -> frozenset[str]:
     """The fields of a class whose reading runs no code of the app: no properties, no `__getattribute__`."""
-    if cls.__getattribute__ is not object.__getattribute__:
+    reads_attributes: Any = cls.__getattribute__
+    if reads_attributes is not object.__getattribute__:
         return frozenset()
     return frozenset(name for name in field_names(cls) if _is_plain(cls, name))
 

@@ -143,9 +143,7 @@ class _Flow(NamedTuple):
 
     def joined(self, other: _Flow) -> _Flow:
         """What holds where two ways meet."""
-        return _Flow(
-            self.read & other.read, _union(self.may_read, other.may_read), _union(self.changed, other.changed)
-        )
+        return _Flow(self.read & other.read, _union(self.may_read, other.may_read), _union(self.changed, other.changed))
 
 
 def _union(left: Keys, right: Keys) -> Keys:
@@ -307,9 +305,7 @@ class _Uses:
             return number + length, _Effect(reads=keys, changes=_NOTHING if method == "get" else keys)
         return number, _ESCAPES
 
-    def _builtin_call(
-        self, steps: Sequence[_Step], number: int, following: Sequence[_Step]
-    ) -> tuple[int, _Effect]:
+    def _builtin_call(self, steps: Sequence[_Step], number: int, following: Sequence[_Step]) -> tuple[int, _Effect]:
         """`len(state)` and the like."""
         before = steps[number - 1] if number and not steps[number].is_target else None
         if before is None or before.name != _GLOBAL or before.argument not in _BUILTINS or not self._trusts_builtins:
@@ -342,8 +338,10 @@ def _names(step: _Step, variable: str) -> bool:
 
 
 def _is_pair_with(step: _Step, variable: str) -> bool:
-    return isinstance(step.argument, tuple) and step.name.startswith(("LOAD_FAST", "STORE_FAST")) and (
-        variable in step.argument
+    return (
+        isinstance(step.argument, tuple)
+        and step.name.startswith(("LOAD_FAST", "STORE_FAST"))
+        and (variable in step.argument)
     )
 
 

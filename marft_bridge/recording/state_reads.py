@@ -59,7 +59,8 @@ class Reads:
         function = self._function
         if function is None:
             return self._fixed
-        frame = self._coroutine.cr_frame if self._coroutine is not None else self._find_frame(function.code)
+        coroutine = self._coroutine
+        frame = coroutine.cr_frame if coroutine is not None else self._find_frame(function.code)
         return function.reads.anywhere if frame is None else function.reads.at(frame.f_lasti)
 
     def _find_frame(self, code: CodeType) -> FrameType | None:
@@ -68,8 +69,9 @@ class Reads:
         if boundary is None:
             return None
         frame: FrameType | None = sys._getframe(1)
-        if self._thread is not None and self._thread != threading.get_ident():
-            frame = sys._current_frames().get(self._thread)
+        thread = self._thread
+        if thread is not None and thread != threading.get_ident():
+            frame = sys._current_frames().get(thread)
         outermost: FrameType | None = None
         while frame is not None:
             if frame is boundary:

@@ -39,7 +39,7 @@ class OpenTask:
     start: TaskStart
     sources: Sources
     reads: Reads | None
-    inherits: bool
+    inherits: bool  # it is a graph's entry, and its input the very state of the task around the graph
     is_subgraph: bool = False  # its node is itself a graph
     runs_side_by_side: bool = False  # its node runs tools, all at once
     span: Span | None = None  # of its latest attempt
@@ -107,15 +107,22 @@ class OpenTrace:
         if tools := request_to_tools(parameters):
             self.offered_tools.setdefault(node, set()).update(tools)
 
-    def start_task(self, task: PregelExecutableTask, reads: Reads | None, inherits: bool) -> OpenTask:
+    def start_task(self, task: PregelExecutableTask, reads: Reads | None) -> OpenTask:
         """Notes that a task starts; see `langgraph_hooks.TaskListener.note_task_start`."""
         start = self._task_to_start(task)
         keys = state_keys(task.input) if reads is not None else None
         sources = self.ledger.start_task(start, keys)
+        inherits = self._inherits(start)
         open_task = OpenTask(start, sources, reads, inherits=inherits, is_subgraph=is_subgraph(task))
         open_task.runs_side_by_side = runs_tools_side_by_side(task)
         self.tasks[start.ns] = open_task
         return open_task
+
+    def _inherits(self, start: TaskStart) -> bool:
+        if not is_entry(start.ns):
+            return False
+        outer_task = self.tasks.get(enclosing_task(graph_of(start.ns)))
+        return outer_task is not None and outer_task.reads is not None and outer_task.start.input is start.input
 
     def start_router(self, task: PregelExecutableTask, ns: str, keys: Sequence[str] | None, node_span: Span) -> None:
         """Notes that a router of a task's node starts; see `langgraph_hooks.TaskListener.note_router_start`."""
