@@ -42,7 +42,8 @@ class FunctionReads:
 
 def callable_to_reads(function: Callable[..., Any] | None, state: Any) -> FunctionReads | None:
     """What a callable reads of `state`, its first argument; None where that is not known."""
-    fields = None if type(state) is dict else plain_fields(type(state))
+    cls: Any = type(state)
+    fields = None if cls is dict else plain_fields(cls)
     if fields == frozenset():
         return None
     resolved = _callable_to_function(function, 0)
@@ -76,7 +77,7 @@ def _callable_to_function(function: Any, position: int) -> tuple[FunctionType, i
 
 def _has_own_builtins(function: FunctionType, names: frozenset[str]) -> bool:
     """Whether these names are Python's own builtins in a function, at this moment."""
-    seen = function.__builtins__
+    seen: dict[str, Any] = getattr(function, "__builtins__", {})
     return all(name not in function.__globals__ and seen.get(name) is _OWN_BUILTINS[name] for name in names)
 
 
@@ -99,7 +100,7 @@ def field_names(cls: type) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=_CACHED)
-def plain_fields(cls: type) -> frozenset[str]:
+def plain_fields(cls: Any) -> frozenset[str]:
     """The fields of a class whose reading runs no code of the app: no properties, no `__getattribute__`."""
     reads_attributes: Any = cls.__getattribute__
     if reads_attributes is not object.__getattribute__:

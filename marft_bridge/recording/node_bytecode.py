@@ -423,7 +423,8 @@ def _steps_to_flows(
 def _handlers(code: CodeType, steps: Sequence[_Step], number_at: Mapping[int, int]) -> list[Any]:
     """For each step the number of the step that handles its exceptions; None where none in this function does."""
     handlers: list[int | None] = [None] * len(steps)
-    entries: Iterable[Any] = dis.Bytecode(code).exception_entries or ()
+    bytecode: Any = dis.Bytecode(code)
+    entries: Iterable[Any] = bytecode.exception_entries
     for entry in entries:
         for number, step in enumerate(steps):
             if entry.start <= step.offset < entry.end:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+from collections.abc import Collection
 from dataclasses import replace
 from types import CodeType
 from typing import Any
@@ -51,8 +52,9 @@ def _tools_to_reads(node: Any, state: Any) -> ReadKeys | None:
     key = getattr(node, "_messages_key", None)
     arguments = getattr(node, "_injected_args", None)
     wrappers = (getattr(node, "_wrap_tool_call", node), getattr(node, "_awrap_tool_call", node))
-    keys = state if type(state) is dict else plain_fields(type(state))
-    if not isinstance(arguments, dict) or key not in keys or "__type" in keys:
+    cls: Any = type(state)
+    keys: Collection[str] = state if cls is dict else plain_fields(cls)
+    if not isinstance(arguments, dict) or not isinstance(key, str) or key not in keys or "__type" in keys:
         return None
     reads_messages_only = wrappers == (None, None) and not any(
         getattr(injected, "state", True) or getattr(injected, "runtime", True) for injected in arguments.values()
@@ -93,7 +95,7 @@ class _WatchedStep(Runnable[Any, Any]):
         if _runs_in_executor(afunc):
             reads.begin(callable_to_reads(afunc.args[1], input))
             if _IN_EXECUTOR is not None:
-                reads.runs_inside(_IN_EXECUTOR)
+                reads.runs_in_worker(_IN_EXECUTOR, input)
         else:
             reads.begin(callable_to_reads(afunc, input))
             step.afunc = functools.partial(_call_and_note, afunc, reads)

@@ -3,7 +3,7 @@
 LangGraph hands every state key to every node. The state itself is the app's, and neither watched nor copied: what was
 read follows from the code of the node's function (`function_reads`) and from the instruction where that function is.
 Invariant: a key is certain only where every way to that instruction has read it; where the instruction is not known
-(a thread that no one can follow, an attempt that failed) or the code is not, nothing is certain.
+(nobody's frame proves to be the function's, an attempt that failed) or the code is not, nothing is certain.
 """
 
 from __future__ import annotations
@@ -21,68 +21,94 @@ from marft_bridge.recording.node_bytecode import WHOLE_STATE, ReadKeys
 class Reads:
     """What the latest attempt at a node has read. Before an attempt began, it may have read anything."""
 
-    __slots__ = ("_boundary", "_coroutine", "_fixed", "_function", "_thread")
+    __slots__ = ("_caller", "_coroutine", "_fixed", "_function", "_thread", "_worker")
 
     def __init__(self, fixed: ReadKeys = WHOLE_STATE) -> None:
         """`fixed`: what the node reads, whatever its code says, while no function of it is known."""
         self._fixed = fixed
-        self._function: FunctionReads | None = None
-        self._boundary: FrameType | CodeType | None = None  # the function's frame is the next one inside
-        self._thread: int | None = None  # the one in which the function runs; None: that of whoever asks
-        self._coroutine: Coroutine[Any, Any, Any] | None = None
+        self.begin(None, fixed)
 
-    def begin(self, function: FunctionReads | None) -> None:
+    def begin(self, function: FunctionReads | None, fixed: ReadKeys = WHOLE_STATE) -> None:
         """A function is about to run; None: nothing is known of it. Forgets what an earlier attempt read."""
-        self._function, self._fixed = function, WHOLE_STATE
-        self._boundary = self._thread = self._coroutine = None
+        self._function, self._fixed = function, fixed
+        self._caller: FrameType | None = None
+        self._thread = 0
+        self._worker: tuple[CodeType, Any] | None = None
+        self._coroutine: Any = None
 
-    def runs_inside(self, boundary: FrameType | CodeType) -> None:
-        """The function is called inside this very frame, in this thread; or, given code, inside a frame of that."""
-        self._boundary = boundary
-        self._thread = threading.get_ident() if isinstance(boundary, FrameType) else None
+    def runs_inside(self, caller: FrameType) -> None:
+        """The function is called inside this frame, in this thread."""
+        self._caller, self._thread = caller, threading.get_ident()
 
-    def runs_as(self, coroutine: Any) -> None:
+    def runs_in_worker(self, worker: CodeType, state: Any) -> None:
+        """The function is called in some thread by this code, whose variable `args` has the state as its only value."""
+        self._worker = (worker, state)
+
+    def runs_as(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """The function is this coroutine."""
-        if getattr(coroutine, "cr_code", None) is (self._function.code if self._function else None):
-            self._coroutine = coroutine
+        self._coroutine = coroutine
 
     def end(self, *, has_returned: bool, gave_state_on: bool = False) -> None:
         """The attempt is over; `gave_state_on`: the state goes to a runnable that the function returned."""
-        function, self._function = self._function, None
-        self._boundary = self._thread = self._coroutine = None
-        self._fixed = WHOLE_STATE
+        function, after_it = self._function, WHOLE_STATE
         if function is not None and not gave_state_on:
-            self._fixed = function.reads.at_return if has_returned else function.reads.anywhere
+            after_it = function.reads.at_return if has_returned else function.reads.anywhere
+        self.begin(None, after_it)
 
     def so_far(self) -> ReadKeys:
         """What has been read by now. To be asked inside whatever the node calls, or after it."""
         function = self._function
         if function is None:
             return self._fixed
-        coroutine = self._coroutine
-        frame = coroutine.cr_frame if coroutine is not None else self._find_frame(function.code)
+        frame = self._find_frame(function.code)
         return function.reads.anywhere if frame is None else function.reads.at(frame.f_lasti)
 
     def _find_frame(self, code: CodeType) -> FrameType | None:
-        """The frame of the node's function: the outermost one of its code inside the boundary."""
-        boundary = self._boundary
-        if boundary is None:
-            return None
-        frame: FrameType | None = sys._getframe(1)
-        thread = self._thread
-        if thread is not None and thread != threading.get_ident():
-            frame = sys._current_frames().get(thread)
-        outermost: FrameType | None = None
-        while frame is not None:
-            if frame is boundary:
-                return outermost
-            if frame.f_code is code:
-                caller = frame.f_back
-                outermost = frame
-                if caller is not None and caller.f_code is boundary:
-                    return outermost
-            frame = frame.f_back
+        """The frame of the node's function; None where no frame proves to be it."""
+        coroutine, caller, worker = self._coroutine, self._caller, self._worker
+        if coroutine is not None:
+            frame: FrameType | None = getattr(coroutine, "cr_frame", None)
+            return frame if frame is not None and frame.f_code is code else None
+        if caller is not None:
+            thread = self._thread
+            innermost = sys._getframe() if thread == threading.get_ident() else sys._current_frames().get(thread)
+            return _frame_inside(innermost, caller, code)
+        if worker is not None:
+            own_frame = _frame_in_worker(sys._getframe(), worker, code)
+            return own_frame or _frame_in_any_thread(worker, code)
         return None
+
+
+def _frame_inside(innermost: FrameType | None, caller: FrameType, code: CodeType) -> FrameType | None:
+    """The outermost frame of `code` in `caller`: what runs it a second time is inside the first."""
+    frame, outermost = innermost, None
+    while frame is not None and frame is not caller:
+        if frame.f_code is code:
+            outermost = frame
+        frame = frame.f_back
+    return None if frame is None else outermost
+
+
+def _frame_in_worker(innermost: FrameType | None, worker: tuple[CodeType, Any], code: CodeType) -> FrameType | None:
+    """The frame of `code` that this worker called with this state."""
+    frame, (worker_code, state) = innermost, worker
+    while frame is not None:
+        outer = frame.f_back
+        if frame.f_code is code and outer is not None and outer.f_code is worker_code:
+            arguments = outer.f_locals.get("args")
+            if isinstance(arguments, tuple) and len(arguments) == 1 and arguments[0] is state:
+                return frame
+        frame = outer
+    return None
+
+
+def _frame_in_any_thread(worker: tuple[CodeType, Any], code: CodeType) -> FrameType | None:
+    """The same, asked in a thread of the function's own making: `model.batch` makes some."""
+    for innermost in sys._current_frames().values():
+        frame = _frame_in_worker(innermost, worker, code)
+        if frame is not None:
+            return frame
+    return None
 
 
 def state_keys(state: Any) -> tuple[str, ...] | None:
