@@ -161,13 +161,15 @@ class OpenTrace:
                 return
             yield router
 
-    def _input_writers(self, entry: str, key: str) -> Writers:
+    def _input_writers(self, entry: str, key: str, is_same: bool) -> Writers:
         outer_task, task = self.tasks.get(enclosing_task(graph_of(entry))), self.tasks.get(entry)
         if outer_task is None or task is None:
             return {}  # the outermost graph: its input comes from outside the episode
-        writers = sources_to_input_writers(outer_task.sources, outer_task.reads, task.inherits, key=key)
+        # A function may have changed its state before it passed it on.
+        inherits = task.inherits and (outer_task.is_subgraph or is_same)
+        writers = sources_to_input_writers(outer_task.sources, outer_task.reads, inherits, key=key)
         # The packet of a Send is the input of a graph, but a function makes any input of it.
-        return writers if outer_task.is_subgraph or task.inherits else dict.fromkeys(writers, False)
+        return writers if outer_task.is_subgraph or inherits else dict.fromkeys(writers, False)
 
     def _task_to_start(self, task: PregelExecutableTask) -> TaskStart:
         checkpoint_ns = task.config["configurable"]["checkpoint_ns"]
