@@ -70,9 +70,11 @@ class Reads:
             frame: FrameType | None = getattr(coroutine, "cr_frame", None)
             return frame if frame is not None and frame.f_code is code else None
         if caller is not None:
+            # A frame that is a variable of itself would keep all of the stack alive: these are arguments only.
             thread = self._thread
-            innermost = sys._getframe() if thread == threading.get_ident() else sys._current_frames().get(thread)
-            return _frame_inside(innermost, caller, code)
+            if thread == threading.get_ident():
+                return _frame_inside(sys._getframe(), caller, code)
+            return _frame_inside(sys._current_frames().get(thread), caller, code)
         if worker is not None:
             own_frame = _frame_in_worker(sys._getframe(), worker, code)
             return own_frame or _frame_in_any_thread(worker, code)
@@ -104,7 +106,9 @@ def _frame_in_worker(innermost: FrameType | None, worker: tuple[CodeType, Any], 
 
 def _frame_in_any_thread(worker: tuple[CodeType, Any], code: CodeType) -> FrameType | None:
     """The same, asked in a thread of the function's own making: `model.batch` makes some."""
-    for innermost in sys._current_frames().values():
+    frames = sys._current_frames()
+    frames.pop(threading.get_ident(), None)
+    for innermost in frames.values():
         frame = _frame_in_worker(innermost, worker, code)
         if frame is not None:
             return frame
