@@ -153,7 +153,7 @@ USES |= {
     "fromkeys": lambda state: type(state).fromkeys(["a"], 1),
     "pickle": lambda state: (pickle.dumps(state), pickle.loads(pickle.dumps(state))),  # noqa: S301
     "pickle by protocol": lambda state: [pickle.dumps(state, protocol) for protocol in range(6)],
-    "reduce": lambda state: state.__reduce_ex__(2)[:2],
+    "reduce": lambda state: repr(state.__reduce_ex__(2)[1]),
     "marshal": marshal.dumps,
     "json": json.dumps,
     "json with default": lambda state: json.dumps(state, default=repr, indent=1, sort_keys=True),
@@ -188,7 +188,7 @@ USES |= {
     "itemgetter": lambda state: operator.itemgetter("q", "log")(state),
     "attrgetter": lambda state: operator.attrgetter("q", "log")(state),
     "dict's own methods": lambda state: (dict.__getitem__(state, "q"), dict.get(state, "log"), dict.copy(state)),
-    "PyDict_GetItemString": lambda state: ctypes.py_object(state) and c_getitem(state),
+    "PyDict_Copy": lambda state: c_copy(state),
     "PyDict_Size": lambda state: ctypes.pythonapi.PyDict_Size(ctypes.py_object(state)),
     "exec": lambda state: executed("seen = q + '!'", state),
     "exec with it as locals": lambda state: exec("seen = q + '!'", {}, state) or state["seen"],  # noqa: S102
@@ -286,10 +286,10 @@ def arguments(state: Any) -> dict[str, Any]:
     return {"q": value_of(state), "log": value_of(state, "log")}
 
 
-def c_getitem(state: Any) -> Any:
-    getter = ctypes.pythonapi.PyDict_GetItemWithError
-    getter.restype, getter.argtypes = ctypes.py_object, [ctypes.py_object, ctypes.py_object]
-    return getter(state, "q")
+def c_copy(state: Any) -> Any:
+    copies = ctypes.pythonapi.PyDict_Copy
+    copies.restype, copies.argtypes = ctypes.py_object, [ctypes.py_object]
+    return copies(state)
 
 
 def warned() -> list[tuple[str, str]]:
@@ -376,16 +376,27 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Recorder:
     return Recorder(Journal(tmp_path_factory.mktemp("journal")))
 
 
+def check(how_used: str, kind: str, how: str, recorder: Recorder) -> None:
+    plain = observe(SCHEMAS[kind], USES[how_used], how, recorder=None)
+    assert observe(SCHEMAS[kind], USES[how_used], how, recorder=recorder) == plain
+    assert len(plain["prompts"]) == 1
+    assert recorder.failures == 0
+
+
 @pytest.mark.parametrize("kind", SCHEMAS)
 @pytest.mark.parametrize("how_used", USES)
 def test_a_node_does_the_same_with_its_state_whether_it_is_recorded_or_not(
     how_used: str, kind: str, recorder: Recorder
 ) -> None:
-    for how in ("function", "coroutine", "function on a loop"):
-        plain = observe(SCHEMAS[kind], USES[how_used], how, recorder=None)
-        assert observe(SCHEMAS[kind], USES[how_used], how, recorder=recorder) == plain
-        assert len(plain["prompts"]) == 1
-    assert recorder.failures == 0
+    check(how_used, kind, "function", recorder=recorder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["coroutine", "function on a loop"])
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_a_node_on_an_event_loop_does_the_same_too(kind: str, how: str, recorder: Recorder) -> None:
+    for how_used in USES:
+        check(how_used, kind, how, recorder=recorder)
 
 
 def test_the_table_has_at_least_thirty_uses_that_do_something_on_every_kind_of_state() -> None:
