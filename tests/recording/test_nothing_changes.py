@@ -368,7 +368,15 @@ def observe(schema: Any, function: Use, how: str, recorder: Recorder | None) -> 
         result = graph.invoke(values) if how == "function" else asyncio.run(graph.ainvoke(values))
     except Exception as error:  # noqa: BLE001 - LangGraph refuses some states, the same ones
         result = type(error), str(error)
-    return {"result": content(result), "prompts": model.heard, "kept": content(kept), "input": content(values)}
+    state, outcome = kept
+    left = [content(part) for part in (dict(state) if isinstance(state, dict) else vars(state)).items()]
+    return {
+        "result": content(result),
+        "prompts": model.heard,
+        "outcome": content(outcome),
+        "what is left of the state": left,
+        "input": content(values),
+    }
 
 
 @pytest.fixture(scope="module")
