@@ -167,18 +167,22 @@ def code_to_reads(code: CodeType, variable: str, fields: Keys, trusts_builtins: 
     flows = _steps_to_flows(code, steps, effects=effects, entry=entry)
     never_reached = _Flow(_NOTHING, entry.may_read, None)
     by_step = [flows.get(number, never_reached) for number in range(len(steps))]
-    returns = [by_step[number] for number in flows if steps[number].name in _RETURNS]
+    returns = [
+        by_step[number].after(effects.get(number, _Effect())) for number in flows if steps[number].name in _RETURNS
+    ]
     possible = entry.may_read
     for number, flow in flows.items():
         possible = _union(possible, flow.after(effects.get(number, _Effect())).may_read)
-    certain = frozenset.intersection(*(flow.read for flow in returns)) if returns else _NOTHING
+    at_return = returns[0] if returns else never_reached
+    for flow in returns:
+        at_return = at_return.joined(flow)
     offsets: dict[int, ReadKeys] = {}
     for step, flow in zip(steps, by_step, strict=True):
         offsets.setdefault(step.offset, ReadKeys(flow.read, flow.may_read))
     return CodeReads(
         tuple(offsets),
         tuple(offsets.values()),
-        at_return=ReadKeys(certain, possible),
+        at_return=ReadKeys(at_return.read, at_return.may_read),
         anywhere=ReadKeys(_NOTHING, possible),
         builtins=frozenset(uses.builtins),
     )

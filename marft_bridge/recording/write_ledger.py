@@ -130,7 +130,7 @@ class TaskWrites:
     routers: Sequence[tuple[str, range]] = ()
     # For a graph's entry: whose values its input holds under a key, given whether the value is still that of the graph
     # around, which the task around may have changed before it passed its state on.
-    input_writers: Callable[[str, bool], Writers] = lambda key, is_same: {}
+    input_writers: Callable[[str, bool], Writers] = lambda _key, _is_same: {}
     passes_input_on: bool = False  # for a graph's entry: its input is the state of the task around the graph
 
 
