@@ -59,6 +59,7 @@ def _is_field(owner: Any, name: str) -> bool:
 _LOOP = "langgraph.pregel._loop"
 _CHAT_MODEL = "langchain_core.language_models.chat_models"
 _OPENAI = "langchain_openai.chat_models.base"
+_STEP = ("input", "config")
 _WRITES = ("self", "task_id", "writes", "cached")
 _MESSAGES, _INPUT = ("self", "messages", "stop"), ("self", "input", "config", "stop")
 
@@ -96,6 +97,16 @@ INTERNALS = (
     Internal("langgraph", "langgraph.pregel.protocol", "PregelProtocol"),
     Internal("langgraph", "langgraph.graph._branch", "BranchSpec._route", parameters=("self", "input", "reader")),
     Internal("langgraph", "langgraph.graph._branch", "BranchSpec._aroute", parameters=("self", "input", "reader")),
+    Internal(
+        "langgraph",
+        "langgraph._internal._runnable",
+        "RunnableCallable",
+        parameters=("func", "afunc", "recurse", "explode_args"),
+    ),
+    *(
+        Internal("langgraph", "langgraph._internal._runnable", f"RunnableCallable.{name}", parameters=("self", *_STEP))
+        for name in ("invoke", "ainvoke")
+    ),
     Internal("langgraph", "langgraph.checkpoint.base", "writes_sort_key", parameters=("task_path",)),
     *(
         Internal("langgraph", "langgraph._internal._constants", name)
@@ -156,6 +167,7 @@ try:
     from langchain_core.runnables.config import var_child_runnable_config
     from langchain_core.tracers.context import _configure_hooks as configure_hooks
     from langgraph._internal._constants import ERROR, INTERRUPT, NO_WRITES, PUSH, RESUME, RETURN, TASKS
+    from langgraph._internal._runnable import RunnableCallable
     from langgraph.checkpoint.base import writes_sort_key
     from langgraph.graph._branch import BranchSpec
     from langgraph.pregel import _runner as runner
@@ -183,6 +195,7 @@ __all__ = [
     "Internal",
     "PregelLoop",
     "PregelProtocol",
+    "RunnableCallable",
     "broken_internals",
     "configure_hooks",
     "require_internals",

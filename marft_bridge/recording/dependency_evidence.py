@@ -2,7 +2,7 @@
 
 Two independent kinds of evidence: what the task could read and did read (`reads_to_attributes`), and whose answers and
 tool results are in the prompt itself (`AnswerIndex`), by the ids of messages and tool calls. Invariant: a task is in an
-exact list only when the dependency was observed; a merely possible one is in the `MAY_` list.
+exact list only when the dependency is certain; a merely possible one is in the `MAY_` list.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 
 from marft_bridge.recording.key_writers import Writers
+from marft_bridge.recording.node_bytecode import WHOLE_STATE
 from marft_bridge.recording.state_reads import Reads
 from marft_bridge.recording.write_ledger import Sources
 from trace_store import conventions as names
@@ -23,9 +24,10 @@ def sources_to_reads(sources: Sources, reads: Reads | None) -> tuple[list[str], 
     """Tasks whose values were read so far, and tasks whose values may have been read: two lists without overlap."""
     certain_writers = dict.fromkeys(sources.argument_writers)
     possible_writers = dict.fromkeys(sources.maybe_argument_writers)
+    certain_keys, possible_keys = WHOLE_STATE if reads is None else reads.so_far()
     for key, writers in sources.readable.items():
-        was_read = reads is not None and key in reads.keys
-        if was_read or reads is None or reads.is_inexact:
+        was_read = key in certain_keys
+        if was_read or possible_keys is None or key in possible_keys:
             for ns, is_certain in writers.items():
                 (certain_writers if was_read and is_certain else possible_writers)[ns] = None
     return list(certain_writers), [ns for ns in possible_writers if ns not in certain_writers]

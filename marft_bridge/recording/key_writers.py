@@ -355,6 +355,10 @@ class KeyWriters:
         """The writers of one message; None where they are not known one by one."""
         return self.rule.owner_of(message_id)
 
+    def holds(self, value: Any) -> bool:
+        """Whether the key's channel has this very object now; False where that cannot be seen."""
+        return self._channel is not None and _channel_value(self._channel) is value
+
     def before(self, step: int | None) -> Writers:
         """Whose values the key holds for a task of `step`; None asks for the latest."""
         if self._pending and (step is None or self._pending_step < step):

@@ -3,25 +3,22 @@
 LangGraph offers no callback for these, and its public streams leave the routing writes out. So `task_hooks` wraps six
 functions of LangGraph while at least one recorder is attached: `PregelLoop.put_writes` and `output_writes` (commits
 and cached results), and the runner's `run_with_retry` and `arun_with_retry` (a task with its input). Invariant: a
-graph without a recorder in its callbacks runs as if it were not wrapped; one with a recorder gets equal values, and no
-error of ours. `trace_state` and `write_ledger` interpret the steps.
+graph without a recorder in its callbacks runs as if it were not wrapped; one with a recorder gets the same objects, and
+no error of ours. `trace_state` and `write_ledger` interpret the steps.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
 from typing import Any, Literal, Protocol, cast
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, PregelExecutableTask
 
@@ -34,8 +31,9 @@ from marft_bridge.common.library_internals import (
     runner,
 )
 from marft_bridge.common.running_routers import make_router, running_router
+from marft_bridge.recording.node_hooks import watch_node
 from marft_bridge.recording.router_hooks import watch_routers
-from marft_bridge.recording.state_reads import Reads, release_state, watch_state, watched_reads
+from marft_bridge.recording.state_reads import Reads
 from marft_bridge.recording.thread_position import ThreadPosition
 from marft_bridge.recording.write_ledger import ENTRY
 
@@ -50,14 +48,13 @@ _HOOK = (_task_recorder, True, None, None)
 class TaskListener(Protocol):
     """A callback handler that is told of the tasks of its graphs. Its methods must not raise."""
 
-    def note_task_start(self, graph_run: UUID, task: PregelExecutableTask, reads: Reads | None, inherits: bool) -> None:
+    def note_task_start(self, graph_run: UUID, task: PregelExecutableTask, reads: Reads | None) -> None:
         """A task is about to run.
 
         Args:
             graph_run: callback run of the graph that the task belongs to.
             task: LangGraph's own.
-            reads: collects what the node reads of its state; None when its input cannot be watched.
-            inherits: for a graph's entry: its input is the state of the task around the graph itself.
+            reads: says what the node reads of its state; None when its input is not the state.
         """
 
     def note_router_start(
@@ -78,37 +75,6 @@ class TaskListener(Protocol):
 
     def note_checkpoint(self, loop: Any) -> None:
         """A graph run has made the checkpoint that `loop` holds now."""
-
-
-class _NodeStart(Runnable[Any, Any]):
-    """The first step of a node, which begins the noting of reads: all callback handlers have had its input by then.
-
-    A handler of our own could not tell: tracers of a node with a `trace_policy` are called after all other handlers,
-    and on an event loop handlers run side by side. A retry begins anew.
-    """
-
-    def __init__(self, step: Runnable[Any, Any], reads: Reads) -> None:
-        self._step, self._reads = step, reads
-
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """As the step's."""
-        self._reads.begin()
-        return self._step.invoke(input, config, **kwargs)
-
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """As the step's."""
-        self._reads.begin()
-        return await self._step.ainvoke(input, config, **kwargs)
-
-    def astream(
-        self,
-        input: Any,
-        config: RunnableConfig | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[Any]:
-        """As the step's."""
-        self._reads.begin()
-        return self._step.astream(input, config, **kwargs)
 
 
 def loop_to_position(loop: Any) -> ThreadPosition | None:
@@ -264,24 +230,19 @@ def _note_writes(loop: Any, task_id: str, writes: Any, *, cached: bool) -> None:
 
 @contextmanager
 def _watch_task(task: PregelExecutableTask, listeners: list[TaskListener]) -> Iterator[PregelExecutableTask]:
-    """Announces the task to its listeners; yields it with its reads noted while the block runs."""
-    outer_reads = watched_reads(task.input) if task.name == ENTRY else None
+    """Announces the task to its listeners; yields the one to run instead, which says what it reads and routes."""
     watched_task, reads = task, None
     if task.name != ENTRY and task.path[0] != PUSH:  # the input of a Send or a call is not read from the state
-        watched_task, reads = _watch_state(task)
+        watched_task, reads = watch_node(task)
     manager: Any = task.config["callbacks"]
     for listener in listeners:
-        listener.note_task_start(manager.parent_run_id, task, reads, inherits=outer_reads is not None)
+        listener.note_task_start(manager.parent_run_id, task, reads)
     watched_task = watch_routers(watched_task, functools.partial(_announce_router, task, listeners))
     reset_token = _task_recorder.set(cast(BaseCallbackHandler, listeners[0]))
     try:
-        # A graph's entry copies its input into the graph's own state: that is no read of the node around it.
-        with outer_reads.paused() if outer_reads is not None else nullcontext():
-            yield watched_task
+        yield watched_task
     finally:
         _task_recorder.reset(reset_token)
-        if reads is not None:
-            release_state(watched_task.input)
 
 
 @contextmanager
@@ -302,19 +263,3 @@ def _announce_router(
     finally:
         for listener in listeners:
             listener.note_router_end(graph_run, task, router.ns, error=failure)
-
-
-def _watch_state(task: PregelExecutableTask) -> tuple[PregelExecutableTask, Reads | None]:
-    reads = Reads()
-    try:
-        state = watch_state(task.input, reads)
-    except Exception as error:  # noqa: BLE001 - a state that resists being watched is a bound, not a failure of the app
-        log.debug("the state of %s cannot be watched: %s", task.name, error)
-        return task, None
-    steps = getattr(task.proc, "steps", None)
-    if watched_reads(state) is not reads or not steps:
-        release_state(state)
-        return task, None
-    watched_proc: Any = copy.copy(task.proc)
-    watched_proc.steps = [_NodeStart(steps[0], reads), *steps[1:]]
-    return replace(task, input=state, proc=watched_proc), reads

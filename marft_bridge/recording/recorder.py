@@ -281,11 +281,11 @@ class Recorder(BaseCallbackHandler):
     # -- tasks, from `task_hooks` -----------------------------------------------------------------------------
 
     @_never_raise
-    def note_task_start(self, graph_run: UUID, task: PregelExecutableTask, reads: Reads | None, inherits: bool) -> None:
+    def note_task_start(self, graph_run: UUID, task: PregelExecutableTask, reads: Reads | None) -> None:
         """Notes the sources of a task that is about to run, before its node span opens."""
         run = self._runs.get(graph_run)
         if run is not None:
-            run.trace.start_task(task, reads, inherits)
+            run.trace.start_task(task, reads)
 
     @_never_raise
     def note_router_start(
@@ -338,7 +338,7 @@ class Recorder(BaseCallbackHandler):
         if open_trace.root == loop.manager.run_id:
             open_trace.loop = loop
         if cached:
-            open_task = open_trace.start_task(task, None, False)
+            open_task = open_trace.start_task(task, None)
             if task.name != ENTRY:
                 attributes = sources_to_attributes(open_task.sources) | reads_to_attributes(open_task.sources, None)
                 attributes |= {names.CACHED: True}

@@ -41,7 +41,7 @@ class OpenTask:
     start: TaskStart
     sources: Sources
     reads: Reads | None
-    inherits: bool
+    inherits: bool  # it is a graph's entry, and its input the very state of the task around the graph
     is_subgraph: bool = False  # its node is itself a graph
     runs_side_by_side: bool = False  # its node runs tools, all at once
     span: Span | None = None  # of its latest attempt
@@ -112,11 +112,12 @@ class OpenTrace:
         if tools := request_to_tools(parameters):
             self.offered_tools.setdefault(node, set()).update(tools)
 
-    def start_task(self, task: PregelExecutableTask, reads: Reads | None, inherits: bool) -> OpenTask:
+    def start_task(self, task: PregelExecutableTask, reads: Reads | None) -> OpenTask:
         """Notes that a task starts; see `langgraph_hooks.TaskListener.note_task_start`."""
         start = self._task_to_start(task)
         keys = state_keys(task.input) if reads is not None else None
         sources = self.ledger.start_task(start, keys)
+        inherits = self._inherits(start)
         if (failed_ns := failed_task(start.ns)) is not None:
             self._add_failure(sources, failed_ns)
         open_task = OpenTask(start, sources, reads, inherits=inherits, is_subgraph=is_subgraph(task))
@@ -150,6 +151,12 @@ class OpenTrace:
         for ns in ended_tasks:
             self.tasks.pop(ns, None)
             self.routers.pop(ns, None)
+
+    def _inherits(self, start: TaskStart) -> bool:
+        if not is_entry(start.ns):
+            return False
+        outer_task = self.tasks.get(enclosing_task(graph_of(start.ns)))
+        return outer_task is not None and outer_task.reads is not None and outer_task.start.input is start.input
 
     def start_router(self, task: PregelExecutableTask, ns: str, keys: Sequence[str] | None, node_span: Span) -> None:
         """Notes that a router of a task's node starts; see `langgraph_hooks.TaskListener.note_router_start`."""
@@ -189,13 +196,15 @@ class OpenTrace:
                 return
             yield router
 
-    def _input_writers(self, entry: str, key: str) -> Writers:
+    def _input_writers(self, entry: str, key: str, is_same: bool) -> Writers:
         outer_task, task = self.tasks.get(enclosing_task(graph_of(entry))), self.tasks.get(entry)
         if outer_task is None or task is None:
             return {}  # the outermost graph: its input comes from outside the episode
-        writers = sources_to_input_writers(outer_task.sources, outer_task.reads, task.inherits, key=key)
+        # A function may have changed its state before it passed it on.
+        inherits = task.inherits and (outer_task.is_subgraph or is_same)
+        writers = sources_to_input_writers(outer_task.sources, outer_task.reads, inherits, key=key)
         # The packet of a Send is the input of a graph, but a function makes any input of it.
-        return writers if outer_task.is_subgraph or task.inherits else dict.fromkeys(writers, False)
+        return writers if outer_task.is_subgraph or inherits else dict.fromkeys(writers, False)
 
     def _task_to_start(self, task: PregelExecutableTask) -> TaskStart:
         checkpoint_ns = task.config["configurable"]["checkpoint_ns"]

@@ -128,7 +128,9 @@ class TaskWrites:
     writes: Sequence[tuple[str, Any]]
     is_subgraph: bool = False  # the node is itself a graph, so that its writers are inside it
     routers: Sequence[tuple[str, range]] = ()
-    input_writers: Callable[[str], Writers] = lambda _: {}  # for a graph's entry: whose values its input holds
+    # For a graph's entry: whose values its input holds under a key, given whether the value is still that of the graph
+    # around, which the task around may have changed before it passed its state on.
+    input_writers: Callable[[str, bool], Writers] = lambda _key, _is_same: {}
     passes_input_on: bool = False  # for a graph's entry: its input is the state of the task around the graph
 
 
@@ -221,8 +223,9 @@ class WriteLedger:
         inner_graph = self._graphs.get(ns) if commit.is_subgraph and issuer is None else None
         owner_of = None
         if is_entry(ns):
-            writers = commit.input_writers(key)
             outer_graph = self._graphs.get(graph_of(enclosing_task(graph_of(ns)))) if commit.passes_input_on else None
+            is_same = outer_graph is not None and key in outer_graph.state and outer_graph.state[key].holds(value)
+            writers = commit.input_writers(key, is_same)
             owner_of = outer_graph.owner_of(key) if outer_graph is not None else None
         elif inner_graph is not None and key in inner_graph.state:
             writers, owner_of = inner_graph.writers(key, None), inner_graph.owner_of(key)

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from langgraph.graph import START, StateGraph
 from pydantic import create_model
-from support.edge_rig import recorded_trajectories, says
+from support.edge_rig import recorded_trajectories, says, source_to_function
 
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.wrap import wrap
@@ -100,22 +100,23 @@ def nodes_to_edges(nodes: list[Node]) -> Edges:
     return edges
 
 
-def nodes_to_graph(nodes: list[Node], schema: Any) -> Any:
+def nodes_to_graph(nodes: list[Node], schema: Any, attributes: bool) -> Any:
     graph = StateGraph(schema)
     model = says()
 
     def body(node: Node) -> Any:
-        def run(state: Any) -> dict[str, Any]:
-            seen = [state.get(key) if isinstance(state, dict) else getattr(state, key) for key in node.reads]
+        # The state is read by code that names the keys, as an app's does.
+        seen = ", ".join(f"state.{key}" if attributes else f"state.get({key!r})" for key in node.reads)
+
+        def act(seen: list[Any]) -> dict[str, Any]:
             if node.calls:
                 model.invoke(f"{seen}")
             return {key: node.name if key in PLAIN else [node.name] for key in node.writes}
 
-        async def arun(state: Any) -> dict[str, Any]:
-            await asyncio.sleep(0)
-            return await asyncio.to_thread(run, state)
-
-        return arun if int(node.name[-1]) % 2 else run
+        source = f"def node(state):\n    return act([{seen}])\n"
+        if int(node.name[-1]) % 2:
+            source = f"async def node(state):\n    await sleep(0)\n    return await to_thread(act, [{seen}])\n"
+        return source_to_function(source, act=act, sleep=asyncio.sleep, to_thread=asyncio.to_thread)
 
     for node in nodes:
         graph.add_node(node.name, body(node))
@@ -140,7 +141,7 @@ def schema_of(kind: str) -> Any:
 def test_the_recorded_dependencies_are_those_of_the_drawn_graph(kind: str, nodes: list[Node]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         recorder = Recorder(Journal(Path(folder) / "journal"))
-        recorded = wrap(nodes_to_graph(nodes, schema_of(kind)), recorder)
+        recorded = wrap(nodes_to_graph(nodes, schema_of(kind), attributes=kind != "dict"), recorder)
         asyncio.run(recorded.ainvoke({key: [] if key in KEPT else "" for key in KEYS}))
         (trajectory,) = recorded_trajectories(recorder)
     label = {action.action_id: action.node for action in trajectory.actions}

@@ -1,271 +1,350 @@
-"""Owns: a watched state is, for the node, the state; and what the node read of it is never missed silently.
+"""Owns: where a node's function is, wherever it runs, decides what it has read; where that is not proven, nothing is
+certain.
 
-- Values, types of access, copies, merges, pickles and JSON are those of the plain state.
-- A key that was read is noted; a state that left as a whole, or of which nothing was seen, is a bound.
-- Nothing is noted before the node begins or after it ends; classes get their own attribute access back.
+Each test runs a real graph, and looks at what is said of the reads when a model is called in it.
 """
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-import json
-import operator
-import pickle
-from collections.abc import Callable
-from typing import Any
+import asyncio
+import contextvars
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypedDict, cast
 
 import pytest
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
-from pydantic import BaseModel, computed_field
+from langchain_core.messages import AIMessage
+from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_core.tools import tool
+from langgraph.graph import START, StateGraph
+from langgraph.prebuilt import InjectedState, ToolNode
+from langgraph.types import PregelExecutableTask, RetryPolicy
+from pydantic import BaseModel
+from support.edge_rig import says
+from support.function_rig import reads_to_text
 
-from marft_bridge.recording.state_reads import Reads, WatchedState, release_state, watch_state, watched_reads
+from marft_bridge.recording import dependency_evidence
+from marft_bridge.recording.function_reads import callable_to_reads, plain_fields
+from marft_bridge.recording.node_hooks import watch_node
+from marft_bridge.recording.recorder import Recorder
+from marft_bridge.recording.state_reads import Reads, state_keys
+from marft_bridge.recording.wrap import wrap
+from trace_store.journal import Journal
+
+
+class Keys(TypedDict, total=False):
+    a: str
+    b: str
+    c: str
+
+
+model = says()
+VALUES = {"a": "1", "b": "2", "c": "3"}
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is said at each call of a model, and last when the node ends."""
+    texts: list[str] = []
+    original = dependency_evidence.sources_to_reads
+
+    def note(sources: Any, reads: Reads | None) -> Any:
+        texts.append("not watched" if reads is None else reads_to_text(reads.so_far()))
+        return original(sources, reads)
+
+    monkeypatch.setattr(dependency_evidence, "sources_to_reads", note)
+    return texts
+
+
+def run(node: Any, tmp_path: Path, asynchronous: bool = False, schema: Any = Keys, **options: Any) -> None:
+    builder = StateGraph(schema)
+    builder.add_node("node", node, **options)
+    builder.add_edge(START, "node")
+    recorder = Recorder(Journal(tmp_path / "journal"))
+    graph = wrap(builder.compile(), recorder)
+    if asynchronous:
+        asyncio.run(graph.ainvoke(dict(VALUES)))
+    else:
+        graph.invoke(dict(VALUES))
+    assert recorder.failures == 0
+
+
+def one_call(state: Keys) -> dict[str, Any]:
+    model.invoke(state["a"])
+    return {"c": state["b"]}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_function_has_read_what_comes_before_its_call(asynchronous: bool, seen: list[str], tmp_path: Path) -> None:
+    run(one_call, tmp_path, asynchronous)
+    assert seen == ["a | a", "a b | a b"]
+
+
+def test_a_coroutine_has_read_what_comes_before_what_it_waits_for(seen: list[str], tmp_path: Path) -> None:
+    async def node(state: Keys) -> dict[str, Any]:
+        await model.ainvoke(state["a"])
+        second = state["b"]
+        await asyncio.gather(model.ainvoke(second), model.ainvoke(second))
+        task = asyncio.create_task(model.ainvoke("not yet"))
+        third = state["c"]
+        await task
+        return {"c": third}
+
+    run(node, tmp_path, asynchronous=True)
+    # The task begins when the node waits for it, and has read c by then.
+    assert seen == ["a | a", "a b | a b", "a b | a b", "a b c | a b c", "a b c | a b c"]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_calls_in_threads_of_the_nodes_own_making_are_seen_from_there(
+    asynchronous: bool, seen: list[str], tmp_path: Path
+) -> None:
+    def node(state: Keys) -> dict[str, Any]:
+        first = state["a"]
+        model.batch([first, first])
+        second = state["b"]
+        with ThreadPoolExecutor(2) as pool:
+            pool.submit(contextvars.copy_context().run, model.invoke, second).result()
+        return {"c": state["c"]}
+
+    run(node, tmp_path, asynchronous)
+    assert seen == ["a | a", "a | a", "a b | a b", "a b c | a b c"]
+
+
+def test_a_function_that_runs_itself_is_where_the_outermost_of_it_is(seen: list[str], tmp_path: Path) -> None:
+    def node(state: Any, depth: int = 0) -> dict[str, Any]:
+        first = state["a"]
+        if depth == 0:
+            return node({"a": "4", "b": "5"}, depth=1)
+        model.invoke(first + state["b"])
+        return {}
+
+    run(node, tmp_path)
+    # The node itself has not read b: what the inner one read was another dict.
+    assert seen[0] == "a | a"
+
+
+def test_the_same_function_in_a_thread_of_its_own_is_not_taken_for_the_node(seen: list[str], tmp_path: Path) -> None:
+    def node(state: Any, depth: int = 0) -> dict[str, Any]:
+        if depth == 0:
+            with ThreadPoolExecutor(1) as pool:
+                return pool.submit(contextvars.copy_context().run, node, {"a": "4", "b": "5"}, 1).result()
+        first = state["a"]
+        model.invoke(first + state["b"])
+        return {}
+
+    for asynchronous in (False, True):
+        run(node, tmp_path / str(asynchronous), asynchronous)
+    assert seen[0] == "|"
+    assert seen[2] == "|"
+
+
+def test_the_same_coroutine_in_a_task_of_its_own_is_not_taken_for_the_node(seen: list[str], tmp_path: Path) -> None:
+    async def node(state: Any, depth: int = 0) -> dict[str, Any]:
+        if depth == 0:
+            return await asyncio.create_task(node({"a": "4", "b": "5"}, 1))
+        first = state["a"]
+        await model.ainvoke(first + state["b"])
+        return {}
+
+    run(node, tmp_path, asynchronous=True)
+    assert seen[0] == "|"
+
+
+def test_two_runs_of_one_function_at_once_are_each_where_they_are(seen: list[str], tmp_path: Path) -> None:
+    both_run = threading.Barrier(2, timeout=30)
+
+    def node(state: Keys) -> dict[str, Any]:
+        if both_run.wait() == 0:
+            model.batch([state["a"]] * 2)
+        else:
+            model.batch([state["b"]] * 2)
+        both_run.wait()
+        return {}
+
+    builder = StateGraph(Keys)
+    for name in ("left", "right"):
+        builder.add_node(name, node)
+        builder.add_edge(START, name)
+    asyncio.run(wrap(builder.compile(), Recorder(Journal(tmp_path / "journal"))).ainvoke(dict(VALUES)))
+    assert sorted(seen) == ["a | a", "a | a", "b | b", "b | b", "| a b", "| a b"]
+
+
+def test_a_retry_has_not_read_what_the_lost_attempt_read(seen: list[str], tmp_path: Path) -> None:
+    attempts: list[int] = []
+
+    def node(state: Keys) -> dict[str, Any]:
+        attempts.append(1)
+        if len(attempts) == 1:
+            model.invoke(state["a"])
+            raise ConnectionError("once")
+        model.invoke(state["b"])
+        return {}
+
+    run(node, tmp_path, retry_policy=RetryPolicy(initial_interval=0.01, max_attempts=2))
+    # Where an attempt failed is not known, so nothing is certain at its end.
+    assert seen == ["a | a", "| a b", "b | b", "b | b"]
+
+
+def test_a_runnable_that_the_node_returns_may_read_everything(seen: list[str], tmp_path: Path) -> None:
+    class Own(Runnable[Any, Any]):
+        def invoke(self, input: Any, config: Any = None, **_: Any) -> Any:  # noqa: A002 - LangChain's name
+            model.invoke(input["b"], config)
+            return {}
+
+    def node(state: Keys) -> Any:
+        model.invoke(state["a"])
+        return Own()
+
+    for asynchronous in (False, True):
+        run(node, tmp_path / str(asynchronous), asynchronous)
+    assert seen == ["a | a", "| *", "| *"] * 2
+
+
+# -- what LangGraph calls ---------------------------------------------------------------------------------------------
+
+
+class Callables:
+    def method(self, state: Keys) -> dict[str, Any]:
+        return one_call(state) if state["c"] == "never" else one_read(self, state)
+
+    def __call__(self, state: Keys) -> dict[str, Any]:
+        model.invoke(state["a"])
+        return {}
+
+
+def one_read(unused: Any, state: Keys) -> dict[str, Any]:
+    model.invoke(state["a"])
+    return {}
+
+
+def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def outer(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return outer
+
+
+CALLABLES: dict[str, tuple[Any, str]] = {
+    "a function": (one_call, "a | a"),
+    "a lambda": (lambda state: model.invoke(state["a"]) and {}, "a | a"),
+    "an object with a call": (Callables(), "a | a"),
+    "a partial": (functools.partial(one_read, None), "a | a"),
+    "a partial of a partial": (functools.partial(functools.partial(one_read), None), "a | a"),
+    "a method that passes it on": (Callables().method, "c | *"),
+    "a wrapper": (wrapped(one_call), "| *"),
+    "a runnable": (RunnableLambda(one_call), "| *"),
+    "a chain": (RunnableLambda(lambda state: state["a"]) | model | (lambda _: {}), "| *"),
+    "a function that takes any arguments": (lambda *args: model.invoke(args[0]["a"]) and {}, "| *"),
+}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("name", CALLABLES)
+def test_what_langgraph_calls_is_seen_through_or_a_bound(
+    name: str, asynchronous: bool, seen: list[str], tmp_path: Path
+) -> None:
+    node, expected = CALLABLES[name]
+    run(node, tmp_path, asynchronous)
+    assert seen[0] == expected
+
+
+def test_functions_in_c_and_classes_are_not_known() -> None:
+    for function in (dict, len, Callables, str.format, functools.partial(wrapped(one_call)), None):
+        assert callable_to_reads(cast(Any, function), {"a": 1}) is None
+
+
+def test_langgraphs_own_tool_node_reads_the_messages_and_what_its_tools_declare() -> None:
+
+    @tool
+    def plain(text: str) -> str:
+        """Says it."""
+        return text
+
+    @tool
+    def greedy(text: str, state: Annotated[dict[str, Any], InjectedState]) -> str:
+        """Says all."""
+        return f"{text} {state}"
+
+    def reads_of(node: ToolNode, state: Any) -> str:
+        class Proc:
+            steps = (node,)
+
+        task = PregelExecutableTask("tools", state, Proc(), None, {}, (), None, None, "", ())  # type: ignore[arg-type]
+        return reads_to_text(watch_node(task)[1].so_far())
+
+    state = {"messages": [AIMessage("")], "a": "1"}
+    assert reads_of(ToolNode([plain]), state) == "messages | messages"
+    assert reads_of(ToolNode([plain, greedy]), state) == "messages | *"
+    assert (
+        reads_of(ToolNode([plain], wrap_tool_call=lambda request, execute: execute(request)), state) == "messages | *"
+    )
+    assert reads_of(ToolNode([plain], messages_key="other"), state) == "| *"
+    assert reads_of(ToolNode([plain]), state["messages"]) == "| *"
+
+
+# -- kinds of state ---------------------------------------------------------------------------------------------------
 
 
 class Model(BaseModel):
-    a: int = 1
-    b: list[str] = []
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def twice(self) -> int:
-        return self.a * 2
+    a: str = ""
+    b: str = ""
+    c: str = ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass
 class Data:
-    a: int = 1
-    b: tuple[str, ...] = ()
+    a: str = ""
+    b: str = ""
+    c: str = ""
 
 
-def begun(state: Any) -> tuple[Any, Reads]:
-    reads = Reads()
-    watched = watch_state(state, reads)
-    reads.begin()
-    return watched, reads
+class Loud(Model):
+    def __getattribute__(self, name: str) -> Any:
+        return super().__getattribute__(name)
 
 
-ONE_KEY: dict[str, Callable[[Any], Any]] = {
-    "index": lambda s: s["a"],
-    "get": lambda s: s.get("a"),
-    "in": lambda s: "a" in s,
-    "itemgetter": lambda s: operator.itemgetter("a")(s),
-    "pop": lambda s: s.pop("a"),
-    "setdefault": lambda s: s.setdefault("a", 5),
-    "format_map": lambda s: "{a}".format_map(s),
-}
+@dataclass
+class Half(Data):
+    @property
+    def b(self) -> str:  # type: ignore[override]
+        return self.a
+
+    @b.setter
+    def b(self, value: str) -> None:
+        pass
 
 
-@pytest.mark.parametrize("how", ONE_KEY)
-def test_reading_one_key_of_a_dict_notes_that_key(how: str) -> None:
-    watched, reads = begun({"a": 1, "b": [2]})
-    assert ONE_KEY[how](watched) == ONE_KEY[how]({"a": 1, "b": [2]})
-    assert (reads.keys, reads.is_inexact) == ({"a"}, False)
+@pytest.mark.parametrize("schema", [Model, Data])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_object_is_read_by_its_fields(schema: Any, asynchronous: bool, seen: list[str], tmp_path: Path) -> None:
+    def node(state: Any) -> dict[str, Any]:
+        model.invoke(state.a)
+        return {"c": state.b}
+
+    run(node, tmp_path, asynchronous, schema=schema)
+    assert seen == ["a | a", "a b | a b"]
 
 
-def test_a_match_statement_notes_the_keys_that_it_names() -> None:
-    watched, reads = begun({"a": 1, "b": [2]})
-    match watched:
-        case {"a": value}:
-            assert value == 1
-        case _:
-            pytest.fail("the watched state did not match")
-    assert (reads.keys, reads.is_inexact) == ({"a"}, False)
+def test_a_field_whose_reading_runs_code_of_the_app_is_not_known() -> None:
+    assert plain_fields(Model) == plain_fields(Data) == {"a", "b", "c"}
+    assert plain_fields(Loud) == frozenset()
+    assert plain_fields(Half) == {"a", "c"}
 
 
-WHOLE: dict[str, Callable[[Any], Any]] = {
-    "dict": dict,
-    "unpack": lambda s: {**s},
-    "arguments": lambda s: (lambda **kwargs: kwargs)(**s),
-    "list": list,
-    "items": lambda s: list(s.items()),
-    "values": lambda s: list(s.values()),
-    "keys": lambda s: list(s.keys()),
-    "reversed": lambda s: list(reversed(s)),
-    "repr": repr,
-    "str": str,
-    "f-string": lambda s: f"{s}",
-    "json": json.dumps,
-    "equal": lambda s: s == {"a": 1, "b": [2]},
-    "unequal": lambda s: s != {"a": 1, "b": [2]},
-    "or": lambda s: s | {"c": 3},
-    "ror": lambda s: {"c": 3} | s,
-    "copy": lambda s: s.copy(),
-    "copy.copy": copy.copy,
-    "copy.deepcopy": copy.deepcopy,
-    "pickle": lambda s: pickle.loads(pickle.dumps(s)),  # noqa: S301  our own bytes
-    "popitem": lambda s: s.popitem(),
-}
+def test_the_keys_of_a_state() -> None:
+    assert state_keys({"a": 1, "b": 2}) == ("a", "b")
+    assert state_keys(Model()) == state_keys(Data()) == ("a", "b", "c")
+    for other in ([1], "text", None, 3, object(), {1: 2}):
+        assert state_keys(other) is None
 
 
-@pytest.mark.parametrize("how", WHOLE)
-def test_a_dict_that_leaves_as_a_whole_is_a_bound_and_what_leaves_is_plain(how: str) -> None:
-    watched, reads = begun({"a": 1, "b": [2]})
-    gone, expected = WHOLE[how](watched), WHOLE[how]({"a": 1, "b": [2]})
-    assert gone == expected
-    assert type(gone) is type(expected)
-    assert reads.is_inexact
-
-
-def test_a_key_read_before_the_whole_left_stays_exact_and_none_after_it_becomes_so() -> None:
-    watched, reads = begun({"a": 1, "b": [2]})
-    _ = watched["a"]
-    _ = dict(watched)  # CPython copies key by key, which must not look like reads of single keys
-    assert (reads.keys, reads.whole_state_read) == ({"a"}, True)
-
-
-def test_writing_to_a_watched_dict_is_no_read() -> None:
-    watched, reads = begun({"a": 1})
-    watched["c"] = 3
-    watched.update(d=4)
-    del watched["a"]
-    assert len(watched) == 2
-    assert reads.keys == set()
-
-
-def test_a_watched_dict_is_stored_by_langgraph_as_a_plain_one() -> None:
-    watched, _ = begun({"a": 1, "b": [2]})
-    serde = JsonPlusSerializer()
-    back = serde.loads_typed(serde.dumps_typed({"kept": watched}))
-    assert back == {"kept": {"a": 1, "b": [2]}}
-    assert type(back["kept"]) is dict
-
-
-@pytest.mark.parametrize("state", [Model(), Data()], ids=["pydantic", "dataclass"])
-def test_reading_a_field_of_an_object_notes_it_and_the_object_stays_what_it_is(state: Any) -> None:
-    watched, reads = begun(state)
-    try:
-        assert watched is state
-        assert watched.a == 1
-        assert (reads.keys, reads.is_inexact) == ({"a"}, False)
-        assert watched == type(state)()
-    finally:
-        release_state(watched)
-
-
-def test_a_property_notes_what_it_reads() -> None:
-    watched, reads = begun(Model())
-    try:
-        assert watched.twice == 2
-        assert reads.keys == {"a"}
-    finally:
-        release_state(watched)
-
-
-WHOLE_MODEL: dict[str, Callable[[Any], Any]] = {
-    "model_dump": lambda m: m.model_dump(),
-    "model_dump_json": lambda m: m.model_dump_json(),
-    "model_copy": lambda m: m.model_copy(),
-    "vars": vars,
-    "dict": dict,
-    "repr": repr,
-    "str": str,
-    "equal": lambda m: m == Model(),
-    "copy": copy.copy,
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda m: pickle.loads(pickle.dumps(m)),  # noqa: S301
-}
-
-
-@pytest.mark.parametrize("how", WHOLE_MODEL)
-def test_a_model_that_leaves_as_a_whole_is_a_bound(how: str) -> None:
-    expected = WHOLE_MODEL[how](Model())
-    watched, reads = begun(Model())
-    try:
-        assert WHOLE_MODEL[how](watched) == expected
-        assert reads.is_inexact
-    finally:
-        release_state(watched)
-
-
-WHOLE_DATA: dict[str, Callable[[Any], Any]] = {
-    "asdict": dataclasses.asdict,
-    "astuple": dataclasses.astuple,
-    "replace": lambda d: dataclasses.replace(d, a=2),
-    "repr": repr,
-    "equal": lambda d: d == Data(),
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda d: pickle.loads(pickle.dumps(d)),  # noqa: S301
-}
-
-
-@pytest.mark.parametrize("how", WHOLE_DATA)
-def test_what_is_taken_from_a_dataclass_is_noted_or_a_bound(how: str) -> None:
-    expected = WHOLE_DATA[how](Data())
-    watched, reads = begun(Data())
-    try:
-        assert WHOLE_DATA[how](watched) == expected
-        assert reads.is_inexact or reads.keys >= {"b"}
-    finally:
-        release_state(watched)
-
-
-def test_only_the_watched_instance_is_noted_and_its_class_gets_its_own_access_back() -> None:
-    before = {cls: cls.__getattribute__ for cls in (Model, Data)}
-    one, reads = begun(Model())
-    two, other_reads = begun(Model(a=2))
-    bystander = Model(a=3)
-    assert (two.a, bystander.a) == (2, 3)
-    assert (reads.keys, other_reads.keys) == (set(), {"a"})
-    release_state(one)
-    assert two.b == []
-    assert other_reads.keys == {"a", "b"}
-    release_state(two)
-    assert {cls: cls.__getattribute__ for cls in (Model, Data)} == before
+@pytest.fixture(autouse=True)
+def _no_state_is_kept() -> Iterator[None]:
+    yield
     assert "__getattribute__" not in vars(Model)
-    assert watched_reads(two) is None
-
-
-def test_a_class_with_attribute_access_of_its_own_keeps_it() -> None:
-    @dataclasses.dataclass
-    class Loud:
-        a: int = 1
-
-        def __getattribute__(self, name: str) -> Any:
-            found = object.__getattribute__(self, name)
-            return found + 100 if name == "a" else found
-
-    watched, reads = begun(Loud())
-    assert watched.a == 101
-    assert reads.keys == {"a"}
-    release_state(watched)
-    assert Loud().a == 101
-
-
-def test_nothing_is_noted_before_the_node_begins_after_it_ends_or_while_paused() -> None:
-    reads = Reads()
-    watched = watch_state({"a": 1, "b": 2}, reads)
-    _ = watched["a"]
-    reads.begin()
-    with reads.paused():
-        _ = dict(watched)
-    _ = watched["b"]
-    release_state(watched)
-    _ = watched["a"]
-    assert (reads.keys, reads.whole_state_read) == ({"b"}, False)
-
-
-def test_a_retry_forgets_what_the_lost_attempt_read() -> None:
-    watched, reads = begun({"a": 1, "b": 2})
-    _ = watched["a"], repr(watched)
-    reads.begin()
-    _ = watched["b"]
-    assert (reads.keys, reads.is_inexact) == ({"b"}, False)
-
-
-def test_other_states_are_handed_on_unwatched() -> None:
-    for state in ([1], "text", None, 3, object()):
-        reads = Reads()
-        assert watch_state(state, reads) is state
-        assert watched_reads(state) is None
-        release_state(state)
-
-
-def test_a_watched_dict_is_a_dict_of_the_same_values() -> None:
-    inner = [2]
-    watched, _ = begun({"a": 1, "b": inner})
-    assert isinstance(watched, dict)
-    assert isinstance(watched, WatchedState)
-    assert watched["b"] is inner
-    with pytest.raises(KeyError):
-        _ = watched["zzz"]

@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
@@ -93,12 +93,19 @@ def recorded_edges(recorder: Recorder) -> dict[str, str]:
     return edges_of(trajectory)
 
 
-def node_of(model: BaseChatModel, reads: Sequence[str], writes: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
-    """A node that reads these keys of a dict or object state, calls the model with them, and writes."""
+def node_of(
+    model: BaseChatModel, reads: Sequence[str], writes: dict[str, Any], attributes: bool = False
+) -> Callable[[Any], dict[str, Any]]:
+    """A node that reads these keys of a dict, or `attributes` of an object, calls the model with them, and writes.
 
-    def node(state: Any) -> dict[str, Any]:
-        seen = [state[key] if isinstance(state, dict) else getattr(state, key) for key in reads]
-        model.invoke(f"{seen}")
-        return dict(writes)
+    Its code names the keys, as an app's does: what a computed key reads is a bound.
+    """
+    seen = ", ".join(f"state.{key}" if attributes else f"state[{key!r}]" for key in reads)
+    source = f"def node(state):\n    model.invoke(str([{seen}]))\n    return dict(writes)\n"
+    return source_to_function(source, model=model, writes=writes)
 
-    return node
+
+def source_to_function(source: str, /, **names: Any) -> Callable[..., Any]:
+    """The function `node` that this source defines, in which these names are global."""
+    exec(source, names)  # noqa: S102 - written by the tests
+    return cast(Callable[..., Any], names["node"])

@@ -25,7 +25,7 @@ from langchain_core.tools import StructuredTool
 from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 
-from support.edge_rig import SaysNext
+from support.edge_rig import SaysNext, source_to_function
 
 PLAIN = ("k0", "k1", "k2")  # the last value
 # all values; the last one, by a reducer of the app's own; a text made of all; the newest two entries; messages by id
@@ -459,15 +459,16 @@ def drawing_to_graph(drawing: Drawing, witness: Witness) -> Any:
     graph = StateGraph(State)
 
     def body(node: Node) -> Any:
-        def run(state: Any) -> dict[str, Any]:
-            known = _tokens([state.get(key) for key in node.reads])
-            return _write(node, _do(node.program, known, witness))
+        # The state is read by code that names the keys, as an app's does.
+        seen = ", ".join(f"state.get({key!r})" for key in node.reads)
 
-        async def arun(state: Any) -> dict[str, Any]:
-            await asyncio.sleep(0)
-            return await asyncio.to_thread(run, state)
+        def act(seen: list[Any]) -> dict[str, Any]:
+            return _write(node, _do(node.program, _tokens(seen), witness))
 
-        return arun if int(node.name[-1]) % 2 else run
+        source = f"def node(state):\n    return act([{seen}])\n"
+        if int(node.name[-1]) % 2:
+            source = f"async def node(state):\n    await sleep(0)\n    return await to_thread(act, [{seen}])\n"
+        return source_to_function(source, act=act, sleep=asyncio.sleep, to_thread=asyncio.to_thread)
 
     def add_routers(routers: tuple[Router, ...], node: str) -> None:
         for number, router in enumerate(routers):
