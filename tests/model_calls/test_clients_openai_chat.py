@@ -472,7 +472,8 @@ def test_clients_made_before_are_recorded_and_methods_restored(rig: ClientRig) -
     assert len(before) == 4
 
 
-def test_a_package_that_a_node_imports_itself_is_recorded(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_package_that_is_imported_later_is_told_of(tmp_path: Path) -> None:
     program = """
 import sys
 import marft_bridge

@@ -71,6 +71,7 @@ def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         yield server
 
 
+@pytest.mark.slow
 def test_a_node_with_a_client_of_its_own_is_collected_to_train_on(vllm: FakeVllm, tmp_path: Path) -> None:
     assert "3 terminated" in collected(vllm.url)
     (path,) = tmp_path.rglob("*.duckdb")
