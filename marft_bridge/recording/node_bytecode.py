@@ -12,7 +12,7 @@ from __future__ import annotations
 import dis
 import inspect
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, NamedTuple
@@ -42,7 +42,6 @@ _WHOLE_READERS = frozenset(
         "DICT_MERGE",
         "LIST_EXTEND",
         "SET_UPDATE",
-        "RETURN_VALUE",
         "TO_BOOL",
         "POP_JUMP_IF_TRUE",
         "POP_JUMP_IF_FALSE",
@@ -52,10 +51,6 @@ _WHOLE_READERS = frozenset(
 )
 _WHOLE_METHODS = frozenset(["copy", "items", "keys", "values"])
 _KEY_METHODS = frozenset(["get", "pop", "setdefault"])
-# Builtins that leave a dict as it is: those that do not look into it, and those that may read all of it.
-BLIND_BUILTINS = frozenset(["isinstance", "type", "id"])
-WHOLE_BUILTINS = frozenset(["len", "bool", "str", "repr", "dict", "list", "tuple", "set", "sorted", "print"])
-_BUILTINS = BLIND_BUILTINS | WHOLE_BUILTINS
 # By these a function reaches its own variables, or those of its caller, without naming them.
 _FRAME_READERS = frozenset(
     ["locals", "vars", "eval", "exec", "inspect", "_getframe", "_current_frames", "currentframe", "f_locals"]
@@ -84,8 +79,19 @@ class ReadKeys(NamedTuple):
     possible: Keys
 
 
+class CallEffect(NamedTuple):
+    """What a function does to the state that it is given as its first argument, and that it does not keep."""
+
+    reads: frozenset[str]  # for certain, when it has returned
+    may_read: Keys
+    changes: Keys
+
+
 WHOLE_STATE = ReadKeys(frozenset(), None)
 _NOTHING: frozenset[str] = frozenset()
+
+Resolve = Callable[[str], CallEffect | None]
+"""A global name -> what the function of that name does; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +102,9 @@ class CodeReads:
     reads: tuple[ReadKeys, ...]  # before each of them
     at_return: ReadKeys  # when it has returned, whichever way
     anywhere: ReadKeys  # when it is not known where it is: nothing is certain
-    builtins: frozenset[str]  # names of builtins that these reads take for Python's own
+    changes: Keys  # keys that it may have changed
+    returns_state: bool  # whoever called it may have the state again
+    resolved_names: frozenset[str]  # global names whose functions these reads rely on
 
     def at(self, offset: int) -> ReadKeys:
         """What has been read when the function is at the instruction of this offset, which it has not finished."""
@@ -150,17 +158,17 @@ def _union(left: Keys, right: Keys) -> Keys:
     return None if left is None or right is None else left | right
 
 
-def code_to_reads(code: CodeType, variable: str, fields: Keys, trusts_builtins: bool) -> CodeReads:
+def code_to_reads(code: CodeType, variable: str, fields: Keys, resolve: Resolve) -> CodeReads:
     """The reads of a function's state.
 
     Args:
         code: of a function or a coroutine function; of a generator, everything is possible.
         variable: the parameter that is the state.
         fields: attributes of the state's class that are its keys; None for a state that is exactly a dict.
-        trusts_builtins: whether `len`, `isinstance` and the like are Python's own in this function.
+        resolve: knows the functions that the code calls by their global names.
     """
     steps = _code_to_steps(code)
-    uses = _Uses(code, variable, fields, trusts_builtins=trusts_builtins)
+    uses = _Uses(code, variable, fields, resolve=resolve)
     effects = uses.effects(steps)
     is_opaque = bool(code.co_flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR)) or _reads_frames(code)
     entry = _Flow(_NOTHING, None, None) if is_opaque else _Flow(_NOTHING, _NOTHING, _NOTHING)
@@ -170,9 +178,10 @@ def code_to_reads(code: CodeType, variable: str, fields: Keys, trusts_builtins: 
     returns = [
         by_step[number].after(effects.get(number, _Effect())) for number in flows if steps[number].name in _RETURNS
     ]
-    possible = entry.may_read
+    possible, changes = entry.may_read, entry.changed
     for number, flow in flows.items():
-        possible = _union(possible, flow.after(effects.get(number, _Effect())).may_read)
+        after = flow.after(effects.get(number, _Effect()))
+        possible, changes = _union(possible, after.may_read), _union(changes, after.changed)
     at_return = returns[0] if returns else never_reached
     for flow in returns:
         at_return = at_return.joined(flow)
@@ -184,7 +193,9 @@ def code_to_reads(code: CodeType, variable: str, fields: Keys, trusts_builtins: 
         tuple(offsets.values()),
         at_return=ReadKeys(at_return.read, at_return.may_read),
         anywhere=ReadKeys(_NOTHING, possible),
-        builtins=frozenset(uses.builtins),
+        changes=changes,
+        returns_state=uses.returns_state,
+        resolved_names=frozenset(uses.resolved_names),
     )
 
 
@@ -226,12 +237,13 @@ def _code_to_steps(code: CodeType) -> list[_Step]:
 class _Uses:
     """Finds the uses of one variable in a function and in the functions inside it."""
 
-    def __init__(self, code: CodeType, variable: str, fields: Keys, trusts_builtins: bool) -> None:
+    def __init__(self, code: CodeType, variable: str, fields: Keys, resolve: Resolve) -> None:
         self._code = code
         self._variable = variable
         self._fields = fields
-        self._trusts_builtins = trusts_builtins
-        self.builtins: set[str] = set()  # those that an effect relies on
+        self._resolve = resolve
+        self.resolved_names: set[str] = set()  # those that an effect relies on
+        self.returns_state = False
 
     def effects(self, steps: Sequence[_Step]) -> dict[int, _Effect]:
         """The number of each step that does something to the state -> what."""
@@ -241,15 +253,28 @@ class _Uses:
             if not _names(step, self._variable) or step.name == "MAKE_CELL":
                 continue
             if step.name in _REBINDS:
-                use = number, _CHANGES_ALL
+                uses = [(number, _CHANGES_ALL)]
             elif step.name == "LOAD_CLOSURE" or (is_shared and step.name == "LOAD_FAST"):
-                use = number, self._captured()
+                uses = [(number, self._captured())]
             elif step.name in _LOADS:
-                use = (self._use_of_dict if self._fields is None else self._use_of_object)(steps, number)
+                uses = self._use(steps, number)
             else:
-                use = number, _ESCAPES
-            effects[use[0]] = _both(effects.get(use[0], _Effect()), use[1])
+                uses = [(number, _ESCAPES)]
+            for where, effect in uses:
+                effects[where] = _both(effects.get(where, _Effect()), effect)
         return effects
+
+    def _use(self, steps: Sequence[_Step], number: int) -> list[tuple[int, _Effect]]:
+        """What happens to the state that step `number` puts on the stack: the steps that do it, and what they do."""
+        following = _straight_on(steps, number)
+        next_name = following[0].name if following else ""
+        if next_name == "POP_TOP":
+            return []
+        if next_name == "RETURN_VALUE":
+            self.returns_state = True
+            return [(number, _READS_ALL)]
+        use = (self._use_of_dict if self._fields is None else self._use_of_object)(steps, number, following)
+        return [use] if use is not None else self._call_by_name(steps, number, following)
 
     def _captured(self) -> _Effect:
         """What the functions inside this one do to the state, at any time after they were made."""
@@ -257,16 +282,19 @@ class _Uses:
         for inner_code in _inner_codes(self._code):
             if self._variable not in inner_code.co_freevars:
                 continue
-            uses = _Uses(inner_code, self._variable, self._fields, trusts_builtins=self._trusts_builtins)
+            uses = _Uses(inner_code, self._variable, self._fields, resolve=self._resolve)
             for inner_effect in uses.effects(_code_to_steps(inner_code)).values():
                 possible = _Effect(_NOTHING, _union(inner_effect.reads, inner_effect.may_read), inner_effect.changes)
                 effect = _both(effect, possible)
-            self.builtins |= uses.builtins
+            if uses.returns_state:
+                effect = _ESCAPES
+            self.resolved_names |= uses.resolved_names
         return effect
 
-    def _use_of_dict(self, steps: Sequence[_Step], number: int) -> tuple[int, _Effect]:
-        """The use of a dict that step `number` puts on the stack: the step that does it, and what it does."""
-        following = _straight_on(steps, number)
+    def _use_of_dict(
+        self, steps: Sequence[_Step], number: int, following: Sequence[_Step]
+    ) -> tuple[int, _Effect] | None:
+        """The use of a dict by what follows it on the stack; None where it is not one of these."""
         names = [step.name for step in following]
         key = following[0].argument if names[:1] == [_CONSTANT] else None
         if isinstance(key, str):
@@ -289,46 +317,45 @@ class _Uses:
             return number + 1, _READS_ALL
         if names[:1] in (["LOAD_METHOD"], ["LOAD_ATTR"]):
             return self._method_of_dict(following, number)
-        if names[:1] and names[0] in _WHOLE_READERS:
-            return number, _READS_ALL
-        if names[:1] == ["POP_TOP"]:
-            return number, _Effect()
-        return self._builtin_call(steps, number, following)
+        return (number, _READS_ALL) if names[:1] and names[0] in _WHOLE_READERS else None
 
     def _method_of_dict(self, following: Sequence[_Step], number: int) -> tuple[int, _Effect]:
         method = following[0].argument
         call = _call_after_pushes(following, 1)
-        if call is None:
+        if call is None or call.argument_count != call.pushes:
             return number, _ESCAPES
-        length, argument_count = call
-        if method in _WHOLE_METHODS and argument_count == 0:
-            return number + length, _READS_ALL
+        if method in _WHOLE_METHODS and call.pushes == 0:
+            return number + call.distance, _READS_ALL
         key = following[1].argument if following[1].name == _CONSTANT else None
-        if method in _KEY_METHODS and argument_count in (1, 2) and isinstance(key, str):
+        if method in _KEY_METHODS and call.pushes in (1, 2) and isinstance(key, str):
             keys = frozenset([key])
-            return number + length, _Effect(reads=keys, changes=_NOTHING if method == "get" else keys)
+            return number + call.distance, _Effect(reads=keys, changes=_NOTHING if method == "get" else keys)
         return number, _ESCAPES
 
-    def _builtin_call(self, steps: Sequence[_Step], number: int, following: Sequence[_Step]) -> tuple[int, _Effect]:
-        """`len(state)` and the like."""
-        before = steps[number - 1] if number and not steps[number].is_target else None
-        if before is None or before.name != _GLOBAL or before.argument not in _BUILTINS or not self._trusts_builtins:
-            return number, _ESCAPES
-        call = _call_after_pushes(following, 0)
-        if call is None or call[1] > 1 or steps[number + call[0]].argument != call[1] + 1:
-            return number, _ESCAPES
-        self.builtins.add(before.argument)
-        return number + call[0], _Effect() if before.argument in BLIND_BUILTINS else _READS_ALL
-
-    def _use_of_object(self, steps: Sequence[_Step], number: int) -> tuple[int, _Effect]:
-        following = _straight_on(steps, number)
+    def _use_of_object(
+        self, steps: Sequence[_Step], number: int, following: Sequence[_Step]
+    ) -> tuple[int, _Effect] | None:
         if following and following[0].name in ("LOAD_ATTR", "LOAD_METHOD"):
             attribute = following[0].argument
             if self._fields is not None and attribute in self._fields:
                 return number + 1, _Effect(reads=frozenset([attribute]))
-        if following and following[0].name == "POP_TOP":
-            return number, _Effect()
-        return number, _READS_ALL if following and following[0].name == "RETURN_VALUE" else _ESCAPES
+        return None
+
+    def _call_by_name(
+        self, steps: Sequence[_Step], number: int, following: Sequence[_Step]
+    ) -> list[tuple[int, _Effect]]:
+        """`transcript(state, 3)`: what the function may do, from now on, and what it has done when it has returned."""
+        callee = steps[number - 1] if number and not steps[number].is_target else None
+        call = _call_after_pushes(following, 0)
+        # The callee lies right below the state only if the call takes the state and what was pushed after it.
+        if callee is None or callee.name != _GLOBAL or call is None or call.argument_count != call.pushes + 1:
+            return [(number, _ESCAPES)]
+        effect = self._resolve(callee.argument)
+        if effect is None:
+            return [(number, _ESCAPES)]
+        self.resolved_names.add(callee.argument)
+        may_do = _Effect(_NOTHING, _union(effect.reads, effect.may_read), effect.changes)
+        return [(number, may_do), (number + call.distance, _Effect(reads=effect.reads))]
 
 
 def _names(step: _Step, variable: str) -> bool:
@@ -371,17 +398,22 @@ _SUBSCRIPT = next(
 )
 
 
-def _call_after_pushes(following: Sequence[_Step], start: int) -> tuple[int, int] | None:
-    """The call that takes what is pushed from `start` on: its distance from the state, and the number of arguments.
+class _Call(NamedTuple):
+    """A call that takes what was pushed before it."""
 
-    None where something else happens, or where the call takes more than that, so that it is another's.
-    """
+    distance: int  # from the step that loads the state
+    pushes: int
+    argument_count: int  # more than was pushed where it takes what lay on the stack before
+
+
+def _call_after_pushes(following: Sequence[_Step], start: int) -> _Call | None:
+    """The call after what is pushed from `start` on; None where something else happens."""
     pushes = 0
     for distance, step in enumerate(following[start:], start=start + 1):
         if step.name == "PRECALL":
             continue
         if step.name == "CALL":
-            return (distance, pushes) if start == 0 or step.argument == pushes else None
+            return _Call(distance, pushes, step.argument)
         if step.name not in _PUSHES and not (step.name in _EMPTY_LITERALS and step.argument == 0):
             return None
         pushes += 1

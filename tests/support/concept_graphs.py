@@ -22,7 +22,7 @@ from langgraph.types import Command, Send
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.wrap import wrap
-from support.edge_rig import calls_tool, recorded_trajectories, says
+from support.edge_rig import calls_tool, recorded_trajectories, says, source_to_function
 from trace_store.journal import Journal
 from trace_store.records import Trajectory
 
@@ -39,13 +39,10 @@ class Shared(TypedDict, total=False):
 
 
 def reads_and_writes(model: BaseChatModel, reads: Sequence[str], writes: str) -> Node:
-    """A node that calls the model with these keys of the state, and writes the answer to one."""
-
-    def node(state: Shared) -> dict[str, str]:
-        reply = model.invoke(" ".join(str(state.get(key)) for key in reads))
-        return {writes: str(reply.text)}
-
-    return node
+    """A node that calls the model with these keys of the state, which its code names, and writes the answer to one."""
+    seen = ", ".join(f"str(state.get({key!r}))" for key in reads)
+    source = f"def node(state):\n    return {{writes: model.invoke(' '.join([{seen}])).text}}\n"
+    return source_to_function(source, model=model, writes=writes)
 
 
 def chain(model: BaseChatModel) -> tuple[Any, dict[str, Any]]:
