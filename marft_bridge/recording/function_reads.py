@@ -2,8 +2,8 @@
 
 Functions, methods, objects with a `__call__` in Python and `functools.partial` of these are seen through, and so are
 the functions that they call with the state by a global name; of anything else (functions in C, wrappers that take
-`*args`, runnables) nothing is known. Invariants: a function is analysed once for each kind of state; what its global names mean
-is looked up again for each run; the app's callables are never called here.
+`*args`, runnables) nothing is known. Invariants: a function is analysed once for each kind of state; what its global
+names mean is looked up again for each run; the app's callables are never called here.
 """
 
 from __future__ import annotations

@@ -307,12 +307,12 @@ SUITE = {
             "trigger": "planner>agent/model1 agent/model1>agent/model2 agent/model2>replan1 replan1>agent/model3 "
             "agent/model3>replan2",
             "tool": "agent/model1>agent/model2",
-            # The node asks the agent in words of its own, made from the plan.
-            "data": "planner?agent/model1 planner?agent/model2 agent/model1>agent/model2 agent/model2>replan1 "
-            "planner>replan1 replan1?agent/model3 agent/model2>replan2 agent/model3>replan2 replan1>replan2",
+            # The node asks the agent in words of its own, made from the plan; the replanner is given the whole state.
+            "data": "planner?agent/model1 planner?agent/model2 agent/model1>agent/model2 agent/model2?replan1 "
+            "planner?replan1 replan1?agent/model3 agent/model2?replan2 agent/model3?replan2 replan1?replan2",
         },
         result="5, five",
-        bounds_why="the node asks its agent in words of its own",
+        bounds_why="a node asks its agent in words of its own; the replanner is given the whole state",
     ),
     "reflection": SuiteApp(
         "LangGraph's tutorial on reflection",

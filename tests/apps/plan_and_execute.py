@@ -58,7 +58,7 @@ async def execute_step(state: PlanExecute):
 
 
 async def replan_step(state: PlanExecute):
-    output = await replanner.ainvoke({key: state[key] for key in ("input", "plan", "past_steps")})
+    output = await replanner.ainvoke(state)
     return {"response": output.response} if output.response else {"plan": output.steps}
 
 

@@ -76,10 +76,10 @@ def test_a_model_router_that_decides_acts_before_the_agent(asynchronous: bool, r
     assert result["messages"][-1].content == "quick"
     (trajectory,) = recorded_trajectories(recorder)
     decision, answer = trajectory.actions
-    # It read the question alone, and the model was chosen by what it wrote.
+    # The model was chosen by what it wrote; the agent's code hands its state on, so that what it read is a bound.
     assert edges_of(trajectory) == {
         "trigger": f"{decision.node}>worker",
-        "data": f"{decision.node}>worker",
+        "data": f"{decision.node}?worker",
     }
     assert (decision.node, decision.model) == ("worker/ModelRouterMiddleware.before_agent", "judge-1b")
     assert (decision.prompt_tokens, decision.sampled_tokens) == (7, 1)

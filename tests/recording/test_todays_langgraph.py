@@ -13,7 +13,7 @@ import asyncio
 import json
 import operator
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -35,6 +35,7 @@ from support.edge_rig import (
     recorded_traces,
     recorded_trajectories,
     says,
+    source_to_function,
 )
 
 from marft_bridge.recording.recorder import Recorder
@@ -85,11 +86,11 @@ def experimental() -> Iterator[None]:
         yield
 
 
-def async_node_of(node: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    async def runs_in_a_thread(state: Any) -> Any:
-        return await asyncio.to_thread(node, state)
-
-    return runs_in_a_thread
+def async_node_of(asks: Any, reads: Sequence[str], writes: dict[str, Any]) -> Callable[[Any], Any]:
+    """As `node_of`, for an event loop; the model is asked in a thread."""
+    seen = ", ".join(f"state[{key!r}]" for key in reads)
+    source = f"async def node(state):\n    await to_thread(model.invoke, str([{seen}]))\n    return dict(writes)\n"
+    return source_to_function(source, model=asks, writes=writes, to_thread=asyncio.to_thread)
 
 
 def team(
@@ -107,8 +108,7 @@ def team(
     if defaults:
         graph.set_node_defaults(**defaults)
     for name, reads in READS.items():
-        node = node_of(asks, reads, WRITES[name])
-        node = async_node_of(node) if asynchronous else node
+        node = (async_node_of if asynchronous else node_of)(asks, reads, WRITES[name])
         graph.add_node(name, node, trace_policy=policy, defer=deferred and name == "judge")
     for src, dst in [(START, "plan"), ("plan", "left"), ("plan", "right"), ("left", "more")]:
         graph.add_edge(src, dst)
