@@ -84,16 +84,17 @@ class SearchState(TypedDict, total=False):
 def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The compiled graph, in which actor, discriminator and trimmer call `model`."""
 
-    async def call_model(few_shot: FewShotPrompt, state: SearchState, answer: str | None) -> str:
-        lines = [f"{number}. {_step_to_line(step)}" for number, step in enumerate(state.get("steps", []), 1)]
+    async def call_model(few_shot: FewShotPrompt, question: str, steps: list[Step], answer: str | None) -> str:
+        lines = [f"{number}. {_step_to_line(step)}" for number, step in enumerate(steps, 1)]
         lines += [f"{len(lines) + 1}. Answer: {answer[:ANSWER_CHARACTERS]}"] if answer is not None else []
-        prompt = "\n".join([f"Question: {state['question']}", *lines])
+        prompt = "\n".join([f"Question: {question}", *lines])
         reply = await model.ainvoke(few_shot.messages(prompt))
         return str(reply.text).strip()
 
     async def actor(state: SearchState) -> SearchState:
-        text = await call_model(ACTOR, state, None)
-        query = text_to_query(text) if len(state.get("steps", [])) < MAX_STEPS else None
+        steps = state.get("steps", [])
+        text = await call_model(ACTOR, state["question"], steps, None)
+        query = text_to_query(text) if len(steps) < MAX_STEPS else None
         return {"query": query, "answer": text if query is None else ""}
 
     def route_after_actor(state: SearchState) -> Literal["retrieval", "discriminator"]:
@@ -105,7 +106,7 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
         return {"steps": [*state.get("steps", []), Step(query, sentences)]}
 
     async def discriminator(state: SearchState) -> SearchState:
-        verdict = await call_model(DISCRIMINATOR, state, state["answer"])
+        verdict = await call_model(DISCRIMINATOR, state["question"], state.get("steps", []), state["answer"])
         return {"accepted": not re.match(r"\W*no\b", verdict, re.IGNORECASE)}
 
     def route_after_discriminator(state: SearchState) -> Literal["trimmer", "__end__"]:
@@ -113,7 +114,8 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
 
     async def trimmer(state: SearchState) -> SearchState:
         steps = state.get("steps", [])
-        prefix_length = text_to_prefix_length(await call_model(TRIMMER, state, state["answer"]), len(steps))
+        verdict = await call_model(TRIMMER, state["question"], steps, state["answer"])
+        prefix_length = text_to_prefix_length(verdict, len(steps))
         return {"steps": steps[:prefix_length], "cuts": state.get("cuts", 0) + 1}
 
     graph = StateGraph(SearchState)

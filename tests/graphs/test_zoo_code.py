@@ -96,9 +96,10 @@ def test_each_try_depends_on_the_hint_before_it_and_the_hint_on_what_the_environ
     assert recorded_edges(recorder) == {
         # The environment makes no call: whom it makes run depends on the coder that it ran after.
         "trigger": "coder1>reflector1 coder2>reflector2 reflector1>coder2 reflector2>coder3",
-        # Every later try reads what was written and found last, how many tries there were, and the hint.
+        # Every later try reads what was written and found last, how many tries there were, and the hint. The first try
+        # goes another way through the same function and reads no hint, so that the hint is a bound.
         "data": "coder1>coder2 coder1>coder3 coder1>reflector1 coder2>coder3 coder2>reflector2"
-        " reflector1>coder2 reflector2>coder3",
+        " reflector1?coder2 reflector2?coder3",
     }
     assert result["scores"] == [0.0, 0.5, 1.0]
     found = rewards(result, recorder)

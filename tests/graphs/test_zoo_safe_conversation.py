@@ -45,8 +45,9 @@ def test_a_finding_makes_the_conversation_agent_answer_once_more_with_it(recorde
     assert (result["first_answer"], result["answer"]) == ("HELP", "DECLINE")
     assert recorded_edges(recorder) == {
         "trigger": "conversation1>feedback feedback>conversation2",
-        # The revision reads the first answer and what was said of it.
-        "data": "conversation1>conversation2 conversation1>feedback feedback>conversation2",
+        # The revision reads what was said of the first answer, and the answer itself on the way that only it takes
+        # through the function: a bound.
+        "data": "conversation1>feedback conversation1?conversation2 feedback>conversation2",
     }
     asked = policy.asked[-1].prompt.rsplit("human: ", 1)[1]
     assert asked.splitlines()[1:3] == ["You said: HELP", "Feedback: NO: DECLINE"]
