@@ -93,7 +93,7 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
 
     async def actor(state: SearchState) -> SearchState:
         steps = state.get("steps", [])
-        text = await call_model(ACTOR, state["question"], steps, None)
+        text = await call_model(ACTOR, state["question"], steps, answer=None)
         query = text_to_query(text) if len(steps) < MAX_STEPS else None
         return {"query": query, "answer": text if query is None else ""}
 
@@ -106,7 +106,7 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
         return {"steps": [*state.get("steps", []), Step(query, sentences)]}
 
     async def discriminator(state: SearchState) -> SearchState:
-        verdict = await call_model(DISCRIMINATOR, state["question"], state.get("steps", []), state["answer"])
+        verdict = await call_model(DISCRIMINATOR, state["question"], state.get("steps", []), answer=state["answer"])
         return {"accepted": not re.match(r"\W*no\b", verdict, re.IGNORECASE)}
 
     def route_after_discriminator(state: SearchState) -> Literal["trimmer", "__end__"]:
@@ -114,7 +114,7 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
 
     async def trimmer(state: SearchState) -> SearchState:
         steps = state.get("steps", [])
-        verdict = await call_model(TRIMMER, state["question"], steps, state["answer"])
+        verdict = await call_model(TRIMMER, state["question"], steps, answer=state["answer"])
         prefix_length = text_to_prefix_length(verdict, len(steps))
         return {"steps": steps[:prefix_length], "cuts": state.get("cuts", 0) + 1}
 
