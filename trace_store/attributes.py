@@ -162,19 +162,29 @@ class SpanAttributes:
         return reasons[0] if reasons else None
 
     def completion(self) -> str | None:
-        """The text of the output messages, for people; None when they are absent or not a list of messages."""
+        """The text of the output messages, for people: "" of an answer that has none, such as a mere tool call.
+
+        None when they are absent or not a list of messages. A row from before release 0.1.0 keeps the text that it had,
+        in which thoughts counted, and a message of parts without a text had none.
+        """
         try:
             messages = self._parse_json(c.OUTPUT_MESSAGES)
         except Malformed:
             return None
+        is_former = self.convention.startswith(c.FORMER_VERSIONS)
         contents: list[str] = []
         for message in messages if isinstance(messages, list) else ():
             parts = message.get("parts", [message]) if isinstance(message, dict) else ()
+            parts = parts if isinstance(parts, (list, tuple)) else ()
             contents += [
                 part["content"]
-                for part in (parts if isinstance(parts, (list, tuple)) else ())
-                if isinstance(part, dict) and isinstance(part.get("content"), str) and part.get("type") != "reasoning"
+                for part in parts
+                if isinstance(part, dict)
+                and isinstance(part.get("content"), str)
+                and (is_former or part.get("type") != "reasoning")
             ]
+            if not is_former and isinstance(message, dict) and "parts" in message:
+                contents.append("")
         return "".join(contents) if contents else None
 
     def _unpack_list(self, key: str, prefix: str, element_name: str) -> tuple[Any, ...] | None:

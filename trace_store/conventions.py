@@ -9,6 +9,7 @@ from __future__ import annotations
 
 _RULE = "marft-2"  # of D: how the attributes under `marft.langgraph` are to be read
 CONVENTION_VERSION = f"genai-0.1.0/{_RULE}"
+FORMER_VERSIONS = "genai-1.44/"  # how the versions of rows from before release 0.1.0 begin
 SCHEMA_URL = "https://opentelemetry.io/schemas/gen-ai/0.1.0"  # of the spans
 RESOURCE_SCHEMA_URL = "https://opentelemetry.io/schemas/1.45.0"  # of the resource: the release that 0.1.0 builds on
 

@@ -71,7 +71,7 @@ def test_tool_runs_are_steps_between_the_calls(lab: Lab) -> None:
     steps = changed.improved[0].b.steps
     assert [(step.kind, step.node, step.text) for step in steps] == [
         ("call", "agent/model", 'look_up({"word": "owl"})'),
-        ("tool", "look_up", "{'word': 'owl'}\n0 is what owl means"),  # as LangChain tells it
+        ("tool", "look_up", '{"word": "owl"}\n0 is what owl means'),
         ("call", "agent/model", "yes"),
     ]
     assert [step.adapter for step in steps] == ["agent.2Fmodel@0", None, "agent.2Fmodel@0"]

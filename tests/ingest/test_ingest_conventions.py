@@ -68,7 +68,7 @@ def test_a_langgraph_run_is_an_episode_with_its_nodes_as_agents(tmp_path: Path, 
         assert episode.subject_id == "ada"
         said = {(action.node, action.step, action.completion) for action in trajectory.actions}
         assert said == {
-            ("plan", 1, None),  # it only asked for a tool
+            ("plan", 1, ""),  # it only asked for a tool
             ("left", 3, "left says two"),
             ("right", 3, "right says two"),
             ("outer/polish", 1, "two"),  # a subgraph counts its own supersteps

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from langchain_core.messages import (
     ToolMessage,
 )
 from langgraph.graph import START, StateGraph
-from support.edge_rig import edges_of, recorded_traces
+from support.edge_rig import edges_of, node_of, recorded_traces, says
 from support.ingest_rig import hand_made, request
 from support.paths import ROOT
 from support.tool_team import D_BY_HAND, THREAD, run_tool_team, tool_team
@@ -242,6 +243,36 @@ def answers_of(spans: list[SpanRow]) -> list[str]:
 
 def in_order(spans: list[SpanRow]) -> list[SpanRow]:
     return sorted((span for span in spans if span.operation == c.CHAT), key=lambda span: span.start_ns)
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (AIMessage(""), ""),
+        (AIMessage("", tool_calls=[{"name": "f", "args": {}, "id": "1"}]), ""),
+        (AIMessage([{"type": "reasoning", "reasoning": "hm"}, {"type": "text", "text": "so"}]), "so"),
+    ],
+)
+def test_an_answer_without_a_text_is_an_empty_one_and_thoughts_are_no_part_of_it(
+    answer: AIMessage, text: str, recorder: Recorder
+) -> None:
+    graph = StateGraph(dict)
+    graph.add_node("asks", node_of(says(answer), [], {}))
+    graph.add_edge(START, "asks")
+    wrap(graph.compile(), recorder).invoke({})
+    (spans,) = recorded_traces(recorder)
+    assert [action.completion for action in spans_to_trajectory(spans).actions] == [text]
+
+
+@pytest.mark.parametrize(("convention", "text"), [("genai-1.44/marft-2+genai", None), ("genai-0.1.0/marft-2", "")])
+def test_a_stored_action_keeps_the_text_that_it_had(convention: str, text: str | None) -> None:
+    parts = [{"type": "tool_call", "id": "1", "name": "f", "arguments": {}}]
+    answer = {c.OUTPUT_MESSAGES: json.dumps([{"role": "assistant", "parts": parts}])}
+    rows = [
+        replace(span, convention=convention, attributes=span.attributes | (answer if span.operation == c.CHAT else {}))
+        for span in former_rows()
+    ]
+    assert {action.completion for action in spans_to_trajectory(rows).actions} == {text}
 
 
 @pytest.mark.parametrize("written", ["before", "today"])

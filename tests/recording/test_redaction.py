@@ -308,7 +308,7 @@ def span(operation: str = c.CHAT, status: str | None = None, **attributes: Any) 
 def test_every_attribute_name_of_the_conventions_is_decided_and_an_unknown_one_is_content() -> None:
     operations = {c.INVOKE_WORKFLOW, c.INVOKE_AGENT, c.CHAT, c.EXECUTE_TOOL}
     public = {name: value for name, value in vars(c).items() if name.isupper() and not name.startswith("_")}
-    versions = {c.CONVENTION_VERSION, c.SCHEMA_URL, c.RESOURCE_SCHEMA_URL}
+    versions = {c.CONVENTION_VERSION, c.FORMER_VERSIONS, c.SCHEMA_URL, c.RESOURCE_SCHEMA_URL}
     assert set(public.values()) - operations - versions == set(KINDS)
     assert key_to_kind("somebody.elses.key") is Kind.CONTENT
 
