@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from support.paths import ROOT
 
 from marft_bridge.config.serve import ServeOptions
@@ -37,6 +38,9 @@ def pytest_configure() -> None:
     """Ctrl-C interrupts, also where a shell started pytest in the background and had it ignore SIGINT."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # How fast examples are drawn says how busy the machine is, and nothing about a law.
+    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any machine")
     os.environ.setdefault("MARFT_QUIET", "1")  # hundreds of stores are recorded into; what they would say is one test's
 
 
