@@ -23,7 +23,7 @@ litellm = pytest.importorskip("litellm")
 
 from litellm import acompletion, completion  # noqa: E402
 from support import fake_vllm  # noqa: E402
-from support.client_rig import ClientRig, client_rig, graph_of  # noqa: E402
+from support.client_rig import ClientRig, client_rig, graph_of, without_other_recorders  # noqa: E402
 from support.fake_vllm import FakeVllm, id_to_logprob, text_to_ids  # noqa: E402
 from support.hosted_apis import TEXT, HostedApis  # noqa: E402
 
@@ -33,7 +33,10 @@ from trace_store import conventions as names  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore")  # litellm and its pydantic models warn of themselves
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
-CODES = {function: function.__code__ for function in (completion, acompletion)}
+
+
+def codes_of_the_package() -> dict[Any, Any]:
+    return {function: function.__code__ for function in (completion, acompletion)}
 
 
 @pytest.fixture(autouse=True)
@@ -172,13 +175,15 @@ def test_another_provider_is_recorded_by_its_name(tmp_path: Path) -> None:
 def test_the_functions_are_the_same_objects_and_restored(rig: ClientRig) -> None:
     def node(_: Any) -> Any:
         assert litellm.completion is completion
-        assert completion.__code__ is not CODES[completion]
+        assert completion.__code__ is not before[completion]
         assert inspect.iscoroutinefunction(acompletion)
         return {"out": completion(model="openai/base", messages=HELLO, mock_response="by itself").id}
 
-    _, (action,) = rig.recorded(lambda app: app.invoke({}), graph_of(writer=node))
+    with without_other_recorders():
+        before = codes_of_the_package()
+        _, (action,) = rig.recorded(lambda app: app.invoke({}), graph_of(writer=node))
+        assert codes_of_the_package() == before
     assert action.finish_reason == "stop"
-    assert {function: function.__code__ for function in (completion, acompletion)} == CODES
     assert completion(model="openai/base", messages=HELLO, mock_response="by itself").choices[0].message.content
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import httpx
 from langgraph.graph import START, StateGraph
 
 from marft_bridge.config.record import RecordOptions
-from marft_bridge.model_calls.clients.hooks import redirected_clients
+from marft_bridge.model_calls.clients.hooks import client_patches, redirected_clients
 from marft_bridge.model_calls.node_chat_model import NodeChat
 from marft_bridge.model_calls.redirect import redirected_models
 from marft_bridge.model_calls.routing import Route, Routing, current_routing
@@ -123,3 +124,17 @@ def client_rig(folder: Path, hosted: Any) -> Iterator[ClientRig]:
             max_retries=0,
         )
         yield ClientRig(ours, hosted, chat, folder)
+
+
+@contextmanager
+def without_other_recorders() -> Iterator[None]:
+    """Lifts the patches that graphs of other tests hold, which were wrapped and live on."""
+    gc.collect()
+    held_count = client_patches._state.user_count
+    for _ in range(held_count):
+        client_patches.detach()
+    try:
+        yield
+    finally:
+        for _ in range(held_count):
+            client_patches.attach()
