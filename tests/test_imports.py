@@ -133,6 +133,7 @@ def test_trainer_options_are_read_without_torch() -> None:
     assert run.stdout.strip() == "False"
 
 
+@pytest.mark.slow
 def test_every_trainer_module_imports_without_vllm_langgraph_and_duckdb() -> None:
     """A GPU machine used only for training has none of the three (design, "Where it grows")."""
     code = """

@@ -284,6 +284,7 @@ def test_a_trace_is_handed_out_when_it_is_whole_and_quiet(tmp_path: Path) -> Non
     spool.close()
 
 
+@pytest.mark.slow
 def test_every_kind_of_span_survives_the_spool(tmp_path: Path) -> None:
     spans = [span for name in ("openinference", "traceloop", "langsmith") for span in wire_of(name)]
     spool = TraceSpool(tmp_path / "spool", now=0.0)

@@ -46,12 +46,18 @@ def clients_are_not_shared() -> Iterator[None]:
     litellm.in_memory_llm_clients_cache.flush_cache()
 
 
+def _event_loops() -> list[asyncio.BaseEventLoop]:
+    # by type(): other tests leave objects about that raise when they are asked for their class
+    return [each for each in gc.get_objects() if issubclass(type(each), asyncio.BaseEventLoop)]
+
+
 @pytest.fixture(scope="module", autouse=True)
 def loops_are_closed() -> Iterator[None]:
     """litellm opens an event loop of its own, and leaves it to the collector."""
+    older_ids = {id(loop) for loop in _event_loops()}
     yield
-    for loop in [each for each in gc.get_objects() if isinstance(each, asyncio.BaseEventLoop)]:
-        if not loop.is_running():
+    for loop in _event_loops():
+        if id(loop) not in older_ids and not loop.is_running():
             loop.close()
     asyncio.set_event_loop(None)
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.edge_rig import source_to_function
@@ -257,12 +258,14 @@ def check(source: str, is_exact: bool) -> None:
             assert reads == (certain[number], possible[number]), f"call {number} of\n{source}"
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(source=functions(understood_only=False))
 def test_what_the_code_says_of_a_random_function_is_true_in_every_run_of_it(source: str) -> None:
     check(source, is_exact=False)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(source=functions(understood_only=True))
 def test_what_the_code_says_of_a_function_of_plain_reads_is_all_that_its_runs_show(source: str) -> None:

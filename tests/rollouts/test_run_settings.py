@@ -221,6 +221,7 @@ def test_variants_that_differ_in_their_context_do_not_run_the_same_thing() -> No
 # Failures
 
 
+@pytest.mark.slow
 def test_where_all_episodes_fail_the_command_ends_with_1_and_the_reason_with_its_line(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

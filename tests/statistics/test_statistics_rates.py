@@ -24,6 +24,7 @@ def test_the_rate_is_what_theory_says(study: Study) -> None:
     assert study.holds(hits), f"{hits} of {SIMULATIONS}, theory says {study.says} ({study.how})"
 
 
+@pytest.mark.slow
 def test_a_study_of_each_kind_would_notice() -> None:
     assert SIMULATIONS >= 1_000
     assert {study.kind for study in STUDIES} == {LEVEL, POWER, COVERAGE}
@@ -40,6 +41,7 @@ def test_a_power_that_is_off_by_a_tenth_is_noticed() -> None:
             assert not study.holds(round((study.says - 0.1) * SIMULATIONS))
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_is_measured() -> None:
     rows = re.findall(r"^\| (.+) \| (.+) \| ([\d.]+) \| (.+) \| ([\d.]+) \|$", PAGE.read_text(), re.MULTILINE)
     shown = {claim: (kind, float(says), float(measured)) for kind, claim, says, _, measured in rows}

@@ -76,7 +76,7 @@ def mixed_records() -> list[JournalRecord]:
 
 
 @pytest.mark.parametrize("arrow", [True, False])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
 def test_a_reader_shows_what_a_writer_would_whatever_was_taken_in_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, arrow: bool
 ) -> None:
@@ -182,6 +182,7 @@ def test_an_older_store_with_a_journal_shows_both(tmp_path: Path) -> None:
         assert store.counts()["episodes"] == 1
 
 
+@pytest.mark.slow
 def test_a_reader_beside_writers_never_misses_an_acknowledged_episode_and_shows_none_twice(tmp_path: Path) -> None:
     path = tmp_path / "s.duckdb"
     command = [sys.executable, "-c", PATHS + WRITER, str(path), "90"]

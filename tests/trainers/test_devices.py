@@ -24,6 +24,8 @@ from support.tiny_policy import save_tiny_llama
 
 from trainers.common.workers import Workers
 
+pytestmark = pytest.mark.slow  # one costly fixture serves them all
+
 UPDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "as it comes": ("update", {}),
     "token": ("update", {"granularity": "token", "entropy_coef": 0.01, "critic": {"sharing": "agent"}}),
@@ -74,7 +76,6 @@ def law(said: dict[str, Any], name: str) -> Any:
     return result
 
 
-@pytest.mark.slow
 def test_the_second_device_refuses_what_a_gpu_refuses_and_allows_what_it_allows(said: dict[str, Any]) -> None:
     told = law(said, "mixing")
     allowed = {"copy", "copy in place", "a number of the CPU", "index of the CPU", "item"}

@@ -13,6 +13,8 @@ from support.shared_update import NAME, leaves
 from support.tiny_policy import save_tiny_llama
 from support.workers_rig import in_processes
 
+pytestmark = pytest.mark.slow  # one costly fixture serves them all
+
 _OPTIONS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "action": ("update", 7, {"kl_coef": 0.1, "epochs": 2, "kl_stop": None}),
     "token": ("update", 7, {"granularity": "token", "entropy_coef": 0.01, "kl_stop": None}),
@@ -39,7 +41,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str
     return ended
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("count", _COUNTS)
 @pytest.mark.parametrize("kind", list(_OPTIONS))
 def test_several_processes_compute_the_update_of_one(
