@@ -177,9 +177,9 @@ def test_no_environment_variable_thins_the_record(tmp_path: Path) -> None:
     plain, hostile = shape(tmp_path / "plain.journal"), shape(tmp_path / "hostile.journal")
     assert hostile == plain
     assert [name for name, _ in plain[0]] == [
-        "chat None",
+        "chat",
         "invoke_agent a",
-        "chat None",
+        "chat",
         "invoke_agent b",
         "invoke_workflow LangGraph",
     ]
