@@ -21,7 +21,16 @@ from langgraph.func import entrypoint, task
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import CachePolicy, Command, RetryPolicy, Send, interrupt
 from pydantic import BaseModel
-from support.edge_rig import calls_tool, edges_of, node_of, recorded_edges, recorded_traces, recorded_trajectories, says
+from support.edge_rig import (
+    calls_tool,
+    edges_of,
+    node_of,
+    recorded_edges,
+    recorded_traces,
+    recorded_trajectories,
+    says,
+    source_to_function,
+)
 
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.wrap import wrap
@@ -324,6 +333,23 @@ def test_a_subgraph_that_a_node_calls_is_bounded_by_what_the_node_had(recorder: 
         "trigger": "before>calls_it/i calls_it/i>after",
         "data": "before?calls_it/i calls_it/i>after",
     }
+
+
+@pytest.mark.parametrize(("change", "edge"), [("", "before>node/i"), ("state['a'] = 'own'; ", "before?node/i")])
+def test_a_state_that_a_node_changed_before_it_passed_it_on_is_a_bound(
+    change: str, edge: str, recorder: Recorder
+) -> None:
+    inner = StateGraph(Keys)
+    inner.add_node("i", node_of(model, ["a"], {"b": "inner"}))
+    inner.add_edge(START, "i")
+    source = f"def node(state):\n    {change}return {{'b': graph.invoke(state)['b']}}\n"
+    outer = StateGraph(Keys)
+    outer.add_node("before", node_of(model, ["d"], {"a": "1"}))
+    outer.add_node("node", source_to_function(source, graph=inner.compile()))
+    outer.add_edge(START, "before")
+    outer.add_edge("before", "node")
+    run(outer.compile(), recorder, {"d": ""})
+    assert recorded_edges(recorder) == {"trigger": "before>node/i", "data": edge}
 
 
 def test_a_command_to_the_parent_graph_is_the_writing_of_the_node_that_gave_it(recorder: Recorder) -> None:
