@@ -142,6 +142,10 @@ class ObjectiveOptions(_Options):
     """How far below 1 the ratio new / old may go before a negative advantage stops pushing."""
     clip_high: float = Field(default=0.28, gt=0)
     """How far above 1 it may go before a positive advantage stops pulling."""
+    negative_weight: float = Field(default=0.1, ge=0, le=1)
+    """What a unit of negative advantage counts beside one of positive advantage. Pushing down what was sampled says
+    nothing of what should be sampled instead: at 1 it undoes what the traces and the first rounds taught (docs/study.md).
+    1 is PPO's surrogate; 0 learns from what was better than expected only."""
     kl_stop: Annotated[float | None, BeforeValidator(_off_to_none)] = Field(default=0.1, gt=0)
     """An adapter's update of this round ends before the backward pass of a minibatch whose approximate KL (k3,
     mean per token, against the policy at the start of the round) is above this; "off" (None in Python) never
@@ -201,7 +205,8 @@ _OFFLINE_ONLY: dict[str, tuple[str, ...]] = {
     "shift": ("asymre",),
     "ratio_cap": ("importance", "vtrace"),
     "epochs": ("filtered", "awr", "asymre", "topr", "importance", "vtrace"),
-    "minibatches": ("filtered", "awr", "asymre", "topr", "importance", "vtrace"),
+    "minibatch_actions": ("filtered", "awr", "asymre", "topr", "importance", "vtrace"),
+    "kl_budget": ("filtered", "awr", "asymre", "topr", "importance", "vtrace"),
     "retokenise": ("filtered",),
 }
 
@@ -228,10 +233,14 @@ class OfflineOptions(_Options):
     """How far AsymRE's baseline lies below the mean return, in units of reward; above it learning collapses."""
     ratio_cap: float = Field(default=1.0, gt=0)
     """Cap of one importance weight (V-trace: rho-bar and c-bar)."""
-    epochs: int = Field(default=1, ge=0)
-    """Passes over the chosen actions."""
-    minibatches: int = Field(default=2, ge=1)
-    """Optimiser steps per pass and agent."""
+    epochs: int = Field(default=8, ge=0)
+    """Passes over the chosen actions, at most: the first one after which the loss of the episodes that were held out has
+    risen is undone, and none follows."""
+    minibatch_actions: int = Field(default=16, ge=1)
+    """Actions of one optimiser step."""
+    kl_budget: float = Field(default=8.0, gt=0)
+    """How far the phase may move an adapter before it ends: nats a call (k3, summed over its tokens), on calls that its
+    untrained policy sampled."""
     retokenise: bool = False
     """Whether `filtered` also imitates calls whose token ids no engine told (a hosted model, somebody else's traces):
     their messages go through the base model's chat template and tokenizer. No other mode takes such calls."""

@@ -1,10 +1,11 @@
 """One micro-batch of one adapter to its loss and to what is reported about it.
 
-    loss = sum_U share * weight * factor * keep * ppo_loss(log_ratio, advantage)        units: actions or tokens
+    loss = sum_U share * weight * factor * keep * sign * ppo_loss(log_ratio, advantage)     units: actions or tokens
          + sum_T token_share * (kl_coef * KL - entropy_coef * entropy - nll_coef * positive * log pi)
 
 Invariant: shares are parts of the whole round of the adapter, so the losses of the micro-batches of a step add up, and
 no cut into micro-batches, minibatches or processes changes what an action counts. Everything that weighs is detached.
+`sign` is 1 where the advantage is not negative, `negative_weight` where it is.
 It knows nothing of models, optimisers or episodes.
 
 Shapes: _T one per sampled token of the micro-batch, _A one per action, _U one per unit: an action with granularity
@@ -106,7 +107,8 @@ def _log_ratio(scored: Scored, options: TrainerOptions) -> Tensor:
 
 @torch.no_grad()
 def _weights(scored: Scored, options: TrainerOptions) -> tuple[Tensor, float]:
-    """What each unit counts: its share, the engine's mismatch, the other agents' factor, the masks; how many masked."""
+    """What each unit counts: its share, the engine's mismatch, the other agents' factor, the masks, and less where its
+    advantage is negative (`negative_weight`); how many were masked."""
     row_T, actions = scored.row_T, len(scored.share_A)
     weight_A = scored.share_A * scored.factor_A
     masked = 0.0
@@ -127,6 +129,7 @@ def _weights(scored: Scored, options: TrainerOptions) -> tuple[Tensor, float]:
         masked = float((~keep_A).sum())
         weight_A = weight_A * keep_A
     weight_U = weight_A if options.granularity == "action" else weight_A[row_T]
+    weight_U = weight_U.where(scored.advantage_U >= 0, options.objective.negative_weight * weight_U)
     if options.importance.mismatch == "none":
         return weight_U, masked
     assert scored.behaviour_T is not None

@@ -1,74 +1,168 @@
-"""Recorded actions and what the offline mode weighs them by to a changed adapter.
+"""Recorded actions and what the offline mode weighs them by to a changed adapter, for as long as it generalises.
+
+Epochs over minibatches of a given number of actions. After each epoch two things are looked at: the loss of episodes
+that were held out, and how far the policy has moved on calls of its own. The first epoch after which the held-out loss
+has risen is undone, and none follows; none follows either once the move is beyond its budget.
 
 Invariant: only that adapter changes; shares are parts of the whole of its actions, so no cut into minibatches changes
-what an action counts. It knows nothing of where advantages come from.
+what an action counts. Decisions are taken on sums over all processes. It knows nothing of where advantages come from.
 
 Shapes: lists are parallel to the items; _A tensors have one entry per action.
 """
 
-# ruff: noqa: N803, N806 (shape suffixes)
+# ruff: noqa: N803, N806, N815 (shape suffixes)
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trainers.batch import ActionItem
 from trainers.objective.adapter_round import behaviour_T_of, shares_A_of
 from trainers.offline.losses import imitation_loss, offline_coefficients
 from trainers.policies.adapter_learner import AdapterLearner
-from trainers.scoring.microbatch import random_minibatches
+from trainers.scoring.logratios import k3
+from trainers.scoring.microbatch import MicroBatch, random_minibatches
 from trainers.scoring.model import Tick
+
+_HELD_SHARE = 8  # one episode in so many is held out
+_LEAST_HELD = 4  # fewer held-out actions than this say nothing about when to stop
+_PROBES = 32  # actions of the policy's own that the KL is measured on, at most
+
+HELD_OUT, KL = "held-out likelihood", "kl"
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstrations:
+    """What one adapter learns from offline. `own_items`: calls that its policy at the start sampled, good or bad."""
+
+    items: Sequence[ActionItem]
+    episode_A: Sequence[int]
+    advantages: Sequence[float]  # what the mode weighs by, one per action; see `offline_coefficients`
+    own_items: Sequence[ActionItem] = ()
 
 
 def imitate(
-    learner: AdapterLearner,
-    items: Sequence[ActionItem],
-    episode_A: Sequence[int],
-    advantages: Sequence[float],
-    generator: torch.Generator,
-    tick: Tick,
+    learner: AdapterLearner, data: Demonstrations, generator: torch.Generator, tick: Tick
 ) -> dict[str, Any]:
     """Learns from recorded actions as `offline.mode` says, each weighted by its coefficient.
 
-    Args:
-        advantages: what the mode weighs by, one per action; see `offline_coefficients`.
-
     Returns:
-        loss and grad_norm (means over minibatches), coefficient_mean, steps.
+        loss and grad_norm (means over minibatches), coefficient_mean, steps, epochs (that count), stopped_by
+        ("held-out likelihood", "kl", or None), held_out_actions, held_out_loss and kl_after (nats a call; None where
+        nothing measures them).
     """
-    options, offline = learner.options, learner.options.offline
-    if offline.mode == "off" or not items:
-        return {"loss": None, "grad_norm": None, "coefficient_mean": None, "steps": 0}
-    device = learner.model.device
-    share_A = shares_A_of(items, episode_A, options, granularity="token", device=device)
-    advantage_A = torch.tensor(advantages, dtype=torch.float32, device=device)
-    loss_sum = coefficient_sum = 0.0
-    action_count, norms = 0, []
-    for chosen in random_minibatches(len(items), offline.epochs, offline.minibatches, generator=generator):
-        parts = min(offline.minibatches, len(items))
-        learner.optimizer.zero_grad()
-        for batch in learner.workers.mine(learner.microbatches(items, chosen)):
-            row_T, rows = batch.row_T.to(device), list(batch.items)
-            new_T = learner.model.logprobs(learner.adapter, batch)
-            log_ratio_A = None
-            if offline.needs_behaviour:
-                gap_T = new_T.detach() - behaviour_T_of(items, rows, device)
-                log_ratio_A = torch.zeros(len(rows), device=device).index_add(0, row_T, gap_T)
-            coefficient_A = offline_coefficients(offline.mode, advantage_A[rows], log_ratio_A, options=offline)
-            loss = imitation_loss(new_T, row_T, coefficient_A, share_T=parts * share_A[rows][row_T])
-            loss.backward()  # type: ignore[no-untyped-call]
-            loss_sum += float(loss.detach())
-            coefficient_sum += float(coefficient_A.sum())
-            tick(len(rows))
-        norms.append(learner.step())
-        action_count += len(chosen)
-    loss_sum, coefficient_sum = learner.workers.add([loss_sum, coefficient_sum])
-    return {
-        "loss": loss_sum / len(norms) if norms else None,  # offline.epochs may be 0
-        "grad_norm": math.fsum(norms) / len(norms) if norms else None,
-        "coefficient_mean": coefficient_sum / action_count if action_count else None,
-        "steps": sum(norm > 0 for norm in norms),
-    }
+    offline = learner.options.offline
+    if offline.mode == "off" or not data.items:
+        names = ("loss", "grad_norm", "coefficient_mean", "stopped_by", "held_out_loss", "kl_after")
+        return {**dict.fromkeys(names), "steps": 0, "epochs": 0, "held_out_actions": 0}
+    phase = _Phase(learner, data, generator)
+    epochs, stopped_by = 0, None
+    held_loss = phase.held_loss()
+    kl_after: float | None = None
+    for _ in range(offline.epochs):
+        snapshot = learner.snapshot() if held_loss is not None else []
+        phase.run_epoch(generator, tick)
+        new_loss = phase.held_loss()
+        if held_loss is not None and new_loss is not None and new_loss > held_loss:
+            _restore(learner.parameters, snapshot)
+            stopped_by = HELD_OUT
+            break
+        held_loss, epochs = new_loss, epochs + 1
+        kl_after = phase.kl_of_a_call()
+        if kl_after is not None and kl_after > offline.kl_budget:
+            stopped_by = KL
+            break
+    fields = {"epochs": epochs, "stopped_by": stopped_by, "held_out_loss": held_loss, "kl_after": kl_after}
+    return phase.figures() | fields
+
+
+class _Phase:
+    """One adapter's offline phase: its held-out actions, its probes, and sums over its minibatches."""
+
+    def __init__(self, learner: AdapterLearner, data: Demonstrations, generator: torch.Generator) -> None:
+        self.learner, self.data = learner, data
+        self.device = learner.model.device
+        self.advantage_A = torch.tensor(data.advantages, dtype=torch.float32, device=self.device)
+        self.share_A = shares_A_of(
+            data.items, data.episode_A, learner.options, granularity="token", device=self.device
+        )
+        self.held = _hold_out(data.episode_A, generator)
+        self.fitted = sorted(set(range(len(data.items))) - set(self.held))
+        self.minibatches = max(1, round(len(self.fitted) / learner.options.offline.minibatch_actions))
+        every = max(1, len(data.own_items) // _PROBES)
+        self.probes = list(data.own_items[::every][:_PROBES])
+        self.start_T = learner.logprobs(self.probes) if self.probes else []
+        self.loss_sum = self.coefficient_sum = 0.0
+        self.action_count, self.norms = 0, list[float]()
+
+    def run_epoch(self, generator: torch.Generator, tick: Tick) -> None:
+        """One pass over the fitted actions."""
+        for chosen in random_minibatches(len(self.fitted), 1, self.minibatches, generator=generator):
+            self.learner.optimizer.zero_grad()
+            rows = [self.fitted[i] for i in chosen]
+            for batch in self.learner.workers.mine(self.learner.microbatches(self.data.items, rows)):
+                loss, coefficient_A = self._loss(batch, min(self.minibatches, len(self.fitted)))
+                loss.backward()  # type: ignore[no-untyped-call]
+                self.loss_sum += float(loss.detach())
+                self.coefficient_sum += float(coefficient_A.sum())
+                tick(len(batch.items))
+            self.norms.append(self.learner.step())
+            self.action_count += len(rows)
+
+    @torch.no_grad()
+    def held_loss(self) -> float | None:
+        """The mode's loss of the held-out actions, by the policy as it is; None where none are held out."""
+        if not self.held:
+            return None
+        batches = self.learner.workers.mine(self.learner.microbatches(self.data.items, self.held))
+        return self.learner.workers.add([math.fsum(float(self._loss(batch, 1)[0]) for batch in batches)])[0]
+
+    def kl_of_a_call(self) -> float | None:
+        """k3 of the policy at the start to the one it is, summed over a call; None without calls of its own."""
+        if not self.probes:
+            return None
+        new_T, start_T = torch.cat(self.learner.logprobs(self.probes)), torch.cat(self.start_T)
+        return float(k3(new_T - start_T).sum()) / len(self.probes)
+
+    def figures(self) -> dict[str, Any]:
+        """Means over what was run."""
+        loss_sum, coefficient_sum = self.learner.workers.add([self.loss_sum, self.coefficient_sum])
+        norms = self.norms
+        return {
+            "loss": loss_sum / len(norms) if norms else None,  # offline.epochs may be 0
+            "grad_norm": math.fsum(norms) / len(norms) if norms else None,
+            "coefficient_mean": coefficient_sum / self.action_count if self.action_count else None,
+            "steps": sum(norm > 0 for norm in norms),
+            "held_out_actions": len(self.held),
+        }
+
+    def _loss(self, batch: MicroBatch, parts: int) -> tuple[Tensor, Tensor]:
+        learner, offline = self.learner, self.learner.options.offline
+        row_T, rows = batch.row_T.to(self.device), list(batch.items)
+        new_T = learner.model.logprobs(learner.adapter, batch)
+        log_ratio_A = None
+        if offline.needs_behaviour:
+            gap_T = new_T.detach() - behaviour_T_of(self.data.items, rows, self.device)
+            log_ratio_A = torch.zeros(len(rows), device=self.device).index_add(0, row_T, gap_T)
+        coefficient_A = offline_coefficients(offline.mode, self.advantage_A[rows], log_ratio_A, options=offline)
+        return imitation_loss(new_T, row_T, coefficient_A, share_T=parts * self.share_A[rows][row_T]), coefficient_A
+
+
+def _hold_out(episode_A: Sequence[int], generator: torch.Generator) -> list[int]:
+    """Positions of the actions of one episode in eight, at random; none where they would be too few to say anything."""
+    episodes = list(dict.fromkeys(episode_A))
+    order = torch.randperm(len(episodes), generator=generator).tolist()
+    chosen = {episodes[i] for i in order[: len(episodes) // _HELD_SHARE]}
+    held = [i for i, episode in enumerate(episode_A) if episode in chosen]
+    return held if len(held) >= _LEAST_HELD else []
+
+
+@torch.no_grad()
+def _restore(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from trainers.advantages.arrays import Floats
-from trainers.batch import Round
+from trainers.batch import ActionItem, Round
 from trainers.config import TrainerOptions
 from trainers.credit.credit import Credit
-from trainers.offline.imitate import imitate
+from trainers.offline.imitate import Demonstrations, imitate
 from trainers.policies.policies import Policies
 from trainers.scoring.effective_sample_size import effective_sample_size, gate_actions
 from trainers.scoring.model import Tick
@@ -53,7 +53,7 @@ def learn_offline(
         effective_sample_size (of the importance weights, or of what awr weighs by; None for other modes), lr,
         adapter_norm, adapter_moved. And the round with what the modes and the gate left out.
     """
-    offline = options.offline
+    offline, read = options.offline, data
     if offline.mode == "filtered":
         data = data.only(lambda episode: episode.reward >= offline.threshold, "episode below offline.threshold")
     ratio_A = _ratios(data, policies, tick) if offline.needs_behaviour and data.items else None
@@ -69,10 +69,13 @@ def learn_offline(
         learner.set_rate(1.0)
         learned = imitate(
             learner,
-            [data.items[i] for i in rows],
-            [data.episode_A[i] for i in rows],
-            advantages=advantage_A[rows].tolist(),
-            generator=generator,
+            Demonstrations(
+                items=[data.items[i] for i in rows],
+                episode_A=[data.episode_A[i] for i in rows],
+                advantages=advantage_A[rows].tolist(),
+                own_items=_own_items(read, policies.adapters[name].agents),
+            ),
+            generator,
             tick=tick(f"replay {name}", len(rows) * offline.epochs),
         )
         learner.optimizer = learner.fresh_optimizer()
@@ -102,6 +105,12 @@ def _refused_agents(data: Round, policies: Policies, ratio_A: Floats, options: T
         if rows and (reason := gate_actions(weights, options.replay.min_ess)) is not None:
             refused |= dict.fromkeys(plan.agents, reason)
     return refused
+
+
+def _own_items(data: Round, agents: Sequence[str]) -> list[ActionItem]:
+    """The calls that the untrained policy of some agents sampled itself, whatever came of them."""
+    own_items = (data.items[i] for i in data.agents_to_rows(agents))
+    return [item for item in own_items if item.behaviour is not None and not item.version and not item.retokenised]
 
 
 def _retokenised(data: Round, rows: Sequence[int]) -> int:
