@@ -112,7 +112,7 @@ def test_a_file_gives_back_what_was_written_whatever_the_names_are(tmp_path: Pat
         [credit("e'1", "x", 0.5, -0.25, **parts), credit("e2", "y", 7.0, **dict.fromkeys(names, (1.0,)))], folder, 3
     )
     found = file_to_advantages(folder, 3, "e'1")
-    assert found == {"x": kept_advantages.StoredAdvantage((0.5, -0.25), (1.0, -0.5), parts)}
+    assert found == {"x": kept_advantages.StoredAdvantage((0.5, -0.25), (1.0, -0.5), parts, tokens=(0, 1))}
     assert file_to_advantages(folder, 3, "e2")["y"].advantage == (7.0,)
     assert file_to_advantages(folder, 3, "other") == {}
 

@@ -269,7 +269,7 @@ def test_a_shade_is_the_nearest_of_nine_steps_and_no_stronger_than_the_strongest
 
 def test_one_number_for_an_action_is_that_of_all_its_tokens() -> None:
     (action, _) = spans_to_trajectory(chain().spans()).actions
-    page = Elements(action_to_spans(action, ["so", "!"], StoredAdvantage((0.5,), (1.0,), {}), ColourScale(1.0)))
+    page = Elements(action_to_spans(action, ["so", "!"], StoredAdvantage((0.5,), (1.0,), {}, (0,)), ColourScale(1.0)))
     assert [shade for shade, _ in tokens_of(page)] == ["a-p4", "a-p4"]
     assert page.text == "so!"
 
