@@ -2,7 +2,8 @@
 
 Invariant: what is left out is counted with its reason; what is kept has exactly the token ids and log-probs that
 the engine recorded, untruncated. An action without log-probs can be kept for imitation only, and says so by
-`behaviour = None`, which no importance weight accepts. It knows nothing of policies, critics or losses.
+`behaviour = None`, which no importance weight accepts. A token that the engine could not but sample is read by those
+after it and takes part in nothing else (`forced_tokens`). It knows nothing of policies, critics or losses.
 """
 
 # ruff: noqa: N803, N806, N815 (shape suffixes)
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from trace_store.records import HELDOUT, NO_LOGPROBS, RETOKENISED, Action, Episode, Trajectory
@@ -24,10 +25,16 @@ Use = Literal["on_policy", "replay", "imitation", "demonstration"]
 `demonstration`: likewise, and actions that were re-tokenised are good enough."""
 _RATIO = ("on_policy", "replay")
 
+_NOT_TRAINED = "node is not trained"
+_ALL_FORCED = "every token was forced"
+
 
 @dataclass(frozen=True, slots=True)
 class ActionItem:
-    """One action as the optimiser needs it. `behaviour` is parallel to `sampled_ids`; None where it is unknown."""
+    """One action as the optimiser needs it: what is learned from are its decided tokens.
+
+    `behaviour` has the engine's log-probs of these, parallel to `decided`; None where they are unknown.
+    """
 
     agent: str
     prompt_ids: tuple[int, ...]
@@ -37,6 +44,39 @@ class ActionItem:
     turn: int = 0  # which of the agent's actions in its episode this is, from 0
     version: int | None = None  # of the adapter that sampled it; None for the base model or where it is unknown
     retokenised: bool = False  # the ids were made from its text: no engine sampled them
+    forced: tuple[int, ...] = ()  # positions in `sampled_ids` of the tokens that were no decision
+    decided: tuple[int, ...] = field(init=False)  # those of all others, ascending
+
+    def __post_init__(self) -> None:
+        forced = set(self.forced)
+        decided = tuple(k for k in range(len(self.sampled_ids)) if k not in forced)
+        object.__setattr__(self, "decided", decided)
+
+    @property
+    def decided_ids(self) -> tuple[int, ...]:
+        """The ids of the decided tokens."""
+        return tuple(self.sampled_ids[k] for k in self.decided)
+
+    @property
+    def input_ids(self) -> tuple[int, ...]:
+        """What a model reads to score the decided tokens: prompt and sampled ids up to the last of them, without it."""
+        return self.prompt_ids + self.sampled_ids[: self.decided[-1]]
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Where in `input_ids` each decided token is predicted: one to the left of where it stands."""
+        before_first = len(self.prompt_ids) - 1
+        return tuple(before_first + k for k in self.decided)
+
+    @property
+    def decided_stretches(self) -> list[tuple[int, ...]]:
+        """The ids of the decided tokens, those together that stand side by side."""
+        stretches: list[list[int]] = []
+        for i, k in enumerate(self.decided):
+            if i == 0 or self.decided[i - 1] != k - 1:
+                stretches.append([])
+            stretches[-1].append(self.sampled_ids[k])
+        return [tuple(stretch) for stretch in stretches]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +106,12 @@ class Round:
     def agents_to_rows(self, agents: Sequence[str]) -> list[int]:
         """Positions of some agents' actions."""
         return [i for i, item in enumerate(self.items) if item.agent in agents]
+
+    @property
+    def is_all_forced(self) -> bool:
+        """Whether actions of trained nodes were left out for being forced, and for nothing else."""
+        reasons = {reason for reason in self.drops if reason.startswith("action: ")}
+        return reasons - {f"action: {_NOT_TRAINED}"} == {f"action: {_ALL_FORCED}"}
 
     def only(self, keep: Callable[[EpisodeItem], bool], reason: str) -> Round:
         """The round without the episodes that `keep` refuses, counted under `reason`."""
@@ -190,10 +236,32 @@ def narrows_sampling(action: Action) -> bool:
     return action.top_p not in (None, 1.0) or action.top_k not in (None, 0, -1)
 
 
+def forced_tokens(action: Action) -> tuple[int, ...]:
+    """Positions of the sampled tokens that were no decision: their log-prob by the engine is exactly 0.
+
+    Of probability one under what the engine sampled from, as where a grammar or the template of a tool call leaves a
+    single token. To the policy such a token may be improbable, so a ratio would take the grammar for a change of
+    policy. A token of an unconstrained call whose log-prob is rounded to 0 counts as forced too, and nothing is lost:
+    its gradient, 1 - p, is 0 as well.
+
+    Empty where the whole distribution was not sampled from (greedily, with top-p or top-k, at an unknown temperature):
+    there a log-prob of 0 tells how the token was picked. Such actions are for imitation only.
+    """
+    if action.logprobs is None or not action.temperature or narrows_sampling(action):
+        return ()
+    return tuple(k for k, logprob in enumerate(action.logprobs) if logprob == 0)
+
+
+def forced_share(items: Sequence[ActionItem]) -> float | None:
+    """The part of the sampled tokens of some actions that was forced; None without actions."""
+    sampled_count = sum(len(item.sampled_ids) for item in items)
+    return sum(len(item.forced) for item in items) / sampled_count if sampled_count else None
+
+
 def _find_drop_reason(action: Action, agents: Sequence[str], vocabulary: Mapping[str, int], use: Use) -> str | None:
     """The reason why an action cannot be trained on, or None."""
     if action.node not in agents:
-        return "node is not trained"
+        return _NOT_TRAINED
     if not action.prompt_ids or not action.sampled_ids:
         return action.untrainable_reason or "no token ids"
     if max(map(max, (action.prompt_ids, action.sampled_ids))) >= vocabulary[action.node]:
@@ -212,7 +280,7 @@ def _find_drop_reason(action: Action, agents: Sequence[str], vocabulary: Mapping
         return "sampled greedily or at an unknown temperature"
     if use in _RATIO and narrows_sampling(action):
         return "sampled with top-p or top-k, so its log-probs are not comparable"
-    return None
+    return _ALL_FORCED if len(forced_tokens(action)) == len(action.sampled_ids) else None
 
 
 def _to_items(actions: Sequence[Action]) -> tuple[ActionItem, ...]:
@@ -221,17 +289,27 @@ def _to_items(actions: Sequence[Action]) -> tuple[ActionItem, ...]:
     for action in actions:
         assert action.prompt_ids is not None
         assert action.sampled_ids is not None
+        forced = forced_tokens(action)
         items.append(
             ActionItem(
                 agent=action.node,
                 prompt_ids=action.prompt_ids,
                 sampled_ids=action.sampled_ids,
-                behaviour=action.logprobs,
+                behaviour=_without(action.logprobs, forced),
                 temperature=action.temperature or 1.0,
                 turn=turns[action.node],
                 version=action.adapter_version,
                 retokenised=action.untrainable_reason == RETOKENISED,
+                forced=forced,
             )
         )
         turns[action.node] += 1
     return tuple(items)
+
+
+def _without(logprobs: tuple[float, ...] | None, forced: Sequence[int]) -> tuple[float, ...] | None:
+    """The log-probs of all other tokens."""
+    if logprobs is None or not forced:
+        return logprobs
+    positions = set(forced)
+    return tuple(logprob for k, logprob in enumerate(logprobs) if k not in positions)

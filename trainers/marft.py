@@ -9,7 +9,7 @@ Invariant: all randomness comes from the trainer's own generators, so that on th
 It knows nothing of spans, graphs, stores or servers.
 
 Shapes: _A one entry per action of the round, episode after episode, each in topological order; _U one per unit: per
-action, or per sampled token, as `granularity` says.
+action, or per decided token, as `granularity` says.
 """
 
 # ruff: noqa: N803, N806 (shape suffixes)
@@ -27,7 +27,7 @@ import torch
 from trace_store.records import TOOLS_OF, Episode, Trajectory
 from trainers.advantages.arrays import Floats
 from trainers.advantages.estimate import normalize_estimate
-from trainers.batch import ActionItem, Round, Use, episodes_to_round, trajectories_to_round
+from trainers.batch import ActionItem, Round, Use, episodes_to_round, forced_share, trajectories_to_round
 from trainers.checks.memory_guard import out_of_memory_told
 from trainers.checks.reality import check_moved
 from trainers.common.workers import Workers
@@ -170,13 +170,14 @@ class MarftTrainer:
 
         Returns:
             {"agents": {name: {...}}, "critic": see `Credit.estimate`, "order" (of adapters), "drops", "episodes",
-            "replayed" (episodes), "warnings", "seconds" ({"score", "update"})}. Per agent: actions, tokens, those of
-            `objective.improve` (both of its functions), those of `Sampling`, advantage_mean and advantage_std
-            (before normalisation), factor_mean (compounded ratio), lr, adapter_norm, adapter_moved. Agents that share
-            an adapter share what is the adapter's. With update 'alternating' an agent whose turn it is not has its
-            counts only. What was not measured is None.
+            "replayed" (episodes), "warnings", "seconds" ({"score", "update"})}. Per agent: actions, tokens (decided
+            ones), forced_share (of the sampled ones), those of `objective.improve` (both of its functions), those of
+            `Sampling`, advantage_mean and advantage_std (before normalisation), factor_mean (compounded ratio), lr,
+            adapter_norm, adapter_moved. Agents that share an adapter share what is the adapter's. With update
+            'alternating' an agent whose turn it is not has its counts only. What was not measured is None.
 
-        A round whose groups are all without signal (skip_flat_groups) teaches nothing, and says so in warnings.
+        A round whose groups are all without signal (skip_flat_groups), or whose tokens were all forced, teaches
+        nothing, and says so in warnings.
 
         Raises:
             TrainError: not one action can be trained on, or training turns out not to be real (see `checks.reality`).
@@ -184,7 +185,10 @@ class MarftTrainer:
         started = time.perf_counter()
         data = self._join(trajectories, replayed)
         if not data.items and FLAT in data.drops:
-            return self._nothing_learned(data)
+            return self._nothing_learned(data, "no group of this round can say what was better", flat_groups=1.0)
+        if not data.items and data.is_all_forced:
+            reason = "every token of this round was forced (its log-prob by the engine is 0)"
+            return self._nothing_learned(data, reason, flat_groups=None)
         if not data.items:
             reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(data.drops.items()))
             raise TrainError(f"no action of this round can be trained on: {reasons or 'there were no trajectories'}")
@@ -288,15 +292,16 @@ class MarftTrainer:
             data = episodes_to_round([*data.episodes, *older_episodes], drops)
         return self.credit.informative(data) if self.options.advantage.skip_flat_groups else data
 
-    def _nothing_learned(self, data: Round) -> dict[str, Any]:
-        """A round in which every group earned the same: it counts, and moves nothing."""
+    def _nothing_learned(self, data: Round, reason: str, flat_groups: float | None) -> dict[str, Any]:
+        """A round in which every group earned the same, or nothing was decided: it counts, and moves nothing."""
         self.rounds += 1
+        no_fit: dict[str, Any] = {"value_loss": None, "explained_variance": None, "critics": {}, "agents": {}}
         fields = {
             "agents": {},
-            "critic": {"value_loss": None, "explained_variance": None, "critics": {}, "agents": {}, "flat_groups": 1.0},
+            "critic": {**no_fit, "flat_groups": flat_groups},
             "order": [],
             "replayed": 0,
-            "warnings": ["no group of this round can say what was better, so nothing was learned"],
+            "warnings": [f"{reason}, so nothing was learned"],
         }
         return _result(data, fields, {"score": None, "update": None})
 
@@ -309,8 +314,8 @@ class MarftTrainer:
         advantage_U: Floats,
     ) -> dict[str, Any]:
         name = self.policies.adapter_of(agent)
-        tokens = sum(len(item.sampled_ids) for item in items)
-        counts = {"adapter": name, "actions": len(items), "tokens": tokens}
+        tokens = sum(len(item.decided) for item in items)
+        counts = {"adapter": name, "actions": len(items), "tokens": tokens, "forced_share": forced_share(items)}
         if name not in learned:
             return counts
         return {

@@ -3,8 +3,8 @@
 KL(version || base) at the temperature that the calls were sampled with, estimated with k3: for each sampled token
 r - 1 - log r, where r is base over version. Given the tokens before it, its mean under the version is the KL exactly,
 as is that of -log r (k1); k3 is chosen because it is never negative and, for the small changes that adapters make,
-varies far less. Invariant: only calls of the version itself, from its whole distribution, count; every estimate comes
-with their number, and without calls it is None.
+varies far less. Invariant: only calls of the version itself, from its whole distribution, count, and of these no token
+that was forced; every estimate comes with their number, and without calls it is None.
 
 Source: Schulman (2020), "Approximating KL divergence", estimators k1 and k3.
 """
@@ -90,7 +90,7 @@ def kl_to_base(model: PolicyModel, adapter: str, calls: Sequence[Action], budget
     """
     import torch
 
-    from trainers.batch import ActionItem
+    from trainers.batch import ActionItem, forced_tokens
     from trainers.scoring.microbatch import items_to_microbatches
 
     items = [
@@ -100,6 +100,7 @@ def kl_to_base(model: PolicyModel, adapter: str, calls: Sequence[Action], budget
             call.sampled_ids or (),
             behaviour=None,
             temperature=call.temperature or 1.0,
+            forced=forced_tokens(call),
         )
         for call in calls
     ]
@@ -143,7 +144,7 @@ def _sample_comparable_calls(
     Reservoir sampling (Vitter 1985, algorithm R): every such call is equally likely to be among them, and no more than
     `limit` are held at a time.
     """
-    from trainers.batch import narrows_sampling
+    from trainers.batch import forced_tokens, narrows_sampling
 
     base_of = cache(partial(_base_of, registry))
     sampled_calls: dict[tuple[str, int], list[Action]] = {}
@@ -158,6 +159,8 @@ def _sample_comparable_calls(
             reservoir = sampled_calls.setdefault((call.node, version), [])
             has_tokens = call.prompt_ids and call.sampled_ids and call.logprobs
             if not (has_tokens and call.temperature and not narrows_sampling(call)):
+                continue
+            if len(forced_tokens(call)) == len(call.sampled_ids or ()):
                 continue
             seen_counts[call.node, version] += 1
             slot = rng.randrange(seen_counts[call.node, version])

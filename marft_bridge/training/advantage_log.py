@@ -2,7 +2,8 @@
 
     advantages/round-00003.parquet
 
-A row per unit: per action (MARFT-A) or per sampled token (MARFT-T), in order. `advantage` is in units of the reward,
+A row per unit: per action (MARFT-A) or per decided token (MARFT-T), in order. `unit` is the token's position among the
+sampled tokens of its action, which may have forced ones between, or 0. `advantage` is in units of the reward,
 `normalised` is the one in the loss, and `by:0:NAME` is the part of `advantage` that one reward, or the baseline,
 contributed; it has a number because names may differ in case only. Invariants: a file exists whole or not at all,
 readable by its owner only; a round that is done again replaces its file; a file never holds more than MAX_NUMBERS: the
@@ -28,11 +29,12 @@ _FIXED_COLUMNS = ("episode_id", "action_id", "unit", "advantage", "normalised")
 
 @dataclass(frozen=True, slots=True)
 class StoredAdvantage:
-    """The advantage of one action: one number for the whole action, or one for each sampled token."""
+    """The advantage of one action: one number for the whole action, or one for each decided token."""
 
     advantage: tuple[float, ...]
     normalised: tuple[float, ...]
     by_source: dict[str, tuple[float, ...]]  # the parts of `advantage`; empty where they were too many to store
+    tokens: tuple[int, ...]  # positions of the decided tokens among the sampled ones; (0,) for the whole action
 
 
 def round_path(folder: Path, number: int) -> Path:
@@ -78,7 +80,7 @@ def _columns(credits_of_round: Sequence[ActionCredit]) -> dict[str, Any]:
     return {
         "episode_id": names([credit.episode_id for credit in logged]),
         "action_id": names([credit.action_id for credit in logged]),
-        "unit": np.concatenate([np.zeros(0, np.int32), *(np.arange(n, dtype=np.int32) for n in lengths)]),
+        "unit": np.concatenate([np.zeros(0, np.int32), *map(_to_units, logged)], dtype=np.int32),
         "advantage": numbers([credit.advantage_U for credit in logged]),
         "normalised": numbers([credit.normalised_U for credit in logged]),
         **{
@@ -86,6 +88,10 @@ def _columns(credits_of_round: Sequence[ActionCredit]) -> dict[str, Any]:
             for i, source in enumerate(sources)
         },
     }
+
+
+def _to_units(credit: ActionCredit) -> Sequence[int]:
+    return range(len(credit.advantage_U)) if credit.token_U is None else credit.token_U
 
 
 def _first_episodes_within(credits_of_round: Sequence[ActionCredit], max_units: int) -> list[ActionCredit]:
@@ -115,7 +121,7 @@ def file_to_advantages(folder: Path, number: int, episode_id: str) -> dict[str, 
         raise ValueError(f"its columns are {', '.join(columns)[:200]}")
     by_action: dict[str, list[tuple[Any, ...]]] = {}
     for row in sorted(rows, key=lambda row: row[2]):
-        by_action.setdefault(row[1], []).append(row[3:])
+        by_action.setdefault(row[1], []).append(row[2:])
     sources = [name.split(":", 2)[2] for name in parts]
     return {
         action_id: _stored_advantage(list(zip(*units, strict=True)), sources) for action_id, units in by_action.items()
@@ -138,7 +144,12 @@ def _query_round(folder: Path, number: int, query: str, *values: str) -> tuple[l
 
 
 def _stored_advantage(columns: list[tuple[float, ...]], sources: Sequence[str]) -> StoredAdvantage:
-    return StoredAdvantage(columns[0], columns[1], dict(zip(sources, columns[2:], strict=True)))
+    return StoredAdvantage(
+        columns[1],
+        columns[2],
+        dict(zip(sources, columns[3:], strict=True)),
+        tokens=tuple(int(unit) for unit in columns[0]),
+    )
 
 
 def delete_rounds_after(folder: Path, number: int) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from marft_bridge.serving.adapter_registry import AdapterRegistry
 from trace_store.records import Action, Trajectory
-from trainers.batch import narrows_sampling
+from trainers.batch import forced_tokens, narrows_sampling
 from trainers.checks.reality import check_served, logprob_gap
 from trainers.errors import TrainError
 from trainers.policies.policies import Policies
@@ -83,9 +83,9 @@ def _was_served(
     is_missing = any(number not in (0, newest) and number not in on_disk for number in (version, older))
     if version == 0 or is_missing:
         return None
-    engine_logprobs = [action.logprobs or () for action in actions]
+    engine_logprobs = _of_decided([action.logprobs or () for action in actions], actions)
     trainer_logprobs = (
-        policies.logprobs_of(node, actions)
+        _of_decided(policies.logprobs_of(node, actions), actions)
         if version == newest
         else _logprobs_at(policies, registry, node, version=version, actions=actions)
     )
@@ -100,9 +100,18 @@ def _logprobs_at(
     policies: Policies, registry: AdapterRegistry, node: str, version: int, actions: Sequence[Action]
 ) -> list[list[float]]:
     if version == 0:  # the base model: its adapter changes nothing
-        return policies.logprobs_of(node, actions, reference=True)
+        return _of_decided(policies.logprobs_of(node, actions, reference=True), actions)
     with policies.lent(node, Path(registry.get(node, version).path)):
-        return policies.logprobs_of(node, actions)
+        return _of_decided(policies.logprobs_of(node, actions), actions)
+
+
+def _of_decided(logprobs: Sequence[Sequence[float]], actions: Sequence[Action]) -> list[list[float]]:
+    """The log-probs of each action without those of its forced tokens, which no policy decided."""
+    forced = [set(forced_tokens(action)) for action in actions]
+    return [
+        [logprob for k, logprob in enumerate(part) if k not in positions]
+        for part, positions in zip(logprobs, forced, strict=True)
+    ]
 
 
 def _comparable(episodes: Sequence[Trajectory], node: str) -> list[Action]:

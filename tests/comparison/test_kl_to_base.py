@@ -101,6 +101,15 @@ def test_a_sample_of_calls_comes_near_the_kl(base: Path) -> None:
     assert kl_to_base(model, "it", [], 64) is None
 
 
+def test_a_token_that_a_grammar_forced_is_no_sample_of_the_policy(base: Path) -> None:
+    """It is read and not counted: the estimate is that of the call with it in the prompt."""
+    model = trained(base, 0.05)
+    forced_first = action("planner", (7, 3, 9), prompt_ids=PROMPT, logprobs=(0.0, -1.0, -1.0))
+    in_prompt = action("planner", (3, 9), prompt_ids=(*PROMPT, 7))
+    estimate = kl_to_base(model, "it", [forced_first], 64)
+    assert estimate == pytest.approx(kl_to_base(model, "it", [in_prompt], 64), rel=1e-5)
+
+
 @pytest.fixture
 def registry(base: Path, tmp_path: Path) -> AdapterRegistry:
     """planner@0 and planner@1, which moved."""

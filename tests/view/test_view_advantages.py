@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -112,9 +113,17 @@ def test_a_file_gives_back_what_was_written_whatever_the_names_are(tmp_path: Pat
         [credit("e'1", "x", 0.5, -0.25, **parts), credit("e2", "y", 7.0, **dict.fromkeys(names, (1.0,)))], folder, 3
     )
     found = file_to_advantages(folder, 3, "e'1")
-    assert found == {"x": kept_advantages.StoredAdvantage((0.5, -0.25), (1.0, -0.5), parts)}
+    assert found == {"x": kept_advantages.StoredAdvantage((0.5, -0.25), (1.0, -0.5), parts, tokens=(0, 1))}
     assert file_to_advantages(folder, 3, "e2")["y"].advantage == (7.0,)
     assert file_to_advantages(folder, 3, "other") == {}
+
+
+def test_a_number_of_a_token_comes_back_with_the_position_of_its_token(tmp_path: Path) -> None:
+    decided = replace(credit("e", "x", 0.5, -0.25), token_U=(2, 5))
+    credits_to_file([decided, credit("e", "y", 1.0)], tmp_path, 1)
+    found = file_to_advantages(tmp_path, 1, "e")
+    assert (found["x"].tokens, found["x"].advantage) == ((2, 5), (0.5, -0.25))
+    assert found["y"].tokens == (0,)
 
 
 def test_a_round_that_is_done_again_replaces_its_file(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from marft_bridge.recording.wrap import wrap
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.traces import store_reader
 from marft_bridge.training.advantage_log import StoredAdvantage, credits_to_file
-from marft_bridge.view.colours import STEPS, ColourScale, action_to_spans
+from marft_bridge.view.colours import STEPS, ColourScale, action_to_spans, fits
 from marft_bridge.view.source import ViewSource
 from marft_bridge.view.store_queries import spans_to_tools
 from marft_bridge.view.token_texts import TextsByNode, TokenTexts
@@ -269,9 +270,26 @@ def test_a_shade_is_the_nearest_of_nine_steps_and_no_stronger_than_the_strongest
 
 def test_one_number_for_an_action_is_that_of_all_its_tokens() -> None:
     (action, _) = spans_to_trajectory(chain().spans()).actions
-    page = Elements(action_to_spans(action, ["so", "!"], StoredAdvantage((0.5,), (1.0,), {}), ColourScale(1.0)))
+    page = Elements(action_to_spans(action, ["so", "!"], StoredAdvantage((0.5,), (1.0,), {}, (0,)), ColourScale(1.0)))
     assert [shade for shade, _ in tokens_of(page)] == ["a-p4", "a-p4"]
     assert page.text == "so!"
+
+
+def test_a_forced_token_has_no_shade_and_the_others_their_own() -> None:
+    (action, _) = spans_to_trajectory(chain().spans()).actions
+    whole = {"temperature": 1.0, "top_p": None, "top_k": None}  # sampled from all of the distribution
+    action = replace(action, sampled_ids=(4, 5, 6, 7), logprobs=(0.0, -0.5, 0.0, -0.25), **whole)
+    for credit, shades in (
+        (StoredAdvantage((-1.0, 1.0), (-1.0, 1.0), {"reward": (-3.0, 3.0)}, tokens=(1, 3)), ["a-n4", "a-p4"]),
+        (StoredAdvantage((1.0,), (1.0,), {"reward": (3.0,)}, tokens=(0,)), ["a-p4", "a-p4"]),  # of the whole action
+    ):
+        assert fits(action, credit)
+        tokens = tokens_of(Elements(action_to_spans(action, ["{", "so", ":", "!"], credit, ColourScale(1.0))))
+        assert [shade for shade, _ in tokens] == ["", shades[0], "", shades[1]]
+        assert tokens[2][1] == "token 2, id 6; log-prob 0.000; forced"
+        assert tokens[3][1].endswith("advantage +1.000; normalised +1.000; from reward +3.000")
+    # a number for other tokens than were decided: a record of before, or of another call
+    assert not fits(action, StoredAdvantage((0.5, 1.0), (0.5, 1.0), {}, tokens=(0, 1)))
 
 
 def channels(colour: str) -> list[float]:

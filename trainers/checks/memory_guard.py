@@ -93,7 +93,7 @@ class MemoryGuard:
         """
         longest = max((len(item.prompt_ids) + len(item.sampled_ids) - 1 for item in items), default=0)
         by_token = self.options.granularity == "token"
-        observed = sum(len(item.sampled_ids) for item in items) if by_token else len(items)
+        observed = sum(len(item.decided) for item in items) if by_token else len(items)
         self._calls = Calls(max(self._calls.longest, longest), max(self._calls.observed, observed))
         plan = self.plan()
         if plan is not None and plan.total > 1.05 * self._checked:

@@ -3,7 +3,7 @@
 Invariant: parts by source sum to the advantage, before normalisation; what the loss took is kept beside it. It knows
 nothing of where that is kept, or for whom.
 
-Shapes: _U one entry per unit of the action: one (MARFT-A), or one per sampled token (MARFT-T).
+Shapes: _U one entry per unit of the action: one (MARFT-A), or one per decided token (MARFT-T).
 """
 
 # ruff: noqa: N815 (shape suffixes)
@@ -27,6 +27,7 @@ class ActionCredit:
     advantage_U: Floats  # in units of the reward
     normalised_U: Floats  # as the loss took it
     by_source_U: Mapping[str, Floats]  # what each reward, or the baseline, contributed to `advantage_U`
+    token_U: tuple[int, ...] | None = None  # the unit's position among the sampled tokens; None: the action is the unit
 
 
 Credited = Callable[[Sequence[ActionCredit]], None]
@@ -43,6 +44,7 @@ def round_to_credits(data: Round, units: Units, estimate: Estimate, normal: Esti
             advantage_U=estimate.advantage_U[part],
             normalised_U=normal.advantage_U[part],
             by_source_U={source: values_U[part] for source, values_U in estimate.by_source.items()},
+            token_U=token_U,
         )
-        for (episode_id, action_id), part in zip(names, units.slices, strict=True)
+        for (episode_id, action_id), part, token_U in zip(names, units.slices, units.tokens, strict=True)
     ]

@@ -8,7 +8,7 @@ Invariant: arithmetic on rewards is float64; nothing learns before a returned `F
 changes nothing. It knows nothing of log-probs, adapters or optimisers.
 
 Shapes: _A one entry per action of the round, episode after episode, each in topological order; _U one per unit: an
-action, or a sampled token, action after action.
+action, or a decided token, action after action.
 """
 
 # ruff: noqa: N803, N806 (shape suffixes)
@@ -75,7 +75,7 @@ class Credit:
         self._team.forget()
 
     def note(self, item: ActionItem, features_SH: Tensor) -> None:
-        """Hidden states of the base model before each sampled token of an action; `estimate` need not ask for them."""
+        """Hidden states of the base model before each decided token of an action; `estimate` need not ask for them."""
         if self.estimator.needs_critic:
             self._team.note(item, features_SH, self._by_token)
 
@@ -186,7 +186,7 @@ class Credit:
         factors = [(contribution or {}).get(item.agent, 1.0) for item in data.items]
         return EstimatorInput(
             data,
-            tuple(len(item.sampled_ids) if self._by_token else 1 for item in data.items),
+            tuple(len(item.decided) if self._by_token else 1 for item in data.items),
             np.array(factors, dtype=np.float64),
             values=None if observed is None else observed.values,
             bootstrap_A=None if observed is None else observed.bootstrap_A,

@@ -1,4 +1,4 @@
-"""A round to its units, the things that have an advantage: its actions (MARFT-A), or their sampled tokens (MARFT-T).
+"""A round to its units, the things that have an advantage: its actions (MARFT-A), or their decided tokens (MARFT-T).
 
 Invariant: units are laid end to end in the order of the actions. It knows nothing of how advantages come about.
 """
@@ -22,7 +22,9 @@ class Units:
     """Where the units of each action lie among those of the round."""
 
     def __init__(self, data: Round, granularity: Granularity) -> None:
-        counts = [1 if granularity == "action" else len(item.sampled_ids) for item in data.items]
+        # of each action: the positions of its units among its sampled tokens; None where the action is one unit
+        self.tokens = [None if granularity == "action" else item.decided for item in data.items]
+        counts = [1 if decided is None else len(decided) for decided in self.tokens]
         ends = list(accumulate(counts))
         self.slices = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
         self.agents = [item.agent for item, count in zip(data.items, counts, strict=True) for _ in range(count)]

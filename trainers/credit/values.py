@@ -5,7 +5,7 @@ are told apart by a one-hot among themselves. `agent`: each has its own ("agent/
 observations. Hidden states of different base models never meet in one critic.
 
 Invariant: between two calls of `forget` a base model runs once per distinct token sequence and columns asked of it.
-What it costs: 4 bytes times the width of a hidden state for each observation (an action's prompt, or each sampled
+What it costs: 4 bytes times the width of a hidden state for each observation (an action's prompt, or each decided
 token: 3.5 KB a token at a width of 896), and twice that while the observations of one critic are laid end to end.
 It knows nothing of rewards, advantages or adapters.
 
@@ -32,8 +32,8 @@ from trainers.credit.critic import Critic
 from trainers.credit.value_loss import explained_variance
 from trainers.scoring.model import PolicyModel, Tick
 
-_Request = tuple[str, tuple[int, ...], range]  # agent, token sequence, columns
-_ModelRequest = tuple[int, tuple[int, ...], range]  # id of the base model, token sequence, columns
+_Request = tuple[str, tuple[int, ...], tuple[int, ...]]  # agent, token sequence, columns
+_ModelRequest = tuple[int, tuple[int, ...], tuple[int, ...]]  # id of the base model, token sequence, columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +105,15 @@ class TeamCritics:
         self._features.clear()
 
     def note(self, item: ActionItem, features_SH: Tensor, tokens: bool) -> None:
-        """Hidden states before each sampled token of an action, by whoever came by them; `observe` takes them."""
+        """Hidden states before each decided token of an action, by whoever came by them; `observe` takes them."""
         model = self._model_of[item.agent]
-        first, count = len(item.prompt_ids) - 1, len(item.sampled_ids) if tokens else 1
-        token_ids = item.prompt_ids + item.sampled_ids
-        self._features[id(model), token_ids[: first + count], range(first, first + count)] = features_SH[:count].clone()
+        if tokens:
+            self._features[id(model), item.input_ids, item.columns] = features_SH.clone()
+        elif item.decided[0] == 0:  # else none of them is that after the prompt
+            self._features[id(model), item.prompt_ids, item.columns[:1]] = features_SH[:1].clone()
 
     def observe(self, data: Round, tokens: bool) -> Observed:
-        """A round to its values, per action (at the last token of the prompt) or per sampled token (before it)."""
+        """A round to its values, per action (at the last token of the prompt) or per decided token (before it)."""
         values: list[Floats] = [np.zeros(0)] * len(data.items)
         bootstrap_A: Floats = np.zeros(len(data.items))
         views = {}
@@ -229,13 +230,14 @@ def _rows_to_requests(data: Round, rows: Sequence[int], cut: set[int], tokens: b
         item = data.items[i]
         token_ids = item.prompt_ids + item.sampled_ids
         first, last = len(item.prompt_ids) - 1, len(token_ids) - 1
-        if tokens:  # one pass for all tokens, and for what follows the last one where that is needed
-            stop = last + 1 if i in cut else last
-            requests.append((item.agent, token_ids[:stop], range(first, stop)))
+        if tokens and i in cut:  # one pass for all tokens, and for what follows the last one
+            requests.append((item.agent, token_ids, (*item.columns, last)))
+        elif tokens:
+            requests.append((item.agent, item.input_ids, item.columns))
         else:
-            requests.append((item.agent, item.prompt_ids, range(first, first + 1)))
+            requests.append((item.agent, item.prompt_ids, (first,)))
             if i in cut:
-                ends.append((item.agent, token_ids, range(last, last + 1)))
+                ends.append((item.agent, token_ids, (last,)))
     return [*requests, *ends]
 
 

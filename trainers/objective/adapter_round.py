@@ -3,8 +3,8 @@
 Invariant: shares are parts of the whole round of the adapter, so a token counts the same in whatever minibatch it
 lands; an action without log-probs by the engine is refused where a ratio is asked for. It knows nothing of optimisers.
 
-Shapes: lists are parallel to the items, one tensor per action: _T tensors have one entry per sampled token, _U ones one
-entry per unit (one with granularity "action", one per sampled token with "token"); _A tensors one entry per action.
+Shapes: lists are parallel to the items, one tensor per action: _T tensors have one entry per decided token, _U ones one
+entry per unit (one with granularity "action", one per decided token with "token"); _A tensors one entry per action.
 """
 
 # ruff: noqa: N802, N803, N806, N815 (shape suffixes)
@@ -51,7 +51,7 @@ class PreparedRound:
         self.token_share_A = shares_A_of(data.items, data.episode_A, options, granularity="token", device=self.device)
         self.words_A: Tensor | None = None
         if options.experimental.logprob_norm == "word":
-            words = model.word_counts([item.sampled_ids for item in data.items])
+            words = [sum(model.word_counts(item.decided_stretches)) for item in data.items]
             self.words_A = torch.tensor(words, dtype=torch.float32, device=self.device)
         self.needs_behaviour = options.importance.mismatch != "none" or options.experimental.masks_actions
 
@@ -103,6 +103,6 @@ def shares_A_of(
     device: torch.device,
 ) -> Tensor:
     """What each action, or each token of it, counts in the loss; see `unit_shares`. Shape [A]."""
-    lengths = [len(item.sampled_ids) for item in items]
+    lengths = [len(item.decided) for item in items]
     shares = unit_shares(lengths, list(episode_A), options.loss_weighting, granularity=granularity)
     return torch.tensor(shares, dtype=torch.float32, device=device)

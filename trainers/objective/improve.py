@@ -4,7 +4,7 @@ Invariant: cutting a round into micro-batches, or over processes, changes no res
 round, and sums over processes are taken before every decision and every step. It knows nothing of episodes, critics or
 other adapters.
 
-Shapes: lists are parallel to the items, one tensor per action: _T tensors have one entry per sampled token.
+Shapes: lists are parallel to the items, one tensor per action: _T tensors have one entry per decided token.
 """
 
 # ruff: noqa: N806 (shape suffixes)
@@ -49,7 +49,7 @@ def improve(learner: AdapterLearner, data: AdapterRound, generator: torch.Genera
     stopped = False
     prepared = PreparedRound(data, options, learner.model)
     for chosen in random_minibatches(len(data.items), optimizer.epochs, optimizer.minibatches, generator=generator):
-        step_tokens = sum(len(data.items[i].sampled_ids) for i in chosen)
+        step_tokens = sum(len(data.items[i].decided) for i in chosen)
         if gradient_share is None and len(data.source_U) > 1:
             gradient_share = gradient_share_of(learner, prepared, chosen)
         kl_of_step = 0.0

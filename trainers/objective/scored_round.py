@@ -4,12 +4,13 @@ Invariant: an adapter is given only actions that a ratio can be formed for: fres
 alike, and older ones whose weights are worth enough samples. Older ones that are not are taken out of the round before
 anybody computes a baseline from it. It knows nothing of rewards or advantages.
 
-Shapes: lists of _T tensors are parallel to the round's items, one entry per sampled token; _A one entry per action.
+Shapes: lists of _T tensors are parallel to the round's items, one entry per decided token; _A one entry per action.
 """
 
 # ruff: noqa: N803, N806, N815 (shape suffixes)
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -29,6 +30,7 @@ from trainers.scoring.sampling import Sampling, items_to_sampling, items_to_weig
 
 _SPOT_CHECKS = 8  # actions per adapter and round that are scored again when the engine's log-probs are taken
 _ENGINE_GAP = 0.01  # nats per token; a float32 engine differs by 1e-5, a bfloat16 one by 3e-2
+_ONE_SIDED = 0.5  # of a gap: beyond, engine - trainer is mostly positive, as rounding never leaves it
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +177,7 @@ def _reference_logprobs(
                     for i, features_SH in zip(batch.items, torch.split(features_TH, lengths), strict=True):
                         note(items[i], features_SH)
                 tick(len(batch.items))
-            gathered = workers.gather(scored, [len(item.sampled_ids) for item in items], model.device)
+            gathered = workers.gather(scored, [len(item.decided) for item in items], model.device)
             for i, logp_T in zip(rows, gathered, strict=True):
                 reference_T[i] = logp_T
     return reference_T
@@ -192,6 +194,15 @@ def _check_engine(
     if options.importance.proximal == "engine" and tolerance > _ENGINE_GAP:
         tolerance, advice = _ENGINE_GAP, "serve in float32, or set trainer.importance.proximal to 'recomputed'"
     if gap is not None and gap > tolerance:
+        trainer = chain.from_iterable(ours_T[i].tolist() for i in fresh)
+        excess = [e - t for e, t in zip(chain.from_iterable(engine), trainer, strict=True)]
+        mean_excess = math.fsum(excess) / len(excess)
+        if mean_excess > _ONE_SIDED * gap:
+            advice += (
+                f"; the engine's are higher by {mean_excess:.3f} on average, as where an output is constrained to "
+                "several tokens (response_format, structured_outputs, tool_choice): do not constrain these calls, or "
+                "do not train their node"
+            )
         raise TrainError(
             f"the engine's log-probs of {agent!r} differ from the trainer's by {gap:.3f} nats a token, more than "
             f"{tolerance:g}: {advice}"

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from trainers.advantages.arrays import Floats
-from trainers.batch import ActionItem, Round
+from trainers.batch import ActionItem, Round, forced_share
 from trainers.config import TrainerOptions
 from trainers.credit.credit import Credit
 from trainers.offline.imitate import Demonstrations, imitate
@@ -49,7 +49,7 @@ def learn_offline(
             environment.
 
     Returns:
-        Per agent: adapter, actions, tokens, retokenised_share (of the tokens), those of `imitate`,
+        Per agent: adapter, actions, tokens, forced_share, retokenised_share (of the tokens), those of `imitate`,
         effective_sample_size (of the importance weights, or of what awr weighs by; None for other modes), lr,
         adapter_norm, adapter_moved. And the round with what the modes and the gate left out.
     """
@@ -85,7 +85,8 @@ def learn_offline(
             agents[agent] = {
                 "adapter": name,
                 "actions": len(agent_rows),
-                "tokens": (tokens := sum(len(data.items[i].sampled_ids) for i in agent_rows)),
+                "tokens": (tokens := sum(len(data.items[i].decided) for i in agent_rows)),
+                "forced_share": forced_share([data.items[i] for i in agent_rows]),
                 "retokenised_share": _retokenised(data, agent_rows) / tokens if tokens else None,
                 **learned,
                 "effective_sample_size": effective_sample_size(weights) if weights else None,
@@ -115,7 +116,7 @@ def _own_items(data: Round, agents: Sequence[str]) -> list[ActionItem]:
 
 def _retokenised(data: Round, rows: Sequence[int]) -> int:
     """Sampled tokens of these actions that no engine sampled."""
-    return sum(len(data.items[i].sampled_ids) for i in rows if data.items[i].retokenised)
+    return sum(len(data.items[i].decided) for i in rows if data.items[i].retokenised)
 
 
 def _advantages(

@@ -3,7 +3,7 @@
 Invariant: only this adapter changes. Cutting actions into micro-batches, or over processes, changes no result: sums
 over processes are taken before every step. It knows nothing of losses, advantages or other adapters.
 
-Shapes: lists are parallel to the items; _T tensors have one entry per sampled token.
+Shapes: lists are parallel to the items; _T tensors have one entry per decided token.
 """
 
 # ruff: noqa: N806 (shape suffixes)
@@ -61,7 +61,7 @@ class AdapterLearner:
 
     @torch.no_grad()
     def logprobs(self, items: Sequence[ActionItem], reference: bool = False, tick: Tick | None = None) -> list[Tensor]:
-        """Log-probs of each action's tokens under the current policy, or under the base model; one tensor each."""
+        """Log-probs of each action's decided tokens under the current policy, or the base model's; one tensor each."""
         scored: list[tuple[int, Tensor]] = []
         batches = self.microbatches(items)
         for batch in self.workers.mine(batches):
@@ -69,7 +69,7 @@ class AdapterLearner:
             scored += zip(batch.items, torch.split(logp_T, list(batch.lengths)), strict=True)
             if tick is not None:
                 tick(len(batch.items))
-        return self.workers.gather(scored, [len(item.sampled_ids) for item in items], self.model.device)
+        return self.workers.gather(scored, [len(item.decided) for item in items], self.model.device)
 
     def microbatches(self, items: Sequence[ActionItem], chosen: Sequence[int] | None = None) -> list[MicroBatch]:
         """The actions, or some of them by position, cut for one forward and backward pass each."""

@@ -1,12 +1,13 @@
 """Actions to padded rectangles of tokens: what one forward and backward pass of the model takes.
 
-Invariant: ids are those of the items, untruncated; no position is lost or doubled. It knows nothing of episodes,
+Invariant: ids are those of the items, with all that a decided token has before it; no decided token is lost or doubled,
+and no forced one (`ActionItem.forced`) is scored. It knows nothing of episodes,
 rewards or losses.
 
-Shapes of a `MicroBatch` (B actions, L columns, T sampled tokens of all its actions laid end to end):
+Shapes of a `MicroBatch` (B actions, L columns, T decided tokens of all its actions laid end to end):
 
-    input_ids_BL   prompt + sampled ids without the last one, padded on the right with 0
-    row_T          which action of the batch a sampled token belongs to, 0..B-1
+    input_ids_BL   prompt + sampled ids up to the last decided one, without it, padded on the right with 0
+    row_T          which action of the batch a decided token belongs to, 0..B-1
     column_T       the column whose logits predict that token (one to the left of it)
     sampled_T      the token id
     temperature_T  the sampling temperature of its action
@@ -39,7 +40,7 @@ class MicroBatch:
     column_T: Tensor
     sampled_T: Tensor
     temperature_T: Tensor
-    lengths: tuple[int, ...]  # sampled tokens per row; they sum to T
+    lengths: tuple[int, ...]  # decided tokens per row; they sum to T
 
 
 def lengths_to_groups(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -79,24 +80,20 @@ def items_to_microbatches(
             a model asks for (`PolicyModel.rows_to_groups`).
     """
     positions = range(len(items)) if chosen is None else chosen
-    rows = [items[i].prompt_ids + items[i].sampled_ids[:-1] for i in positions]
+    rows = [items[i].input_ids for i in positions]
     return [_pad(items, [positions[k] for k in group]) for group in rows_to_groups(rows, budget)]
 
 
 def _pad(items: Sequence[ActionItem], positions: Sequence[int]) -> MicroBatch:
     batch = [items[i] for i in positions]
-    counts = tuple(len(item.sampled_ids) for item in batch)
-    columns = [
-        torch.arange(len(item.prompt_ids) - 1, len(item.prompt_ids) - 1 + n)
-        for item, n in zip(batch, counts, strict=True)
-    ]
+    counts = tuple(len(item.decided) for item in batch)
     row_T = torch.repeat_interleave(torch.arange(len(batch)), torch.tensor(counts))
     return MicroBatch(
         items=tuple(positions),
-        input_ids_BL=rows_to_rectangle([item.prompt_ids + item.sampled_ids[:-1] for item in batch]),
+        input_ids_BL=rows_to_rectangle([item.input_ids for item in batch]),
         row_T=row_T,
-        column_T=torch.cat(columns),
-        sampled_T=torch.tensor([token for item in batch for token in item.sampled_ids]),
+        column_T=torch.tensor([column for item in batch for column in item.columns]),
+        sampled_T=torch.tensor([token for item in batch for token in item.decided_ids]),
         temperature_T=torch.tensor([item.temperature for item in batch])[row_T],
         lengths=counts,
     )

@@ -127,7 +127,7 @@ class PolicyModel:
             self._active = adapter
 
     def logprobs(self, adapter: str | None, batch: MicroBatch) -> Tensor:
-        """log pi(token) of every sampled token of the batch, shape [T]; `adapter` None is the reference policy.
+        """log pi(token) of every decided token of the batch, shape [T]; `adapter` None is the reference policy.
 
         Differentiable with respect to the adapter, unless called under `torch.no_grad()`.
         """
@@ -163,7 +163,7 @@ class PolicyModel:
     def features_at(
         self,
         sequences: Sequence[tuple[int, ...]],
-        columns: Sequence[range],
+        columns: Sequence[Sequence[int]],
         budget: int,
         tick: Tick | None = None,
     ) -> list[Tensor]:
@@ -185,7 +185,7 @@ class PolicyModel:
             rows_BL = rows_to_rectangle([sequences[i] for i in group])
             counts_B = torch.tensor([len(columns[i]) for i in group])
             row_N = torch.repeat_interleave(torch.arange(len(group)), counts_B)
-            column_N = torch.cat([torch.arange(columns[i].start, columns[i].stop) for i in group])
+            column_N = torch.tensor([column for i in group for column in columns[i]])
             hidden_NH = self._hidden_at(None, rows_BL, row_N, column_N=column_N).float().cpu()
             for i, hidden_CH in zip(group, torch.split(hidden_NH, counts_B.tolist()), strict=True):
                 result[i] = hidden_CH

@@ -3,7 +3,7 @@
 Invariant: a figure that was not measured is None; an action whose log-probs are unknown takes part in no ratio.
 It knows nothing of models or optimisers.
 
-Shapes: lists of _T tensors are parallel to the items; _A one entry per action.
+Shapes: lists of _T tensors are parallel to the items, one entry per decided token; _A one entry per action.
 """
 
 # ruff: noqa: N803, N806 (shape suffixes)
@@ -28,7 +28,7 @@ from trainers.scoring.mismatch import kept_actions, mismatch_weight
 class Sampling:
     """How the tokens of an agent's actions were drawn, and how far engine and trainer agree on them.
 
-    entropy is -mean log-prob of the sampled tokens by the engine, an estimate from the sample; the ratios are trainer
+    entropy is -mean log-prob of the decided tokens by the engine, an estimate from the sample; the ratios are trainer
     against engine per token, the gap is the mean absolute difference of log-probs in nats; effective_sample_size
     is that of the weights that the loss gives them, capped and masked (`items_to_weights`), 1 when all are equal; None
     where the options weigh nothing.
@@ -71,7 +71,7 @@ def items_to_weights(old_T: Sequence[Tensor], items: Sequence[ActionItem], optio
     """What the loss weighs actions by for what the engine said of them, at the start of a round.
 
     The mismatch weight, 0 where a mask drops the action. Shape [U] on the CPU: one entry per action with granularity
-    "action", one per sampled token with "token". `off_policy_mask` drops nothing here: it asks how far the policy has
+    "action", one per decided token with "token". `off_policy_mask` drops nothing here: it asks how far the policy has
     moved within the round. With `logprob_norm` "word" a ratio is that per token, as in `items_to_ratios`.
     """
     row_T = _action_of_token(items)
@@ -134,8 +134,8 @@ def compounded_factor(
 
 
 def _action_of_token(items: Sequence[ActionItem]) -> Tensor:
-    """Which action each sampled token belongs to, shape [T]."""
-    return torch.repeat_interleave(torch.arange(len(items)), torch.tensor([len(item.sampled_ids) for item in items]))
+    """Which action each decided token belongs to, shape [T]."""
+    return torch.repeat_interleave(torch.arange(len(items)), torch.tensor([len(item.decided) for item in items]))
 
 
 def _norm(options: TrainerOptions) -> Literal["sum", "token"]:

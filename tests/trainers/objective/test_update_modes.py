@@ -175,7 +175,7 @@ def test_alternating_moves_one_adapter_a_round_in_the_order_of_the_dependencies(
         metrics = trainer.update(_games(trainer))
         moved.append((_moved(trainer, before), metrics["order"]))
         (waiting,) = set(AGENTS) - set(metrics["order"])
-        assert metrics["agents"][waiting] == {"adapter": waiting, "actions": 8, "tokens": 8}
+        assert metrics["agents"][waiting] == {"adapter": waiting, "actions": 8, "tokens": 8, "forced_share": 0.0}
     assert moved == [({"reasoner"}, ["reasoner"]), ({"actor"}, ["actor"]), ({"reasoner"}, ["reasoner"])]
 
 

@@ -1,0 +1,57 @@
+"""Owns: which adapter answered is told from tokens that it decided; those that a grammar forced tell nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from support.tiny_trajectory import action, trajectory
+
+from marft_bridge.training.served_checks import served_versions
+from trace_store.records import Action
+from trainers.errors import TrainError
+
+FORCED = -8.0  # what either adapter thinks of a token that it did not choose
+
+
+@dataclass
+class _TwoAdapters:
+    """The newest gives each decided token -1, the one before it -1.5."""
+
+    trained: tuple[str, ...] = ("planner",)
+    logprob: float = -1.0
+
+    def logprobs_of(self, node: str, actions: Sequence[Action], reference: bool = False) -> list[list[float]]:
+        assert (node, reference) == ("planner", False)
+        return [[self.logprob if k % 2 else FORCED for k in range(len(a.sampled_ids or ()))] for a in actions]
+
+    @contextmanager
+    def lent(self, _node: str, _folder: Path) -> Iterator[None]:
+        self.logprob = -1.5
+        yield
+        self.logprob = -1.0
+
+
+class _Registry:
+    def versions(self, _node: str) -> list[int]:
+        return [0, 1, 2]
+
+    def get(self, _node: str, _version: int) -> Any:
+        return cast(Any, type("Version", (), {"path": "."}))
+
+
+def _served(decided: float) -> dict[str, bool | None]:
+    """Calls of version 2 whose every other token, the first one among them, was forced."""
+    call = action("planner", (1, 2, 3, 4), logprobs=(0.0, decided, 0.0, decided), adapter_version=2)
+    return served_versions(cast(Any, _TwoAdapters()), cast(Any, _Registry()), [trajectory("t", [call])], newest=2)
+
+
+def test_forced_tokens_do_not_hide_which_adapter_answered() -> None:
+    """0.05 nats from the newest and 0.45 from the one before; with forced tokens 4.0 and 4.2, which tells nothing."""
+    assert _served(-1.05) == {"planner": True}
+    with pytest.raises(TrainError, match="the server answered with the version before it"):
+        _served(-1.45)
