@@ -143,7 +143,9 @@ def _one_agent_round(trainer: MarftTrainer) -> tuple[list[Trajectory], list[floa
 
 @pytest.mark.parametrize("norm", ["sum", "token"])
 def test_on_policy_the_first_step_is_reinforce_with_plain_transformers(model_dir: Path, norm: str) -> None:
-    trainer = _trainer(model_dir, minibatches=1, normalize="none", logprob_norm=norm, max_grad_norm=1e9)
+    trainer = _trainer(
+        model_dir, minibatches=1, normalize="none", logprob_norm=norm, max_grad_norm=1e9, negative_weight=1.0
+    )
     _shake(trainer, "actor")
     trajectories, rewards = _one_agent_round(trainer)
     spy = _GradientSpy(trainer, "actor")

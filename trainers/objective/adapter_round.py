@@ -58,6 +58,8 @@ class PreparedRound:
     def scored(self, batch: MicroBatch, new_T: Tensor, entropy_T: Tensor | None) -> Scored:
         """The micro-batch with its rows of everything."""
         data, rows = self.data, list(batch.items)
+        advantage_U = torch.cat([data.advantage_U[i] for i in rows])
+        negative_weight = self.options.objective.negative_weight
         return Scored(
             row_T=batch.row_T.to(self.device),
             new_T=new_T,
@@ -65,7 +67,8 @@ class PreparedRound:
             behaviour_T=behaviour_T_of(data.items, rows, self.device) if self.needs_behaviour else None,
             reference_T=None if data.reference_T is None else torch.cat([data.reference_T[i] for i in rows]),
             entropy_T=entropy_T,
-            advantage_U=torch.cat([data.advantage_U[i] for i in rows]),
+            advantage_U=advantage_U,
+            sign_weight_U=torch.ones_like(advantage_U).masked_fill(advantage_U < 0, negative_weight),
             share_A=self.parts * self.share_A[rows],
             token_share_A=self.parts * self.token_share_A[rows],
             factor_A=data.factor_A[rows],
@@ -74,7 +77,7 @@ class PreparedRound:
         )
 
     def with_source(self, scored: Scored, batch: MicroBatch, source: str) -> Scored:
-        """The same with one part of the advantage in place of the whole."""
+        """The same with one part of the advantage in place of the whole, weighted as the whole is."""
         part_U = torch.cat([self.data.source_U[source][i] for i in batch.items])
         return replace(scored, advantage_U=part_U)
 

@@ -5,7 +5,6 @@
 
 Invariant: shares are parts of the whole round of the adapter, so the losses of the micro-batches of a step add up, and
 no cut into micro-batches, minibatches or processes changes what an action counts. Everything that weighs is detached.
-`sign` is 1 where the advantage is not negative, `negative_weight` where it is.
 It knows nothing of models, optimisers or episodes.
 
 Shapes: _T one per sampled token of the micro-batch, _A one per action, _U one per unit: an action with granularity
@@ -37,6 +36,7 @@ class Scored:
     reference_T: Tensor | None  # by the base model
     entropy_T: Tensor | None
     advantage_U: Tensor
+    sign_weight_U: Tensor  # 1 where the whole advantage is not negative, `negative_weight` where it is
     share_A: Tensor  # of each action, or of each of its tokens, as the granularity says
     token_share_A: Tensor  # of each of its tokens
     factor_A: Tensor  # compounded ratio of the agents already updated
@@ -129,7 +129,7 @@ def _weights(scored: Scored, options: TrainerOptions) -> tuple[Tensor, float]:
         masked = float((~keep_A).sum())
         weight_A = weight_A * keep_A
     weight_U = weight_A if options.granularity == "action" else weight_A[row_T]
-    weight_U = weight_U.where(scored.advantage_U >= 0, options.objective.negative_weight * weight_U)
+    weight_U = weight_U * scored.sign_weight_U
     if options.importance.mismatch == "none":
         return weight_U, masked
     assert scored.behaviour_T is not None

@@ -22,7 +22,7 @@ from trace_store.records import Trajectory
 from trainers.batch import trajectories_to_round
 from trainers.config import OfflineOptions
 from trainers.marft import MarftTrainer
-from trainers.offline.imitate import imitate
+from trainers.offline.imitate import Demonstrations, imitate
 
 PAYS = {4: 0.3, 5: 0.55, 6: 1.0}
 BAD, MIDDLE, BEST = PAYS
@@ -40,7 +40,7 @@ class Store:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.model_dir, self.adapter, self.seed = save_toy_model(folder / "model"), folder / "player@1", seed
-        teacher = self._trainer(lr=0.03, mode="filtered", threshold=0.0, epochs=200, minibatches=1)
+        teacher = self._trainer(lr=0.03, mode="filtered", threshold=0.0, epochs=200, minibatch_actions=100, kl_budget=1e3)
         shown = [BAD] * 55 + [MIDDLE] * 39 + [BEST] * 6
         teacher.replay([make_trajectory([make_action("player", PROMPT, [arm])], 0.0) for arm in shown])
         teacher.policies.save_adapter("player", self.adapter)
@@ -70,7 +70,7 @@ def _earns(policy: dict[int, float]) -> float:
 
 
 def _learned(store: Store, mode: str, episodes: Sequence[Trajectory]) -> dict[int, float]:
-    offline: dict[str, Any] = {"epochs": 8, "minibatches": 4}
+    offline: dict[str, Any] = {"epochs": 8, "minibatch_actions": 100}
     trainer = store.trainer(mode, **offline, **({"threshold": 0.9} if mode == "filtered" else {}))
     trainer.warm_up(episodes)
     trainer.replay(episodes)
@@ -107,11 +107,12 @@ def test_plain_reinforce_with_a_baseline_above_the_mean_leaves_every_arm_that_it
     # refuse: most episodes then only push away from what was played, towards tokens of which nothing is known.
     with pytest.raises(ValueError, match="less than or equal to 0"):
         OfflineOptions(mode="asymre", shift=0.3)
-    trainer = store.trainer("asymre", epochs=8, minibatches=4)
+    trainer = store.trainer("asymre", epochs=8, minibatch_actions=100)
     data = trajectories_to_round(store.episodes, ["player"], "reward", {"player": VOCABULARY}, "imitation")
     rewards = [episode.reward for episode in data.episodes]
     baseline = sum(rewards) / len(rewards) + 0.3
     advantages = [reward - baseline for reward in rewards]
-    imitate(trainer.learners["player"], data.items, data.episode_A, advantages, trainer.generator, lambda count: None)
+    demonstrations = Demonstrations(data.items, data.episode_A, advantages)
+    imitate(trainer.learners["player"], demonstrations, trainer.generator, lambda count: None)
     assert _policy(trainer)[BEST] < 0.02
     assert _earns(_policy(trainer)) < 0.1
