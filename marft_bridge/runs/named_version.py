@@ -15,7 +15,6 @@ from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.files import write_atomically
 from marft_bridge.runs.run_folder import RunFolder
 
-NEWEST, BEST = "newest", "best"
 BEST_TEXT = "best by training's rounds"
 
 

@@ -15,7 +15,7 @@ Shapes: _E one entry per episode, _T per task, _V per version, _G per pair of va
 - Durbin and Koopman (2012), "Time series analysis by state space methods", 2.1: the local level model.
 """
 
-# ruff: noqa: N803, N806 (shape suffixes)
+# ruff: noqa: N803, N806, N815 (shape suffixes)
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -67,21 +67,21 @@ class _Fits:
 
 
 def episodes_to_evidence(episodes: Sequence[ScoredEpisode], newest: int) -> tuple[VersionEvidence, ...]:
-    """What the episodes say of versions 1 to `newest`, in order.
+    """What the episodes, by versions 0 to `newest`, say of versions 1 to `newest`, in order.
 
-    A version without episodes inherits the estimate of the one before it, with a step more of uncertainty. None where
-    no version after 0 has an episode, or there are too few to tell noise from effects.
+    A version without episodes inherits the estimate of the one before it, with a step more of uncertainty. Nothing
+    where no version after 0 has an episode, or there are too few to tell noise from effects.
     """
-    known = [episode for episode in episodes if 0 <= episode.version <= newest]
-    with_base = any(episode.version == 0 for episode in known)
+    with_base = any(episode.version == 0 for episode in episodes)
     free_effects = 2 if with_base else 1  # versions 0 and 1, which begin anywhere
-    if not any(episode.version > 0 for episode in known) or len(known) <= free_effects:
+    if not any(episode.version > 0 for episode in episodes) or len(episodes) <= free_effects:
         return ()
-    reward_E = np.array([episode.reward for episode in known])
+    reward_E = np.array([episode.reward for episode in episodes])
     centre = float(reward_E.mean())
     first = 0 if with_base else 1
-    version_E = np.array([episode.version - first for episode in known])
-    sums = _episodes_to_sums(version_E, [episode.task for episode in known], reward_E - centre, newest=newest - first)
+    version_E = np.array([episode.version - first for episode in episodes])
+    tasks = [episode.task for episode in episodes]
+    sums = _episodes_to_sums(version_E, tasks, reward_E - centre, newest=newest - first)
     fits = _fit(sums, first_trained=1 - first)
     effect_GV, covariance_GVV = fits.effect_GV[:, 1 - first :], fits.covariance_GVV[:, 1 - first :, 1 - first :]
     estimate_V = fits.weight_G @ effect_GV
@@ -108,7 +108,7 @@ def episodes_to_evidence(episodes: Sequence[ScoredEpisode], newest: int) -> tupl
 
 def evidence_to_best(evidence: Sequence[VersionEvidence]) -> VersionEvidence:
     """The version to name: the newest, unless earlier ones are credibly better, and then the best estimate of those."""
-    *earlier, newest = evidence
+    newest = evidence[-1]
     better = [row for row in evidence if row.version < newest.version and row.above_newest >= CREDIBLE]
     return max(better, key=lambda row: (row.estimate, row.version)) if better else newest
 
@@ -140,8 +140,8 @@ def _episodes_to_sums(version_E: NDArray[Any], tasks: Sequence[str], reward_E: F
 def _fit(sums: _Sums, first_trained: int) -> _Fits:
     """The version effects for every pair of variances.
 
-    Task effects are eliminated: with n_t episodes of task t and the ratio a of the variances, the rewards of a task have
-    the precision (I - a / (1 + a n_t) J) / noise. What is left are equations of the size of the number of versions.
+    Task effects are eliminated: with n_t episodes of task t and the ratio a of the variances, the rewards of a task
+    have the precision (I - a / (1 + a n_t) J) / noise. What is left are as many equations as there are versions.
     """
     step_VV = _step_precision(sums.count_TV.shape[1], first_trained)
     steps = int(np.linalg.matrix_rank(step_VV))
@@ -184,7 +184,7 @@ def _step_precision(versions: int, first_trained: int) -> Floats:
 
 
 def _above_newest(effect_GV: Floats, covariance_GVV: Floats) -> Floats:
-    """P(effect of a version > effect of the newest) for each pair of variances; 0.5 where they are known to be equal."""
+    """P(effect of a version > effect of the newest) for each pair of variances; 0.5 where they are equal."""
     difference_GV = effect_GV - effect_GV[:, -1:]
     variance_GV = np.einsum("gvv->gv", covariance_GVV) + covariance_GVV[:, -1:, -1] - 2 * covariance_GVV[:, :, -1]
     scale_GV = np.sqrt(np.maximum(variance_GV, 1e-300))
