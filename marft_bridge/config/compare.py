@@ -5,7 +5,7 @@ Invariant: an option that would have no effect is refused by name. Whether versi
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -13,7 +13,8 @@ from marft_bridge.common.errors import ConfigError
 from marft_bridge.config.graph_runs import RunConfig, RunContext
 from marft_bridge.config.serve import ServeOptions
 
-NEWEST, BEST = "newest", "best"
+NEWEST: Final = "newest"
+BEST: Final = "best"  # the version that training names, or else the newest
 Version = Annotated[int, Field(ge=0)] | Literal["newest", "best"]
 
 
@@ -23,9 +24,9 @@ _OF_ANOTHER_APP = {"nodes", "frozen", "task_to_input", "context", "config"}
 def text_to_version(flag: str, text: str) -> Version:
     """A version as it is typed: a number, `best` or `newest`. Raises ConfigError; `flag` begins its message."""
     if text == BEST:
-        return "best"
+        return BEST
     if text == NEWEST:
-        return "newest"
+        return NEWEST
     if not text.isascii() or not text.isdecimal():
         raise ConfigError(f"{flag}: {text!r} is no version; give a number from 0, {BEST} or {NEWEST}")
     return int(text)

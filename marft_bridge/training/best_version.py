@@ -131,8 +131,8 @@ def _episodes_to_sums(version_E: NDArray[Any], tasks: Sequence[str], reward_E: F
     np.add.at(count_TV, (task_E, version_E), 1.0)
     return _Sums(
         count_TV,
-        np.bincount(task_E, reward_E, task_count),
-        np.bincount(version_E, reward_E, newest + 1),
+        np.bincount(task_E, weights=reward_E, minlength=task_count),
+        np.bincount(version_E, weights=reward_E, minlength=newest + 1),
         float(reward_E @ reward_E),
     )
 
