@@ -57,8 +57,8 @@ class VariantOptions(_Options):
     name: str = Field(min_length=1)
     """What reports call it."""
     adapters: Annotated[Version | dict[str, Version], BeforeValidator(_check_adapters)] = 0
-    """A version of every node, `best` (which training names), `newest`, or a table node = version; a node that is absent
-    there runs at version 0, which changes nothing in the base model."""
+    """A version of every node, `best` (which training names), `newest`, or a table node = version; a node that is
+    absent there runs at version 0, which changes nothing in the base model."""
     app: str | None = None
     """Another graph, as graph.app names one. It is given the same tasks, and judged by the same rewards."""
     nodes: tuple[str, ...] = ()

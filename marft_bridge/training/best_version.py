@@ -6,7 +6,7 @@ luck. So reward = version effect + task effect + noise, where task effects are d
 Both variances, in units of the noise's, are averaged over a grid by their restricted likelihood; version 0 and
 version 1 begin anywhere, since what is between them is no round. Invariants: everything is in closed form, so equal
 episodes name equal versions; the newest version is named unless an earlier one is credibly better. The two
-probabilities and the patience were chosen by tests/training/test_best_version_choice.py.
+probabilities and the patience were chosen by the runs that tests/training/test_best_version.py invents.
 
 Shapes: _E one entry per episode, _T per task, _V per version, _G per pair of variances. Sources:
 
@@ -127,14 +127,11 @@ def evidence_to_stop(evidence: Sequence[VersionEvidence]) -> bool:
 def _episodes_to_sums(version_E: NDArray[Any], tasks: Sequence[str], reward_E: Floats, newest: int) -> _Sums:
     _, task_E = np.unique(np.array(tasks), return_inverse=True)
     task_count = int(task_E.max()) + 1
-    count_TV = np.zeros((task_count, newest + 1))
+    count_TV, sum_T, sum_V = np.zeros((task_count, newest + 1)), np.zeros(task_count), np.zeros(newest + 1)
     np.add.at(count_TV, (task_E, version_E), 1.0)
-    return _Sums(
-        count_TV,
-        np.bincount(task_E, weights=reward_E, minlength=task_count),
-        np.bincount(version_E, weights=reward_E, minlength=newest + 1),
-        float(reward_E @ reward_E),
-    )
+    np.add.at(sum_T, task_E, reward_E)
+    np.add.at(sum_V, version_E, reward_E)
+    return _Sums(count_TV, sum_T, sum_V, squares=float(reward_E @ reward_E))
 
 
 def _fit(sums: _Sums, first_trained: int) -> _Fits:
