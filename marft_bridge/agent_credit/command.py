@@ -44,10 +44,10 @@ class CreditOptions:
     method: Method = "leave-one-out"
     tasks: int | None = None  # at most; None: `DEFAULT_TASKS`, or all of a stored run
     samples: int = 1  # per task
-    version: Version = BEST  # of every node in the full team
     run_of: str | None = None  # a stored run whose episodes are the full team's
     metric: str | None = None  # None: train.trainer.reward
     min_contribution: float = 0.05  # an agent that is shown to add less is lazy
+    version: Version = BEST  # of every node in the full team, unless that is a stored run's
 
 
 def credit(config: BridgeConfig, options: CreditOptions, reporter: Reporter, resume: bool) -> None:
