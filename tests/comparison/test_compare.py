@@ -153,7 +153,7 @@ def test_a_named_version_that_is_not_there_is_refused(lab: Lab) -> None:
 @pytest.mark.parametrize("text", ["latest", "-1", "1.5", ""])
 def test_a_version_is_typed_as_a_number_or_a_word(text: str) -> None:
     assert [text_to_version("compare --after", word) for word in ("3", "best", "newest")] == [3, "best", "newest"]
-    with pytest.raises(ConfigError, match="compare --after: .* is no version; give a number from 0, best or newest"):
+    with pytest.raises(ConfigError, match=r"compare --after: .* is no version; give a number from 0, best or newest"):
         text_to_version("compare --after", text)
 
 
