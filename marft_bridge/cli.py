@@ -138,7 +138,9 @@ def compare(
     before: Annotated[
         int | None, typer.Option(min=0, help="Version of every node before; without it 0, which changes nothing.")
     ] = None,
-    after: Annotated[int | None, typer.Option(min=0, help="Version after; without it each node's newest.")] = None,
+    after: Annotated[
+        str | None, typer.Option(help="Version after: a number, newest or best; without it best, which training names.")
+    ] = None,
     resume: Resume = False,
     promote_if: Annotated[
         str | None, typer.Option("--promote-if", help="Exit with 0 if it holds, 3 if not, 4 if not settled: correct>0.")
@@ -149,11 +151,12 @@ def compare(
 ) -> None:
     """Run variants on held-out tasks, paired, and say with statistics which is better.
 
-    The variants are those of [[compare.variants]]; without any, every node's version 0 and its newest.
+    The variants are those of [[compare.variants]]; without any, every node's version 0 and the best.
     """
     settings = _config(config, run=run, seed=seed, compare__tasks=tasks)
     from marft_bridge.comparison.command import VersionFlags
     from marft_bridge.comparison.command import compare as run_compare
+    from marft_bridge.config.compare import text_to_version
     from marft_bridge.config.gate_expression import expression_to_gate
     from marft_bridge.promotion.candidate_check import check_candidate, require_candidate
 
@@ -163,7 +166,8 @@ def compare(
     if gate is not None:
         require_candidate(settings, candidate)
     reporter = Reporter()
-    report = run_compare(settings, reporter, resume, flags=VersionFlags(before, after))
+    after_version = None if after is None else text_to_version("compare --after", after)
+    report = run_compare(settings, reporter, resume, flags=VersionFlags(before, after_version))
     if gate is not None:
         raise typer.Exit(check_candidate(settings, report, gate, candidate=candidate, reporter=reporter).exit_code)
 
@@ -226,6 +230,9 @@ def credit(
     ] = "leave-one-out",
     tasks: Annotated[int | None, typer.Option(min=2, help="Training tasks; 32, or all of a stored run.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Runs of each task; 1.")] = None,
+    version: Annotated[
+        str | None, typer.Option(help="Version of every node in the team: a number, newest or best; best.")
+    ] = None,
     run_of: Annotated[
         str | None,
         typer.Option(help="A stored run, such as collect, whose episodes are the team's, and get the rewards."),
@@ -242,9 +249,12 @@ def credit(
     settings = _config(config, run=run, seed=seed)
     from marft_bridge.agent_credit.command import CreditOptions
     from marft_bridge.agent_credit.command import credit as run_credit
+    from marft_bridge.config.compare import BEST, text_to_version
 
     if run_of is not None and samples is not None:
         raise ConfigError("credit --samples has no effect with --run-of: its episodes are there")
+    if run_of is not None and version is not None:
+        raise ConfigError("credit --version has no effect with --run-of: its episodes are of its versions")
     agents = tuple(name.strip() for name in nodes.split(",")) if nodes is not None else ()
     options = CreditOptions(
         agents,
@@ -252,6 +262,7 @@ def credit(
         method,
         tasks=tasks,
         samples=samples or 1,
+        version=text_to_version("credit --version", BEST if version is None else version),
         run_of=run_of,
         metric=metric,
         min_contribution=worth,
@@ -290,9 +301,7 @@ def serve(
     base: Annotated[
         str | None, typer.Option(help="A version, promoted, or NODE=VERSION,...; what was promoted, or 0.")
     ] = None,
-    candidate: Annotated[
-        str | None, typer.Option(help="A version, newest, or NODE=VERSION,...; each node's newest.")
-    ] = None,
+    candidate: Annotated[str | None, typer.Option(help="A version, best, newest, or NODE=VERSION,...; best.")] = None,
     mirror: Annotated[
         bool, typer.Option("--mirror", help="Send what base answers to the candidate too, in the shadow.")
     ] = False,
@@ -350,7 +359,7 @@ def export(
     folder: Annotated[Path, typer.Argument(help="Where to; must not exist or be empty.")],
     config: Config = DEFAULT_CONFIG,
     run: Run = None,
-    version: Annotated[str | None, typer.Option(help="A number, or promoted; without it the newest.")] = None,
+    version: Annotated[str | None, typer.Option(help="A number, best, newest or promoted; best.")] = None,
     merged: Annotated[bool, typer.Option("--merged", help="The whole model with the adapter merged in.")] = False,
 ) -> None:
     """Write a node's adapter as a plain peft folder, or merged as a plain model."""

@@ -137,7 +137,7 @@ class Episode:
     episode_id: str
     run_id: str
     task_id: str
-    split: str  # "train" | "heldout" | "live" (recorded outside any command)
+    split: str  # "train" | "evaluation" | "heldout" | "live" (recorded outside any command)
     sample: int  # which sample of this task within the run, from 0
     round: int | None  # training round that asked for it; None for collect and compare
     variant: str | None  # which side of a comparison; None elsewhere

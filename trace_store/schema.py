@@ -79,7 +79,7 @@ EPISODES = Table(
         Column("episode_id", "VARCHAR NOT NULL", "The trace id of the graph run."),
         Column("run_id", "VARCHAR NOT NULL", "The run that asked for it."),
         Column("task_id", "VARCHAR NOT NULL", "The task."),
-        Column("split", "VARCHAR NOT NULL", "train, heldout, or live: an app's own run."),
+        Column("split", "VARCHAR NOT NULL", "train, evaluation, heldout, or live: an app's own run."),
         Column("sample", "INTEGER NOT NULL", "Which sample of the task within the run, from 0."),
         Column("round", "INTEGER", "Training round; NULL outside training."),
         Column("variant", "VARCHAR", "Side of a comparison; NULL elsewhere."),

@@ -17,10 +17,12 @@ from marft_bridge.agent_credit.substitutes import Substitute, refuse_no_op_subst
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.config.compare import BEST, Version
 from marft_bridge.rollouts.app import App, load_app
 from marft_bridge.rollouts.episode_plan import EpisodeRequest, plan_episodes, task_order, unfinished_requests
 from marft_bridge.rollouts.session import open_session
 from marft_bridge.runs.ledger import begin_run, numbered_run_id
+from marft_bridge.runs.named_version import read_named_version
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.runs.run_store import WAIT_IN_RUN_S, open_run_store, take_in_on_failure
 from marft_bridge.serving.adapter_registry import AdapterRegistry
@@ -45,6 +47,7 @@ class CreditOptions:
     run_of: str | None = None  # a stored run whose episodes are the full team's
     metric: str | None = None  # None: train.trainer.reward
     min_contribution: float = 0.05  # an agent that is shown to add less is lazy
+    version: Version = BEST  # of every node in the full team, unless that is a stored run's
 
 
 def credit(config: BridgeConfig, options: CreditOptions, reporter: Reporter, resume: bool) -> None:
@@ -67,7 +70,8 @@ def credit(config: BridgeConfig, options: CreditOptions, reporter: Reporter, res
         with open_run_store(folder, reporter) as store:
             run_id = numbered_run_id(store, "credit", resume)
             if options.run_of is None:
-                full_requests = _plan_newest_team(config, versions.registry, app, options=options)
+                adapters = _choose_adapters(config, folder, versions.registry, version=options.version)
+                full_requests = _plan_full_team(config, app, options, adapters=adapters)
             else:
                 full_requests = _read_stored_team(
                     store, config, versions.registry, options=options, run_of=options.run_of, metric=metric
@@ -125,14 +129,25 @@ def _chosen_agents(config: BridgeConfig, options: CreditOptions) -> tuple[str, .
     return agents
 
 
-def _plan_newest_team(
-    config: BridgeConfig, registry: AdapterRegistry, app: App, options: CreditOptions
+def _choose_adapters(
+    config: BridgeConfig, folder: RunFolder, registry: AdapterRegistry, version: Version
+) -> dict[str, int]:
+    """Node -> the version that acts in the full team; the newest where training named none, 0 where there is none."""
+    named = read_named_version(folder) if version == BEST else None
+    number = named.version if named is not None else version
+    if isinstance(number, int):
+        return {node: registry.get(node, number).version if number else 0 for node in config.graph.nodes}
+    newest_rows = {node: registry.latest(node) for node in config.graph.nodes}
+    return {node: row.version if row is not None else 0 for node, row in newest_rows.items()}
+
+
+def _plan_full_team(
+    config: BridgeConfig, app: App, options: CreditOptions, adapters: dict[str, int]
 ) -> list[EpisodeRequest]:
-    """The full team, every node at its newest version, on training tasks."""
+    """The full team at these versions on training tasks."""
     tasks = task_order(app.train_tasks, config.seed)
     if options.tasks is not None and options.tasks > len(tasks):
         raise ConfigError(f"credit --tasks: {options.tasks} asked for, but there are {len(tasks)} training tasks")
-    newest_adapters = {node: registry.latest(node) for node in config.graph.nodes}
     tasks = tasks[: options.tasks or DEFAULT_TASKS]
     return plan_episodes(
         tasks,
@@ -141,7 +156,7 @@ def _plan_newest_team(
         seed=config.seed,
         run_id="",
         split="train",
-        adapters={node: row.version if row is not None else 0 for node, row in newest_adapters.items()},
+        adapters=adapters,
     )
 
 
@@ -168,7 +183,7 @@ def _read_stored_team(
     if any(e.variant is not None or e.adapters != episodes[0].adapters for e in episodes):
         raise ConfigError(
             f"credit --run-of: the episodes of run {run_of!r} are of several teams or versions; "
-            "leave it out, and the newest team runs"
+            "leave it out, and the best team runs"
         )
     sampling = config.sampling.model_dump(mode="json")
     nodes_on_other_base = [
@@ -180,7 +195,7 @@ def _read_stored_team(
         deviation = "on another base model" if nodes_on_other_base else "with another [sampling]"
         raise ConfigError(
             f"credit --run-of: run {run_of!r} ran {deviation}, so nothing could be told from a difference to it; "
-            "leave it out, and the newest team runs"
+            "leave it out, and the best team runs"
         )
     chosen_tasks = list(dict.fromkeys(e.task_id for e in episodes))[: options.tasks]
     return [_episode_to_request(e) for e in episodes if e.task_id in chosen_tasks]

@@ -110,7 +110,7 @@ class CreditRun:
         if changed := changed_tools(stored_surface, surface):
             raise ConfigError(
                 f"credit --run-of: {changed[0]} has another schema than in run {self.run_of!r}, so a difference to "
-                "that run is not the agent's; leave it out, and the newest team runs"
+                "that run is not the agent's; leave it out, and the best team runs"
             )
 
     def _refuse_too_few(self, scores: Scores) -> None:

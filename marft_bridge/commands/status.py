@@ -6,6 +6,7 @@ from marft_bridge.common.errors import ConfigError, StoreError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.live.status import read_live_lines
+from marft_bridge.runs.named_version import read_named_version
 from marft_bridge.runs.run_folder import RunFolder, read_metrics
 from marft_bridge.serving.server_file import running_servers
 from trace_store.journal import is_recorded
@@ -31,6 +32,8 @@ def status(config: BridgeConfig, reporter: Reporter) -> None:
     lines = read_metrics(folder.metrics)
     if lines:
         reporter.say(f"  last update: round {lines[-1]['round']} of {config.train.rounds} ({lines[-1]['phase']})")
+    if (named := read_named_version(folder)) is not None:
+        reporter.say(f"  best version: {named.version} of {named.newest}")
     servers = running_servers(folder)
     reporter.say(f"  server: {', '.join(address for address, _ in servers.values()) or 'none running'}")
     for line in read_live_lines(folder):

@@ -36,12 +36,14 @@ from marft_bridge.comparison.table import report_table
 from marft_bridge.comparison.variants import (
     Lineup,
     Team,
+    describe_choice,
     live_versions,
     options_to_lineup,
     other_model_serve_options,
     teams_by_server,
 )
 from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.config.compare import Version
 from marft_bridge.recording.tool_schemas import Surface, refuse_changed, store_to_surface, surface_to_hashes
 from marft_bridge.rollouts.app import App, check_app, load_app, options_to_app
 from marft_bridge.rollouts.collector import Collector
@@ -51,6 +53,7 @@ from marft_bridge.rollouts.held_out import heldout_leaks
 from marft_bridge.rollouts.run_counts import Tally
 from marft_bridge.runs.learning_curve import run_to_learning_curve
 from marft_bridge.runs.ledger import begin_run, numbered_run_id
+from marft_bridge.runs.named_version import read_named_version
 from marft_bridge.runs.run_folder import RunFolder, bridge_version
 from marft_bridge.runs.run_store import WAIT_IN_RUN_S, open_run_store, take_in_on_failure
 from marft_bridge.serving.base_models import BaseModelSpec, with_modules
@@ -67,7 +70,7 @@ class VersionFlags:
     """--before and --after: adapter versions of every node, for a comparison without declared variants."""
 
     before_version: int | None = None  # None: 0
-    after_version: int | None = None  # None: each node's newest
+    after_version: Version | None = None  # None: the one that training named, or else each node's newest
 
 
 def compare(config: BridgeConfig, reporter: Reporter, resume: bool, flags: VersionFlags = VersionFlags()) -> Report:
@@ -81,7 +84,17 @@ def compare(config: BridgeConfig, reporter: Reporter, resume: bool, flags: Versi
     app = load_app(config)
     started_s = time.monotonic()
     versions = config_to_versions(config, folder.adapters, reporter.say)
-    lineup = options_to_lineup(config, versions.registry, flags.before_version, after_version=flags.after_version)
+    named = read_named_version(folder)
+    lineup = options_to_lineup(
+        config,
+        versions.registry,
+        flags.before_version,
+        after_version=flags.after_version,
+        named_version=None if named is None else named.version,
+    )
+    for team in lineup.teams:
+        if team.choice is not None:
+            reporter.say(f"{team.name}: {describe_choice(team)}")
     _refuse_kl_without_torch(config, lineup)
     apps = {team.deployment.key: _team_app(config, app, team) for team in lineup.all_teams}
     with folder.lock_for("compare"):

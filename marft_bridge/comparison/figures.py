@@ -199,6 +199,7 @@ def _variant(config: BridgeConfig, team: Team, outcomes: Outcomes, plan: Plan) -
     return Variant(
         name=team.name,
         adapters=dict(team.adapters),
+        choice=team.choice,
         graph=None if graph == config.graph.app else graph,
         model="its own models" if team.deployment.own_models else team.deployment.model,
         episodes=len(values) + outcomes.unscored,

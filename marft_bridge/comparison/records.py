@@ -71,13 +71,15 @@ class Estimate(_ReportPart):
 class Variant(_ReportPart):
     """One variant that was compared.
 
-    `adapters` maps nodes to versions; a node without one is absent. `graph`, `model`: None means those of the
+    `adapters` maps nodes to versions; a node without one is absent. `choice` says why these, where training named them.
+    `graph`, `model`: None means those of the
     configuration; a graph that calls the models that it was written with has the model "its own models". `score` is
     the deciding metric over all of its episodes that have it.
     """
 
     name: Text
     adapters: dict[Text, int] = Field(default_factory=dict)
+    choice: Text | None = None
     graph: Text | None = None
     model: Text | None = None
     episodes: int = Field(ge=0)

@@ -15,8 +15,9 @@ from typing import Any
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.comparison.mixed import differing_nodes, mixed_teams
 from marft_bridge.config.bridge import BridgeConfig, GraphOptions
-from marft_bridge.config.compare import VariantOptions, Version
+from marft_bridge.config.compare import BEST, VariantOptions, Version
 from marft_bridge.config.serve import ServeOptions
+from marft_bridge.runs.named_version import BEST_TEXT
 from marft_bridge.serving.adapter_registry import AdapterRegistry
 
 BEFORE_VARIANT, AFTER_VARIANT = "before", "after"  # where no variants are declared
@@ -53,6 +54,7 @@ class Team:
     name: str
     deployment: Deployment
     adapters: Mapping[str, int] = field(default_factory=dict)  # node -> version; frozen nodes are at 0 always
+    choice: str | None = None  # why these versions, where training named them
 
     def content(self) -> dict[str, Any]:
         """The team as JSON values, which a resumed comparison must equal."""
@@ -101,13 +103,18 @@ class Lineup:
 
 
 def options_to_lineup(
-    config: BridgeConfig, registry: AdapterRegistry, before_version: int | None = None, after_version: int | None = None
+    config: BridgeConfig,
+    registry: AdapterRegistry,
+    before_version: int | None = None,
+    after_version: Version | None = None,
+    named_version: int | None = None,
 ) -> Lineup:
     """`[compare]`, and the flags --before and --after, into the teams.
 
     Args:
         registry: of the adapters of the configuration's base model.
-        before_version, after_version: of every node where no variants are declared; None: 0 and each node's newest.
+        before_version, after_version: of every node where no variants are declared; None: 0 and the best.
+        named_version: what `best` stands for; None: each node's newest.
 
     Raises:
         ConfigError: a name, a node or two teams do not fit; the server would have to hold too many adapters.
@@ -117,17 +124,19 @@ def options_to_lineup(
     if tables and (before_version is not None or after_version is not None):
         raise ConfigError("compare: --before and --after have no effect beside [[compare.variants]]; leave them out")
     if not tables:
-        newest: Version = "newest" if after_version is None else after_version
+        after: Version = BEST if after_version is None else after_version
         base = VariantOptions(name=BEFORE_VARIANT, adapters=before_version or 0)
-        tables = (base, VariantOptions(name=AFTER_VARIANT, adapters=newest))
-    teams = tuple(_table_to_team(config, table, registry) for table in tables)
+        tables = (base, VariantOptions(name=AFTER_VARIANT, adapters=after))
+    teams = tuple(_table_to_team(config, table, registry, named_version=named_version) for table in tables)
     _refuse_repeated(teams)
     lineup = _add_mixed_teams(config, teams)
     _refuse_too_many_adapters(config, lineup.all_teams)
     return lineup
 
 
-def _table_to_team(config: BridgeConfig, table: VariantOptions, registry: AdapterRegistry) -> Team:
+def _table_to_team(
+    config: BridgeConfig, table: VariantOptions, registry: AdapterRegistry, named_version: int | None
+) -> Team:
     deployment = _table_to_deployment(config, table)
     if deployment.own_models:
         return Team(table.name, deployment)
@@ -138,8 +147,20 @@ def _table_to_team(config: BridgeConfig, table: VariantOptions, registry: Adapte
         raise ConfigError(
             f"compare.variants {table.name!r}: adapters: {unknown[0]!r} is not one of its nodes: {', '.join(nodes)}"
         )
+    requested, best_nodes = _resolve_best(requested, named_version)
     versions = {node: _version(registry, node, requested.get(node, 0), variant=table.name) for node in nodes}
-    return Team(table.name, deployment, versions)
+    choice = f"{', '.join(best_nodes)}: {BEST_TEXT}" if 0 < len(best_nodes) < len(nodes) else BEST_TEXT
+    return Team(table.name, deployment, versions, choice=choice if best_nodes else None)
+
+
+def _resolve_best(
+    requested: Mapping[str, Version], named_version: int | None
+) -> tuple[Mapping[str, Version], Sequence[str]]:
+    """The versions with `best` as the named one, and the nodes that asked for it; unchanged where none is named."""
+    if named_version is None:
+        return requested, ()
+    best_nodes = [node for node, version in requested.items() if version == BEST]
+    return {**requested, **dict.fromkeys(best_nodes, named_version)}, best_nodes
 
 
 def _table_to_deployment(config: BridgeConfig, table: VariantOptions) -> Deployment:
@@ -181,6 +202,13 @@ def _refuse_repeated(teams: Sequence[Team]) -> None:
                 f"compare: {first_name!r} and {team.name!r} would run the same thing ({_describe_team(team)}); "
                 "change one of them, or leave it out"
             )
+
+
+def describe_choice(team: Team) -> str:
+    """The versions of a team and why these, as `version 5 (best by training's rounds)`."""
+    versions = set(team.adapters.values())
+    versions_text = ", ".join(f"{node}@{version}" for node, version in team.adapters.items())
+    return f"{f'version {versions.pop()}' if len(versions) == 1 else versions_text} ({team.choice})"
 
 
 def _describe_team(team: Team) -> str:

@@ -75,10 +75,10 @@ def _contrast_strip(scale: Scale, row: Contrast) -> Markup:
 
 
 def describe_variant(variant: Variant) -> str:
-    """A variant in one line: its adapters, and the model and graph that it has instead of the configured ones."""
+    """A variant in one line: its adapters, why these, and the model and graph that it has instead of the configured."""
     adapters = ", ".join(f"{node}@{version}" for node, version in variant.adapters.items())
     parts = (
-        adapters,
+        adapters if variant.choice is None else f"{adapters} ({variant.choice})",
         f"model: {variant.model}" if variant.model is not None else "",
         f"graph: {variant.graph}" if variant.graph is not None else "",
     )

@@ -117,6 +117,12 @@ class TrainOptions(_Options):
     """Fresh episodes of one round; a multiple of samples_per_task."""
     samples_per_task: int = Field(1, ge=1)
     """Episodes of a round on the same task; estimators that compare samples of one task need 2 or more."""
+    stop_early: bool = True
+    """Whether rounds end before `rounds` where an earlier version is better than the newest with 90 %, and at least
+    three versions back."""
+    evaluation_episodes: int = Field(0, ge=0)
+    """Episodes that the last version plays on training tasks after the last round, since no round has shown what it is
+    worth; nothing is learned from them. None where rounds stopped early."""
     traces: tuple[str, ...] = ()
     """Folders that `traces export` wrote, or DuckLake catalogs: their episodes are learned from too, read in place."""
     keep_versions: int = Field(1, ge=1)

@@ -5,18 +5,31 @@ Invariant: an option that would have no effect is refused by name. Whether versi
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from marft_bridge.common.errors import ConfigError
 from marft_bridge.config.graph_runs import RunConfig, RunContext
 from marft_bridge.config.serve import ServeOptions
 
-NEWEST = "newest"
-Version = Annotated[int, Field(ge=0)] | Literal["newest"]
+NEWEST: Final = "newest"
+BEST: Final = "best"  # the version that training names, or else the newest
+Version = Annotated[int, Field(ge=0)] | Literal["newest", "best"]
 
 
 _OF_ANOTHER_APP = {"nodes", "frozen", "task_to_input", "context", "config"}
+
+
+def text_to_version(flag: str, text: str) -> Version:
+    """A version as it is typed: a number, `best` or `newest`. Raises ConfigError; `flag` begins its message."""
+    if text == BEST:
+        return BEST
+    if text == NEWEST:
+        return NEWEST
+    if not text.isascii() or not text.isdecimal():
+        raise ConfigError(f"{flag}: {text!r} is no version; give a number from 0, {BEST} or {NEWEST}")
+    return int(text)
 
 
 class _Options(BaseModel):
@@ -24,7 +37,7 @@ class _Options(BaseModel):
 
 
 def _is_version(value: Any) -> bool:
-    return value == NEWEST or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
+    return value in (NEWEST, BEST) or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
 
 
 def _check_adapters(value: Any) -> Any:
@@ -32,7 +45,8 @@ def _check_adapters(value: Any) -> Any:
     invalid_versions = [v for v in value.values() if not _is_version(v)] if isinstance(value, dict) else [value]
     if invalid_versions and not _is_version(invalid_versions[0]):
         raise ValueError(
-            f"{invalid_versions[0]!r} is no version; give a number from 0, {NEWEST!r}, or a table node = one of these"
+            f"{invalid_versions[0]!r} is no version; give a number from 0, {BEST!r}, {NEWEST!r}, or a table "
+            "node = one of these"
         )
     return value
 
@@ -43,8 +57,8 @@ class VariantOptions(_Options):
     name: str = Field(min_length=1)
     """What reports call it."""
     adapters: Annotated[Version | dict[str, Version], BeforeValidator(_check_adapters)] = 0
-    """A version of every node, `newest`, or a table node = version; a node that is absent there runs at version 0,
-    which changes nothing in the base model."""
+    """A version of every node, `best` (which training names), `newest`, or a table node = version; a node that is
+    absent there runs at version 0, which changes nothing in the base model."""
     app: str | None = None
     """Another graph, as graph.app names one. It is given the same tasks, and judged by the same rewards."""
     nodes: tuple[str, ...] = ()
@@ -104,7 +118,7 @@ class CompareOptions(_Options):
     """The episode reward that decides; more is better. Where none of the app's rewards is called `correct`, the one
     that is trained on decides unless this is said."""
     variants: tuple[VariantOptions, ...] = ()
-    """What is compared; none: every node's version 0 with its newest, or as --before and --after say."""
+    """What is compared; none: every node's version 0 with the best, or as --before and --after say."""
     mixed_teams: Literal["auto", "off"] = "auto"
     """Whether teams run of which some nodes are as in the base and the others as in a candidate, which shows what each
     node contributes. `auto`: all combinations of up to 4 nodes that differ, one at a time in and out beyond."""

@@ -27,6 +27,7 @@ from marft_bridge.live.teams import PROMOTED, Team, text_to_versions, versions_t
 from marft_bridge.promotion.manifest import promoted_versions
 from marft_bridge.recording.journal_exporter import JournalProcessor
 from marft_bridge.recording.span_processor import check_options, options_to_processor
+from marft_bridge.runs.named_version import read_named_version
 from marft_bridge.runs.run_folder import RunFolder, bridge_version
 from marft_bridge.runs.run_store import take_in_journal
 from marft_bridge.serving.adapter_registry import publish
@@ -117,11 +118,19 @@ def _teams(config: BridgeConfig, folder: RunFolder, versions: ModelVersions, opt
     versions.register_zero((*nodes, *frozen))
     read_promoted = functools.partial(promoted_versions, folder.path)
     base = options.base or ("0" if read_promoted() is None else PROMOTED)
+    named = read_named_version(folder)
     team_flags = {BASE: ("--base", base), CANDIDATE: ("--candidate", options.candidate)}
     teams = {
         name: versions_to_team(
             name,
-            text_to_versions(flag, version_text, nodes, registry=versions.registry, read_promoted=read_promoted),
+            text_to_versions(
+                flag,
+                version_text,
+                nodes,
+                registry=versions.registry,
+                read_promoted=read_promoted,
+                named_version=None if named is None else named.version,
+            ),
             frozen,
         )
         for name, (flag, version_text) in team_flags.items()

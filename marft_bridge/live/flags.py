@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from marft_bridge.common.errors import ConfigError
+from marft_bridge.config.compare import BEST
 from marft_bridge.live.split import Split, text_to_split
-from marft_bridge.live.teams import NEWEST
 
 DEFAULT_PORT = 8100
 DEFAULT_QUIET_S = 60.0
@@ -54,7 +54,7 @@ def flags_to_live(
     return LiveOptions(
         split=text_to_split(split) if split is not None else _ALL_TO_BASE,
         base=base,
-        candidate=candidate or NEWEST,
+        candidate=candidate or BEST,
         mirror=mirror,
         port=DEFAULT_PORT if port is None else port,
         key_env=key_env,

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from marft_bridge.common.errors import ConfigError, ServingError
+from marft_bridge.config.compare import BEST, NEWEST
 from marft_bridge.serving.adapter_registry import AdapterRegistry
 
-NEWEST, PROMOTED = "newest", "promoted"
+PROMOTED = "promoted"
 
 ReadPromoted = Callable[[], Mapping[str, int] | None]
 """Returns the versions of the latest promotion, node -> version; None without one."""
@@ -36,9 +37,17 @@ class Team:
 
 
 def text_to_versions(
-    flag: str, text: str, nodes: Sequence[str], registry: AdapterRegistry, read_promoted: ReadPromoted
+    flag: str,
+    text: str,
+    nodes: Sequence[str],
+    registry: AdapterRegistry,
+    read_promoted: ReadPromoted,
+    named_version: int | None = None,
 ) -> dict[str, int]:
-    """`3`, `newest`, `promoted` or `planner=3,executor=newest` -> a version of each of `nodes`.
+    """`3`, `best`, `newest`, `promoted` or `planner=3,executor=newest` -> a version of each of `nodes`.
+
+    Args:
+        named_version: what `best` stands for; None: each node's newest.
 
     Raises:
         ConfigError: it is none of these, leaves out a node or names another one; or nothing was promoted.
@@ -53,6 +62,11 @@ def text_to_versions(
             raise ConfigError(
                 f"serve: {flag} {text}: name each of {', '.join(nodes)} once (wrong or missing: {mismatched_nodes})"
             )
+    if named_version is not None:
+        version_texts = {
+            node: str(named_version) if version_text == BEST else version_text
+            for node, version_text in version_texts.items()
+        }
     promoted_versions = read_promoted() if PROMOTED in version_texts.values() else None
     if PROMOTED in version_texts.values() and promoted_versions is None:
         raise ConfigError(f"serve: {flag}: nothing was promoted in this run folder; name a version")
@@ -79,13 +93,15 @@ def _text_to_version(
         if node not in promoted_versions:
             raise ConfigError(f"serve: {flag}: the promotion says nothing of node {node!r}; name a version")
         return promoted_versions[node]
-    if version_text == NEWEST:
+    if version_text in (BEST, NEWEST):
         latest = registry.latest(node)
         if latest is None:
             raise ServingError(f"node {node!r} has no adapter yet; train first, or name version 0")
         return latest.version
     if not version_text.isascii() or not version_text.isdecimal():
-        raise ConfigError(f"serve: {flag}: {version_text!r} is no version; give a number, {NEWEST} or {PROMOTED}")
+        raise ConfigError(
+            f"serve: {flag}: {version_text!r} is no version; give a number, {BEST}, {NEWEST} or {PROMOTED}"
+        )
     return int(version_text)
 
 

@@ -6,6 +6,7 @@
     models/         a folder for each other base model of a comparison: version 0 of every node, the server's log
     checkpoint/     the trainer's newest state
     metrics.jsonl   one line per update
+    best.json       the version that training names, with its evidence
     advantages/     the advantages of each round's actions, where train.keep_advantages is set
     tensorboard/    the metrics as TensorBoard reads them, where train.tensorboard is set
     vllm.log (vllm-<name>.log of [models.<name>]), server.json, report.json, report.html, report.md
@@ -35,8 +36,8 @@ from marft_bridge.common.files import write_atomically
 from marft_bridge.config.bridge import BridgeConfig
 from trace_store.journal import is_recorded
 
-COLLECT, TRAIN = "collect", "train"
-"""The ids of the runs that these two commands make in a folder's store."""
+COLLECT, TRAIN, EVALUATE = "collect", "train", "evaluate"
+"""The ids of the runs that `collect` and `train` make in a folder's store; nothing is learned from the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,11 @@ class RunFolder:
     def metrics(self) -> Path:
         """One JSON line per update."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def best(self) -> Path:
+        """The version that training names: see `runs.named_version`."""
+        return self.path / "best.json"
 
     @property
     def advantages(self) -> Path:

@@ -38,7 +38,7 @@ def list_(
     run: Run = None,
     store: Store = None,
     run_id: Annotated[str | None, typer.Option(help="Only of this run, such as collect or train.")] = None,
-    split: Annotated[str | None, typer.Option(help="Only train, heldout or live.")] = None,
+    split: Annotated[str | None, typer.Option(help="Only train, evaluation, heldout or live.")] = None,
     task: Annotated[str | None, typer.Option(help="Only of this task.")] = None,
     node: Annotated[str | None, typer.Option(help="Only those in which this node called a model.")] = None,
     outcome: Annotated[str | None, typer.Option(help="Only terminated, truncated or failed.")] = None,

@@ -1,8 +1,7 @@
 """A training run's rounds -> one sentence, where the last round's reward fell clearly below an earlier one's.
 
-Training may lose what it had gained, and `compare` takes the newest version by default. Invariant: two rounds are told
-apart only where their 95 % intervals do not overlap. The best of many rounds is partly luck, so the sentence is a
-reason to compare, not a result.
+Training may lose what it had gained. Invariant: two rounds are told apart only where their 95 % intervals do not
+overlap. It compares rounds as they were played, on whatever tasks; which version counts is for `best_version` to say.
 """
 
 from __future__ import annotations
@@ -12,10 +11,6 @@ from collections.abc import Sequence
 from marft_bridge.runs.learning_curve import LearningPoint, runs_to_points
 from trace_store.store import TraceStore
 
-_VERSION = """
-SELECT max(a.adapter_version) FROM episodes e JOIN actions a USING (episode_id) WHERE e.run_id = $1 AND e.round = $2
-"""
-
 
 def run_to_regression_text(store: TraceStore, run_id: str, reward: str) -> str | None:
     """The sentence for a training run, or None where its last round is not clearly below another."""
@@ -23,11 +18,7 @@ def run_to_regression_text(store: TraceStore, run_id: str, reward: str) -> str |
     if rounds is None:
         return None
     best, last = rounds
-    ((version,),) = store.sql(_VERSION, (run_id, best.round))
-    line = f"the last round earned {_earned(last)}, less than round {best.round} with {_earned(best)}"
-    if version is None:
-        return line
-    return f"{line}; `marft-bridge compare --after {version}` takes what played round {best.round}"
+    return f"the last round earned {_earned(last)}, less than round {best.round} with {_earned(best)}"
 
 
 def points_to_regression(points: Sequence[LearningPoint]) -> tuple[LearningPoint, LearningPoint] | None:

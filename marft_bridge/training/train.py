@@ -27,7 +27,8 @@ from marft_bridge.rollouts.episode_plan import plan_episodes, task_order, unfini
 from marft_bridge.rollouts.held_out import HeldOutTasks, record_learned_tasks
 from marft_bridge.rollouts.session import Session, open_session
 from marft_bridge.runs.ledger import begin_run, refuse_second_run
-from marft_bridge.runs.run_folder import COLLECT, TRAIN, RunFolder, read_metrics
+from marft_bridge.runs.named_version import NamedVersion, write_named_version
+from marft_bridge.runs.run_folder import COLLECT, EVALUATE, TRAIN, RunFolder, read_metrics
 from marft_bridge.runs.run_store import WAIT_IN_RUN_S, open_run_store, take_in_journal, take_in_on_failure
 from marft_bridge.serving.model_versions import config_to_versions
 from marft_bridge.training.advantage_log import credits_to_file, delete_rounds_after
@@ -38,6 +39,7 @@ from marft_bridge.training.retokenise import Retokeniser, bases_to_retokeniser
 from marft_bridge.training.round_timings import PUBLISH, ROLLOUT, SCORE, RoundClock
 from marft_bridge.training.served_checks import check_staleness, served_versions
 from marft_bridge.training.tensorboard import require_tensorboard, write_scalars
+from marft_bridge.training.version_naming import lines_to_stop_text, named_to_metrics, named_to_text, store_to_named
 from trace_store.records import Trajectory
 from trace_store.store import TraceStore
 from trainers import checkpoint
@@ -164,14 +166,19 @@ class _Training:
             self._publish()
         with self.reporter.bars(), self.reporter.overall_task("train", self.options.rounds) as overall:
             overall.update(self.trainer.rounds)
-            while self.trainer.rounds < self.options.rounds:
+            while self.trainer.rounds < self.options.rounds and self._stop_text() is None:
                 figures = self._run_round(self.trainer.rounds + 1)
                 overall.update(self.trainer.rounds, figures)
+        if (stop_text := self._stop_text()) is not None:
+            self.reporter.say(stop_text)
         last = self._version()
         self.reporter.say(f"trained {', '.join(f'{node}@{last}' for node in self.nodes)} in {self.folder.adapters}")
         with self._store() as store:
             if (regression := run_to_regression_text(store, TRAIN, self.options.trainer.reward)) is not None:
                 self.reporter.say(regression)
+        self._evaluate()
+        with self._store() as store:
+            self.reporter.say(named_to_text(self._name_version(store)))
 
     def _version(self) -> int:
         return self.trainer.rounds + 1
@@ -229,6 +236,11 @@ class _Training:
         for warning in metrics["warnings"]:
             self.reporter.say(f"round {number}: {warning}")
         line = {"phase": "online", "round": number, "served": served, "staleness": staleness, **metrics}
+        with self._store() as store:
+            named = store_to_named(store, self.nodes, number, reward=self.options.trainer.reward)
+        line["best"] = named_to_metrics(
+            named, read_metrics(self.folder.metrics), self.options.rounds, stop_early=self.options.stop_early
+        )
         line["seconds"] = self.clock.finish(number, metrics["seconds"])
         with self.clock.part(number + 1, PUBLISH):
             self._commit(line)
@@ -282,6 +294,41 @@ class _Training:
         start = (number - 1) * tasks_needed % len(self.tasks)
         return [*self.tasks[start:], *self.tasks[:start]]
 
+    # -- the named version -------------------------------------------------------------------------------------
+
+    def _name_version(self, store: TraceStore) -> NamedVersion:
+        """Names the version that is best by the evidence so far, in `best.json`."""
+        named = store_to_named(store, self.nodes, self.trainer.rounds, reward=self.options.trainer.reward)
+        write_named_version(self.folder, named)
+        return named
+
+    def _stop_text(self) -> str | None:
+        return lines_to_stop_text(read_metrics(self.folder.metrics), self.options.rounds)
+
+    def _evaluate(self) -> None:
+        """Plays `train.evaluation_episodes` by the newest version, in a run of their own, from which nothing learns.
+
+        Not after rounds that stopped early: there the newest version is the one that lost.
+        """
+        if not self.options.evaluation_episodes or self._stop_text() is not None:
+            return
+        version = self._version()
+        requests = plan_episodes(
+            self.tasks,
+            self.options.evaluation_episodes,
+            1,
+            seed=self.config.seed + 1,  # a round of the same number, once there is one, samples otherwise
+            run_id=EVALUATE,
+            split="evaluation",
+            adapters=dict.fromkeys(self.nodes, version),
+            round=version,
+        )
+        with self._store() as store:
+            begin_run(store, EVALUATE, "train", config=self.config, folder=self.folder)
+            remaining = unfinished_requests(store, requests)
+        if remaining:
+            self.session.run(remaining, f"evaluation of version {version}", self.options.trainer.reward)
+
     # -- the commit point and its consequences ----------------------------------------------------------------
 
     def _commit(self, metrics: dict[str, Any]) -> None:
@@ -312,6 +359,7 @@ class _Training:
             for node in self.nodes:
                 store.put_adapter(registry.get(node, version))
                 store.put_adapter_episodes(node, version, episodes)
+            self._name_version(store)
         kept_count = self.options.keep_versions + self.options.max_staleness  # running rollouts use older versions
         kept_versions = range(max(1, version - kept_count + 1), version + 1)
         self.models.retire_all_but(dict.fromkeys(self.nodes, kept_versions))

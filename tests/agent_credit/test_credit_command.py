@@ -33,6 +33,7 @@ from marft_bridge.rollouts.app import split_tasks
 from marft_bridge.rollouts.episode_plan import EpisodeRequest
 from marft_bridge.rollouts.run_counts import Tally
 from marft_bridge.rollouts.session import Session
+from marft_bridge.runs.named_version import NamedVersion, write_named_version
 from marft_bridge.serving.model_versions import config_to_versions
 from marft_bridge.serving.zero_adapter import write_zero_adapter
 from marft_bridge.traces.show import show
@@ -95,6 +96,21 @@ def test_who_helps_who_idles_and_who_harms_is_written_and_said(lab: CreditLab) -
     assert "idler is lazy: it makes 1.00 calls a run, and adds less than 0.2 over base in its place" in said
     assert "harmer is harmful: the team does better with base in its place" in said
     assert said[-1] == "credit-1: wrote 96 rewards of agents (difference) to the episodes of credit-1"
+
+
+@pytest.mark.slow
+def test_the_team_is_the_version_that_training_names_unless_one_is_typed(lab: CreditLab) -> None:
+    train_all(lab)
+    write_named_version(lab.run_folder, NamedVersion(version=1, newest=2, reward="reward"))
+    registry = config_to_versions(lab.config(), lab.run_folder.adapters, lab.reporter().say).registry
+    for node in NODES:
+        write_zero_adapter(registry.new_folder(node, 2), lab.folder / "model", ("q_proj", "v_proj"))
+        registry.register(node, 2, 1, {})
+    run(lab, tasks=2)
+    run(lab, tasks=2, version="newest")
+    for run_id, version in (("credit-1", 1), ("credit-2", 2)):
+        (adapters,) = {tuple(e.episode.adapters[node] for node in NODES) for e in episodes(lab, run_id, "team")}
+        assert adapters == (version,) * 3
 
 
 @pytest.mark.slow

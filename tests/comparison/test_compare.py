@@ -24,11 +24,14 @@ from support.compare_rig import NODES, Lab, lab_in, save_model
 from support.growth_rig import fill
 
 from marft_bridge import cli
-from marft_bridge.common.errors import ConfigError, GraphError
+from marft_bridge.common.errors import ConfigError, GraphError, ServingError
 from marft_bridge.comparison.command import VersionFlags
 from marft_bridge.comparison.episodes import resolve_metric
 from marft_bridge.comparison.records import Report
+from marft_bridge.config.compare import text_to_version
 from marft_bridge.rollouts.app import split_tasks
+from marft_bridge.runs.named_version import NamedVersion, write_named_version
+from marft_bridge.runs.run_folder import RunFolder
 from trace_store.records import Reward
 from trace_store.store import TraceStore
 
@@ -112,8 +115,46 @@ def test_without_variants_version_0_is_compared_with_the_newest(lab: Lab) -> Non
         ("before", {"reasoner": 0, "actor": 0}),
         ("after", {"reasoner": 2, "actor": 2}),
     ]
+    assert "by training's rounds" not in lab.said
     report = lab.compare(flags=VersionFlags(before_version=1, after_version=0))
     assert [v.adapters["actor"] for v in report.variants] == [1, 0]
+
+
+def test_the_version_that_training_names_is_the_one_after_and_the_newest_stays_at_hand(lab: Lab) -> None:
+    write_named_version(RunFolder(lab.run), NamedVersion(version=1, newest=2, reward="reward"))
+    lab.answer = lambda model, number: "yes" if model == "actor@1" or number % 3 == 0 else "no"
+    report = lab.compare()
+    assert [(v.adapters, v.choice) for v in report.variants] == [
+        ({"reasoner": 0, "actor": 0}, None),
+        ({"reasoner": 1, "actor": 1}, "best by training's rounds"),
+    ]
+    assert "after: version 1 (best by training's rounds)" in lab.said
+    assert "reasoner@1, actor@1 (best by training's rounds)" in (lab.run / "report.md").read_text()
+    assert "reasoner@1, actor@1 (best by training&#39;s rounds)" in (lab.run / "report.html").read_text()
+    (newest,) = lab.compare(flags=VersionFlags(after_version="newest")).candidates
+    assert (newest.adapters, newest.choice) == ({"reasoner": 2, "actor": 2}, None)
+
+
+def test_a_table_may_take_the_best_of_some_nodes(lab: Lab) -> None:
+    write_named_version(RunFolder(lab.run), NamedVersion(version=1, newest=2, reward="reward"))
+    adapters = {"reasoner": "best", "actor": "newest"}
+    (after,) = lab.compare(BEFORE, {"name": "after", "adapters": adapters}).candidates
+    assert after.adapters == {"reasoner": 1, "actor": 2}
+    assert after.choice == "reasoner: best by training's rounds"
+    assert "after: reasoner@1, actor@2 (reasoner: best by training's rounds)" in lab.said
+
+
+def test_a_named_version_that_is_not_there_is_refused(lab: Lab) -> None:
+    write_named_version(RunFolder(lab.run), NamedVersion(version=7, newest=7, reward="reward"))
+    with pytest.raises(ServingError, match=r"node 'reasoner' has no adapter v7; published: v0, v1, v2"):
+        lab.compare()
+
+
+@pytest.mark.parametrize("text", ["latest", "-1", "1.5", ""])
+def test_a_version_is_typed_as_a_number_or_a_word(text: str) -> None:
+    assert [text_to_version("compare --after", word) for word in ("3", "best", "newest")] == [3, "best", "newest"]
+    with pytest.raises(ConfigError, match=r"compare --after: .* is no version; give a number from 0, best or newest"):
+        text_to_version("compare --after", text)
 
 
 def test_a_graph_on_its_own_models_is_recorded_and_not_redirected(lab: Lab) -> None:

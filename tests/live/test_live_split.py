@@ -177,7 +177,7 @@ def test_flags_that_would_have_no_effect_are_refused() -> None:
         flags_to_live(None, "1", None, False, 8000, None, None)
     mirrored = flags_to_live(None, None, None, True, None, None, None)
     assert mirrored is not None
-    assert (mirrored.split, mirrored.candidate, mirrored.port) == (Split(100, 0), "newest", 8100)
+    assert (mirrored.split, mirrored.candidate, mirrored.port) == (Split(100, 0), "best", 8100)
 
 
 @pytest.fixture
@@ -211,6 +211,24 @@ def test_a_team_is_a_number_a_word_or_a_version_of_each_node(
     text: str, promoted: ReadPromoted, expected: dict[str, int], registry: AdapterRegistry
 ) -> None:
     assert text_to_versions("--base", text, NODES, registry, promoted) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "named", "expected"),
+    [
+        ("best", 1, {"planner": 1, "team/writer": 1}),
+        ("best", None, {"planner": 2, "team/writer": 1}),  # training named none
+        ("planner=best,team/writer=0", 1, {"planner": 1, "team/writer": 0}),
+        ("newest", 1, {"planner": 2, "team/writer": 1}),
+    ],
+)
+def test_the_best_is_what_training_names(
+    text: str, named: int | None, expected: dict[str, int], registry: AdapterRegistry
+) -> None:
+    versions = text_to_versions(
+        "--candidate", text, NODES, registry=registry, read_promoted=nothing, named_version=named
+    )
+    assert versions == expected
 
 
 @pytest.mark.parametrize(

@@ -347,7 +347,9 @@ def test_the_promoted_version_is_exported_by_that_name(
     assert cli.run(["export", "actor", str(tmp_path / "out"), *flags]) == 0
     assert "exported actor@1" in capsys.readouterr().out
     assert "no version of 'reasoner' was promoted" in said(["reasoner", str(tmp_path / "other"), *flags], capsys)
-    assert "neither a number nor promoted" in said(["actor", str(tmp_path / "x"), "--version", "new", *run], capsys)
+    assert "nor one of: best, newest, promoted" in said(
+        ["actor", str(tmp_path / "x"), "--version", "new", *run], capsys
+    )
 
 
 def test_what_cannot_be_exported_is_said_in_one_line(
