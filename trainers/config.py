@@ -142,7 +142,7 @@ class ObjectiveOptions(_Options):
     """How far below 1 the ratio new / old may go before a negative advantage stops pushing."""
     clip_high: float = Field(default=0.28, gt=0)
     """How far above 1 it may go before a positive advantage stops pulling."""
-    negative_weight: float = Field(default=0.1, ge=0, le=1)
+    negative_weight: float = Field(default=0.0, ge=0, le=1)
     """What a unit of negative advantage counts beside one of positive advantage. Pushing down what was sampled says
     nothing of what should be sampled instead: at 1 it undoes what the traces and the first rounds taught (docs/study.md).
     1 is PPO's surrogate; 0 learns from what was better than expected only."""
@@ -190,10 +190,11 @@ class OptimizerOptions(_Options):
 
     lr: float = Field(default=1e-3, gt=0)
     """AdamW's learning rate of the adapters."""
-    epochs: int = Field(default=1, ge=1)
+    epochs: int = Field(default=4, ge=1)
     """Passes over a round."""
-    minibatches: int = Field(default=2, ge=1)
-    """Optimiser steps per epoch and agent."""
+    minibatch_actions: int = Field(default=16, ge=1)
+    """Actions of one optimiser step. A round of an adapter is cut into equal parts of about so many; one with fewer takes
+    one step an epoch."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """A step's gradient is scaled down to this norm."""
 

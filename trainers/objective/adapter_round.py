@@ -10,6 +10,7 @@ entry per unit (one with granularity "action", one per decided token with "token
 # ruff: noqa: N802, N803, N806, N815 (shape suffixes)
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -44,7 +45,8 @@ class PreparedRound:
 
     def __init__(self, data: AdapterRound, options: TrainerOptions, model: PolicyModel) -> None:
         self.data, self.options, self.device = data, options, model.device
-        self.parts = min(options.optimizer.minibatches, len(data.items))  # a minibatch stands for the whole round
+        self.rows = self._learnable()
+        self.parts = max(1, round(len(self.rows) / options.optimizer.minibatch_actions))  # each stands for the whole
         self.share_A = shares_A_of(
             data.items, data.episode_A, options, granularity=options.granularity, device=self.device
         )
@@ -54,6 +56,14 @@ class PreparedRound:
             words = [sum(model.word_counts(item.decided_stretches)) for item in data.items]
             self.words_A = torch.tensor(words, dtype=torch.float32, device=self.device)
         self.needs_behaviour = options.importance.mismatch != "none" or options.experimental.masks_actions
+
+    def _learnable(self) -> list[int]:
+        """Positions of the actions that have a part in the loss: without a gradient there is nothing to compute."""
+        experimental = self.options.experimental
+        if experimental.entropy_coef or experimental.kl_coef or experimental.nll_coef:
+            return list(range(len(self.data.items)))
+        lowest = 0.0 if self.options.objective.negative_weight == 0 else -math.inf
+        return [i for i, part_U in enumerate(self.data.advantage_U) if bool(((part_U != 0) & (part_U > lowest)).any())]
 
     def scored(self, batch: MicroBatch, new_T: Tensor, entropy_T: Tensor | None) -> Scored:
         """The micro-batch with its rows of everything."""

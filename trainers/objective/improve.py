@@ -48,7 +48,8 @@ def improve(learner: AdapterLearner, data: AdapterRound, generator: torch.Genera
     gradient_share: dict[str, float] | None = None
     stopped = False
     prepared = PreparedRound(data, options, learner.model)
-    for chosen in random_minibatches(len(data.items), optimizer.epochs, optimizer.minibatches, generator=generator):
+    for drawn in random_minibatches(len(prepared.rows), optimizer.epochs, prepared.parts, generator=generator):
+        chosen = [prepared.rows[i] for i in drawn]
         step_tokens = sum(len(data.items[i].decided) for i in chosen)
         if gradient_share is None and len(data.source_U) > 1:
             gradient_share = gradient_share_of(learner, prepared, chosen)

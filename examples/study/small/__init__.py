@@ -1,0 +1,1 @@
+"""The study on a small model: four graphs, many seeds, seconds a run."""
