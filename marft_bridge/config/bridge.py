@@ -117,6 +117,9 @@ class TrainOptions(_Options):
     """Fresh episodes of one round; a multiple of samples_per_task."""
     samples_per_task: int = Field(1, ge=1)
     """Episodes of a round on the same task; estimators that compare samples of one task need 2 or more."""
+    refill: float | None = Field(None, ge=0)
+    """Groups of samples that may be added to a round where others all earned the same, as a share of those planned;
+    for estimators that compare samples of one task. 0: none. None: 0.5 with such an estimator."""
     traces: tuple[str, ...] = ()
     """Folders that `traces export` wrote, or DuckLake catalogs: their episodes are learned from too, read in place."""
     keep_versions: int = Field(1, ge=1)
@@ -134,6 +137,13 @@ class TrainOptions(_Options):
     allow_tool_change: bool = False
     """Whether episodes with other tools than those that were learned from so far are learned from too."""
     trainer: TrainerOptions = TrainerOptions()
+
+    @property
+    def refill_share(self) -> float:
+        """`refill`, or what holds where it was left out."""
+        if self.refill is not None:
+            return self.refill
+        return 0.5 if self.trainer.advantage.estimator_class.needs_groups else 0.0
 
 
 class BridgeConfig(_Options):
@@ -176,6 +186,11 @@ class BridgeConfig(_Options):
             )
         if self.train.episodes_per_round % self.train.samples_per_task:
             raise ValueError("train.episodes_per_round must be a multiple of train.samples_per_task")
+        if self.train.refill and not advantage.estimator_class.needs_groups:
+            raise ValueError(
+                f"train.refill has no effect with train.trainer.advantage.estimator {advantage.estimator!r}, which "
+                "compares no samples of one task: leave it out"
+            )
         if unknown_agents := sorted(set(trainer.agents) - set(self.graph.nodes)):
             raise ValueError(
                 f"train.trainer.agents.{unknown_agents[0]}: not in graph.nodes; only trained nodes have options"
