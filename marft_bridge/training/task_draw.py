@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 MEMORY = 0.9
 """What a round leaves of the weight of what was known; half of it after 6.6 rounds. Of 0.65, 0.8, 0.9, 0.95 and 1, it
-came within 0.01 of the least share of groups without spread in each of six simulated trainings of 8 to 40 rounds on 40 to
-100 tasks that all grew easier (0.2 to 0.6 on the logit a round). 1 was best where nothing moved (0.52 against 0.56), and
-0.02 worse over 40 rounds of learning."""
+came within 0.01 of the least share of groups without spread in each of six simulated trainings of 8 to 40 rounds on 40
+to 100 tasks that all grew easier (0.2 to 0.6 on the logit a round). 1 was best where nothing moved (0.52 against 0.56),
+and 0.02 worse over 40 rounds of learning."""
 OLDEST = 120
 """Rounds after which an episode, by then worth 3e-6 of one, is no longer looked at."""
 PRIOR_STRENGTH = 2.0
@@ -74,6 +74,9 @@ class _Sums:
     square: float
 
 
+_NO_EPISODES = _Sums(weight=0.0, squared_weight=0.0, value=0.0, square=0.0)
+
+
 def round_to_task_order(
     rewards: Collection[TaskReward], task_ids: Collection[str], number: int, rule: DrawRule
 ) -> list[str]:
@@ -90,7 +93,7 @@ def round_to_task_order(
     resting = {reward.task_id for reward in rewards if reward.round == last_known and last_known > 0}
     order: list[str] = []
     for planned_round in range(max(1, last_known + 1), number + 1):
-        weights = rewards_to_weights(rewards, task_ids, planned_round, rule.last_known_round(planned_round))
+        weights = rewards_to_weights(rewards, task_ids, planned_round, last_known=rule.last_known_round(planned_round))
         order = order_tasks(weights, f"{rule.seed}/{planned_round}", resting)
         resting = set(order[: rule.tasks_per_round])
     return order
@@ -132,7 +135,7 @@ def rewards_to_weights(
     strength = _prior_strength(sums.values(), square - mean**2)
     weights = {}
     for task_id in values_by_task:
-        task = sums.get(task_id, _Sums(0.0, 0.0, 0.0, 0.0))
+        task = sums.get(task_id, _NO_EPISODES)
         total = strength + task.weight
         mixture_mean = (strength * mean + task.value) / total
         mixture_square = (strength * square + task.square) / total

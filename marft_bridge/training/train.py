@@ -267,7 +267,7 @@ class _Training:
             played: list[EpisodeRequest] = []
             while True:
                 with self._store() as store:
-                    wave = next_wave(plan, store, played, self._teaching_episodes)
+                    wave = next_wave(plan, store, played, to_teaching=self._teaching_episodes)
                 if not wave:
                     return
                 title = f"round {number}/{self.options.rounds} {'refill' if played else 'rollouts'}"
@@ -304,8 +304,8 @@ class _Training:
         rule = DrawRule(self.config.seed, tasks_per_round, self.options.max_staleness)
         reward = self.options.trainer.reward
         rewards = rewards_of_stored(self.collected, reward)
-        rewards += rewards_of_rounds(store, TRAIN, rule.last_known_round(number), reward)
-        return [self.tasks[task_id] for task_id in round_to_task_order(rewards, self.tasks, number, rule)]
+        rewards += rewards_of_rounds(store, TRAIN, rule.last_known_round(number), reward=reward)
+        return [self.tasks[task_id] for task_id in round_to_task_order(rewards, self.tasks, number, rule=rule)]
 
     # -- the commit point and its consequences ----------------------------------------------------------------
 
