@@ -71,8 +71,9 @@ def next_wave(
         to_teaching: episodes -> the ids of those that could teach something.
     """
     run_id, number = plan.planned[0].run_id, plan.planned[0].round
-    stored_tasks = {episode.task_id for episode in store.episodes(run_id=run_id, round=number)}
-    begun = [k for k, group in enumerate(plan.added_groups, start=1) if str(group[0].task["id"]) in stored_tasks]
+    begun_tasks = {episode.task_id for episode in store.episodes(run_id=run_id, round=number)}
+    begun_tasks |= {str(request.task["id"]) for request in played}
+    begun = [k for k, group in enumerate(plan.added_groups, start=1) if str(group[0].task["id"]) in begun_tasks]
     added_count = max(begun, default=0)
     begun_requests = [*plan.planned, *_in_line(plan.added_groups[:added_count])]
     played_keys = {request.key for request in played}

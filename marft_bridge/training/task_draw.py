@@ -57,11 +57,11 @@ class DrawRule:
     max_staleness: int = 0
 
     def last_known_round(self, number: int) -> int:
-        """The newest round that was learned from before round `number` is planned, in every execution.
+        """The newest round that was learned from before round `number` is planned, in every execution; 0: none.
 
-        The next one may be planned, played and, after a crash, played on, before or after that plan is made.
+        Episodes of a later one may come after that plan in one execution, and before it in one that was resumed.
         """
-        return number - self.max_staleness - 1
+        return max(0, number - self.max_staleness - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def round_to_task_order(
     last_known = rule.last_known_round(number)
     resting = {reward.task_id for reward in rewards if reward.round == last_known and last_known > 0}
     order: list[str] = []
-    for planned_round in range(max(1, last_known + 1), number + 1):
+    for planned_round in range(last_known + 1, number + 1):
         weights = rewards_to_weights(rewards, task_ids, planned_round, last_known=rule.last_known_round(planned_round))
         order = order_tasks(weights, f"{rule.seed}/{planned_round}", resting)
         resting = set(order[: rule.tasks_per_round])
