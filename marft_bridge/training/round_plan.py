@@ -31,15 +31,25 @@ GROUP BY e.task_id, e.round, e.episode_id
 
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
-    """The groups of samples that a round plays, and those that may be added."""
+    """The requests that a round is planned with, and those that may be added."""
 
     planned: tuple[EpisodeRequest, ...]
-    added_groups: tuple[tuple[EpisodeRequest, ...], ...]  # each on a task of its own, in the order of their use
+    addable: tuple[EpisodeRequest, ...]  # on further tasks, one group after another, in the order of their use
+
+    @property
+    def requests(self) -> tuple[EpisodeRequest, ...]:
+        """All of them."""
+        return self.planned + self.addable
 
     @property
     def planned_tasks(self) -> set[str]:
-        """The ids of the tasks that the round was planned with."""
-        return {str(request.task["id"]) for request in self.planned}
+        """The ids of the tasks that the round is planned with."""
+        return {request.task["id"] for request in self.planned}
+
+    @property
+    def addable_tasks(self) -> list[str]:
+        """The ids of the tasks that may be added, in their order."""
+        return list(dict.fromkeys(request.task["id"] for request in self.addable))
 
 
 def plan_round(tasks: Sequence[Task], options: TrainOptions, seed: int, **common: Any) -> RoundPlan:
@@ -53,9 +63,9 @@ def plan_round(tasks: Sequence[Task], options: TrainOptions, seed: int, **common
     most_added = min(math.floor(options.refill_share * group_count), max(0, len(tasks) - group_count))
     episodes = options.episodes_per_round + most_added * samples
     requests = plan_episodes(tasks, episodes, samples, seed=seed, **common)
-    first, added = requests[: options.episodes_per_round], requests[options.episodes_per_round :]
-    groups = (tuple(added[start : start + samples]) for start in range(0, len(added), samples))
-    return RoundPlan(tuple(first), tuple(groups))
+    return RoundPlan(
+        tuple(requests[: options.episodes_per_round]), addable=tuple(requests[options.episodes_per_round :])
+    )
 
 
 def next_wave(
@@ -66,30 +76,37 @@ def next_wave(
 ) -> list[EpisodeRequest]:
     """The requests to be played next; empty where the round is whole.
 
+    Every wave is worked out again from the first one on, by how the groups of those before it came out, so that one
+    that was cut off in its middle comes out as it was.
+
     Args:
         played: what this process has played of it, which is not repeated where it failed.
         to_teaching: episodes -> the ids of those that could teach something.
     """
     run_id, number = plan.planned[0].run_id, plan.planned[0].round
-    begun_tasks = {episode.task_id for episode in store.episodes(run_id=run_id, round=number)}
-    begun_tasks |= {str(request.task["id"]) for request in played}
-    begun = [k for k, group in enumerate(plan.added_groups, start=1) if str(group[0].task["id"]) in begun_tasks]
-    added_count = max(begun, default=0)
-    begun_requests = [*plan.planned, *_in_line(plan.added_groups[:added_count])]
     played_keys = {request.key for request in played}
-    open_requests = [r for r in unfinished_requests(store, begun_requests) if r.key not in played_keys]
-    if open_requests or not plan.added_groups:
-        return open_requests
+    open_requests = [r for r in unfinished_requests(store, plan.requests) if r.key not in played_keys]
+    open_tasks = {r.task["id"] for r in open_requests}
+    tasks = plan.planned_tasks
+    if not plan.addable_tasks or tasks & open_tasks:
+        return [r for r in open_requests if r.task["id"] in tasks]
     episodes = list(store.trajectories(run_ids=[run_id], round=number))
     teaching = to_teaching(episodes)
-    planned_count = len(plan.planned_tasks)
-    count = groups_to_add(
-        planned=planned_count,
-        played=planned_count + added_count,
-        informative=len({e.episode.task_id for e in episodes if e.episode.episode_id in teaching}),
-        left=len(plan.added_groups) - added_count,
-    )
-    return _in_line(plan.added_groups[added_count : added_count + count])
+    informative_tasks = {each.episode.task_id for each in episodes if each.episode.episode_id in teaching}
+    added = 0
+    while not tasks & open_tasks:
+        count = groups_to_add(
+            planned=len(plan.planned_tasks),
+            played=len(tasks),
+            informative=len(tasks & informative_tasks),
+            left=len(plan.addable_tasks) - added,
+        )
+        if count == 0:  # what was begun all the same is ended: an episode that had failed may have come out well since
+            tasks = {each.episode.task_id for each in episodes}
+            break
+        tasks = tasks | set(plan.addable_tasks[added : added + count])
+        added += count
+    return [r for r in open_requests if r.task["id"] in tasks]
 
 
 def rewards_of_rounds(store: TraceStore, run_id: str, last_round: int, reward: str) -> list[TaskReward]:
@@ -112,7 +129,3 @@ def rewards_of_stored(trajectories: Sequence[Trajectory], reward: str) -> list[T
 def wasted_share(played: int, teaching: int) -> float | None:
     """The share of a round's episodes that could teach nothing; None of a round without an episode."""
     return 1 - teaching / played if played else None
-
-
-def _in_line(groups: Sequence[Sequence[EpisodeRequest]]) -> list[EpisodeRequest]:
-    return [request for group in groups for request in group]
