@@ -195,6 +195,7 @@ def test_every_option_that_the_guide_names_is_there_and_every_folder_and_module(
         "step_share",
         "gradient_share",
         "retokenised_share",
+        "wasted_rollouts",
     }
     elsewhere |= {"rank_consistency", "dr_mas", "at_grpo"}
     assert named - elsewhere <= known
