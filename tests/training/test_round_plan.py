@@ -21,7 +21,7 @@ from marft_bridge.rollouts.episode_plan import EpisodeRequest
 from marft_bridge.rollouts.session import Session
 from marft_bridge.training.round_plan import RoundPlan, next_wave, plan_round, rewards_of_rounds, wasted_share
 from marft_bridge.training.task_draw import TaskReward
-from trace_store.records import Trajectory
+from trace_store.records import Reward, Trajectory
 from trainers.errors import TrainError
 
 GRPO = {"advantage": {"estimator": "grpo"}, "offline": {"mode": "off"}}
@@ -178,6 +178,12 @@ def test_what_rounds_earned_is_read_by_task_without_what_failed_and_without_late
     for number in (1, 2, 3):
         rig.run(list(plan_round(TASKS[number:], options(episodes_per_round=4), 0, **COMMON, round=number).planned))
     with rig.store() as store:
+        failed = [e.episode_id for e in store.episodes(run_id="run") if e.outcome == "failed" and e.round == 2]
+        assert len(failed) == 2
+        # scored again afterwards: what failed teaches nothing all the same, and of two values the later counts
+        first_id = store.episodes(run_id="run", round=1)[0].episode_id
+        earlier = Reward(first_id, "reward", 7.0, "test", created_ns=1)
+        store.put_rewards([earlier, *(Reward(id_, "reward", 7.0, "test", created_ns=1) for id_ in failed)])
         known = rewards_of_rounds(store, "run", 2, reward="reward")
         assert rewards_of_rounds(store, "collect", 2, reward="reward") == []
     expected = [TaskReward("t1", 1, 2.0)] * 2 + [TaskReward("t3", 2, 4.0)] * 2
