@@ -106,7 +106,7 @@ class AdvantageOptions(_Options):
     """Advantages to zero mean and unit deviation: over all, or over those of each agent. None: `agent` for gae
     and rae, `none` for the others, most of which divide by a deviation of their own."""
     skip_flat_groups: bool = False
-    """Leave out tasks whose samples all earned the same (DAPO's dynamic sampling, without resampling)."""
+    """Leave out tasks whose samples all earned the same (DAPO's dynamic sampling; train.refill resamples)."""
     contribution: Literal["equal", "rank_consistency"] = "equal"
     """How much of the team's reward counts for each agent in rounds. `equal`: all of it. `rank_consistency`: more for
     an agent whose own rewards (shaping of level `agent`) rank the samples of a task as the team's do (CoMAM)."""

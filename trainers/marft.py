@@ -256,6 +256,17 @@ class MarftTrainer:
         seconds = {"score": scored_at - started, "update": time.perf_counter() - scored_at}
         return _result(data, fields, seconds)
 
+    def teaching_episodes(self, trajectories: Sequence[Trajectory]) -> set[str]:
+        """The ids of the fresh episodes that an update could learn something from; changes nothing.
+
+        The others failed, have no reward or no action that can be trained on, or are in groups that cannot say what was
+        better, as the estimator forms them.
+        """
+        data = self._to_round(trajectories, "on_policy")
+        if self.credit.estimator.groups(data) is not None:
+            data = self.credit.informative(data)
+        return {episode.episode_id for episode in data.episodes}
+
     def _join(
         self,
         fresh: Sequence[Trajectory],
@@ -331,22 +342,26 @@ class MarftTrainer:
     def _read(
         self, trajectories: Sequence[Trajectory], use: Use, refused_agents: Mapping[str, str] | None = None
     ) -> Round:
+        data = self._to_round(trajectories, use, refused_agents)
+        self.policies.memory.expect(data.items)
+        return data
+
+    def _to_round(
+        self, trajectories: Sequence[Trajectory], use: Use, refused_agents: Mapping[str, str] | None = None
+    ) -> Round:
         policies, options = self.policies, self.options
         vocabulary = {agent: policies.model_of(agent).vocabulary for agent in policies.trained}
-        final = options.truncated_reward == "final"
-        data = trajectories_to_round(
+        return trajectories_to_round(
             trajectories,
             policies.trained,
             options.reward,
             vocabulary=vocabulary,
             use=use,
             shaping=options.shaping,
-            final=final,
+            final=options.truncated_reward == "final",
             is_heldout=self.is_heldout,
             refused=refused_agents,
         )
-        policies.memory.expect(data.items)
-        return data
 
     def _gate(
         self,

@@ -123,6 +123,9 @@ class TrainOptions(_Options):
     evaluation_episodes: int = Field(0, ge=0)
     """Episodes that the last version plays on training tasks after the last round, since no round has shown what it is
     worth; nothing is learned from them. None where rounds stopped early."""
+    refill: float | None = Field(None, ge=0)
+    """Groups of samples that may be added to a round where others all earned the same, as a share of those planned;
+    for estimators that compare samples of one task. 0: none. None: 0.5 with such an estimator."""
     traces: tuple[str, ...] = ()
     """Folders that `traces export` wrote, or DuckLake catalogs: their episodes are learned from too, read in place."""
     keep_versions: int = Field(1, ge=1)
@@ -140,6 +143,13 @@ class TrainOptions(_Options):
     allow_tool_change: bool = False
     """Whether episodes with other tools than those that were learned from so far are learned from too."""
     trainer: TrainerOptions = TrainerOptions()
+
+    @property
+    def refill_share(self) -> float:
+        """`refill`, or what holds where it was left out."""
+        if self.refill is not None:
+            return self.refill
+        return 0.5 if self.trainer.advantage.estimator_class.needs_groups else 0.0
 
 
 class BridgeConfig(_Options):
@@ -182,6 +192,11 @@ class BridgeConfig(_Options):
             )
         if self.train.episodes_per_round % self.train.samples_per_task:
             raise ValueError("train.episodes_per_round must be a multiple of train.samples_per_task")
+        if self.train.refill and not advantage.estimator_class.needs_groups:
+            raise ValueError(
+                f"train.refill has no effect with train.trainer.advantage.estimator {advantage.estimator!r}, which "
+                "compares no samples of one task: leave it out"
+            )
         if unknown_agents := sorted(set(trainer.agents) - set(self.graph.nodes)):
             raise ValueError(
                 f"train.trainer.agents.{unknown_agents[0]}: not in graph.nodes; only trained nodes have options"

@@ -11,10 +11,10 @@ not run again. This module composes trainer, rollouts and store, which do not im
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
+from threading import Lock
 from typing import Any
 
 from marft_bridge.common.errors import ConfigError
@@ -23,7 +23,7 @@ from marft_bridge.common.progress import Reporter, Task
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.recording.tool_schemas import refuse_changed, runs_to_surfaces, trajectories_to_surface
 from marft_bridge.rollouts.app import load_app
-from marft_bridge.rollouts.episode_plan import plan_episodes, task_order, unfinished_requests
+from marft_bridge.rollouts.episode_plan import EpisodeRequest
 from marft_bridge.rollouts.held_out import HeldOutTasks, record_learned_tasks
 from marft_bridge.rollouts.session import Session, open_session
 from marft_bridge.runs.ledger import begin_run, refuse_second_run
@@ -36,8 +36,16 @@ from marft_bridge.training.async_rollouts import BackgroundRollouts
 from marft_bridge.training.external_traces import config_to_names, traces_to_episodes
 from marft_bridge.training.regression_check import run_to_regression_text
 from marft_bridge.training.retokenise import Retokeniser, bases_to_retokeniser
+from marft_bridge.training.round_plan import (
+    next_wave,
+    plan_round,
+    rewards_of_rounds,
+    rewards_of_stored,
+    wasted_share,
+)
 from marft_bridge.training.round_timings import PUBLISH, ROLLOUT, SCORE, RoundClock
 from marft_bridge.training.served_checks import check_staleness, served_versions
+from marft_bridge.training.task_draw import DrawRule, round_to_task_order
 from marft_bridge.training.tensorboard import require_tensorboard, write_scalars
 from marft_bridge.training.version_naming import lines_to_stop_text, named_to_metrics, named_to_text, store_to_named
 from trace_store.records import Trajectory
@@ -100,7 +108,7 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
             open_session(config, folder, app, versions=versions, reporter=reporter) as session,
             BackgroundRollouts(session.stage.stop) as rollouts,
         ):
-            tasks = task_order(heldout.drop_held_out_tasks(app.train_tasks, reporter.say), config.seed)
+            tasks = heldout.drop_held_out_tasks(app.train_tasks, reporter.say)
             _Training(
                 config, folder, session, rollouts=rollouts, heldout=heldout, tasks=tasks, collected=collected
             ).run()
@@ -134,7 +142,8 @@ class _Training:
         collected: Sequence[Trajectory],
     ) -> None:
         self.config, self.folder, self.session, self.rollouts = config, folder, session, rollouts
-        self.heldout, self.tasks, self.collected = heldout, list(tasks), collected
+        self.heldout, self.collected = heldout, collected
+        self.tasks = {str(task["id"]): task for task in tasks}
         self.models, self.registry = session.models, session.models.versions.registry
         self.reporter = session.reporter
         self.nodes = config.graph.nodes
@@ -142,6 +151,7 @@ class _Training:
         self.surface = trajectories_to_surface(collected)
         self.phase: Task | None = None
         self.clock = RoundClock()
+        self.store_lock = Lock()  # rollouts open the store too, on their thread, to see what a round still lacks
         versions = self.models.versions
         self.trainer = MarftTrainer(
             self.options.trainer,
@@ -189,8 +199,10 @@ class _Training:
             return [trajectory.episode.episode_id for trajectory in self.collected]
         return [episode.episode_id for episode in store.episodes(run_id=TRAIN, round=self.trainer.rounds)]
 
-    def _store(self) -> AbstractContextManager[TraceStore]:
-        return open_run_store(self.folder, self.reporter, WAIT_IN_RUN_S)
+    @contextmanager
+    def _store(self) -> Iterator[TraceStore]:
+        with self.store_lock, open_run_store(self.folder, self.reporter, WAIT_IN_RUN_S) as store:
+            yield store
 
     def _replay(self) -> None:
         collected = self.collected
@@ -217,9 +229,10 @@ class _Training:
         version = self._version()
         self.rollouts.finish(number, partial(self._plan_rollouts, number))
         with self._store() as store:
-            played = store.trajectories(run_ids=[TRAIN], round=number)
+            played = list(store.trajectories(run_ids=[TRAIN], round=number))
             episodes = self.heldout.drop_held_out(played, f"episodes of round {number}", self.reporter.say)
             replayed = self._draw_replayed(store, number, len(episodes))
+        wasted = wasted_share(len(played), len(self.trainer.teaching_episodes(episodes)))
         staleness = check_staleness(
             episodes, self.nodes, version, limit=self.options.max_staleness, title=f"round {number}"
         )
@@ -235,6 +248,7 @@ class _Training:
             metrics = self.trainer.update(episodes, replayed, log_credits if self.options.keep_advantages else None)
         for warning in metrics["warnings"]:
             self.reporter.say(f"round {number}: {warning}")
+        metrics["wasted_rollouts"] = wasted
         line = {"phase": "online", "round": number, "served": served, "staleness": staleness, **metrics}
         with self._store() as store:
             named = store_to_named(store, self.nodes, number, reward=self.options.trainer.reward)
@@ -248,27 +262,35 @@ class _Training:
         return self._report_round(number, episodes, metrics)
 
     def _plan_rollouts(self, number: int) -> Callable[[], None]:
-        """A function that plays the episodes of a round that are not stored yet, by the currently newest versions."""
-        requests = plan_episodes(
-            self._tasks_of(number),
-            self.options.episodes_per_round,
-            self.options.samples_per_task,
-            seed=self.config.seed,
+        """A function that plays the episodes that a round lacks, and refills it, by the currently newest versions."""
+        with self._store() as store:
+            tasks = self._tasks_of(store, number)
+        plan = plan_round(
+            tasks,
+            self.options,
+            self.config.seed,
             run_id=TRAIN,
             split="train",
             adapters=dict.fromkeys(self.nodes, self._version()),
             round=number,
         )
-        with self._store() as store:
-            remaining = unfinished_requests(store, requests)
-        title = f"round {number}/{self.options.rounds} rollouts"
 
         def play() -> None:
-            if remaining:
+            played: list[EpisodeRequest] = []
+            while True:
+                with self._store() as store:
+                    wave = next_wave(plan, store, played, to_teaching=self._teaching_episodes)
+                if not wave:
+                    return
+                title = f"round {number}/{self.options.rounds} {'refill' if played else 'rollouts'}"
                 with self.clock.part(number, ROLLOUT):
-                    self.session.run(remaining, title, self.options.trainer.reward)
+                    self.session.run(wave, title, self.options.trainer.reward)
+                played += wave
 
         return play
+
+    def _teaching_episodes(self, episodes: Sequence[Trajectory]) -> set[str]:
+        return self.trainer.teaching_episodes([e for e in episodes if not self.heldout.is_held_out(e.episode)])
 
     def _draw_replayed(self, store: TraceStore, number: int, fresh: int) -> list[Trajectory]:
         """Draws the stored episodes that join a round, out of those that may still be replayed."""
@@ -288,11 +310,14 @@ class _Training:
         refuse_changed(surfaces, self.options.allow_tool_change, "train.allow_tool_change")
         self.surface = {**surface, **self.surface}
 
-    def _tasks_of(self, number: int) -> list[dict[str, Any]]:
-        """The tasks, rotated so that each round begins where the one before it stopped."""
-        tasks_needed = math.ceil(self.options.episodes_per_round / self.options.samples_per_task)
-        start = (number - 1) * tasks_needed % len(self.tasks)
-        return [*self.tasks[start:], *self.tasks[:start]]
+    def _tasks_of(self, store: TraceStore, number: int) -> list[dict[str, Any]]:
+        """The tasks in the order in which a round takes them, by what rounds taught that are over in any execution."""
+        tasks_per_round = -(-self.options.episodes_per_round // self.options.samples_per_task)
+        rule = DrawRule(self.config.seed, tasks_per_round, self.options.max_staleness)
+        reward = self.options.trainer.reward
+        rewards = rewards_of_stored(self.collected, reward)
+        rewards += rewards_of_rounds(store, TRAIN, rule.last_known_round(number), reward=reward)
+        return [self.tasks[task_id] for task_id in round_to_task_order(rewards, self.tasks, number, rule=rule)]
 
     # -- the named version -------------------------------------------------------------------------------------
 
@@ -386,7 +411,8 @@ class _Training:
             for node, agent in metrics["agents"].items()
         )
         self.reporter.say(
-            f"round {number}/{self.options.rounds}: reward {_figure(mean)} over {len(rewards)} episodes; "
+            f"round {number}/{self.options.rounds}: reward {_figure(mean)} over {len(rewards)} episodes, "
+            f"{_percent(metrics['wasted_rollouts'])} wasted; "
             f"{nodes}; update {sum(measured):.0f} s; rounds left: {self.options.rounds - number}"
         )
         kls = [agent["approx_kl"] for agent in metrics["agents"].values() if agent.get("approx_kl") is not None]
@@ -395,3 +421,7 @@ class _Training:
 
 def _figure(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"

@@ -16,7 +16,7 @@ from trainers.marft import MarftTrainer
 
 PAGE = (ROOT / "docs/metrics.md").read_text()
 EXPLAINED = set(re.findall(r"`([a-z_]+)`", PAGE))
-OF_THE_LINE = {"phase", "round", "served", "staleness", "best"}  # what `train` adds
+OF_THE_LINE = {"phase", "round", "served", "staleness", "best", "wasted_rollouts"}  # what `train` adds
 OF_THE_STRUCTURE = {"agents", "critic", "critics", "adapter", "mode", "used", "warm_up", "replay"}
 
 

@@ -196,6 +196,7 @@ def test_every_option_that_the_guide_names_is_there_and_every_folder_and_module(
         "gradient_share",
         "retokenised_share",
         "forced_share",
+        "wasted_rollouts",
     }
     elsewhere |= {"rank_consistency", "dr_mas", "at_grpo"}
     assert named - elsewhere <= known
