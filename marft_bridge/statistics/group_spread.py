@@ -8,11 +8,11 @@ outcomes that were all alike the chance is not 0; it falls as more of them are s
 
 Source: Gelman et al. (2013), "Bayesian Data Analysis", sections 5.3 (rates of many groups) and 2.8 (Jeffreys).
 
-Shapes: _G one entry per point of the grid; _R per value of rho; _X per (pattern of a task's outcomes, outcome in it); _P
-per pattern; _V per outcome.
+Shapes: _G one entry per point of the grid; _R per value of rho; _V per kind of outcome; _P per pattern of a task's
+outcomes; _X per kind in a pattern.
 """
 
-# ruff: noqa: N803, N806 (shape suffixes)
+# ruff: noqa: N803, N806, N815 (shape suffixes)
 from __future__ import annotations
 
 from collections import Counter
@@ -20,6 +20,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import bdtrc, gammaln
 
 from marft_bridge.statistics.clusters import Floats
@@ -57,10 +58,11 @@ def outcomes_to_spread(outcomes: Mapping[str, Sequence[Hashable]], size: int, sa
         same_task: whether a group's runs are of one of these tasks (each as likely), or each of a task of its own.
     """
     table = _Table.of(outcomes)
-    points = [(share, *table.log_likelihood(share)) for share in _SHARES]
-    heaviest = max(likelihood_R.max() for _, likelihood_R, _ in points)
+    shares = [table.kind_shares(share) for share in _SHARES]
+    likelihoods = [table.log_likelihood(share_V) for share_V in shares]
+    heaviest = max(likelihood_R.max() for likelihood_R in likelihoods)
     chances, weights = [], []
-    for share, likelihood_R, share_V in points:
+    for share_V, likelihood_R in zip(shares, likelihoods, strict=True):
         weight_R = np.exp(likelihood_R - heaviest)
         if weight_R.max() < _NEGLIGIBLE:
             continue
@@ -79,9 +81,9 @@ class _Table:
 
     odds_V: Floats  # of each kind of outcome but the commonest, which is kind 0: its share of those that are not it
     copies_V: Floats  # outcomes of this kind
-    kind_X: np.ndarray
+    kind_X: NDArray[np.intp]
     count_X: Floats
-    pattern_X: np.ndarray
+    pattern_X: NDArray[np.intp]
     runs_P: Floats  # of one task of the pattern
     tasks_P: Floats
 
@@ -106,23 +108,27 @@ class _Table:
             kind_X=kind_X,
             count_X=count_X.astype(np.float64),
             pattern_X=pattern_X,
-            runs_P=np.bincount(pattern_X, weights=count_X),
+            runs_P=np.bincount(pattern_X, weights=count_X).astype(np.float64),
             tasks_P=np.array(list(patterns.values()), dtype=np.float64),
         )
 
-    def log_likelihood(self, share: float) -> tuple[Floats, Floats]:
-        """Of what was seen, [R], where this share of all runs is not of the commonest outcome; and each kind's share [V]."""
+    def kind_shares(self, share: float) -> Floats:
+        """What part of all runs has an outcome of each kind, [V], where `share` is not of the commonest."""
         share_V = self.odds_V * share
         share_V[0] = 1 - share
+        return share_V
+
+    def log_likelihood(self, share_V: Floats) -> Floats:
+        """Of the outcomes that were seen, [R]."""
         alpha_XR = np.outer(share_V[self.kind_X], _CONCENTRATION_R)
         terms_XR = _log_rising(alpha_XR, self.count_X[:, None]) * self.tasks_P[self.pattern_X][:, None]
         runs_PR = _log_rising(_CONCENTRATION_R[None, :], self.runs_P[:, None]) * self.tasks_P[:, None]
-        return terms_XR.sum(axis=0) - runs_PR.sum(axis=0), share_V
+        return np.asarray(terms_XR.sum(axis=0) - runs_PR.sum(axis=0))
 
     def chance_alike(self, share_V: Floats, size: int) -> Floats:
         """That `size` fresh runs of one of the tasks are all alike, [R]: the Dirichlet-multinomial's, task by task."""
         alpha_VR = np.outer(share_V, _CONCENTRATION_R)
-        unseen_R = (self.copies_V[:, None] * np.exp(_log_rising(alpha_VR, size))).sum(axis=0)
+        unseen_R = np.asarray((self.copies_V[:, None] * np.exp(_log_rising(alpha_VR, size))).sum(axis=0))
         alpha_XR = alpha_VR[self.kind_X]
         extra_XR = np.exp(_log_rising(alpha_XR + self.count_X[:, None], size)) - np.exp(_log_rising(alpha_XR, size))
         alike_PR = np.zeros((len(self.runs_P), len(_CONCENTRATION_R)))
