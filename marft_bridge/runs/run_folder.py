@@ -148,12 +148,12 @@ class RunFolder:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl that are of updates; none when the file is missing. A torn last line is left out."""
-    return [line for line in _read_lines(path) if line["phase"] != FORECAST]
+    return [line for line in _read_lines(path) if line.get("phase") != FORECAST]
 
 
 def read_forecast(path: Path) -> dict[str, Any] | None:
     """The line of metrics.jsonl that says what training was expected to learn from; None where there is none."""
-    return next((line for line in _read_lines(path) if line["phase"] == FORECAST), None)
+    return next((line for line in _read_lines(path) if line.get("phase") == FORECAST), None)
 
 
 def write_metrics(path: Path, forecast: Mapping[str, Any] | None, updates: Sequence[Mapping[str, Any]]) -> None:

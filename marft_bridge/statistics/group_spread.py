@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from scipy.special import bdtrc, gammaln
 
 from marft_bridge.statistics.clusters import Floats
 
+_Numbers = NDArray[np.floating[Any]]
 _SHARES = np.sin(np.pi / 2 * (np.arange(64) + 0.5) / 64) ** 2  # midpoints of equal parts of Beta(1/2, 1/2)
 _CORRELATIONS = (np.arange(20) + 0.5) / 20
 _CONCENTRATION_R = 1 / _CORRELATIONS - 1
@@ -137,6 +139,6 @@ class _Table:
         return np.asarray((self.tasks_P[:, None] * alike_PR).sum(axis=0) / self.tasks_P.sum())
 
 
-def _log_rising(x: Floats, count: Floats | float) -> Floats:
+def _log_rising(x: _Numbers, count: _Numbers | float) -> Floats:
     """Logarithm of x (x + 1) ... (x + count - 1)."""
     return np.asarray(gammaln(x + count) - gammaln(x))

@@ -6,11 +6,11 @@ is all that reaches the loss: the team reward and the shaping. Invariant: pure; 
 
 The threshold. One group that differs says what was better on one task, by luck perhaps; two are the least that can
 agree. A run is refused where it is less likely than not that its first FIRST_ROUNDS rounds hold ENOUGH_GROUPS of them:
-to be refused wrongly costs a flag, to go on wrongly costs those rounds. With 64 episodes a round and one sample a task
-that is where 2 of 192 collected runs are better than the rest (chance 0.44; 3 of 192: 0.59; 0 of 128: 0.11), with groups
-of 4 where 6 are (0.49). Runs that all earned the same are refused however few they are, since nothing stored says what
-is better, and to collect more is cheap. Nothing is refused without rounds, where all episodes are of others, so that the
-rounds cannot be judged, or where ENOUGH_EXAMPLES stored episodes show what is better, a minibatch, before they begin.
+to be refused wrongly costs a flag, to go on wrongly costs those rounds. With 64 episodes a round, one sample a task,
+that is where 2 of 192 collected runs are better than the rest (chance 0.44; 3 of 192: 0.59; 0 of 128: 0.11); with
+groups of 4 where 6 are (0.49). Runs that all earned the same are refused however few they are, since nothing stored says what
+is better, and to collect more is cheap. Nothing is refused without rounds; nor where all episodes are of others, so
+that the rounds cannot be judged, or ENOUGH_EXAMPLES of others, a minibatch, show what is better before they begin.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class NodeForecast:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What collected episodes say of the rounds to come. Counts but `examples` are of the run's own episodes."""
+    """What stored episodes say of the rounds to come. All but examples and nodes is of the run's own."""
 
     stored: int
     episodes: int  # of these, the ones that did not fail and have a reward; all that follows is of them
@@ -74,6 +74,7 @@ class Forecast:
     spread_tasks: int  # of these, the ones whose runs differ
     never_better: int  # of these, the ones whose runs all earned the worst
     examples: int  # stored episodes that are better than the worst, and that the offline phase takes
+    examples_of_others: int  # of these, the ones that this app did not run
     groups: int  # of a round
     group_size: int
     by_task: bool  # whether a group is the samples of a task; else any two runs
@@ -106,6 +107,7 @@ def trajectories_to_forecast(
     size = options.samples_per_task if by_task else 2
     groups = options.episodes_per_round // size
     spread: GroupSpread | None = outcomes_to_spread(outcomes, size, same_task=by_task) if outcomes else None
+    examples = _find_examples(trajectories, own_ids, nodes, options=options.trainer)
     lost = Counter(reason for t in own if (reason := _lost_reason(t, options.trainer)) is not None)
     return Forecast(
         stored=len(own),
@@ -121,7 +123,8 @@ def trajectories_to_forecast(
         sampled_again=len(again),
         spread_tasks=sum(len(set(runs)) > 1 for runs in again),
         never_better=sum(max(map(_worth, runs)) == worst for runs in again),
-        examples=_count_examples(trajectories, own_ids, nodes, options=options.trainer),
+        examples=len(examples),
+        examples_of_others=len(examples - set(own_ids)),
         groups=groups,
         group_size=size,
         by_task=by_task,
@@ -149,7 +152,7 @@ def forecast_to_lines(forecast: Forecast) -> list[str]:
 
 def forecast_to_refusal(forecast: Forecast) -> str | None:
     """Why rounds would teach nothing, and what to do; None where they should be tried."""
-    if forecast.chance is None or forecast.rounds == 0 or forecast.examples >= ENOUGH_EXAMPLES:
+    if forecast.chance is None or forecast.rounds == 0 or forecast.examples_of_others >= ENOUGH_EXAMPLES:
         return None
     if not forecast.alike and forecast.chance >= _LIKELY:
         return None
@@ -213,13 +216,13 @@ def _worth(outcome: Outcome) -> float:
     return outcome[0]
 
 
-def _count_examples(
+def _find_examples(
     trajectories: Sequence[Trajectory], own_ids: Collection[str], nodes: Sequence[str], options: TrainerOptions
-) -> int:
-    """Episodes that the offline phase takes and that earned more than the worst: than 0 where all are of others."""
+) -> set[str]:
+    """Ids of what the offline phase takes and what earned more than the worst: more than 0 where all are of others."""
     offline = options.offline
     if offline.mode == "off":
-        return 0
+        return set()
     texts: Use = "demonstration" if offline.retokenise else "imitation"
     data = trajectories_to_round(
         trajectories,
@@ -232,8 +235,8 @@ def _count_examples(
     worth = {episode.episode_id: _sum_of(episode.rewards) for episode in data.episodes}
     own_worth = [value for episode_id, value in worth.items() if episode_id in own_ids]
     worst = min(own_worth or [0.0, *worth.values()])
-    is_taken = {e.episode_id: offline.mode != "filtered" or e.reward >= offline.threshold for e in data.episodes}
-    return sum(is_taken[episode_id] and value > worst for episode_id, value in worth.items())
+    taken = [e for e in data.episodes if offline.mode != "filtered" or e.reward >= offline.threshold]
+    return {episode.episode_id for episode in taken if worth[episode.episode_id] > worst}
 
 
 def _lost_reason(trajectory: Trajectory, options: TrainerOptions) -> str | None:
