@@ -8,9 +8,9 @@ The threshold. One group that differs says what was better on one task, by luck 
 agree. A run is refused where it is less likely than not that its first FIRST_ROUNDS rounds hold ENOUGH_GROUPS of them:
 to be refused wrongly costs a flag, to go on wrongly costs those rounds. With 64 episodes a round, one sample a task,
 that is where 2 of 192 collected runs are better than the rest (chance 0.44; 3 of 192: 0.59; 0 of 128: 0.11); with
-groups of 4 where 6 are (0.49). Runs that all earned the same are refused however few they are, since nothing stored says what
-is better, and to collect more is cheap. Nothing is refused without rounds; nor where all episodes are of others, so
-that the rounds cannot be judged, or ENOUGH_EXAMPLES of others, a minibatch, show what is better before they begin.
+groups of 4 where 6 are (0.49). Runs that all earned the same are refused however few they are, since nothing stored
+says what is better, and to collect more is cheap. Nothing is refused without rounds; nor where all episodes are of
+others, so that the rounds cannot be judged, or ENOUGH_EXAMPLES of others, a minibatch, show before what is better.
 """
 
 from __future__ import annotations
