@@ -137,7 +137,7 @@ def train_zoo(
         torch.set_num_threads(1)
         try:
             collect(chosen, reporter, resume=False)
-            train(chosen, reporter, resume=False)
+            train(chosen, reporter, resume=False, without_signal=True)  # what is held is not whether it can be learned
         finally:
             torch.set_num_threads(threads)
         run = RunFolder(folder / "run")
