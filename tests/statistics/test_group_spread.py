@@ -7,9 +7,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from scipy.stats import betabinom
+from scipy.special import betaln
 
 from marft_bridge.statistics.group_spread import outcomes_to_spread
 
@@ -40,21 +42,22 @@ def test_with_half_of_many_runs_right_half_of_the_pairs_differ() -> None:
 def test_with_two_outcomes_it_is_the_beta_binomial_model(size: int) -> None:
     seen = [(2, 3), (0, 3), (1, 2), (0, 1)]  # right, runs
     outcomes = {str(i): [1.0] * right + [0.0] * (runs - right) for i, (right, runs) in enumerate(seen)}
-    angles = np.pi / 2 * (np.arange(200) + 0.5) / 200
-    total, weighted = 0.0, 0.0
-    for share in np.sin(angles) ** 2:  # Beta(1/2, 1/2)
-        for correlation in (np.arange(60) + 0.5) / 60:
-            a, b = share * (1 / correlation - 1), (1 - share) * (1 / correlation - 1)
-            likelihood = float(np.prod([betabinom.pmf(right, runs, a, b) for right, runs in seen]))
-            chances = [
-                1
-                - betabinom.pmf(0, size, a + right, b + runs - right)
-                - betabinom.pmf(size, size, a + right, b + runs - right)
-                for right, runs in seen
-            ]
-            total += likelihood
-            weighted += likelihood * float(np.mean(chances))
-    assert outcomes_to_spread(outcomes, size, same_task=True).expected(1) == pytest.approx(weighted / total, rel=0.02)
+    angles = np.pi / 2 * (np.arange(400) + 0.5) / 400
+    share = np.sin(angles)[:, None] ** 2  # Beta(1/2, 1/2)
+    concentration = 1 / ((np.arange(80) + 0.5) / 80) - 1
+    a, b = share * concentration, (1 - share) * concentration
+
+    def moment(right: int, wrong: int) -> Any:
+        """E[p^right (1 - p)^wrong] of Beta(a, b)."""
+        return np.exp(betaln(a + right, b + wrong) - betaln(a, b))
+
+    likelihood = np.prod([moment(right, runs - right) for right, runs in seen], axis=0)
+    alike = [
+        (moment(right + size, runs - right) + moment(right, runs - right + size)) / moment(right, runs - right)
+        for right, runs in seen
+    ]
+    by_hand = float((likelihood * (1 - np.mean(alike, axis=0))).sum() / likelihood.sum())
+    assert outcomes_to_spread(outcomes, size, same_task=True).expected(1) == pytest.approx(by_hand, rel=0.02)
 
 
 def test_tasks_that_always_end_alike_have_no_spread_and_tasks_that_do_not_have() -> None:

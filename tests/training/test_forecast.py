@@ -255,7 +255,7 @@ def school(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[School]:
         yield opened
 
 
-def test_a_constant_reward_is_refused_before_a_server_starts_and_trained_on_with_the_flag(
+def test_a_constant_reward_is_refused_before_a_server_starts(
     school: School, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     school.server.answer = lambda _: "no"
@@ -264,10 +264,9 @@ def test_a_constant_reward_is_refused_before_a_server_starts_and_trained_on_with
     def open_nothing(*_: Any, **__: Any) -> Any:
         raise AssertionError("a server was started in vain")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "open_session", open_nothing)
-        with pytest.raises(NoSignalError, match=r"all 20 collected episodes earned the same \(0, never more") as raised:
-            school.train()
+    monkeypatch.setattr(training, "open_session", open_nothing)
+    with pytest.raises(NoSignalError, match=r"all 20 collected episodes earned the same \(0, never more") as raised:
+        school.train()
     assert raised.value.exit_code == 1
     record = read_forecast(school.run / "metrics.jsonl")
     assert record is not None
@@ -275,7 +274,15 @@ def test_a_constant_reward_is_refused_before_a_server_starts_and_trained_on_with
     status(school.config(), Reporter(Console(width=300)))
     assert "  forecast: all 20 collected episodes earned the same" in capsys.readouterr().out
 
-    # With the flag it goes on, through rounds that teach nothing; what is resumed is not asked again.
+
+@pytest.mark.slow
+def test_with_the_flag_it_is_trained_on_and_what_is_resumed_is_not_asked_again(school: School) -> None:
+    school.server.answer = lambda _: "no"
+    school.collect()
+    with pytest.raises(NoSignalError):
+        school.train()
+    record = read_forecast(school.run / "metrics.jsonl")
+    assert record is not None
     output = school.train(without_signal=True, rounds=2)
     assert "\nforecast: all 20" in output
     assert "trained reasoner@3, actor@3" in output
@@ -287,14 +294,15 @@ def test_a_constant_reward_is_refused_before_a_server_starts_and_trained_on_with
     assert read_forecast(school.run / "metrics.jsonl") == record | {"without_signal": True, "rounds": 3}
 
 
+@pytest.mark.slow
 def test_two_rounds_without_signal_end_training_and_keep_what_was_trained(school: School) -> None:
     school.server.answer = lambda body: "yes" if body["model"].endswith("@0") and school_number(body) % 2 else "no"
     school.collect()
     with pytest.raises(NoSignalError, match=r"rounds 1 and 2 taught nothing: .*; or go on all the same with --resume"):
-        school.train(rounds=4)
+        school.train(rounds=3)
     assert (school.run / "adapters/actor/3").is_dir()
     assert [line["round"] for line in read_metrics(school.run / "metrics.jsonl")] == [0, 1, 2]
-    assert "trained reasoner@5, actor@5" in school.train(resume=True, rounds=4, without_signal=True)
+    assert "trained reasoner@4, actor@4" in school.train(resume=True, rounds=3, without_signal=True)
 
 
 def school_number(body: Mapping[str, Any]) -> int:
