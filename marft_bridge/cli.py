@@ -120,13 +120,16 @@ def train(
     run: Run = None,
     seed: Seed = None,
     rounds: Annotated[int | None, typer.Option(min=0, help="Overrides `train.rounds`.")] = None,
+    without_signal: Annotated[
+        bool, typer.Option("--without-signal", help="Train although the rewards hardly tell runs apart.")
+    ] = False,
     resume: Resume = False,
 ) -> None:
     """Learn from the stored episodes, then from fresh ones, and publish every new adapter."""
     settings = _config(config, run=run, seed=seed, train__rounds=rounds)
     from marft_bridge.training.train import train as run_train
 
-    run_train(settings, Reporter(), resume)
+    run_train(settings, Reporter(), resume, without_signal=without_signal)
 
 
 @app.command(epilog="Example: marft-bridge compare --config examples/math_duo/bridge.toml --run runs/try --before 0")
@@ -398,8 +401,8 @@ def ingest(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command line and returns its exit code: 0, 1 where all or most episodes failed, 2 for another user
-    error, 130 after Ctrl-C."""
+    """Runs one command line and returns its exit code: 0, 1 where all or most episodes failed or say nothing of what is
+    better, 2 for another user error, 130 after Ctrl-C."""
     stderr = Console(stderr=True, highlight=False)
     try:
         app(list(arguments))

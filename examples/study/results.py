@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from marft_bridge.common.files import write_atomically
-from marft_bridge.runs.run_folder import RunFolder
+from marft_bridge.runs.run_folder import RunFolder, read_metrics
 from trace_store.store import TraceStore
 
 RESULT = "result.json"
@@ -109,8 +109,7 @@ def folder_to_result(
     Raises:
         OSError, ValueError, KeyError: the folder's files are not those of a finished run.
     """
-    lines = map(json.loads, folder.metrics.read_text(encoding="utf-8").splitlines())
-    updates = {line["round"]: line for line in lines}
+    updates = {line["round"]: line for line in read_metrics(folder.metrics)}
     with TraceStore.open(folder.store, wait_s=60) as store:
         rows = store.sql(_ROUNDS, (reward,))
     rounds = tuple(

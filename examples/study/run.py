@@ -159,7 +159,8 @@ def _begun(folder: RunFolder, command: str) -> bool:
 
 def _command(name: str, folder: RunFolder, resume: bool = False) -> list[str]:
     files = ["--config", str(folder.path / CONFIG), "--run", str(folder.path)]
-    return [sys.executable, "-m", "marft_bridge", name, *files, *(["--resume"] if resume else [])]
+    flags = ["--without-signal"] if name == "train" else []  # every condition gets the same number of rounds
+    return [sys.executable, "-m", "marft_bridge", name, *files, *flags, *(["--resume"] if resume else [])]
 
 
 def _run(argv: Sequence[str], folder: RunFolder) -> None:

@@ -7,7 +7,7 @@ from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.live.status import read_live_lines
 from marft_bridge.runs.named_version import read_named_version
-from marft_bridge.runs.run_folder import RunFolder, read_metrics
+from marft_bridge.runs.run_folder import RunFolder, read_forecast, read_metrics
 from marft_bridge.serving.server_file import running_servers
 from trace_store.journal import is_recorded
 from trace_store.store import TraceStore
@@ -29,6 +29,8 @@ def status(config: BridgeConfig, reporter: Reporter) -> None:
     for node in config.graph.nodes:
         versions = sorted(int(p.parent.name) for p in (folder.adapters / node).glob("*/marft.json"))
         reporter.say(f"  {node}: {'adapters ' + ', '.join(map(str, versions)) if versions else 'no adapter yet'}")
+    for line in (read_forecast(folder.metrics) or {"lines": []})["lines"]:
+        reporter.say(f"  {line}")
     lines = read_metrics(folder.metrics)
     if lines:
         reporter.say(f"  last update: round {lines[-1]['round']} of {config.train.rounds} ({lines[-1]['phase']})")

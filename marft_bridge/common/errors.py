@@ -4,6 +4,7 @@
     ├── ConfigError             bridge.toml or a flag
     ├── GraphError              the user's app: import, node names, tasks, rewards
     │   └── EpisodesFailedError      the app ran, and its episodes failed; the CLI exits with 1
+    ├── NoSignalError           rewards from which training can learn nothing; the CLI exits with 1
     ├── ServingError            vLLM: start, port, health, adapters
     ├── ClusterError            Ray: the cluster, its workers, what they sent
     ├── StoreError              (trace_store.errors) the DuckDB file and its journals
@@ -39,6 +40,12 @@ class EpisodesFailedError(GraphError):
     exit_code = 1
 
 
+class NoSignalError(BridgeError):
+    """All is as configured, and the episodes' rewards say too little of what is better to train on."""
+
+    exit_code = 1
+
+
 class ServingError(BridgeError):
     """The model server did not start, died, or answered something unusable."""
 
@@ -56,6 +63,7 @@ __all__ = [
     "ConfigError",
     "EpisodesFailedError",
     "GraphError",
+    "NoSignalError",
     "ServingError",
     "StoreError",
     "TrainError",

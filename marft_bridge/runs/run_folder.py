@@ -5,7 +5,7 @@
     adapters/       <node>/<version>/; version 0 changes nothing
     models/         a folder for each other base model of a comparison: version 0 of every node, the server's log
     checkpoint/     the trainer's newest state
-    metrics.jsonl   one line per update
+    metrics.jsonl   one line per update, behind a line with what training was expected to learn from
     best.json       the version that training names, with its evidence
     advantages/     the advantages of each round's actions, where train.keep_advantages is set
     tensorboard/    the metrics as TensorBoard reads them, where train.tensorboard is set
@@ -24,7 +24,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -38,6 +38,8 @@ from trace_store.journal import is_recorded
 
 COLLECT, TRAIN, EVALUATE = "collect", "train", "evaluate"
 """The ids of the runs that `collect` and `train` make in a folder's store; nothing is learned from the last one."""
+FORECAST = "forecast"
+"""The phase of the line of metrics.jsonl that is of no update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,22 @@ class RunFolder:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; none when the file is missing. A torn last line is left out."""
+    """The lines of metrics.jsonl that are of updates; none when the file is missing. A torn last line is left out."""
+    return [line for line in _read_lines(path) if line.get("phase") != FORECAST]
+
+
+def read_forecast(path: Path) -> dict[str, Any] | None:
+    """The line of metrics.jsonl that says what training was expected to learn from; None where there is none."""
+    return next((line for line in _read_lines(path) if line.get("phase") == FORECAST), None)
+
+
+def write_metrics(path: Path, forecast: Mapping[str, Any] | None, updates: Sequence[Mapping[str, Any]]) -> None:
+    """Replaces metrics.jsonl: the forecast, then the updates."""
+    lines = [*([] if forecast is None else [forecast]), *updates]
+    write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = []

@@ -18,7 +18,6 @@ from threading import Lock
 from typing import Any
 
 from marft_bridge.common.errors import ConfigError
-from marft_bridge.common.files import write_atomically
 from marft_bridge.common.progress import Reporter, Task
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.recording.tool_schemas import refuse_changed, runs_to_surfaces, trajectories_to_surface
@@ -28,7 +27,15 @@ from marft_bridge.rollouts.held_out import HeldOutTasks, record_learned_tasks
 from marft_bridge.rollouts.session import Session, open_session
 from marft_bridge.runs.ledger import begin_run, refuse_second_run
 from marft_bridge.runs.named_version import NamedVersion, write_named_version
-from marft_bridge.runs.run_folder import COLLECT, EVALUATE, TRAIN, RunFolder, read_metrics
+from marft_bridge.runs.run_folder import (
+    COLLECT,
+    EVALUATE,
+    TRAIN,
+    RunFolder,
+    read_forecast,
+    read_metrics,
+    write_metrics,
+)
 from marft_bridge.runs.run_store import WAIT_IN_RUN_S, open_run_store, take_in_journal, take_in_on_failure
 from marft_bridge.serving.model_versions import config_to_versions
 from marft_bridge.training.advantage_log import credits_to_file, delete_rounds_after
@@ -45,6 +52,7 @@ from marft_bridge.training.round_plan import (
 )
 from marft_bridge.training.round_timings import PUBLISH, ROLLOUT, SCORE, RoundClock
 from marft_bridge.training.served_checks import check_staleness, served_versions
+from marft_bridge.training.signal_check import SignalCheck, check_forecast
 from marft_bridge.training.task_draw import DrawRule, round_to_task_order
 from marft_bridge.training.tensorboard import require_tensorboard, write_scalars
 from marft_bridge.training.version_naming import lines_to_stop_text, named_to_metrics, named_to_text, store_to_named
@@ -65,8 +73,11 @@ ORDER BY run_id = $4, started_ns, episode_id
 """
 
 
-def train(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
+def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal: bool = False) -> None:
     """Trains one adapter per node and publishes every version.
+
+    Args:
+        without_signal: goes on where rewards hardly tell runs apart; a run that is resumed keeps to what it began with.
 
     Raises:
         BridgeError, StoreError, TrainError: see the messages; the last checkpoint stays usable.
@@ -95,6 +106,7 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
             )
             stored = store.trajectories(run_ids=[COLLECT], split="train")
             collected = [retokeniser.trajectory_to_retokenised(trajectory, store.spans) for trajectory in stored]
+            own_ids = {trajectory.episode.episode_id for trajectory in collected}
             collected += _external_episodes(config, collected, retokeniser, reporter=reporter)
             collected = heldout.drop_held_out(collected, "stored episodes", reporter.say)
             if (line := retokeniser.summary()) is not None:
@@ -102,6 +114,9 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
             if not collected:
                 raise ConfigError(f"train: {folder.store} holds no collected episode; run `marft-bridge collect` first")
             refuse_changed(runs_to_surfaces(collected), config.train.allow_tool_change, "train.allow_tool_change")
+            signal = check_forecast(
+                config, collected, own_ids, resume=resume, without_signal=without_signal, reporter=reporter
+            )
             begin_run(store, TRAIN, "train", config=config, folder=folder)
         with (
             take_in_on_failure(folder, reporter, "train"),
@@ -110,7 +125,14 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
         ):
             tasks = heldout.drop_held_out_tasks(app.train_tasks, reporter.say)
             _Training(
-                config, folder, session, rollouts=rollouts, heldout=heldout, tasks=tasks, collected=collected
+                config,
+                folder,
+                session,
+                rollouts=rollouts,
+                heldout=heldout,
+                tasks=tasks,
+                collected=collected,
+                signal=signal,
             ).run()
         take_in_journal(folder, reporter)
 
@@ -140,9 +162,10 @@ class _Training:
         heldout: HeldOutTasks,
         tasks: Sequence[dict[str, Any]],
         collected: Sequence[Trajectory],
+        signal: SignalCheck,
     ) -> None:
         self.config, self.folder, self.session, self.rollouts = config, folder, session, rollouts
-        self.heldout, self.collected = heldout, collected
+        self.heldout, self.collected, self.signal = heldout, collected, signal
         self.tasks = {str(task["id"]): task for task in tasks}
         self.models, self.registry = session.models, session.models.versions.registry
         self.reporter = session.reporter
@@ -255,11 +278,14 @@ class _Training:
         line["best"] = named_to_metrics(
             named, read_metrics(self.folder.metrics), self.options.rounds, stop_early=self.options.stop_early
         )
+        line["signal"] = self.signal.has_signal(metrics, [*episodes, *replayed])
         line["seconds"] = self.clock.finish(number, metrics["seconds"])
         with self.clock.part(number + 1, PUBLISH):
             self._commit(line)
             self._publish()
-        return self._report_round(number, episodes, metrics)
+        figures = self._report_round(number, episodes, metrics)
+        self.signal.refuse_silence(read_metrics(self.folder.metrics), episodes)
+        return figures
 
     def _plan_rollouts(self, number: int) -> Callable[[], None]:
         """A function that plays the episodes that a round lacks, and refills it, by the currently newest versions."""
@@ -366,8 +392,9 @@ class _Training:
         checkpoint.save(self.trainer, self.folder.checkpoint)
 
     def _delete_metrics_after(self, rounds: int) -> None:
-        lines = [line for line in read_metrics(self.folder.metrics) if line["round"] <= rounds]
-        write_atomically(self.folder.metrics, "".join(json.dumps(line) + "\n" for line in lines))
+        path = self.folder.metrics
+        kept_lines = [line for line in read_metrics(path) if line["round"] <= rounds]
+        write_metrics(path, forecast=read_forecast(path), updates=kept_lines)
 
     def _publish(self) -> None:
         """Makes the newest version of every node from the trainer's state, registers it, and has it served."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -11,12 +12,13 @@ from support.paths import ROOT
 from support.tiny_policy import AGENTS, play, save_tiny_llama
 from support.trainer_options import trainer_options
 
+from marft_bridge.training.forecast import Forecast, NodeForecast
 from trace_store.records import Action
 from trainers.marft import MarftTrainer
 
 PAGE = (ROOT / "docs/metrics.md").read_text()
 EXPLAINED = set(re.findall(r"`([a-z_]+)`", PAGE))
-OF_THE_LINE = {"phase", "round", "served", "staleness", "best", "wasted_rollouts"}  # what `train` adds
+OF_THE_LINE = {"phase", "round", "served", "staleness", "best", "signal", "wasted_rollouts"}  # what `train` adds
 OF_THE_STRUCTURE = {"agents", "critic", "critics", "adapter", "mode", "used", "warm_up", "replay"}
 
 
@@ -51,3 +53,9 @@ def test_every_figure_that_heads_a_row_is_returned(lines: dict[str, Any]) -> Non
     headed = {name for row in rows for name in re.findall(r"`([a-z_]+)`", row)}
     assert len(headed) > 25
     assert headed - figures(lines["update"]) - OF_THE_LINE - {"critic"} == set()
+
+
+def test_every_field_of_the_forecast_is_explained() -> None:
+    (section,) = re.findall(r"^## The forecast$(.*?)^## ", PAGE, flags=re.MULTILINE | re.DOTALL)
+    named = {field.name for record in (Forecast, NodeForecast) for field in fields(record)}
+    assert named | {"phase", "lines", "without_signal"} == set(re.findall(r"`([a-z_]+)`", section)) - {"shaping"}

@@ -38,7 +38,7 @@ from examples.study.drawing import Panel, panels_to_svg
 from examples.study.figures import area, curve, fresh_before, paired, reached, results_by_condition, seconds_a_round
 from examples.study.page import results_to_page
 from examples.study.results import HeldOut, Result, RoundResult, read_result, write_result
-from marft_bridge.runs.run_folder import RunFolder
+from marft_bridge.runs.run_folder import RunFolder, read_metrics
 from trace_store.store import TraceStore
 from trainers.advantages.recurrences import gae_along_dependencies
 
@@ -386,7 +386,7 @@ def test_a_stopped_run_goes_on_and_its_result_is_that_of_its_episodes(lab: Path)
     flags = ("--only", BASELINE, "--seeds", "0")
     folder = RunFolder(lab / "runs" / f"{BASELINE}-0")
     process = start(lab, *flags)
-    while not (folder.metrics.exists() and len(folder.metrics.read_text().splitlines()) >= 2):
+    while len(read_metrics(folder.metrics)) < 2:
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)

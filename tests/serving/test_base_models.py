@@ -44,7 +44,7 @@ from marft_bridge.live.flags import flags_to_live
 from marft_bridge.model_calls.node_chat_model import NodeChat
 from marft_bridge.model_calls.redirect import redirected_models
 from marft_bridge.model_calls.routing import Route, Routing, current_routing
-from marft_bridge.runs.run_folder import RunFolder
+from marft_bridge.runs.run_folder import RunFolder, read_metrics
 from marft_bridge.serving import served_bases as served_models
 from marft_bridge.serving import vllm_process as server_process
 from marft_bridge.serving.model_versions import config_to_versions
@@ -327,7 +327,7 @@ def test_lineage_and_adapters_are_those_of_each_nodes_own_base_model(lab: Path, 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_rounds_learn_on_both_and_their_log_probs_agree_with_the_servers(trained: Path) -> None:
-    lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(trained / "metrics.jsonl")
     assert [line["round"] for line in lines] == [0, 1, 2]
     for line in lines[1:]:
         assert line["served"] == {"reasoner": True, "actor": True}

@@ -18,6 +18,7 @@ from support.paths import ROOT
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from examples.study.run import dict_to_toml
+from marft_bridge.runs.run_folder import read_metrics
 from trace_store.store import TraceStore
 from trainers.common.files import weights_to_sha256
 
@@ -78,7 +79,7 @@ def test_nodes_on_two_real_servers_are_trained_together(smollm2_dir: Path, other
     done = subprocess.run(argv, cwd=ROOT, text=True, capture_output=True, timeout=850, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("using the model server random at") == 2
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(run / "metrics.jsonl")
     assert [line["round"] for line in lines] == [0, 1, 2]
     for line in lines[1:]:  # engine and trainer agree on the log-probs of what each server said
         for node in ("reasoner", "actor"):

@@ -36,7 +36,8 @@ class School:
         self.run, self.tasks = folder / "run", folder / "tasks.jsonl"
         self.write(TASKS)
         (folder / "apps.py").write_text(APPS.replace("HOSTED", server.url))
-        server.answer = lambda body: "yes" if len(json.dumps(body["messages"])) % 2 else "no"
+        # The actor is right on two of three tasks, so that runs earn differently.
+        server.answer = lambda body: "yes" if int(body["messages"][-1]["content"].split()[0]) % 3 else "no"
         self.learned: list[Episode] = []
         real = trajectories_to_round
 
@@ -79,9 +80,10 @@ class School:
         collect(self.config(**options), Reporter(Console(file=text, width=300)), resume=False)
         return text.getvalue()
 
-    def train(self, resume: bool = False, **options: Any) -> str:
+    def train(self, resume: bool = False, without_signal: bool = False, **options: Any) -> str:
         text = io.StringIO()
-        training.train(self.config(**options), Reporter(Console(file=text, width=300)), resume)
+        reporter = Reporter(Console(file=text, width=300))
+        training.train(self.config(**options), reporter, resume, without_signal=without_signal)
         return text.getvalue()
 
     def store(self) -> TraceStore:

@@ -44,7 +44,7 @@ from marft_bridge.recording.wrap import wrap
 from marft_bridge.rollouts.app import App
 from marft_bridge.rollouts.collector import Collector
 from marft_bridge.rollouts.episode_plan import plan_episodes
-from marft_bridge.runs.run_folder import RunFolder
+from marft_bridge.runs.run_folder import RunFolder, read_metrics
 from marft_bridge.serving.adapter_registry import AdapterRegistry, publish
 from marft_bridge.serving.server_file import write_server_file
 from marft_bridge.serving.zero_adapter import write_zero_adapter
@@ -305,7 +305,7 @@ def test_killed_commands_resume_without_loss_and_end_in_a_report(vllm_server: Ru
     )
     known = {e.episode.episode_id for e in collected}
     finished, _ = shell.signal_after(shell.start("train", "--rounds", "2"), 4, signal.SIGKILL, known)
-    assert not any(line["round"] == 1 for line in map(json.loads, shell.run.metrics.read_text().splitlines()))
+    assert not any(line["round"] == 1 for line in read_metrics(shell.run.metrics))
     output = shell.finish("train", "--rounds", "2", "--resume")
     assert "resuming after round 0 of 2" in output
     trained = shell.stored("train")
@@ -315,7 +315,7 @@ def test_killed_commands_resume_without_loss_and_end_in_a_report(vllm_server: Ru
         assert len({e.episode.task_id for e in of_round}) == len(of_round) == 8
         # On-policy: every action of round r came from version r.
         assert {a.adapter for e in of_round for a in e.actions} == {f"{node}@{round_number}" for node in NODES}
-    lines = [json.loads(line) for line in shell.run.metrics.read_text().splitlines()]
+    lines = read_metrics(shell.run.metrics)
     assert [(line["phase"], line["round"]) for line in lines] == [("offline", 0), ("online", 1), ("online", 2)]
     # (f) 3 older episodes beside 8 fresh ones are not more than 0.3 of 11; the first round draws on those of collect.
     assert [line["replayed"] for line in lines[1:]] == [3, 3]
@@ -402,7 +402,7 @@ def test_rounds_are_sampled_while_the_trainer_updates_and_are_never_older_than_a
     shell.finish("collect", "--episodes", "8")
     shell.finish("train", "--rounds", "4")
     trained = shell.stored("train")
-    lines = [json.loads(line) for line in shell.run.metrics.read_text().splitlines()][1:]
+    lines = read_metrics(shell.run.metrics)[1:]
     for number, line in enumerate(lines, start=1):
         of_round = [e for e in trained if e.episode.round == number and e.team_reward("reward") is not None]
         assert len(of_round) == 8

@@ -6,13 +6,14 @@ there, would leave a round with less replay than was asked for.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
 import pytest
 from support.school_rig import School, school_in
+
+from marft_bridge.runs.run_folder import read_metrics
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_what_cannot_be_learned_from_is_not_drawn(school: School) -> None:
         con.execute("UPDATE episodes SET outcome = 'failed', reason = 'a test' WHERE episode_id IN ?", [failed])
         con.execute("DELETE FROM rewards WHERE episode_id IN ?", [unrewarded])
     school.train(trainer={"importance": {"mismatch": "truncate"}, "replay": {"share": 0.5, "max_staleness": 4}})
-    lines = [json.loads(line) for line in (school.run / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(school.run / "metrics.jsonl")
     assert [line.get("replayed") for line in lines] == [None, 6]  # as many as the six fresh ones
     replayed = [episode.episode_id for episode in school.learned[-12:] if episode.run_id == "collect"]
     assert sorted(replayed) == sorted(fine)

@@ -122,11 +122,11 @@ def test_a_round_whose_episodes_were_stored_before_a_resume_has_no_rollout_and_t
     def refuse(*_: object) -> None:
         raise TrainError("cut short")
 
-    def in_two_goes(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
+    def in_two_goes(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal: bool) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(MarftTrainer, "update", refuse)
             with pytest.raises(TrainError, match="cut short"):
-                train(config, reporter, resume)
+                train(config, reporter, resume, without_signal=without_signal)
         train(config, reporter, resume=True)
 
     monkeypatch.setattr(zoo_rig, "train", in_two_goes)

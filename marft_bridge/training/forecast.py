@@ -1,0 +1,324 @@
+"""Collected episodes -> what the first rounds can learn from: figures, lines of text, and the reason to refuse a run.
+
+A round teaches by runs that earned differently: samples of one task where the estimator compares groups; for any other,
+which holds a run against what it expects, two runs of the round, so that its episodes count as pairs. What a run earned
+is all that reaches the loss: the team reward and the shaping. Invariant: pure; what was not measured is None.
+
+The threshold. One group that differs says what was better on one task, by luck perhaps; two are the least that can
+agree. A run is refused where it is less likely than not that its first FIRST_ROUNDS rounds hold ENOUGH_GROUPS of them:
+to be refused wrongly costs a flag, to go on wrongly costs those rounds. With 64 episodes a round, one sample a task,
+that is where 2 of 192 collected runs are better than the rest (chance 0.44; 3 of 192: 0.59; 0 of 128: 0.11); with
+groups of 4 where 6 are (0.49). Runs that all earned the same are refused however few they are, since nothing stored
+says what is better, and to collect more is cheap. Nothing is refused without rounds; nor where all episodes are of
+others, so that the rounds cannot be judged, or ENOUGH_EXAMPLES of others, a minibatch, show before what is better.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
+
+from marft_bridge.config.bridge import TrainOptions
+from marft_bridge.statistics.group_spread import GroupSpread, outcomes_to_spread
+from trace_store.records import Action, Trajectory
+from trainers.batch import Use, trajectories_to_round
+from trainers.config import TrainerOptions
+from trainers.rewards import EpisodeRewards, trajectory_to_rewards
+
+FIRST_ROUNDS = 2
+ENOUGH_GROUPS = 2
+ENOUGH_EXAMPLES = 16
+FLAG = "--without-signal"
+
+Outcome = tuple[Hashable, ...]
+"""All that an episode earned, its sum first; runs of equal outcomes teach nothing."""
+
+_LIKELY = 0.5  # the chance below which a run is refused
+_HANDFUL = 5  # examples of what is better; with fewer a stronger model's traces are the first thing to try
+_FEW_BETTER = 0.05  # share of the runs
+_CUT_OF_NODE, _CUT_OF_ALL = 0.1, 0.25  # shares of calls that are worth a word
+_UNTRAINABLE = 0.1
+_LOST = 0.1  # share of the episodes
+
+
+@dataclass(frozen=True, slots=True)
+class NodeForecast:
+    """What the calls of one trained node are like; shares are of its calls."""
+
+    calls: int
+    calls_per_episode: float  # of those in which it acts; 0 where it never does
+    episode_share: float  # of the episodes, those in which it acts
+    cut_share: float | None  # ended by the limit of tokens; None without a call
+    untrainable_share: float | None
+    untrainable_reason: str | None  # the commonest
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What stored episodes say of the rounds to come. All but examples and nodes is of the run's own."""
+
+    stored: int
+    episodes: int  # of these, the ones that did not fail and have a reward; all that follows is of them
+    lost: int  # of the stored: failed, cut short or without a reward
+    lost_reason: str | None  # the commonest
+    lowest: float | None  # team reward
+    highest: float | None
+    mean: float | None
+    better: int  # episodes that earned more than the worst
+    alike: bool  # all of them earned the same
+    tasks: int
+    sampled_again: int  # tasks with two runs or more
+    spread_tasks: int  # of these, the ones whose runs differ
+    never_better: int  # of these, the ones whose runs all earned the worst
+    examples: int  # stored episodes that are better than the worst, and that the offline phase takes
+    examples_of_others: int  # of these, the ones that this app did not run
+    groups: int  # of a round
+    group_size: int
+    by_task: bool  # whether a group is the samples of a task; else any two runs
+    informative: float | None  # groups of a round that are expected to differ; None without own episodes
+    chance: float | None  # that the first rounds hold enough of them
+    rounds: int
+    nodes: dict[str, NodeForecast]
+
+
+def trajectories_to_forecast(
+    trajectories: Sequence[Trajectory], own_ids: Collection[str], nodes: Sequence[str], options: TrainOptions
+) -> Forecast:
+    """Stored episodes to what they say of the rounds that follow.
+
+    Args:
+        trajectories: none of them held out.
+        own_ids: ids of those that this app ran by the models that will be trained; the others are only examples.
+        nodes: the trained ones.
+    """
+    own = [t for t in trajectories if t.episode.episode_id in own_ids]
+    scored = [(t, value) for t in own if (value := _reward(t, options.trainer.reward)) is not None]
+    rewards = [value for _, value in scored]
+    outcomes: dict[str, list[Outcome]] = {}
+    for trajectory, value in scored:
+        outcomes.setdefault(trajectory.episode.task_id, []).append(_outcome(trajectory, value, options.trainer))
+    again = [runs for runs in outcomes.values() if len(runs) > 1]
+    distinct = {outcome for runs in outcomes.values() for outcome in runs}
+    worst = min(map(_worth, distinct), default=0.0)
+    by_task = options.trainer.advantage.estimator_class.needs_groups
+    size = options.samples_per_task if by_task else 2
+    groups = options.episodes_per_round // size
+    spread: GroupSpread | None = outcomes_to_spread(outcomes, size, same_task=by_task) if outcomes else None
+    examples = _find_examples(trajectories, own_ids, nodes, options=options.trainer)
+    lost = Counter(reason for t in own if (reason := _lost_reason(t, options.trainer)) is not None)
+    return Forecast(
+        stored=len(own),
+        episodes=len(scored),
+        lost=lost.total(),
+        lost_reason=lost.most_common(1)[0][0] if lost else None,
+        lowest=min(rewards, default=None),
+        highest=max(rewards, default=None),
+        mean=math.fsum(rewards) / len(rewards) if rewards else None,
+        better=sum(_worth(outcome) > worst for runs in outcomes.values() for outcome in runs),
+        alike=len(distinct) == 1,
+        tasks=len(outcomes),
+        sampled_again=len(again),
+        spread_tasks=sum(len(set(runs)) > 1 for runs in again),
+        never_better=sum(max(map(_worth, runs)) == worst for runs in again),
+        examples=len(examples),
+        examples_of_others=len(examples - set(own_ids)),
+        groups=groups,
+        group_size=size,
+        by_task=by_task,
+        informative=None if spread is None else spread.expected(groups),
+        chance=None if spread is None else spread.chance_of(ENOUGH_GROUPS, FIRST_ROUNDS * groups),
+        rounds=options.rounds,
+        nodes={node: _node_forecast(node, own or trajectories) for node in nodes},
+    )
+
+
+def earn_differently(trajectories: Sequence[Trajectory], options: TrainerOptions) -> bool:
+    """Whether any two of these episodes earned different rewards, as far as rewards reach the loss."""
+    scored = ((t, _reward(t, options.reward)) for t in trajectories)
+    return len({_outcome(t, value, options) for t, value in scored if value is not None}) > 1
+
+
+def forecast_to_lines(forecast: Forecast) -> list[str]:
+    """A line in all, and one for each node that there is something to say of."""
+    lines = [f"forecast: {_rewards_text(forecast)}; {_groups_text(forecast)}{_lost_text(forecast)}"]
+    for node, figures in forecast.nodes.items():
+        if parts := _node_parts(figures, forecast):
+            lines.append(f"forecast, {node}: {'; '.join(parts)}")
+    return lines
+
+
+def forecast_to_refusal(forecast: Forecast) -> str | None:
+    """Why rounds would teach nothing, and what to do; None where they should be tried."""
+    if forecast.chance is None or forecast.rounds == 0 or forecast.examples_of_others >= ENOUGH_EXAMPLES:
+        return None
+    if not forecast.alike and forecast.chance >= _LIKELY:
+        return None
+    return (
+        f"train: the rounds would probably teach nothing: {_rewards_text(forecast)}; {_groups_text(forecast)}; "
+        f"{forecast_to_advice(forecast)}; or train all the same with {FLAG}"
+    )
+
+
+def forecast_to_advice(forecast: Forecast) -> str:
+    """What would give the episodes of this forecast more to learn from, the first thing to try first."""
+    few_better = forecast.better < _FEW_BETTER * forecast.episodes
+    all_paid = forecast.alike and forecast.lowest is not None and forecast.lowest > 0
+    hard_tasks = few_better or 2 * forecast.never_better > forecast.sampled_again
+    cut_share = _cut_of_all(forecast) or 0.0
+    more = "samples of a task (train.samples_per_task)" if forecast.by_task else "episodes (train.episodes_per_round)"
+    advice = [
+        (all_paid, "look whether the reward can tell runs apart, or take harder tasks"),
+        (few_better and not all_paid, "give partial credit (docs/rewards.md)"),
+        (cut_share >= _CUT_OF_ALL, f"let calls be longer (sampling.max_tokens; {cut_share:.0%} of them reach it)"),
+        (not forecast.alike, f"take more {more}"),
+        (forecast.examples < _HANDFUL and not all_paid, "learn from traces of a stronger model (train.traces)"),
+        (hard_tasks and not all_paid, "begin with easier tasks"),
+    ]
+    return "; ".join(text for applies, text in advice if applies)
+
+
+def _reward(trajectory: Trajectory, name: str) -> float | None:
+    """The team reward of an episode that counts in a round."""
+    value = trajectory.team_reward(name)
+    is_usable = trajectory.episode.outcome != "failed" and value is not None and math.isfinite(value)
+    return value if is_usable else None
+
+
+def _outcome(trajectory: Trajectory, value: float, options: TrainerOptions) -> Outcome:
+    """What an episode earned: in all, as a team, at its steps, by its agents."""
+    earned, _ = trajectory_to_rewards(
+        trajectory, (options.reward, value), options.shaping, edges=(), is_kept_A=[True] * len(trajectory.actions)
+    )
+    steps = [(name, *(_rounded(step.value) for step in rewards)) for name, rewards in sorted(earned.step.items())]
+    private = [
+        (name, *((node, _rounded(value)) for node, value in sorted(rewards.items())))
+        for name, rewards in sorted(earned.private.items())
+    ]
+    return (_rounded(_sum_of(earned)), _rounded(earned.total), *steps, *private)
+
+
+def _sum_of(earned: EpisodeRewards) -> float:
+    parts = [step.value for rewards in earned.step.values() for step in rewards]
+    parts += [value for rewards in earned.private.values() for value in rewards.values()]
+    return earned.total + math.fsum(parts)
+
+
+def _rounded(value: float) -> float:
+    """Without what float64 leaves of equal sums."""
+    return float(f"{value:.12g}")
+
+
+def _worth(outcome: Outcome) -> float:
+    assert isinstance(outcome[0], float)
+    return outcome[0]
+
+
+def _find_examples(
+    trajectories: Sequence[Trajectory], own_ids: Collection[str], nodes: Sequence[str], options: TrainerOptions
+) -> set[str]:
+    """Ids of what the offline phase takes and what earned more than the worst: more than 0 where all are of others."""
+    offline = options.offline
+    if offline.mode == "off":
+        return set()
+    texts: Use = "demonstration" if offline.retokenise else "imitation"
+    data = trajectories_to_round(
+        trajectories,
+        nodes,
+        options.reward,
+        vocabulary=dict.fromkeys(nodes, sys.maxsize),
+        use="replay" if offline.needs_behaviour else texts,
+        shaping=options.shaping,
+    )
+    worth = {episode.episode_id: _sum_of(episode.rewards) for episode in data.episodes}
+    own_worth = [value for episode_id, value in worth.items() if episode_id in own_ids]
+    worst = min(own_worth or [0.0, *worth.values()])
+    taken = [e for e in data.episodes if offline.mode != "filtered" or e.reward >= offline.threshold]
+    return {episode.episode_id for episode in taken if worth[episode.episode_id] > worst}
+
+
+def _lost_reason(trajectory: Trajectory, options: TrainerOptions) -> str | None:
+    """Why an episode teaches less than a whole one, or None."""
+    if trajectory.episode.outcome != "terminated":
+        return trajectory.episode.reason or trajectory.episode.outcome
+    return f"no reward {options.reward!r}" if _reward(trajectory, options.reward) is None else None
+
+
+def _node_forecast(node: str, trajectories: Sequence[Trajectory]) -> NodeForecast:
+    by_episode = [[a for a in t.actions if a.node == node] for t in trajectories]
+    calls: list[Action] = [action for actions in by_episode for action in actions]
+    acting = sum(map(bool, by_episode))
+    reasons = Counter(action.untrainable_reason or "unknown" for action in calls if not action.trainable)
+    return NodeForecast(
+        calls=len(calls),
+        calls_per_episode=len(calls) / acting if acting else 0.0,
+        episode_share=acting / len(by_episode) if by_episode else 0.0,
+        cut_share=sum(a.finish_reason == "length" for a in calls) / len(calls) if calls else None,
+        untrainable_share=reasons.total() / len(calls) if calls else None,
+        untrainable_reason=reasons.most_common(1)[0][0] if reasons else None,
+    )
+
+
+def _node_parts(node: NodeForecast, forecast: Forecast) -> list[str]:
+    if node.cut_share is None or node.untrainable_share is None:
+        return ["no call of it is stored, so nothing is known of what it can learn"]
+    parts = []
+    if node.cut_share >= _CUT_OF_NODE:
+        parts.append(f"{node.cut_share:.0%} of its calls were cut at the limit of tokens (sampling.max_tokens)")
+    if node.untrainable_share >= _UNTRAINABLE:
+        parts.append(f"{node.untrainable_share:.0%} of its calls teach nothing, most often: {node.untrainable_reason}")
+    groups = forecast.informative or 0.0
+    if FIRST_ROUNDS * groups * node.episode_share < ENOUGH_GROUPS <= FIRST_ROUNDS * groups:
+        parts.append(
+            f"it acts in {node.episode_share:.0%} of the episodes, so that about {groups * node.episode_share:.1f} "
+            f"of these {_unit(forecast)} teach it"
+        )
+    return parts
+
+
+def _cut_of_all(forecast: Forecast) -> float | None:
+    calls = sum(node.calls for node in forecast.nodes.values())
+    cut = math.fsum(node.cut_share * node.calls for node in forecast.nodes.values() if node.cut_share is not None)
+    return cut / calls if calls else None
+
+
+def _rewards_text(forecast: Forecast) -> str:
+    if forecast.lowest is None or forecast.highest is None:
+        return (
+            f"none of the stored episodes is this app's own; {forecast.examples} can be learned from before the rounds"
+        )
+    never = ", never more than 0" if forecast.highest <= 0 else ""
+    if forecast.alike:
+        return f"all {forecast.episodes} collected episodes earned the same ({forecast.lowest:g}{never})"
+    text = (
+        f"{forecast.better} of {forecast.episodes} collected episodes earned more than the worst "
+        f"({forecast.lowest:g} to {forecast.highest:g}, {forecast.mean:.3f} on average{never})"
+    )
+    if forecast.sampled_again:
+        text += f", runs of {forecast.spread_tasks} of {forecast.sampled_again} tasks differ"
+    return text
+
+
+def _groups_text(forecast: Forecast) -> str:
+    if forecast.informative is None:
+        return "what the rounds can learn is not known"
+    if forecast.rounds == 0:
+        return "no rounds follow"
+    return (
+        f"about {forecast.informative:.1f} of the {forecast.groups} {_unit(forecast)} of a round will differ in reward"
+    )
+
+
+def _unit(forecast: Forecast) -> str:
+    return f"groups of {forecast.group_size}" if forecast.by_task else "pairs of runs"
+
+
+def _lost_text(forecast: Forecast) -> str:
+    if not forecast.lost or forecast.lost < _LOST * forecast.stored:
+        return ""
+    return (
+        f"; {forecast.lost} of {forecast.stored} episodes failed, were cut short or have no reward, most often: "
+        f"{forecast.lost_reason}"
+    )

@@ -1,0 +1,315 @@
+"""Owns: what `train` says of a run before it starts, when it refuses to start, and when it ends for lack of signal.
+
+- Collected rewards that are all alike, or so rare that two rounds would hardly meet one, are refused before a server
+  starts, in one line with what to do and the flag; with the flag, and where runs differ, training begins.
+- What reaches the loss counts: the team reward and its shaping.
+- Two rounds in a row whose rewards moved nothing end the run; one does not, nor does a run that has learned all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from support.school_rig import School, school_in
+from support.tiny_policy import make_action, make_trajectory
+
+from marft_bridge import cli
+from marft_bridge.commands.status import status
+from marft_bridge.common.errors import NoSignalError
+from marft_bridge.common.progress import Reporter
+from marft_bridge.config.bridge import TrainOptions
+from marft_bridge.runs.run_folder import read_forecast, read_metrics
+from marft_bridge.training import train as training
+from marft_bridge.training.forecast import (
+    Forecast,
+    forecast_to_advice,
+    forecast_to_lines,
+    forecast_to_refusal,
+    trajectories_to_forecast,
+)
+from marft_bridge.training.signal_check import SignalCheck
+from trace_store.records import Reward, Trajectory
+
+GROUPS = {"samples_per_task": 4, "trainer": {"advantage": {"estimator": "grpo"}}}
+
+
+def runs(rewards: Sequence[float], per_task: int = 1, **call: Any) -> list[Trajectory]:
+    """Runs of one call, `per_task` of each task in a row."""
+    made = []
+    for n, value in enumerate(rewards):
+        trajectory = make_trajectory([make_action("actor", [1], [2, 3], **call)], value, task_id=f"t{n // per_task}")
+        made.append(replace(trajectory, episode=replace(trajectory.episode, episode_id=f"e{n}")))
+    return made
+
+
+def forecast_of(trajectories: Sequence[Trajectory], own: bool = True, **options: Any) -> Forecast:
+    own_ids = {t.episode.episode_id for t in trajectories} if own else set()
+    return trajectories_to_forecast(trajectories, own_ids, ["actor"], options=TrainOptions.model_validate(options))
+
+
+# -- what is refused ------------------------------------------------------------------------------------------
+
+
+def test_a_graph_that_earns_in_one_of_two_hundred_runs_is_refused() -> None:
+    forecast = forecast_of(runs([1.0] + [0.0] * 199))
+    # Of 32 pairs, each with one of 2 * 0.005 to differ by the mean; Jeffreys' rule puts 1.5 in the place of 1.
+    assert forecast.informative == pytest.approx(32 * 2 * 1.5 * 199.5 / (201 * 202), rel=0.02)
+    refusal = forecast_to_refusal(forecast)
+    assert refusal is not None
+    assert "1 of 200 collected episodes earned more than the worst (0 to 1, 0.005 on average)" in refusal
+    assert "about 0.5 of the 32 pairs of runs of a round will differ in reward" in refusal
+    assert refusal.endswith("or train all the same with --without-signal")
+    assert "\n" not in refusal
+
+
+def test_the_threshold_is_where_two_groups_in_two_rounds_are_as_likely_as_not() -> None:
+    # With a share s of 128 runs to come, and few, the number that differ is binomial in 64 pairs: 2 of 192 are too few.
+    assert [forecast_to_refusal(forecast_of(runs([1.0] * n + [0.0] * (192 - n)))) is None for n in (2, 3)] == [
+        False,
+        True,
+    ]
+
+
+def test_a_healthy_graph_is_not_refused_and_told_its_groups() -> None:
+    forecast = forecast_of(runs([1.0, 0.0, 0.0, 1.0] * 50, per_task=4), **GROUPS)
+    assert forecast_to_refusal(forecast) is None
+    assert forecast.informative == pytest.approx(16 * 7 / 8, rel=0.05)  # four runs at 1/2 differ with 1 - 2 / 16
+    (line,) = forecast_to_lines(forecast)
+    assert "runs of 50 of 50 tasks differ; about 13.7 " in line
+    assert "of the 16 groups of 4 of a round" in line
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("count", [1, 10, 500])
+def test_runs_that_all_earned_the_same_are_refused_however_many_they_are(value: float, count: int) -> None:
+    forecast = forecast_of(runs([value] * count), episodes_per_round=4096)
+    refusal = forecast_to_refusal(forecast)
+    assert refusal is not None
+    assert f"all {count} collected episodes earned the same ({value:g}" in refusal
+    assert ("never more than 0" in refusal) == (value == 0)
+
+
+def test_tasks_that_always_end_alike_are_refused_where_groups_are_compared_and_only_there() -> None:
+    settled = runs([float(n // 4 % 2) for n in range(160)], per_task=4)
+    assert forecast_to_refusal(forecast_of(settled, **GROUPS)) is not None
+    assert forecast_to_refusal(forecast_of(settled)) is None  # a critic sees runs that differ
+
+
+def test_what_was_learned_before_the_rounds_from_others_is_reason_enough_to_begin() -> None:
+    own = runs([0.0] * 40)
+    others = [replace(t, episode=replace(t.episode, episode_id=f"x{n}")) for n, t in enumerate(runs([1.0] * 16))]
+    own_ids = {t.episode.episode_id for t in own}
+
+    def refusal(count: int, **options: Any) -> str | None:
+        train = TrainOptions.model_validate(options)
+        return forecast_to_refusal(trajectories_to_forecast([*own, *others[:count]], own_ids, ["actor"], options=train))
+
+    assert refusal(16) is None
+    assert refusal(15) is not None
+    assert refusal(16, trainer={"offline": {"mode": "off"}}) is not None
+    assert refusal(16, trainer={"offline": {"mode": "filtered", "threshold": 2.0}}) is not None
+
+
+def test_rounds_that_cannot_be_judged_or_are_none_are_not_refused() -> None:
+    assert forecast_to_refusal(forecast_of(runs([0.0] * 40), own=False)) is None
+    assert forecast_to_refusal(forecast_of(runs([0.0] * 40), rounds=0)) is None
+
+
+def test_shaping_that_differs_is_a_signal_where_it_counts() -> None:
+    alike = runs([0.0] * 40)
+    shaped = [
+        replace(
+            t,
+            rewards=(*t.rewards, Reward(t.episode.episode_id, "style", n % 2, "test", 1, scope="agent", node="actor")),
+        )
+        for n, t in enumerate(alike)
+    ]
+    assert forecast_to_refusal(forecast_of(shaped)) is not None
+    shaping = [{"reward": "style", "level": "agent", "weight": 0.5}]
+    assert forecast_to_refusal(forecast_of(shaped, trainer={"shaping": shaping})) is None
+
+
+# -- what is advised ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("trajectories", "options", "advised"),
+    [
+        (runs([0.0] * 40), {}, {"partial credit", "stronger model", "easier"}),
+        (runs([0.0] * 40, finish_reason="length"), {}, {"partial credit", "longer", "stronger model", "easier"}),
+        (runs([1.0] * 40), {}, {"tell runs apart"}),
+        (runs([1.0] + [0.0] * 199), {}, {"partial credit", "train.episodes_per_round", "stronger model", "easier"}),
+        (runs([1.0] * 4 + [0.0] * 12, per_task=4), GROUPS, {"train.samples_per_task", "stronger model", "easier"}),
+        (runs([1.0] * 80 + [0.0] * 80, per_task=4), GROUPS, {"train.samples_per_task"}),
+    ],
+)
+def test_the_advice_follows_from_what_is_lacking(
+    trajectories: list[Trajectory], options: dict[str, Any], advised: set[str]
+) -> None:
+    advice = forecast_to_advice(forecast_of(trajectories, **options))
+    every = {
+        *("partial credit", "longer", "tell runs apart", "train.samples_per_task", "train.episodes_per_round"),
+        *("stronger model", "easier"),
+    }
+    assert {part for part in every if part in advice} == advised
+
+
+def test_a_node_has_a_line_where_there_is_something_to_say_of_it() -> None:
+    mixed = runs([0.0, 1.0] * 20, finish_reason="stop")
+    cut = runs([0.0, 1.0] * 20, finish_reason="length")
+    hosted = runs([0.0, 1.0] * 20, trainable=False, untrainable_reason="no token ids", finish_reason="stop")
+    lines = [forecast_to_lines(forecast_of(trajectories))[1:] for trajectories in (mixed, [*mixed, *cut], hosted)]
+    assert lines == [
+        [],
+        ["forecast, actor: 50% of its calls were cut at the limit of tokens (sampling.max_tokens)"],
+        ["forecast, actor: 100% of its calls teach nothing, most often: no token ids"],
+    ]
+    rare = [replace(t, actions=()) for t in mixed[1:]] + mixed[:1]
+    (_, line) = forecast_to_lines(forecast_of(rare))
+    assert line.startswith("forecast, actor: it acts in 2% of the episodes, so that about 0.4 of these pairs")
+    options = TrainOptions()
+    (_, line) = forecast_to_lines(trajectories_to_forecast(mixed, {"e0", "e1"}, ["critic"], options=options))
+    assert line == "forecast, critic: no call of it is stored, so nothing is known of what it can learn"
+
+
+def test_episodes_that_failed_are_counted_with_the_commonest_reason() -> None:
+    scored = runs([0.0, 1.0] * 20)
+    failed = [
+        replace(t, episode=replace(t.episode, episode_id=f"f{n}", outcome="failed", reason="timeout"))
+        for n, t in enumerate(runs([1.0] * 10))
+    ]
+    forecast = forecast_of([*scored, *failed])
+    assert (forecast.stored, forecast.episodes, forecast.lost) == (50, 40, 10)
+    assert (
+        "; 10 of 50 episodes failed, were cut short or have no reward, most often: timeout"
+        in forecast_to_lines(forecast)[0]
+    )
+
+
+# -- rounds ---------------------------------------------------------------------------------------------------
+
+
+def metrics(steps: int | None = 2, flat_groups: float | None = None, stopped_early: bool = False) -> dict[str, Any]:
+    agent = {} if steps is None else {"steps": steps, "stopped_early": stopped_early}
+    return {"agents": {"actor": agent}, "critic": {"flat_groups": flat_groups}}
+
+
+def check(goes_on: bool = False, **options: Any) -> SignalCheck:
+    train = TrainOptions.model_validate(options)
+    return SignalCheck(forecast_of(runs([0.0, 1.0])), ("actor",), train, goes_on=goes_on)
+
+
+@pytest.mark.parametrize(
+    ("figures", "rewards", "expected"),
+    [
+        (metrics(), [0, 1], True),
+        (metrics(), [1, 1], False),  # what moved the adapter was no reward
+        (metrics(flat_groups=1.0), [0, 1], False),
+        (metrics(flat_groups=0.9), [0, 1], True),
+        (metrics(steps=0), [0, 1], False),
+        (metrics(steps=0, stopped_early=True), [0, 1], True),
+        ({"agents": {}, "critic": {"flat_groups": 1.0}}, [0, 0], False),
+    ],
+)
+def test_a_round_has_signal_where_its_rewards_differ_and_moved_an_adapter(
+    figures: dict[str, Any], rewards: list[float], expected: bool
+) -> None:
+    assert check().has_signal(figures, runs(rewards)) is expected
+
+
+@pytest.mark.parametrize(
+    ("signals", "ends"),
+    [
+        ([False], False),
+        ([True, False], False),
+        ([False, True], False),
+        ([False, False], True),
+        ([False, False, True], False),
+        ([True, False, False], True),
+    ],
+)
+def test_two_rounds_in_a_row_without_signal_end_the_run_and_one_does_not(signals: list[bool], ends: bool) -> None:
+    lines: list[Mapping[str, Any]] = [{"phase": "offline", "round": 0}]
+    lines += [{"phase": "online", "round": n, "signal": signal} for n, signal in enumerate(signals, start=1)]
+    last_round = runs([0.0] * 6)
+    check(goes_on=True).refuse_silence(lines, last_round)
+    if not ends:
+        check().refuse_silence(lines, last_round)
+        return
+    with pytest.raises(NoSignalError, match=f"rounds {len(signals) - 1} and {len(signals)} taught nothing"):
+        check().refuse_silence(lines, last_round)
+    check().refuse_silence(lines, runs([1.0] * 6))  # all is learned: each earned the best that was collected
+
+
+# -- the command ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def school(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[School]:
+    with school_in(tmp_path, monkeypatch) as opened:
+        yield opened
+
+
+def test_a_constant_reward_is_refused_before_a_server_starts(
+    school: School, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    school.server.answer = lambda _: "no"
+    school.collect()
+
+    def open_nothing(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a server was started in vain")
+
+    monkeypatch.setattr(training, "open_session", open_nothing)
+    with pytest.raises(NoSignalError, match=r"all 20 collected episodes earned the same \(0, never more") as raised:
+        school.train()
+    assert raised.value.exit_code == 1
+    record = read_forecast(school.run / "metrics.jsonl")
+    assert record is not None
+    assert (record["phase"], record["better"], record["without_signal"]) == ("forecast", 0, False)
+    status(school.config(), Reporter(Console(width=300)))
+    assert "  forecast: all 20 collected episodes earned the same" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_with_the_flag_it_is_trained_on_and_what_is_resumed_is_not_asked_again(school: School) -> None:
+    school.server.answer = lambda _: "no"
+    school.collect()
+    with pytest.raises(NoSignalError):
+        school.train()
+    record = read_forecast(school.run / "metrics.jsonl")
+    assert record is not None
+    output = school.train(without_signal=True, rounds=2)
+    assert "\nforecast: all 20" in output
+    assert "trained reasoner@3, actor@3" in output
+    resumed = school.train(resume=True, rounds=3)
+    assert "forecast" not in resumed
+    assert "trained reasoner@4, actor@4" in resumed
+    lines = read_metrics(school.run / "metrics.jsonl")
+    assert [(line["round"], line.get("signal")) for line in lines] == [(0, None), (1, False), (2, False), (3, False)]
+    assert read_forecast(school.run / "metrics.jsonl") == record | {"without_signal": True, "rounds": 3}
+
+
+@pytest.mark.slow
+def test_two_rounds_without_signal_end_training_and_keep_what_was_trained(school: School) -> None:
+    school.server.answer = lambda body: "yes" if body["model"].endswith("@0") and school_number(body) % 2 else "no"
+    school.collect()
+    with pytest.raises(NoSignalError, match=r"rounds 1 and 2 taught nothing: .*; or go on all the same with --resume"):
+        school.train(rounds=3)
+    assert (school.run / "adapters/actor/3").is_dir()
+    assert [line["round"] for line in read_metrics(school.run / "metrics.jsonl")] == [0, 1, 2]
+    assert "trained reasoner@4, actor@4" in school.train(resume=True, rounds=3, without_signal=True)
+
+
+def school_number(body: Mapping[str, Any]) -> int:
+    """The number of the task that a call is about."""
+    return int(body["messages"][-1]["content"].split()[0])
+
+
+def test_the_flag_is_a_flag_of_train(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["train", "--help"]) == 0
+    assert "--without-signal" in capsys.readouterr().out
