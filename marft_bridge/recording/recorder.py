@@ -24,9 +24,6 @@ from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
 from langgraph.errors import GraphBubbleUp, GraphInterrupt, ParentCommand
 from langgraph.types import PregelExecutableTask
-from opentelemetry import trace
-from opentelemetry.sdk.trace import Span
-from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from marft_bridge.common.error_handlers import failed_task
 from marft_bridge.common.running_routers import own_namespace
@@ -41,8 +38,8 @@ from marft_bridge.recording.episode_context import (
     episode_to_attributes,
 )
 from marft_bridge.recording.format_check import answer_fits, request_to_format
-from marft_bridge.recording.journal_exporter import open_span, private_tracer
 from marft_bridge.recording.langgraph_hooks import loop_to_position
+from marft_bridge.recording.open_span import OpenSpan, open_span
 from marft_bridge.recording.redaction import Redact
 from marft_bridge.recording.run_facts import run_to_attributes, value_to_text
 from marft_bridge.recording.span_attributes import (
@@ -121,7 +118,6 @@ class Recorder(BaseCallbackHandler):
         self.journal = journal
         self._processor = options_to_processor(journal, options, redact)
         self._processor.on_episode = on_episode
-        self._tracer = private_tracer(self._processor)
         self._runs: dict[UUID, OpenRun] = {}
         self._nodes: dict[str, OpenRun] = {}  # checkpoint_ns -> the attempt that runs
         self._lock = threading.Lock()
@@ -200,9 +196,9 @@ class Recorder(BaseCallbackHandler):
         """Ends the node's span, or the whole trace."""
         run = self._runs.get(run_id)
         if run is not None and run.trace.root == run_id and run.trace.episode.split == LIVE:
-            self._processor.set_attributes(run.span, {names.OUTPUT: value_to_text(outputs)})
+            run.span.set({names.OUTPUT: value_to_text(outputs)})
         if run is not None and run.is_call:
-            self._processor.set_attributes(run.span, decision_to_attributes(outputs))
+            run.span.set(decision_to_attributes(outputs))
         self._close(run_id, None)
 
     @_never_raise
@@ -230,7 +226,7 @@ class Recorder(BaseCallbackHandler):
         if episode.split == LIVE:  # what a command runs is in its task
             attributes[names.INPUT] = value_to_text(inputs)
         span = self._start_span(open_trace, f"{names.INVOKE_WORKFLOW} {name}", None, attributes=attributes)
-        episode.episode_id = trace.format_trace_id(span.get_span_context().trace_id)
+        episode.episode_id = span.trace_id
         if episode.spans is not None:
             self._processor.copy_rows_to(span, episode.spans)
         self._add_run(run_id, OpenRun(open_trace, span, True, checkpoint_ns=""))
@@ -264,8 +260,8 @@ class Recorder(BaseCallbackHandler):
         self._add_run(run_id, node_run)
 
     def _start_node_span(
-        self, open_trace: OpenTrace, parent: Span, checkpoint_ns: str, step: int, attributes: dict[str, Any]
-    ) -> Span:
+        self, open_trace: OpenTrace, parent: OpenSpan, checkpoint_ns: str, step: int, attributes: dict[str, Any]
+    ) -> OpenSpan:
         node = open_trace.episode.actors.agent_at(checkpoint_ns)
         node_attributes: dict[str, Any] = {
             names.OPERATION: names.INVOKE_AGENT,
@@ -310,7 +306,7 @@ class Recorder(BaseCallbackHandler):
             if router.run_id is not None:
                 self._close(router.run_id, None if isinstance(error, GraphBubbleUp) else error)
 
-    def _span_around(self, run: OpenRun) -> Span:
+    def _span_around(self, run: OpenRun) -> OpenSpan:
         """The span of a run, for one inside it: a router gets its own when something inside it has one."""
         router = run.router
         if router is None:
@@ -344,9 +340,10 @@ class Recorder(BaseCallbackHandler):
                 attributes |= {names.CACHED: True}
                 start = open_task.start
                 open_trace.episode.actors.note(start.ns, task.config.get("metadata"))
-                self._start_node_span(
+                span = self._start_node_span(
                     open_trace, graph_run.span, start.ns, step=start.step, attributes=attributes
-                ).end()
+                )
+                self._end_span(span, None)
         open_trace.note_writes(loop, task, writes)
 
     # -- checkpoints, from `task_hooks` -----------------------------------------------------------------------
@@ -362,7 +359,7 @@ class Recorder(BaseCallbackHandler):
             with self._lock:
                 parent = self._checkpoint_writers.parent_of(position)
             run.trace.episode.parent_episode = parent
-            self._processor.set_attributes(run.span, {names.PARENT_EPISODE: parent})
+            run.span.set({names.PARENT_EPISODE: parent})
 
     @_never_raise
     def note_checkpoint(self, loop: Any) -> None:
@@ -446,7 +443,6 @@ class Recorder(BaseCallbackHandler):
             f"{names.CHAT} {model}" if model else names.CHAT,
             self._span_around(parent),
             attributes=attributes,
-            kind=SpanKind.CLIENT,
         )
         self._add_run(
             run_id,
@@ -475,10 +471,8 @@ class Recorder(BaseCallbackHandler):
         if run is None:
             return
         format_attributes = {names.FORMAT_VALID: answer_fits(run.declared_format, response)}
-        self._processor.set_attributes(
-            run.span, answer_to_attributes(response) | tokens_to_attributes(run.tokens) | format_attributes
-        )
-        run.trace.answers.add(response, trace.format_span_id(run.span.get_span_context().span_id))
+        run.span.set(answer_to_attributes(response) | tokens_to_attributes(run.tokens) | format_attributes)
+        run.trace.answers.add(response, run.span.span_id)
         self._close(run_id, None)
 
     @_never_raise
@@ -523,7 +517,7 @@ class Recorder(BaseCallbackHandler):
         """Ends the tool span with its result as text."""
         run = self._runs.get(run_id)
         if run is not None:
-            self._processor.set_attributes(run.span, {names.TOOL_RESULT: str(getattr(output, "content", output))})
+            run.span.set({names.TOOL_RESULT: str(getattr(output, "content", output))})
             self._close(run_id, None)
 
     @_never_raise
@@ -537,18 +531,15 @@ class Recorder(BaseCallbackHandler):
         self,
         open_trace: OpenTrace,
         name: str,
-        parent: Span | None,
+        parent: OpenSpan | None,
         attributes: dict[str, Any],
-        kind: SpanKind = SpanKind.INTERNAL,
-    ) -> Span:
+    ) -> OpenSpan:
         open_trace.span_count += 1
         if open_trace.conversation_id is not None:
             attributes = attributes | {names.CONVERSATION_ID: open_trace.conversation_id}
         if open_trace.episode.subject_id is not None:  # on every span: a trace whose root never came can be erased too
             attributes = attributes | {names.SUBJECT_ID: open_trace.episode.subject_id}
-        span = open_span(self._tracer, name, parent, kind=kind)
-        self._processor.set_attributes(span, attributes)
-        return span
+        return open_span(name, parent, attributes)
 
     def _find_parent(self, parent_run_id: UUID | None, metadata: Mapping[str, Any]) -> OpenRun | None:
         """The run around a new one. A call with callbacks of its own has no parent, but its metadata names its task."""
@@ -581,7 +572,7 @@ class Recorder(BaseCallbackHandler):
             del self._nodes[run.checkpoint_ns]
         if run.owns_span:
             if run.task is not None and run.task.span is run.span:
-                self._processor.set_attributes(run.span, reads_to_attributes(run.task.sources, run.task.reads))
+                run.span.set(reads_to_attributes(run.task.sources, run.task.reads))
             self._end_span(run.span, error)
 
     def _close_trace(self, root: OpenRun, error: BaseException | None) -> None:
@@ -598,16 +589,16 @@ class Recorder(BaseCallbackHandler):
         outcome_attributes[names.LINEAGE] = to_json(lineage) if (lineage := open_trace.lineage) else None
         if open_trace.position is not None:
             outcome_attributes |= open_trace.position.to_attributes()
-        self._processor.set_attributes(root.span, outcome_attributes)
+        root.span.set(outcome_attributes)
         self._runs.pop(open_trace.root, None)
         self._end_span(root.span, error if outcome == "failed" else None)
         self.journal.sync_soon()  # not sync: this may be the thread of the app's event loop
 
-    def _end_span(self, span: Span, error: BaseException | None) -> None:
+    def _end_span(self, span: OpenSpan, error: BaseException | None) -> None:
         if error is not None:
-            self._processor.set_attributes(span, {names.ERROR_TYPE: type(error).__qualname__})
-            span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
-        span.end()
+            span.attributes[names.ERROR_TYPE] = type(error).__qualname__
+            span.error = f"{type(error).__name__}: {error}"
+        self._processor.end_span(span)
 
 
 def _agent_of(run: OpenRun) -> str:

@@ -15,7 +15,6 @@ from typing import Any
 from uuid import UUID
 
 from langgraph.types import PregelExecutableTask
-from opentelemetry.sdk.trace import Span
 
 from marft_bridge.common.error_handlers import failed_task
 from marft_bridge.common.node_names import enclosing_task
@@ -26,6 +25,7 @@ from marft_bridge.recording.episode_context import EpisodeContext
 from marft_bridge.recording.format_check import DeclaredFormat
 from marft_bridge.recording.key_writers import Writers
 from marft_bridge.recording.langgraph_hooks import is_subgraph, runs_tools_side_by_side
+from marft_bridge.recording.open_span import OpenSpan
 from marft_bridge.recording.state_reads import Reads, state_keys
 from marft_bridge.recording.thread_position import ThreadPosition
 from marft_bridge.recording.tool_lineage import request_to_tools, tools_to_lineage, tools_to_single_lineage
@@ -44,7 +44,7 @@ class OpenTask:
     inherits: bool  # it is a graph's entry, and its input the very state of the task around the graph
     is_subgraph: bool = False  # its node is itself a graph
     runs_side_by_side: bool = False  # its node runs tools, all at once
-    span: Span | None = None  # of its latest attempt
+    span: OpenSpan | None = None  # of its latest attempt
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class OpenRouter:
     """A routing function of a task's node: it gets a span when it asks a model."""
 
     task: OpenTask  # its own
-    node_span: Span
+    node_span: OpenSpan
     first_write: int  # number of the task's writes when it began
     end_write: int  # when it ended
     run_id: UUID | None = None  # of its span
@@ -63,7 +63,7 @@ class OpenRun:
     """One callback run: with a span of its own, or sharing its parent's."""
 
     trace: OpenTrace
-    span: Span  # its own, or the nearest ancestor's
+    span: OpenSpan  # its own, or the nearest ancestor's
     owns_span: bool
     checkpoint_ns: str
     task: OpenTask | None = None  # the task around it, where its start was seen
@@ -158,7 +158,9 @@ class OpenTrace:
         outer_task = self.tasks.get(enclosing_task(graph_of(start.ns)))
         return outer_task is not None and outer_task.reads is not None and outer_task.start.input is start.input
 
-    def start_router(self, task: PregelExecutableTask, ns: str, keys: Sequence[str] | None, node_span: Span) -> None:
+    def start_router(
+        self, task: PregelExecutableTask, ns: str, keys: Sequence[str] | None, node_span: OpenSpan
+    ) -> None:
         """Notes that a router of a task's node starts; see `langgraph_hooks.TaskListener.note_router_start`."""
         sources = self.ledger.start_router(self._task_to_writes(task, task.writes), keys)
         start = replace(self._task_to_start(task), ns=ns)

@@ -1,0 +1,75 @@
+"""What is recorded while a run, a node or a call lasts -> one `SpanRow` when it has ended.
+
+The SDK's own spans check and copy every attribute, each token id by itself, read limits from the app's environment and
+draw ids from the module `random`, so that a seeded app would get other numbers when it is recorded. Invariants: an
+attribute is kept as it was set, and one that was set to None is absent; ids are random bits of the operating system.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trace_store import conventions
+from trace_store.records import SpanRow
+
+_NO_SPAN, _NO_TRACE = "0" * 16, "0" * 32  # OpenTelemetry's invalid ids
+
+
+@dataclass(slots=True, eq=False)
+class OpenSpan:
+    """One span, from its start on."""
+
+    name: str
+    trace_id: str  # 32 hex digits
+    span_id: str  # 16 hex digits
+    parent_span_id: str | None
+    start_ns: int  # unix time
+    attributes: dict[str, Any]  # JSON values
+    error: str | None = None  # what made it fail
+    end_ns: int = 0  # 0 until it ends
+
+    def set(self, attributes: Mapping[str, Any]) -> None:
+        """Sets attributes to JSON values; a value of None is left out."""
+        for key, value in attributes.items():
+            if value is not None:
+                self.attributes[key] = value
+
+
+def open_span(name: str, parent: OpenSpan | None, attributes: Mapping[str, Any]) -> OpenSpan:
+    """A span that starts now: in its parent's trace, or in a new one."""
+    return OpenSpan(
+        name,
+        _random_id(16, _NO_TRACE) if parent is None else parent.trace_id,
+        _random_id(8, _NO_SPAN),
+        None if parent is None else parent.span_id,
+        time.time_ns(),
+        {key: value for key, value in attributes.items() if value is not None},
+    )
+
+
+def span_to_row(span: OpenSpan) -> SpanRow:
+    """A span that has ended, as a row of the store."""
+    return SpanRow(
+        span.trace_id,
+        span.span_id,
+        span.parent_span_id,
+        span.name,
+        str(span.attributes.get(conventions.OPERATION, "")),
+        span.start_ns,
+        span.end_ns,
+        "ok" if span.error is None else "error",
+        span.error,
+        conventions.CONVENTION_VERSION,
+        span.attributes,
+    )
+
+
+def _random_id(size: int, invalid: str) -> str:
+    """An id of `size` bytes as hex digits."""
+    while (drawn_id := os.urandom(size).hex()) == invalid:
+        pass
+    return drawn_id
