@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -34,6 +35,7 @@ IDLE_S = 1.0  # after this long without a request for a sync, the thread that sy
 _KINDS: dict[str, type[JournalRecord]] = {"run": RunRow, "span": SpanRow, "reward": Reward, "adapter": AdapterRow}
 _NAMES = {record_class: kind for kind, record_class in _KINDS.items()}
 _FIELDS = {kind: tuple(field.name for field in fields(record_class)) for kind, record_class in _KINDS.items()}
+_GETTERS = {kind: attrgetter(*names) for kind, names in _FIELDS.items()}  # record -> the values of its fields
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -237,7 +239,7 @@ def line_of(record: JournalRecord) -> bytes:
     kind = _NAMES.get(type(record))
     if kind is None:
         raise StoreError(f"a journal takes runs, spans, rewards and adapters, not {type(record).__name__}")
-    body = json_text({"kind": kind} | {name: getattr(record, name) for name in _FIELDS[kind]}).encode()
+    body = json_text({"kind": kind} | dict(zip(_FIELDS[kind], _GETTERS[kind](record), strict=True))).encode()
     return b"%08x %s\n" % (zlib.crc32(body), body)
 
 

@@ -71,24 +71,32 @@ class JournalProcessor:
 
     def _write(self, ended_spans: Sequence[OpenSpan]) -> None:
         """Writes spans to the journal in one write, then hands them to the exporter. Counts what fails."""
-        rows: list[SpanRow] = []
-        for span in ended_spans:
-            try:
-                rows.append(self.privacy.row_to_clean(span_to_row(span)))
-            except Exception as error:  # noqa: BLE001 - raised here, it would end up in the app
-                self._note_loss(error, 1)
+        rows = self._rows_to_clean([span_to_row(span) for span in ended_spans])
         try:
             self._journal.append_all(rows)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - raised here, it would end up in the app
             self._note_loss(error, len(rows))
         else:
-            self._copy_rows(rows)
+            if self._row_copies:
+                self._copy_rows(rows)
             for row in rows:
                 if row.parent_span_id is None:
                     self.on_episode()
         if self._export is not None:
             for row in rows:
                 self._export.send(row)
+
+    def _rows_to_clean(self, rows: Sequence[SpanRow]) -> Sequence[SpanRow]:
+        """The rows as they may be written, without those that cannot be told to be clean."""
+        if self.privacy.passes(rows):
+            return rows
+        clean_rows: list[SpanRow] = []
+        for row in rows:
+            try:
+                clean_rows.append(self.privacy.row_to_clean(row))
+            except Exception as error:  # noqa: BLE001 - as above
+                self._note_loss(error, 1)
+        return clean_rows
 
     def _copy_rows(self, rows: Sequence[SpanRow]) -> None:
         for row in rows:
