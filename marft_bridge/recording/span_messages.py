@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, FunctionMessage, ToolMessage
 
@@ -25,10 +25,10 @@ _CACHED = 1024  # classes of messages
 _THOUGHTS = {"reasoning": "reasoning", "thinking": "thinking"}  # type of a block -> its key of the text
 
 
-def message_to_parts(message: Any) -> Message:
+def message_to_parts(message: BaseMessage) -> Message:
     """One of LangChain's messages, of a prompt or an answer."""
     known_class = _known_class(type(message))
-    role = message.role if known_class is ChatMessage else _ROLES.get(message.type, message.type)
+    role = cast(ChatMessage, message).role if known_class is ChatMessage else _ROLES.get(message.type, message.type)
     name = {} if message.name is None else {"name": message.name}
     return {"role": role, "parts": list(_message_to_parts(message, known_class)), **name}
 
