@@ -16,8 +16,6 @@ from typing import Any
 from trace_store import conventions
 from trace_store.records import SpanRow
 
-_NO_SPAN, _NO_TRACE = "0" * 16, "0" * 32  # OpenTelemetry's invalid ids
-
 
 @dataclass(slots=True, eq=False)
 class OpenSpan:
@@ -41,14 +39,12 @@ class OpenSpan:
 
 def open_span(name: str, parent: OpenSpan | None, attributes: Mapping[str, Any]) -> OpenSpan:
     """A span that starts now: in its parent's trace, or in a new one."""
-    return OpenSpan(
-        name,
-        _random_id(16, _NO_TRACE) if parent is None else parent.trace_id,
-        _random_id(8, _NO_SPAN),
-        None if parent is None else parent.span_id,
-        time.time_ns(),
-        {key: value for key, value in attributes.items() if value is not None},
-    )
+    if parent is None:
+        trace_id, parent_span_id = _random_id(16), None
+    else:
+        trace_id, parent_span_id = parent.trace_id, parent.span_id
+    set_attributes = {key: value for key, value in attributes.items() if value is not None}
+    return OpenSpan(name, trace_id, _random_id(8), parent_span_id, time.time_ns(), set_attributes)
 
 
 def span_to_row(span: OpenSpan) -> SpanRow:
@@ -68,8 +64,7 @@ def span_to_row(span: OpenSpan) -> SpanRow:
     )
 
 
-def _random_id(size: int, invalid: str) -> str:
-    """An id of `size` bytes as hex digits."""
-    while (drawn_id := os.urandom(size).hex()) == invalid:
-        pass
-    return drawn_id
+def _random_id(size: int) -> str:
+    """An id of `size` bytes as hex digits; never zero, which is no valid id."""
+    drawn_bytes = os.urandom(size)
+    return drawn_bytes.hex() if any(drawn_bytes) else _random_id(size)

@@ -50,7 +50,7 @@ class SpanPrivacy:
     def _passes(self, rows: Iterable[SpanRow]) -> bool:
         if not self._content:
             return False
-        text = "\n".join(map(_row_to_text, rows))
+        text = "\n".join(_rows_to_texts(rows))
         return _HEADERS not in text and self._redactor.passes(text)
 
     def row_to_clean(self, row: SpanRow) -> SpanRow:
@@ -111,14 +111,15 @@ class SpanPrivacy:
             log.warning("redaction failed with %s; the content of such spans is dropped", type(error).__name__)
 
 
-def _row_to_text(row: SpanRow) -> str:
-    """All of a row that may hold secrets."""
-    texts = [
-        value if isinstance(value, str) else json.dumps(value, default=str)
-        for key, value in row.attributes.items()
-        if key not in _NEVER_SEARCHED
-    ]
-    return "\n".join((row.name, row.status_message or "", *texts))
+def _rows_to_texts(rows: Iterable[SpanRow]) -> list[str]:
+    """All of the rows that may hold secrets."""
+    texts: list[str] = []
+    for row in rows:
+        texts += (row.name, row.status_message or "")
+        for key, value in row.attributes.items():
+            if key not in _NEVER_SEARCHED:
+                texts.append(value if isinstance(value, str) else json.dumps(value, default=str))
+    return texts
 
 
 def _without_headers(value: Any) -> Any:
