@@ -29,7 +29,9 @@ class Actor:
     def agent(self) -> str:
         """The agent's name, by which it is trained."""
         name = self.declared_name
-        return name if name is not None and self.path in [f"{name}/{node}" for node in _LLM_NODES] else self.path
+        if name is None:
+            return self.path
+        return name if self.path in [f"{name}/{node}" for node in _LLM_NODES] else self.path
 
 
 def node_to_actor(node: str, declared_name: str | None, outer: Actor | None) -> Actor:

@@ -43,24 +43,30 @@ def open_span(name: str, parent: OpenSpan | None, attributes: Mapping[str, Any])
         trace_id, parent_span_id = _random_id(16), None
     else:
         trace_id, parent_span_id = parent.trace_id, parent.span_id
-    set_attributes = {key: value for key, value in attributes.items() if value is not None}
-    return OpenSpan(name, trace_id, _random_id(8), parent_span_id, time.time_ns(), set_attributes)
+    return OpenSpan(
+        name,
+        trace_id,
+        span_id=_random_id(8),
+        parent_span_id=parent_span_id,
+        start_ns=time.time_ns(),
+        attributes={key: value for key, value in attributes.items() if value is not None},
+    )
 
 
 def span_to_row(span: OpenSpan) -> SpanRow:
     """A span that has ended, as a row of the store."""
     return SpanRow(
-        span.trace_id,
-        span.span_id,
-        span.parent_span_id,
-        span.name,
-        str(span.attributes.get(conventions.OPERATION, "")),
-        span.start_ns,
-        span.end_ns,
-        "ok" if span.error is None else "error",
-        span.error,
-        conventions.CONVENTION_VERSION,
-        span.attributes,
+        trace_id=span.trace_id,
+        span_id=span.span_id,
+        parent_span_id=span.parent_span_id,
+        name=span.name,
+        operation=str(span.attributes.get(conventions.OPERATION, "")),
+        start_ns=span.start_ns,
+        end_ns=span.end_ns,
+        status="ok" if span.error is None else "error",
+        status_message=span.error,
+        convention=conventions.CONVENTION_VERSION,
+        attributes=span.attributes,
     )
 
 

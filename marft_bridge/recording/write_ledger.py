@@ -241,7 +241,7 @@ class WriteLedger:
             writers, owner_of = inner_graph.writers(key, None), inner_graph.owner_of(key)
         else:
             writers = {issuer or task.ns: True}
-        return KeyWrite(task.path, number, value, writers, owner_of=owner_of)
+        return KeyWrite(task.path, number, value, writers=writers, owner_of=owner_of)
 
     # -- a router runs ----------------------------------------------------------------------------------------
 
