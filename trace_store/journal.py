@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -34,6 +35,7 @@ IDLE_S = 1.0  # after this long without a request for a sync, the thread that sy
 _KINDS: dict[str, type[JournalRecord]] = {"run": RunRow, "span": SpanRow, "reward": Reward, "adapter": AdapterRow}
 _NAMES = {record_class: kind for kind, record_class in _KINDS.items()}
 _FIELDS = {kind: tuple(field.name for field in fields(record_class)) for kind, record_class in _KINDS.items()}
+_GETTERS = {kind: attrgetter(*names) for kind, names in _FIELDS.items()}  # record -> the values of its fields
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -237,7 +239,7 @@ def line_of(record: JournalRecord) -> bytes:
     kind = _NAMES.get(type(record))
     if kind is None:
         raise StoreError(f"a journal takes runs, spans, rewards and adapters, not {type(record).__name__}")
-    body = json_text({"kind": kind} | {name: getattr(record, name) for name in _FIELDS[kind]}).encode()
+    body = _json_bytes({"kind": kind} | dict(zip(_FIELDS[kind], _GETTERS[kind](record), strict=True)))
     return b"%08x %s\n" % (zlib.crc32(body), body)
 
 
@@ -261,14 +263,26 @@ def record_of(line: bytes) -> JournalRecord | None:
 def json_text(value: Any) -> str:
     """A JSON value -> compact standard JSON. Numbers that are not finite become "NaN", "Infinity", "-Infinity";
     halves of a surrogate pair, which no UTF-8 text can hold, become U+FFFD."""
+    return storable_text(_value_to_json(value))
+
+
+def _json_bytes(value: Any) -> bytes:
+    """The same as UTF-8: a line is encoded once."""
+    text = _value_to_json(value)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return storable_text(text).encode()
+
+
+def _value_to_json(value: Any) -> str:
     try:
         try:
-            text = _ENCODER.encode(value)
+            return _ENCODER.encode(value)
         except ValueError:
-            text = _ENCODER.encode(_finite_json(value))
+            return _ENCODER.encode(_finite_json(value))
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreError(f"cannot store a value as JSON: {error}; record only JSON values") from error
-    return storable_text(text)
 
 
 def storable_text(text: str) -> str:

@@ -28,8 +28,10 @@ class Actor:
     @property
     def agent(self) -> str:
         """The agent's name, by which it is trained."""
-        is_llm_node = any(self.path == f"{self.declared_name}/{node}" for node in _LLM_NODES)
-        return self.declared_name if is_llm_node and self.declared_name is not None else self.path
+        name = self.declared_name
+        if name is None:
+            return self.path
+        return name if self.path in [f"{name}/{node}" for node in _LLM_NODES] else self.path
 
 
 def node_to_actor(node: str, declared_name: str | None, outer: Actor | None) -> Actor:
@@ -45,16 +47,18 @@ class Actors:
 
     def __init__(self) -> None:
         self._actors: dict[str, Actor] = {}
+        self._agents: dict[str, str] = {}  # their names
 
     def note(self, checkpoint_ns: str, metadata: Mapping[str, Any] | None) -> str:
         """Notes a task that starts with this metadata, after those around it. Returns the name of its agent."""
         self._actors[checkpoint_ns] = actor = namespace_to_actor(checkpoint_ns, metadata, self._actors.get)
-        return actor.agent
+        self._agents[checkpoint_ns] = agent = actor.agent
+        return agent
 
     def agent_at(self, checkpoint_ns: str) -> str:
         """The agent of a task; the path of its node where it was not noted, "" outside any node."""
-        actor = self._actors.get(checkpoint_ns)
-        return actor.agent if actor is not None else namespace_to_node(checkpoint_ns)
+        agent = self._agents.get(checkpoint_ns)
+        return namespace_to_node(checkpoint_ns) if agent is None else agent
 
 
 def namespace_to_actor(

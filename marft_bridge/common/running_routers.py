@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from marft_bridge.common.error_handlers import handler_to_own
+from marft_bridge.common.error_handlers import HANDLER_NODE, handler_to_own
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,12 @@ def own_namespace(checkpoint_ns: str) -> str:
         for task_ns in router.task_namespaces:
             if checkpoint_ns == task_ns or checkpoint_ns.startswith(task_ns + "|"):
                 return handler_to_own(router.ns + checkpoint_ns[len(task_ns) :])
-    return handler_to_own(checkpoint_ns)
+    return handler_to_own(checkpoint_ns) if HANDLER_NODE in checkpoint_ns else checkpoint_ns
+
+
+def in_router() -> bool:
+    """Whether the caller runs inside a router: elsewhere a namespace of ours is what the recorder knows it by."""
+    return bool(_running_routers.get())
 
 
 def make_router(task_ns: str, number: int) -> RunningRouter:

@@ -16,9 +16,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from opentelemetry.sdk.trace import Span
-from opentelemetry.trace import SpanKind, Status, StatusCode, format_span_id, format_trace_id
-
 from marft_bridge.ingest.messages import (
     IdIndex,
     messages_to_json,
@@ -32,7 +29,8 @@ from marft_bridge.live.teams import Team
 from marft_bridge.live.wire import CHAT, Answer, body_to_untrainable_reason
 from marft_bridge.model_calls.node_chat_model import PROVIDER
 from marft_bridge.recording.episode_context import EpisodeContext, episode_to_attributes
-from marft_bridge.recording.journal_exporter import JournalProcessor, open_span, private_tracer
+from marft_bridge.recording.journal_exporter import JournalProcessor
+from marft_bridge.recording.open_span import OpenSpan, open_span
 from marft_bridge.recording.span_attributes import to_json, tokens_to_attributes
 from marft_bridge.recording.tool_lineage import request_to_tools, tools_to_lineage
 from trace_store import conventions as names
@@ -64,7 +62,7 @@ class LiveRun:
 
     episode: EpisodeContext
     team: Team
-    root: Span
+    root: OpenSpan
     run_key: str | None  # None for an episode of one call
     last_call_ns: int
     span_count: int = 1
@@ -82,8 +80,8 @@ class Call:
 
     request: LiveRequest
     run: LiveRun
-    node_span: Span
-    chat_span: Span
+    node_span: OpenSpan
+    chat_span: OpenSpan
 
     @property
     def episode_id(self) -> str:
@@ -93,7 +91,7 @@ class Call:
     @property
     def action_id(self) -> str:
         """The id of the call's chat span."""
-        return _span_id(self.chat_span)
+        return self.chat_span.span_id
 
 
 class LiveRecorder:
@@ -115,7 +113,6 @@ class LiveRecorder:
         frozen: Iterable[str],
     ) -> None:
         self._processor = processor
-        self._tracer = private_tracer(processor)
         self._run_id, self._workflow, self._quiet_ns = run_id, workflow, int(quiet_s * 1e9)
         self._temperature, self._lineage, self._frozen = temperature, lineage, frozenset(frozen)
         self._open_runs: dict[str, LiveRun] = {}  # by run key, the longest untouched first
@@ -217,15 +214,13 @@ class LiveRecorder:
             if call.request.node in self._frozen:
                 reasons.append(f"node {call.request.node} is declared frozen")
             answer_attributes[names.UNTRAINABLE] = "; ".join(filter(None, reasons)) or None
-            self._processor.set_attributes(
-                call.chat_span, answer_attributes | {names.OUTPUT_MESSAGES: messages_to_json(answer_messages)}
-            )
+            call.chat_span.set(answer_attributes | {names.OUTPUT_MESSAGES: messages_to_json(answer_messages)})
             run.tool_calls.add(messages_to_tool_call_ids(answer_messages), call.action_id)
         for span in (call.chat_span, call.node_span):
             if error is not None:
-                span.set_status(Status(StatusCode.ERROR, error))
-            span.end(run.last_call_ns)
-        run.ended_executions.append(_span_id(call.node_span))
+                span.error = error
+            self._processor.end_span(span, run.last_call_ns)
+        run.ended_executions.append(call.node_span.span_id)
         if run.run_key is None or (run.call_count >= MAX_CALLS and not run.calls_in_flight):
             self._close_run(run, ONE_CALL_REASON if run.run_key is None else f"{MAX_CALLS} calls named one run")
 
@@ -263,9 +258,10 @@ class LiveRecorder:
             subject_id=identity.subject,
             parent_episode=mirrored_call.episode_id if mirrored_call is not None else None,
         )
-        root = open_span(self._tracer, f"{names.INVOKE_WORKFLOW} {self._workflow}", None)
-        self._processor.set_attributes(root, episode_to_attributes(episode, self._workflow))
-        episode.episode_id = format_trace_id(root.get_span_context().trace_id)
+        root = open_span(
+            f"{names.INVOKE_WORKFLOW} {self._workflow}", None, episode_to_attributes(episode, self._workflow)
+        )
+        episode.episode_id = root.trace_id
         return LiveRun(episode, request.team, root, run_key=run_key, last_call_ns=time.time_ns())
 
     def _close_run(self, run: LiveRun, reason: str) -> None:
@@ -280,19 +276,16 @@ class LiveRecorder:
             names.LINEAGE: to_json(lineage) if lineage else None,
             names.SUBJECT_ID: run.episode.subject_id,
         }
-        self._processor.set_attributes(run.root, outcome_attributes)
+        run.root.set(outcome_attributes)
         if failed:
-            run.root.set_status(Status(StatusCode.ERROR, run.last_error))
-        run.root.end(run.last_call_ns)
+            run.root.error = run.last_error
+        self._processor.end_span(run.root, run.last_call_ns)
 
-    def _start_span(self, run: LiveRun, name: str, parent: Span, attributes: dict[str, Any]) -> Span:
+    def _start_span(self, run: LiveRun, name: str, parent: OpenSpan, attributes: dict[str, Any]) -> OpenSpan:
         if run.episode.subject_id is not None:  # on every span: a trace whose root never came can be erased too
             attributes[names.SUBJECT_ID] = run.episode.subject_id
-        kind = SpanKind.CLIENT if attributes[names.OPERATION] == names.CHAT else SpanKind.INTERNAL
-        span = open_span(self._tracer, name, parent, kind=kind)
-        self._processor.set_attributes(span, attributes)
         run.span_count += 1
-        return span
+        return open_span(name, parent, attributes)
 
     def _note_failure(self, error: Exception) -> None:
         self.failures += 1
@@ -328,7 +321,3 @@ def _number(value: Any) -> float | None:
 
 def _integer(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _span_id(span: Span) -> str:
-    return format_span_id(span.get_span_context().span_id)

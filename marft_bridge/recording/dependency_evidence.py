@@ -84,8 +84,11 @@ class AnswerIndex:
 
     def prompt_to_attributes(self, messages: Sequence[BaseMessage]) -> dict[str, Any]:
         """Attributes with the spans of the calls whose answers, or whose tools' results, are in the prompt."""
-        answers = _find_spans(self._messages, (m.id for m in messages if isinstance(m, AIMessage)))
-        results = _find_spans(self._tool_calls, (m.tool_call_id for m in messages if isinstance(m, ToolMessage)))
+        answers = results = None
+        if self._messages:
+            answers = _find_spans(self._messages, (m.id for m in messages if isinstance(m, AIMessage)))
+        if self._tool_calls:
+            results = _find_spans(self._tool_calls, (m.tool_call_id for m in messages if isinstance(m, ToolMessage)))
         return {names.SAW_ANSWERS: answers or None, names.SAW_TOOL_RESULTS: results or None}
 
 

@@ -31,6 +31,8 @@ class DeclaredFormat:
 
 def request_to_format(parameters: Mapping[str, Any]) -> DeclaredFormat | None:
     """The form that a call's parameters, as LangChain reports them, declare; None where they declare none."""
+    if not parameters.get("tools") and parameters.get("response_format") is None:
+        return None
     tools = dict(
         named_schema for tool in parameters.get("tools") or () if (named_schema := _tool_to_schema(tool)) is not None
     )
@@ -46,9 +48,11 @@ def answer_fits(declared_format: DeclaredFormat | None, answer: LLMResult) -> bo
     A tool call fits when the tool was offered, its arguments are JSON and they fit the tool's schema. A plain text,
     where tools were merely offered, is not judged; nor is a tool call that the server passed on as text.
     """
+    if declared_format is None:
+        return None
     generation = answer.generations[0][0]
     message = generation.message if isinstance(generation, ChatGeneration) else None
-    if declared_format is None or not isinstance(message, AIMessage) or len(message.text) > _MAX_ANSWER_CHARS:
+    if not isinstance(message, AIMessage) or len(message.text) > _MAX_ANSWER_CHARS:
         return None
     if message.invalid_tool_calls:
         return False

@@ -13,7 +13,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langchain_core.messages import BaseMessage, RemoveMessage
@@ -21,6 +21,8 @@ from langgraph.channels import AnyValue, BinaryOperatorAggregate, EphemeralValue
 from langgraph.channels.last_value import LastValueAfterFinish
 from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
 from langgraph.types import Overwrite
+
+from marft_bridge.common.library_internals import task_path_str, writes_sort_key
 
 Writers = dict[str, bool]
 """Task -> whether it is known to have written (True), or may have (False)."""
@@ -49,9 +51,10 @@ def _possible(writers: Writers) -> Writers:
 
 @dataclass(frozen=True, slots=True)
 class KeyWrite:
-    """One write of a key. `order` is LangGraph's order of the writes of a superstep."""
+    """One write of a key: LangGraph's path of the task that wrote it, and its number among the task's writes."""
 
-    order: Any
+    path: tuple[Any, ...]
+    number: int
     value: Any
     writers: Writers
     owner_of: OwnerOf | None = None  # of the messages in it, where it passes on those of others
@@ -61,6 +64,11 @@ class KeyWrite:
         """The writers of one message in it."""
         owners = self.owner_of(message_id) if self.owner_of is not None and message_id is not None else None
         return self.writers if owners is None else owners
+
+    @property
+    def order(self) -> Any:
+        """LangGraph's order of the writes of a superstep."""
+        return writes_sort_key(task_path_str(self.path)), self.number
 
     @property
     def overwrites(self) -> bool:
@@ -340,7 +348,7 @@ class KeyWriters:
             if not self._pending:
                 self.rule.look_at(_channel_value(channel))
             pieces = value_to_pieces(write.value)
-            write = KeyWrite(write.order, write.value, write.writers, owner_of=write.owner_of, pieces=pieces)
+            write = replace(write, pieces=pieces)
         self._pending_step, self._channel = step, channel
         self._pending.append(write)
 
@@ -369,7 +377,9 @@ class KeyWriters:
         return {}
 
     def _settle(self) -> None:
-        writes, self._pending = sorted(self._pending, key=lambda write: write.order), []
+        writes, self._pending = self._pending, []
+        if len(writes) > 1:
+            writes.sort(key=lambda write: write.order)
         earlier = self._history[-1][1] if self._history else {}
         overwrite = next((write for write in writes if write.overwrites), None)
         outcome = _channel_value(self._channel)

@@ -15,10 +15,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Literal, Protocol, cast
+from enum import Enum
+from typing import Any, Literal, Protocol
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, PregelExecutableTask
 
@@ -26,6 +26,7 @@ from marft_bridge.common.library_internals import (
     PUSH,
     PregelLoop,
     PregelProtocol,
+    RunnableCallable,
     configure_hooks,
     require_internals,
     runner,
@@ -41,7 +42,7 @@ log = logging.getLogger("marft_bridge")
 
 # A call inside a node with callbacks of its own inherits none: `llm.invoke(x, {"callbacks": [mine]})`. Then LangChain
 # reads this variable, whose value is the recorder of the task around the call.
-_task_recorder: ContextVar[BaseCallbackHandler | None] = ContextVar("marft_task_recorder", default=None)
+_task_recorder: ContextVar[Any] = ContextVar("marft_task_recorder", default=None)
 _HOOK = (_task_recorder, True, None, None)
 
 
@@ -71,10 +72,10 @@ class TaskListener(Protocol):
         """LangGraph commits what `task` wrote in the graph that `loop` runs; `cached`: without running it."""
 
     def note_loop_start(self, loop: Any) -> None:
-        """A graph run begins: its checkpoint is loaded, its input not yet applied."""
+        """A graph run with a checkpointer begins: its checkpoint is loaded, its input not yet applied."""
 
     def note_checkpoint(self, loop: Any) -> None:
-        """A graph run has made the checkpoint that `loop` holds now."""
+        """A graph run with a checkpointer has made the checkpoint that `loop` holds now."""
 
 
 def loop_to_position(loop: Any) -> ThreadPosition | None:
@@ -105,16 +106,23 @@ def _is_of_graph(checkpoint: Any, loop: Any) -> bool:
     return all(name in loop.nodes for name in nodes) and all(name in loop.specs for name in channels)
 
 
-def is_subgraph(task: PregelExecutableTask) -> bool:
-    """Whether the node is itself a graph, not a function that may call one."""
-    steps = getattr(task.proc, "steps", None)
-    return isinstance(steps[0] if steps else task.proc, PregelProtocol)
+class NodeKind(Enum):
+    """What LangGraph runs as a node."""
+
+    GRAPH = "itself a graph, not a function that may call one"
+    TOOLS = "LangGraph's own, which runs all tools of a message at once"
+    OTHER = "anything else"
 
 
-def runs_tools_side_by_side(task: PregelExecutableTask) -> bool:
-    """Whether the node is LangGraph's own, which runs all tools of a message at once."""
+def task_to_kind(task: PregelExecutableTask) -> NodeKind:
+    """What the node of a task is."""
     steps = getattr(task.proc, "steps", None)
-    return isinstance(steps[0] if steps else task.proc, ToolNode)
+    node = steps[0] if steps else task.proc
+    if task.name == ENTRY or type(node) is RunnableCallable:  # most nodes: LangChain's classes take long to tell
+        return NodeKind.OTHER
+    if isinstance(node, PregelProtocol):
+        return NodeKind.GRAPH
+    return NodeKind.TOOLS if isinstance(node, ToolNode) else NodeKind.OTHER
 
 
 class TaskHooks:
@@ -178,8 +186,9 @@ def _output_writes_and_note(original: Callable[..., None]) -> Callable[..., None
 
 def _note_start_and_begin(original: Callable[..., Any]) -> Callable[..., Any]:
     def first(loop: Any, *args: Any, **kwargs: Any) -> Any:
-        for listener in _task_listeners(loop.manager):
-            listener.note_loop_start(loop)
+        if loop.checkpointer is not None:
+            for listener in _task_listeners(loop.manager):
+                listener.note_loop_start(loop)
         return original(loop, *args, **kwargs)
 
     return first
@@ -188,8 +197,9 @@ def _note_start_and_begin(original: Callable[..., Any]) -> Callable[..., Any]:
 def _put_checkpoint_and_note(original: Callable[..., None]) -> Callable[..., None]:
     def put_checkpoint(loop: Any, *args: Any, **kwargs: Any) -> None:
         original(loop, *args, **kwargs)
-        for listener in _task_listeners(loop.manager):
-            listener.note_checkpoint(loop)
+        if loop.checkpointer is not None:
+            for listener in _task_listeners(loop.manager):
+                listener.note_checkpoint(loop)
 
     return put_checkpoint
 
@@ -199,8 +209,12 @@ def _run_watched(original: Callable[..., Any]) -> Callable[..., Any]:
         listeners = _task_listeners(task.config.get("callbacks"))
         if not listeners:
             return original(task, *args, **kwargs)
-        with _watch_task(task, listeners) as watched_task:
+        watched_task = _watch_task(task, listeners)
+        reset_token = _task_recorder.set(listeners[0])
+        try:
             return original(watched_task, *args, **kwargs)
+        finally:
+            _task_recorder.reset(reset_token)
 
     return run_with_retry
 
@@ -210,8 +224,12 @@ def _arun_watched(original: Callable[..., Any]) -> Callable[..., Any]:
         listeners = _task_listeners(task.config.get("callbacks"))
         if not listeners:
             return await original(task, *args, **kwargs)
-        with _watch_task(task, listeners) as watched_task:
+        watched_task = _watch_task(task, listeners)
+        reset_token = _task_recorder.set(listeners[0])
+        try:
             return await original(watched_task, *args, **kwargs)
+        finally:
+            _task_recorder.reset(reset_token)
 
     return arun_with_retry
 
@@ -228,28 +246,23 @@ def _note_writes(loop: Any, task_id: str, writes: Any, *, cached: bool) -> None:
             listener.note_task_writes(loop, task, writes, cached=cached)
 
 
-@contextmanager
-def _watch_task(task: PregelExecutableTask, listeners: list[TaskListener]) -> Iterator[PregelExecutableTask]:
-    """Announces the task to its listeners; yields the one to run instead, which says what it reads and routes."""
+def _watch_task(task: PregelExecutableTask, listeners: list[TaskListener]) -> PregelExecutableTask:
+    """Announces the task to its listeners; returns the one to run instead, which says what it reads and routes."""
     watched_task, reads = task, None
     if task.name != ENTRY and task.path[0] != PUSH:  # the input of a Send or a call is not read from the state
         watched_task, reads = watch_node(task)
     manager: Any = task.config["callbacks"]
     for listener in listeners:
         listener.note_task_start(manager.parent_run_id, task, reads)
-    watched_task = watch_routers(watched_task, functools.partial(_announce_router, task, listeners))
-    reset_token = _task_recorder.set(cast(BaseCallbackHandler, listeners[0]))
-    try:
-        yield watched_task
-    finally:
-        _task_recorder.reset(reset_token)
+    return watch_routers(watched_task, functools.partial(_announce_router, task, listeners))
 
 
 @contextmanager
 def _announce_router(
     task: PregelExecutableTask, listeners: list[TaskListener], number: int, keys: list[str] | None
 ) -> Iterator[None]:
-    graph_run = cast(Any, task.config["callbacks"]).parent_run_id
+    manager: Any = task.config["callbacks"]
+    graph_run = manager.parent_run_id
     router = make_router(task.config["configurable"]["checkpoint_ns"], number)
     for listener in listeners:
         listener.note_router_start(graph_run, task, router.ns, keys=keys)

@@ -10,14 +10,43 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.util.re import parse_env_headers
 
 from marft_bridge.common.errors import ConfigError
+from trace_store import conventions
+from trace_store.records import SpanRow
 
 _TIMEOUT_S = 5.0  # for one batch, its retries included
 SHUTDOWN_S = 5.0  # seconds by which the end of the app may be delayed, at most
 _STANDARD_HEADERS = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
+_FLAGS = TraceFlags(TraceFlags.SAMPLED | TraceFlags.RANDOM_TRACE_ID)
+_RESOURCE = Resource({"service.name": "marft-bridge"}, schema_url=conventions.RESOURCE_SCHEMA_URL)
+_SCOPE = InstrumentationScope("marft_bridge", conventions.CONVENTION_VERSION, conventions.SCHEMA_URL)
+
+
+def row_to_span(row: SpanRow) -> ReadableSpan:
+    """A row of the store as OpenTelemetry's span, under the same ids."""
+
+    def context(span_id: str) -> SpanContext:
+        return SpanContext(int(row.trace_id, 16), int(span_id, 16), is_remote=False, trace_flags=_FLAGS)
+
+    return ReadableSpan(
+        name=row.name,
+        context=context(row.span_id),
+        parent=None if row.parent_span_id is None else context(row.parent_span_id),
+        resource=_RESOURCE,
+        attributes=row.attributes,
+        kind=SpanKind.CLIENT if row.operation == conventions.CHAT else SpanKind.INTERNAL,
+        status=Status(StatusCode.ERROR, row.status_message) if row.status == "error" else Status(),
+        start_time=row.start_ns,
+        end_time=row.end_ns,
+        instrumentation_scope=_SCOPE,
+    )
 
 
 class OtlpExport(BatchSpanProcessor):
@@ -36,6 +65,10 @@ class OtlpExport(BatchSpanProcessor):
             max_export_batch_size=128,
             export_timeout_millis=_TIMEOUT_S * 1000,
         )
+
+    def send(self, row: SpanRow) -> None:
+        """Queues a clean span."""
+        self.on_end(row_to_span(row))
 
     def shutdown(self) -> None:
         """Sends what is queued, for at most `SHUTDOWN_S`, and drops the rest."""

@@ -24,12 +24,9 @@ from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
 from langgraph.errors import GraphBubbleUp, GraphInterrupt, ParentCommand
 from langgraph.types import PregelExecutableTask
-from opentelemetry import trace
-from opentelemetry.sdk.trace import Span
-from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from marft_bridge.common.error_handlers import failed_task
-from marft_bridge.common.running_routers import own_namespace
+from marft_bridge.common.running_routers import in_router, own_namespace
 from marft_bridge.config.record import RecordOptions
 from marft_bridge.model_calls.token_capture import ExactTokens, announce_call
 from marft_bridge.recording.dependency_evidence import reads_to_attributes, sources_to_attributes
@@ -41,8 +38,8 @@ from marft_bridge.recording.episode_context import (
     episode_to_attributes,
 )
 from marft_bridge.recording.format_check import answer_fits, request_to_format
-from marft_bridge.recording.journal_exporter import open_span, private_tracer
-from marft_bridge.recording.langgraph_hooks import loop_to_position
+from marft_bridge.recording.langgraph_hooks import NodeKind, loop_to_position
+from marft_bridge.recording.open_span import OpenSpan, open_span
 from marft_bridge.recording.redaction import Redact
 from marft_bridge.recording.run_facts import run_to_attributes, value_to_text
 from marft_bridge.recording.span_attributes import (
@@ -121,7 +118,6 @@ class Recorder(BaseCallbackHandler):
         self.journal = journal
         self._processor = options_to_processor(journal, options, redact)
         self._processor.on_episode = on_episode
-        self._tracer = private_tracer(self._processor)
         self._runs: dict[UUID, OpenRun] = {}
         self._nodes: dict[str, OpenRun] = {}  # checkpoint_ns -> the attempt that runs
         self._lock = threading.Lock()
@@ -193,16 +189,17 @@ class Recorder(BaseCallbackHandler):
         if checkpoint_ns and checkpoint_ns != parent.checkpoint_ns and kwargs.get("name") == metadata["langgraph_node"]:
             self._open_node(run_id, parent, checkpoint_ns, metadata=metadata)
         else:
-            self._add_run(run_id, replace(parent, owns_span=False, router=None if parent.owns_span else parent.router))
+            router = None if parent.owns_span else parent.router
+            self._add_run(run_id, replace(parent, owns_span=False, is_root=False, router=router))
 
     @_never_raise
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """Ends the node's span, or the whole trace."""
         run = self._runs.get(run_id)
-        if run is not None and run.trace.root == run_id and run.trace.episode.split == LIVE:
-            self._processor.set_attributes(run.span, {names.OUTPUT: value_to_text(outputs)})
+        if run is not None and run.is_root and run.trace.episode.split == LIVE:
+            run.span.set({names.OUTPUT: value_to_text(outputs)})
         if run is not None and run.is_call:
-            self._processor.set_attributes(run.span, decision_to_attributes(outputs))
+            run.span.set(decision_to_attributes(outputs))
         self._close(run_id, None)
 
     @_never_raise
@@ -224,16 +221,16 @@ class Recorder(BaseCallbackHandler):
             episode = self._make_live_episode()
         if episode.subject_id is None and subject_id is not None:
             episode.subject_id = str(subject_id)
-        open_trace = OpenTrace(run_id, episode)
+        open_trace = OpenTrace(episode)
         attributes = episode_to_attributes(episode, name) | run_to_attributes(tags, metadata, episode.tags)
         open_trace.conversation_id = attributes[names.THREAD_ID]
         if episode.split == LIVE:  # what a command runs is in its task
             attributes[names.INPUT] = value_to_text(inputs)
         span = self._start_span(open_trace, f"{names.INVOKE_WORKFLOW} {name}", None, attributes=attributes)
-        episode.episode_id = trace.format_trace_id(span.get_span_context().trace_id)
+        episode.episode_id = span.trace_id
         if episode.spans is not None:
             self._processor.copy_rows_to(span, episode.spans)
-        self._add_run(run_id, OpenRun(open_trace, span, True, checkpoint_ns=""))
+        self._add_run(run_id, OpenRun(open_trace, span, True, checkpoint_ns="", is_root=True))
 
     def _make_live_episode(self) -> EpisodeContext:
         """The episode of a run that no command started. A forked child has a session and a count of its own."""
@@ -249,7 +246,7 @@ class Recorder(BaseCallbackHandler):
     def _open_node(self, run_id: UUID, parent: OpenRun, checkpoint_ns: str, metadata: dict[str, Any]) -> None:
         task = parent.trace.tasks.get(checkpoint_ns)
         attributes = sources_to_attributes(task.sources if task else None)  # its reads are added when it ends
-        if task is not None and task.runs_side_by_side:
+        if task is not None and task.kind is NodeKind.TOOLS:
             attributes[names.SIDE_BY_SIDE] = True
         attributes[names.HANDLES] = failed_task(checkpoint_ns)
         step = int(metadata["langgraph_step"])
@@ -264,8 +261,8 @@ class Recorder(BaseCallbackHandler):
         self._add_run(run_id, node_run)
 
     def _start_node_span(
-        self, open_trace: OpenTrace, parent: Span, checkpoint_ns: str, step: int, attributes: dict[str, Any]
-    ) -> Span:
+        self, open_trace: OpenTrace, parent: OpenSpan, checkpoint_ns: str, step: int, attributes: dict[str, Any]
+    ) -> OpenSpan:
         node = open_trace.episode.actors.agent_at(checkpoint_ns)
         node_attributes: dict[str, Any] = {
             names.OPERATION: names.INVOKE_AGENT,
@@ -310,7 +307,7 @@ class Recorder(BaseCallbackHandler):
             if router.run_id is not None:
                 self._close(router.run_id, None if isinstance(error, GraphBubbleUp) else error)
 
-    def _span_around(self, run: OpenRun) -> Span:
+    def _span_around(self, run: OpenRun) -> OpenSpan:
         """The span of a run, for one inside it: a router gets its own when something inside it has one."""
         router = run.router
         if router is None:
@@ -335,7 +332,7 @@ class Recorder(BaseCallbackHandler):
         if graph_run is None:
             return
         open_trace = graph_run.trace
-        if open_trace.root == loop.manager.run_id:
+        if graph_run.is_root:
             open_trace.loop = loop
         if cached:
             open_task = open_trace.start_task(task, None)
@@ -344,9 +341,10 @@ class Recorder(BaseCallbackHandler):
                 attributes |= {names.CACHED: True}
                 start = open_task.start
                 open_trace.episode.actors.note(start.ns, task.config.get("metadata"))
-                self._start_node_span(
+                span = self._start_node_span(
                     open_trace, graph_run.span, start.ns, step=start.step, attributes=attributes
-                ).end()
+                )
+                self._end_span(span, None)
         open_trace.note_writes(loop, task, writes)
 
     # -- checkpoints, from `task_hooks` -----------------------------------------------------------------------
@@ -355,20 +353,20 @@ class Recorder(BaseCallbackHandler):
     def note_loop_start(self, loop: Any) -> None:
         """Notes where the run begins on its thread, and the episode that it goes on with."""
         run = self._runs.get(loop.manager.run_id)
-        if run is None or run.trace.root != loop.manager.run_id:
+        if run is None or not run.is_root:
             return
         run.trace.position = position = loop_to_position(loop)
         if position is not None and run.trace.episode.parent_episode is None:
             with self._lock:
                 parent = self._checkpoint_writers.parent_of(position)
             run.trace.episode.parent_episode = parent
-            self._processor.set_attributes(run.span, {names.PARENT_EPISODE: parent})
+            run.span.set({names.PARENT_EPISODE: parent})
 
     @_never_raise
     def note_checkpoint(self, loop: Any) -> None:
         """Notes a checkpoint that the run has made, so that later runs find who made it."""
         run = self._runs.get(loop.manager.run_id)
-        if run is None or run.trace.root != loop.manager.run_id or run.trace.position is None:
+        if run is None or not run.is_root or run.trace.position is None:
             return
         checkpoints, checkpoint_id = run.trace.position.checkpoints, loop.checkpoint["id"]
         if run.trace.episode.episode_id is not None and checkpoint_id not in checkpoints[-1:]:
@@ -425,8 +423,9 @@ class Recorder(BaseCallbackHandler):
         model = parameters.get("model") or parameters.get("model_name") or metadata.get("ls_model_name")
         declared_format = request_to_format(parameters)
         in_node = bool(parent.checkpoint_ns)
-        if in_node:
-            parent.trace.note_tools(_agent_of(parent), parameters)
+        agent = _agent_of(parent) if in_node else None
+        if agent is not None:
+            parent.trace.note_tools(agent, parameters)
         attributes = {
             names.OPERATION: names.CHAT,
             names.PROVIDER: provider_name(metadata.get("ls_provider")),
@@ -434,7 +433,7 @@ class Recorder(BaseCallbackHandler):
             **request_to_attributes(parameters),
             names.OUTPUT_TYPE: None if declared_format is None else "json",
             names.INPUT_MESSAGES: to_json(prompt),
-            names.NODE: _agent_of(parent) if in_node else None,
+            names.NODE: agent,
             names.STEP: metadata.get("langgraph_step") if in_node else None,
             names.CHECKPOINT_NS: parent.checkpoint_ns or None,
         }
@@ -446,7 +445,6 @@ class Recorder(BaseCallbackHandler):
             f"{names.CHAT} {model}" if model else names.CHAT,
             self._span_around(parent),
             attributes=attributes,
-            kind=SpanKind.CLIENT,
         )
         self._add_run(
             run_id,
@@ -475,10 +473,8 @@ class Recorder(BaseCallbackHandler):
         if run is None:
             return
         format_attributes = {names.FORMAT_VALID: answer_fits(run.declared_format, response)}
-        self._processor.set_attributes(
-            run.span, answer_to_attributes(response) | tokens_to_attributes(run.tokens) | format_attributes
-        )
-        run.trace.answers.add(response, trace.format_span_id(run.span.get_span_context().span_id))
+        run.span.set(answer_to_attributes(response) | tokens_to_attributes(run.tokens) | format_attributes)
+        run.trace.answers.add(response, run.span.span_id)
         self._close(run_id, None)
 
     @_never_raise
@@ -523,7 +519,7 @@ class Recorder(BaseCallbackHandler):
         """Ends the tool span with its result as text."""
         run = self._runs.get(run_id)
         if run is not None:
-            self._processor.set_attributes(run.span, {names.TOOL_RESULT: str(getattr(output, "content", output))})
+            run.span.set({names.TOOL_RESULT: str(getattr(output, "content", output))})
             self._close(run_id, None)
 
     @_never_raise
@@ -537,18 +533,15 @@ class Recorder(BaseCallbackHandler):
         self,
         open_trace: OpenTrace,
         name: str,
-        parent: Span | None,
+        parent: OpenSpan | None,
         attributes: dict[str, Any],
-        kind: SpanKind = SpanKind.INTERNAL,
-    ) -> Span:
+    ) -> OpenSpan:
         open_trace.span_count += 1
         if open_trace.conversation_id is not None:
             attributes = attributes | {names.CONVERSATION_ID: open_trace.conversation_id}
         if open_trace.episode.subject_id is not None:  # on every span: a trace whose root never came can be erased too
             attributes = attributes | {names.SUBJECT_ID: open_trace.episode.subject_id}
-        span = open_span(self._tracer, name, parent, kind=kind)
-        self._processor.set_attributes(span, attributes)
-        return span
+        return open_span(name, parent, attributes)
 
     def _find_parent(self, parent_run_id: UUID | None, metadata: Mapping[str, Any]) -> OpenRun | None:
         """The run around a new one. A call with callbacks of its own has no parent, but its metadata names its task."""
@@ -558,36 +551,37 @@ class Recorder(BaseCallbackHandler):
             parent = self._nodes.get(own_namespace(checkpoint_ns)) or self._nodes.get(checkpoint_ns)
         if parent is None:
             return None
+        if not in_router():
+            return parent
         ns = own_namespace(parent.checkpoint_ns)
         router = parent.trace.routers.get(ns) if ns != parent.checkpoint_ns else None
         if router is None:
             return parent
-        return replace(parent, owns_span=False, checkpoint_ns=ns, task=router.task, router=router)
+        return replace(parent, owns_span=False, is_root=False, checkpoint_ns=ns, task=router.task, router=router)
 
     def _add_run(self, run_id: UUID, run: OpenRun) -> None:
-        run.trace.runs[run_id] = run
+        run.trace.runs[run] = run_id
         self._runs[run_id] = run
 
     def _close(self, run_id: UUID, error: BaseException | None) -> None:
-        run = self._runs.get(run_id)
+        run = self._runs.pop(run_id, None)
         if run is None:
             return
-        if run_id == run.trace.root:
+        run.trace.runs.pop(run, None)
+        if run.is_root:
             self._close_trace(run, error)
             return
-        self._runs.pop(run_id, None)
-        run.trace.runs.pop(run_id, None)
         if self._nodes.get(run.checkpoint_ns) is run:
             del self._nodes[run.checkpoint_ns]
         if run.owns_span:
             if run.task is not None and run.task.span is run.span:
-                self._processor.set_attributes(run.span, reads_to_attributes(run.task.sources, run.task.reads))
+                run.span.set(reads_to_attributes(run.task.sources, run.task.reads))
             self._end_span(run.span, error)
 
     def _close_trace(self, root: OpenRun, error: BaseException | None) -> None:
         open_trace = root.trace
         unfinished_error = TimeoutError("not finished when the run ended")
-        for run_id in [open_run_id for open_run_id in list(open_trace.runs) if open_run_id != open_trace.root]:
+        for run_id in list(open_trace.runs.values()):
             self._close(run_id, unfinished_error)
         outcome, reason = end_to_outcome(open_trace.episode, error, open_trace.was_interrupted)
         outcome_attributes: dict[str, Any] = {
@@ -598,16 +592,15 @@ class Recorder(BaseCallbackHandler):
         outcome_attributes[names.LINEAGE] = to_json(lineage) if (lineage := open_trace.lineage) else None
         if open_trace.position is not None:
             outcome_attributes |= open_trace.position.to_attributes()
-        self._processor.set_attributes(root.span, outcome_attributes)
-        self._runs.pop(open_trace.root, None)
+        root.span.set(outcome_attributes)
         self._end_span(root.span, error if outcome == "failed" else None)
         self.journal.sync_soon()  # not sync: this may be the thread of the app's event loop
 
-    def _end_span(self, span: Span, error: BaseException | None) -> None:
+    def _end_span(self, span: OpenSpan, error: BaseException | None) -> None:
         if error is not None:
-            self._processor.set_attributes(span, {names.ERROR_TYPE: type(error).__qualname__})
-            span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
-        span.end()
+            span.attributes[names.ERROR_TYPE] = type(error).__qualname__
+            span.error = f"{type(error).__name__}: {error}"
+        self._processor.end_span(span)
 
 
 def _agent_of(run: OpenRun) -> str:

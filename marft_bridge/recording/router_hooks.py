@@ -7,15 +7,14 @@ runs inside `running_router`.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any
 
 from langgraph.types import PregelExecutableTask
 
 from marft_bridge.common.library_internals import BranchSpec
+from marft_bridge.recording.node_hooks import copy_of, task_with
 
 WatchRouter = Callable[[int, list[str] | None], AbstractContextManager[None]]
 """Conditional edge of a node, from 1, and the state keys that it is given (None: all) -> what runs around it."""
@@ -28,9 +27,9 @@ def watch_routers(task: PregelExecutableTask, watch: WatchRouter) -> PregelExecu
     if not routers:
         return task
     watched_steps = {id(step): _watch_router(step, number, watch) for number, step in enumerate(routers, start=1)}
-    watched_proc: Any = copy.copy(task.proc)
+    watched_proc: Any = copy_of(task.proc)
     watched_proc.steps = [watched_steps.get(id(step), step) for step in steps]
-    return replace(task, proc=watched_proc)
+    return task_with(task, watched_proc)
 
 
 def _is_router(step: Any) -> bool:
@@ -48,7 +47,7 @@ def _watch_router(step: Any, number: int, watch: WatchRouter) -> Any:
         with watch(number, keys):
             return await step.afunc(*args, **kwargs)
 
-    watched_step = copy.copy(step)
+    watched_step = copy_of(step)
     watched_step.func, watched_step.afunc = route, aroute
     return watched_step
 

@@ -45,7 +45,7 @@ def run_to_attributes(
 def value_to_text(value: Any) -> str:
     """Any value -> JSON text; messages, models and dataclasses by their fields, anything else by its `str`."""
     try:
-        return json.dumps(value, default=_to_jsonable, skipkeys=False)
+        return _encode(value)
     except Exception:  # noqa: BLE001 - an app's own objects may raise anything, and keys may be of any type
         try:
             return json.dumps(str(value))
@@ -64,3 +64,6 @@ def _to_jsonable(value: Any) -> Any:
     if isinstance(value, (set, frozenset)):
         return sorted(value, key=str)
     return str(value)
+
+
+_encode = json.JSONEncoder(default=_to_jsonable).encode

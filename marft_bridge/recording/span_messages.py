@@ -9,8 +9,9 @@ is passed on as it is.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, FunctionMessage, ToolMessage
 
@@ -20,14 +21,16 @@ _ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "Hu
 # Blocks of content that repeat what a message holds as its tool calls.
 _REPEATED_CALLS = frozenset({"tool_use", "tool_call", "tool_call_chunk", "function_call", "invalid_tool_call"})
 _SCAN_LIMIT = 1000  # values that are searched for messages, at most
+_CACHED = 1024  # classes of messages
 _THOUGHTS = {"reasoning": "reasoning", "thinking": "thinking"}  # type of a block -> its key of the text
 
 
 def message_to_parts(message: BaseMessage) -> Message:
-    """One message of a prompt or an answer."""
-    role = message.role if isinstance(message, ChatMessage) else _ROLES.get(message.type, message.type)
+    """One of LangChain's messages, of a prompt or an answer."""
+    known_class = _known_class(type(message))
+    role = cast(ChatMessage, message).role if known_class is ChatMessage else _ROLES.get(message.type, message.type)
     name = {} if message.name is None else {"name": message.name}
-    return {"role": role, "parts": list(_message_to_parts(message)), **name}
+    return {"role": role, "parts": list(_message_to_parts(message, known_class)), **name}
 
 
 def text_to_message(role: str, text: str) -> Message:
@@ -48,15 +51,22 @@ def find_messages(value: Any) -> Iterator[BaseMessage]:
             pending.extend(value)
 
 
-def _message_to_parts(message: BaseMessage) -> Iterator[dict[str, Any]]:
-    if isinstance(message, ToolMessage):
+@functools.lru_cache(maxsize=_CACHED)
+def _known_class(cls: type[BaseMessage]) -> type[BaseMessage]:
+    """The class that says how a message is read. (LangChain's classes take long to tell an instance.)"""
+    known_classes = (ToolMessage, FunctionMessage, AIMessage, ChatMessage)
+    return next((known_class for known_class in known_classes if issubclass(cls, known_class)), BaseMessage)
+
+
+def _message_to_parts(message: Any, known_class: type[BaseMessage]) -> Iterator[dict[str, Any]]:
+    if known_class is ToolMessage:
         yield {"type": "tool_call_response", "id": message.tool_call_id, "response": message.content}
         return
-    if isinstance(message, FunctionMessage):
+    if known_class is FunctionMessage:
         yield {"type": "tool_call_response", "id": None, "response": message.content}
         return
     content = message.content
-    calls = [*message.tool_calls, *message.invalid_tool_calls] if isinstance(message, AIMessage) else []
+    calls = [*message.tool_calls, *message.invalid_tool_calls] if known_class is AIMessage else []
     if isinstance(content, str):
         if content or not calls:  # a text of no characters is a text, unless the message says something else
             yield {"type": "text", "content": content}

@@ -11,13 +11,13 @@ import json
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from marft_bridge.recording.redaction import Redactor
 from trace_store import conventions as c
-from trace_store.attribute_kinds import Kind, key_to_kind
+from trace_store.attribute_kinds import KINDS, Kind, key_to_kind
 from trace_store.records import SpanRow
 
 log = logging.getLogger("marft_bridge")
@@ -25,6 +25,7 @@ log = logging.getLogger("marft_bridge")
 NO_CONTENT = "content is not captured"
 _HEADERS = '"headers"'  # a key of `response_metadata`, see `_without_headers`
 SPAN_NAME, STATUS = "span.name", "span.status"  # keys that a user's function gets for texts that are no attributes
+_NEVER_SEARCHED = frozenset(key for key, kind in KINDS.items() if kind in (Kind.STRUCTURE, Kind.TOKENS))
 
 
 class SpanPrivacy:
@@ -37,6 +38,20 @@ class SpanPrivacy:
         self._lock = threading.Lock()
         self.redactions: Counter[str] = Counter()  # replacements so far, by pattern; `function` is the user's
         self.failures = 0  # spans whose content was dropped because redacting it failed
+
+    def passes(self, rows: Iterable[SpanRow]) -> bool:
+        """Whether these rows may surely be written as they are: the common case, told by one look at all texts of a
+        run. Never raises."""
+        try:
+            return self._passes(rows)
+        except Exception:  # noqa: BLE001 - `row_to_clean` finds out which row it is
+            return False
+
+    def _passes(self, rows: Iterable[SpanRow]) -> bool:
+        if not self._content:
+            return False
+        text = "\n".join(_rows_to_texts(rows))
+        return _HEADERS not in text and self._redactor.passes(text)
 
     def row_to_clean(self, row: SpanRow) -> SpanRow:
         """The row as it may be written; without its content when redacting it failed. Never raises."""
@@ -51,20 +66,9 @@ class SpanPrivacy:
                 self.redactions.update(replacements)
         return cleaned
 
-    def attributes_to_clean(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        """Attributes of an event or a link as they may be exported; none of them when redacting them fails."""
-        try:
-            cleaned, _ = self._clean_attributes(attributes, Counter())
-        except Exception as error:  # noqa: BLE001 - as above
-            self._note_failure(error)
-            return {}
-        return cleaned
-
     def _redact_row(self, row: SpanRow, replacements: Counter[str]) -> SpanRow:
-        if self._content:
-            text = "\n".join((row.name, row.status_message or "", *_texts(row.attributes)))
-            if _HEADERS not in text and self._redactor.passes(text):
-                return row  # the common case: nothing in it looks like a secret
+        if self._passes([row]):
+            return row
         attributes, content_replacements = self._clean_attributes(row.attributes, replacements)
         name = self._redactor.value_to_clean(SPAN_NAME, row.name, replacements)
         if not self._content:
@@ -107,12 +111,15 @@ class SpanPrivacy:
             log.warning("redaction failed with %s; the content of such spans is dropped", type(error).__name__)
 
 
-def _texts(attributes: Mapping[str, Any]) -> Iterator[str]:
-    """The attribute values that may hold secrets, as text."""
-    for key, value in attributes.items():
-        kind = key_to_kind(key)
-        if kind is Kind.CONTENT or kind is Kind.LABEL:
-            yield value if isinstance(value, str) else json.dumps(value, default=str)
+def _rows_to_texts(rows: Iterable[SpanRow]) -> list[str]:
+    """All of the rows that may hold secrets."""
+    texts: list[str] = []
+    for row in rows:
+        texts += (row.name, row.status_message or "")
+        for key, value in row.attributes.items():
+            if key not in _NEVER_SEARCHED:
+                texts.append(value if isinstance(value, str) else json.dumps(value, default=str))
+    return texts
 
 
 def _without_headers(value: Any) -> Any:

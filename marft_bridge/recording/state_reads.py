@@ -118,5 +118,7 @@ def _frame_in_any_thread(worker: tuple[CodeType, Any], code: CodeType) -> FrameT
 def state_keys(state: Any) -> tuple[str, ...] | None:
     """The keys that a node can read of this state; None for a value without keys."""
     if isinstance(state, dict):
-        return tuple(dict.__iter__(state)) if all(isinstance(key, str) for key in dict.__iter__(state)) else None
+        keys = tuple(dict.__iter__(state))
+        are_texts = {*map(type, keys)} <= {str} or all(isinstance(key, str) for key in keys)
+        return keys if are_texts else None
     return field_names(type(state)) or None

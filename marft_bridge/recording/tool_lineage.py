@@ -21,10 +21,10 @@ def request_to_tools(parameters: Mapping[str, Any]) -> set[str]:
     """The parameters of a call, as LangChain reports them -> the tools that it offers, each as canonical JSON."""
     tools: set[str] = set()
     for name in ("tools", "functions"):
-        offered_tools = parameters.get(name) or ()
-        tools.update(
-            map(canonical_json, offered_tools if isinstance(offered_tools, (list, tuple)) else [offered_tools])
-        )
+        if offered_tools := parameters.get(name):
+            tools.update(
+                map(canonical_json, offered_tools if isinstance(offered_tools, (list, tuple)) else [offered_tools])
+            )
     return tools
 
 

@@ -15,7 +15,6 @@ from typing import Any
 from uuid import UUID
 
 from langgraph.types import PregelExecutableTask
-from opentelemetry.sdk.trace import Span
 
 from marft_bridge.common.error_handlers import failed_task
 from marft_bridge.common.node_names import enclosing_task
@@ -25,7 +24,8 @@ from marft_bridge.recording.dependency_evidence import AnswerIndex, sources_to_i
 from marft_bridge.recording.episode_context import EpisodeContext
 from marft_bridge.recording.format_check import DeclaredFormat
 from marft_bridge.recording.key_writers import Writers
-from marft_bridge.recording.langgraph_hooks import is_subgraph, runs_tools_side_by_side
+from marft_bridge.recording.langgraph_hooks import NodeKind, task_to_kind
+from marft_bridge.recording.open_span import OpenSpan
 from marft_bridge.recording.state_reads import Reads, state_keys
 from marft_bridge.recording.thread_position import ThreadPosition
 from marft_bridge.recording.tool_lineage import request_to_tools, tools_to_lineage, tools_to_single_lineage
@@ -42,9 +42,8 @@ class OpenTask:
     sources: Sources
     reads: Reads | None
     inherits: bool  # it is a graph's entry, and its input the very state of the task around the graph
-    is_subgraph: bool = False  # its node is itself a graph
-    runs_side_by_side: bool = False  # its node runs tools, all at once
-    span: Span | None = None  # of its latest attempt
+    kind: NodeKind = NodeKind.OTHER
+    span: OpenSpan | None = None  # of its latest attempt
 
 
 @dataclass(slots=True)
@@ -52,24 +51,25 @@ class OpenRouter:
     """A routing function of a task's node: it gets a span when it asks a model."""
 
     task: OpenTask  # its own
-    node_span: Span
+    node_span: OpenSpan
     first_write: int  # number of the task's writes when it began
     end_write: int  # when it ended
     run_id: UUID | None = None  # of its span
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class OpenRun:
     """One callback run: with a span of its own, or sharing its parent's."""
 
     trace: OpenTrace
-    span: Span  # its own, or the nearest ancestor's
+    span: OpenSpan  # its own, or the nearest ancestor's
     owns_span: bool
     checkpoint_ns: str
     task: OpenTask | None = None  # the task around it, where its start was seen
     router: OpenRouter | None = None  # the router around it, where nothing in between has a span
     tokens: ExactTokens | None = None
     is_call: bool = False  # an LLM call
+    is_root: bool = False  # the outermost run of its trace
     declared_format: DeclaredFormat | None = None  # the form declared for its answer
 
 
@@ -77,7 +77,6 @@ class OpenRun:
 class OpenTrace:
     """One graph run."""
 
-    root: UUID  # the id of its outermost callback run
     episode: EpisodeContext
     conversation_id: str | None = None  # the app's thread id
     position: ThreadPosition | None = None  # on its thread, where a checkpointer keeps one
@@ -87,7 +86,7 @@ class OpenTrace:
     routers: dict[str, OpenRouter] = field(default_factory=dict)  # by namespace
     recent_tasks: dict[str, list[tuple[int, str]]] = field(default_factory=dict)  # graph -> (step, ns) not forgotten
     own_namespaces: dict[str, str] = field(default_factory=dict)  # LangGraph's -> ours, of tasks inside routers
-    runs: dict[UUID, OpenRun] = field(default_factory=dict)
+    runs: dict[OpenRun, UUID] = field(default_factory=dict)  # open ones, with their ids
     span_count: int = 0  # spans opened so far
     offered_tools: dict[str, set[str]] = field(default_factory=dict)  # node -> tools that its calls offered, as JSON
     interrupted: bool = False  # a node called interrupt()
@@ -115,14 +114,12 @@ class OpenTrace:
     def start_task(self, task: PregelExecutableTask, reads: Reads | None) -> OpenTask:
         """Notes that a task starts; see `langgraph_hooks.TaskListener.note_task_start`."""
         start = self._task_to_start(task)
-        keys = state_keys(task.input) if reads is not None else None
-        sources = self.ledger.start_task(start, keys)
-        inherits = self._inherits(start)
+        sources = self.ledger.start_task(start, state_keys(task.input) if reads is not None else None)
         if (failed_ns := failed_task(start.ns)) is not None:
             self._add_failure(sources, failed_ns)
-        open_task = OpenTask(start, sources, reads, inherits=inherits, is_subgraph=is_subgraph(task))
-        open_task.runs_side_by_side = runs_tools_side_by_side(task)
-        self._forget_tasks(graph_of(start.ns), before=start.step - 1)
+        inherits = start.is_entry and self._inherits(start)
+        open_task = OpenTask(start, sources, reads, inherits=inherits, kind=task_to_kind(task))
+        self._forget_tasks(start.graph, before=start.step - 1)
         self._keep_task(open_task)
         return open_task
 
@@ -134,8 +131,9 @@ class OpenTrace:
             sources.sent_by = list(self.tasks[failed_ns].sources.sent_by)
 
     def _keep_task(self, task: OpenTask) -> None:
-        self.tasks[task.start.ns] = task
-        self.recent_tasks.setdefault(graph_of(task.start.ns), []).append((task.start.step, task.start.ns))
+        start = task.start
+        self.tasks[start.ns] = task
+        self.recent_tasks.setdefault(start.graph, []).append((start.step, start.ns))
 
     def _forget_tasks(self, graph: str, before: int) -> None:
         """Forgets a graph's tasks of the supersteps before this one, which have ended, and the graphs inside them."""
@@ -153,12 +151,12 @@ class OpenTrace:
             self.routers.pop(ns, None)
 
     def _inherits(self, start: TaskStart) -> bool:
-        if not is_entry(start.ns):
-            return False
-        outer_task = self.tasks.get(enclosing_task(graph_of(start.ns)))
+        outer_task = self.tasks.get(enclosing_task(start.graph))
         return outer_task is not None and outer_task.reads is not None and outer_task.start.input is start.input
 
-    def start_router(self, task: PregelExecutableTask, ns: str, keys: Sequence[str] | None, node_span: Span) -> None:
+    def start_router(
+        self, task: PregelExecutableTask, ns: str, keys: Sequence[str] | None, node_span: OpenSpan
+    ) -> None:
         """Notes that a router of a task's node starts; see `langgraph_hooks.TaskListener.note_router_start`."""
         sources = self.ledger.start_router(self._task_to_writes(task, task.writes), keys)
         start = replace(self._task_to_start(task), ns=ns)
@@ -174,18 +172,23 @@ class OpenTrace:
 
     def _task_to_writes(self, task: PregelExecutableTask, writes: Any) -> TaskWrites:
         start = self._task_to_start(task)
-        routers = [
-            (router.task.start.ns, range(router.first_write, router.end_write))
-            for router in self._routers_after(start.ns)
-            if router.run_id is not None
-        ]
+        routers: list[tuple[str, range]] = []
+        if self.routers:
+            routers = [
+                (router.task.start.ns, range(router.first_write, router.end_write))
+                for router in self._routers_after(start.ns)
+                if router.run_id is not None
+            ]
+        if not start.is_entry:
+            open_task = self.tasks.get(start.ns)
+            kind = task_to_kind(task) if open_task is None else open_task.kind
+            return TaskWrites(start, list(writes), is_subgraph=kind is NodeKind.GRAPH, routers=routers)
         return TaskWrites(
             start,
             list(writes),
-            is_subgraph=is_subgraph(task),
             routers=routers,
-            input_writers=functools.partial(self._input_writers, start.ns),
-            passes_input_on=is_entry(start.ns) and start.ns in self.tasks and self.tasks[start.ns].inherits,
+            input_writers=functools.partial(self._input_writers, start),
+            passes_input_on=start.ns in self.tasks and self.tasks[start.ns].inherits,
         )
 
     def _routers_after(self, ns: str) -> Iterator[OpenRouter]:
@@ -196,21 +199,22 @@ class OpenTrace:
                 return
             yield router
 
-    def _input_writers(self, entry: str, key: str, is_same: bool) -> Writers:
-        outer_task, task = self.tasks.get(enclosing_task(graph_of(entry))), self.tasks.get(entry)
+    def _input_writers(self, entry: TaskStart, key: str, is_same: bool) -> Writers:
+        outer_task, task = self.tasks.get(enclosing_task(entry.graph)), self.tasks.get(entry.ns)
         if outer_task is None or task is None:
             return {}  # the outermost graph: its input comes from outside the episode
         # A function may have changed its state before it passed it on.
-        inherits = task.inherits and (outer_task.is_subgraph or is_same)
+        inherits = task.inherits and (outer_task.kind is NodeKind.GRAPH or is_same)
         writers = sources_to_input_writers(outer_task.sources, outer_task.reads, inherits, key=key)
         # The packet of a Send is the input of a graph, but a function makes any input of it.
-        return writers if outer_task.is_subgraph or inherits else dict.fromkeys(writers, False)
+        return writers if outer_task.kind is NodeKind.GRAPH or inherits else dict.fromkeys(writers, False)
 
     def _task_to_start(self, task: PregelExecutableTask) -> TaskStart:
         checkpoint_ns = task.config["configurable"]["checkpoint_ns"]
         ns = self.own_namespaces.get(checkpoint_ns) or own_namespace(checkpoint_ns)
-        if ns in self.tasks:
-            return self.tasks[ns].start
+        open_task = self.tasks.get(ns)
+        if open_task is not None:
+            return open_task.start
         if ns != checkpoint_ns:
             self.own_namespaces[checkpoint_ns] = ns
         return TaskStart(
@@ -220,6 +224,8 @@ class OpenTrace:
             path=task.path,
             subscribed=task.triggers,
             input=task.input,
+            graph=graph_of(ns),
+            is_entry=is_entry(ns),
         )
 
 

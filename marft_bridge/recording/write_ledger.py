@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from langgraph.channels import EphemeralValue
 from langgraph.channels.named_barrier_value import NamedBarrierValue, NamedBarrierValueAfterFinish
 from langgraph.types import Send
 
@@ -68,6 +69,8 @@ class TaskStart:
     path: tuple[Any, ...]
     subscribed: Sequence[str]  # all channels that can trigger it
     input: Any
+    graph: str  # the graph instance that it belongs to
+    is_entry: bool  # it is LangGraph's own task that writes the graph's input
 
 
 @dataclass(slots=True)
@@ -144,14 +147,17 @@ class WriteLedger:
         self._returned_before: dict[str, list[str]] = {}  # functional task -> those returned when it was called
 
     def _graph(self, name: str) -> _Graph:
-        return self._graphs.setdefault(name, _Graph())
+        graph = self._graphs.get(name)
+        if graph is None:
+            graph = self._graphs[name] = _Graph()
+        return graph
 
     # -- a task starts ----------------------------------------------------------------------------------------
 
     def start_task(self, task: TaskStart, keys: Sequence[str] | None = None) -> Sources:
         """The sources of a task that starts now. `keys` are those that it can read; None: all of the state."""
         with self._lock:
-            graph = self._graph(graph_of(task.ns))
+            graph = self._graph(task.graph)
             sources = Sources()
             if task.path[-1] is True:
                 self._add_call(graph, task, sources)
@@ -168,7 +174,7 @@ class WriteLedger:
             return sources
 
     def _add_call(self, graph: _Graph, task: TaskStart, sources: Sources) -> None:
-        sources.caller = graph_of(task.ns)  # LangGraph puts its namespace below that of the task that calls it
+        sources.caller = task.graph  # LangGraph puts its namespace below that of the task that calls it
         for value in _find_values(task.input):
             result = self._results.get(id(value))
             if result is not None:
@@ -188,17 +194,20 @@ class WriteLedger:
         """Notes what a task wrote, in a graph with these `channels`, of which some trigger tasks."""
         task = commit.task
         with self._lock:
-            graph = self._graph(graph_of(task.ns))
+            graph = self._graph(task.graph)
             issuer = self._issuer(task.ns)
+            own_writer = None if task.is_entry else issuer or task.ns
             for number, (channel, value) in enumerate(commit.writes):
                 if channel == RETURN:
                     self._note_result(graph, task.ns, value)
                     continue
                 if channel in _NOT_STATE and channel != TASKS:
                     continue
-                writer = next((ns for ns, written in commit.routers if number in written), None)
-                if writer is None and not is_entry(task.ns):
-                    writer = issuer or task.ns
+                writer = own_writer
+                for router_ns, written in commit.routers:
+                    if number in written:
+                        writer = router_ns
+                        break
                 if channel == TASKS:
                     if isinstance(value, Send):
                         graph.sends = [entry for entry in graph.sends if entry[0] >= task.step - 1]
@@ -207,31 +216,32 @@ class WriteLedger:
                     continue
                 spec = channels.get(channel)
                 if can_trigger(channel):
-                    required_names = spec.names if isinstance(spec, _JOINS) else ()
-                    trigger = graph.triggers.setdefault(channel, _Trigger(frozenset(required_names)))
+                    trigger = graph.triggers.get(channel)
+                    if trigger is None:
+                        trigger = graph.triggers[channel] = _Trigger(_required_names(spec))
                     trigger.pending_writes.append((task.step, writer, value))
                 if _is_state(channel):
-                    graph.note_write(channel, task.step, self._key_write(commit, number), channel=spec)
+                    graph.note_write(channel, task.step, self._key_write(commit, number, issuer), channel=spec)
 
     def _issuer(self, ns: str) -> str | None:
-        return self._graphs[ns].issuer if ns in self._graphs else None
+        graph = self._graphs.get(ns)
+        return None if graph is None else graph.issuer
 
-    def _key_write(self, commit: TaskWrites, number: int) -> KeyWrite:
+    def _key_write(self, commit: TaskWrites, number: int, issuer: str | None) -> KeyWrite:
         """One write of the state, with its writers."""
-        ns, (key, value) = commit.task.ns, commit.writes[number]
-        issuer = self._issuer(ns)
-        inner_graph = self._graphs.get(ns) if commit.is_subgraph and issuer is None else None
+        task, (key, value) = commit.task, commit.writes[number]
+        inner_graph = self._graphs.get(task.ns) if commit.is_subgraph and issuer is None else None
         owner_of = None
-        if is_entry(ns):
-            outer_graph = self._graphs.get(graph_of(enclosing_task(graph_of(ns)))) if commit.passes_input_on else None
+        if task.is_entry:
+            outer_graph = self._graphs.get(graph_of(enclosing_task(task.graph))) if commit.passes_input_on else None
             is_same = outer_graph is not None and key in outer_graph.state and outer_graph.state[key].holds(value)
             writers = commit.input_writers(key, is_same)
             owner_of = outer_graph.owner_of(key) if outer_graph is not None else None
         elif inner_graph is not None and key in inner_graph.state:
             writers, owner_of = inner_graph.writers(key, None), inner_graph.owner_of(key)
         else:
-            writers = {issuer or ns: True}
-        return KeyWrite((writes_sort_key(task_path_str(commit.task.path)), number), value, writers, owner_of=owner_of)
+            writers = {issuer or task.ns: True}
+        return KeyWrite(task.path, number, value, writers=writers, owner_of=owner_of)
 
     # -- a router runs ----------------------------------------------------------------------------------------
 
@@ -242,11 +252,11 @@ class WriteLedger:
         """
         task = commit.task
         with self._lock:
-            graph = self._graph(graph_of(task.ns))
+            graph, issuer = self._graph(task.graph), self._issuer(task.ns)
             own_writes: dict[str, list[KeyWrite]] = {}
             for number, (channel, _) in enumerate(commit.writes):
                 if channel not in _NOT_STATE and _is_state(channel):
-                    own_writes.setdefault(channel, []).append(self._key_write(commit, number))
+                    own_writes.setdefault(channel, []).append(self._key_write(commit, number, issuer))
             readable = {}
             # The node's result is given too, whichever of its keys the router's schema has.
             for key in dict.fromkeys([*(graph.state if keys is None else keys), *own_writes]):
@@ -276,6 +286,13 @@ class WriteLedger:
 
 
 _JOINS = (NamedBarrierValue, NamedBarrierValueAfterFinish)
+
+
+def _required_names(channel: Any) -> frozenset[str]:
+    """The names that must have been written to a join; none for any other channel."""
+    if type(channel) is EphemeralValue:  # most triggers: LangGraph's classes take long to tell
+        return frozenset()
+    return frozenset(channel.names) if isinstance(channel, _JOINS) else frozenset()
 
 
 def _is_state(channel: str) -> bool:

@@ -35,7 +35,7 @@ _ASYNC_CLIENT_METHODS = ("create_run", "update_run")
 def app_tracing(kept: bool) -> Iterator[None]:
     """Silences LangSmith and every OpenTelemetry tracer of this process until the block ends, unless they are `kept`.
 
-    Our own spans do not come this way (see `journal_exporter.open_span`). Metrics and log lines are left alone.
+    Our own spans do not come this way (see `recording.open_span`). Metrics and log lines are left alone.
     """
     if kept:
         yield

@@ -29,8 +29,8 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, MessagesState, StateGraph
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
-from opentelemetry.trace import Link, SpanContext, Status, StatusCode
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import StatusCode
 from pydantic import SecretStr
 from support.fake_vllm import FakeVllm, running
 from support.fake_vllm import _Handler as VllmHandler
@@ -41,7 +41,8 @@ from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.config.record import RecordOptions
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.recording import otlp_export
-from marft_bridge.recording.journal_exporter import JournalProcessor, private_provider
+from marft_bridge.recording.journal_exporter import JournalProcessor
+from marft_bridge.recording.open_span import open_span, span_to_row
 from marft_bridge.recording.otlp_export import OtlpExport
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.redaction import Redactor
@@ -197,22 +198,21 @@ def test_the_app_s_own_spans_are_what_they_were_and_ours_are_not_among_them(tmp_
     assert "work" not in {span.name for span in spans_in(tmp_path / "store.journal")}
 
 
-def test_a_span_keeps_every_attribute_event_and_link(tmp_path: Path) -> None:
-    kept: list[ReadableSpan] = []
+def test_a_span_keeps_every_attribute_and_leaves_out_what_is_none() -> None:
+    root = open_span("s", None, {f"k{number}": "x" * 10_000 for number in range(300)} | {"absent": None})
+    root.set({"later": 1, "k0": "changed", "k1": None})
+    attributes = span_to_row(root).attributes
+    assert list(attributes) == [*(f"k{number}" for number in range(300)), "later"]
+    assert (attributes["k0"], attributes["k1"], attributes["later"]) == ("changed", "x" * 10_000, 1)
 
-    class Keep(SpanProcessor):
-        def on_end(self, span: ReadableSpan) -> None:
-            kept.append(span)
 
-    span = private_provider(Keep()).get_tracer("t").start_span("s")
-    for number in range(300):
-        span.set_attribute(f"k{number}", "x" * 10_000)
-        span.add_event(f"e{number}", {f"k{n}": n for n in range(200)})
-        span.add_link(SpanContext(number + 1, number + 1, is_remote=False))
-    span.end()
-    assert len(kept[0].attributes or {}) == len(kept[0].events) == len(kept[0].links) == 300
-    assert {len(event.attributes or {}) for event in kept[0].events} == {200}
-    assert {len(str(value)) for value in (kept[0].attributes or {}).values()} == {10_000}
+def test_ids_are_hex_digits_of_their_size_and_a_child_is_in_its_parent_s_trace() -> None:
+    root = open_span("root", None, {})
+    child = open_span("child", root, {})
+    assert (len(root.trace_id), len(root.span_id)) == (32, 16)
+    assert {*root.trace_id, *root.span_id, *child.span_id} <= set("0123456789abcdef")
+    assert (child.trace_id, child.parent_span_id, root.parent_span_id) == (root.trace_id, root.span_id, None)
+    assert len({open_span("s", root, {}).span_id for _ in range(1000)}) == 1000
 
 
 # -- losses ---------------------------------------------------------------------------------------------------
@@ -237,10 +237,9 @@ def test_a_span_that_cannot_be_made_a_row_is_counted_and_nothing_is_raised(tmp_p
         def row_to_clean(self, row: SpanRow) -> SpanRow:
             raise ZeroDivisionError
 
-    processor = JournalProcessor(Journal(tmp_path), Broken(Redactor()))
-    private_provider(processor).get_tracer("t").start_span("s").end()
+    processor = JournalProcessor(Journal(tmp_path), Broken(Redactor(), content=False))
+    processor.end_span(open_span("s", None, {}))
     assert processor.lost_spans == 1
-    assert processor.force_flush() is False
     assert processor.failure is None  # the disk refused nothing
     assert spans_in(tmp_path) == []
 
@@ -491,34 +490,32 @@ def test_the_endpoint_gets_the_spans_of_the_journal_and_they_are_as_clean(
         assert headers["content-type"] == "application/x-protobuf"
 
 
-def test_events_links_and_status_are_cleaned_before_they_are_exported(tmp_path: Path) -> None:
-    kept: list[ReadableSpan] = []
+def test_name_and_status_are_cleaned_before_they_are_exported(tmp_path: Path) -> None:
+    class Keep:
+        def __init__(self) -> None:
+            self.rows: list[SpanRow] = []
 
-    class Keep(SpanProcessor):
-        def on_end(self, span: ReadableSpan) -> None:
-            kept.append(span)
+        def send(self, row: SpanRow) -> None:
+            self.rows.append(row)
+
+        def shutdown(self) -> None:
+            """Nothing is held."""
 
     def export(*, content: bool) -> ReadableSpan:
-        privacy = SpanPrivacy(Redactor(["secrets"]), content=content)
-        tracer = private_provider(JournalProcessor(Journal(tmp_path), privacy, Keep())).get_tracer("t")
-        link = Link(SpanContext(1, 2, is_remote=False), {"why": KEY})
-        span = tracer.start_span(f"s {KEY}", links=[link], attributes={c.NODE: "n"})
-        span.record_exception(ValueError(KEY))
-        span.add_event(KEY, {c.STEP: 4, "text": KEY})
-        span.set_status(Status(StatusCode.ERROR, f"ValueError: {KEY}"))
-        span.end()
-        return kept.pop()
+        export = Keep()
+        processor = JournalProcessor(Journal(tmp_path), SpanPrivacy(Redactor(["secrets"]), content=content), export)
+        span = open_span(f"s {KEY}", None, {c.NODE: "n"})
+        span.error = f"ValueError: {KEY}"
+        processor.end_span(span)
+        return otlp_export.row_to_span(export.rows[0])
 
     whole, bare = export(content=True), export(content=False)
     for span in (whole, bare):
         assert KEY not in span.to_json()
-        assert (span.attributes or {})[c.NODE] == "n"
-        assert span.links[0].context.span_id == 2
+        assert (span.name, dict(span.attributes or {})) == ("s [redacted:openai_key]", {c.NODE: "n"})
+        assert span.status.status_code is StatusCode.ERROR
     assert whole.status.description == "ValueError: [redacted:openai_key]"
-    assert dict(whole.events[1].attributes or {}) == {c.STEP: 4, "text": "[redacted:openai_key]"}
-    assert (whole.events[0].name, whole.events[1].name) == ("exception", "[redacted:openai_key]")
     assert bare.status.description == "ValueError"
-    assert dict(bare.events[1].attributes or {}) == {c.STEP: 4}
 
 
 def free_port() -> int:
