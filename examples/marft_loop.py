@@ -35,7 +35,6 @@ class Settings(NamedTuple):
     gae_lambda: float = 0.95
     gamma_token: float = 1.0  # discount per token inside an action, MARFT-T
     token_lambda: float = 1.0
-    negative_weight: float = 0.1  # of what earned less than expected, beside what earned more
     clip_low: float = 0.2
     clip_high: float = 0.28
     mismatch_cap: float = 2.0  # of the importance weight between the policy that sampled and the one that is trained
@@ -174,7 +173,6 @@ def surrogate(new: Tensor, old: Tensor, action: Action, advantage: Tensor, setti
     clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
     behaviour = torch.tensor(action.behaviour, dtype=old.dtype)
     weight = log_ratio(old, behaviour, settings.granularity, settings).exp().clamp(max=settings.mismatch_cap)
-    weight = weight * torch.where(advantage < 0, settings.negative_weight, 1.0)
     return (weight * torch.minimum(ratio * advantage, clipped * advantage)).sum()
 
 

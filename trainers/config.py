@@ -89,6 +89,9 @@ class CriticOptions(_Options):
     variance on a held-out fifth of the episodes no longer rises."""
     epochs: int = Field(default=8, ge=0)
     """Passes over each on-policy round."""
+    shrink: bool = True
+    """Whether a round's values are drawn towards the mean return by what they explain of the returns of other tasks, so
+    that a critic that explains nothing is no worse than a constant. false: the paper's plain values."""
 
 
 class AdvantageOptions(_Options):
@@ -144,8 +147,8 @@ class ObjectiveOptions(_Options):
     """How far above 1 it may go before a positive advantage stops pulling."""
     negative_weight: float = Field(default=0.0, ge=0, le=1)
     """What a unit of negative advantage counts beside one of positive advantage. Pushing down what was sampled says
-    nothing of what should be sampled instead: at 1 it undoes what the traces and the first rounds taught (docs/study.md).
-    1 is PPO's surrogate; 0 learns from what was better than expected only."""
+    nothing of what should be sampled instead: at 1 it undoes what the traces and the first rounds taught. 1 is PPO's
+    surrogate; 0 learns from what was better than expected only."""
     kl_stop: Annotated[float | None, BeforeValidator(_off_to_none)] = Field(default=0.1, gt=0)
     """An adapter's update of this round ends before the backward pass of a minibatch whose approximate KL (k3,
     mean per token, against the policy at the start of the round) is above this; "off" (None in Python) never
@@ -193,8 +196,8 @@ class OptimizerOptions(_Options):
     epochs: int = Field(default=4, ge=1)
     """Passes over a round."""
     minibatch_actions: int = Field(default=16, ge=1)
-    """Actions of one optimiser step. A round of an adapter is cut into equal parts of about so many; one with fewer takes
-    one step an epoch."""
+    """Actions of one optimiser step, of those that have a part in the loss. A round of an adapter is cut into equal parts
+    of about so many; one with fewer takes one step an epoch."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """A step's gradient is scaled down to this norm."""
 
@@ -235,8 +238,8 @@ class OfflineOptions(_Options):
     ratio_cap: float = Field(default=1.0, gt=0)
     """Cap of one importance weight (V-trace: rho-bar and c-bar)."""
     epochs: int = Field(default=8, ge=0)
-    """Passes over the chosen actions, at most: the first one after which the loss of the episodes that were held out has
-    risen is undone, and none follows."""
+    """Passes over the chosen actions, at most: the first one after which the loss of the episodes that were held out
+    has risen is undone, and none follows."""
     minibatch_actions: int = Field(default=16, ge=1)
     """Actions of one optimiser step."""
     kl_budget: float = Field(default=8.0, gt=0)

@@ -22,7 +22,7 @@ from marft_bridge.common.progress import Reporter, Task
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.recording.tool_schemas import refuse_changed, runs_to_surfaces, trajectories_to_surface
 from marft_bridge.rollouts.app import load_app
-from marft_bridge.rollouts.episode_plan import EpisodeRequest
+from marft_bridge.rollouts.episode_plan import EpisodeRequest, plan_episodes, task_order, unfinished_requests
 from marft_bridge.rollouts.held_out import HeldOutTasks, record_learned_tasks
 from marft_bridge.rollouts.session import Session, open_session
 from marft_bridge.runs.ledger import begin_run, refuse_second_run
@@ -365,7 +365,7 @@ class _Training:
             return
         version = self._version()
         requests = plan_episodes(
-            self.tasks,
+            task_order(list(self.tasks.values()), self.config.seed),
             self.options.evaluation_episodes,
             1,
             seed=self.config.seed + 1,  # a round of the same number, once there is one, samples otherwise

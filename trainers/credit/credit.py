@@ -15,6 +15,7 @@ action, or a decided token, action after action.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from trainers.advantages.returns import (
 )
 from trainers.batch import ActionItem, Round
 from trainers.config import TrainerOptions
+from trainers.credit.shrinkage import shrink_values
 from trainers.credit.values import Observed, TeamCritics
 from trainers.scoring.model import PolicyModel, Tick
 
@@ -141,13 +143,17 @@ class Credit:
 
         Returns:
             The estimate over units, as the granularity says; and a `Fit` to what `TeamCritics.fit` returns, with
-            "flat_groups": share of the groups that cannot say what was better, None for gae and rae, and
+            "flat_groups": share of the groups that cannot say what was better, None for gae and rae,
+            "value_weights": how much of its critic's values each agent's baseline has, None without `critic.shrink`, and
             "contribution": each agent's factor of the team reward, None where it is 1 for all. Without a critic
             all of its figures are None.
         """
         contribution = self._contribution(data)
         observed = self._team.observe(data, self._by_token) if self.estimator.needs_critic else None
-        estimated = self.estimator.estimate(self._to_estimator_input(data, contribution, observed))
+        baseline, value_weights = observed, None
+        if observed is not None and self.options.advantage.critic.shrink:
+            baseline, value_weights = self._shrink(data, observed)
+        estimated = self.estimator.estimate(self._to_estimator_input(data, contribution, baseline))
 
         def fit() -> dict[str, Any]:
             self.estimator.commit(estimated.state)
@@ -156,6 +162,7 @@ class Credit:
                 figures = self._team.fit(
                     observed, estimated.targets, self._team_returns(data, observed, observed.bootstrap_A)
                 )
+            figures["value_weights"] = value_weights
             return {**figures, "flat_groups": estimated.flat_groups, "contribution": contribution}
 
         return estimated.estimate, fit
@@ -178,6 +185,18 @@ class Credit:
         flat_A = flat_groups(sum_of(earned, len(data.items)), groups, data.episode_A)[1]
         refused = {id(episode) for episode, rows in episodes_of(data) if flat_A[rows].all()}
         return data.only(lambda episode: id(episode) not in refused, FLAT)
+
+    def _shrink(self, data: Round, observed: Observed) -> tuple[Observed, dict[str, float | None]]:
+        """What the critics say, drawn towards the mean return; see `shrink_values`."""
+        shrunk = shrink_values(
+            observed.values,
+            self._team_returns(data, observed, observed.bootstrap_A),
+            agents=observed.agents,
+            tasks=[data.episodes[e].task_id for e in data.episode_A],
+            episode_A=data.episode_A,
+            ends_A=observed.bootstrap_A,
+        )
+        return replace(observed, values=shrunk.values, bootstrap_A=shrunk.ends_A), shrunk.weights
 
     def _to_estimator_input(
         self, data: Round, contribution: Mapping[str, float] | None, observed: Observed | None

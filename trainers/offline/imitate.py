@@ -46,9 +46,7 @@ class Demonstrations:
     own_items: Sequence[ActionItem] = ()
 
 
-def imitate(
-    learner: AdapterLearner, data: Demonstrations, generator: torch.Generator, tick: Tick
-) -> dict[str, Any]:
+def imitate(learner: AdapterLearner, data: Demonstrations, generator: torch.Generator, tick: Tick) -> dict[str, Any]:
     """Learns from recorded actions as `offline.mode` says, each weighted by its coefficient.
 
     Returns:
@@ -88,9 +86,7 @@ class _Phase:
         self.learner, self.data = learner, data
         self.device = learner.model.device
         self.advantage_A = torch.tensor(data.advantages, dtype=torch.float32, device=self.device)
-        self.share_A = shares_A_of(
-            data.items, data.episode_A, learner.options, granularity="token", device=self.device
-        )
+        self.share_A = shares_A_of(data.items, data.episode_A, learner.options, granularity="token", device=self.device)
         self.held = _hold_out(data.episode_A, generator)
         self.fitted = sorted(set(range(len(data.items))) - set(self.held))
         self.minibatches = max(1, round(len(self.fitted) / learner.options.offline.minibatch_actions))

@@ -11,7 +11,7 @@ tasks are trained on; the others are for evaluation.
 Invariant: tokens come from softmax(logits / temperature) of the adapter, and the log-probs that are recorded are its.
 """
 
-# ruff: noqa: N803, N806 (shape suffixes)
+# ruff: noqa: N806 (shape suffixes)
 from __future__ import annotations
 
 import random
@@ -22,7 +22,6 @@ import torch
 
 from examples.study.small.model import (
     END,
-    ID,
     MAX_TOKENS,
     OPERATIONS,
     WORDS,
@@ -140,7 +139,10 @@ def to_trajectory(task: Task, number: int, actions: Sequence[Action], reward: fl
     episode_id = episode.episode_id
     numbered = tuple(replace(a, episode_id=episode_id, action_id=str(i), index=i) for i, a in enumerate(actions))
     edges = tuple(Edge(episode_id, str(i), str(i + 1), "data") for i in range(len(numbered) - 1))
-    rewards = (Reward(episode_id, "reward", reward, "study", 1), Reward(episode_id, "correct", float(correct), "study", 1))
+    rewards = (
+        Reward(episode_id, "reward", reward, "study", 1),
+        Reward(episode_id, "correct", float(correct), "study", 1),
+    )
     return Trajectory(episode, numbered, edges, rewards)
 
 

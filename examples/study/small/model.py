@@ -1,8 +1,8 @@
 """Noisy transcripts of the four games -> a Llama of about a million weights that plays them badly.
 
-It is what an instruct model is to a task that it half knows: it can do the sum, often does not, rambles, forgets what it
-was told. Training by reward then has something to find. Made once from a seed, in some minutes of one core; loaded in
-less than a second.
+It is what an instruct model is to a task that it half knows: it can do the sum, often does not, rambles, forgets what
+it was told. Training by reward then has something to find. Made once from a seed, in some minutes of one core; loaded
+in less than a second.
 
 Invariant: the same code makes the same transcripts; the folder's name carries the digest of this file and of `games`.
 """
@@ -19,10 +19,45 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-WORDS = (
-    "<pad> <end> + - * = ? [reasoner] [actor] [link] [writer] [router] [supervisor] [specialist] "
-    "[said] [tool] plus minus times add sub mul calc done again so well think is the answer hmm maybe or we get none"
-).split() + [str(number) for number in range(-9, 82)]
+WORDS = [
+    "<pad>",
+    "<end>",
+    "+",
+    "-",
+    "*",
+    "=",
+    "?",
+    "[reasoner]",
+    "[actor]",
+    "[link]",
+    "[writer]",
+    "[router]",
+    "[supervisor]",
+    "[specialist]",
+    "[said]",
+    "[tool]",
+    "plus",
+    "minus",
+    "times",
+    "add",
+    "sub",
+    "mul",
+    "calc",
+    "done",
+    "again",
+    "so",
+    "well",
+    "think",
+    "is",
+    "the",
+    "answer",
+    "hmm",
+    "maybe",
+    "or",
+    "we",
+    "get",
+    "none",
+] + [str(number) for number in range(-9, 82)]
 ID = {word: i for i, word in enumerate(WORDS)}
 END = ID["<end>"]
 _FIRST_NUMBER = ID["-9"]
@@ -109,7 +144,7 @@ OPERATIONS: dict[str, tuple[str, str, Callable[[int, int], int]]] = {
 
 def _supervisor(draw: random.Random) -> tuple[list[str], list[str]]:
     name = draw.choice(list(OPERATIONS))
-    word, _, compute = OPERATIONS[name]
+    word = OPERATIONS[name][0]
     a, b = draw.randint(0, 9), draw.randint(0, 9)
     question = [*digits(a), word, *digits(b), "?"]
     stage = draw.random()

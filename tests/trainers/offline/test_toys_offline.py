@@ -40,7 +40,9 @@ class Store:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.model_dir, self.adapter, self.seed = save_toy_model(folder / "model"), folder / "player@1", seed
-        teacher = self._trainer(lr=0.03, mode="filtered", threshold=0.0, epochs=200, minibatch_actions=100, kl_budget=1e3)
+        teacher = self._trainer(
+            lr=0.03, mode="filtered", threshold=0.0, epochs=200, minibatch_actions=100, kl_budget=1e3
+        )
         shown = [BAD] * 55 + [MIDDLE] * 39 + [BEST] * 6
         teacher.replay([make_trajectory([make_action("player", PROMPT, [arm])], 0.0) for arm in shown])
         teacher.policies.save_adapter("player", self.adapter)
