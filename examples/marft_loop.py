@@ -40,7 +40,7 @@ class Settings(NamedTuple):
     mismatch_cap: float = 2.0  # of the importance weight between the policy that sampled and the one that is trained
     kl_stop: float = 0.1  # nats per token
     epochs: int = 1
-    minibatches: int = 2
+    minibatch_actions: int = 16  # of one step
     max_grad_norm: float = 1.0
 
 
@@ -178,16 +178,16 @@ def surrogate(new: Tensor, old: Tensor, action: Action, advantage: Tensor, setti
 
 def improve(team: Team, agent: str, samples: list[tuple], settings: Settings, dice: torch.Generator) -> None:
     """Some clipped steps of one adapter (lines 15, 16, 18), on actions, old log-probs, advantages and their weights."""
-    optimizer = team.optimizers[agent]
+    optimizer, parts = team.optimizers[agent], max(1, round(len(samples) / settings.minibatch_actions))
     for _ in range(settings.epochs):
-        for part in torch.randperm(len(samples), generator=dice).tensor_split(settings.minibatches):
+        for part in torch.randperm(len(samples), generator=dice).tensor_split(parts):
             batch = [samples[i] for i in part.tolist()]
             new = token_logprobs(team.model, agent, [action for action, *_ in batch])
             x = torch.cat(new).detach() - torch.cat([old for _, old, _, _ in batch])
             if (x.exp() - x - 1).mean() > settings.kl_stop:  # k3, an estimate of KL that is never negative
                 return  # too far from the policy that sampled: the adapter waits for fresh rollouts
             gained = [w * surrogate(n, old, a, adv, settings) for n, (a, old, adv, w) in zip(new, batch, strict=True)]
-            loss = -settings.minibatches * torch.stack(gained).sum()  # a minibatch stands for the whole round
+            loss = -parts * torch.stack(gained).sum()  # a minibatch stands for the whole round
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], settings.max_grad_norm)

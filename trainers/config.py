@@ -149,7 +149,7 @@ class ObjectiveOptions(_Options):
     """What a unit of negative advantage counts beside one of positive advantage. Pushing down what was sampled says
     nothing of what should be sampled instead: at 1 it undoes what the traces and the first rounds taught. 1 is PPO's
     surrogate; 0 learns from what was better than expected only."""
-    kl_stop: Annotated[float | None, BeforeValidator(_off_to_none)] = Field(default=0.1, gt=0)
+    kl_stop: Annotated[float | None, BeforeValidator(_off_to_none)] = Field(default=None, gt=0)
     """An adapter's update of this round ends before the backward pass of a minibatch whose approximate KL (k3,
     mean per token, against the policy at the start of the round) is above this; "off" (None in Python) never
     stops."""
@@ -195,7 +195,7 @@ class OptimizerOptions(_Options):
     """AdamW's learning rate of the adapters."""
     epochs: int = Field(default=4, ge=1)
     """Passes over a round."""
-    minibatch_actions: int = Field(default=16, ge=1)
+    minibatch_actions: int = Field(default=4, ge=1)
     """Actions of one optimiser step, of those that have a part in the loss. A round of an adapter is cut into equal parts
     of about so many; one with fewer takes one step an epoch."""
     max_grad_norm: float = Field(default=1.0, gt=0)

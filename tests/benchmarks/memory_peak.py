@@ -38,7 +38,7 @@ def calls(tokens: int, vocabulary: int) -> list[ActionItem]:
 def main(model_dir: Path, tokens: int, again: bool) -> None:
     """Writes one line: planned and taken MiB, their ratio, the processor seconds of the second step, gradient norm."""
     options = trainer_options(
-        device="cpu", proximal="engine", mismatch="none", minibatches=1, tokens_per_microbatch=tokens,
+        device="cpu", proximal="engine", mismatch="none", minibatch_actions=10_000, tokens_per_microbatch=tokens,
         activation_checkpointing=again,
     )  # fmt: skip
     guard = MemoryGuard.of_agents(options, model_dir, ["agent"])

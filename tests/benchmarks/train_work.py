@@ -34,7 +34,7 @@ AGENTS = ("reasoner", "actor")
 EPISODES = 22  # a third of the demo's round: what one of its optimiser steps takes
 NAIVE_ROWS = 16
 TEMPERATURE = 0.7
-OPTIONS = trainer_options(proximal="engine", mismatch="none", minibatches=1, tokens_per_microbatch=1024)
+OPTIONS = trainer_options(proximal="engine", mismatch="none", minibatch_actions=10_000, tokens_per_microbatch=1024)
 VOCABULARY = 49152
 
 Work = dict[str, list[ActionItem]]

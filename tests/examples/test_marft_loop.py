@@ -224,7 +224,7 @@ KINDS_IDS = ["MARFT-A sum", "MARFT-A token", "MARFT-T"]
 def test_the_first_step_of_each_adapter_has_the_pages_loss_and_gradient(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
 ) -> None:
-    both = _Round(model_dir, monkeypatch, rate=2e-3, minibatches=1, max_grad_norm=NEVER, mismatch_cap=1.5, **kind)
+    both = _Round(model_dir, monkeypatch, rate=2e-3, minibatch_actions=10_000, max_grad_norm=NEVER, mismatch_cap=1.5, **kind)
     assert both.result["order"] == list(AGENTS)
     assert both.result["drops"] == {}
     for agent in AGENTS:
@@ -246,7 +246,7 @@ def test_the_first_step_of_each_adapter_has_the_pages_loss_and_gradient(
 def test_the_whole_round_is_the_pages_with_clips_minibatches_and_epochs(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any], rate: float
 ) -> None:
-    both = _Round(model_dir, monkeypatch, rate=rate, minibatches=3, epochs=2, max_grad_norm=0.3, **kind)
+    both = _Round(model_dir, monkeypatch, rate=rate, minibatch_actions=4, epochs=2, max_grad_norm=0.3, **kind)
     for agent in AGENTS:
         metrics = both.result["agents"][agent]
         assert 0 < metrics["clipfrac"] < 1
@@ -265,7 +265,7 @@ def test_the_whole_round_is_the_pages_with_clips_minibatches_and_epochs(
 
 
 def test_the_kl_stop_ends_both_at_the_same_step(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    both = _Round(model_dir, monkeypatch, rate=1e-3, kl_stop=2e-3, minibatches=3, epochs=2, **ACTION)
+    both = _Round(model_dir, monkeypatch, rate=1e-3, kl_stop=2e-3, minibatch_actions=4, epochs=2, **ACTION)
     for agent in AGENTS:
         assert both.result["agents"][agent]["stopped_early"]
         assert 1 <= len(both.errors(agent)) < 6

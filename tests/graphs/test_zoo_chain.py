@@ -141,7 +141,7 @@ def test_training_one_agent_alone_pulls_it_towards_what_paid(tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["quartet", "octet", "twelve"])
 def test_training_moves_every_agent_of_a_long_chain(name: str, tmp_path: Path) -> None:
-    one_step = {"train.trainer.optimizer.minibatches": 1, "train.trainer.offline.minibatch_actions": 1000}
+    one_step = {"train.trainer.optimizer.minibatch_actions": 1000, "train.trainer.offline.minibatch_actions": 1000}
     trained = train_zoo(ZOO / f"{name}.toml", coin, tmp_path, rounds=2, episodes=2, changes=one_step)
     roles = [profile.role for profile in CHAINS[name][1]]
     assert list(trained.norms) == roles

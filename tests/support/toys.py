@@ -23,7 +23,7 @@ OPTIONS = {
     "device": "cpu",
     "threads": 1,
     "lr": 0.01,
-    "minibatches": 4,
+    "minibatch_actions": 16,
     "lora": {"rank": 4, "alpha": 16.0, "target_modules": ("q_proj", "v_proj", "o_proj")},
 }
 """Of a trainer that learns the toys; what a game needs beside them is said with it."""

@@ -24,5 +24,23 @@ def grouped(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def trainer_options(**options: Any) -> TrainerOptions:
-    """The trainer's options with these, and the defaults of all others."""
-    return TrainerOptions.model_validate(grouped(options))
+    """The trainer's options with these; of the others the defaults, but the published update in place of ours.
+
+    One pass over a round, both signs of an advantage at their full weight, plain values: most laws of the update are
+    told of that. What our defaults add has tests of its own, which set it.
+    """
+    chosen = TrainerOptions.model_validate(grouped(options))
+    advantage, optimizer, objective = chosen.advantage, chosen.optimizer, chosen.objective
+    critic = _with_unset(advantage.critic, shrink=False)
+    return chosen.model_copy(
+        update={
+            "advantage": advantage.model_copy(update={"critic": critic}),
+            "optimizer": _with_unset(optimizer, epochs=1),
+            "objective": _with_unset(objective, negative_weight=1.0),
+        }
+    )
+
+
+def _with_unset(table: Any, **fields: Any) -> Any:
+    """The table with those of these fields that it was not told."""
+    return table.model_copy(update={name: value for name, value in fields.items() if name not in table.model_fields_set})

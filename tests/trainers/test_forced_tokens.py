@@ -46,7 +46,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _trainer(model_dir: Path, double: bool = True, **options: Any) -> MarftTrainer:
     """With an adapter that differs from the base."""
-    fields: dict[str, Any] = {"device": "cpu", "minibatches": 1, "normalize": "none", "max_grad_norm": 1e9} | options
+    fields: dict[str, Any] = {"device": "cpu", "minibatch_actions": 1000, "normalize": "none", "max_grad_norm": 1e9} | options
     trainer = MarftTrainer(trainer_options(**fields), model_dir, AGENTS, seed=0)
     generator = torch.Generator().manual_seed(5)
     for name, parameter in trainer.policies.parameters("actor").items():
@@ -252,7 +252,7 @@ def test_ratios_to_what_was_sampled_are_those_of_decided_tokens(model_dir: Path,
 def test_stored_actions_are_weighed_by_the_ratio_of_their_decided_tokens(model_dir: Path) -> None:
     """At ratio 1 the coefficient of importance sampling is the advantage, here the reward: V of a new critic is 0."""
     trainer = _trainer(
-        model_dir, False, offline={"mode": "importance", "ratio_cap": 5.0, "epochs": 1, "minibatches": 1}
+        model_dir, False, offline={"mode": "importance", "ratio_cap": 5.0, "epochs": 1, "minibatch_actions": 1000}
     )
     figures = trainer.replay(_round(trainer))["agents"]["actor"]
     assert figures["coefficient_mean"] == pytest.approx(sum(REWARDS) / 4, abs=1e-6)

@@ -144,7 +144,7 @@ def _one_agent_round(trainer: MarftTrainer) -> tuple[list[Trajectory], list[floa
 @pytest.mark.parametrize("norm", ["sum", "token"])
 def test_on_policy_the_first_step_is_reinforce_with_plain_transformers(model_dir: Path, norm: str) -> None:
     trainer = _trainer(
-        model_dir, minibatches=1, normalize="none", logprob_norm=norm, max_grad_norm=1e9, negative_weight=1.0
+        model_dir, minibatch_actions=10_000, normalize="none", logprob_norm=norm, max_grad_norm=1e9
     )
     _shake(trainer, "actor")
     trajectories, rewards = _one_agent_round(trainer)
@@ -167,7 +167,7 @@ def test_on_policy_the_first_step_is_reinforce_with_plain_transformers(model_dir
 def test_micro_batches_change_no_gradient(model_dir: Path, options: dict[str, Any]) -> None:
     gradients = []
     for budget in (64, 100_000):
-        trainer = _trainer(model_dir, minibatches=1, tokens_per_microbatch=budget, max_grad_norm=1e9, **options)
+        trainer = _trainer(model_dir, minibatch_actions=10_000, tokens_per_microbatch=budget, max_grad_norm=1e9, **options)
         _to_double(trainer)  # so that the order of sums does not show
         _shake(trainer, "actor")
         trajectories, _ = _one_agent_round(trainer)
@@ -291,7 +291,7 @@ def test_the_order_of_a_sequential_update_follows_the_dependencies_or_their_reve
 
 @pytest.mark.parametrize("budget", [64, 4096])
 def test_kl_stop_ends_the_agents_update_whatever_the_micro_batches(model_dir: Path, budget: int) -> None:
-    trainer = _trainer(model_dir, lr=0.5, kl_stop=1e-4, epochs=3, minibatches=2, tokens_per_microbatch=budget)
+    trainer = _trainer(model_dir, lr=0.5, kl_stop=1e-4, epochs=3, minibatch_actions=10, tokens_per_microbatch=budget)
     trajectories, _ = _one_agent_round(trainer)
     metrics = trainer.update(trajectories * 4)["agents"]["actor"]
     assert metrics["stopped_early"]
@@ -462,7 +462,7 @@ def test_the_engines_log_probs_as_old_ones_give_the_same_update_and_are_checked(
         return make_trajectory(told, float(number % 2))
 
     def updated(proximal: str, error: float) -> dict[str, dict[str, torch.nn.Parameter]]:
-        options = trainer_options(proximal=proximal, mismatch="none", minibatches=2)
+        options = trainer_options(proximal=proximal, mismatch="none", minibatch_actions=4)
         trainer = MarftTrainer(options, model_dir, AGENTS, seed=0)
         trainer.update([episode(number, error) for number in range(8)])
         return {agent: trainer.policies.parameters(agent) for agent in AGENTS}

@@ -147,7 +147,7 @@ def mean_size(values: Sequence[float]) -> float:
 def test_tokens_are_the_engines_and_what_is_trained_is_what_is_served(
     vllm_server: RunningServer, tmp_path: Path
 ) -> None:
-    options = trainer_options(lr=3e-3, minibatches=1, tokens_per_microbatch=1024)
+    options = trainer_options(lr=3e-3, minibatch_actions=10_000, tokens_per_microbatch=1024)
     trainer = MarftTrainer(options, vllm_server.model_dir, NODES, seed=0)
     untrained = MarftTrainer(options, vllm_server.model_dir, NODES, seed=0)
     null, version = 500, 501  # of this test's own: the session's server keeps what other tests loaded

@@ -156,7 +156,7 @@ def test_eight_agents_at_a_high_rate_learn_without_losing_what_they_had(
     model_dir = save_toy_model(tmp_path_factory.mktemp("toys") / "model")
     deepest: dict[float | None, list[float]] = {None: [], 0.4: []}
     for seed, limit in itertools.product((0, 1, 2), deepest):
-        options = trainer_options(**(OPTIONS | {"lr": 0.06, "minibatches": 2, "kl_limit": limit}))
+        options = trainer_options(**(OPTIONS | {"lr": 0.06, "minibatch_actions": 24, "kl_limit": limit}))
         played = learn(MarftTrainer(options, model_dir, CHAIN, seed), chain, 10, 48, seed)
         curve = [mean_reward(games) for games in played]
         deepest[limit].append(max(a - b for a, b in itertools.pairwise(curve)))

@@ -72,7 +72,7 @@ def test_a_shared_adapter_moves_along_the_mean_of_its_agents_gradients(model_dir
     gradients = {}
     for agents in ({}, {"reasoner": {"adapter": "team"}, "actor": {"adapter": "team"}}):
         trainer = _trainer(
-            model_dir, agents=agents, minibatches=1, update="simultaneous", normalize="none", max_grad_norm=1e9
+            model_dir, agents=agents, minibatch_actions=10_000, update="simultaneous", normalize="none", max_grad_norm=1e9
         )
         for learner in trainer.learners.values():  # the same start, whatever the adapter is called
             for parameter, value in zip(learner.parameters, _start(trainer), strict=True):
@@ -408,7 +408,7 @@ def test_word_normalisation_divides_by_the_words_of_the_tokenizers_text(tmp_path
     PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(model_dir)
     norms = {}
     for norm in ("sum", "token", "word"):
-        trainer = _trainer(model_dir, logprob_norm=norm, minibatches=1, normalize="none", max_grad_norm=1e9)
+        trainer = _trainer(model_dir, logprob_norm=norm, minibatch_actions=10_000, normalize="none", max_grad_norm=1e9)
         assert trainer.policies.model.word_counts([(4, 5, 6), (7,)]) == [3, 1]
         action = make_action("actor", [1], [4, 5, 6])
         exact = replace(action, logprobs=tuple(trainer.policies.logprobs_of("actor", [action])[0]))
@@ -507,7 +507,7 @@ def test_the_parts_of_a_gradient_add_up_to_it(
         {"reward": "short", "level": "episode", "weight": -1.0},
     ]
     trainer = _trainer(
-        model_dir, granularity=granularity, shaping=shaping, minibatches=1, max_grad_norm=1e9, kl_stop=None
+        model_dir, granularity=granularity, shaping=shaping, minibatch_actions=10_000, max_grad_norm=1e9, kl_stop=None
     )
     games = []
     for k, game in enumerate(_games(trainer, 6)):
