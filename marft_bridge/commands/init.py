@@ -39,12 +39,9 @@ from marft_bridge.rollouts.app_models import InspectedNode, ambiguity_lines, ins
 from marft_bridge.rollouts.run_settings import context_fields
 from marft_bridge.tasks.options import text_to_tasks
 from marft_bridge.tasks.reading import read_tasks
-from trainers.config import ObjectiveOptions
 
 _PARSER = "hermes"
 _PROBE_S = 300.0
-# Chains of so many agents collapsed without the limit, and learned with it: docs/zoo.md.
-_MANY_AGENTS, _KL_LIMIT = 4, 0.12
 _TASKS = (
     "Tasks: a JSONL or Parquet file, the name of an iterable, as my_app.py:tasks, or gsm8k:train.jsonl and its like"
 )
@@ -323,9 +320,6 @@ def _file_lines(
             yield _key_lines(ServeOptions, "max_loras", adapters)
         if tools:
             yield _key_lines(ServeOptions, "tool_call_parser", _PARSER)
-    if len(nodes) >= _MANY_AGENTS:
-        yield "\n[train.trainer.objective]\n"
-        yield _key_lines(ObjectiveOptions, "kl_limit", _KL_LIMIT)
 
 
 def _key_lines(

@@ -242,6 +242,9 @@ class _Training:
             f"offline: critic explains {_figure(explained_variance)} of the variance; "
             f"{replay['mode']} replay of {replay['used']} actions from {len(collected)} stored episodes"
         )
+        for agent, learned in replay["agents"].items():
+            if learned["stopped_by"] is not None:
+                self.reporter.say(f"offline, {agent}: {learned['epochs']} passes, stopped by {learned['stopped_by']}")
 
     def _run_round(self, number: int) -> str:
         """Rollouts, update, publication; returns the figures for the progress bar.

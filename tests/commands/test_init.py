@@ -358,17 +358,6 @@ def test_looking_runs_nothing(here: Path) -> None:
 # What is written
 
 
-@pytest.mark.parametrize(("agents", "limited"), [("trio", False), ("quartet", True)])
-def test_four_agents_and_more_begin_with_a_limit_on_how_far_a_round_moves_them(
-    agents: str, limited: bool, here: Path
-) -> None:
-    math = "graphs.math_duo"
-    given = ["--tasks", f"{math}:tasks", "--reward", f"{math}:reward", "--task-to-input", f"{math}:task_to_input"]
-    assert cli.run(["init", f"graphs.chain:build_{agents}", *given, "--yes"]) == 0
-    trainer = tomllib.loads(Path("bridge.toml").read_text()).get("train", {}).get("trainer", {})
-    assert trainer == ({"objective": {"kl_limit": 0.12}} if limited else {})
-
-
 @pytest.mark.parametrize("given", [[], ["--model", "model"]])
 def test_a_model_that_nobody_named_is_named(given: list[str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["init", "my_app.py:graph", *GIVEN[:4], *given, "--nodes", "planner"]) == 0

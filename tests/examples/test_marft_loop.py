@@ -224,7 +224,9 @@ KINDS_IDS = ["MARFT-A sum", "MARFT-A token", "MARFT-T"]
 def test_the_first_step_of_each_adapter_has_the_pages_loss_and_gradient(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
 ) -> None:
-    both = _Round(model_dir, monkeypatch, rate=2e-3, minibatch_actions=10_000, max_grad_norm=NEVER, mismatch_cap=1.5, **kind)
+    both = _Round(
+        model_dir, monkeypatch, rate=2e-3, minibatch_actions=10_000, max_grad_norm=NEVER, mismatch_cap=1.5, **kind
+    )
     assert both.result["order"] == list(AGENTS)
     assert both.result["drops"] == {}
     for agent in AGENTS:

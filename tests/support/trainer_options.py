@@ -43,4 +43,6 @@ def trainer_options(**options: Any) -> TrainerOptions:
 
 def _with_unset(table: Any, **fields: Any) -> Any:
     """The table with those of these fields that it was not told."""
-    return table.model_copy(update={name: value for name, value in fields.items() if name not in table.model_fields_set})
+    return table.model_copy(
+        update={name: value for name, value in fields.items() if name not in table.model_fields_set}
+    )

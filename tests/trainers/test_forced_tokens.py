@@ -46,7 +46,12 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _trainer(model_dir: Path, double: bool = True, **options: Any) -> MarftTrainer:
     """With an adapter that differs from the base."""
-    fields: dict[str, Any] = {"device": "cpu", "minibatch_actions": 1000, "normalize": "none", "max_grad_norm": 1e9} | options
+    fields: dict[str, Any] = {
+        "device": "cpu",
+        "minibatch_actions": 1000,
+        "normalize": "none",
+        "max_grad_norm": 1e9,
+    } | options
     trainer = MarftTrainer(trainer_options(**fields), model_dir, AGENTS, seed=0)
     generator = torch.Generator().manual_seed(5)
     for name, parameter in trainer.policies.parameters("actor").items():

@@ -143,9 +143,7 @@ def _one_agent_round(trainer: MarftTrainer) -> tuple[list[Trajectory], list[floa
 
 @pytest.mark.parametrize("norm", ["sum", "token"])
 def test_on_policy_the_first_step_is_reinforce_with_plain_transformers(model_dir: Path, norm: str) -> None:
-    trainer = _trainer(
-        model_dir, minibatch_actions=10_000, normalize="none", logprob_norm=norm, max_grad_norm=1e9
-    )
+    trainer = _trainer(model_dir, minibatch_actions=10_000, normalize="none", logprob_norm=norm, max_grad_norm=1e9)
     _shake(trainer, "actor")
     trajectories, rewards = _one_agent_round(trainer)
     spy = _GradientSpy(trainer, "actor")
@@ -167,7 +165,9 @@ def test_on_policy_the_first_step_is_reinforce_with_plain_transformers(model_dir
 def test_micro_batches_change_no_gradient(model_dir: Path, options: dict[str, Any]) -> None:
     gradients = []
     for budget in (64, 100_000):
-        trainer = _trainer(model_dir, minibatch_actions=10_000, tokens_per_microbatch=budget, max_grad_norm=1e9, **options)
+        trainer = _trainer(
+            model_dir, minibatch_actions=10_000, tokens_per_microbatch=budget, max_grad_norm=1e9, **options
+        )
         _to_double(trainer)  # so that the order of sums does not show
         _shake(trainer, "actor")
         trajectories, _ = _one_agent_round(trainer)

@@ -196,7 +196,7 @@ class Credit:
             episode_A=data.episode_A,
             ends_A=observed.bootstrap_A,
         )
-        return replace(observed, values=shrunk.values, bootstrap_A=shrunk.ends_A), shrunk.weights
+        return replace(observed, values=shrunk.values, bootstrap_A=shrunk.ends), shrunk.weights
 
     def _to_estimator_input(
         self, data: Round, contribution: Mapping[str, float] | None, observed: Observed | None

@@ -26,11 +26,11 @@ _LEAST_TASKS = 2 * _FOLDS
 
 @dataclass(frozen=True, slots=True)
 class Shrunk:
-    """`values[i]`: of the observations of action i; `ends_A`: what follows the action where its run was cut, else 0;
+    """`values[i]`: of the observations of action i; `ends[i]`: what follows it where its run was cut, else 0;
     `weights`: by agent, mean over its actions, None where nothing told it."""
 
     values: list[Floats]
-    ends_A: Floats
+    ends: Floats
     weights: dict[str, float | None]
 
 

@@ -72,7 +72,12 @@ def test_a_shared_adapter_moves_along_the_mean_of_its_agents_gradients(model_dir
     gradients = {}
     for agents in ({}, {"reasoner": {"adapter": "team"}, "actor": {"adapter": "team"}}):
         trainer = _trainer(
-            model_dir, agents=agents, minibatch_actions=10_000, update="simultaneous", normalize="none", max_grad_norm=1e9
+            model_dir,
+            agents=agents,
+            minibatch_actions=10_000,
+            update="simultaneous",
+            normalize="none",
+            max_grad_norm=1e9,
         )
         for learner in trainer.learners.values():  # the same start, whatever the adapter is called
             for parameter, value in zip(learner.parameters, _start(trainer), strict=True):

@@ -1,0 +1,88 @@
+"""Owns: how long the offline phase goes on: steps that scale with the traces, the held-out stop, the KL budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.tiny_policy import AGENTS, VOCABULARY, make_action, make_trajectory, sample_batch, save_tiny_llama
+from support.trainer_options import trainer_options
+
+from trace_store.records import Trajectory
+from trainers.marft import MarftTrainer
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def trainer_of(model_dir: Path, lr: float = 0.01, **offline: Any) -> MarftTrainer:
+    options = trainer_options(device="cpu", lr=lr, offline={"mode": "filtered", "threshold": 0.0, **offline})
+    return MarftTrainer(options, model_dir, AGENTS, seed=0)
+
+
+def imitated(trainer: MarftTrainer, episodes: list[Trajectory]) -> dict[str, Any]:
+    figures: dict[str, Any] = trainer.replay(episodes)["agents"]["actor"]
+    return figures
+
+
+def one_rule(count: int) -> list[Trajectory]:
+    """The actor always says 5 after 3: what holds of the fitted holds of the held out."""
+    return [make_trajectory([make_action("actor", [3], [5])], 1.0, task_id=str(i)) for i in range(count)]
+
+
+def by_heart(count: int) -> list[Trajectory]:
+    """After each prompt a token at random: what is learned of one says nothing of another."""
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(VOCABULARY, (count, 3), generator=draw).tolist()
+    return [make_trajectory([make_action("actor", [a, b], [c])], 1.0, task_id=f"{a} {b}") for a, b, c in tokens]
+
+
+@pytest.mark.parametrize(("count", "steps"), [(32, 2), (320, 18)])
+def test_steps_scale_with_the_traces(model_dir: Path, count: int, steps: int) -> None:
+    # one episode in eight is held out: 28 and 280 are left, in steps of 16
+    figures = imitated(trainer_of(model_dir, epochs=1), one_rule(count))
+    assert (figures["steps"], figures["held_out_actions"]) == (steps, count // 8)
+
+
+def test_what_generalises_is_learned_for_all_passes(model_dir: Path) -> None:
+    figures = imitated(trainer_of(model_dir, epochs=6, kl_budget=1e3), one_rule(64))
+    assert (figures["epochs"], figures["stopped_by"]) == (6, None)
+
+
+def test_the_first_pass_after_which_held_out_calls_are_less_likely_is_undone(model_dir: Path) -> None:
+    figures = imitated(trainer := trainer_of(model_dir, lr=0.03, epochs=40, kl_budget=1e3), by_heart(64))
+    assert figures["stopped_by"] == "held-out likelihood"
+    assert figures["epochs"] < 40
+    again = imitated(
+        other := trainer_of(model_dir, lr=0.03, epochs=max(1, figures["epochs"]), kl_budget=1e3), by_heart(64)
+    )
+    if figures["epochs"]:
+        assert again["held_out_loss"] == pytest.approx(figures["held_out_loss"])
+        for name, weight in trainer.policies.parameters("actor").items():
+            torch.testing.assert_close(weight, other.policies.parameters("actor")[name])
+    else:
+        assert figures["adapter_moved"] == 0.0
+
+
+def test_the_phase_ends_once_it_has_moved_beyond_its_budget(model_dir: Path) -> None:
+    def played(trainer: MarftTrainer) -> list[Trajectory]:
+        actions = sample_batch(trainer, "actor", [[3]] * 64, 1, torch.Generator().manual_seed(1))
+        return [make_trajectory([action], 1.0, task_id=str(i)) for i, action in enumerate(actions)]
+
+    trainer = trainer_of(model_dir, lr=0.05, epochs=30, kl_budget=0.05, threshold=1.0)
+    episodes = [*played(trainer), *one_rule(64)]
+    figures = imitated(trainer, episodes)
+    assert figures["stopped_by"] == "kl"
+    assert figures["kl_after"] > 0.05
+    assert figures["epochs"] < 30
+    looser = imitated(trainer_of(model_dir, lr=0.05, epochs=2, kl_budget=1e3, threshold=1.0), episodes)
+    assert looser["stopped_by"] is None
+
+
+def test_too_few_traces_hold_none_out(model_dir: Path) -> None:
+    figures = imitated(trainer_of(model_dir, epochs=3), one_rule(12))
+    assert (figures["held_out_actions"], figures["held_out_loss"], figures["epochs"]) == (0, None, 3)
