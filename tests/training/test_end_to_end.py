@@ -304,7 +304,9 @@ def test_killed_commands_resume_without_loss_and_end_in_a_report(vllm_server: Ru
         ('mismatch = "none"', 'mismatch = "truncate"\n\n[train.trainer.replay]\nshare = 0.3'),
     )
     known = {e.episode.episode_id for e in collected}
-    finished, _ = shell.signal_after(shell.start("train", "--rounds", "2"), 4, signal.SIGKILL, known)
+    finished, _ = shell.signal_after(
+        shell.start("train", "--rounds", "2", "--without-signal"), 4, signal.SIGKILL, known
+    )
     assert not any(line["round"] == 1 for line in read_metrics(shell.run.metrics))
     output = shell.finish("train", "--rounds", "2", "--resume")
     assert "resuming after round 0 of 2" in output
@@ -400,7 +402,7 @@ def test_rounds_are_sampled_while_the_trainer_updates_and_are_never_older_than_a
     for name in vllm_server.server.adapter_names():  # of the tests before: six of the eight places are needed here
         vllm_server.server.unload_adapter(name)
     shell.finish("collect", "--episodes", "8")
-    shell.finish("train", "--rounds", "4")
+    shell.finish("train", "--rounds", "4", "--without-signal")
     trained = shell.stored("train")
     lines = read_metrics(shell.run.metrics)[1:]
     for number, line in enumerate(lines, start=1):
