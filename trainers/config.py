@@ -196,8 +196,8 @@ class OptimizerOptions(_Options):
     epochs: int = Field(default=4, ge=1)
     """Passes over a round."""
     minibatch_actions: int = Field(default=4, ge=1)
-    """Actions of one optimiser step, of those that have a part in the loss. A round of an adapter is cut into equal parts
-    of about so many; one with fewer takes one step an epoch."""
+    """Actions of one optimiser step, of those that have a part in the loss. A round of an adapter is cut into equal
+    parts of about so many; one with fewer takes one step an epoch."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """A step's gradient is scaled down to this norm."""
 

@@ -96,9 +96,9 @@ def _setting(config: BridgeConfig) -> str:
   {trainer.offline.threshold:g}), then {train.rounds} rounds of {train.episodes_per_round} fresh episodes:
   {tasks} tasks, {train.samples_per_task} samples each. Group estimators need several samples of a task; so that only
   the learning differs, all conditions of a seed get the same tasks in the same rounds, with the same sampling seeds.
-- Learning rate {steps.lr:g}, {steps.minibatch_actions} actions a step, {steps.epochs} epoch a round, both signs of an advantage at full weight; every
-  episode counts the same; no KL or entropy term. The rate, the steps and the offline phase are those that
-  `examples/math_duo` had, fixed before the first run and not tuned for any condition.
+- Learning rate {steps.lr:g}, {steps.minibatch_actions} actions a step, {steps.epochs} epoch a round, both signs of an
+  advantage at full weight; every episode counts the same; no KL or entropy term. The rate, the steps and the offline
+  phase are those that `examples/math_duo` had, fixed before the first run and not tuned for any condition.
 - The trained reward is 1 for the right number at the end, 0.1 where it only occurs; `{config.compare.metric}` on
   {config.compare.tasks} held-out tasks is 1 or 0. Held-out tasks are run once before and once after the last round.
 """

@@ -1,8 +1,8 @@
 """AT-GRPO: returns standardised over the samples of a task, each agent and each of its turns for itself (PettingLLMs).
 
-Not quite the paper's: its groups are branches of one prompt, from a sampled tree that goes on from the best; here they are
-independent episodes, whose prompts are alike at the first turn only. Where the policy decides when to stop, those that
-are still running at a turn are no fair sample of all, so a baseline by turn is biased.
+Not quite the paper's: its groups are branches of one prompt, from a sampled tree that goes on from the best; here
+they are independent episodes, whose prompts are alike at the first turn only. Where the policy decides when to stop,
+those that are still running at a turn are no fair sample of all, so a baseline by turn is biased.
 """
 
 from __future__ import annotations

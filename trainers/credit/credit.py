@@ -144,7 +144,7 @@ class Credit:
         Returns:
             The estimate over units, as the granularity says; and a `Fit` to what `TeamCritics.fit` returns, with
             "flat_groups": share of the groups that cannot say what was better, None for gae and rae,
-            "value_weights": how much of its critic's values each agent's baseline has, None without `critic.shrink`, and
+            "value_weights": how far each agent's baseline is its critic's values, None without `critic.shrink`, and
             "contribution": each agent's factor of the team reward, None where it is 1 for all. Without a critic
             all of its figures are None.
         """

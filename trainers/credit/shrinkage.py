@@ -1,7 +1,7 @@
 """Values of a round -> values that are worth having as a baseline: drawn towards the mean return by what they explain.
 
-A critic that has seen little explains nothing of the returns, or less than a constant does; its noise then decides which
-actions count as better than expected. So each agent's values become
+A critic that has seen little explains nothing of the returns, or less than a constant does; its noise then decides
+which actions count as better than expected. So each agent's values become
 
     mean return + weight * (value - mean value),        weight = cov(value, return) / var(value), within [0, 1]
 

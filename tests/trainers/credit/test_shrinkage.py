@@ -1,4 +1,4 @@
-"""Owns: that a round's baseline is worth no less than a constant, whatever the critic says, and knows nothing of itself."""
+"""Owns: that a round's baseline is worth no less than a constant, whatever the critic says."""
 
 from __future__ import annotations
 

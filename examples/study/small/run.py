@@ -1,0 +1,136 @@
+"""Conditions of the trainer x games x seeds -> one line of figures each, appended to a file; what is there is skipped.
+
+    python -m examples.study.small.run build/small.jsonl --seeds 0 1 2 3
+
+Each run collects 192 episodes of the untrained model, learns from them offline, and then plays eight rounds of 64
+episodes, four samples of sixteen tasks. The end is measured on tasks that were never trained on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from examples.study.small.games import GAMES, Game, Players, Task, mean
+from examples.study.small.model import ensure_model
+from trainers import MarftTrainer, TrainerOptions
+
+COLLECTED, ROUNDS, EPISODES, SAMPLES = 192, 8, 64, 4
+
+COMMON: dict[str, Any] = {
+    "system": {"threads": 1, "device": "cpu"},
+    "importance": {"proximal": "engine", "mismatch": "none"},
+    "offline": {"mode": "filtered"},
+}
+
+_PUBLISHED: dict[str, Any] = {
+    "optimizer": {"epochs": 1, "minibatch_actions": 21},
+    "objective": {"negative_weight": 1.0, "kl_stop": 0.1},
+    "advantage": {"critic": {"shrink": False}},
+}
+CONDITIONS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "published update": _PUBLISHED,
+    "both signs": {"objective": {"negative_weight": 1.0}},
+    "a tenth of the negative": {"objective": {"negative_weight": 0.1}},
+    "one pass": {"optimizer": {"epochs": 1}},
+    "16 actions a step": {"optimizer": {"minibatch_actions": 16}},
+    "plain critic": {"advantage": {"critic": {"shrink": False}}},
+    "rloo": {"advantage": {"estimator": "rloo"}},
+    "token": {"granularity": "token"},
+    "rate / 3": {"optimizer": {"lr": 3.3e-4}},
+    "rate x 3": {"optimizer": {"lr": 3e-3}},
+}
+
+
+def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Two nested tables as one; the second wins."""
+    result = dict(first)
+    for name, value in second.items():
+        result[name] = merged(result.get(name, {}), value) if isinstance(value, Mapping) else value
+    return result
+
+
+def run(game: Game, condition: str, seed: int, model: Path) -> dict[str, Any]:
+    """One training run to its figures."""
+    started = time.perf_counter()
+    options = TrainerOptions.model_validate(merged(COMMON, CONDITIONS[condition]))
+    trainer = MarftTrainer(options, model, agents=list(game.agents), seed=seed)
+    players, draw = Players(trainer, 1000 + seed), random.Random(seed)
+    stored = game.play(players, [game.tasks[i % len(game.tasks)] for i in range(COLLECTED)])
+    trainer.warm_up(stored)
+    trainer.replay(stored)
+    rewards = []
+    for _ in range(ROUNDS):
+        tasks: list[Task] = [t for t in draw.sample(game.tasks, EPISODES // SAMPLES) for _ in range(SAMPLES)]
+        fresh = game.play(players, tasks)
+        rewards.append(mean(fresh, "reward"))
+        trainer.update(fresh)
+    final = game.play(players, [*game.heldout, *game.heldout])
+    return {
+        "game": game.name,
+        "condition": condition,
+        "seed": seed,
+        "before": mean(stored, "correct"),
+        "rewards": rewards,
+        "final": mean(final, "correct"),
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def to_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Final shares of right answers by condition and game, mean and standard error, as Markdown."""
+    finals: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in rows:
+        finals[row["condition"], row["game"]].append(row["final"])
+    games = [name for name in GAMES if any(game == name for _, game in finals)]
+    lines = [f"| condition | {' | '.join(games)} |", f"| --- |{' ---: |' * len(games)}"]
+    for condition in dict.fromkeys(condition for condition, _ in finals):
+        cells = [_cell(finals[condition, game]) for game in games]
+        lines.append(f"| {condition} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(values: Sequence[float]) -> str:
+    if len(values) < 2:
+        return " ".join(f"{value:.3f}" for value in values) or "-"
+    error = statistics.stdev(values) / len(values) ** 0.5
+    return f"{statistics.mean(values):.3f} ± {error:.3f} ({len(values)})"
+
+
+def main() -> None:
+    """Runs what the file does not hold yet, and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--games", nargs="+", default=list(GAMES), choices=list(GAMES))
+    parser.add_argument("--conditions", nargs="+", default=list(CONDITIONS), choices=list(CONDITIONS))
+    parser.add_argument("--cache", type=Path, default=Path(".cache"))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    model = ensure_model(arguments.cache)
+    text = arguments.out.read_text() if arguments.out.exists() else ""
+    rows = [json.loads(line) for line in text.splitlines()]
+    known = {(row["game"], row["condition"], row["seed"]) for row in rows}
+    for seed in arguments.seeds:
+        for name in arguments.games:
+            for condition in arguments.conditions:
+                if (name, condition, seed) not in known:
+                    rows.append(run(GAMES[name], condition, seed, model))
+                    with arguments.out.open("a") as file:
+                        file.write(json.dumps(rows[-1]) + "\n")
+                    print(json.dumps(rows[-1]), flush=True)
+    print(to_table(rows))
+
+
+if __name__ == "__main__":
+    main()
