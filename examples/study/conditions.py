@@ -64,7 +64,7 @@ CONDITIONS: dict[str, Condition] = {
     WITHOUT_OFFLINE: Condition(
         "MARFT per action from fresh rollouts alone: no imitation and no critic pre-training. What is left of the "
         "old traces is where the critic starts: their mean return, and the scale of its features.",
-        {"train.trainer.offline.mode": "off", "train.trainer.advantage.critic.warmup_epochs": 0},
+        {"train.trainer.offline": {"mode": "off"}, "train.trainer.advantage.critic.warmup_epochs": 0},
     ),
     "marft-a-kl-limit": Condition(
         "MARFT per action, each round's step shortened until the policies that it leaves have moved by at most 0.12 "

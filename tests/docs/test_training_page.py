@@ -197,6 +197,8 @@ def test_every_option_that_the_guide_names_is_there_and_every_folder_and_module(
         "retokenised_share",
         "forced_share",
         "wasted_rollouts",
+        "value_weights",
+        "stopped_by",
     }
     elsewhere |= {"rank_consistency", "dr_mas", "at_grpo"}
     assert named - elsewhere <= known

@@ -35,7 +35,7 @@ def trainer_options(**options: Any) -> TrainerOptions:
     return chosen.model_copy(
         update={
             "advantage": advantage.model_copy(update={"critic": critic}),
-            "optimizer": _with_unset(optimizer, epochs=1),
+            "optimizer": _with_unset(optimizer, epochs=1, minibatch_actions=16),
             "objective": _with_unset(objective, negative_weight=1.0),
         }
     )

@@ -262,7 +262,7 @@ def test_a_team_whose_runs_were_cut_short_learns_from_its_critic_though_all_earn
 def test_the_later_agent_is_weighted_by_the_clipped_ratio_of_the_earlier_one(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = _trainer(model_dir, kl_stop=None, lr=0.3)
+    trainer = _trainer(model_dir, kl_stop=None, lr=0.3, minibatch_actions=8)
     trajectories = play(trainer, 16, torch.Generator().manual_seed(0), both_low)
     firsts = [t.actions[0] for t in trajectories]
     old = torch.tensor(trainer.policies.logprobs_of("reasoner", firsts)).squeeze(1)

@@ -82,7 +82,7 @@ def improve(learner: AdapterLearner, data: AdapterRound, generator: torch.Genera
         "ratio_mean": ratio_sum / units if units else None,
         "ratio_max": learner.workers.max(ratio_max) if units else None,
         "masked": masked / actions if actions else None,
-        "grad_norm": math.fsum(norms) / len(norms) if norms else None,
+        "grad_norm": _mean_norm(norms, prepared),
         "gradient_share": gradient_share,
         "steps": sum(norm > 0 for norm in norms),
         "stopped_early": stopped,
@@ -118,6 +118,13 @@ def measure(
         return new_T, {"kl_after": kl(), "step_share": 1.0}
     share, kl_after = backtrack(learner.parameters, start_weights, kl, limit=limit)
     return new_T if share else list(data.old_T), {"kl_after": kl_after, "step_share": share}
+
+
+def _mean_norm(norms: Sequence[float], prepared: PreparedRound) -> float | None:
+    """Of the gradients before clipping; 0 where no action has a part in the loss, None where no step was asked."""
+    if not norms:
+        return 0.0 if prepared.data.items and not prepared.rows else None
+    return math.fsum(norms) / len(norms)
 
 
 def _turns(workers: Workers, batches: Sequence[MicroBatch]) -> Iterator[MicroBatch | None]:

@@ -1,8 +1,8 @@
 """Recorded actions and what the offline mode weighs them by to a changed adapter, for as long as it generalises.
 
-Epochs over minibatches of a given number of actions. After each epoch two things are looked at: the loss of episodes
-that were held out, and how far the policy has moved on calls of its own. The first epoch after which the held-out loss
-has risen is undone, and none follows; none follows either once the move is beyond its budget.
+Epochs over minibatches of a given number of actions. After each epoch two things are looked at: how likely the better
+actions of episodes that were held out are by now, and how far the policy has moved on calls of its own. The first epoch
+after which they are less likely is undone, and none follows; none follows either once the move is beyond its budget.
 
 Invariant: only that adapter changes; shares are parts of the whole of its actions, so no cut into minibatches changes
 what an action counts. Decisions are taken on sums over all processes. It knows nothing of where advantages come from.
@@ -50,7 +50,7 @@ def imitate(learner: AdapterLearner, data: Demonstrations, generator: torch.Gene
     """Learns from recorded actions as `offline.mode` says, each weighted by its coefficient.
 
     Returns:
-        loss and grad_norm (means over minibatches), coefficient_mean, steps, epochs (that count), stopped_by
+        loss and grad_norm (means over minibatches), coefficient_mean, steps and epochs (that count), stopped_by
         ("held-out likelihood", "kl", or None), held_out_actions, held_out_loss and kl_after (nats a call; None where
         nothing measures them).
     """
@@ -67,7 +67,7 @@ def imitate(learner: AdapterLearner, data: Demonstrations, generator: torch.Gene
         phase.run_epoch(generator, tick)
         new_loss = phase.held_loss()
         if held_loss is not None and new_loss is not None and new_loss > held_loss:
-            _restore(learner.parameters, snapshot)
+            phase.undo_epoch(snapshot)
             stopped_by = HELD_OUT
             break
         held_loss, epochs = new_loss, epochs + 1
@@ -87,14 +87,16 @@ class _Phase:
         self.device = learner.model.device
         self.advantage_A = torch.tensor(data.advantages, dtype=torch.float32, device=self.device)
         self.share_A = shares_A_of(data.items, data.episode_A, learner.options, granularity="token", device=self.device)
-        self.held = _hold_out(data.episode_A, generator)
+        held = _hold_out(data.episode_A, generator)
+        self.held = held if any(self._coefficients(held, log_ratio=0.0) > 0) else []
         self.fitted = sorted(set(range(len(data.items))) - set(self.held))
         self.minibatches = max(1, round(len(self.fitted) / learner.options.offline.minibatch_actions))
         every = max(1, len(data.own_items) // _PROBES)
         self.probes = list(data.own_items[::every][:_PROBES])
         self.start_T = learner.logprobs(self.probes) if self.probes else []
         self.loss_sum = self.coefficient_sum = 0.0
-        self.action_count, self.norms = 0, list[float]()
+        self.action_count = self.step_count = 0  # of all epochs, the one that was undone included
+        self.norms: list[float] = []  # of the epochs that count
 
     def run_epoch(self, generator: torch.Generator, tick: Tick) -> None:
         """One pass over the fitted actions."""
@@ -109,14 +111,24 @@ class _Phase:
                 tick(len(batch.items))
             self.norms.append(self.learner.step())
             self.action_count += len(rows)
+            self.step_count += 1
 
     @torch.no_grad()
     def held_loss(self) -> float | None:
-        """The mode's loss of the held-out actions, by the policy as it is; None where none are held out."""
+        """How unlikely the better of the held-out actions are by now; None where none are held out.
+
+        The loss of the mode without what it pushes down, which grows without bound as it is pushed, and with the
+        importance weights of the start, so that two epochs are compared on the same terms.
+        """
         if not self.held:
             return None
-        batches = self.learner.workers.mine(self.learner.microbatches(self.data.items, self.held))
-        return self.learner.workers.add([math.fsum(float(self._loss(batch, 1)[0]) for batch in batches)])[0]
+        total = 0.0
+        for batch in self.learner.workers.mine(self.learner.microbatches(self.data.items, self.held)):
+            row_T, rows = batch.row_T.to(self.device), list(batch.items)
+            new_T = self.learner.model.logprobs(self.learner.adapter, batch)
+            good_A = self._coefficients(rows, log_ratio=0.0).clamp(min=0)
+            total += float(imitation_loss(new_T, row_T, good_A, share_T=self.share_A[rows][row_T]))
+        return self.learner.workers.add([total])[0]
 
     def kl_of_a_call(self) -> float | None:
         """k3 of the policy at the start to the one it is, summed over a call; None without calls of its own."""
@@ -130,23 +142,36 @@ class _Phase:
         loss_sum, coefficient_sum = self.learner.workers.add([self.loss_sum, self.coefficient_sum])
         norms = self.norms
         return {
-            "loss": loss_sum / len(norms) if norms else None,  # offline.epochs may be 0
+            "loss": loss_sum / self.step_count if self.step_count else None,  # offline.epochs may be 0
             "grad_norm": math.fsum(norms) / len(norms) if norms else None,
             "coefficient_mean": coefficient_sum / self.action_count if self.action_count else None,
             "steps": sum(norm > 0 for norm in norms),
             "held_out_actions": len(self.held),
         }
 
+    def undo_epoch(self, weights: Sequence[Tensor]) -> None:
+        """Puts the weights from before the last epoch back; its steps do not count."""
+        with torch.no_grad():
+            for parameter, old in zip(self.learner.parameters, weights, strict=True):
+                parameter.copy_(old)
+        del self.norms[len(self.norms) - min(self.minibatches, len(self.fitted)) :]
+
     def _loss(self, batch: MicroBatch, parts: int) -> tuple[Tensor, Tensor]:
-        learner, offline = self.learner, self.learner.options.offline
         row_T, rows = batch.row_T.to(self.device), list(batch.items)
-        new_T = learner.model.logprobs(learner.adapter, batch)
-        log_ratio_A = None
-        if offline.needs_behaviour:
+        new_T = self.learner.model.logprobs(self.learner.adapter, batch)
+        log_ratio: Tensor | float = 0.0
+        if self.learner.options.offline.needs_behaviour:
             gap_T = new_T.detach() - behaviour_T_of(self.data.items, rows, self.device)
-            log_ratio_A = torch.zeros(len(rows), device=self.device).index_add(0, row_T, gap_T)
-        coefficient_A = offline_coefficients(offline.mode, self.advantage_A[rows], log_ratio_A, options=offline)
+            log_ratio = torch.zeros(len(rows), device=self.device).index_add(0, row_T, gap_T)
+        coefficient_A = self._coefficients(rows, log_ratio)
         return imitation_loss(new_T, row_T, coefficient_A, share_T=parts * self.share_A[rows][row_T]), coefficient_A
+
+    def _coefficients(self, rows: Sequence[int], log_ratio: Tensor | float) -> Tensor:
+        """What the mode weighs some actions by, at these log-ratios; shape [A of them]."""
+        offline = self.learner.options.offline
+        advantage_A = self.advantage_A[list(rows)]
+        log_ratio_A = log_ratio + torch.zeros_like(advantage_A) if offline.needs_behaviour else None
+        return offline_coefficients(offline.mode, advantage_A, log_ratio_A, options=offline)
 
 
 def _hold_out(episode_A: Sequence[int], generator: torch.Generator) -> list[int]:
@@ -156,9 +181,3 @@ def _hold_out(episode_A: Sequence[int], generator: torch.Generator) -> list[int]
     chosen = {episodes[i] for i in order[: len(episodes) // _HELD_SHARE]}
     held = [i for i, episode in enumerate(episode_A) if episode in chosen]
     return held if len(held) >= _LEAST_HELD else []
-
-
-@torch.no_grad()
-def _restore(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    for parameter, value in zip(parameters, values, strict=True):
-        parameter.copy_(value)

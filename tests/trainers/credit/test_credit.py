@@ -325,6 +325,7 @@ def test_group_estimators_by_hand(
         "explained_variance": None,
         "critics": {},
         "agents": {},
+        "value_weights": None,
         "flat_groups": pytest.approx(flat),
         "contribution": None,
     }
