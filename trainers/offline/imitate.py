@@ -1,8 +1,9 @@
 """Recorded actions and what the offline mode weighs them by to a changed adapter, for as long as it generalises.
 
 Epochs over minibatches of a given number of actions. After each epoch two things are looked at: how likely the better
-actions of episodes that were held out are by now, and how far the policy has moved on calls of its own. The first epoch
-after which they are less likely is undone, and none follows; none follows either once the move is beyond its budget.
+actions of episodes that were held out are by now, and how far the policy has moved on calls of its own. Once two
+epochs in a row have not made them more likely, the weights of the best epoch are put back and none follows; none follows
+either once the move is beyond its budget.
 
 Invariant: only that adapter changes; shares are parts of the whole of its actions, so no cut into minibatches changes
 what an action counts. Decisions are taken on sums over all processes. It knows nothing of where advantages come from.
@@ -30,6 +31,7 @@ from trainers.scoring.microbatch import MicroBatch, random_minibatches
 from trainers.scoring.model import Tick
 
 _HELD_SHARE = 8  # one episode in so many is held out
+_PATIENCE = 2  # epochs without better held-out actions before the phase ends
 _LEAST_HELD = 4  # fewer held-out actions than this say nothing about when to stop
 _PROBES = 32  # actions of the policy's own that the KL is measured on, at most
 
@@ -59,24 +61,32 @@ def imitate(learner: AdapterLearner, data: Demonstrations, generator: torch.Gene
         names = ("loss", "grad_norm", "coefficient_mean", "stopped_by", "held_out_loss", "kl_after")
         return {**dict.fromkeys(names), "steps": 0, "epochs": 0, "held_out_actions": 0}
     phase = _Phase(learner, data, generator)
-    epochs, stopped_by = 0, None
-    held_loss = phase.held_loss()
-    kl_after: float | None = None
-    for _ in range(offline.epochs):
-        snapshot = learner.snapshot() if held_loss is not None else []
+    stopped_by: str | None = None
+    best = _Best(0, phase.held_loss(), learner.snapshot(), None)
+    for epoch in range(1, offline.epochs + 1):
         phase.run_epoch(generator, tick)
-        new_loss = phase.held_loss()
-        if held_loss is not None and new_loss is not None and new_loss > held_loss:
-            phase.undo_epoch(snapshot)
+        held_loss, kl_after = phase.held_loss(), phase.kl_of_a_call()
+        if held_loss is None or best.held_loss is None or held_loss < best.held_loss:
+            best = _Best(epoch, held_loss, learner.snapshot(), kl_after)
+        elif epoch - best.epochs >= _PATIENCE:
             stopped_by = HELD_OUT
             break
-        held_loss, epochs = new_loss, epochs + 1
-        kl_after = phase.kl_of_a_call()
         if kl_after is not None and kl_after > offline.kl_budget:
             stopped_by = KL
             break
-    fields = {"epochs": epochs, "stopped_by": stopped_by, "held_out_loss": held_loss, "kl_after": kl_after}
-    return phase.figures() | fields
+    phase.go_back_to(best)
+    fields = {"epochs": best.epochs, "stopped_by": stopped_by}
+    return phase.figures() | fields | {"held_out_loss": best.held_loss, "kl_after": best.kl_after}
+
+
+@dataclass(frozen=True, slots=True)
+class _Best:
+    """The adapter after the epoch that made held-out actions likeliest, or after the newest where none are held out."""
+
+    epochs: int
+    held_loss: float | None
+    weights: Sequence[Tensor]
+    kl_after: float | None
 
 
 class _Phase:
@@ -149,12 +159,12 @@ class _Phase:
             "held_out_actions": len(self.held),
         }
 
-    def undo_epoch(self, weights: Sequence[Tensor]) -> None:
-        """Puts the weights from before the last epoch back; its steps do not count."""
+    def go_back_to(self, best: _Best) -> None:
+        """Puts the weights of an earlier epoch back; the steps after it do not count."""
         with torch.no_grad():
-            for parameter, old in zip(self.learner.parameters, weights, strict=True):
+            for parameter, old in zip(self.learner.parameters, best.weights, strict=True):
                 parameter.copy_(old)
-        del self.norms[len(self.norms) - min(self.minibatches, len(self.fitted)) :]
+        del self.norms[best.epochs * min(self.minibatches, len(self.fitted)) :]
 
     def _loss(self, batch: MicroBatch, parts: int) -> tuple[Tensor, Tensor]:
         row_T, rows = batch.row_T.to(self.device), list(batch.items)
@@ -177,7 +187,10 @@ class _Phase:
 def _hold_out(episode_A: Sequence[int], generator: torch.Generator) -> list[int]:
     """Positions of the actions of one episode in eight, at random; none where they would be too few to say anything."""
     episodes = list(dict.fromkeys(episode_A))
+    count = len(episodes) // _HELD_SHARE
+    if not count:
+        return []
     order = torch.randperm(len(episodes), generator=generator).tolist()
-    chosen = {episodes[i] for i in order[: len(episodes) // _HELD_SHARE]}
+    chosen = {episodes[i] for i in order[:count]}
     held = [i for i, episode in enumerate(episode_A) if episode in chosen]
     return held if len(held) >= _LEAST_HELD else []

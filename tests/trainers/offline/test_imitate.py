@@ -53,7 +53,7 @@ def test_what_generalises_is_learned_for_all_passes(model_dir: Path) -> None:
     assert (figures["epochs"], figures["stopped_by"]) == (6, None)
 
 
-def test_the_first_pass_after_which_held_out_calls_are_less_likely_is_undone(model_dir: Path) -> None:
+def test_the_pass_that_made_held_out_calls_likeliest_is_gone_back_to(model_dir: Path) -> None:
     figures = imitated(trainer := trainer_of(model_dir, lr=0.03, epochs=40, kl_budget=1e3), by_heart(64))
     assert figures["stopped_by"] == "held-out likelihood"
     assert figures["epochs"] < 40
