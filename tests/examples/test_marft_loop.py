@@ -289,7 +289,7 @@ OTHERWISE = {
 
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_a_page_with_another_setting_disagrees(model_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    both = _Round(model_dir, monkeypatch, {name: OTHERWISE[name]}, epochs=2, **TOKEN)
+    both = _Round(model_dir, monkeypatch, {name: OTHERWISE[name]}, minibatch_actions=6, epochs=2, **TOKEN)
     assert max(both.errors(A)) > 1e-3
 
 

@@ -2,8 +2,8 @@
 
 Epochs over minibatches of a given number of actions. After each epoch two things are looked at: how likely the better
 actions of episodes that were held out are by now, and how far the policy has moved on calls of its own. Once two
-epochs in a row have not made them more likely, the weights of the best epoch are put back and none follows; none follows
-either once the move is beyond its budget.
+epochs in a row have not made them more likely, the weights of the best epoch are put back and none follows; none
+follows either once the move is beyond its budget.
 
 Invariant: only that adapter changes; shares are parts of the whole of its actions, so no cut into minibatches changes
 what an action counts. Decisions are taken on sums over all processes. It knows nothing of where advantages come from.
