@@ -8,6 +8,7 @@ Invariant: a key is certain only where every way to that instruction has read it
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Coroutine
@@ -16,6 +17,8 @@ from typing import Any
 
 from marft_bridge.recording.function_reads import FunctionReads, field_names
 from marft_bridge.recording.node_bytecode import WHOLE_STATE, ReadKeys
+
+_TAKING_FRAMES = threading.RLock()
 
 
 class Reads:
@@ -74,11 +77,28 @@ class Reads:
             thread = self._thread
             if thread == threading.get_ident():
                 return _frame_inside(sys._getframe(), caller, code)
-            return _frame_inside(sys._current_frames().get(thread), caller, code)
+            return _frame_inside(frames_by_thread().get(thread), caller, code)
         if worker is not None:
             own_frame = _frame_in_worker(sys._getframe(), worker, code)
             return own_frame or _frame_in_any_thread(worker, code)
         return None
+
+
+def frames_by_thread() -> dict[int, FrameType]:
+    """The innermost frame of each thread.
+
+    Taken with the collector off. CPython 3.11 holds a lock of its own meanwhile; a collection that began there could
+    let another thread run (a callback of the app, a finaliser), and a thread that is starting then waits for that lock
+    while it holds the interpreter's: both would wait for ever.
+    """
+    with _TAKING_FRAMES:
+        was_collecting = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames()
+        finally:
+            if was_collecting:
+                gc.enable()
 
 
 def _frame_inside(innermost: FrameType | None, caller: FrameType, code: CodeType) -> FrameType | None:
@@ -106,7 +126,7 @@ def _frame_in_worker(innermost: FrameType | None, worker: tuple[CodeType, Any], 
 
 def _frame_in_any_thread(worker: tuple[CodeType, Any], code: CodeType) -> FrameType | None:
     """The same, asked in a thread of the function's own making: `model.batch` makes some."""
-    frames = sys._current_frames()
+    frames = frames_by_thread()
     frames.pop(threading.get_ident(), None)
     for innermost in frames.values():
         frame = _frame_in_worker(innermost, worker, code)
