@@ -64,20 +64,21 @@ class Reads:
         return function.reads.anywhere if frame is None else function.reads.at(frame.f_lasti)
 
     def _find_frame(self, code: CodeType) -> FrameType | None:
-        """The frame of the node's function; None where no frame proves to be it."""
+        """The frame of the node's function; None where no frame proves to be it.
+
+        Frames of other threads are never looked at: on CPython 3.11 that stopped apps for ever (`sys._current_frames`
+        holds a lock of the interpreter while a collection may let a starting thread wait for it), and crashed them.
+        So what is asked in a thread of the function's own making has no frame, unless the function is a coroutine.
+        """
         coroutine, caller, worker = self._coroutine, self._caller, self._worker
         if coroutine is not None:
             frame: FrameType | None = getattr(coroutine, "cr_frame", None)
             return frame if frame is not None and frame.f_code is code else None
         if caller is not None:
             # A frame that is a variable of itself would keep all of the stack alive: these are arguments only.
-            thread = self._thread
-            if thread == threading.get_ident():
-                return _frame_inside(sys._getframe(), caller, code)
-            return _frame_inside(sys._current_frames().get(thread), caller, code)
+            return _frame_inside(sys._getframe(), caller, code) if self._thread == threading.get_ident() else None
         if worker is not None:
-            own_frame = _frame_in_worker(sys._getframe(), worker, code)
-            return own_frame or _frame_in_any_thread(worker, code)
+            return _frame_in_worker(sys._getframe(), worker, code)
         return None
 
 
@@ -101,17 +102,6 @@ def _frame_in_worker(innermost: FrameType | None, worker: tuple[CodeType, Any], 
             if isinstance(arguments, tuple) and len(arguments) == 1 and arguments[0] is state:
                 return frame
         frame = outer
-    return None
-
-
-def _frame_in_any_thread(worker: tuple[CodeType, Any], code: CodeType) -> FrameType | None:
-    """The same, asked in a thread of the function's own making: `model.batch` makes some."""
-    frames = sys._current_frames()
-    frames.pop(threading.get_ident(), None)
-    for innermost in frames.values():
-        frame = _frame_in_worker(innermost, worker, code)
-        if frame is not None:
-            return frame
     return None
 
 

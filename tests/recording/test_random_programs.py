@@ -88,7 +88,7 @@ def test_the_matrix_itself_is_right_on_a_graph_worked_out_by_hand() -> None:
     inside = {("<C>", "<A1>", "data", False), ("<A1>", "<A2>", "data", True), ("<A1>", "<A2>", "trigger", True)}
     routes = {("<S>", "<C>", "trigger", True), ("<A2>", "<R>", "trigger", True), ("<A2>", "<R>", "data", False)}
     routed = {("<R>", g, "trigger", True) for g in ("<G1>", "<G2>")}
-    read = {("<A2>", g, "data", True) for g in ("<G1>", "<G2>")}
+    read = {("<A2>", g, "data", False) for g in ("<G1>", "<G2>")}  # in threads that n20 made: a bound
     # n30 asks nobody: what it wrote is made of what made it run, and of what it read.
     last = {(g, "<L>", kind, True) for g in ("<G1>", "<G2>") for kind in ("trigger", "data")}
     assert drawn_to_edges(drawing) == inside | routes | routed | read | last | {("<A2>", "<L>", "data", True)}

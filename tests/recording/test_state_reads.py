@@ -100,7 +100,7 @@ def test_a_coroutine_has_read_what_comes_before_what_it_waits_for(seen: list[str
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_calls_in_threads_of_the_nodes_own_making_are_seen_from_there(
+def test_what_calls_in_threads_of_a_plain_nodes_own_making_know_is_a_bound(
     asynchronous: bool, seen: list[str], tmp_path: Path
 ) -> None:
     def node(state: Keys) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def test_calls_in_threads_of_the_nodes_own_making_are_seen_from_there(
         return {"c": state["c"]}
 
     run(node, tmp_path, asynchronous)
-    assert seen == ["a | a", "a | a", "a b | a b", "a b c | a b c"]
+    assert seen == ["| a b c", "| a b c", "| a b c", "a b c | a b c"]
 
 
 def test_a_function_that_runs_itself_is_where_the_outermost_of_it_is(seen: list[str], tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_the_same_function_in_a_thread_of_its_own_is_not_taken_for_the_node(seen
 
     for asynchronous in (False, True):
         run(node, tmp_path / str(asynchronous), asynchronous)
-    assert seen[0] == "|"
-    assert seen[2] == "|"
+    assert seen[0] == "| a b"
+    assert seen[2] == "| a b"
 
 
 def test_the_same_coroutine_in_a_task_of_its_own_is_not_taken_for_the_node(seen: list[str], tmp_path: Path) -> None:
@@ -160,9 +160,9 @@ def test_two_runs_of_one_function_at_once_are_each_where_they_are(seen: list[str
 
     def node(state: Keys) -> dict[str, Any]:
         if both_run.wait() == 0:
-            model.batch([state["a"]] * 2)
+            model.invoke(state["a"])
         else:
-            model.batch([state["b"]] * 2)
+            model.invoke(state["b"])
         both_run.wait()
         return {}
 
@@ -171,7 +171,7 @@ def test_two_runs_of_one_function_at_once_are_each_where_they_are(seen: list[str
         builder.add_node(name, node)
         builder.add_edge(START, name)
     asyncio.run(wrap(builder.compile(), Recorder(Journal(tmp_path / "journal"))).ainvoke(dict(VALUES)))
-    assert sorted(seen) == ["a | a", "a | a", "b | b", "b | b", "| a b", "| a b"]
+    assert sorted(seen) == ["a | a", "b | b", "| a b", "| a b"]
 
 
 def test_a_retry_has_not_read_what_the_lost_attempt_read(seen: list[str], tmp_path: Path) -> None:

@@ -181,16 +181,24 @@ def _ends(items: Iterable[Item], edges: list[Edge]) -> tuple[list[str], list[str
     return first, last
 
 
-def _readers(items: Iterable[Item]) -> list[tuple[str, bool]]:
-    """The calls that are given what the node has read, each with whether they are the node's own."""
+def is_coroutine(node: Node) -> bool:
+    """Whether its function is one; it then works in a thread."""
+    return bool(int(node.name[-1]) % 2)
+
+
+def _readers(items: Iterable[Item], plain: bool, known: bool = True) -> list[tuple[str, bool]]:
+    """The calls that are given what the node has read, each with whether that is known of it exactly.
+
+    `plain`: the node's function is no coroutine, so where it stands is not known in a thread of its own making.
+    """
     readers = []
     for item in items:
         if item.kind == "call":
-            readers.append((item.labels[0], True))
+            readers.append((item.labels[0], known))
         elif item.kind == "agent":
             readers += [(label, False) for label in item.labels[:1]]  # it is given a text of the node's making
         else:
-            readers += _readers(item.items)
+            readers += _readers(item.items, plain, known=known and not (plain and item.kind == "gather"))
     return readers
 
 
@@ -266,7 +274,8 @@ class _Matrix:
         for writer, certain in self.reads[node.name].items():
             for source, made_certain in self._made_of(writer).items():
                 self.edges += [
-                    (source, dst, "data", certain and made_certain and is_own) for dst, is_own in _readers(node.program)
+                    (source, dst, "data", certain and made_certain and is_own)
+                    for dst, is_own in _readers(node.program, plain=not is_coroutine(node))
                 ]
 
     def _router(self, node: Node, label: str, holders: dict[str, Sources]) -> None:
@@ -466,7 +475,7 @@ def drawing_to_graph(drawing: Drawing, witness: Witness) -> Any:
             return _write(node, _do(node.program, _tokens(seen), witness))
 
         source = f"def node(state):\n    return act([{seen}])\n"
-        if int(node.name[-1]) % 2:
+        if is_coroutine(node):
             source = f"async def node(state):\n    await sleep(0)\n    return await to_thread(act, [{seen}])\n"
         return source_to_function(source, act=act, sleep=asyncio.sleep, to_thread=asyncio.to_thread)
 
