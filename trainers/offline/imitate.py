@@ -62,12 +62,12 @@ def imitate(learner: AdapterLearner, data: Demonstrations, generator: torch.Gene
         return {**dict.fromkeys(names), "steps": 0, "epochs": 0, "held_out_actions": 0}
     phase = _Phase(learner, data, generator)
     stopped_by: str | None = None
-    best = _Best(0, phase.held_loss(), learner.snapshot(), None)
+    best = _Best(epochs=0, held_loss=phase.held_loss(), weights=learner.snapshot(), kl_after=None)
     for epoch in range(1, offline.epochs + 1):
         phase.run_epoch(generator, tick)
         held_loss, kl_after = phase.held_loss(), phase.kl_of_a_call()
         if held_loss is None or best.held_loss is None or held_loss < best.held_loss:
-            best = _Best(epoch, held_loss, learner.snapshot(), kl_after)
+            best = _Best(epochs=epoch, held_loss=held_loss, weights=learner.snapshot(), kl_after=kl_after)
         elif epoch - best.epochs >= _PATIENCE:
             stopped_by = HELD_OUT
             break
