@@ -23,7 +23,11 @@ from trainers.scoring.logratios import LOG_RATIO_LIMIT, k3
 
 
 def ppo_loss(
-    log_ratio_U: Tensor, advantage_U: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
+    log_ratio_U: Tensor,
+    advantage_U: Tensor,
+    clip_low: float | Tensor,
+    clip_high: float | Tensor,
+    dual_clip: float | None,
 ) -> tuple[Tensor, Tensor]:
     """The clipped surrogate (PPO, equation 7; MARFT, equation 5) of each unit, as a loss.
 
@@ -38,6 +42,7 @@ def ppo_loss(
     Args:
         log_ratio_U: finite, see `log_ratio`.
         advantage_U: constants; no gradient flows to them.
+        clip_low, clip_high: of all units, or of each [U].
 
     Returns:
         The loss [U], to be minimised; and bool [U], true where r is past a bound that binds, so that the
@@ -45,8 +50,9 @@ def ppo_loss(
     """
     advantage_U = advantage_U.detach()
     ratio_U = log_ratio_U.exp()
-    upper_U = torch.full_like(ratio_U, math.inf).masked_fill(advantage_U > 0, 1 + clip_high)
-    lower_U = torch.zeros_like(ratio_U).masked_fill(advantage_U < 0, 1 - clip_low)
+    one_U = torch.ones_like(ratio_U)
+    upper_U = torch.where(advantage_U > 0, one_U + clip_high, math.inf)
+    lower_U = torch.where(advantage_U < 0, one_U - clip_low, 0.0)
     if dual_clip is not None:
         upper_U = upper_U.masked_fill(advantage_U < 0, dual_clip)
     cut_U = (ratio_U > upper_U) | (ratio_U < lower_U)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from trainers.config import TrainerOptions
 from trainers.objective.losses import kl_to_reference, ppo_loss
-from trainers.scoring.logratios import log_ratio
+from trainers.scoring.logratios import lengths_to_clip_factor, log_ratio
 from trainers.scoring.mismatch import kept_actions, mismatch_weight
 
 
@@ -51,13 +51,14 @@ def scored_to_loss(scored: Scored, options: TrainerOptions) -> tuple[Tensor, dic
         The loss (a scalar), and: units, clipped (units whose gradient the clip cut), ratio_sum, ratio_max, actions,
         masked (actions that a mask dropped).
     """
-    row_T, objective, experimental = scored.row_T, options.objective, options.experimental
+    row_T, experimental = scored.row_T, options.experimental
     log_ratio_U = _log_ratio(scored, options)
+    clip_low_U, clip_high_U = _clip_range(scored, options)
     loss_U, clipped_U = ppo_loss(
         log_ratio_U,
         scored.advantage_U,
-        objective.clip_low,
-        clip_high=objective.clip_high,
+        clip_low=clip_low_U,
+        clip_high=clip_high_U,
         dual_clip=experimental.dual_clip,
     )
     weight_U, masked = _weights(scored, options)
@@ -103,6 +104,15 @@ def _log_ratio(scored: Scored, options: TrainerOptions) -> Tensor:
         norm=norm,
         words_A=scored.words_A,
     )
+
+
+def _clip_range(scored: Scored, options: TrainerOptions) -> tuple[float | Tensor, float | Tensor]:
+    """How far below and above 1 the ratio of each unit may go; see `objective.clip_by_length`."""
+    low, high = options.objective.clip_low, options.objective.clip_high
+    if not options.clips_by_length:
+        return low, high
+    factor_A = lengths_to_clip_factor(scored.row_T, len(scored.share_A), words_A=scored.words_A)
+    return low * factor_A, high * factor_A
 
 
 @torch.no_grad()

@@ -72,6 +72,18 @@ def log_ratio(
     return difference_U.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
+def lengths_to_clip_factor(row_T: Tensor, actions: int, words_A: Tensor | None = None) -> Tensor:
+    """What a clip range is multiplied by for actions whose log-ratio is a mean: 1 / sqrt(tokens, or words), shape [A].
+
+    The log-ratio of a whole call has a deviation that grows as the square root of its length, so its mean over the
+    length has one that falls so: one range for all binds on calls of a token and never on calls of a hundred (FSPO,
+    arXiv 2509.09177, which widens the range of the sum by the square root of the length).
+    """
+    if words_A is not None:
+        return words_A.clamp(min=1).rsqrt()
+    return torch.bincount(row_T, minlength=actions).to(torch.float32).rsqrt()
+
+
 def k3(log_ratio_T: Tensor) -> Tensor:
     """exp(x) - x - 1 of each token: with x = log p - log q and samples from q, an unbiased estimate of KL(q || p).
 

@@ -34,7 +34,7 @@ COMMON: dict[str, Any] = {
 
 _PUBLISHED: dict[str, Any] = {
     "optimizer": {"epochs": 1, "minibatch_actions": 21},
-    "objective": {"negative_weight": 1.0, "kl_stop": 0.1},
+    "objective": {"negative_weight": 1.0, "clip_by_length": False, "kl_stop": 0.1},
     "advantage": {"critic": {"shrink": False}},
 }
 CONDITIONS: dict[str, dict[str, Any]] = {
