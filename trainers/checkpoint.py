@@ -36,7 +36,13 @@ def save(trainer: MarftTrainer, folder: Path) -> None:
 
 
 def _write(trainer: MarftTrainer, folder: Path) -> None:
-    state = {**_identity(trainer), "rounds": trainer.rounds, "baselines": trainer.credit.estimator.state}
+    kl_rates = {name: learner.kl_rate for name, learner in trainer.learners.items()}
+    state = {
+        **_identity(trainer),
+        "rounds": trainer.rounds,
+        "baselines": trainer.credit.estimator.state,
+        "kl_rates": kl_rates,
+    }
     with whole_folder(folder) as fresh:
         (fresh / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
         save_file({name: t.detach().cpu().contiguous() for name, t in _tensors(trainer).items()}, fresh / _TENSORS)
@@ -76,6 +82,8 @@ def load(trainer: MarftTrainer, folder: Path) -> None:
         prefix = f"critic/{i}/statistics/"
         critic.statistics = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
     trainer.credit.estimator.state = dict(state["baselines"])
+    for name, learner in trainer.learners.items():
+        learner.kl_rate = state.get("kl_rates", {}).get(name, 1.0)  # checkpoints of before it have none
     trainer.rounds = state["rounds"]
 
 

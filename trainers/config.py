@@ -156,11 +156,11 @@ class ObjectiveOptions(_Options):
     """An adapter's update of this round ends before the backward pass of a minibatch whose approximate KL (k3,
     mean per token, against the policy at the start of the round) is above this; "off" (None in Python) never
     stops."""
-    kl_limit: float | None = Field(default=None, gt=0)
-    """How far a round may move the team: the KL (k3, mean per token of the round's actions) between the policy at its
-    start and after all of its steps, summed over the adapters that act in it, of which each has an equal part. A step
-    that went further is shortened along its line (backtracking, as in HATRPO). None: the last step of a round is as
-    long as the optimiser made it, and nothing looks at it."""
+    kl_limit: Annotated[float | None, BeforeValidator(_off_to_none)] = Field(default=2.0, gt=0)
+    """How far a round may move the team, in nats a call: half of the squared log-ratios of a call, added up over its
+    tokens (k2, between the policy at the round's start and after all of its steps), and over the adapters that act in
+    the round, of which each has an equal part. A step that went further is shortened along its line (backtracking, as in
+    HATRPO), and the adapter's rate lowered until a step is within. "off" (None in Python): nothing is shortened."""
     update: Literal["simultaneous", "sequential", "alternating"] = "sequential"
     """`sequential`: agents one after another, each weighted by the clipped ratio of those already updated
     (HAPPO, A2PO). `simultaneous`: every agent against the policies that sampled. `alternating`: one adapter a
@@ -196,11 +196,11 @@ class OptimizerOptions(_Options):
 
     lr: float = Field(default=1e-3, gt=0)
     """AdamW's learning rate of the adapters."""
-    epochs: int = Field(default=4, ge=1)
+    epochs: int = Field(default=1, ge=1)
     """Passes over a round."""
-    minibatch_actions: int = Field(default=4, ge=1)
-    """Actions of one optimiser step, of those that have a part in the loss. A round of an adapter is cut into equal
-    parts of about so many; one with fewer takes one step an epoch."""
+    minibatch_actions: int = Field(default=1, ge=1)
+    """Actions of one optimiser step, of those that have a part in the loss: a round of an adapter is cut into equal
+    parts of about so many, so that an agent moves as far as it has actions to learn from."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """A step's gradient is scaled down to this norm."""
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from trainers.common.workers import Workers
 from trainers.objective.adapter_round import AdapterRound, PreparedRound
 from trainers.objective.minibatch_loss import Scored, scored_to_linear_loss, scored_to_loss
-from trainers.objective.trust_region import backtrack
+from trainers.objective.trust_region import Backtracked, backtrack
 from trainers.policies.adapter_learner import AdapterLearner
 from trainers.scoring.logratios import k3
 from trainers.scoring.microbatch import MicroBatch, random_minibatches
@@ -95,29 +95,33 @@ def measure(
     start_weights: Sequence[Tensor],
     limit: float | None,
     phase: Callable[[], Tick],
-) -> tuple[list[Tensor], dict[str, float]]:
+) -> tuple[list[Tensor], Backtracked, float]:
     """Looks at the policy that the steps of a round have led to, and shortens them where it is beyond `limit`.
+
+    The KL of a call is k2, half of its tokens' squared log-ratios, added up: unlike k3 it is not ruled by a few rare
+    tokens that became likely, which is what learning from them makes of them (Schulman, "Approximating KL divergence").
 
     Args:
         data: what the round was; one action at least.
         start_weights: the adapter's `snapshot` at its start.
-        limit: its part of `kl_limit`; None only looks.
+        limit: nats a call; None only looks.
         phase: what is told of the actions as they are scored, which is once for each try.
 
     Returns:
-        Their log-probs under the policy that it is now, one tensor each; and kl_after (k3, mean per token, against
-        the policy at the start), step_share (what is left of the step; 1 where nothing was shortened).
+        Their log-probs under the policy that it is now, one tensor each; what became of the step, in nats a call; and
+        the policy's KL to that at the start as k3, the mean per token.
     """
     new_T: list[Tensor] = []
+    old_T = torch.cat(list(data.old_T))
 
     def kl() -> float:
         new_T[:] = learner.logprobs(data.items, tick=phase())
-        return float(k3(torch.cat(new_T) - torch.cat(list(data.old_T))).mean())
+        return float((torch.cat(new_T) - old_T).square().sum()) / 2 / len(new_T)
 
-    if limit is None:
-        return new_T, {"kl_after": kl(), "step_share": 1.0}
-    share, kl_after = backtrack(learner.parameters, start_weights, kl, limit=limit)
-    return new_T if share else list(data.old_T), {"kl_after": kl_after, "step_share": share}
+    result = backtrack(learner.parameters, start_weights, kl, limit=math.inf if limit is None else limit)
+    if not result.share:
+        return list(data.old_T), result, 0.0
+    return new_T, result, float(k3(torch.cat(new_T) - old_T).mean())
 
 
 def _mean_norm(norms: Sequence[float], prepared: PreparedRound) -> float | None:

@@ -30,6 +30,7 @@ from trainers.objective.adapter_round import AdapterRound
 from trainers.objective.improve import improve, measure
 from trainers.objective.schedule import rate_factor
 from trainers.objective.scored_round import ScoredRound
+from trainers.objective.trust_region import next_rate
 from trainers.policies.policies import Policies
 from trainers.scoring.model import Tick
 from trainers.scoring.sampling import compounded_factor, items_to_ratios
@@ -99,9 +100,9 @@ def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
     """Updates the adapters of a scored round in its order.
 
     Returns:
-        Per adapter: those of `improve`, those of `measure` (None where nothing needs
-        them: after the last adapter, and in updates that are not sequential, without `kl_limit`), lr, factor_mean,
-        adapter_norm, adapter_moved.
+        Per adapter: those of `improve`, kl_after (k3, mean per token), kl_of_call (k2 of a call) and step_share (None
+        where nothing needs them: after the last adapter, and in updates that are not sequential, without `kl_limit`),
+        lr, factor_mean, adapter_norm, adapter_moved.
     """
     data, options, rows_of = context.data, context.options, context.scored.rows_of
     factor_A = torch.ones(len(data.items))
@@ -112,17 +113,19 @@ def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
     for name, rows in rows_of.items():
         learner = context.policies.learners[name]
         snapshot = learner.snapshot()
-        lr = learner.set_rate(rate_factor(options.experimental.schedule, context.rounds))
+        lr = learner.set_rate(learner.kl_rate * rate_factor(options.experimental.schedule, context.rounds))
         adapter_round = context.to_adapter_round(name, factor_A)
         tick = context.tick_of(f"update {name}", len(rows) * options.optimizer.epochs)
         improved = improve(learner, adapter_round, context.generator, tick=tick)
         factor_mean = float(factor_A[rows].mean()) if rows else None
         weighs_others = options.objective.update == "sequential" and len(learned) + 1 < len(rows_of)
-        measured: dict[str, float | None] = {"kl_after": None, "step_share": None}
+        measured: dict[str, float | None] = {"kl_after": None, "kl_of_call": None, "step_share": None}
         if rows and (weighs_others or limit is not None):
             phase = partial(context.tick_of, f"new log-probs {name}", len(rows))
-            new_T, figures = measure(learner, adapter_round, snapshot, limit=limit, phase=phase)
-            measured.update(figures)
+            new_T, result, kl_after = measure(learner, adapter_round, snapshot, limit=limit, phase=phase)
+            measured = {"kl_after": kl_after, "kl_of_call": result.kl, "step_share": result.share}
+            if limit is not None:
+                learner.kl_rate = next_rate(learner.kl_rate, result.whole_kl, limit)
             if weighs_others:
                 ratios_A = items_to_ratios(new_T, adapter_round.items, options, old_T=adapter_round.old_T)
                 factor_A = compounded_factor(log_factor_E, ratios_A, rows, episode_A=data.episode_A, options=options)
