@@ -66,9 +66,4 @@ CONDITIONS: dict[str, Condition] = {
         "old traces is where the critic starts: their mean return, and the scale of its features.",
         {"train.trainer.offline": {"mode": "off"}, "train.trainer.advantage.critic.warmup_epochs": 0},
     ),
-    "marft-a-kl-limit": Condition(
-        "MARFT per action, each round's step shortened until the policies that it leaves have moved by at most 0.12 "
-        "nats a token, both agents together. The limit is that of the long chains in `examples/zoo`, not tuned here.",
-        {"train.trainer.objective.kl_limit": 0.12},
-    ),
 }

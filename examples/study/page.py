@@ -55,7 +55,7 @@ def _opening(by_condition: ByCondition) -> str:
     planned = len(CONDITIONS) * len(SEEDS)
     there = sum(len(runs) for runs in by_condition.values())
     state = "" if there >= planned else f"\n**{there} of {planned} runs are done; a dash is what was not run.**\n"
-    return f"""# Eight ways to train one duo
+    return f"""# Seven ways to train one duo
 
 Which of the trainer's methods learns how fast, on the graph of `make demo`, with the same budget; and what the episodes
 that were recorded before training are worth. Made by `examples/study/`; `docs/study.json` holds every figure that
