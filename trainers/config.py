@@ -159,8 +159,8 @@ class ObjectiveOptions(_Options):
     kl_limit: Annotated[float | None, BeforeValidator(_off_to_none)] = Field(default=2.0, gt=0)
     """How far a round may move the team, in nats a call: half of the squared log-ratios of a call, added up over its
     tokens (k2, between the policy at the round's start and after all of its steps), and over the adapters that act in
-    the round, of which each has an equal part. A step that went further is shortened along its line (backtracking, as in
-    HATRPO), and the adapter's rate lowered until a step is within. "off" (None in Python): nothing is shortened."""
+    the round, of which each has an equal part. A step that went further is shortened along its line (backtracking, as
+    in HATRPO), and the adapter's rate lowered until a step is within. "off" (None in Python): nothing is shortened."""
     update: Literal["simultaneous", "sequential", "alternating"] = "sequential"
     """`sequential`: agents one after another, each weighted by the clipped ratio of those already updated
     (HAPPO, A2PO). `simultaneous`: every agent against the policies that sampled. `alternating`: one adapter a

@@ -192,6 +192,7 @@ def test_every_option_that_the_guide_names_is_there_and_every_folder_and_module(
         "draw_replay",
         "factor_mean",
         "kl_after",
+        "kl_of_call",
         "step_share",
         "gradient_share",
         "retokenised_share",

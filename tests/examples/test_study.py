@@ -197,7 +197,7 @@ def test_a_hand_made_study_becomes_the_figures_worked_by_hand(tmp_path: Path) ->
     (tmp_path / "runs" / "grpo-0").mkdir()  # begun, not finished
     assert report.main(["--folder", str(tmp_path / "runs"), "--out", str(tmp_path)]) == 0
     page = (tmp_path / "study.md").read_text()
-    assert "**6 of 24 runs are done" in page
+    assert "**6 of 21 runs are done" in page
     assert "CPU cores for each run: 2." in page
     assert "4.30 standard errors to each side, 2.48 standard" in page
 

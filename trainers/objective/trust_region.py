@@ -7,9 +7,9 @@ own line: the backtracking of TRPO (Schulman et al. 2015, appendix C), which HAT
 agent by agent, so that a team's policy moves by a bounded amount. The direction stays the optimiser's, and so does its
 state.
 
-The rate follows, in the manner of PPO's adaptive penalty (Schulman et al. 2017, section 4): how far a rate moves a policy
-depends on the model, the length of its calls and how many agents move at once. It is lowered and let back up, never
-raised above what was set: where few actions teach, a step that is short is as it should be.
+The rate follows, in the manner of PPO's adaptive penalty (Schulman et al. 2017, section 4): how far a rate moves a
+policy depends on the model, the length of its calls and how many agents move at once. It is lowered and let back up,
+never raised above what was set: where few actions teach, a step that is short is as it should be.
 
 Invariant: afterwards the weights are `start_weights + share * step`, bit for bit those after the step where nothing was
 shortened and `start_weights` where no part of the step stays near. It knows no losses and no actions.

@@ -45,8 +45,8 @@ graph.
 **The figures are of the defaults that the trainer had before**: one pass over a round, both signs of an advantage at
 their full weight, a learning rate of 0.0015, three steps a round. The configurations name no learning rate and no steps
 any more, so a run today goes by today's defaults; the figures were not made anew since. Five of them (quartet, octet,
-twelve, compact and dr-mas) were of a second try, with a `kl_limit` of 0.12 nats a token, as it was counted then; without
-it those defaults lost what the agents had.
+twelve, compact and dr-mas) were of a second try, with a `kl_limit` of 0.12 nats a token, as it was counted then;
+without it those defaults lost what the agents had.
 
 This page is written from the first lines of the configurations (`make pages`).
 """
