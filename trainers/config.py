@@ -156,11 +156,12 @@ class ObjectiveOptions(_Options):
     """An adapter's update of this round ends before the backward pass of a minibatch whose approximate KL (k3,
     mean per token, against the policy at the start of the round) is above this; "off" (None in Python) never
     stops."""
-    kl_limit: Annotated[float | None, BeforeValidator(_off_to_none)] = Field(default=2.0, gt=0)
+    kl_limit: float | None = Field(default=None, gt=0)
     """How far a round may move the team, in nats a call: half of the squared log-ratios of a call, added up over its
     tokens (k2, between the policy at the round's start and after all of its steps), and over the adapters that act in
     the round, of which each has an equal part. A step that went further is shortened along its line (backtracking, as
-    in HATRPO), and the adapter's rate lowered until a step is within. "off" (None in Python): nothing is shortened."""
+    in HATRPO), and the adapter's rate lowered until a step is within. None: the last step of a round is as long as the
+    optimiser made it, and nothing looks at it."""
     update: Literal["simultaneous", "sequential", "alternating"] = "sequential"
     """`sequential`: agents one after another, each weighted by the clipped ratio of those already updated
     (HAPPO, A2PO). `simultaneous`: every agent against the policies that sampled. `alternating`: one adapter a

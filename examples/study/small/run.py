@@ -34,7 +34,7 @@ COMMON: dict[str, Any] = {
 
 _PUBLISHED: dict[str, Any] = {
     "optimizer": {"epochs": 1, "minibatch_actions": 21},
-    "objective": {"negative_weight": 1.0, "clip_by_length": False, "kl_limit": "off", "kl_stop": 0.1},
+    "objective": {"negative_weight": 1.0, "clip_by_length": False, "kl_stop": 0.1},
     "advantage": {"critic": {"shrink": False}},
 }
 CONDITIONS: dict[str, dict[str, Any]] = {
@@ -43,7 +43,8 @@ CONDITIONS: dict[str, dict[str, Any]] = {
     "without traces": {"offline": {"mode": "off"}},
     "both signs": {"objective": {"negative_weight": 1.0}},
     "one clip range": {"objective": {"clip_by_length": False}},
-    "no KL limit": {"objective": {"kl_limit": "off"}},
+    "KL limit 2": {"objective": {"kl_limit": 2.0}},
+    "KL limit 2, rate x 3": {"objective": {"kl_limit": 2.0}, "optimizer": {"lr": 3e-3}},
     "4 passes of 4": {"optimizer": {"epochs": 4, "minibatch_actions": 4}},
     "16 actions a step": {"optimizer": {"minibatch_actions": 16}},
     "plain critic": {"advantage": {"critic": {"shrink": False}}},
