@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks import (  # noqa: F401 - makes their benches known
+    learning,
     live_split,
     rollout_memory,
     rollout_reference,

@@ -17,6 +17,8 @@ from support.paths import ROOT
 
 from benchmarks import harness, trace_overhead
 from benchmarks.harness import Figure, Measurement, bench_to_measurements, figures_to_file, measurements_to_figure
+from benchmarks.learning import DEMO_REPORT, demo_after_correct, rollouts_to
+from marft_bridge.common.errors import BridgeError
 
 
 def run(folder: Path, *names: str) -> subprocess.CompletedProcess[str]:
@@ -100,3 +102,19 @@ def test_the_command_writes_the_file_and_prints_the_table(tmp_path: Path) -> Non
     assert figure["name"] == "trace_overhead_us_per_span"
     assert figure["ratio"] == pytest.approx(1 + figure["value"] / figure["baseline"], rel=0.5)
     assert [path.name for path in (tmp_path / "runs" / "bench").iterdir()] == ["latest.json"]
+
+
+def test_rollouts_to_a_level_are_those_of_the_rounds_before_it_is_earned() -> None:
+    assert rollouts_to([0.1, 0.3, 0.5], 0.3) == 64
+    assert rollouts_to([0.4], 0.3) == 0
+    assert rollouts_to([0.1, 0.2], 0.3) == 128
+
+
+def test_the_demo_s_figure_is_that_of_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BridgeError, match="run `make demo` first"):
+        bench_to_measurements(demo_after_correct, tmp_path)
+    variants = [{"name": "before", "score": {"mean": 0.125}}, {"name": "after", "score": {"mean": 0.75}}]
+    DEMO_REPORT.parent.mkdir(parents=True)
+    DEMO_REPORT.write_text(json.dumps({"variants": variants}))
+    assert bench_to_measurements(demo_after_correct, tmp_path) == [Measurement(0.75, "share", 0.125, 6.0)]
