@@ -20,7 +20,14 @@ from pydantic import Field
 
 from marft_bridge.common.errors import GraphError
 from marft_bridge.rewards.contract import Absent, Earned, Kind, RewardOptions, RunView
-from marft_bridge.sandbox.programs import Isolation, Limits, NotStarted, run_answer_and_judge, run_in_sandbox, strongest_isolation
+from marft_bridge.sandbox.programs import (
+    Isolation,
+    Limits,
+    NotStarted,
+    run_answer_and_judge,
+    run_in_sandbox,
+    strongest_isolation,
+)
 
 MAX_ANSWER = 1_000_000  # characters; more than any model writes, and too much to be a program
 
@@ -127,7 +134,9 @@ async def code_to_earned(options: CodeOptions, run: RunView) -> list[Earned]:
     program = answer_to_program(answer, options.block)
     try:
         passed = await asyncio.to_thread(
-            partial(run_tests, program, tests, setup, limits=limits, isolation=options.isolation, entry_point=entry_point)
+            partial(
+                run_tests, program, tests, setup, limits=limits, isolation=options.isolation, entry_point=entry_point
+            )
         )
     except NotStarted as error:
         raise Absent(str(error)) from None

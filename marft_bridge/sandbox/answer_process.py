@@ -12,7 +12,7 @@ import operator
 import os
 import sys
 from collections.abc import Callable, Iterator
-from types import CoroutineType
+from types import CoroutineType, ModuleType
 from typing import Any
 
 if __package__:
@@ -21,8 +21,6 @@ else:  # loaded by `confine`, without the project on the path
     from call_channel import Channel, ChannelBrokenError  # type: ignore[import-not-found, no-redef]
 
 _MAX_PRINTED = 64 << 10  # characters of one reply; what is more goes to standard error, which is limited
-BETWEEN_OBJECTS = ("eq ne lt le gt ge add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift").split()
-"""Operators of two objects of the answer, which only the answer can work out."""
 
 
 class TestObject:
@@ -213,13 +211,14 @@ def main(job: dict[str, Any]) -> None:
     os.dup2(null_fd, 0)
     os.dup2(2, 1)
     os.close(null_fd)
-    names: dict[str, Any] = {"__name__": "answer"}
+    module = sys.modules["answer"] = ModuleType("answer")  # where dataclasses and pickle look classes up
+    names = vars(module)
     channel = AnswerChannel(read_fd, write_fd, names)
     sys.stdin, sys.stdout = open(0, encoding="utf-8", closefd=False), channel.printed  # type: ignore[assignment] # noqa: SIM115
     try:
-        exec(compile(job["setup"], "setup", "exec"), names)  # noqa: S102
+        exec(compile(job["setup"], "setup", "exec", dont_inherit=True), names)  # noqa: S102
         channel.setup_names = dict(names)
-        exec(compile(job["program"], "answer", "exec"), names)  # noqa: S102
+        exec(compile(job["program"], "answer", "exec", dont_inherit=True), names)  # noqa: S102
     except BaseException as error:  # noqa: BLE001 - each name that the judge asks for raises it
         channel.failure = error
     try:

@@ -243,7 +243,7 @@ def load_entry(name: str) -> Callable[[dict[str, Any]], None]:
 def source_to_entry(program: str) -> Callable[[], object]:
     """A function that runs the source as __main__."""
     return lambda: exec(  # noqa: S102
-        compile(program, "program", "exec"), {"__name__": "__main__", "__builtins__": __builtins__}
+        compile(program, "program", "exec", dont_inherit=True), {"__name__": "__main__", "__builtins__": __builtins__}
     )
 
 

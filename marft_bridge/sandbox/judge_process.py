@@ -19,7 +19,7 @@ import symtable
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
-from types import CodeType, CoroutineType
+from types import CodeType, CoroutineType, ModuleType
 from typing import Any
 
 if __package__:
@@ -30,17 +30,30 @@ else:  # loaded by `confine`, without the project on the path
 _SETTLE = "__settle_arguments__"
 _MODULE = "tests"  # the __name__ of what the setup and the tests define here
 _READABLE_DUNDERS = {"__name__", "__qualname__"}
+# Each of the first has a reflected form.
 _OPERATORS = (
-    "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift".split()  # each with a reflected form
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "and_",
+    "or_",
+    "xor",
+    "lshift",
+    "rshift",
 )
-_COMPARISONS = "eq ne lt le gt ge".split()
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 class AnswerObject:
     """Stands for an object of the answer that is no plain value: a function, a class, an instance, a generator.
 
-    Calls, attributes, items, iteration, length, truth and text are asked for over there. Against a value of the test it
-    is what it holds where its class derives from a built-in one, and else equal to nothing: the value is not shown to it.
+    Calls, attributes, items, iteration, length, truth and text are asked for over there. Against a value of the test
+    it is what it holds where its class derives from a built-in one, and else equal to nothing: the value stays here.
     """
 
     __slots__ = ("_channel", "_number")
@@ -177,8 +190,11 @@ for _name in _OPERATORS:
 
 
 class JudgeChannel(Channel):
-    """The tests' end: what the answer can reach of this process is what a test gave it, and of that only calls of
-    functions, the next item of iterators, and attributes without an underscore of objects whose class a test defines."""
+    """The tests' end.
+
+    What the answer can reach of this process is what a test gave it, and of that only calls of functions, the next item
+    of iterators, and attributes without an underscore of objects whose class the setup or a test defines.
+    """
 
     settles_at_once = False
 
@@ -192,7 +208,7 @@ class JudgeChannel(Channel):
     def to_reference(self, value: Any) -> list[Any]:
         """See `Channel`. Raises TypeError for what no answer should reach into: modules, frames, tracebacks."""
         if isinstance(value, AnswerObject):
-            return ["yours", value._number]  # noqa: SLF001
+            return ["yours", value._number]
         if isinstance(value, enum.Enum) and self.setup_classes.get(type(value).__name__) is type(value):
             return ["member", type(value).__name__, value.name]
         kind = _kind_of_given(value)
@@ -277,7 +293,7 @@ def _kind_of_given(value: Any) -> str | None:
 
 
 class _TestNames(dict[str, Any]):
-    """The globals of the tests: what they and the setup define, then the answer's names, asked for when they are used."""
+    """The globals of the tests: what they and the setup define; then the answer's names, asked for when used."""
 
     def __init__(self, channel: JudgeChannel) -> None:
         super().__init__({"__name__": _MODULE, _SETTLE: channel.settle})
@@ -319,8 +335,9 @@ def _settle_between(statements: Sequence[ast.stmt], *, first: bool) -> list[ast.
 
 def text_to_code(text: str) -> CodeType:
     """A test, compiled so that arguments settle between its statements. Raises SyntaxError or ValueError."""
-    compile(text, "test", "exec")  # some errors are found only here
-    return compile(ast.fix_missing_locations(_Settling().visit(ast.parse(text, "test"))), "test", "exec")
+    compile(text, "test", "exec", dont_inherit=True)  # some errors are found only here
+    tree = ast.fix_missing_locations(_Settling().visit(ast.parse(text, "test")))
+    return compile(tree, "test", "exec", dont_inherit=True)
 
 
 def texts_to_global_names(texts: Sequence[str]) -> frozenset[str]:
@@ -378,8 +395,9 @@ def judge(job: dict[str, Any], channel: JudgeChannel, tell: Callable[[dict[str, 
         tell({"unreadable": str(error)})
         return
     names = _TestNames(channel)
+    sys.modules[_MODULE] = ModuleType(_MODULE)  # dataclasses look for it
     try:
-        exec(compile(job["setup"], "setup", "exec"), names)  # noqa: S102
+        exec(compile(job["setup"], "setup", "exec", dont_inherit=True), names)  # noqa: S102
     except BaseException as error:  # noqa: BLE001 - it is run without the answer: whatever it raises is its own
         tell({"setup": f"{type(error).__name__}: {error}"})
         return

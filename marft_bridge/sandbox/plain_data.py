@@ -1,4 +1,4 @@
-"""Values of built-in and standard types <-> JSON data; what is no plain value becomes a reference to its owner's object.
+"""Values of built-in and standard types <-> JSON data; what is no plain value becomes a reference to an object.
 
 Used on both sides of the wall between an answer and its tests, so it imports the standard library only. Invariants:
 reading data runs no code that the data names and makes exact built-in types; lists, dicts, sets and other containers
@@ -14,7 +14,23 @@ from typing import Any
 
 _WRITTEN_AS_IS = {type(None), bool, float, str}
 _LARGE = 1 << 1024  # longer integers go as hexadecimal digits, which take time in proportion to their length
-_TYPES = (int, float, complex, bool, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, object, type(None))
+_TYPES = (
+    int,
+    float,
+    complex,
+    bool,
+    str,
+    bytes,
+    bytearray,
+    list,
+    tuple,
+    dict,
+    set,
+    frozenset,
+    range,
+    object,
+    type(None),
+)
 _NAME_OF_TYPE = {kind: kind.__name__ for kind in _TYPES}
 _TYPE_OF_NAME = {name: kind for kind, name in _NAME_OF_TYPE.items()}
 _KEYS, _VALUES, _ITEMS = type({}.keys()), type({}.values()), type({}.items())
@@ -75,7 +91,7 @@ class Encoder:
     def _encode_items(self, values: Any) -> list[Any]:
         items = list(values)
         kinds = set(map(type, items))
-        if kinds <= _WRITTEN_AS_IS or (kinds == {int} and -_LARGE < min(items) and max(items) < _LARGE):
+        if kinds <= _WRITTEN_AS_IS or (kinds == {int} and min(items) > -_LARGE and max(items) < _LARGE):
             return items
         return [self.encode(item) for item in items]
 

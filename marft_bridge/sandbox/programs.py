@@ -284,7 +284,7 @@ def _start_box(
 
 
 def _exchange(boxes: Sequence[_Box], limits: Limits) -> None:
-    """Reads until all pipes of the first box end, or of one that could not be started; stops what exceeds its limits."""
+    """Reads until all pipes of the first box end, or one could not be started; stops what exceeds its limits."""
     with selectors.DefaultSelector() as open_pipes:
         for box in boxes:
             if not box.is_open:

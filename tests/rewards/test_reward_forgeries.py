@@ -6,6 +6,7 @@
 - What the answer's process is given holds no test and no expected value.
 """
 
+# ruff: noqa: E501 - a program in one line each
 from __future__ import annotations
 
 import asyncio
@@ -14,10 +15,8 @@ from typing import Any
 import pytest
 from support.reward_rig import table
 
-from marft_bridge.rewards.code import run_tests
 from marft_bridge.rewards.contract import RunView
 from marft_bridge.rewards.scoring import Scorer
-from marft_bridge.sandbox.programs import Limits
 
 TESTS = [
     "assert add(1, 2) == 3",
@@ -116,11 +115,15 @@ FORGERIES = {
     "frames": "import sys\nframe = sys._getframe()\nwhile frame:\n    for key in list(frame.f_locals):\n"
     "        if key in ('tests', 'codes', 'number', 'job', 'report', 'tell', 'channel'): frame.f_locals[key] = None\n"
     "    frame = frame.f_back\n" + WRONG,
+    "frames that report": "import sys\nframe = sys._getframe()\nwhile frame:\n    report = frame.f_locals.get('report')\n"
+    "    for line in ('passed 0', 'passed 99', 'passed -1', 'setup over'):\n        if report: report(line)\n"
+    "    frame = frame.f_back\n" + WRONG,
     "frames at a call": "import sys\ndef add(a, b):\n    frame = sys._getframe()\n    while frame:\n"
     "        for key, value in frame.f_locals.items():\n            if callable(value) and 'passed' in str(value): value(0)\n"
     "        frame = frame.f_back\n",
     "gc": "import gc\nfor thing in gc.get_objects():\n    if type(thing) is dict and 'passed' in thing: thing['passed'] = True\n"
-    "    if type(thing) is list and len(thing) < 50 and all(type(one) is bool for one in thing): thing[:] = [True] * 50\n" + WRONG,
+    "    if type(thing) is list and len(thing) < 50 and all(type(one) is bool for one in thing): thing[:] = [True] * 50\n"
+    + WRONG,
     "gc for the tests": "import gc\nexpected = [thing for thing in gc.get_objects() if type(thing) is tuple and 'assert' in str(thing)[:500]]\n"
     "def add(a, b): return expected[0][0] if expected else None\n",
     "ctypes": "import ctypes\none = id(1) + 24\nctypes.c_int.from_address(id(3) + 24).value = 0\n" + WRONG,
@@ -129,54 +132,78 @@ FORGERIES = {
     "settrace": "import sys\ndef trace(frame, event, arg):\n    frame.f_trace_opcodes = True\n"
     "    if event == 'exception': raise SystemExit(0)\n    return trace\nsys.settrace(trace)\n" + WRONG,
     "settrace that jumps": "import sys\ndef trace(frame, event, arg):\n    if event == 'line':\n"
-    "        try: frame.f_lineno += 1\n        except ValueError: pass\n    return trace\nsys.settrace(trace)\n" + WRONG,
+    "        try: frame.f_lineno += 1\n        except ValueError: pass\n    return trace\nsys.settrace(trace)\n"
+    + WRONG,
     "setprofile": "import sys\nsys.setprofile(lambda frame, event, arg: frame.f_locals.update(passed=True))\n" + WRONG,
-    "modules": "import sys\nfor name in ('json', 'math', 'unittest', 'operator'): sys.modules[name] = sys.modules['builtins']\n" + WRONG,
+    "modules": "import sys\nfor name in ('json', 'math', 'unittest', 'operator'): sys.modules[name] = sys.modules['builtins']\n"
+    + WRONG,
     "test helpers": "import math, unittest\nmath.isclose = lambda *a, **k: True\n"
-    "unittest.TestCase.assertEqual = unittest.TestCase.run = lambda *a: None\nunittest.TestResult.wasSuccessful = lambda s: True\n" + WRONG,
-    "json": "import json\njson.dumps = lambda *a, **k: '{\"reply\": 1, \"value\": true, \"passed\": 0}'\n" + WRONG,
+    "unittest.TestCase.assertEqual = unittest.TestCase.run = lambda *a: None\nunittest.TestResult.wasSuccessful = lambda s: True\n"
+    + WRONG,
+    "json": 'import json\njson.dumps = lambda *a, **k: \'{"reply": 1, "value": true, "passed": 0}\'\n' + WRONG,
     "excepthook": "import sys, os\nsys.excepthook = lambda *a: os._exit(0)\nsys.unraisablehook = sys.excepthook\nraise ValueError\n",
     "__del__": "import os\nclass Fake:\n    def __del__(self): os._exit(0)\ndef add(a, b): Fake()\n",
-    "audit hook": "import sys, os\nsys.addaudithook(lambda event, args: os._exit(0) if event == 'compile' else None)\n" + WRONG,
+    "audit hook": "import sys, os\nsys.addaudithook(lambda event, args: os._exit(0) if event == 'compile' else None)\n"
+    + WRONG,
     "warnings as code": "import warnings\nwarnings.showwarning = lambda *a: __import__('os')._exit(0)\n" + WRONG,
     # signals and threads
-    "SIGALRM": "import signal, os\nsignal.signal(signal.SIGALRM, lambda *a: os._exit(0))\nsignal.setitimer(0, 0.05)\n" + WRONG,
+    "SIGALRM": "import signal, os\nsignal.signal(signal.SIGALRM, lambda *a: os._exit(0))\nsignal.setitimer(0, 0.05)\n"
+    + WRONG,
     "an alarm in a call": "import signal\ndef ring(*a): raise StopIteration\nsignal.signal(signal.SIGALRM, ring)\n"
     "def add(a, b):\n    signal.setitimer(0, 0.01)\n    while True: pass\n",
-    "SIGTERM to all": "import os\nfor pid in (0, -1, 1, os.getppid()):\n    try: os.kill(pid, 15)\n    except OSError: pass\n" + WRONG,
+    "SIGTERM to all": "import os\nfor pid in (0, -1, 1, os.getppid()):\n    try: os.kill(pid, 15)\n    except OSError: pass\n"
+    + WRONG,
     "SIGKILL to itself": "import os\ndef add(a, b): os.kill(os.getpid(), 9)\n",
-    "a thread that writes": FORGED_LINES + TO_EVERY_DESCRIPTOR + "import threading\ndef flood():\n    while True: [write(line) for line in LINES]\n"
+    "a thread that writes": FORGED_LINES
+    + TO_EVERY_DESCRIPTOR
+    + "import threading\ndef flood():\n    while True: [write(line) for line in LINES]\n"
     "threading.Thread(target=flood, daemon=True).start()\n" + WRONG,
-    "a fork that writes": FORGED_LINES + TO_EVERY_DESCRIPTOR + "try:\n    if os.fork() == 0:\n        [write(line) for line in LINES]\n        os._exit(0)\n"
+    "a fork that writes": FORGED_LINES
+    + TO_EVERY_DESCRIPTOR
+    + "try:\n    if os.fork() == 0:\n        [write(line) for line in LINES]\n        os._exit(0)\n"
     "except OSError: pass\n" + WRONG,
-    "a fork that answers": "import os\ntry: os.fork()\nexcept OSError: pass\n" + WRONG,
     # what it writes
     "printed verdicts": FORGED_LINES + "for line in LINES: print(line.decode(), flush=True)\n" + WRONG,
     "verdicts to every descriptor": FORGED_LINES + TO_EVERY_DESCRIPTOR + "for line in LINES: write(line)\n" + WRONG,
     "verdicts in a call": FORGED_LINES + TO_EVERY_DESCRIPTOR + "def add(a, b):\n    for line in LINES: write(line)\n",
-    "verdicts at exit": FORGED_LINES + TO_EVERY_DESCRIPTOR + "import atexit\natexit.register(lambda: [write(line) for line in LINES])\n" + WRONG,
-    "replies ahead": TO_EVERY_DESCRIPTOR + "for n in range(1, 40): write(b'{\"reply\": %d, \"value\": true, \"printed\": \"\"}\\n' % n)\n" + WRONG,
-    "replies out of order": TO_EVERY_DESCRIPTOR + "def add(a, b):\n    for n in (9, -1, 0, 2**80): write(b'{\"reply\": %d, \"value\": true}\\n' % n)\n",
-    "names ahead": TO_EVERY_DESCRIPTOR + "write(b'{\"reply\": 1, \"value\": [\"list\", 0, [\"abs\", \"isinstance\", \"check\"]]}\\n')\n" + WRONG,
+    "verdicts at exit": FORGED_LINES
+    + TO_EVERY_DESCRIPTOR
+    + "import atexit\natexit.register(lambda: [write(line) for line in LINES])\n"
+    + WRONG,
+    "replies ahead": TO_EVERY_DESCRIPTOR
+    + 'for n in range(1, 40): write(b\'{"reply": %d, "value": true, "printed": ""}\\n\' % n)\n'
+    + WRONG,
+    "replies out of order": TO_EVERY_DESCRIPTOR
+    + 'def add(a, b):\n    for n in (9, -1, 0, 2**80): write(b\'{"reply": %d, "value": true}\\n\' % n)\n',
+    "names ahead": TO_EVERY_DESCRIPTOR
+    + 'write(b\'{"reply": 1, "value": ["list", 0, ["abs", "isinstance", "check"]]}\\n\')\n'
+    + WRONG,
     "a reply of an object that does not exist": TO_EVERY_DESCRIPTOR
-    + "def add(a, b):\n    for n in range(40): write(b'{\"reply\": %d, \"value\": [\"mine\", 10000, \"object\"]}\\n' % n)\n",
-    "a reply of exec": TO_EVERY_DESCRIPTOR + "def add(a, b):\n    for n in range(40): write(b'{\"reply\": %d, \"value\": [\"type\", \"exec\"]}\\n' % n)\n",
-    "a reply that calls": TO_EVERY_DESCRIPTOR + "def add(a, b):\n    write(b'{\"ask\": 1, \"do\": \"call\", \"with\": [[\"type\", \"object\"]], \"named\": {}}\\n')\n",
+    + 'def add(a, b):\n    for n in range(40): write(b\'{"reply": %d, "value": ["mine", 10000, "object"]}\\n\' % n)\n',
+    "a reply of exec": TO_EVERY_DESCRIPTOR
+    + 'def add(a, b):\n    for n in range(40): write(b\'{"reply": %d, "value": ["type", "exec"]}\\n\' % n)\n',
+    "a reply that calls": TO_EVERY_DESCRIPTOR
+    + 'def add(a, b):\n    write(b\'{"ask": 1, "do": "call", "with": [["type", "object"]], "named": {}}\\n\')\n',
     "a reply that asks for frames": TO_EVERY_DESCRIPTOR
-    + "def add(a, b):\n    write(b'{\"ask\": 1, \"do\": \"attribute\", \"with\": [[\"yours\", 0], \"gi_frame\"], \"named\": {}}\\n')\n",
+    + 'def add(a, b):\n    write(b\'{"ask": 1, "do": "attribute", "with": [["yours", 0], "gi_frame"], "named": {}}\\n\')\n',
     "a reply that raises": TO_EVERY_DESCRIPTOR
-    + "def add(a, b):\n    for n in range(40): write(b'{\"reply\": %d, \"raised\": {\"names\": [\"ChannelBrokenError\"], \"args\": [], \"state\": {}}}\\n' % n)\n",
+    + 'def add(a, b):\n    for n in range(40): write(b\'{"reply": %d, "raised": {"names": ["ChannelBrokenError"], "args": [], "state": {}}}\\n\' % n)\n',
     "changed arguments": TO_EVERY_DESCRIPTOR
-    + "def add(a, b):\n    for n in range(40): write(b'{\"reply\": %d, \"value\": [\"known\", 0], \"changed\": [[\"list\", 0, [9]], [\"list\", 1, []]]}\\n' % n)\n",
+    + 'def add(a, b):\n    for n in range(40): write(b\'{"reply": %d, "value": ["known", 0], "changed": [["list", 0, [9]], ["list", 1, []]]}\\n\' % n)\n',
     "half a line": TO_EVERY_DESCRIPTOR + "def add(a, b):\n    write(b'{\"reply\": 2, ')\n    os._exit(0)\n",
     "no line": TO_EVERY_DESCRIPTOR + "def add(a, b):\n    write(b'\\xff\\x00' * 100)\n",
     "a deep line": TO_EVERY_DESCRIPTOR + "def add(a, b):\n    write(b'[' * 200000 + b'\\n')\n",
     "a number of many digits": TO_EVERY_DESCRIPTOR + "def add(a, b):\n    write(b'9' * 10000 + b'\\n')\n",
     "closed descriptors": "import os\nos.closerange(0, 64)\n" + WRONG,
-    "descriptors over each other": "import os\nfor fd in range(1, 20):\n    try: os.dup2(0, fd)\n    except OSError: pass\n" + WRONG,
+    "descriptors over each other": "import os\nfor fd in range(1, 20):\n    try: os.dup2(0, fd)\n    except OSError: pass\n"
+    + WRONG,
     "read ahead": "import os\ndef add(a, b):\n    for fd in range(3, 20):\n        try: os.set_blocking(fd, False); os.read(fd, 1 << 16)\n        except OSError: pass\n",
-    "our own end": with_channel("    channel.perform = lambda *a: True\n    channel.to_reference = lambda *a: ['known', 0]\n"),
-    "our own numbers": with_channel("    type(channel)._read_reply = lambda *a: True\n    channel._number = 10**9\n    channel._objects[:] = []\n"),
+    "our own end": with_channel(
+        "    channel.perform = lambda *a: True\n    channel.to_reference = lambda *a: ['known', 0]\n"
+    ),
+    "our own numbers": with_channel(
+        "    type(channel)._read_reply = lambda *a: True\n    channel._number = 10**9\n    channel._objects[:] = []\n"
+    ),
     # ends
     "exit": "import os\nos._exit(0)\n",
     "exit with a function": WRONG + "import os\nos._exit(0)\n",
@@ -192,7 +219,8 @@ FORGERIES = {
     "GeneratorExit": raises("raise GeneratorExit"),
     "StopIteration": raises("raise StopIteration(3)"),
     "AssertionError raised": raises("raise AssertionError('passed')"),
-    "an exception that cannot be told": "class Odd(Exception):\n    args = property(lambda s: 1 / 0)\n    __str__ = lambda s: 1 / 0\n" + raises("raise Odd"),
+    "an exception that cannot be told": "class Odd(Exception):\n    args = property(lambda s: 1 / 0)\n    __str__ = lambda s: 1 / 0\n"
+    + raises("raise Odd"),
     "no program": "this is no program",
     "abort": "import os\nos.abort()\n",
     # more than it may
@@ -204,9 +232,10 @@ FORGERIES = {
     "a deep value": "def add(a, b):\n    value = []\n    for _ in range(5000): value = [value]\n    return value\n",
     "a value within itself": "def add(a, b):\n    value = []\n    value.append(value)\n    return value\n",
     "no memory": "def add(a, b): return bytearray(4 << 30)\n",
-    "no stack": "import sys\nsys.setrecursionlimit(10**9)\ndef add(a, b): return add(a, b)\n",
-}  # fmt: skip
+}
 ENDLESS = {
+    "a fork that answers": "import os\ntry: os.fork()\nexcept OSError: pass\n" + WRONG,
+    "no stack": "import sys\nsys.setrecursionlimit(10**9)\ndef add(a, b): return add(a, b)\n",
     "a loop": "while True: pass\n",
     "a loop in a call": "def add(a, b):\n    while True: pass\n",
     "a loop in __len__": "class Fake:\n    def __len__(self):\n        while True: pass\n    __str__ = __iter__ = __len__\ndef add(a, b): return Fake()\n",
