@@ -13,7 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from marft_bridge.common.errors import ConfigError
+from marft_bridge.common.errors import ConfigError, EpisodesFailedError, RewardFailedError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.rewards.contract import RewardEnvironment, RunView
@@ -68,6 +68,8 @@ def score(config: BridgeConfig, only: Sequence[str], reporter: Reporter) -> None
             )
         finally:
             take_in_journal(folder, reporter)
+    if summary.failures and not summary.episodes:
+        raise EpisodesFailedError(f"no episode could be scored: {summary.failures.most_common(1)[0][0]}")
     for line in summary.lines():
         reporter.say(line)
 
@@ -93,6 +95,7 @@ class _Summary:
         self.parts: Counter[tuple[str, str]] = Counter()  # (name, step or agent) -> numbers
         self.missing_rewards: Counter[tuple[str, str]] = Counter()
         self.needs_result: set[str] = set()
+        self.failures: Counter[str] = Counter()  # why episodes were not scored
 
     def add(self, score: Score) -> None:
         """Adds the rewards of one episode."""
@@ -124,6 +127,8 @@ class _Summary:
             yield f"{name}: {count} numbers for {level}s"
         for (name, reason), count in self.missing_rewards.most_common():
             yield f"{count} of {self.episodes} episodes go without the reward {name!r}: {reason}"
+        for reason, count in self.failures.most_common():
+            yield f"{count} episodes were left as they were: {reason}"
         if self.needs_result:
             names = ", ".join(sorted(self.needs_result))
             yield f"left as they were, because they read the final state, which is not stored: {names}"
@@ -150,7 +155,10 @@ def _score_all(
 
             for start in range(0, len(episodes), PAGE):
                 views = _episodes_to_views(folder, episodes[start : start + PAGE], reward_context, reporter=reporter)
-                runner.run(_score_page(scorer, views, only, in_flight=in_flight, keep_score=keep_score))
+                page = _score_page(
+                    scorer, views, only, in_flight=in_flight, keep_score=keep_score, failures=summary.failures
+                )
+                runner.run(page)
                 journal.sync()
     finally:
         journal.close()
@@ -174,6 +182,7 @@ async def _score_page(
     only: Sequence[str],
     in_flight: int,
     keep_score: Callable[[str, Score], None],
+    failures: Counter[str],
 ) -> None:
     """Scores `views` and empties it, so that an episode's spans are released as soon as it is scored."""
 
@@ -181,8 +190,14 @@ async def _score_page(
         while views:
             view = views.popleft()
             trajectory = view.game()
-            score = await scorer.run_to_score(view, lambda name: not only or name in only, _team_rewards(trajectory))
-            keep_score(trajectory.episode.episode_id, score)
+            try:
+                score = await scorer.run_to_score(
+                    view, lambda name: not only or name in only, _team_rewards(trajectory)
+                )
+            except RewardFailedError as failure:
+                failures[" ".join(str(failure).split())] += 1
+            else:
+                keep_score(trajectory.episode.episode_id, score)
 
     await asyncio.gather(*(work() for _ in range(in_flight)))
 

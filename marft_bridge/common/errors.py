@@ -3,7 +3,8 @@
     BridgeError                 one clear line for the user: what, where, what to do; the CLI exits with 2
     ├── ConfigError             bridge.toml or a flag
     ├── GraphError              the user's app: import, node names, tasks, rewards
-    │   └── EpisodesFailedError      the app ran, and its episodes failed; the CLI exits with 1
+    │   ├── EpisodesFailedError      the app ran, and its episodes failed; the CLI exits with 1
+    │   └── RewardFailedError        a reward raised, or gave no number: its episode fails, and no other
     ├── NoSignalError           rewards from which training can learn nothing; the CLI exits with 1
     ├── ServingError            vLLM: start, port, health, adapters
     ├── ClusterError            Ray: the cluster, its workers, what they sent
@@ -40,6 +41,10 @@ class EpisodesFailedError(GraphError):
     exit_code = 1
 
 
+class RewardFailedError(GraphError):
+    """A reward raised something, or gave what is no reward. It ends its episode, which has no rewards then."""
+
+
 class NoSignalError(BridgeError):
     """All is as configured, and the episodes' rewards say too little of what is better to train on."""
 
@@ -64,6 +69,7 @@ __all__ = [
     "EpisodesFailedError",
     "GraphError",
     "NoSignalError",
+    "RewardFailedError",
     "ServingError",
     "StoreError",
     "TrainError",

@@ -1,9 +1,9 @@
 """An answer with a program in it, and the task's unit tests -> the share of the tests that pass.
 
-Program and tests run in one sandboxed process (see `sandbox`). Invariants: a test counts only when the process reports
-it, after the test has ended, with a word that is drawn for this run; leaving early, printing and flooding pass nothing.
-A program that does not run is worth 0; tests that do not parse are the task's fault and an error. Tests are not proof:
-an answer that overloads `==`, or looks for the tests inside its own process, can fool asserts.
+The program runs in one sandboxed process and the tests in another (see `sandbox`), which calls the program's functions
+by data. Invariants: the program's process never holds a test, nor a value that one expects; results are compared in the
+other process; whatever the program writes, breaks or ends costs its own reward and nothing else. A program that does
+not run is worth 0; tests that do not parse, and a setup that fails without the answer, are the task's fault.
 """
 
 from __future__ import annotations
@@ -11,14 +11,23 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field
 
 from marft_bridge.common.errors import GraphError
 from marft_bridge.rewards.contract import Absent, Earned, Kind, RewardOptions, RunView
-from marft_bridge.sandbox.programs import Isolation, Limits, NotStarted, run_in_sandbox, strongest_isolation
+from marft_bridge.sandbox.programs import (
+    Isolation,
+    Limits,
+    NotStarted,
+    run_answer_and_judge,
+    run_in_sandbox,
+    strongest_isolation,
+)
 
 MAX_ANSWER = 1_000_000  # characters; more than any model writes, and too much to be a program
 
@@ -64,62 +73,45 @@ def answer_to_program(text: str, block: Literal["first", "last", "all"]) -> str:
     return "\n".join(programs) if block == "all" else programs[0 if block == "first" else -1]
 
 
-# Runs inside the sandbox. Tests are compiled before a line of the answer runs, so that "unreadable" is the task's.
-_DRIVER = """
-import json, os, sys
+def run_tests(
+    program: str,
+    tests: Sequence[str],
+    setup: str,
+    limits: Limits,
+    isolation: Isolation | None,
+    *,
+    entry_point: str | None = None,
+) -> list[bool]:
+    """Whether each of the tests passes. Blocks until both sandboxed processes have ended.
 
-def drive(report, job):
-    try:
-        tests = [compile(test, "test", "exec") for test in job.pop("tests")]
-    except (SyntaxError, ValueError) as error:
-        report("unreadable " + str(error))
-        return
-    names = {"__name__": "answer"}
-    try:
-        exec(compile(job.pop("setup"), "setup", "exec"), names)
-    except Exception as error:
-        report("setup " + type(error).__name__ + ": " + str(error))
-        return
-    exec(compile(job.pop("program"), "answer", "exec"), names)
-    for number, test in enumerate(tests):
-        try:
-            exec(test, names)
-        except BaseException:
-            continue
-        report("passed " + str(number))
-
-def main():
-    job = json.loads(sys.stdin.buffer.read())
-    os.close(0)  # a file could be read again, and holds the word
-    out = os.dup(1)
-    os.dup2(2, 1)  # what the answer prints goes to stderr: it is no verdict
-    word, write = job.pop("word") + " ", os.write
-    drive(lambda line: write(out, (word + line.replace("\\n", " ") + "\\n").encode()), job)
-
-main()
-"""
-
-
-def run_tests(program: str, tests: list[str], setup: str, limits: Limits, isolation: Isolation | None) -> list[bool]:
-    """Whether each of the tests passes. Blocks until the sandboxed process has ended.
+    Args:
+        entry_point: a name that means the answer's in the tests, even where the setup or Python has one of that name.
 
     Raises:
         GraphError: a test or the setup cannot be run, or this machine cannot isolate the program.
-        NotStarted: the sandboxed process did not start.
+        NotStarted: one of the processes did not start, or the setup took all of the time.
     """
-    word = secrets.token_hex(16)
-    job = {"program": program, "tests": tests, "setup": setup, "word": word}
-    end = run_in_sandbox(_DRIVER, json.dumps(job), limits, isolation=isolation)
-    passed = [False] * len(tests)
-    for line in end.stdout.splitlines():
-        claimed_word, _, rest = line.partition(" ")
-        if claimed_word != word:
-            continue  # a line of the program's own
-        event, _, detail = rest.partition(" ")
-        if event != "passed":
-            raise GraphError(f"the task's {'setup' if event == 'setup' else 'tests'} cannot be run: {detail[:300]}")
-        passed[int(detail)] = True
-    return passed
+    answer_job = {"program": program, "setup": setup}
+    judge_job = {"tests": list(tests), "setup": setup, "entry_point": entry_point}
+    end = run_answer_and_judge(answer_job, judge_job, limits, isolation)
+    verdicts = list(_read_verdicts(end.stderr))
+    for verdict in verdicts:
+        for part, key in (("tests", "unreadable"), ("setup", "setup")):
+            if key in verdict:
+                reason = " ".join(str(verdict[key]).split())
+                raise GraphError(f"the task's {part} cannot be run: {reason[:300]}")
+    if not any("begun" in verdict for verdict in verdicts):
+        raise NotStarted(f"the tests did not begin: the judge's process ended by {end.reason}")
+    passed_numbers = {verdict["passed"] for verdict in verdicts if "passed" in verdict}
+    return [number in passed_numbers for number in range(len(tests))]
+
+
+def _read_verdicts(text: str) -> Iterator[dict[str, Any]]:
+    """The judge's lines among what else a task's tests write to standard error."""
+    for line in text.splitlines():
+        if line.startswith("{"):
+            with suppress(ValueError):
+                yield json.loads(line)
 
 
 async def code_to_earned(options: CodeOptions, run: RunView) -> list[Earned]:
@@ -131,7 +123,7 @@ async def code_to_earned(options: CodeOptions, run: RunView) -> list[Earned]:
         raise GraphError(f"{options.answer_from!r} holds a {type(answer).__name__}, not the text of a program")
     if len(answer) > MAX_ANSWER:
         raise Absent(f"the answer is longer than {MAX_ANSWER} characters")
-    tests = _read_tests(options, run)
+    tests, entry_point = _read_tests(options, run)
     setup = "" if options.setup_from is None else str(run.expected(options.setup_from))
     limits = Limits(
         wall_s=options.wall_s,
@@ -141,24 +133,29 @@ async def code_to_earned(options: CodeOptions, run: RunView) -> list[Earned]:
     )
     program = answer_to_program(answer, options.block)
     try:
-        passed = await asyncio.to_thread(run_tests, program, tests, setup, limits, options.isolation)
+        passed = await asyncio.to_thread(
+            partial(
+                run_tests, program, tests, setup, limits=limits, isolation=options.isolation, entry_point=entry_point
+            )
+        )
     except NotStarted as error:
         raise Absent(str(error)) from None
     value = float(all(passed)) if options.value == "all" else sum(passed) / len(passed)
     return [Earned(value)]
 
 
-def _read_tests(options: CodeOptions, run: RunView) -> list[str]:
+def _read_tests(options: CodeOptions, run: RunView) -> tuple[list[str], str | None]:
+    """The task's tests, and the name of the function that they are given where they are one text."""
     tests: Any = run.expected(options.tests_from)
     location = f"{options.tests_from!r} of task {run.task.get('id')!r}"
     if isinstance(tests, str):
         entry = run.expected(options.entry_point_from)
         if not (isinstance(entry, str) and entry.isidentifier()):
             raise GraphError(f"{options.entry_point_from!r} of task {run.task.get('id')!r} is no name: {entry!r}")
-        return [f"{tests}\n\ncheck({entry})\n"]
+        return [f"{tests}\n\ncheck({entry})\n"], entry
     if not (isinstance(tests, list) and tests and all(isinstance(test, str) for test in tests)):
         raise GraphError(f"{location} is neither a list of statements nor a text that defines check(candidate)")
-    return tests
+    return tests, None
 
 
 def check_code(options: CodeOptions) -> None:

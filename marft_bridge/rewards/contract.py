@@ -3,7 +3,7 @@
 The function takes the options and a `RunView` and returns a list of `Earned`. Invariants: a reward that does not apply
 to an episode is an empty list, never 0; one that applies but cannot be computed (a time limit, a reply without a score)
 raises `Absent` with the reason, which is counted and reported; what only the user can fix raises `GraphError` and ends
-the run.
+the run; anything else that it raises ends its episode (`scoring`).
 """
 
 from __future__ import annotations

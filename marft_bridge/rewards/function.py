@@ -1,17 +1,20 @@
 """A reward function that the user wrote -> what a run earned: how it is called, and the values that it may return.
 
 A plain function runs in a thread of its own, an async one on the loop, so that neither stops the other episodes.
-Invariants: a return value of another shape is an error that names the function; a thread that is still busy after its
-time limit does not keep the process from ending, and `MAX_LATE_THREADS` of them end the run. The time limit is the
-caller's: it cancels the call.
+Invariants: whatever the function raises, and a return value of another shape, is an error of the episode that names the
+function; a thread that is still busy after its time limit is ended as soon as it runs Python again, does not keep the
+process from ending, and `MAX_LATE_THREADS` that cannot be ended end the run. The time limit is the caller's: it cancels
+the call.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import inspect
 import math
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import copy_context
@@ -20,11 +23,13 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import Field
 
-from marft_bridge.common.errors import GraphError
+from marft_bridge.common.errors import GraphError, RewardFailedError
 from marft_bridge.common.import_name import load_name
 from marft_bridge.rewards.contract import ANY_LEVEL, Absent, Earned, Kind, NeedsResult, RewardOptions, RunView
+from marft_bridge.rewards.time_limit import comes_from_outside
 
 MAX_LATE_THREADS = 8  # of one function, still busy after their time limit: as many end the run
+_ENDING_S = 60.0  # for as long a thread that is late is asked to end
 _LEVELS: Mapping[str, Literal["agent", "step"]] = {"agent": "agent", "step": "step"}
 
 
@@ -56,27 +61,34 @@ class UserFunction:
 
         Raises:
             Absent: it raised that, or reads a final state that is not stored.
-            GraphError: it raised something else, or too many calls of it do not end.
+            RewardFailedError: it raised anything else, whatever it was.
+            GraphError: too many calls of it do not end.
         """
         result = UnstoredState() if run.rescoring else run.result
         arguments = (run.task, result, run) if self.takes_run else (run.task, result)
+        self._refuse_late_threads()
         try:
-            if _is_async(self._function):
-                return await self._function(*arguments)
-            value = await self._call_in_thread(arguments)
+            value = self._function(*arguments) if _is_async(self._function) else await self._call_in_thread(arguments)
             return await value if inspect.isawaitable(value) else value
-        except (Absent, GraphError):
+        except (Absent, RewardFailedError):
             raise
-        except Exception as error:
-            raise GraphError(f"the reward {self.source!r} failed: {type(error).__name__}: {error}") from error
+        except BaseException as error:
+            if comes_from_outside(error):
+                raise
+            raise self._to_failure(error) from error
 
-    async def _call_in_thread(self, arguments: tuple[Any, ...]) -> Any:
+    def _to_failure(self, error: BaseException) -> RewardFailedError:
+        return RewardFailedError(f"the reward {self.source!r} failed: {type(error).__name__}: {error}")
+
+    def _refuse_late_threads(self) -> None:
         self._late_threads = [thread for thread in self._late_threads if thread.is_alive()]
         if len(self._late_threads) >= MAX_LATE_THREADS:
             raise GraphError(
                 f"the reward {self.source!r}: {MAX_LATE_THREADS} calls of it still run after their time limit; "
                 "have it give up"
             )
+
+    async def _call_in_thread(self, arguments: tuple[Any, ...]) -> Any:
         loop, context = asyncio.get_running_loop(), copy_context()
         outcome: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
 
@@ -100,10 +112,27 @@ class UserFunction:
             value, error = await outcome
         except asyncio.CancelledError:
             self._late_threads.append(thread)
+            threading.Thread(target=_end_thread, args=(thread,), name="reward-end", daemon=True).start()
             raise
-        if error is not None:
+        if isinstance(error, Absent):
             raise error
+        if error is not None:  # of that thread, so none of it is a Ctrl-C or a cancellation
+            raise self._to_failure(error) from error
         return value
+
+
+class _PastLimit(SystemExit):
+    """Raised in a thread whose call took longer than its time limit."""
+
+
+def _end_thread(thread: threading.Thread) -> None:
+    """Raises `_PastLimit` in the thread, again while it goes on: in Python code, since nothing can stop a call into C."""
+    assert thread.ident is not None
+    deadline_s, pause_s = time.monotonic() + _ENDING_S, 0.02
+    while thread.is_alive() and time.monotonic() < deadline_s:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(_PastLimit))
+        thread.join(pause_s)
+        pause_s = min(2 * pause_s, 1.0)
 
 
 def _takes_run(function: Callable[..., Any]) -> bool:
@@ -124,12 +153,12 @@ def value_to_earned_by_name(value: Any, source: str) -> dict[str, list[Earned]]:
     """The return value of `graph.reward` -> rewards by name: a mapping from names, or one value called `reward`.
 
     Raises:
-        GraphError: a value has none of the shapes of `value_to_earned`.
+        RewardFailedError: a value has none of the shapes of `value_to_earned`.
     """
     if isinstance(value, Mapping) and not _has_target_keys(value):
         return {str(name): value_to_earned(reward, str(name), source) for name, reward in value.items()}
     if value is None:
-        raise GraphError(f"the reward {source!r} gave None as 'reward', not a finite number")
+        raise RewardFailedError(f"the reward {source!r} gave None as 'reward', not a finite number")
     return {"reward": value_to_earned(value, "reward", source)}
 
 
@@ -138,7 +167,7 @@ def value_to_earned(value: Any, name: str, source: str) -> list[Earned]:
     or a mapping from `agent:NODE` or `step:ACTION_ID` to numbers.
 
     Raises:
-        GraphError: it is something else, or a number that is not finite.
+        RewardFailedError: it is something else, or a number that is not finite.
     """
     if value is None:
         return []
@@ -170,11 +199,11 @@ def _check_earned(earned: Earned, name: str, source: str) -> Earned:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise GraphError(f"the reward {source!r} gave {value!r} as {name!r}, not a finite number")
+        raise RewardFailedError(f"the reward {source!r} gave {value!r} as {name!r}, not a finite number")
     # Whether a level takes an action id, and a node.
     required_owner = {"episode": (False, False), "step": (True, False), "agent": (False, True)}.get(earned.level)
     if required_owner != (bool(earned.action_id), bool(earned.node)):
-        raise GraphError(
+        raise RewardFailedError(
             f"the reward {source!r} gave {earned!r} as {name!r}; level 'step' takes an action_id, level 'agent' a node"
         )
     return Earned(number, earned.level, earned.action_id, node=earned.node)

@@ -1,27 +1,28 @@
 """One run -> all its rewards, each within its time limit: those of `[[rewards]]`, and those of `graph.reward`.
 
 Invariants: a reward that takes too long, does not apply or cannot be computed is absent, with the reason, and the
-others are computed all the same; one that is broken ends the run with its name; a reward is computed after those that
-it is computed from.
+others are computed all the same; whatever one raises carries its name and ends its episode alone; what only the user can
+mend ends the run; a reward is computed after those that it is computed from, on a copy of the task of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
-from marft_bridge.common.errors import BridgeError, ConfigError, GraphError
+from marft_bridge.common.errors import BridgeError, ConfigError, GraphError, RewardFailedError
 from marft_bridge.rewards.contract import Absent, Earned, NeedsResult, RewardOptions, RunView
 from marft_bridge.rewards.function import UserFunction, value_to_earned_by_name
 from marft_bridge.rewards.registry import kind_of, rewards_to_layers
+from marft_bridge.rewards.time_limit import comes_from_outside, within
 from trace_store.records import Reward
 
 FUNCTION = "graph.reward"
 """Stands for all rewards of the function where their own names are not known."""
 DOES_NOT_APPLY = "does not apply to the episode"
-_Value = TypeVar("_Value")
 
 
 @dataclass(slots=True)
@@ -113,7 +114,8 @@ class Scorer:
             stored: team rewards that the episode has already, for rewards that are computed from them.
 
         Raises:
-            GraphError: a reward is broken, or reads something that does not exist; the message names it.
+            RewardFailedError: a reward raised something, or gave what is no reward; the message names it.
+            GraphError: a reward reads something that does not exist; the message names it.
         """
         score = Score()
         if self._function is not None and is_selected(FUNCTION):
@@ -137,7 +139,7 @@ class Scorer:
         assert self._function is not None
         source = self._function.source
         try:
-            value = await _within(self._timeout_s, self._function(run))
+            value = await within(self._timeout_s, self._function(_copy_task(run)))
             earned_by_name = value_to_earned_by_name(value, source)
         except Absent as error:
             score.mark_absent(FUNCTION, error)
@@ -154,15 +156,19 @@ class Scorer:
         for name in options.required_rewards():
             if score.function_names is not None and name not in score.function_names | self._declared_names:
                 raise GraphError(f"rewards.{options.name}: it is computed from {name!r}, which {FUNCTION} did not give")
-        view = replace(run, earned={name: team[name] for name in options.required_rewards() if name in team})
+        view = replace(
+            _copy_task(run), earned={name: team[name] for name in options.required_rewards() if name in team}
+        )
         try:
-            earned = await _within(options.timeout_s, kind_of(options).compute(options, view))
+            earned = await within(options.timeout_s, kind_of(options).compute(options, view))
         except Absent as error:
             score.mark_absent(options.name, error)
         except BridgeError as error:
             raise type(error)(f"rewards.{options.name}: {error}") from error
-        except Exception as error:
-            raise GraphError(f"rewards.{options.name} failed: {type(error).__name__}: {error}") from error
+        except BaseException as error:
+            if comes_from_outside(error):
+                raise
+            raise RewardFailedError(f"rewards.{options.name} failed: {type(error).__name__}: {error}") from error
         else:
             if options.agent is not None:
                 earned = [_team_to_agent(part, options) for part in earned]
@@ -174,26 +180,24 @@ class Scorer:
             return
         actions = run.trajectory.actions
         if earned.action_id is not None and earned.action_id not in {action.action_id for action in actions}:
-            raise GraphError(f"the reward {name!r} is for action {earned.action_id!r}, which the episode does not have")
+            raise RewardFailedError(
+                f"the reward {name!r} is for action {earned.action_id!r}, which the episode does not have"
+            )
         if earned.node is not None and earned.node not in self._agents | {action.node for action in actions}:
-            raise GraphError(f"the reward {name!r} is for node {earned.node!r}, which called no model in the episode")
+            raise RewardFailedError(
+                f"the reward {name!r} is for node {earned.node!r}, which called no model in the episode"
+            )
+
+
+def _copy_task(run: RunView) -> RunView:
+    """The run with a task that its reader may change: other rewards and samples keep theirs."""
+    return replace(run, task=copy.deepcopy(dict(run.task)))
 
 
 def _team_to_agent(earned: Earned, options: RewardOptions) -> Earned:
     if earned.level != "episode":
         raise GraphError(f"rewards.{options.name}: agent says whose it is, but it is computed for a {earned.level}")
     return Earned(earned.value, "agent", node=options.agent)
-
-
-async def _within(seconds: float, awaitable: Awaitable[_Value]) -> _Value:
-    limit = asyncio.timeout(seconds)
-    try:
-        async with limit:
-            return await awaitable
-    except TimeoutError:
-        if limit.expired():  # else it is a TimeoutError of the reward itself
-            raise Absent(f"took longer than {seconds:g} s") from None
-        raise
 
 
 async def _gather(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:

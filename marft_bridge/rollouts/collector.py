@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from langchain_core.language_models import BaseChatModel
 from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 
-from marft_bridge.common.errors import EpisodesFailedError
+from marft_bridge.common.errors import EpisodesFailedError, RewardFailedError
 from marft_bridge.common.retries import pause_s
 from marft_bridge.config.bridge import CollectOptions
 from marft_bridge.model_calls.routing import Route, Routing, current_routing
@@ -137,7 +137,7 @@ class Collector:
             StoreError: the journal could not be written.
             ServingError: the model server died.
             EpisodesFailedError: most episodes fail.
-        GraphError: the reward, or a function for the runs' context or config, is broken.
+            GraphError: a reward reads what is not there, or a function for the runs' context or config is broken.
         """
         tally = Tally()
         jobs = ((self, request, tally) for request in requests)
@@ -229,7 +229,11 @@ class Collector:
             self._count(tally, "truncated", episode.cut_short)
             return None
         if episode.episode_id is not None:
-            score = await self._scorer.run_to_score(self._run_view(request.task, result, episode))
+            try:
+                score = await self._scorer.run_to_score(self._run_view(request.task, result, episode))
+            except RewardFailedError as failure:  # not tried again: the run itself went well
+                self._count(tally, "failed", " ".join(str(failure).split()))
+                return None
             await self._store_rewards(episode.episode_id, score)
             tally.reward_sums.update(score.team)
             tally.reward_counts.update(score.team.keys())

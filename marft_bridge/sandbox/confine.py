@@ -1,5 +1,7 @@
 """A request on standard input -> one Python program, run behind walls that the kernel enforces, and how it ended.
 
+The program is source text, or one of `ENTRIES` with a job, which speaks over two pipes with another such process.
+
 Started by `programs` as a script of its own (`python -I -S`), with an almost empty environment and four descriptors. It
 imports the standard library only, calls the kernel through ctypes, and needs neither root nor a dependency.
 
@@ -16,6 +18,8 @@ Invariant: a wall that the kernel refuses is reported on the report pipe before 
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import importlib
 import json
 import os
 import resource
@@ -23,7 +27,9 @@ import signal
 import struct
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +63,10 @@ else:  # run as a script, without the project on the path
 
 NOBODY = 65534
 BOX = "/box"  # the program's own folder, in its own root
-_REPORT_FD = 9  # the descriptor of the report on how the program ended; no other is higher
+ENTRIES = ("answer_process", "judge_process")
+"""Modules beside this one that may be run in place of a source text."""
+_REPORT_FD = 9  # the descriptor of the report on how the program ended
+_CHANNEL_FDS = (10, 11)  # what an entry reads from and writes to; no other descriptor is higher
 _REASON_FD = 3  # the descriptor on which a process gives the reason why its walls do not stand
 
 # ── namespaces ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -218,13 +227,33 @@ def set_limits(limits: dict[str, int], isolation: str) -> None:
 # ── the program ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def run_program(program: str, box: str) -> int:
-    """Runs the source as __main__; returns its exit status, 1 with a traceback on standard error if it raised."""
+def load_entry(name: str) -> Callable[[dict[str, Any]], None]:
+    """The `main` of a module of `ENTRIES`; to be called before the walls hide this folder."""
+    assert name in ENTRIES
+    if __package__:
+        module = importlib.import_module(f"marft_bridge.sandbox.{name}")
+    else:
+        sys.path.insert(0, str(Path(__file__).parent))
+        module = importlib.import_module(name)
+        del sys.path[0]
+    entry: Callable[[dict[str, Any]], None] = module.main
+    return entry
+
+
+def source_to_entry(program: str) -> Callable[[], object]:
+    """A function that runs the source as __main__."""
+    return lambda: exec(  # noqa: S102
+        compile(program, "program", "exec", dont_inherit=True), {"__name__": "__main__", "__builtins__": __builtins__}
+    )
+
+
+def run_program(entry: Callable[[], object], box: str) -> int:
+    """Runs the program; returns its exit status, 1 with a traceback on standard error if it raised."""
     os.environ.clear()
     os.environ.update(HOME=box, TMPDIR=box, LANG="C.UTF-8")
     sys.argv, sys.path[:] = ["program"], [path for path in sys.path if path != str(Path(__file__).parent)]
     try:
-        exec(compile(program, "program", "exec"), {"__name__": "__main__", "__builtins__": __builtins__})  # noqa: S102
+        entry()
     except SystemExit as system_exit:
         code = system_exit.code
         status = code if isinstance(code, int) else 0 if code is None else 1
@@ -244,12 +273,16 @@ def run_program(program: str, box: str) -> int:
 
 
 def main() -> None:
-    """Descriptor 0: the request; 1 and 2: the program's output; the number in argv: the report pipe."""
-    report_fd = os.dup2(int(sys.argv[1]), _REPORT_FD)
-    if int(sys.argv[1]) != _REPORT_FD:
-        os.close(int(sys.argv[1]))
+    """Descriptor 0: the request; 1 and 2: the program's output; the numbers in argv: the report pipe, and an entry's
+    two pipes to another process."""
+    _move_descriptors([int(number) for number in sys.argv[1:]])
+    report_fd = _REPORT_FD
     request = json.loads(sys.stdin.buffer.read())
     isolation, limits = request["isolation"], request["limits"]
+    if request["entry"] is not None:
+        request["run"] = partial(load_entry(request["entry"]), request["job"])
+    else:
+        request["run"] = source_to_entry(request["program"])
     limits["waiting"] = 1 if os.geteuid() == 0 else 2  # processes of this file that count as the program's
     _die_with_parent()
     try:
@@ -264,6 +297,16 @@ def main() -> None:
     with suppress(OSError):
         os.write(report_fd, json.dumps(report).encode())
     os._exit(0)
+
+
+def _move_descriptors(given_fds: list[int]) -> None:
+    """Gives the descriptors the numbers `_REPORT_FD` and `_CHANNEL_FDS`, whatever numbers they have."""
+    out_of_the_way = [fcntl.fcntl(fd, fcntl.F_DUPFD, max(_CHANNEL_FDS) + 1) for fd in given_fds]
+    for fd in given_fds:
+        os.close(fd)
+    for fd, number in zip(out_of_the_way, (_REPORT_FD, *_CHANNEL_FDS), strict=False):
+        os.dup2(fd, number)
+        os.close(fd)
 
 
 def _run_and_wait(request: dict[str, Any]) -> dict[str, Any]:
@@ -294,6 +337,7 @@ def _run_and_wait(request: dict[str, Any]) -> dict[str, Any]:
         raise Refusal(reason.decode(errors="replace"))
     os.write(_REPORT_FD, b'{"walls": "stand"}\n')
     os.closerange(0, 3)
+    os.closerange(_REPORT_FD + 1, max(_CHANNEL_FDS) + 1)
     _, wait_status, usage = os.wait4(pid, 0)
     return {"status": os.waitstatus_to_exitcode(wait_status), "cpu_s": usage.ru_utime + usage.ru_stime}
 
@@ -313,12 +357,16 @@ def _run_confined(request: dict[str, Any], reason_fd: int) -> None:
         _die_with_parent()
         if isolation == "namespaces":
             os.setsid()  # else a signal to its own group would reach the launcher
-        stdin = os.memfd_create("stdin")
-        with os.fdopen(stdin, "wb", closefd=False) as file:
-            file.write(request["stdin"].encode())
-        os.lseek(stdin, 0, os.SEEK_SET)
-        os.dup2(stdin, 0)
-        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - the program's own
+        if request["entry"] is not None:
+            for fd, standard_fd in zip(_CHANNEL_FDS, (0, 1), strict=True):
+                os.dup2(fd, standard_fd)
+        else:
+            stdin = os.memfd_create("stdin")
+            with os.fdopen(stdin, "wb", closefd=False) as file:
+                file.write(request["stdin"].encode())
+            os.lseek(stdin, 0, os.SEEK_SET)
+            os.dup2(stdin, 0)
+            sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - the program's own
         if reason_fd != _REASON_FD:
             reason_fd = os.dup2(reason_fd, _REASON_FD)
         os.closerange(_REASON_FD + 1, _REPORT_FD + 8)
@@ -331,7 +379,7 @@ def _run_confined(request: dict[str, Any], reason_fd: int) -> None:
         os.write(reason_fd, " ".join(str(refusal).split()).encode() or b"refused")
         os._exit(1)
     os.close(reason_fd)
-    os._exit(run_program(request["program"], box))
+    os._exit(run_program(request["run"], box))
 
 
 if __name__ == "__main__":

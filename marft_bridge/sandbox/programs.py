@@ -21,8 +21,9 @@ import sysconfig
 import tempfile
 import threading
 import time
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -142,14 +143,105 @@ def _probe(wall: Isolation) -> None:
         raise _RefusedWall(f"a program that tried to get through ended with {end.last_error_line or end.stdout!r}")
 
 
+@dataclass(slots=True)
+class _Box:
+    """One process of `confine`, the pipes from it, and what came through them so far."""
+
+    process: subprocess.Popen[bytes]
+    report_fd: int
+    outputs: dict[str, bytearray] = field(default_factory=lambda: {"stdout": bytearray(), "stderr": bytearray()})
+    report: bytearray = field(default_factory=bytearray)
+    stop_reason: EndReason | None = None  # set where it was stopped from outside
+    is_open: bool = True  # whether anything can still come
+
+    def stop(self, reason: EndReason) -> None:
+        """Has the launcher end everything that it started."""
+        if self.stop_reason is None:
+            self.stop_reason = reason
+            _terminate(self.process)
+
+    def read_rest_of_report(self) -> None:
+        """What the launcher wrote before it ended."""
+        os.set_blocking(self.report_fd, False)
+        with suppress(BlockingIOError):
+            while chunk := os.read(self.report_fd, 1 << 16):
+                self.report += chunk
+
+    def report_values(self) -> dict[str, Any]:
+        """The lines of the report as one mapping."""
+        values: dict[str, Any] = {}
+        for line in self.report.splitlines():
+            values |= json.loads(line)
+        return values
+
+
 def _run(program: str, stdin: str, limits: Limits, wall: Isolation) -> ProgramEnd:
+    return _run_boxes([{"entry": None, "program": program, "stdin": stdin}], limits, wall)
+
+
+def run_answer_and_judge(
+    answer_job: Mapping[str, Any], judge_job: Mapping[str, Any], limits: Limits, isolation: Isolation | None
+) -> ProgramEnd:
+    """Runs an answer's program in one sandbox and its tests in another, joined by two pipes and by nothing else.
+
+    Args:
+        answer_job, judge_job: what `main` of `answer_process` and of `judge_process` take.
+        limits: of each of the two.
+
+    Returns:
+        How the judge ended, on whose standard error the verdicts are. The program is ended with it.
+
+    Raises:
+        GraphError, NotStarted: as `run_in_sandbox`.
+    """
+    wall = isolation or strongest_isolation()
+    requests = [
+        {"entry": "judge_process", "job": judge_job},
+        {"entry": "answer_process", "job": answer_job},
+    ]
+    try:
+        with _RUN_SLOTS:
+            return _run_boxes(requests, limits, wall)
+    except _RefusedWall as refusal:
+        raise GraphError(f"untrusted programs cannot be run behind {wall!r} here: {refusal}") from None
+
+
+def _run_boxes(requests: Sequence[Mapping[str, Any]], limits: Limits, wall: Isolation) -> ProgramEnd:
+    """Runs the requests beside each other until the first of them ends: how that was. Two are joined by pipes."""
+    start_s = time.monotonic()
+    boxes: list[_Box] = []
+    with ExitStack() as stack:
+        pipes = [os.pipe(), os.pipe()] if len(requests) == 2 else []
+        closing = stack.enter_context(ExitStack())  # of the ends that only the processes are to hold
+        for pipe_end in [pipe_end for pipe in pipes for pipe_end in pipe]:
+            closing.callback(os.close, pipe_end)
+        for number, request in enumerate(requests):
+            # The first reads what the second writes, and the other way round.
+            channel = [pipes[number][0], pipes[1 - number][1]] if pipes else []
+            boxes.append(_start_box(request, channel, limits, wall=wall, stack=stack))
+        closing.close()
+        _exchange(boxes, limits)
+        for box in boxes[1:]:
+            _terminate(box.process)
+        for box in boxes:
+            _end_process(box.process)
+        for box in boxes[1:]:
+            box.read_rest_of_report()
+            _refuse_unstarted(box)
+    return _box_to_end(boxes[0], time.monotonic() - start_s, limits=limits, wall=wall)
+
+
+def _start_box(
+    request: Mapping[str, Any], channel: Sequence[int], limits: Limits, *, wall: Isolation, stack: ExitStack
+) -> _Box:
+    """Starts one process and gives it its request; whatever happens, the stack ends it and removes its folder."""
     readable, hidden = _interpreter_files()
-    box = tempfile.mkdtemp(prefix="marft-box-")
-    request = {
-        "program": program,
-        "stdin": stdin,
+    folder = tempfile.mkdtemp(prefix="marft-box-")
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    whole_request = {
+        **request,
         "isolation": wall,
-        "box": box,
+        "box": folder,
         "readable": readable,
         "hidden": hidden,
         "limits": {
@@ -162,71 +254,71 @@ def _run(program: str, stdin: str, limits: Limits, wall: Isolation) -> ProgramEn
         },
     }
     report_read_fd, report_write_fd = os.pipe()
+    stack.callback(os.close, report_read_fd)
+    passed_fds = [report_write_fd, *channel]
     try:
-        start_s = time.monotonic()
         process = subprocess.Popen(
-            [_interpreter_path(), "-I", "-S", "-B", str(Path(__file__).with_name("confine.py")), str(report_write_fd)],
+            [
+                *(_interpreter_path(), "-I", "-S", "-B", str(Path(__file__).with_name("confine.py"))),
+                *map(str, passed_fds),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={"LANG": "C.UTF-8"},
             cwd="/",
-            pass_fds=(report_write_fd,),
+            pass_fds=passed_fds,
             start_new_session=True,
         )
-        os.close(report_write_fd)
-        report_write_fd = -1
-        try:
-            outputs, stop_reason = _exchange(process, json.dumps(request).encode(), report_read_fd, limits=limits)
-        finally:
-            _end_process(process)
     finally:
-        os.close(report_read_fd)
-        if report_write_fd >= 0:
-            os.close(report_write_fd)
-        shutil.rmtree(box, ignore_errors=True)
-    return _outputs_to_end(outputs, stop_reason, time.monotonic() - start_s, limits=limits, wall=wall)
-
-
-def _exchange(
-    process: subprocess.Popen[bytes], request: bytes, report_fd: int, limits: Limits
-) -> tuple[dict[str, bytearray], EndReason | None]:
-    """Sends the request and reads until all pipes end: their contents, and the reason where it stopped the program."""
+        os.close(report_write_fd)
+    stack.callback(_end_process, process)
+    box = _Box(process, report_read_fd)
     assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    outputs = {"stdout": bytearray(), "stderr": bytearray(), "report": bytearray()}
     try:
-        process.stdin.write(request)  # the launcher reads all of it before anything else
+        process.stdin.write(json.dumps(whole_request).encode())  # the launcher reads all of it before anything else
         process.stdin.close()
     except BrokenPipeError:
-        return outputs, None
+        box.is_open = False
+    return box
+
+
+def _exchange(boxes: Sequence[_Box], limits: Limits) -> None:
+    """Reads until all pipes of the first box end, or one could not be started; stops what exceeds its limits."""
     with selectors.DefaultSelector() as open_pipes:
-        pipes = {"stdout": process.stdout.fileno(), "stderr": process.stderr.fileno(), "report": report_fd}
-        for name, pipe in pipes.items():
-            open_pipes.register(pipe, selectors.EVENT_READ, name)
-        stop_reason: EndReason | None = None
-        deadline, has_started = time.monotonic() + _START_S, False
-        while open_pipes.get_map():
+        for box in boxes:
+            if not box.is_open:
+                return
+            assert box.process.stdout is not None
+            assert box.process.stderr is not None
+            open_pipes.register(box.process.stdout, selectors.EVENT_READ, (box, box.outputs["stdout"]))
+            open_pipes.register(box.process.stderr, selectors.EVENT_READ, (box, box.outputs["stderr"]))
+            open_pipes.register(box.report_fd, selectors.EVENT_READ, (box, box.report))
+        deadline, have_started, is_over = time.monotonic() + _START_S, False, False
+        while any(key.data[0] is boxes[0] for key in open_pipes.get_map().values()):
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
-                if stop_reason is not None:
-                    break  # a process still holds a pipe after the stop: only without a wall
-                stop_reason, deadline = "wall-time", time.monotonic() + _KILL_GRACE_S
-                _terminate(process)
+                if is_over:
+                    return  # a process still holds a pipe after the stop: only without a wall
+                deadline, is_over = time.monotonic() + _KILL_GRACE_S, True
+                for box in boxes:
+                    box.stop("wall-time")
                 continue
             for key, _ in open_pipes.select(remaining_s):
+                box, output = key.data
                 chunk = os.read(key.fd, 1 << 16)
                 if not chunk:
-                    open_pipes.unregister(key.fd)
-                elif stop_reason is None:
-                    outputs[key.data] += chunk
-            if outputs["report"] and not has_started and stop_reason is None:
-                deadline, has_started = time.monotonic() + limits.wall_s, True  # not counting the start
-            if stop_reason is None and len(outputs["stdout"]) + len(outputs["stderr"]) > limits.output_kb * 1024:
-                stop_reason, deadline = "output", time.monotonic() + _KILL_GRACE_S
-                _terminate(process)
-    return outputs, stop_reason
+                    open_pipes.unregister(key.fileobj)
+                elif box.stop_reason is None:
+                    output += chunk
+                if sum(map(len, box.outputs.values())) > limits.output_kb * 1024 and box.stop_reason is None:
+                    box.stop("output")
+                    if box is boxes[0]:
+                        deadline, is_over = time.monotonic() + _KILL_GRACE_S, True
+            if not have_started and not is_over and all(box.report for box in boxes):
+                deadline, have_started = time.monotonic() + limits.wall_s, True  # not counting the start
+            if any(b"refused" in box.report for box in boxes):
+                return
 
 
 def _terminate(process: subprocess.Popen[bytes]) -> None:
@@ -235,7 +327,9 @@ def _terminate(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end_process(process: subprocess.Popen[bytes]) -> None:
-    """Waits for the launcher, which ends when everything that it started has ended."""
+    """Waits for the launcher, which ends when everything that it started has ended. May be called again."""
+    if process.returncode is not None:
+        return
     with selectors.DefaultSelector() as selector:
         pidfd = os.pidfd_open(process.pid)
         selector.register(pidfd, selectors.EVENT_READ)
@@ -248,33 +342,35 @@ def _end_process(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
-            pipe.close()
+            with suppress(BrokenPipeError):
+                pipe.close()
 
 
-def _outputs_to_end(
-    outputs: dict[str, bytearray], stop_reason: EndReason | None, wall_s: float, limits: Limits, wall: Isolation
-) -> ProgramEnd:
-    report: dict[str, Any] = {}
-    for line in outputs["report"].splitlines():
-        report |= json.loads(line)
-    if stop_reason == "wall-time" and "walls" not in report:
+def _refuse_unstarted(box: _Box) -> None:
+    report = box.report_values()
+    if box.stop_reason == "wall-time" and "walls" not in report:
         raise NotStarted(f"the sandbox did not start in {_START_S:g} s")
     if "refused" in report:
         raise _RefusedWall(report["refused"])
-    stderr = outputs["stderr"].decode("utf-8", errors="replace")
+
+
+def _box_to_end(box: _Box, wall_s: float, limits: Limits, wall: Isolation) -> ProgramEnd:
+    report = box.report_values()
+    _refuse_unstarted(box)
+    stderr = box.outputs["stderr"].decode("utf-8", errors="replace")
     status: int | None = report.get("status")
-    if stop_reason is None and "walls" not in report:
+    if box.stop_reason is None and "walls" not in report:
         raise _RefusedWall(f"the launcher ended without a word: {' '.join(stderr.split())[-300:]}")
     end = ProgramEnd(
         reason="signal",
         status=status,
-        stdout=outputs["stdout"][: limits.output_kb * 1024].decode("utf-8", errors="replace"),
+        stdout=box.outputs["stdout"][: limits.output_kb * 1024].decode("utf-8", errors="replace"),
         stderr=stderr[: limits.output_kb * 1024],
         wall_s=wall_s,
         cpu_s=report.get("cpu_s"),
         isolation=wall,
     )
-    return _set_reason(end, stop_reason, limits)
+    return _set_reason(end, box.stop_reason, limits)
 
 
 def _set_reason(end: ProgramEnd, stop_reason: EndReason | None, limits: Limits) -> ProgramEnd:

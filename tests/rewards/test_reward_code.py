@@ -265,11 +265,13 @@ def test_killing_the_parent_and_everybody_ends_no_more_than_the_program(wall: Is
 
 def test_an_end_without_a_word_is_an_end_of_the_program_and_no_missing_wall() -> None:
     """What the kernel kills for want of memory may be the launcher: no program is to end a run that way."""
-    outputs = {"stdout": bytearray(), "stderr": bytearray(), "report": bytearray(b'{"walls": "stand"}\n')}
-    end = sandbox._outputs_to_end(outputs, None, 1.0, Limits(), "namespaces")
+    process = subprocess.Popen(["true"])
+    box = sandbox._Box(process, -1, report=bytearray(b'{"walls": "stand"}\n'))
+    end = sandbox._box_to_end(box, 1.0, Limits(), "namespaces")
     assert (end.reason, end.status) == ("signal", None)
     with pytest.raises(sandbox._RefusedWall, match="without a word"):
-        sandbox._outputs_to_end(outputs | {"report": bytearray()}, None, 1.0, Limits(), "namespaces")
+        sandbox._box_to_end(sandbox._Box(process, -1), 1.0, Limits(), "namespaces")
+    process.wait()
 
 
 def test_a_daemon_does_not_outlive_the_program(wall: Isolation) -> None:

@@ -23,7 +23,7 @@ from support.duo_rig import COMMON, TASKS, Rig, right_answer
 from support.fake_vllm import FakeVllm, running
 
 from graphs import math_duo
-from marft_bridge.common.errors import GraphError, ServingError
+from marft_bridge.common.errors import EpisodesFailedError, GraphError, ServingError
 from marft_bridge.common.retries import is_connection_error, pause_s
 from marft_bridge.model_calls.node_chat_model import NodeChat
 from marft_bridge.rollouts import collector as rollouts
@@ -139,10 +139,37 @@ def test_an_episode_over_its_time_is_truncated_and_not_run_again(tmp_path: Path)
     ],
     ids=["nan", "text", "raises"],
 )
-def test_a_broken_reward_stops_the_run_by_name(tmp_path: Path, reward: Any, message: str) -> None:
-    with pytest.raises(GraphError, match="test:reward") as caught:
-        Rig(tmp_path, reward=reward).run(plan_episodes(TASKS, 4, 1, seed=0, **COMMON))
-    assert message in str(caught.value)
+def test_a_broken_reward_fails_its_episode_by_name(tmp_path: Path, reward: Any, message: str) -> None:
+    tally = Rig(tmp_path, reward=reward).run(plan_episodes(TASKS, 4, 1, seed=0, **COMMON))
+    assert tally.outcomes == Counter(failed=4)
+    assert tally.retried == 0
+    (reason,) = tally.failures
+    assert "test:reward" in reason
+    assert message in reason
+    with pytest.raises(EpisodesFailedError, match="4 of 4 episodes failed, 4 of them with: the reward 'test:reward'"):
+        tally.refuse_if_all_failed()
+
+
+@pytest.mark.parametrize("error", [KeyError, SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_whatever_a_reward_raises_ends_its_episode_alone(
+    tmp_path: Path, error: type[BaseException], is_async: bool
+) -> None:
+    def reward(task: Any, _result: Any) -> float:
+        if task["id"] == TASKS[1]["id"]:
+            raise error("over")
+        return 0.5
+
+    async def async_reward(task: Any, result: Any) -> float:
+        await asyncio.sleep(0)
+        return reward(task, result)
+
+    rig = Rig(tmp_path, reward=async_reward if is_async else reward)
+    tally = rig.run(plan_episodes(TASKS[:3], 3, 1, seed=0, **COMMON))
+    assert tally.outcomes == Counter(terminated=2, failed=1)
+    assert list(tally.failures) == [f"the reward 'test:reward' failed: {error.__name__}: {error('over')}"]
+    with rig.store() as store:
+        assert sorted((t.team_reward("reward") or 0.0) for t in store.trajectories()) == [0.0, 0.5, 0.5]
 
 
 def test_a_reward_may_be_async_and_a_bare_number(tmp_path: Path) -> None:
