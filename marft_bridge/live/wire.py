@@ -168,8 +168,9 @@ class Answer:
         self._recorded_bytes += len(data)
         if self._recorded_bytes > MAX_RECORDED_BYTES:
             self._give_up(f"a stream of more than {MAX_RECORDED_BYTES >> 20} MiB is not recorded")
+        is_usage_only = not body.get("choices") and bool(body.get("usage"))
         client_data = self._record_and_strip(body, data)
-        if client_data is not data and not body.get("choices") and body.get("usage") and not self.options.usage:
+        if is_usage_only and client_data is not data and not self.options.usage:
             return b""  # the extra chunk that only we asked for
         return b"data: " + client_data + b"\n\n"
 
