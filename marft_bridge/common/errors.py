@@ -20,7 +20,6 @@ from marft_bridge.common.printable import text_to_line
 from trace_store.errors import StoreError
 from trainers.errors import TrainError
 
-
 MAX_MESSAGE_CHARACTERS = 2_000
 
 

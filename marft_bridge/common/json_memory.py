@@ -1,7 +1,7 @@
 """JSON that a stranger sent, still in bytes -> the memory that reading it would take, counted before it is read.
 
-Two bytes of JSON (`1,`) can become an object of a hundred. Invariants: one pass over the bytes, which ends where the bound
-is passed, and nothing is kept beside them; the estimate is an upper bound.
+Two bytes of JSON (`1,`) can become an object of a hundred. Invariants: one pass over the bytes, which ends where the
+bound is passed, and nothing is kept beside them; the estimate is an upper bound.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A value as JSON or TOML gives it -> why it cannot be worked with, or nothing.
 
-Readers take what their formats allow: a thousand lists in each other, on which every later walk would fail; texts with a
-NUL, which no path can have; integers of a thousand digits. Invariant: walking needs no recursion itself.
+Readers take what their formats allow: a thousand lists in each other, on which every later walk would fail; texts with
+a NUL, which no path can have; integers of a thousand digits. Invariant: walking needs no recursion itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def nesting_fault(value: Any) -> str | None:
 
 
 def value_fault(value: Any) -> str | None:
-    """What is wrong with a value, its keys and all that is in it, for who reads a configuration; None where nothing is."""
+    """What no option can be, in a value, its keys and all that is in it; None where nothing is."""
     if (fault := nesting_fault(value)) is not None:
         return fault
     level = [value]

@@ -264,6 +264,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refused(503, str(error)) from None
         finally:
             self.server.body_slots.release()
+
     def _is_gzip(self) -> bool:
         return self._content_encoding() == "gzip"
 

@@ -1,8 +1,8 @@
 """One SELECT of a user's -> rows, from a store which is all that it can read.
 
 Invariants: the statement cannot write, open another file, reach the network, load code or change a setting; it is
-stopped after a bounded time, and spills nothing to disk; rows are fetched one by one, and no more than is printed within
-bounds. What the tables mean is in `trace_store.schema`.
+stopped after a bounded time, and spills nothing to disk; rows are fetched one by one, and no more of them than may be
+printed. What the tables mean is in `trace_store.schema`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ _TIME_ZONE_SUFFIX = "WITH TIME ZONE"
 MAX_PRINTED_BYTES = 64 << 20  # bytes of an answer in a file or a pipe
 MAX_TERMINAL_BYTES = 1 << 20  # bytes of an answer on a terminal, which takes seconds to lay out
 
+
 @dataclass(frozen=True, slots=True)
 class QueryResult:
     """The result of a statement; `cut` says what is not all of it, None where it is all."""
@@ -73,7 +74,9 @@ def run_statement(path: Path, statement: str, bounds: Bounds) -> QueryResult:
             _lock(con)
             return _execute(con, statement, bounds)
         except duckdb.InterruptException:
-            raise ConfigError(f"traces sql: stopped after {bounds.seconds:g} s; ask for less, or set --seconds") from None
+            raise ConfigError(
+                f"traces sql: stopped after {bounds.seconds:g} s; ask for less, or set --seconds"
+            ) from None
         except duckdb.Error as error:
             raise ConfigError(f"traces sql: {text_to_line(_message(error))}") from None
 

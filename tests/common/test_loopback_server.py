@@ -93,9 +93,9 @@ def test_connections_fit_into_the_descriptors_of_the_process() -> None:
     with serving(replace(SMALL, connections=1_000_000)) as roomy, open_idle_sockets(roomy.port, 20):
         resource.setrlimit(resource.RLIMIT_NOFILE, (400, before[1]))
         try:
-            with serving(replace(SMALL, connections=1_000_000, head_s=20)) as server:
-                with open_idle_sockets(server.port, 150):
-                    assert get(server) == 200
+            few = replace(SMALL, connections=1_000_000, head_s=20)
+            with serving(few) as server, open_idle_sockets(server.port, 150):
+                assert get(server) == 200
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
 

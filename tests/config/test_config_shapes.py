@@ -57,7 +57,7 @@ def test_what_no_option_can_be_is_refused_in_one_line(tmp_path: Path, text: str,
     assert reason in refusal(tmp_path, text)
 
 
-@pytest.mark.parametrize("name", ["../../../x", "/tmp/x", "a/b", "", ".", "..", "x" * 201])
+@pytest.mark.parametrize("name", ["../../../x", "/var/x", "a/b", "", ".", "..", "x" * 201])
 def test_a_name_leads_nowhere_but_into_runs(tmp_path: Path, name: str) -> None:
     assert "is no name of a folder in runs/" in refusal(tmp_path, f"name = {json.dumps(name)}\n{MINIMAL}")
 
@@ -146,7 +146,8 @@ def test_any_value_at_any_key_is_read_or_refused_in_one_line(tmp_path: Path, dat
     (tmp_path / "bridge.toml").write_text("".join(f"{_quote(key)} = {to_toml(item)}\n" for key, item in raw.items()))
     try:
         config = toml_to_config(tmp_path / "bridge.toml")
-    except USER_ERRORS as error:
-        assert is_one_line(str(error))
-    else:
         config.model_dump(mode="json")  # as the run folder keeps it
+        message = "read"
+    except USER_ERRORS as error:
+        message = str(error)
+    assert is_one_line(message)

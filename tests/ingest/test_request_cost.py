@@ -46,7 +46,7 @@ def test_no_bomb_takes_twice_what_a_request_may() -> None:
 
 @pytest.mark.parametrize("name", sorted(BOMBS))
 def test_a_bomb_is_refused_by_counting(name: str) -> None:
-    """Nothing of it is built: the errors of building are others. A text alone is no bomb where a body may be so long."""
+    """Nothing of it is built: the errors of building are others."""
     if name == "empty members":
         return
     decode = json_to_spans if name.startswith("json") else protobuf_to_spans
@@ -75,8 +75,10 @@ def test_bytes_of_any_kind_are_an_ingest_error_or_spans(body: bytes) -> None:
     for decode in (protobuf_to_spans, json_to_spans):
         try:
             decode(body, TINY)
+            message = "spans"
         except IngestError as error:
-            assert "\n" not in str(error)
+            message = str(error)
+        assert message.isprintable()
 
 
 @given(st.data())
@@ -95,7 +97,18 @@ JSON_VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-SPAN_KEYS = ("traceId", "spanId", "name", "kind", "startTimeUnixNano", "attributes", "events", "links", "status", "flags")
+SPAN_KEYS = (
+    "traceId",
+    "spanId",
+    "name",
+    "kind",
+    "startTimeUnixNano",
+    "attributes",
+    "events",
+    "links",
+    "status",
+    "flags",
+)
 
 
 @given(st.data())
@@ -108,8 +121,10 @@ def test_json_with_wrong_types_at_every_key_is_an_ingest_error_or_spans(data: st
     resources = inner if level == 1 else [{"scopeSpans": scopes, "resource": data.draw(JSON_VALUES)}]
     try:
         json_to_spans(json.dumps({"resourceSpans": resources}).encode(), TINY)
+        message = "spans"
     except IngestError as error:
-        assert "\n" not in str(error)
+        message = str(error)
+    assert message.isprintable()
 
 
 def test_gzip_of_empty_members_is_decompressed_in_linear_time() -> None:

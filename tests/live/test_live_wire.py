@@ -198,7 +198,7 @@ MALFORMED: dict[str, Any] = {
     "tokens of a number": {"choices": [{"index": 0, "token_ids": 7, "delta": {}}]},
     "log-probs of text": {"choices": [{"index": 0, "logprobs": {"content": [{"logprob": "x"}]}, "delta": {}}]},
     "log-probs of a list": {"choices": [{"index": 0, "logprobs": [1], "delta": {}}]},
-    "usage of a list": {"choices": [], "usage": [1]},
+    "usage of a list": {"choices": [{"index": 0}], "usage": [1]},
     "a prompt of a number": {"choices": [], "prompt_token_ids": 7},
 }
 
@@ -288,11 +288,13 @@ def test_an_engine_without_end_takes_bounded_memory(name: str, stream: bool, mon
     tracemalloc.start()
     try:
         asyncio.run(relay.relay_answer(response, answer))
+        status = 200
     except EngineFailed as failure:
-        assert failure.status == 502
+        status = failure.status
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < 8 << 20
+    assert status in (200, 502)
     if name in ("words", "tokens", "tool calls"):
         assert answer.tokens.sampled_ids is None

@@ -55,7 +55,9 @@ def locked_hashes() -> dict[tuple[str, Version], list[str]]:
     """requirements/cpu.lock -> canonical name and version -> the hashes of its files."""
     text = (ROOT / "requirements" / "cpu.lock").read_text()
     lines = [line for line in text.replace("\\\n", " ").splitlines() if not line.startswith("#")]
-    entries = [(line.split()[0].split("=="), re.findall(r"--hash=sha256:([0-9a-f]{64})(?: |$)", line)) for line in lines]
+    entries = [
+        (line.split()[0].split("=="), re.findall(r"--hash=sha256:([0-9a-f]{64})(?: |$)", line)) for line in lines
+    ]
     return {(canonicalize_name(name), Version(version)): hashes for (name, version), hashes in entries}
 
 

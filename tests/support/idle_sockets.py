@@ -16,8 +16,7 @@ def open_idle_sockets(port: int, count: int) -> Iterator[list[socket.socket]]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(3 * count, hard), hard))
     connections: list[socket.socket] = []
     try:
-        for _ in range(count):
-            connections.append(socket.create_connection(("127.0.0.1", port), timeout=60))
+        connections.extend(socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(count))
         yield connections
     finally:
         for connection in connections:

@@ -26,7 +26,8 @@ from marft_bridge.ingest.trace_spool import TraceSpool
 TOKEN = "a-token-for-the-tests-0123"
 IDS = b"\x0a\x10" + b"\x11" * 16 + b"\x12\x08" + b"\x22" * 8 + b"\x39" + (5).to_bytes(8, "little") + b"\x41"
 IDS += (6).to_bytes(8, "little")  # trace, span, start and end: all that a span needs
-JSON_IDS = '"traceId":"%s","spanId":"%s","startTimeUnixNano":"5","endTimeUnixNano":"6"' % ("1" * 32, "2" * 16)
+TRACE_ID, SPAN_ID = "1" * 32, "2" * 16
+JSON_IDS = f'"traceId":"{TRACE_ID}","spanId":"{SPAN_ID}","startTimeUnixNano":"5","endTimeUnixNano":"6"'
 
 
 def varint(number: int) -> bytes:
@@ -59,7 +60,7 @@ def json_span(attributes: str) -> bytes:
 
 
 def json_text(text: str) -> bytes:
-    return json_span('{"key":"k","value":{"stringValue":"%s"}}' % text)
+    return json_span('{"key":"k","value":{"stringValue":"' + text + '"}}')
 
 
 def keys(size: int) -> bytes:
@@ -110,7 +111,7 @@ BOMBS: dict[str, Callable[[int], bytes]] = {
     "json texts": lambda size: b"[" + b'"x",' * (size // 4) + b"1]",
     "json resources": lambda size: b'{"resourceSpans":[' + b"{}," * (size // 3) + b"{}]}",
     "json attributes": lambda size: json_span("{}," * (size // 3) + "{}"),
-    "json keys": lambda size: json_span(",".join('{"key":"%d"}' % number for number in range(size // 16))),
+    "json keys": lambda size: json_span(",".join(f'{{"key":"{number}"}}' for number in range(size // 16))),
     "json text": lambda size: json_text("x" * size),
     "json wide text": lambda size: json_text("x" * size + "\U0001f600"),
     "json escaped text": lambda size: json_text("x" * size + "\\ud83d\\ude00"),
@@ -187,7 +188,8 @@ def main() -> None:
     receiver.BOUNDS = RequestBounds(receiver.BOUNDS.spans // scale, receiver.BOUNDS.memory_bytes // scale)
     size = receiver.MAX_INFLATED_BYTES - (64 << 10)
     names = sys.argv[2:] or list(BOMBS)
-    print(json.dumps({name: [measure_apart(name, size, whole=whole) for whole in (True, False)] for name in names}))
+    peaks = {name: [measure_apart(name, size, whole=whole) for whole in (True, False)] for name in names}
+    sys.stdout.write(json.dumps(peaks))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Owns: tasks of any shape are read, or refused in the project's own one line, and what is taken can be stored as it is.
+"""Owns: tasks of any shape are read, or refused in our own one line, and what is taken can be stored as it is.
 
 Any JSON value at the keys that the layouts read, through each of them; lines that are hardly JSON; Python values.
 """
@@ -18,14 +18,28 @@ from marft_bridge.tasks.options import AnySource, Gsm8kTasks, HumanEvalTasks, Js
 from marft_bridge.tasks.reading import read_tasks
 from trace_store.journal import json_text, storable_text
 
-KEYS = ("id", "task_id", "unique_id", "question", "answer", "problem", "solution", "level", "prompt", "test", "entry_point")
+KEYS = (
+    "id",
+    "task_id",
+    "unique_id",
+    "question",
+    "answer",
+    "problem",
+    "solution",
+    "level",
+    "prompt",
+    "test",
+    "entry_point",
+)
 JSON_VALUES = st.recursive(
     st.none()
     | st.booleans()
     | st.integers()
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=8)
-    | st.sampled_from(["\ud800", "\udfff", "#### 7", "\\\\boxed{1}", "Level 2", "def f(): ...", "def check(f): ...", "f"]),
+    | st.sampled_from(
+        ["\ud800", "\udfff", "#### 7", "\\\\boxed{1}", "Level 2", "def f(): ...", "def check(f): ...", "f"]
+    ),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
@@ -44,11 +58,12 @@ def refusal(tasks: str | AnySource) -> str:
 
 
 def check(tasks: str | AnySource) -> None:
+    taken, message = [], "read"
     try:
         taken = read_tasks(tasks, ())
     except GraphError as error:
-        assert is_one_line(str(error))
-        return
+        message = str(error)
+    assert is_one_line(message)
     stored_ids = [storable_text(task["id"]) for task in taken]
     assert len(set(stored_ids)) == len(taken)
     assert stored_ids == [task["id"] for task in taken]
