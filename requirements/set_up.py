@@ -1,15 +1,18 @@
 """The pins in cpu.txt -> a virtual environment that runs everything without a GPU: `make setup`.
 
-Invariant: the stamp in the environment holds the digest of the files that it was made from only when every step
-has ended well. So a second run has nothing to do, and a run that was cut off is done again from the start.
+Invariants: the stamp in the environment holds the digest of the files that it was made from only when every step has
+ended well, so that a second run has nothing to do, and a run that was cut off is done again from the start; but for
+torch, only files whose hashes cpu.lock has are installed, and no package's own code runs while it is.
 
-It asks pip as the machine has configured it and knows no index. It uses the standard library only, since it runs
-before anything is installed, and syntax that an old Python can read, so that such a Python gets a clear answer.
+It asks pip as the machine has configured it; another index is asked for torch alone, and only where MARFT_TORCH_INDEX
+names it. It uses the standard library only, since it runs before anything is installed, and syntax that an old Python
+can read, so that such a Python gets a clear answer.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 import venv
@@ -17,10 +20,12 @@ from pathlib import Path
 
 OLDEST_PYTHON = (3, 11)
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+TORCH_INDEX_VARIABLE = "MARFT_TORCH_INDEX"
 UNFINISHED = "unfinished"
 
 ROOT = Path(__file__).resolve().parent.parent
 PINS = ROOT / "requirements" / "cpu.txt"
+LOCK = ROOT / "requirements" / "cpu.lock"
 PROJECT = ROOT / "pyproject.toml"
 ENVIRONMENT = ROOT / ".venv"
 STAMP = ENVIRONMENT / "marft-setup.stamp"
@@ -31,9 +36,9 @@ class SetupError(Exception):
 
 
 def digest_of_inputs() -> str:
-    """The pins and the project file -> one SHA-256, in hexadecimal."""
+    """The pins, their hashes and the project file -> one SHA-256, in hexadecimal."""
     digest = hashlib.sha256()
-    for path in (PINS, PROJECT):
+    for path in (PINS, LOCK, PROJECT):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -68,13 +73,15 @@ def pip_install(*arguments: str) -> None:
 def install_torch() -> None:
     """Torch first: where its CPU build is missing, say what to add instead of showing a resolver's error."""
     pin = torch_pin()
-    command = [str(python_of_environment()), "-m", "pip", "install", "--no-deps", pin]
+    index = os.environ.get(TORCH_INDEX_VARIABLE)
+    index_arguments = [] if index is None else ["--index-url", index]
+    command = [str(python_of_environment()), "-m", "pip", "install", "--no-deps", *index_arguments, pin]
     run = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True)
     if "No matching distribution found for torch" in run.stderr:
         python = ".".join(str(part) for part in sys.version_info[:2])
         raise SetupError(
-            f"pip does not find {pin}, the CPU build of PyTorch, for Python {python}. Add PyTorch's index to pip's: "
-            f"PIP_EXTRA_INDEX_URL={TORCH_CPU_INDEX} make setup (as a flag: --extra-index-url {TORCH_CPU_INDEX})"
+            f"pip does not find {pin}, the CPU build of PyTorch, for Python {python}. Take it from PyTorch's own "
+            f"index, and nothing else: {TORCH_INDEX_VARIABLE}={TORCH_CPU_INDEX} make setup"
         )
     sys.stderr.write(run.stderr)
     if run.returncode != 0:
@@ -102,7 +109,7 @@ def set_up() -> None:
     print(f"Setting up {ENVIRONMENT.name}: about 4 GB on disk and a few minutes, once.", flush=True)
     create_environment()
     install_torch()
-    pip_install("-r", str(PINS))
+    pip_install("--require-hashes", "--only-binary", ":all:", "-r", str(LOCK))
     pip_install("--no-build-isolation", "-e", str(ROOT))  # setuptools is among the pins
     STAMP.write_text(wanted + "\n")
 

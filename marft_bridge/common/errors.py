@@ -17,14 +17,20 @@ re-exported here, and `USER_ERRORS` is what the CLI catches.
 
 from __future__ import annotations
 
+from marft_bridge.common.printable import text_to_line
 from trace_store.errors import StoreError
 from trainers.errors import TrainError
 
+MAX_MESSAGE_CHARACTERS = 2_000
+
 
 class BridgeError(Exception):
-    """Something that the user can put right. The message is one line."""
+    """Something that the user can put right. The message is one printable line, whatever was quoted in it."""
 
     exit_code = 2  # of the command line
+
+    def __init__(self, message: str) -> None:
+        super().__init__(text_to_line(message, MAX_MESSAGE_CHARACTERS))
 
 
 class ConfigError(BridgeError):

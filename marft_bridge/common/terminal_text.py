@@ -19,23 +19,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from marft_bridge.common.printable import text_to_line as text_to_line
+
 _UNCUT_COLUMNS = ("id", "started")  # columns that are useless when they are wrapped
 _LIST_ENDS = 3  # items shown at each end of a long list
-
-
-def text_to_line(text: str, width: int | None = None) -> str:
-    """One printable line, cut to `width` characters with an ellipsis; None cuts nothing."""
-    cut_text = text if width is None or len(text) <= width else text[: width - 1] + "…"
-    return "".join(letter if letter.isprintable() else _escape(letter) for letter in cut_text)
 
 
 def text_to_lines(text: str) -> list[str]:
     """Printable lines; a newline starts a new one, everything else that is not printable is escaped."""
     return [text_to_line(line) for line in text.split("\n")]
-
-
-def _escape(letter: str) -> str:
-    return letter.encode("unicode_escape").decode("ascii")
 
 
 def value_to_cell(value: Any, width: int | None = None) -> str:

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from marft_bridge.common.errors import ConfigError
+from marft_bridge.common.plain_values import value_fault
 from marft_bridge.common.retries import Limits
 from marft_bridge.config.compare import CompareOptions
 from marft_bridge.config.graph_runs import RunConfig, RunContext
@@ -27,6 +28,8 @@ from marft_bridge.rewards.agent_credit import CREDIT_REWARDS
 from marft_bridge.rewards.registry import AnyReward, refuse_unknown_rewards, rewards_to_layers
 from marft_bridge.tasks.options import SOURCES, AnyTasks
 from trainers.config import TrainerOptions
+
+MAX_NAME_BYTES = 200  # of a name that is part of a path
 
 
 class _Options(BaseModel):
@@ -176,6 +179,13 @@ class BridgeConfig(_Options):
     compare: CompareOptions = CompareOptions()
     promote: PromoteOptions = PromoteOptions()
 
+    @field_validator("name")
+    @classmethod
+    def _name_is_of_one_folder(cls, name: str) -> str:
+        if name in ("", ".", "..") or "/" in name or len(name.encode("utf-8", "replace")) > MAX_NAME_BYTES:
+            raise ValueError(f"{name!r:.80} is no name of a folder in runs/; `run` names a folder anywhere")
+        return name
+
     @model_validator(mode="after")
     def _options_fit_together(self) -> BridgeConfig:
         trainer = self.train.trainer
@@ -274,8 +284,12 @@ def toml_to_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Br
         raise ConfigError(f"no configuration at {path}; name one with --config") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise ConfigError(f"{path} is not valid TOML: lists or tables too deep in each other") from None
+    except ValueError as error:  # also of an integer of thousands of digits
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    if (fault := value_fault(raw)) is not None:
+        raise ConfigError(f"{path} holds {fault}; no option takes that")
     for key, value in (overrides or {}).items():
         if value is not None:
             set_dotted(raw, key, value)

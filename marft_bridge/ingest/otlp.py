@@ -1,12 +1,15 @@
 """OTLP trace requests, protobuf or JSON -> spans as they were sent.
 
 Invariants: a span either comes out whole, with every attribute, or is rejected with a reason; ids are lower-case hex
-of the right length and never all zero; times fit the store. Attributes are not interpreted here.
+of the right length and never all zero; times fit the store; a request with bounds is counted before any of it is
+built. Attributes are not interpreted here.
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
+import io
 import json
 import math
 import zlib
@@ -21,10 +24,10 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationSc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, SpanFlags, Status
 
 from marft_bridge.ingest.errors import IngestError, TooLarge
+from marft_bridge.ingest.request_cost import NOT_PROTOBUF, RequestBounds, check_json_cost, check_protobuf_cost
 
 _RESOURCE_SPANS = ("resourceSpans", "resource_spans")
 _TIME_LIMIT_NS = 2**63  # the store keeps times as signed 64-bit integers
-_CHUNK_BYTES = 1 << 20
 _PARENT_IS_REMOTE = SpanFlags.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
 
 
@@ -59,52 +62,58 @@ class DecodedRequest:
     rejected: tuple[str, ...] = ()
 
 
-def protobuf_to_spans(body: bytes, max_spans: int | None = None) -> DecodedRequest:
-    """One `ExportTraceServiceRequest` of at most `most` spans. Raises IngestError when it is none."""
+def protobuf_to_spans(body: bytes, bounds: RequestBounds | None = None) -> DecodedRequest:
+    """One `ExportTraceServiceRequest`. Raises IngestError when it is none, TooLarge beyond the bounds."""
+    if bounds is not None:
+        check_protobuf_cost(body, bounds)
     request = ExportTraceServiceRequest()
     try:
         request.ParseFromString(body)
     except DecodeError:
-        raise IngestError("not a protobuf ExportTraceServiceRequest") from None
+        raise IngestError(NOT_PROTOBUF) from None
     if body and not request.resource_spans:
         raise IngestError("a protobuf message without resource_spans: no OTLP traces")
-    return _request_to_spans(request, max_spans)
+    del body  # the request has copies of its texts
+    return _request_to_spans(request)
 
 
-def json_to_spans(text: bytes, max_spans: int | None = None) -> DecodedRequest:
-    """One OTLP/JSON object with `resourceSpans`, of at most `most` spans. Raises IngestError when it is none."""
+def json_to_spans(text: bytes, bounds: RequestBounds | None = None) -> DecodedRequest:
+    """One OTLP/JSON object with `resourceSpans`. Raises IngestError when it is none, TooLarge beyond the bounds."""
+    if bounds is not None:
+        check_json_cost(text, bounds)
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):
         raise IngestError("not JSON") from None
+    del text  # as above
     if not isinstance(body, dict) or not any(key in body for key in _RESOURCE_SPANS):
         raise IngestError("a JSON value without resourceSpans: no OTLP traces")
     try:
+        if bounds is not None and sum(1 for _ in _json_spans(body)) > bounds.spans:
+            raise TooLarge(f"more than {bounds.spans} spans in one request")
         _hex_ids_to_base64(body)
         request = json_format.ParseDict(body, ExportTraceServiceRequest(), ignore_unknown_fields=True)
-    except (json_format.ParseError, TypeError, ValueError, RecursionError) as error:
+    except (json_format.ParseError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise IngestError(f"not OTLP/JSON: {_one_line(error)}") from None
-    return _request_to_spans(request, max_spans)
+    del body
+    return _request_to_spans(request)
 
 
 def inflate(compressed: bytes, limit: int) -> bytes:
-    """Gzip -> at most `limit` bytes, never more in memory. Raises TooLarge beyond it, IngestError for damaged data."""
-    inflated, remaining = bytearray(), compressed
+    """Gzip, of one or more members -> at most `limit` bytes, never more in memory; in time linear in both.
+
+    Raises TooLarge beyond the limit, IngestError for damaged data.
+    """
     try:
-        while remaining:  # gzip files may be concatenated
-            inflater = zlib.decompressobj(wbits=31)
-            while not inflater.eof:
-                part = inflater.decompress(remaining, min(_CHUNK_BYTES, limit + 1 - len(inflated)))
-                remaining = inflater.unconsumed_tail
-                inflated += part
-                if len(inflated) > limit:
-                    raise TooLarge(f"more than {limit} bytes when decompressed")
-                if not part and not remaining and not inflater.eof:
-                    raise IngestError("gzip data that ends too early")
-            remaining = inflater.unused_data
-    except zlib.error:
+        with gzip.GzipFile(fileobj=io.BytesIO(compressed)) as file:
+            inflated = file.read(limit + 1)
+    except EOFError:
+        raise IngestError("gzip data that ends too early") from None
+    except (OSError, zlib.error):
         raise IngestError("damaged gzip data") from None
-    return bytes(inflated)
+    if len(inflated) > limit:
+        raise TooLarge(f"more than {limit} bytes when decompressed")
+    return inflated
 
 
 def _hex_ids_to_base64(body: dict[str, Any]) -> None:
@@ -130,10 +139,7 @@ def _objects(parent: dict[str, Any], *keys: str) -> Iterator[dict[str, Any]]:
         yield from (item for item in parent.get(key) or () if isinstance(item, dict))
 
 
-def _request_to_spans(request: Any, max_spans: int | None) -> DecodedRequest:
-    count = sum(len(scope.spans) for resource in request.resource_spans for scope in resource.scope_spans)
-    if max_spans is not None and count > max_spans:
-        raise TooLarge(f"{count} spans in one request; at most {max_spans} are taken")
+def _request_to_spans(request: Any) -> DecodedRequest:
     spans: list[WireSpan] = []
     rejected: list[str] = []
     for resource_spans in request.resource_spans:

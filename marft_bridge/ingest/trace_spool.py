@@ -77,17 +77,17 @@ class TraceSpool:
 
         Raises SpoolFull when too much waits already, and StoreError when the disk refuses; then nothing was added.
         """
-        sized = [(span, row, len(line_of(row))) for span in spans for row in [span_to_row(span)]]
+        sent_lines = [(span, line_of(span_to_row(span))) for span in spans]
         with self._lock:
-            if self._waiting_bytes + sum(size for _, _, size in sized) > MAX_WAITING_BYTES:
+            if self._waiting_bytes + sum(len(line) for _, line in sent_lines) > MAX_WAITING_BYTES:
                 raise SpoolFull
-            accepted = [entry for entry in sized if entry[0].trace_id not in self._taken_ids]
-            self.late_spans += len(sized) - len(accepted)
-            self._journal.append_all([row for _, row, _ in accepted])
-            self._spooled_bytes += sum(size for _, _, size in accepted)
+            accepted = [entry for entry in sent_lines if entry[0].trace_id not in self._taken_ids]
+            self.late_spans += len(sent_lines) - len(accepted)
+            self._journal.append_lines(b"".join(line for _, line in accepted))
+            self._spooled_bytes += sum(len(line) for _, line in accepted)
             self._journal.sync()
-            for span, _, size in accepted:
-                self._add(span, size, now)
+            for span, line in accepted:
+                self._add(span, len(line), now)
 
     def take_complete(self, quiet_since: float) -> dict[str, list[WireSpan]]:
         """The traces that look complete (one root, no parent missing, no span after `quiet_since`), by trace id.

@@ -15,7 +15,7 @@ from marft_bridge.live.calls import Call, LiveRecorder, LiveRequest
 from marft_bridge.live.counts import LiveCounts
 from marft_bridge.live.split import MIRRORED
 from marft_bridge.live.teams import Team
-from marft_bridge.live.upstream import EngineFailed, Upstream
+from marft_bridge.live.upstream import EngineFailed, Upstream, read_answer
 from marft_bridge.live.wire import Answer, body_to_engine, body_to_unstreamed
 
 log = logging.getLogger("marft_bridge")
@@ -80,7 +80,7 @@ class Mirror:
         failure: str | None = "Cancelled: the proxy stopped"
         try:
             async with asyncio.timeout(TIMEOUT_S), self._upstream.post(shadow_request.path, body) as response:
-                answer.body_to_client(await response.aread())
+                answer.body_to_client(await read_answer(response))
                 failure = _failure(response.status_code, answer)
         except (EngineFailed, TimeoutError) as error:
             failure = f"{type(error).__name__}: {error}"

@@ -27,16 +27,18 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from marft_bridge.common.json_memory import is_json_within
 from marft_bridge.live.calls import Call, LiveRecorder, LiveRequest
 from marft_bridge.live.counts import LiveCounts, VariantCounts
 from marft_bridge.live.identity import RequestIdentity, request_to_identity
 from marft_bridge.live.mirror import Mirror
 from marft_bridge.live.split import BASE, CANDIDATE, Split, key_to_variant
 from marft_bridge.live.teams import Team
-from marft_bridge.live.upstream import EngineFailed, Upstream
+from marft_bridge.live.upstream import EngineFailed, Upstream, read_answer
 from marft_bridge.live.wire import CHAT, COMPLETION, Answer, EventSplitter, body_to_engine
 
 MAX_BODY_BYTES = 16 << 20  # bytes
+MAX_PARSED_BYTES = 256 << 20  # memory that a body may take to be parsed
 BODY_TIMEOUT_S = 30.0  # for a body to arrive
 VARIANT_HEADER, EPISODE_HEADER = "x-marft-variant", "x-marft-episode"
 _RELAYED_HEADERS = ("content-type", "retry-after")
@@ -221,7 +223,7 @@ class _Relay:
         headers = [(name, response.headers[name]) for name in _RELAYED_HEADERS if name in response.headers]
         if response.status_code == 200 and answer.options.stream:
             return await self._stream(response, answer, headers)
-        content = b"".join([piece async for piece in response.aiter_raw()])
+        content = await read_answer(response)
         error = None
         if response.status_code == 200:
             content = answer.body_to_client(content)
@@ -266,7 +268,7 @@ class _Relay:
         all_headers = [*headers, (VARIANT_HEADER, self._variant)]
         if self.episode is not None:
             all_headers.append((EPISODE_HEADER, self.episode))
-        encoded_headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in all_headers]
+        encoded_headers = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in all_headers]
         await self._send({"type": "http.response.start", "status": status, "headers": encoded_headers})
 
     async def _send_piece(self, content: bytes, *, last: bool = False) -> None:
@@ -306,6 +308,8 @@ async def _read_body(request: Request) -> dict[str, Any]:
                     raise too_large
     except TimeoutError:
         raise _Refused(408, "timeout", f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
+    if not is_json_within(content, MAX_PARSED_BYTES):
+        raise _Refused(413, "too_large", f"a body that would take more than {MAX_PARSED_BYTES >> 20} MiB of memory")
     try:
         body = json.loads(content)
     except (ValueError, RecursionError):

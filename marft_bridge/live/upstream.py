@@ -19,6 +19,7 @@ SILENCE_TIMEOUT_S = 600.0  # without a byte from the engine, then the request ha
 CONNECT_TIMEOUT_S = 10.0
 IDLE_TIMEOUT_S = 2.0  # vLLM closes after 5 s; a request that is sent while it does would fail
 MAX_FREE_CONNECTIONS = 256  # idle connections, kept for the next requests
+MAX_ANSWER_BYTES = 64 << 20  # bytes of an answer in one piece
 
 
 class EngineFailed(Exception):  # noqa: N818 - an answer to the client, not a fault of ours
@@ -27,6 +28,17 @@ class EngineFailed(Exception):  # noqa: N818 - an answer to the client, not a fa
     def __init__(self, status: int, code: str, reason: str) -> None:
         super().__init__(reason)
         self.status, self.code = status, code
+
+
+async def read_answer(response: httpx.Response) -> bytes:
+    """The whole body as it was sent, never decompressed. Raises EngineFailed beyond MAX_ANSWER_BYTES."""
+    content = bytearray()
+    async for piece in response.aiter_raw():
+        content += piece
+        if len(content) > MAX_ANSWER_BYTES:
+            reason = f"the model server sent an answer of more than {MAX_ANSWER_BYTES >> 20} MiB"
+            raise EngineFailed(502, "engine_answer", reason)
+    return bytes(content)
 
 
 class Upstream:

@@ -2,7 +2,7 @@
 
 The engine is asked for token ids, log-probs and counts besides what the client wants; the client gets back only what it
 asked for. Invariants: the client's sampling settings are not changed; an answer that cannot be parsed is passed on as
-it came, and has no tokens.
+it came, and has no tokens; an answer takes bounded memory, whatever an engine sends and however long.
 """
 
 from __future__ import annotations
@@ -12,10 +12,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from marft_bridge.common.errors import ServingError
+from marft_bridge.common.json_memory import is_json_within
+from marft_bridge.live.upstream import EngineFailed
 from marft_bridge.model_calls.token_capture import ExactTokens, add_wire_answer
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+MAX_EVENT_BYTES = 16 << 20  # bytes of one event of a stream
+MAX_PARSED_BYTES = 256 << 20  # memory that one event, or one whole answer, may take to be parsed
+MAX_RECORDED_BYTES = 32 << 20  # bytes of a stream from which its record is made; more is passed on only
+MAX_PARTS = 1024  # answers to one request, and tool calls of one answer
 _DONE = b"[DONE]"
+_ERROR_CHARACTERS = 1000  # of an engine's error that are recorded
 # Settings under which the engine's log-probs are not the policy's own, with the value at which each does nothing.
 _NEUTRAL_SAMPLERS: dict[str, Any] = {
     "presence_penalty": 0,
@@ -80,14 +88,57 @@ def body_to_untrainable_reason(path: str, body: Mapping[str, Any]) -> str | None
 
 
 @dataclass(slots=True)
+class _ToolCall:
+    """A tool call, of which a stream sends piece after piece."""
+
+    call_id: str | None = None
+    name: list[str] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Message:
+    """One choice of an answer, likewise; pieces are joined once, since adding to a text copies it."""
+
+    content: list[str] = field(default_factory=list)
+    tool_calls: list[_ToolCall] = field(default_factory=list)
+
+    def add(self, delta: Mapping[str, Any]) -> None:
+        """Adds a piece. Raises TypeError or ValueError for one that is none."""
+        self.content.append(_text(delta.get("content")))
+        for position, part in enumerate(delta.get("tool_calls") or ()):
+            index = _check_index(part.get("index", position))
+            self.tool_calls += [_ToolCall() for _ in range(index + 1 - len(self.tool_calls))]
+            call, function = self.tool_calls[index], part.get("function") or {}
+            call.call_id = part.get("id") or call.call_id
+            call.name.append(_text(function.get("name")))
+            call.arguments.append(_text(function.get("arguments")))
+
+    def to_openai(self) -> dict[str, Any]:
+        """The message in OpenAI's form."""
+        calls = [
+            {"id": call.call_id, "function": {"name": "".join(call.name), "arguments": "".join(call.arguments)}}
+            for call in self.tool_calls
+        ]
+        return {"role": "assistant", "content": "".join(self.content), "tool_calls": calls}
+
+
+@dataclass(slots=True)
 class Answer:
     """The engine's answer to one request, read chunk by chunk or at once."""
 
     options: AnswerOptions
     tokens: ExactTokens = field(default_factory=ExactTokens)
-    messages: dict[int, dict[str, Any]] = field(default_factory=dict)  # choice -> message in OpenAI's form
-    error: str | None = None  # of the engine, or of an answer that cannot be parsed
+    error: str | None = None  # of the engine, or of an answer that cannot be parsed or recorded
     is_complete: bool = False  # it was read to its end
+    _messages: dict[int, _Message] = field(default_factory=dict)  # by choice
+    _recorded_bytes: int = 0
+    _is_recorded: bool = True  # false from what could not be recorded on
+
+    @property
+    def messages(self) -> dict[int, dict[str, Any]]:
+        """The message of each choice, in OpenAI's form."""
+        return {choice: message.to_openai() for choice, message in self._messages.items()}
 
     @property
     def stream_error(self) -> str | None:
@@ -98,11 +149,10 @@ class Answer:
         """Reads an answer in one piece; returns what the client gets."""
         body = _parse_object(content)
         if body is None:
-            self.error = "an answer that is no JSON object"
+            self.error = "an answer that is no JSON object, or too large a one"
             return content
         self.is_complete = True
-        self._record(body)
-        return _dump_json(self._strip_extras(body))
+        return self._record_and_strip(body, content)
 
     def event_to_client(self, event: bytes) -> bytes:
         """Reads one event of a stream (without its blank line); returns what the client gets, possibly nothing."""
@@ -115,21 +165,41 @@ class Answer:
         body = _parse_object(data)
         if body is None:
             return event + b"\n\n"
-        self._record(body)
-        if not body.get("choices") and body.get("usage") and not self.options.usage:
+        self._recorded_bytes += len(data)
+        if self._recorded_bytes > MAX_RECORDED_BYTES:
+            self._give_up(f"a stream of more than {MAX_RECORDED_BYTES >> 20} MiB is not recorded")
+        is_usage_only = not body.get("choices") and bool(body.get("usage"))
+        client_data = self._record_and_strip(body, data)
+        if is_usage_only and client_data is not data and not self.options.usage:
             return b""  # the extra chunk that only we asked for
-        return b"data: " + _dump_json(self._strip_extras(body)) + b"\n\n"
+        return b"data: " + client_data + b"\n\n"
+
+    def _record_and_strip(self, body: dict[str, Any], content: bytes) -> bytes:
+        """What the client gets of a parsed body; `content` itself, unrecorded, where the body is no answer."""
+        try:
+            if self._is_recorded:
+                self._record(body)
+            return _dump_json(self._strip_extras(body))
+        except (TypeError, ValueError, KeyError, AttributeError, RecursionError, ServingError) as error:
+            self._give_up(f"a malformed answer ({type(error).__name__})")
+            return content
+
+    def _give_up(self, reason: str) -> None:
+        """Records no tokens, which would not be all of them, and nothing of what is still to come."""
+        if self._is_recorded:
+            self._is_recorded, self.tokens, self.error = False, ExactTokens(), reason
 
     def _record(self, body: dict[str, Any]) -> None:
         choices = [choice for choice in body.get("choices") or () if isinstance(choice, dict)]
+        indices = [_check_index(choice.get("index", 0)) for choice in choices]
         add_wire_answer(self.tokens, body | {"choices": [_choice_to_chat(choice) for choice in choices]})
-        for choice in choices:
+        for index, choice in zip(indices, choices, strict=True):
             if self.tokens.prompt_ids is None and choice.get("prompt_token_ids") is not None:
                 self.tokens.prompt_ids = list(choice["prompt_token_ids"])
-            message = self.messages.setdefault(choice.get("index", 0), {"role": "assistant", "content": ""})
-            _append_delta(message, choice.get("message") or choice.get("delta") or {"content": choice.get("text")})
+            delta = choice.get("message") or choice.get("delta") or {"content": choice.get("text")}
+            self._messages.setdefault(index, _Message()).add(delta)
         if isinstance(body.get("error"), dict):
-            self.error = str(body["error"].get("message"))
+            self.error = str(body["error"].get("message"))[:_ERROR_CHARACTERS]
 
     def _strip_extras(self, body: dict[str, Any]) -> dict[str, Any]:
         """The answer without what only we asked for."""
@@ -148,17 +218,25 @@ class EventSplitter:
     """Pieces of a stream, cut anywhere -> server-sent events, each as soon as its blank line has come."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The events that this piece completes."""
-        *events, self._rest = (self._rest + piece).replace(b"\r\n", b"\n").split(b"\n\n")
+        """The events that this piece completes. Raises EngineFailed for one of more than MAX_EVENT_BYTES."""
+        start = max(0, len(self._rest) - 3)  # a blank line may have begun in the pieces before
+        self._rest += piece
+        events: list[bytes] = []
+        if any(self._rest.find(blank_line, start) >= 0 for blank_line in (b"\n\n", b"\n\r\n")):
+            *events, rest = bytes(self._rest).replace(b"\r\n", b"\n").split(b"\n\n")
+            self._rest = bytearray(rest)
+        if len(self._rest) > MAX_EVENT_BYTES:
+            reason = f"the model server sent an event of more than {MAX_EVENT_BYTES >> 20} MiB"
+            raise EngineFailed(502, "engine_answer", reason)
         return events
 
     @property
     def rest(self) -> bytes:
         """The bytes of an event without an end."""
-        return self._rest
+        return bytes(self._rest)
 
 
 def _choice_to_chat(choice: dict[str, Any]) -> dict[str, Any]:
@@ -169,22 +247,27 @@ def _choice_to_chat(choice: dict[str, Any]) -> dict[str, Any]:
     return choice | {"logprobs": {"content": [{"logprob": value} for value in logprobs["token_logprobs"]]}}
 
 
-def _append_delta(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
-    message["content"] += delta.get("content") or ""
-    calls = message.setdefault("tool_calls", [])
-    for position, part in enumerate(delta.get("tool_calls") or ()):
-        index = part.get("index", position)
-        calls += [{"function": {"name": "", "arguments": ""}} for _ in range(index + 1 - len(calls))]
-        function = part.get("function") or {}
-        calls[index]["id"] = part.get("id") or calls[index].get("id")
-        for name in ("name", "arguments"):
-            calls[index]["function"][name] += function.get(name) or ""
+def _check_index(index: Any) -> int:
+    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < MAX_PARTS:
+        raise ValueError(f"an index that is none of 0 to {MAX_PARTS - 1}")
+    return index
+
+
+def _text(value: Any) -> str:
+    """A text, "" for None. Raises TypeError for anything else."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise TypeError("a part that is no text")
+    return value
 
 
 def _parse_object(data: bytes) -> dict[str, Any] | None:
+    if not is_json_within(data, MAX_PARSED_BYTES):
+        return None
     try:
         body = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return body if isinstance(body, dict) else None
 

@@ -133,7 +133,9 @@ def _add_fields(tokens: ExactTokens, body: Mapping[str, Any]) -> None:
     for choice in choices:
         tokens.finish_reason = choice.get("finish_reason") or tokens.finish_reason
         if choice.get("token_ids") is not None:
-            tokens.sampled_ids = [*(tokens.sampled_ids or ()), *choice["token_ids"]]
+            tokens.sampled_ids = tokens.sampled_ids or []
+            tokens.sampled_ids.extend(choice["token_ids"])  # a new list for each chunk would copy all before it
         content = (choice.get("logprobs") or {}).get("content")
         if content is not None:
-            tokens.logprobs = [*(tokens.logprobs or ()), *(float(entry["logprob"]) for entry in content)]
+            tokens.logprobs = tokens.logprobs or []
+            tokens.logprobs.extend(float(entry["logprob"]) for entry in content)

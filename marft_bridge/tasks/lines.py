@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from marft_bridge.common.errors import GraphError
+from marft_bridge.common.plain_values import MAX_DEPTH, nesting_fault
 
 MAX_LINE = 16 << 20  # bytes of one task
 LocatedRecord = tuple[str, dict[str, Any]]
@@ -57,9 +59,11 @@ def file_to_object(path: Path) -> dict[str, Any]:
 def bytes_to_object(line: bytes, location: str) -> dict[str, Any]:
     """JSON in UTF-8 -> an object. Raises GraphError, which names the location."""
     try:
-        record = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
+        record = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_parse_finite)
     except (ValueError, RecursionError) as error:  # bytes that are no UTF-8 are a ValueError too
         raise GraphError(f"graph.tasks: {location} is not JSON: {error}") from None
+    if line.count(b"[") + line.count(b"{") > MAX_DEPTH and (fault := nesting_fault(record)) is not None:
+        raise GraphError(f"graph.tasks: {location} holds {fault}")
     if not isinstance(record, dict):
         raise GraphError(f"graph.tasks: {location} is not a JSON object")
     return record
@@ -88,6 +92,13 @@ def add_fields(record: dict[str, Any], location: str, **fields: Any) -> dict[str
 
 def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
     return gzip.GzipFile(path) if path.suffix == ".gz" else path.open("rb")
+
+
+def _parse_finite(number: str) -> float:
+    value = float(number)
+    if math.isinf(value):
+        raise ValueError(f"{number:.40} is beyond the numbers that can be stored")
+    return value
 
 
 def _refuse_constant(constant: str) -> None:

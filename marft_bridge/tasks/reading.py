@@ -1,7 +1,8 @@
 """`graph.tasks` -> the list of tasks: from a file of any layout, a table, or a Python iterable.
 
-Invariants: each task is an object that can be stored as JSON, with a unique `id` (a string) and the fields that the
-configuration requires; a refused task is one line with its location. More than MAX_TASKS tasks are refused.
+Invariants: each task is an object that can be stored as JSON, with an `id` (a string) that is unique as it is stored,
+and the fields that the configuration requires; a refused task is one line with its location. More than MAX_TASKS tasks
+are refused.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from marft_bridge.common.errors import GraphError
 from marft_bridge.common.import_name import load_name
+from marft_bridge.common.plain_values import nesting_fault
 from marft_bridge.tasks.gsm8k import gsm8k_to_tasks
 from marft_bridge.tasks.humaneval import humaneval_to_tasks
 from marft_bridge.tasks.lines import LocatedRecord, jsonl_to_objects
@@ -29,6 +31,7 @@ from marft_bridge.tasks.options import (
     tasks_to_text,
 )
 from marft_bridge.tasks.parquet import parquet_to_objects
+from trace_store.journal import storable_text
 
 Task = dict[str, Any]
 
@@ -53,15 +56,17 @@ def read_tasks(tasks: str | AnySource, fields: Sequence[str]) -> list[Task]:
             raise GraphError(f"graph.tasks: {name!r} holds more than {MAX_TASKS} tasks; give a part of them")
         missing = [field for field in ("id", *fields) if field not in task]
         if missing:
-            present_fields = ", ".join(sorted(task)) or "nothing"
+            present_fields = ", ".join(sorted(map(str, task))) or "nothing"
             raise GraphError(f"graph.tasks: {location} lacks {missing[0]!r}; it has: {present_fields}")
         if not isinstance(task["id"], (str, int)) or isinstance(task["id"], bool):
             raise GraphError(
                 f"graph.tasks: the id of {location} is a {type(task['id']).__name__}, not a text or a number"
             )
         task_id = str(task["id"])
+        if storable_text(task_id) != task_id:
+            raise GraphError(f"graph.tasks: the id of {location} holds half of a character: {task_id!r:.80}")
         if task_id in seen_ids:
-            raise GraphError(f"graph.tasks: {location} repeats the id {task_id!r}")
+            raise GraphError(f"graph.tasks: {location} repeats the id {task_id!r:.200}")
         seen_ids.add(task_id)
         valid_tasks.append(task | {"id": task_id})
     if not valid_tasks:
@@ -112,8 +117,10 @@ def _read_iterable(name: str) -> Iterator[LocatedRecord]:
             raise GraphError(f"graph.tasks: {location} is a {type(task).__name__}, not a mapping")
         try:
             json.dumps(dict(task), allow_nan=False)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise GraphError(f"graph.tasks: {location} cannot be written as JSON: {error}") from None
+        if (fault := nesting_fault(dict(task))) is not None:
+            raise GraphError(f"graph.tasks: {location} holds {fault}")
         yield location, dict(task)
 
 

@@ -1,11 +1,13 @@
 """One SELECT of a user's -> rows, from a store which is all that it can read.
 
 Invariants: the statement cannot write, open another file, reach the network, load code or change a setting; it is
-stopped after a bounded time, and spills nothing to disk. What the tables mean is in `trace_store.schema`.
+stopped after a bounded time, and spills nothing to disk; rows are fetched one by one, and no more of them than may be
+printed. What the tables mean is in `trace_store.schema`.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,17 +38,29 @@ _LOCKS = (
 
 _TIME_ZONE_SUFFIX = "WITH TIME ZONE"
 
+MAX_PRINTED_BYTES = 64 << 20  # bytes of an answer in a file or a pipe
+MAX_TERMINAL_BYTES = 1 << 20  # bytes of an answer on a terminal, which takes seconds to lay out
+
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """The result of a statement; `cut` when there were more rows than the limit."""
+    """The result of a statement; `cut` says what is not all of it, None where it is all."""
 
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
-    cut: bool
+    cut: str | None
 
 
-def run_statement(path: Path, statement: str, limit: int | None, seconds: float) -> QueryResult:
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The most that a statement may take and give."""
+
+    rows: int | None  # None: all
+    seconds: float
+    printed_bytes: int = MAX_PRINTED_BYTES
+
+
+def run_statement(path: Path, statement: str, bounds: Bounds) -> QueryResult:
     """Runs one SELECT (or EXPLAIN, SHOW, DESCRIBE, SUMMARIZE) on the store at `path`.
 
     The locks are settings of the database, so they hold for every connection of this process to the same file.
@@ -58,9 +72,11 @@ def run_statement(path: Path, statement: str, limit: int | None, seconds: float)
     with open_for_reading(path) as store, store.snapshot() as con:
         try:
             _lock(con)
-            return _execute(con, statement, limit, seconds=seconds)
+            return _execute(con, statement, bounds)
         except duckdb.InterruptException:
-            raise ConfigError(f"traces sql: stopped after {seconds:g} s; ask for less, or set --seconds") from None
+            raise ConfigError(
+                f"traces sql: stopped after {bounds.seconds:g} s; ask for less, or set --seconds"
+            ) from None
         except duckdb.Error as error:
             raise ConfigError(f"traces sql: {text_to_line(_message(error))}") from None
 
@@ -73,14 +89,14 @@ def _lock(con: duckdb.DuckDBPyConnection) -> None:
         con.execute(f"SET {lock}")
 
 
-def _execute(con: duckdb.DuckDBPyConnection, statement: str, limit: int | None, seconds: float) -> QueryResult:
+def _execute(con: duckdb.DuckDBPyConnection, statement: str, bounds: Bounds) -> QueryResult:
     statements = con.extract_statements(statement)
     if len(statements) != 1:
         raise ConfigError(f"traces sql: {len(statements)} statements; give one")
     statement_kind = statements[0].type
     if statement_kind not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
         raise ConfigError(f"traces sql: {statement_kind.name} is not a statement that reads; give one SELECT")
-    timer = threading.Timer(seconds, con.interrupt)
+    timer = threading.Timer(bounds.seconds, con.interrupt)
     timer.daemon = True
     timer.start()
     try:
@@ -89,11 +105,37 @@ def _execute(con: duckdb.DuckDBPyConnection, statement: str, limit: int | None, 
         if any(_TIME_ZONE_SUFFIX in column_type for _, column_type in typed_columns):
             result = con.execute(_zones_as_text(statements[0].query, [column_type for _, column_type in typed_columns]))
         columns = tuple(name for name, _ in typed_columns)
-        rows = result.fetchall() if limit is None else result.fetchmany(limit + 1)
+        return QueryResult(columns, *_fetch(result, bounds))
     finally:
         timer.cancel()
-    cut = limit is not None and len(rows) > limit
-    return QueryResult(columns, rows[:limit], cut)
+
+
+def _fetch(result: duckdb.DuckDBPyConnection, bounds: Bounds) -> tuple[list[tuple[Any, ...]], str | None]:
+    """(the rows within the bounds, what was cut or None)."""
+    rows: list[tuple[Any, ...]] = []
+    bytes_left = bounds.printed_bytes
+    while (row := result.fetchone()) is not None:
+        if len(rows) == bounds.rows:
+            return rows, f"the first {len(rows)} rows; --limit 0 shows all of them"
+        bytes_left -= _value_to_printed_bytes(row)
+        if bytes_left < 0:
+            size = f"{bounds.printed_bytes >> 20} MiB"
+            return rows, f"the first {len(rows)} rows, since more would be above {size}; ask for less, or for parts"
+        rows.append(row)
+    return rows, None
+
+
+def _value_to_printed_bytes(value: Any) -> int:
+    """At most so many bytes of a value are printed, whatever the form, with what is around it."""
+    if isinstance(value, str):
+        return 4 + (len(value) if value.isascii() and value.isprintable() else len(json.dumps(value)))
+    if isinstance(value, (bytes, bytearray)):
+        return 4 + 4 * len(value)  # as \\x00
+    if isinstance(value, (list, tuple)):
+        return 4 + sum(map(_value_to_printed_bytes, value))
+    if isinstance(value, dict):
+        return 4 + sum(map(_value_to_printed_bytes, [*value.keys(), *value.values()]))
+    return 4 + len(str(value))
 
 
 def _zones_as_text(statement: str, column_types: Sequence[str]) -> str:
@@ -117,8 +159,13 @@ def _message(error: duckdb.Error) -> str:
 def show_sql(
     path: Path, statement_or_name: str, form: Form, limit: int | None, seconds: float, console: Console
 ) -> None:
-    """Prints the answer to a SELECT, or to one of the documented `QUERIES` by its name."""
-    result = run_statement(path, QUERIES.get(statement_or_name, statement_or_name), limit, seconds=seconds)
+    """Prints the answer to a SELECT, or to one of the documented `QUERIES` by its name.
+
+    At most `limit` rows (None: all) and MAX_PRINTED_BYTES, or MAX_TERMINAL_BYTES on a terminal; what is cut is said.
+    """
+    max_bytes = MAX_TERMINAL_BYTES if console.is_terminal else MAX_PRINTED_BYTES
+    statement = QUERIES.get(statement_or_name, statement_or_name)
+    result = run_statement(path, statement, Bounds(limit, seconds, printed_bytes=max_bytes))
     if form == "json":
         print_line(console, value_to_json([_row_to_object(result.columns, row) for row in result.rows]))
     elif form == "csv":
@@ -130,10 +177,8 @@ def show_sql(
             if all(isinstance(value, (int, float)) for value in values if value is not None)
         }
         print_table(console, result.columns, result.rows, numbers=numbers)
-    if result.cut:
-        Console(stderr=True, highlight=False).print(
-            f"the first {limit} rows; --limit 0 shows all of them", markup=False, soft_wrap=True
-        )
+    if result.cut is not None:
+        Console(stderr=True, highlight=False).print(result.cut, markup=False, soft_wrap=True)
 
 
 def _row_to_object(columns: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:

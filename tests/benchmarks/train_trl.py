@@ -44,13 +44,16 @@ def install_trl() -> None:
             "install",
             "--quiet",
             "--no-deps",
+            "--require-hashes",
             "--target",
             str(fresh),
             "-r",
             str(PINS),
         ]
         if subprocess.run(command, check=False).returncode != 0:
-            raise ServingError(f"TRL could not be installed: pip install --no-deps -r {PINS.name} says why")
+            raise ServingError(
+                f"TRL could not be installed: pip install --no-deps --require-hashes -r {PINS.name} says why"
+            )
         fresh.rename(target)
     if str(target) not in sys.path:
         sys.path.append(str(target))

@@ -4,6 +4,7 @@
   repeat is 503, what it should not is 4xx with a reason.
 - Nobody without the token, from a web page or under another host name is heard; their bodies are not read.
 - Bodies are bounded as sent, as decompressed and in spans; gzip, chunks and kept-alive connections work.
+- Nobody keeps others out by holding connections open, or by sending slowly.
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ import http.client
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from support.idle_sockets import open_idle_sockets
 from support.ingest_rig import TOKEN, framed, hand_made, request, small_trace
 
 from marft_bridge.ingest import receiver as receiver_module
 from marft_bridge.ingest.otlp import WireSpan
 from marft_bridge.ingest.receiver import Receiver
+from marft_bridge.ingest.request_cost import RequestBounds
 from marft_bridge.ingest.trace_spool import SpoolFull
 from trace_store.errors import StoreError
 
@@ -163,7 +168,7 @@ def test_a_body_is_bounded_as_sent_as_decompressed_and_in_spans(
 ) -> None:
     monkeypatch.setattr(receiver_module, "MAX_BODY_BYTES", len(BODY))
     monkeypatch.setattr(receiver_module, "MAX_INFLATED_BYTES", 3 * len(BODY))
-    monkeypatch.setattr(receiver_module, "MAX_SPANS", 4)
+    monkeypatch.setattr(receiver_module, "BOUNDS", RequestBounds(4, 1 << 20))
     assert post(receiver, BODY)[0] == 200
     assert post(receiver, BODY + b"x")[0] == 413
     bomb = gzip.compress(bytes(4 * len(BODY)))
@@ -172,7 +177,7 @@ def test_a_body_is_bounded_as_sent_as_decompressed_and_in_spans(
     assert (status, b"when decompressed" in why) == (413, True)
     many = gzip.compress(request(*[hand_made(str(n), None, "x") for n in range(1, 6)]).SerializeToString())
     status, why, _ = post(receiver, many, Content_Encoding="gzip")
-    assert (status, b"5 spans in one request; at most 4" in why) == (413, True)
+    assert (status, b"more than 4 spans in one request" in why) == (413, True)
     assert len(kept.spans) == 2
 
 
@@ -244,3 +249,48 @@ def test_many_senders_at_once_lose_nothing(receiver: Receiver, kept: Kept) -> No
         thread.join()
     assert len(kept.spans) == 8 * 20 * 2
     assert len({(span.trace_id, span.span_id) for span in kept.spans}) == 320
+
+
+def test_two_thousand_idle_sockets_do_not_keep_out_a_sender(receiver: Receiver, kept: Kept) -> None:
+    with open_idle_sockets(receiver.port, 2_000):
+        assert [post(receiver)[0] for _ in range(3)] == [200] * 3
+        assert threading.active_count() < 2 * receiver_module.MAX_CONNECTIONS
+
+
+@pytest.mark.parametrize(
+    ("first", "status"),
+    [(b"", b""), (b"POST /v1/traces HTTP/1.1\r\nX: ", b""), (None, b"HTTP/1.1 408 ")],
+    ids=["nothing", "a head", "a body"],
+)
+def test_what_does_not_arrive_in_time_ends_the_connection(
+    first: bytes | None, status: bytes, receiver: Receiver, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However it is dripped: a minute of it would be taken."""
+    monkeypatch.setattr(receiver_module, "HEAD_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(receiver_module, "BODY_TIMEOUT_S", 0.5)
+    began, answer = time.monotonic(), b""
+    with socket.create_connection(("127.0.0.1", receiver.port), timeout=60) as connection:
+        connection.sendall(head(receiver, "Content-Length: 100000") if first is None else first)
+        connection.settimeout(0.02)
+        while time.monotonic() - began < 50:
+            try:
+                if first != b"":
+                    connection.sendall(b"y")
+                if not (piece := connection.recv(65536)):
+                    break
+                answer += piece
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+    assert 0.4 < time.monotonic() - began < 50
+    assert answer.startswith(status)
+    assert kept.spans == []
+
+
+def test_a_head_has_a_bounded_size(receiver: Receiver) -> None:
+    """A hundred headers of 64 KiB would be 6 MiB for every connection of a stranger's."""
+    lines = [f"X-{number}: {'y' * 60_000}" for number in range(3)]
+    with suppress(ConnectionError):  # it was closed while we sent
+        assert raw(receiver, head(receiver, *lines)) == b""
+    assert post(receiver)[0] == 200

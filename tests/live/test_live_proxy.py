@@ -28,7 +28,7 @@ from support.fake_vllm import END_OF_TURN
 from support.live_rig import ENGINE_KEY, KEY, NODES, SALT, SAY, TEAMS, LiveRig, episodes, live_rig
 
 from marft_bridge.common.errors import ServingError
-from marft_bridge.live import mirror, upstream
+from marft_bridge.live import mirror, proxy, upstream
 from marft_bridge.live.proxy import LivePlan
 from marft_bridge.live.proxy_server import proxy_server
 from marft_bridge.live.split import BASE, CANDIDATE, MIRRORED, Split, key_to_variant
@@ -275,6 +275,48 @@ def test_an_engine_that_hangs_up_or_falls_silent_is_an_error_of_the_server(
             client.chat.completions.create(model="writer", messages=SAY)
         assert (silent.value.status_code, silent.value.code) == (504, "engine_timeout")
         release.set()
+
+
+def mad_event(event: bytes) -> Any:
+    def answers(handler: Any, body: dict[str, Any]) -> None:
+        if body.get("stream"):
+            begin_stream(handler)
+            handler.wfile.write(b"data: " + event + b"\n\ndata: [DONE]\n\n")
+        else:
+            handler._send(200, event)
+
+    return answers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'{"choices":[{"index":0,"delta":{"tool_calls":[{"index":20000000}]}}]}',
+        b'{"choices":[{"index":0,"delta":{"tool_calls":[{"index":-1}]}}]}',
+        b'{"choices":[{"index":0,"delta":{"tool_calls":[{"index":"one"}]}}]}',
+        b"[" * 100_000,
+        b'{"x":' + b"9" * 5_000 + b"}",
+    ],
+    ids=["huge", "negative", "text", "deep", "long"],
+)
+def test_an_engine_gone_mad_is_passed_on_as_it_is(event: bytes, stream: bool, tmp_path: Path) -> None:
+    with live_rig(tmp_path) as rig:
+        rig.engine.odd["planner@0"] = mad_event(event)
+        answer = rig.say(stream=stream)
+        assert answer.status_code == 200
+        assert event in answer.content
+        assert rig.live()["variants"][BASE]["requests"] == 1
+    (trajectory,) = episodes(tmp_path / "store.duckdb")
+    assert [action.sampled_ids for action in trajectory.actions] == [None]
+
+
+def test_a_body_that_would_fill_the_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy, "MAX_PARSED_BYTES", 1 << 20)
+    with live_rig(tmp_path) as rig:
+        answer = rig.post(content=b'{"model":"planner","x":[' + b"[]," * 100_000 + b"1]}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+        assert rig.engine.asked == []
 
 
 def test_an_unknown_model_is_answered_with_the_names_of_the_nodes(tmp_path: Path) -> None:

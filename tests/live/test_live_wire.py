@@ -1,12 +1,18 @@
 """Owns: what the engine is asked for besides what the client wants, and that the client sees nothing of it.
 
+An engine gone mad is passed on or refused, in bounded memory, and what was not all recorded has no tokens.
 The engine's side is the fake vLLM's own shapes: what a client gets through is compared with what the same engine
 answers to the client's request itself.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import repeat
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,6 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_vllm import FakeVllm, id_to_logprob, running, text_to_ids
 
+from marft_bridge.live import upstream, wire
+from marft_bridge.live.counts import VariantCounts
+from marft_bridge.live.proxy import _Relay
+from marft_bridge.live.upstream import EngineFailed
 from marft_bridge.live.wire import (
     CHAT,
     COMPLETION,
@@ -169,3 +179,122 @@ def test_an_answer_that_cannot_be_read_is_passed_on_as_it_came(sent: bytes) -> N
 def test_a_request_to_be_answered_in_one_piece_is_otherwise_the_same() -> None:
     body = {"messages": SAY, "stream": True, "stream_options": {"include_usage": True}, "seed": 3}
     assert body_to_unstreamed(body) == {"messages": SAY, "seed": 3}
+
+
+MALFORMED: dict[str, Any] = {
+    "a huge index": {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 20_000_000}]}}]},
+    "a negative index": {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": -1}]}}]},
+    "an index of text": {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": "0"}]}}]},
+    "a part of text": {"choices": [{"index": 0, "delta": {"tool_calls": ["x"]}}]},
+    "a function of text": {"choices": [{"index": 0, "delta": {"tool_calls": [{"function": "x"}]}}]},
+    "arguments of a number": {"choices": [{"index": 0, "delta": {"tool_calls": [{"function": {"arguments": 1}}]}}]},
+    "calls of a number": {"choices": [{"index": 0, "delta": {"tool_calls": 7}}]},
+    "content of a list": {"choices": [{"index": 0, "delta": {"content": ["x"]}}]},
+    "a delta of text": {"choices": [{"index": 0, "delta": "x"}]},
+    "a choice of a huge index": {"choices": [{"index": 10**12, "delta": {"content": "x"}}]},
+    "a choice of a list": {"choices": [{"index": [], "delta": {"content": "x"}}]},
+    "choices of a number": {"choices": 7},
+    "choices of text": {"choices": [{"index": "a"}]},
+    "tokens of a number": {"choices": [{"index": 0, "token_ids": 7, "delta": {}}]},
+    "log-probs of text": {"choices": [{"index": 0, "logprobs": {"content": [{"logprob": "x"}]}, "delta": {}}]},
+    "log-probs of a list": {"choices": [{"index": 0, "logprobs": [1], "delta": {}}]},
+    "usage of a list": {"choices": [{"index": 0}], "usage": [1]},
+    "a prompt of a number": {"choices": [], "prompt_token_ids": 7},
+}
+
+
+@pytest.mark.parametrize("name", sorted(MALFORMED))
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_malformed_answer_is_passed_on_as_it_came_and_has_no_tokens(name: str, stream: bool) -> None:
+    answer = Answer(body_to_engine(CHAT, {"messages": SAY, "stream": stream}, "m")[1])
+    sent = json.dumps(MALFORMED[name]).encode()
+    good = {"choices": [{"index": 0, "delta": {"content": "hi"}, "token_ids": [7]}]}
+    if stream:
+        answer.event_to_client(b"data: " + json.dumps(good).encode())
+        assert answer.tokens.sampled_ids == [7]
+        assert answer.event_to_client(b"data: " + sent) == b"data: " + sent + b"\n\n"
+        shown = answer.event_to_client(b"data: " + json.dumps(good).encode())  # what follows is stripped all the same
+        assert json.loads(shown.removeprefix(b"data: ")) == {"choices": [{"index": 0, "delta": {"content": "hi"}}]}
+    else:
+        assert answer.body_to_client(sent) == sent
+    assert answer.tokens.sampled_ids is None
+    assert "malformed answer" in (answer.error or "")
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+CHOICE_KEYS = ("index", "delta", "message", "text", "logprobs", "token_ids", "prompt_token_ids", "finish_reason")
+
+
+@given(st.data(), st.booleans())
+def test_wrong_types_at_every_key_end_in_an_answer(data: st.DataObject, stream: bool) -> None:
+    def maybe(keys: tuple[str, ...]) -> dict[str, Any]:
+        return {key: data.draw(JSON_VALUES) for key in data.draw(st.sets(st.sampled_from(keys)))}
+
+    calls = [maybe(("index", "id", "function")) | {"function": maybe(("name", "arguments"))}]
+    choice = {"delta": maybe(("content", "tool_calls")) | {"tool_calls": calls}} | maybe(CHOICE_KEYS)
+    body = {"choices": [choice]} | maybe(("choices", "usage", "error", "id", "model", "prompt_token_ids"))
+    answer = Answer(body_to_engine(CHAT, {"messages": SAY, "stream": stream}, "m")[1])
+    sent = json.dumps(body).encode()
+    shown = answer.event_to_client(b"data: " + sent) if stream else answer.body_to_client(sent)
+    assert isinstance(shown, bytes)
+    assert isinstance(answer.messages, dict)
+
+
+def chunk(delta: dict[str, Any], **more: Any) -> bytes:
+    return b"data: " + json.dumps({"choices": [{"index": 0, "delta": delta, **more}]}).encode() + b"\n\n"
+
+
+ENDLESS: dict[str, Callable[[], Iterator[bytes]]] = {
+    "one line": lambda: repeat(b"x" * 4096),
+    "one event": lambda: repeat(b"data: x\n"),
+    "one event, byte by byte": lambda: repeat(b"\r\n"[:1]),
+    "words": lambda: repeat(chunk({"content": "word " * 100})),
+    "tokens": lambda: repeat(chunk({}, token_ids=list(range(100)))),
+    "tool calls": lambda: repeat(chunk({"tool_calls": [{"index": 0, "function": {"arguments": "x" * 500}}]})),
+    "comments": lambda: repeat(b": keep-alive " + b"x" * 1000 + b"\n\n"),
+    "nothing": lambda: repeat(b"\n\n" * 1000),
+    "ends": lambda: repeat(b"data: [DONE]\n\n" * 100),
+    "no JSON": lambda: repeat(b"data: " + b"[" * 10_000 + b"\n\n"),
+    "objects": lambda: repeat(b'data: {"choices":[' + b"{}," * 200_000 + b"{}]}\n\n"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(ENDLESS))
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_engine_without_end_takes_bounded_memory(name: str, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is sent for 8 MiB, beyond limits of 1 MiB; what the client would be sent is thrown away."""
+    for module, limit in ((wire, "MAX_EVENT_BYTES"), (wire, "MAX_RECORDED_BYTES"), (upstream, "MAX_ANSWER_BYTES")):
+        monkeypatch.setattr(module, limit, 1 << 20)
+    monkeypatch.setattr(wire, "MAX_PARSED_BYTES", 4 << 20)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        sent_bytes = 0
+        for piece in ENDLESS[name]():
+            sent_bytes += max(len(piece), 8)
+            if sent_bytes > 8 << 20:
+                return
+            yield piece
+
+    async def send(_message: Any) -> None:
+        return
+
+    answer = Answer(body_to_engine(CHAT, {"messages": SAY, "stream": stream}, "m")[1])
+    response = SimpleNamespace(status_code=200, headers={}, aiter_raw=pieces)
+    relay = _Relay(send, "base", VariantCounts(), began=0.0)
+    tracemalloc.start()
+    try:
+        asyncio.run(relay.relay_answer(response, answer))
+        status = 200
+    except EngineFailed as failure:
+        status = failure.status
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 8 << 20
+    assert status in (200, 502)
+    if name in ("words", "tokens", "tool calls"):
+        assert answer.tokens.sampled_ids is None

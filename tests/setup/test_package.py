@@ -51,6 +51,22 @@ def pins() -> dict[str, Version]:
     return found
 
 
+def locked_hashes() -> dict[tuple[str, Version], list[str]]:
+    """requirements/cpu.lock -> canonical name and version -> the hashes of its files."""
+    text = (ROOT / "requirements" / "cpu.lock").read_text()
+    lines = [line for line in text.replace("\\\n", " ").splitlines() if not line.startswith("#")]
+    entries = [
+        (line.split()[0].split("=="), re.findall(r"--hash=sha256:([0-9a-f]{64})(?: |$)", line)) for line in lines
+    ]
+    return {(canonicalize_name(name), Version(version)): hashes for (name, version), hashes in entries}
+
+
+def test_every_pin_but_torch_is_locked_by_hashes_and_nothing_else_is() -> None:
+    hashes = locked_hashes()
+    assert set(hashes) == {(name, version) for name, version in pins().items() if name != "torch"}
+    assert [name for name, of_files in hashes.items() if not of_files] == []
+
+
 def declared_requirements() -> list[Requirement]:
     """pyproject.toml -> what the pins must satisfy: everything but the CUDA server."""
     project = PROJECT["project"]

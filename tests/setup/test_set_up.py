@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -31,6 +32,7 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "requirements").mkdir()
     shutil.copy(SCRIPT, tmp_path / "requirements")
     (tmp_path / "requirements" / "cpu.txt").write_text("# pins\ntorch==2.13.0+nowhere\n")
+    (tmp_path / "requirements" / "cpu.lock").write_text("# hashes\n")
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
     return tmp_path
 
@@ -59,8 +61,8 @@ def write_environment(project: Path, stamp: str | None) -> Path:
 
 
 def digest_of(project: Path) -> str:
-    text = (project / "requirements" / "cpu.txt").read_bytes() + (project / "pyproject.toml").read_bytes()
-    return hashlib.sha256(text).hexdigest()
+    names = ("requirements/cpu.txt", "requirements/cpu.lock", "pyproject.toml")
+    return hashlib.sha256(b"".join((project / name).read_bytes() for name in names)).hexdigest()
 
 
 def test_a_finished_environment_is_left_alone_within_a_second(project: Path) -> None:
@@ -75,7 +77,7 @@ def test_a_finished_environment_is_left_alone_within_a_second(project: Path) -> 
     assert witness.exists()
 
 
-@pytest.mark.parametrize("changed", ["requirements/cpu.txt", "pyproject.toml"])
+@pytest.mark.parametrize("changed", ["requirements/cpu.txt", "requirements/cpu.lock", "pyproject.toml"])
 def test_a_changed_input_makes_a_finished_environment_stale(project: Path, changed: str) -> None:
     witness = write_environment(project, digest_of(project))
     with (project / changed).open("a") as file:
@@ -92,8 +94,50 @@ def test_a_missing_cpu_torch_is_one_line_that_names_what_to_add(project: Path) -
     assert run.returncode == 1
     assert run.stderr.count("\n") == 1
     assert "torch==2.13.0+nowhere" in run.stderr
-    assert f"PIP_EXTRA_INDEX_URL={INDEX}" in run.stderr
+    assert f"MARFT_TORCH_INDEX={INDEX} make setup" in run.stderr
     assert (project / ".venv" / "marft-setup.stamp").read_text().strip() == "unfinished"
+
+
+def pip_commands(project: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What the set-up would have pip do, each from `install` on."""
+    script = runpy.run_path(str(project / "requirements" / "set_up.py"))
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command[command.index("install") :])
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    write_environment(project, "another digest")
+    script["set_up"]()
+    return commands
+
+
+def test_only_files_with_known_hashes_are_installed_and_no_code_of_theirs_runs(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MARFT_TORCH_INDEX", raising=False)
+    torch, pins, itself = pip_commands(project, monkeypatch)
+    assert torch == ["install", "--no-deps", "torch==2.13.0+nowhere"]
+    lock = str(project / "requirements" / "cpu.lock")
+    assert pins == ["install", "--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", lock]
+    assert itself == ["install", "--no-deps", "--no-build-isolation", "-e", str(project)]
+
+
+def test_another_index_is_asked_for_torch_alone(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MARFT_TORCH_INDEX", INDEX)
+    torch, *others = pip_commands(project, monkeypatch)
+    assert torch == ["install", "--no-deps", "--index-url", INDEX, "torch==2.13.0+nowhere"]
+    assert not any(INDEX in argument for command in others for argument in command)
+
+
+def test_no_instruction_adds_a_second_index() -> None:
+    """With `--extra-index-url` either index may supply any package."""
+    names = ("*.md", "docs/*.md", "requirements/*", "Makefile", ".github/workflows/*", ".ci/*", "marft_bridge/**/*.py")
+    texts = {path: path.read_text() for name in names for path in ROOT.glob(name) if path.is_file()}
+    assert len(texts) > 100
+    adding = [str(path) for path, text in texts.items() if re.search(r"extra[-_]index[-_]url", text, re.IGNORECASE)]
+    assert adding == []
 
 
 @pytest.mark.slow

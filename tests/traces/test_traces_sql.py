@@ -32,12 +32,12 @@ def path(tmp_path: Path) -> Path:
 
 
 def answer(path: Path, statement: str, limit: int | None = 100, seconds: float = 60.0) -> sql.QueryResult:
-    return sql.run_statement(path, statement, limit, seconds)
+    return sql.run_statement(path, statement, sql.Bounds(limit, seconds))
 
 
 def test_a_select_gives_columns_and_rows(path: Path) -> None:
     found = answer(path, "SELECT node, count(*) AS calls FROM actions GROUP BY ALL ORDER BY ALL")
-    assert found == sql.QueryResult(("node", "calls"), [("actor", 3), ("reasoner", 3)], cut=False)
+    assert found == sql.QueryResult(("node", "calls"), [("actor", 3), ("reasoner", 3)], cut=None)
     assert answer(path, "SHOW TABLES").columns == ("name",)
     assert answer(path, "DESCRIBE actions").rows[0][:2] == ("action_id", "VARCHAR")
     assert answer(path, "EXPLAIN FROM actions").rows
@@ -132,6 +132,41 @@ def test_rows_are_limited_and_what_is_left_out_is_said(path: Path, capsys: pytes
     assert (code, out, err) == (0, "range\n0\n1\n2\n", "the first 3 rows; --limit 0 shows all of them\n")
     assert traces(capsys, "sql", asked, "--limit", "7", "--store", path)[2] == ""
     assert traces(capsys, "sql", asked, "--limit", "0", "--store", path)[1].count("\n") == 8
+
+
+@pytest.mark.parametrize("form", ["--json", "--csv", None])
+@pytest.mark.parametrize(
+    "value", ["repeat('x', 1000)", "repeat(chr(1), 100)", "repeat('ü', 200)", "range(200)", "repeat('x', 700)::BLOB"]
+)
+def test_no_more_bytes_are_printed_than_may_be_and_that_is_said(
+    path: Path, form: str | None, value: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million rows of a KiB each, of which 64 KiB may be printed: whole rows, in every form."""
+    monkeypatch.setattr(sql, "MAX_PRINTED_BYTES", 1 << 16)
+    asked = ["sql", f"SELECT {value} AS v FROM range(1000000)", "--limit", "0", "--store", path]
+    code, out, err = traces(capsys, *asked, *([form] if form else []))
+    assert (code, err[:10], err.count("\n")) == (0, "the first ", 1)
+    assert "more would be above" in err
+    rows = int(err.split()[2])
+    assert 10 < rows < 2_000
+    assert len(out.encode()) < (1 << 16) + 1_000
+    if form == "--json":
+        assert len(json.loads(out)) == rows
+    elif form == "--csv":
+        assert sum(1 for _ in csv.reader(io.StringIO(out))) == rows + 1
+
+
+def test_one_value_that_is_too_large_is_said(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = traces(capsys, "sql", "SELECT repeat('x', 70000000) AS v", "--store", path)
+    assert (code, out) == (0, "v\n")
+    assert err == "the first 0 rows, since more would be above 64 MiB; ask for less, or for parts\n"
+
+
+def test_a_terminal_gets_what_it_can_lay_out(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    console = terminal()
+    sql.show_sql(path, "SELECT repeat('x', 100) AS v FROM range(1000000)", "table", None, 60.0, console)
+    assert len(written(console).splitlines()) < 11_000
+    assert "more would be above 1 MiB" in capsys.readouterr().err
 
 
 def test_json_and_csv_hold_every_value_exactly(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
