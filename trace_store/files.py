@@ -22,12 +22,18 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def make_durable_folder(folder: Path) -> None:
+    """Make a folder, and those above it that are missing; on return their names are on the disk."""
+    for unsynced_folder in make_folder(folder):
+        sync(unsynced_folder)
+
+
 def make_folder(folder: Path) -> list[Path]:
     """Make a folder, 0700, and those above it that are missing; returns the folders whose names are to be synced.
 
     The one right above is always among them: another process may have made this one and not have synced it yet.
     """
-    missing_parents = list(takewhile(lambda parent: not parent.is_dir(), folder.parents))
+    missing_parents = list(takewhile(lambda parent: not parent.exists(), folder.parents))
     for parent in reversed(missing_parents):
         parent.mkdir(exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)

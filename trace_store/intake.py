@@ -24,7 +24,7 @@ from trace_store import conventions as c
 from trace_store import schema
 from trace_store.assemble import Incomplete, Malformed, spans_to_trajectory
 from trace_store.errors import StoreError
-from trace_store.files import open_plain, sync
+from trace_store.files import open_plain
 from trace_store.insertion import Record, insert, records_to_columns
 from trace_store.journal import (
     ForeignLine,
@@ -139,7 +139,6 @@ def _take_in_segment(path: Path, file: BinaryIO, transaction: Transaction) -> In
             total += counts
         offset = part[-1][1]
     if not growing:
-        sync(path.parent.parent)  # DuckDB syncs what is in the store's files, but not that there is such a file
         path.unlink()
     return total
 

@@ -20,6 +20,7 @@ import duckdb
 from trace_store import intake, schema
 from trace_store.connection import connect, connect_memory, one_line_errors, private_files
 from trace_store.errors import StoreError
+from trace_store.files import sync
 from trace_store.intake import IntakeCounts
 from trace_store.journal import is_recorded, journal_of
 from trace_store.migrations import FIRST_VERSION, migrate, newest_version, version_of
@@ -47,6 +48,7 @@ class TraceStore:
         self._schema_name = schema_name
         self._closing = ExitStack()  # what ends with this store, after its connection
         self._write_lock = threading.Lock()
+        self._log_inode: int | None = None  # of the log whose name is on the disk
 
     @classmethod
     def open(
@@ -73,10 +75,13 @@ class TraceStore:
         path = Path(path)
         if read_only:
             return cls._open_reader(path, unread, wait_s=wait_s, on_wait=on_wait)
+        is_new = not path.exists()
         con = connect(path, read_only=False, wait_s=wait_s, on_wait=on_wait)
         try:
             with one_line_errors(path), private_files():
                 migrate(con, str(path))
+            if is_new:
+                sync(path.parent)  # DuckDB syncs what is in its files, but not their names
         except BaseException:
             con.close()
             raise
@@ -141,6 +146,17 @@ class TraceStore:
                 with suppress(duckdb.Error):  # a failed COMMIT has rolled back already
                     self._con.execute("ROLLBACK")
                 raise
+            self._sync_log_name()
+
+    def _sync_log_name(self) -> None:
+        """DuckDB syncs what is in its log, but not that there is one: it begins a new one after each checkpoint."""
+        try:
+            inode = self.path.with_name(self.path.name + ".wal").stat().st_ino
+        except FileNotFoundError:
+            inode = None
+        if inode != self._log_inode:
+            sync(self.path.parent)
+            self._log_inode = inode
 
     def transaction(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
         """One write transaction, for the modules of this package that change several tables at once."""
