@@ -99,7 +99,10 @@ def journal_to_rows(folder: Path, transaction: Transaction) -> IntakeCounts:
     if not folder.is_dir():
         return IntakeCounts()
     return_known(folder, newest_version())
-    total = IntakeCounts(odd=len(folder_to_odd_paths(folder)))
+    odd_paths = folder_to_odd_paths(folder)
+    for path in odd_paths:
+        log.warning("%s is called a segment, is no plain file, and is not read; remove it", path)
+    total = IntakeCounts(odd=len(odd_paths))
     for path in folder_to_segments(folder):
         try:
             with open_plain(path) as file:
@@ -109,7 +112,7 @@ def journal_to_rows(folder: Path, transaction: Transaction) -> IntakeCounts:
         except OSError as error:
             raise StoreError(f"cannot read the journal segment {path}: {error.strerror or error}") from error
     if total.foreign:
-        log.warning("%d lines of the journal %s are not known and were set aside beside it", total.foreign, folder)
+        log.warning("%d lines of %s cannot be taken in; they are kept in files *.foreign there", total.foreign, folder)
     return total
 
 
