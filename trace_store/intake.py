@@ -125,8 +125,6 @@ def _take_in_segment(path: Path, file: BinaryIO, transaction: Transaction) -> In
 
     def store_part(part: Sequence[Line], begin: int, fullness: float) -> IntakeCounts:
         foreign_lines = [record for record, _ in part if isinstance(record, ForeignLine)]
-        if foreign_lines:  # before the offset that leaves them behind
-            set_aside(path, begin, foreign_lines, newest_version())
         with transaction() as con:
             if fullness >= 1:
                 # DuckDB merges what small transactions left when it writes its log into the file. Large ones leave
@@ -134,6 +132,8 @@ def _take_in_segment(path: Path, file: BinaryIO, transaction: Transaction) -> In
                 con.execute("SET GLOBAL max_vacuum_tasks = 0")
             counts = records_to_rows(con, lines_to_records(part))
             note_offset(con, path.name, part)
+            if foreign_lines:  # before the commit of the offset that leaves them behind
+                set_aside(path, begin, foreign_lines, newest_version())
         torn = sum(record is None for record, _ in part)
         return counts + IntakeCounts(torn=torn, foreign=len(foreign_lines))
 

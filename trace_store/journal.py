@@ -223,11 +223,9 @@ class Journal:
                 fd, end, folders = self._fd, self._whole_bytes, self._unsynced_folders
             if self._full_fd is not None:  # also where a sync was interrupted in here
                 self._sync_segment(self._full_fd, folders)
-                full_fd, self._full_fd = (
-                    self._full_fd,
-                    None,
-                )  # in this order: a child that is forked closes what it finds
-                release(full_fd)
+                synced_fd = self._full_fd
+                self._full_fd = None  # before it is closed: a child that is forked now closes what it finds
+                release(synced_fd)
             if fd is not None and end != self._synced_bytes:  # else another thread's sync covered ours
                 self._sync_segment(fd, folders)
                 self._synced_bytes = end

@@ -48,7 +48,7 @@ class TraceStore:
         self._schema_name = schema_name
         self._closing = ExitStack()  # what ends with this store, after its connection
         self._write_lock = threading.Lock()
-        self._log_inode: int | None = None  # of the log whose name is on the disk
+        self._log_stamp = (0, 0)  # inode and size of the log whose name is on the disk; zeros where there is none
 
     @classmethod
     def open(
@@ -151,12 +151,14 @@ class TraceStore:
     def _sync_log_name(self) -> None:
         """DuckDB syncs what is in its log, but not that there is one: it begins a new one after each checkpoint."""
         try:
-            inode = self.path.with_name(self.path.name + ".wal").stat().st_ino
+            status = self.path.with_name(self.path.name + ".wal").stat()
+            log_stamp = (status.st_ino, status.st_size)
         except FileNotFoundError:
-            inode = None
-        if inode != self._log_inode:
+            log_stamp = (0, 0)
+        known_inode, known_size = self._log_stamp
+        if log_stamp[0] != known_inode or log_stamp[1] < known_size:  # a new log may have the number of the old one
             sync(self.path.parent)
-            self._log_inode = inode
+        self._log_stamp = log_stamp
 
     def transaction(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
         """One write transaction, for the modules of this package that change several tables at once."""
