@@ -253,9 +253,10 @@ def test_the_journal_is_asked_to_sync_a_run_when_its_root_is_written_and_no_soon
     journal = Journal(tmp_path)
     monkeypatch.setattr(journal, "sync_soon", delays.append)
     processor = options_to_processor(journal, RecordOptions(sync_delay_s=delay_s))
-    processor.end_span(open_span("child", "root", {}))
+    root = open_span("root", None, {})
+    processor.end_span(open_span("child", root, {}))
     assert delays == []
-    processor.end_span(open_span("root", None, {}))
+    processor.end_span(root)
     assert delays == [delay_s]
 
 
