@@ -65,6 +65,7 @@ def vacuum(path: Path, *, wait_s: float = 0.0, on_wait: Callable[[str], None] = 
             with private_files():
                 con.close()
         sync(copy_path)
+        sync(path.parent)  # that the log of the old file is gone: it must not be found beside the new one
         with _locked(path):
             if _state(path) != closed_state:
                 raise StoreError(f"store {path} was changed while it was rewritten; try again")

@@ -22,8 +22,8 @@ import duckdb
 
 from trace_store import conventions as c
 from trace_store.connection import connect_memory, one_line_errors, private_files
-from trace_store.files import sync
-from trace_store.journal import SUFFIX, json_text, lines_from
+from trace_store.files import open_plain, sync
+from trace_store.journal import FOREIGN_SUFFIX, ForeignLine, folder_to_segments, json_text, lines_from
 from trace_store.manifest import (
     Manifest,
     PartFile,
@@ -184,14 +184,19 @@ def _affected_files(
 def segments_to_records(folder: Path, trace_ids: Collection[str], subject: str | None) -> dict[Path, int]:
     """Segments of a folder that are left after an intake -> their records about these traces or this subject.
 
-    Such a segment is still being written, or waits for the rest of its traces, so it is not changed.
+    Such a segment is still being written, or waits for the rest of its traces, so it is not changed. Lines that were
+    set aside are looked through as text.
     """
     record_counts: dict[Path, int] = {}
     subject_text = None if subject is None else json_text(subject)
-    for path in sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else ():
-        with path.open("rb") as file:
+    needles = [text.encode() for text in (*trace_ids, *([subject_text] if subject_text is not None else []))]
+    for path in (*folder_to_segments(folder), *sorted(folder.glob(f"*{FOREIGN_SUFFIX}"))):
+        with open_plain(path) as file:
             for record, _ in lines_from(file, 0, growing=True):
                 matches = isinstance(record, Reward) and record.episode_id in trace_ids
+                if isinstance(record, ForeignLine):
+                    line = record.line
+                    matches = any(needle in line for needle in needles)
                 if isinstance(record, SpanRow):
                     # In the spool of a receiver, attributes are as they came, so any of them may name the subject.
                     names_subject = subject_text is not None and subject_text in json_text(record.attributes)

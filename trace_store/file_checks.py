@@ -1,4 +1,4 @@
-"""The files of a store -> their faults: permissions, and journal records that the store has not taken in.
+"""The files of a store -> their faults: permissions, and what of the journal the store has not taken in, or never will.
 
 Invariant: nothing is changed, locked or taken in, so a recorder that is writing is not disturbed.
 """
@@ -10,7 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trace_store.doctor import Fault
-from trace_store.journal import SUFFIX, lines_from
+from trace_store.files import open_plain
+from trace_store.journal import (
+    FOREIGN_SUFFIX,
+    ForeignLine,
+    folder_to_odd_paths,
+    folder_to_segments,
+    lines_from,
+)
 from trace_store.store import TraceStore
 
 
@@ -22,12 +29,17 @@ def journal_faults(store: TraceStore) -> Iterator[Fault]:
             "journal", f"{torn} damaged lines of {segment} were dropped when it was taken in", None, level="warning"
         )
     folder = store.journal_folder
-    for path in sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else ():
+    for path in folder_to_odd_paths(folder):
+        yield Fault("journal", f"{path} is no plain file, and nobody reads it; remove it", None, level="warning")
+    for path in sorted(folder.glob(f"*{FOREIGN_SUFFIX}")) if folder.is_dir() else ():
+        message = f"{path} has lines of the journal that are not known here; the marft-bridge that wrote them takes"
+        yield Fault("journal", f"{message} them in when it is named *.segment", None, level="warning")
+    for path in folder_to_segments(folder):
         try:
-            with path.open("rb") as file:
+            with open_plain(path) as file:
                 records = torn = 0
                 for record, _ in lines_from(file, offsets.get(path.name, 0), growing=False):
-                    records += record is not None
+                    records += record is not None and not isinstance(record, ForeignLine)
                     torn += record is None
         except FileNotFoundError:  # taken in meanwhile
             continue

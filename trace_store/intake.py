@@ -1,20 +1,22 @@
 """Journal segments -> rows: spans and rewards as they are, complete traces as episodes, actions and edges.
 
 Invariants: what is taken from a segment and the offset it reaches are one transaction, so a crash between two of
-them repeats or loses nothing; taking in twice adds nothing; a segment is deleted only when its writer is gone and
-all of it is committed. A trace whose spans are not all there waits in `spans`; one that never can be assembled
+them repeats or loses nothing; taking in twice adds nothing; a segment is deleted only when its writer is gone, or has
+let it go, and all of it is committed and on the disk. A line that cannot be taken in is set aside in a file of its own,
+and no other line waits for it. A trace whose spans are not all there waits in `spans`; one that never can be assembled
 goes to `refusals` with the reason.
 """
 
 from __future__ import annotations
 
-import fcntl
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import duckdb
 
@@ -22,29 +24,63 @@ from trace_store import conventions as c
 from trace_store import schema
 from trace_store.assemble import Incomplete, Malformed, spans_to_trajectory
 from trace_store.errors import StoreError
+from trace_store.files import open_plain
 from trace_store.insertion import Record, insert, records_to_columns
-from trace_store.journal import SUFFIX, JournalRecord, lines_from
+from trace_store.journal import (
+    ForeignLine,
+    JournalLine,
+    JournalRecord,
+    folder_to_odd_paths,
+    folder_to_segments,
+    line_of,
+    lines_from,
+    lock_if_abandoned,
+    return_known,
+    set_aside,
+)
+from trace_store.migrations import newest_version
 from trace_store.records import AdapterRow, Reward, RunRow, SpanRow, Trajectory
 from trace_store.rows import rows_to_records
 from trace_store.token_lists import span_without_lists
+
+log = logging.getLogger("marft_bridge")
 
 LINES_PER_TRANSACTION = 4000
 BYTES_PER_TRANSACTION = 2**24
 
 _UNLESS_STORED = "ON CONFLICT DO NOTHING"
-_Line = tuple[JournalRecord | None, int]
+# What a value that the store cannot hold ends in: DuckDB's errors about data, or Python's before they get there.
+_FAULTS_OF_VALUES = (
+    duckdb.DataError,
+    duckdb.IntegrityError,
+    duckdb.InvalidInputException,
+    TypeError,
+    ValueError,
+    KeyError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
+
+_T = TypeVar("_T")
+Line = tuple[JournalLine, int]
 Transaction = Callable[[], AbstractContextManager[duckdb.DuckDBPyConnection]]
 
 
 @dataclass(frozen=True, slots=True)
 class IntakeCounts:
-    """What one intake added; `torn` and `refused` count journal lines and traces."""
+    """What one intake added; `torn` and `refused` count journal lines and traces.
+
+    `foreign` counts lines that were set aside, and `odd` what is called a segment and is no plain file.
+    """
 
     spans: int = 0
     episodes: int = 0
     rewards: int = 0
     torn: int = 0
     refused: int = 0
+    foreign: int = 0
+    odd: int = 0
 
     def __add__(self, other: IntakeCounts) -> IntakeCounts:
         return IntakeCounts(
@@ -53,62 +89,113 @@ class IntakeCounts:
             self.rewards + other.rewards,
             torn=self.torn + other.torn,
             refused=self.refused + other.refused,
+            foreign=self.foreign + other.foreign,
+            odd=self.odd + other.odd,
         )
 
 
 def journal_to_rows(folder: Path, transaction: Transaction) -> IntakeCounts:
     """Take in every segment of a journal folder; segments that are still being written as far as they go."""
-    total = IntakeCounts()
-    for path in sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else ():
+    if not folder.is_dir():
+        return IntakeCounts()
+    return_known(folder, newest_version())
+    odd_paths = folder_to_odd_paths(folder)
+    for path in odd_paths:
+        log.warning("%s is called a segment, is no plain file, and is not read; remove it", path)
+    total = IntakeCounts(odd=len(odd_paths))
+    for path in folder_to_segments(folder):
         try:
-            with path.open("rb") as file:
+            with open_plain(path) as file:
                 total += _take_in_segment(path, file, transaction)
         except FileNotFoundError:
             continue  # another intake finished it
         except OSError as error:
             raise StoreError(f"cannot read the journal segment {path}: {error.strerror or error}") from error
+    if total.foreign:
+        log.warning("%d lines of %s cannot be taken in; they are kept in files *.foreign there", total.foreign, folder)
     return total
 
 
 def _take_in_segment(path: Path, file: BinaryIO, transaction: Transaction) -> IntakeCounts:
-    growing = not _lock_if_abandoned(file)
+    growing = not lock_if_abandoned(file)
     with transaction() as con:
         offset_row = con.execute('SELECT "offset" FROM taken_in WHERE segment = ?', [path.name]).fetchone()
     offset = int(offset_row[0]) if offset_row else 0
     total = IntakeCounts()
-    for part, fullness in lines_to_parts(lines_from(file, offset, growing=growing), offset):
-        records = [record for record, _ in part if record is not None]
-        torn = len(part) - len(records)
+
+    def store_part(part: Sequence[Line], begin: int, fullness: float) -> IntakeCounts:
+        foreign_lines = [record for record, _ in part if isinstance(record, ForeignLine)]
         with transaction() as con:
             if fullness >= 1:
                 # DuckDB merges what small transactions left when it writes its log into the file. Large ones leave
                 # nothing worth it, and merging would read and write every row several times.
                 con.execute("SET GLOBAL max_vacuum_tasks = 0")
-            total += records_to_rows(con, records) + IntakeCounts(torn=torn)
+            counts = records_to_rows(con, lines_to_records(part))
             note_offset(con, path.name, part)
+            if foreign_lines:  # before the commit of the offset that leaves them behind
+                set_aside(path, begin, foreign_lines, newest_version())
+        torn = sum(record is None for record, _ in part)
+        return counts + IntakeCounts(torn=torn, foreign=len(foreign_lines))
+
+    for part, fullness in lines_to_parts(lines_from(file, offset, growing=growing), offset):
+        for counts in around_faults(part, offset, partial(store_part, fullness=fullness)):
+            total += counts
+        offset = part[-1][1]
     if not growing:
         path.unlink()
     return total
 
 
-def note_offset(con: duckdb.DuckDBPyConnection, segment: str, part: Sequence[_Line]) -> None:
+def around_faults(part: Sequence[Line], begin: int, store_part: Callable[[Sequence[Line], int], _T]) -> Iterator[_T]:
+    """What `store_part` returns for a part, or for the pieces of it that remain when a line in it cannot be stored.
+
+    `store_part` gets lines and the offset before them, and is one transaction. A line that alone makes it raise is
+    handed to it again as a foreign one. Raises what is not about a line: a full disk, or a store that is damaged.
+    """
+    try:
+        result = store_part(part, begin)
+    except (StoreError, *_FAULTS_OF_VALUES) as error:
+        cause = error.__cause__ if isinstance(error, StoreError) else error
+        if not isinstance(cause, _FAULTS_OF_VALUES) or "has been invalidated" in str(cause):
+            raise
+        if len(part) == 1 and not lines_to_records(part):
+            raise
+        reason = str(error)
+    else:
+        yield result
+        return
+    if len(part) == 1:
+        (record,) = lines_to_records(part)
+        yield store_part([(ForeignLine(line_of(record), reason), part[0][1])], begin)
+        return
+    middle = len(part) // 2
+    yield from around_faults(part[:middle], begin, store_part)
+    yield from around_faults(part[middle:], part[middle - 1][1], store_part)
+
+
+def note_offset(con: duckdb.DuckDBPyConnection, segment: str, part: Sequence[Line]) -> None:
     """Note in `taken_in` that these lines of a segment, the next ones, are taken in."""
-    record_count = sum(record is not None for record, _ in part)
+    record_count, torn_count = len(lines_to_records(part)), sum(record is None for record, _ in part)
     con.execute(
         "INSERT INTO taken_in VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
         ' "offset" = excluded."offset", records = records + excluded.records,'
         " torn = torn + excluded.torn, taken_ns = excluded.taken_ns",
-        [segment, part[-1][1], record_count, len(part) - record_count, time.time_ns()],
+        [segment, part[-1][1], record_count, torn_count, time.time_ns()],
     )
 
 
-def lines_to_parts(lines: Iterable[_Line], offset: int) -> Iterator[tuple[list[_Line], float]]:
+def lines_to_records(lines: Iterable[Line]) -> list[JournalRecord]:
+    """The records among lines of a segment."""
+    return [record for record, _ in lines if record is not None and not isinstance(record, ForeignLine)]
+
+
+def lines_to_parts(lines: Iterable[Line], offset: int) -> Iterator[tuple[list[Line], float]]:
     """Lines from an offset -> those of one transaction after the other, and how full it is: from 1 on, full.
 
     A full one ends with a root span where one is near: the root is written last, so few traces are cut in two and
     have to be looked up again.
     """
-    part: list[_Line] = []
+    part: list[Line] = []
     size = 0.0
     for record, end in lines:
         part.append((record, end))
@@ -119,15 +206,6 @@ def lines_to_parts(lines: Iterable[_Line], offset: int) -> Iterator[tuple[list[_
             part, offset = [], end
     if part:
         yield part, size
-
-
-def _lock_if_abandoned(file: BinaryIO) -> bool:
-    """Whether the writer of a segment is gone; if so, the segment is locked until the file is closed."""
-    try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def records_to_rows(con: duckdb.DuckDBPyConnection, records: Iterable[JournalRecord]) -> IntakeCounts:
@@ -171,6 +249,8 @@ def _spans_to_rows(con: duckdb.DuckDBPyConnection, arrived_spans: dict[tuple[str
             continue
         except Malformed as error:
             refusals.append((trace_id, str(error)))
+        except Exception as error:  # noqa: BLE001 - whatever this trace holds, the others do not wait for it
+            refusals.append((trace_id, f"cannot be assembled: {type(error).__name__}: {error}"))
     new_trajectories = _insert_trajectories(con, trajectories)
     _insert_refusals(con, refusals)
 

@@ -2,40 +2,88 @@
 
 A line is `crc32 SPACE compact-JSON NEWLINE`. Invariants: a record whose `append()` returned can be read back after
 the process is killed, and one that a `sync()` covered after the machine is; a line that a crash or a full disk
-left half written is dropped and counted, never half read. Each writer has its own segment and holds an exclusive
-lock on it, so a reader knows whether it may still grow.
+left half written is dropped and counted, never half read; a whole line that holds no record of this version is no
+reason to stop. Each writer has its own segments and holds an exclusive lock on the last one, so a reader knows whether
+it may still grow. A segment that a `sync()` finds full is let go, so that whoever takes it in can delete it.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import math
 import os
+import re
 import secrets
+import stat
 import threading
 import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from trace_store.errors import StoreError
-from trace_store.files import sync
+from trace_store.files import make_folder, open_plain, sync
 from trace_store.records import AdapterRow, Reward, RunRow, SpanRow
+
+log = logging.getLogger("marft_bridge")
 
 JournalRecord = RunRow | SpanRow | Reward | AdapterRow
 
 SUFFIX = ".segment"
+FOREIGN_SUFFIX = ".foreign"  # of lines that an intake set aside
+SEGMENT_BYTES = 8 * 2**20  # a segment of this size is full; it is larger by what came since the last sync
 BATCH_S = 0.1  # syncs that nobody waits for are at least this far apart
 IDLE_S = 1.0  # after this long without a request for a sync, the thread that syncs ends
 _KINDS: dict[str, type[JournalRecord]] = {"run": RunRow, "span": SpanRow, "reward": Reward, "adapter": AdapterRow}
 _NAMES = {record_class: kind for kind, record_class in _KINDS.items()}
 _FIELDS = {kind: tuple(field.name for field in fields(record_class)) for kind, record_class in _KINDS.items()}
 _GETTERS = {kind: attrgetter(*names) for kind, names in _FIELDS.items()}  # record -> the values of its fields
+_TEXT, _TEXT_OR_NONE, _INT, _INT_OR_NONE, _DICT = (str,), (str, type(None)), (int,), (int, type(None)), (dict,)
+_TYPES: dict[str, dict[str, tuple[type, ...]]] = {  # of the values of a record's fields, as JSON has them
+    "run": {"run_id": _TEXT, "command": _TEXT, "started_ns": _INT, "config": _DICT, "version": _TEXT},
+    "span": {
+        "trace_id": _TEXT,
+        "span_id": _TEXT,
+        "parent_span_id": _TEXT_OR_NONE,
+        "name": _TEXT,
+        "operation": _TEXT,
+        "start_ns": _INT,
+        "end_ns": _INT,
+        "status": _TEXT,
+        "status_message": _TEXT_OR_NONE,
+        "convention": _TEXT,
+        "attributes": _DICT,
+    },
+    "reward": {
+        "episode_id": _TEXT,
+        "name": _TEXT,
+        "value": (float,),
+        "source": _TEXT,
+        "created_ns": _INT,
+        "scope": _TEXT,
+        "action_id": _TEXT_OR_NONE,
+        "node": _TEXT_OR_NONE,
+    },
+    "adapter": {
+        "node": _TEXT,
+        "version": _INT,
+        "parent": _INT_OR_NONE,
+        "path": _TEXT,
+        "sha256": _TEXT,
+        "base_sha256": _TEXT,
+        "created_ns": _INT,
+        "metrics": _DICT,
+    },
+}
+_ALLOWED = {kind: tuple(_TYPES[kind][name] for name in names) for kind, names in _FIELDS.items()}
+_SETTER = re.compile(rf"\.v(\d{{1,9}}){re.escape(FOREIGN_SUFFIX)}$")
+_MAX_INT = 2**63 - 1  # of a BIGINT column
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -44,10 +92,41 @@ def journal_of(store: Path) -> Path:
     return store.with_name(store.name + ".journal")
 
 
+@dataclass(frozen=True, slots=True)
+class ForeignLine:
+    """A whole line of a segment that holds no record of this version: of a newer one, or of somebody else."""
+
+    line: bytes
+    reason: str
+
+
+JournalLine = JournalRecord | ForeignLine | None  # None stands for a torn line
+
+
 def journal_segments(store: Path) -> list[Path]:
     """The segments of the journal beside a store, in the order in which they are taken in; none where there is none."""
-    folder = journal_of(store)
+    return folder_to_segments(journal_of(store))
+
+
+def folder_to_segments(folder: Path) -> list[Path]:
+    """The segments of a journal folder: those of one writer in the order in which it wrote them."""
+    return [path for path in _named_segments(folder) if _is_plain(path)]
+
+
+def folder_to_odd_paths(folder: Path) -> list[Path]:
+    """What is called a segment and is none: links, pipes, devices, folders. Nobody opens them."""
+    return [path for path in _named_segments(folder) if not _is_plain(path)]
+
+
+def _named_segments(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
+
+
+def _is_plain(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except FileNotFoundError:  # taken in meanwhile: whoever opens it finds out
+        return True
 
 
 def is_recorded(store: Path) -> bool:
@@ -61,6 +140,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self._folder = Path(folder)
         self._fd: int | None = None
+        self._full_fd: int | None = None
         self._closed = False
         self._reset()
 
@@ -68,15 +148,22 @@ class Journal:
         """Forget a segment without touching it: at the start, and in a forked child, where it is the parent's."""
         if self._fd is not None:
             os.close(self._fd)  # the parent's descriptor keeps the lock
+        if self._full_fd is not None:
+            os.close(self._full_fd)
         self._pid = os.getpid()
+        self._name = f"{self._pid}-{secrets.token_hex(8)}"  # of this writer: the part that its segments share
+        self._segment_count = 0
         self._append_lock = threading.Lock()
         self._sync_lock = threading.Lock()
-        self._fd = None
+        self._fd = None  # of the segment that is written
+        self._full_fd = None  # of one that is not written any more, until it is synced
+        self._unsynced_folders: tuple[Path, ...] = ()  # in which a segment, or a folder above it, is new
         self._whole_bytes = 0  # bytes of whole lines
         self._synced_bytes = 0  # bytes that were acknowledged
         self._loss_reason: str | None = None  # set when the disk refused to keep what was appended
-        self._sync_condition = threading.Condition()  # guards the next two
+        self._sync_condition = threading.Condition()  # guards the next three
         self._sync_requested = False  # a sync was requested and has not begun
+        self._sync_delay_s = BATCH_S
         self._sync_thread: threading.Thread | None = None
         self.failure: StoreError | None = None  # the first loss that no caller waited for
 
@@ -122,45 +209,70 @@ class Journal:
             raise
 
     def sync(self) -> None:
-        """Acknowledge: when this returns, all records appended before it are on the disk."""
+        """Acknowledge: when this returns, all records appended before it are on the disk.
+
+        A segment that is full is let go after that; the next record begins another.
+        """
         if self._pid != os.getpid():
             self._reset()
         with self._sync_lock:
             with self._append_lock:
                 self._refuse_if_unusable()
-                fd, end = self._fd, self._whole_bytes
-            if fd is None or end == self._synced_bytes:  # another thread's sync covered ours
-                return
-            try:
-                os.fsync(fd)
-                is_removed = os.fstat(fd).st_nlink == 0
-            except OSError as error:
-                # The kernel may have dropped the pages: a second fsync would succeed and acknowledge a loss.
-                self._loss_reason = str(error)
-                self._fail(error)
-            if is_removed:
-                self._abandon_removed_segment()
-            self._synced_bytes = end
+                if self._full_fd is None and self._fd is not None and self._whole_bytes >= SEGMENT_BYTES:
+                    self._full_fd, self._fd = self._fd, None  # records that come from now on need not wait
+                fd, end, folders = self._fd, self._whole_bytes, self._unsynced_folders
+            if self._full_fd is not None:  # also where a sync was interrupted in here
+                self._sync_segment(self._full_fd, folders)
+                synced_fd = self._full_fd
+                self._full_fd = None  # before it is closed: a child that is forked now closes what it finds
+                release(synced_fd)
+            if fd is not None and end != self._synced_bytes:  # else another thread's sync covered ours
+                self._sync_segment(fd, folders)
+                self._synced_bytes = end
 
-    def _abandon_removed_segment(self) -> NoReturn:
+    def _sync_segment(self, fd: int, folders: Sequence[Path]) -> None:
+        """The bytes of a segment, and the names that lead to it, to the disk. Raises StoreError."""
+        try:
+            os.fsync(fd)
+            is_removed = os.fstat(fd).st_nlink == 0
+            if self._unsynced_folders and not is_removed:
+                for folder in folders:
+                    sync(folder)
+        except OSError as error:
+            # The kernel may have dropped the pages: a second fsync would succeed and acknowledge a loss.
+            self._loss_reason = str(error)
+            self._fail(error)
+        if is_removed:
+            self._abandon_removed_segment(fd)
+        with self._append_lock:
+            if self._unsynced_folders is folders:  # else there is a new segment again
+                self._unsynced_folders = ()
+
+    def _abandon_removed_segment(self, fd: int) -> NoReturn:
         """Raises StoreError for a segment that was deleted under its writer; later records go to a new one."""
         with self._append_lock:
-            if self._fd is not None:
-                os.close(self._fd)
+            if self._fd == fd:
                 self._fd = None
+            else:
+                self._full_fd = None
+            os.close(fd)
         raise StoreError(f"a segment of {self._folder} was deleted while it was written; its records are lost")
 
-    def sync_soon(self) -> None:
-        """Ask for a sync without waiting for it: a thread does one, BATCH_S from now, for all who asked by then.
+    def sync_soon(self, delay_s: float = BATCH_S) -> None:
+        """Ask for a sync without waiting for it: a thread does one, `delay_s` from now, for all who asked by then.
 
         For those who must not stall, such as an app's event loop. A loss shows in `failure`. Ending the process
-        loses nothing meanwhile; ending the machine loses at most what came since the last sync.
+        loses nothing meanwhile; ending the machine loses at most what came since the last sync. With a delay of 0 the
+        caller waits for the sync, and nothing that came before can be lost.
         """
         if self._pid != os.getpid():
             self._reset()
+        if delay_s == 0:
+            self._sync_unattended()
+            return
         with self._sync_condition:
-            self._sync_requested = True
-            if self._sync_thread is not None:
+            self._sync_requested, self._sync_delay_s = True, delay_s
+            if self._sync_thread is not None and self._sync_thread.is_alive():
                 self._sync_condition.notify()
                 return
             self._sync_thread = threading.Thread(target=self._sync_while_requested, name="journal-sync", daemon=True)
@@ -171,15 +283,25 @@ class Journal:
                 self._sync_unattended()
 
     def _sync_while_requested(self) -> None:
-        while True:
+        try:
+            while True:
+                with self._sync_condition:
+                    if not self._sync_condition.wait_for(lambda: self._sync_requested, IDLE_S):
+                        self._sync_thread = None
+                        return
+                    delay_s = self._sync_delay_s
+                time.sleep(delay_s)
+                with self._sync_condition:
+                    self._sync_requested = False
+                self._sync_unattended()
+        except BaseException as error:  # noqa: BLE001 - not the disk: nothing is lost yet, and the next sync may succeed
             with self._sync_condition:
-                if not self._sync_condition.wait_for(lambda: self._sync_requested, IDLE_S):
-                    self._sync_thread = None
-                    return
-            time.sleep(BATCH_S)
-            with self._sync_condition:
-                self._sync_requested = False
-            self._sync_unattended()
+                self._sync_thread = None
+            log.warning(
+                "the thread that syncs the journal %s ended (%s); the next record that asks for a sync starts it again",
+                self._folder,
+                type(error).__name__,
+            )
 
     def _sync_unattended(self) -> None:
         try:
@@ -197,9 +319,10 @@ class Journal:
         finally:
             with self._sync_lock, self._append_lock:
                 self._closed = True
-                if self._fd is not None:
-                    os.close(self._fd)
-                    self._fd = None
+                for fd in (self._fd, self._full_fd):
+                    if fd is not None:
+                        release(fd)
+                self._fd = self._full_fd = None
 
     def _refuse_if_unusable(self) -> None:
         if self._closed:
@@ -216,22 +339,37 @@ class Journal:
         ) from error
 
     def _new_segment(self) -> int:
-        if not self._folder.is_dir():
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            sync(self._folder.parent)
-        path = self._folder / f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}"
+        unsynced_folders = (self._folder, *make_folder(self._folder))
+        self._segment_count += 1
+        path = self._folder / f"{self._name}-{self._segment_count:06}{SUFFIX}"
         hidden_path = path.with_suffix(".new")
         fd = os.open(hidden_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         # Locked before it gets the name that readers look for: no reader ever finds it without its writer.
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             hidden_path.rename(path)
-            sync(self._folder)
         except OSError:
             os.close(fd)
             raise
+        # Synced with the first records: this may be the thread of an app's event loop.
+        self._unsynced_folders = unsynced_folders
         self._whole_bytes = self._synced_bytes = 0
         return fd
+
+
+def release(fd: int) -> None:
+    """Close a segment that is written no more. Its lock goes also where a forked child still has it open."""
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
+
+
+def lock_if_abandoned(file: BinaryIO) -> bool:
+    """Whether the writer of a segment is gone, or has let it go; if so, it is locked until the file is closed."""
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def line_of(record: JournalRecord) -> bytes:
@@ -243,21 +381,35 @@ def line_of(record: JournalRecord) -> bytes:
     return b"%08x %s\n" % (zlib.crc32(body), body)
 
 
-def record_of(line: bytes) -> JournalRecord | None:
+def record_of(line: bytes) -> JournalLine:
     """One journal line -> its record; None when the line is damaged."""
     body = line[9:-1]
     if line[8:9] != b" " or not line.endswith(b"\n") or line[:8] != b"%08x" % zlib.crc32(body):
         return None
-    values = json.loads(body)
-    kind = values.pop("kind", None)
-    if kind == "reward":
-        values["value"] = float(values["value"])  # NaN and infinities travel as text
     try:
-        return _KINDS[kind](**values)
-    except (KeyError, TypeError) as error:
-        raise StoreError(
-            f"the journal has a line that this version does not know ({error}); use the marft-bridge that wrote it"
-        ) from error
+        values = json.loads(body)
+        kind = values.pop("kind", None)
+        if kind == "reward":
+            values["value"] = float(values["value"])  # NaN and infinities travel as text
+        record = _KINDS[kind](**values)
+    except KeyError as error:
+        return ForeignLine(line, f"the kind or field {error} is not known")
+    except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        return ForeignLine(line, f"{type(error).__name__}: {error}")
+    for value, allowed, name in zip(_GETTERS[kind](record), _ALLOWED[kind], _FIELDS[kind], strict=True):
+        if type(value) not in allowed or (type(value) is int and not -_MAX_INT <= value <= _MAX_INT):
+            return ForeignLine(line, f"the field {name!r} of a {kind} is not what it should be")
+    if b"\\u" in body and not _is_storable(values):
+        return ForeignLine(line, "half of a surrogate pair, which no text can hold")
+    return record
+
+
+def _is_storable(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        return False
+    return True
 
 
 def json_text(value: Any) -> str:
@@ -304,7 +456,7 @@ def _finite_json(value: Any) -> Any:
     return value
 
 
-def lines_from(file: BinaryIO, offset: int, *, growing: bool) -> Iterator[tuple[JournalRecord | None, int]]:
+def lines_from(file: BinaryIO, offset: int, *, growing: bool) -> Iterator[tuple[JournalLine, int]]:
     """Records of an open segment from `offset`, each with the offset after it; None stands for a torn line.
 
     With `growing`, damage at the end is held back, because its writer may still be writing it.
@@ -323,8 +475,48 @@ def lines_from(file: BinaryIO, offset: int, *, growing: bool) -> Iterator[tuple[
 
 
 def read_segment(path: Path) -> tuple[list[JournalRecord], int]:
-    """All records of a segment whose writer is gone, and the number of torn lines that were dropped."""
-    with path.open("rb") as file:
-        line_records = [record for record, _ in lines_from(file, 0, growing=False)]
-    records = [record for record in line_records if record is not None]
-    return records, len(line_records) - len(records)
+    """All records of a segment whose writer is gone, and the number of torn lines that were dropped.
+
+    Raises StoreError for a line that this version does not know.
+    """
+    records: list[JournalRecord] = []
+    torn_lines = 0
+    with open_plain(path) as file:
+        for record, _ in lines_from(file, 0, growing=False):
+            if isinstance(record, ForeignLine):
+                raise StoreError(
+                    f"the journal has a line that this version does not know ({record.reason});"
+                    " use the marft-bridge that wrote it"
+                )
+            if record is None:
+                torn_lines += 1
+            else:
+                records.append(record)
+    return records, torn_lines
+
+
+def set_aside(segment: Path, begin: int, lines: Sequence[ForeignLine], version: int) -> Path:
+    """Write lines of a segment to a file of their own beside it, synced; the file holds those from `begin` on.
+
+    `version` is the newest version of a store that the writer knows: see `return_known`. Writing the same again
+    replaces it.
+    """
+    path = segment.with_name(f"{segment.stem}.{begin}.v{version}{FOREIGN_SUFFIX}")
+    hidden_path = path.with_suffix(".new")
+    fd = os.open(hidden_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(b"".join(foreign.line for foreign in lines))
+        file.flush()
+        os.fsync(file.fileno())
+    hidden_path.replace(path)
+    sync(path.parent)
+    return path
+
+
+def return_known(folder: Path, version: int) -> None:
+    """Make segments again of what an older version set aside: this one may know it."""
+    for path in folder.glob(f"*{FOREIGN_SUFFIX}"):
+        setter = _SETTER.search(path.name)
+        if setter is not None and int(setter[1]) < version and _is_plain(path):
+            with suppress(FileNotFoundError):  # another intake did it
+                path.rename(path.with_suffix(SUFFIX))

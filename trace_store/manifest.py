@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from trace_store.errors import StoreError
-from trace_store.files import sync
+from trace_store.files import make_durable_folder, sync
 
 MANIFEST = "manifest.json"
 WRITING = ".writing-"  # how the folder of an unfinished export begins
@@ -122,7 +122,7 @@ def changing(folder: Path) -> Iterator[None]:
     The folder is made when it is missing. Raises StoreError when another process is changing it, or when it holds
     something else: files of others are never touched.
     """
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_durable_folder(folder)
     handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:

@@ -20,6 +20,7 @@ import duckdb
 from trace_store import intake, schema
 from trace_store.connection import connect, connect_memory, one_line_errors, private_files
 from trace_store.errors import StoreError
+from trace_store.files import sync
 from trace_store.intake import IntakeCounts
 from trace_store.journal import is_recorded, journal_of
 from trace_store.migrations import FIRST_VERSION, migrate, newest_version, version_of
@@ -47,6 +48,7 @@ class TraceStore:
         self._schema_name = schema_name
         self._closing = ExitStack()  # what ends with this store, after its connection
         self._write_lock = threading.Lock()
+        self._log_stamp = (0, 0)  # inode and size of the log whose name is on the disk; zeros where there is none
 
     @classmethod
     def open(
@@ -73,10 +75,13 @@ class TraceStore:
         path = Path(path)
         if read_only:
             return cls._open_reader(path, unread, wait_s=wait_s, on_wait=on_wait)
+        is_new = not path.exists()
         con = connect(path, read_only=False, wait_s=wait_s, on_wait=on_wait)
         try:
             with one_line_errors(path), private_files():
                 migrate(con, str(path))
+            if is_new:
+                sync(path.parent)  # DuckDB syncs what is in its files, but not their names
         except BaseException:
             con.close()
             raise
@@ -141,6 +146,19 @@ class TraceStore:
                 with suppress(duckdb.Error):  # a failed COMMIT has rolled back already
                     self._con.execute("ROLLBACK")
                 raise
+            self._sync_log_name()
+
+    def _sync_log_name(self) -> None:
+        """DuckDB syncs what is in its log, but not that there is one: it begins a new one after each checkpoint."""
+        try:
+            status = self.path.with_name(self.path.name + ".wal").stat()
+            log_stamp = (status.st_ino, status.st_size)
+        except FileNotFoundError:
+            log_stamp = (0, 0)
+        known_inode, known_size = self._log_stamp
+        if log_stamp[0] != known_inode or log_stamp[1] < known_size:  # a new log may have the number of the old one
+            sync(self.path.parent)
+        self._log_stamp = log_stamp
 
     def transaction(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
         """One write transaction, for the modules of this package that change several tables at once."""

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +26,7 @@ import duckdb
 from trace_store import intake, schema
 from trace_store.connection import one_line_errors, private_files
 from trace_store.errors import StoreError
+from trace_store.files import open_plain
 from trace_store.journal import JournalRecord, journal_segments, lines_from
 from trace_store.migrations import newest_version
 from trace_store.records import Reward, SpanRow
@@ -140,14 +142,11 @@ class UnreadJournal:
             try:
                 if _size(path) <= offset:
                     continue
-                with path.open("rb") as file:
+                show = partial(_show_part, cursor, path.name, relations)
+                with open_plain(path) as file:
                     for part, _ in intake.lines_to_parts(lines_from(file, offset, growing=True), offset):
-                        cursor.execute("BEGIN")
-                        records = [record for record, _ in part if record is not None]
-                        _copy_touched(cursor, records, relations)
-                        intake.records_to_rows(cursor, records)
-                        intake.note_offset(cursor, path.name, part)
-                        cursor.execute("COMMIT")
+                        for _ in intake.around_faults(part, offset, show):
+                            pass
                         self.bytes_read += part[-1][1] - offset
                         offset = part[-1][1]
             except FileNotFoundError:
@@ -197,6 +196,27 @@ class UnreadJournal:
             yield stored
         else:
             yield stored
+
+
+def _show_part(
+    cursor: duckdb.DuckDBPyConnection,
+    segment: str,
+    relations: Mapping[str, str],
+    part: Sequence[intake.Line],
+    _begin: int,
+) -> None:
+    """Lines of a segment -> rows of the temporary database, in one transaction; foreign lines are passed over."""
+    cursor.execute("BEGIN")
+    try:
+        records = intake.lines_to_records(part)
+        _copy_touched(cursor, records, relations)
+        intake.records_to_rows(cursor, records)
+        intake.note_offset(cursor, segment, part)
+        cursor.execute("COMMIT")
+    except BaseException:
+        with suppress(duckdb.Error):  # a failed COMMIT has rolled back already
+            cursor.execute("ROLLBACK")
+        raise
 
 
 def _copy_touched(

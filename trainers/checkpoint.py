@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from trainers.common.files import whole_folder
+from trainers.common.files import finish_replacing, whole_folder
 from trainers.errors import TrainError
 from trainers.marft import MarftTrainer
 
@@ -48,6 +48,12 @@ def _write(trainer: MarftTrainer, folder: Path) -> None:
         save_file({name: t.detach().cpu().contiguous() for name, t in _tensors(trainer).items()}, fresh / _TENSORS)
 
 
+def is_saved(folder: Path) -> bool:
+    """Whether there is a checkpoint. One whose replacement was interrupted gets its name back first."""
+    finish_replacing(folder)
+    return (folder / STATE_FILE).exists()
+
+
 def load(trainer: MarftTrainer, folder: Path) -> None:
     """Puts the state in `folder` into a trainer made with the same models, agents and adapters.
 
@@ -55,6 +61,7 @@ def load(trainer: MarftTrainer, folder: Path) -> None:
         TrainError: no checkpoint, or one of another base model, other agents or other shapes. The trainer is
             unchanged then.
     """
+    finish_replacing(folder)
     try:
         state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text())
         with safe_open(folder / _TENSORS, framework="pt") as stored:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from marft_bridge.common.redaction_patterns import SECRETS, names_to_patterns
 
@@ -34,6 +34,10 @@ class RecordOptions(BaseModel):
     other_clients: bool = True
     """Whether calls that nodes make with the packages openai, anthropic and litellm are recorded and, of trained nodes,
     redirected. False: only those of LangChain's chat models; the others go where the app sends them, unseen."""
+    sync_delay_s: float = Field(0.1, ge=0, le=60)
+    """Seconds from a run's answer until its record is synced to the disk, by a thread and for all runs that ended by
+    then. What is not synced yet survives the end of the process, but not a power cut. 0: the answer waits for the sync,
+    and so does the app's event loop."""
     keep_app_tracing: bool = False
     """True: the app's own tracing (LangSmith, OpenTelemetry) goes on in the episodes that a command runs. `wrap` and
     `instrument` never touch it."""

@@ -8,6 +8,7 @@ trace is on disk elsewhere; a trace that was taken does not grow any more; one p
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import threading
 from collections.abc import Iterable, Sequence
@@ -18,8 +19,12 @@ from typing import Any
 from marft_bridge.ingest.errors import IngestError
 from marft_bridge.ingest.otlp import WireSpan
 from marft_bridge.ingest.trace_tree import TraceTree
-from trace_store.journal import SUFFIX, Journal, line_of, read_segment
+from trace_store.files import open_plain
+from trace_store.journal import ForeignLine, Journal, folder_to_segments, line_of, lines_from, set_aside
+from trace_store.migrations import newest_version
 from trace_store.records import SpanRow
+
+log = logging.getLogger("marft_bridge")
 
 MAX_WAITING_BYTES = 256 << 20  # bytes of journal lines
 _MAX_SLACK_BYTES = 64 << 20  # bytes of acknowledged spans that stay in the spool until it is rewritten
@@ -64,11 +69,7 @@ class TraceSpool:
         self.torn_lines = 0  # lines that a crash left half written: never acknowledged
         old_segments = self._segments()
         for path in old_segments:
-            records, torn_lines = read_segment(path)
-            self.torn_lines += torn_lines
-            for record in records:
-                if isinstance(record, SpanRow):
-                    self._add(row_to_span(record), len(line_of(record)), now)
+            self._take_over(path, now)
         self._journal = Journal(folder)
         self._rewrite(old_segments)
 
@@ -128,7 +129,29 @@ class TraceSpool:
             os.close(self._lock_file)
 
     def _segments(self) -> list[Path]:
-        return sorted(self._folder.glob(f"*{SUFFIX}"))
+        return folder_to_segments(self._folder)
+
+    def _take_over(self, segment: Path, now: float) -> None:
+        """Adds the spans of an earlier receiver's segment; lines that hold none are set aside in a file beside it."""
+        foreign_lines: list[ForeignLine] = []
+        with open_plain(segment) as file:
+            for record, _ in lines_from(file, 0, growing=False):
+                if record is None:
+                    self.torn_lines += 1
+                elif isinstance(record, ForeignLine):
+                    foreign_lines.append(record)
+                elif isinstance(record, SpanRow):
+                    try:
+                        span = row_to_span(record)
+                    except TypeError as error:
+                        foreign_lines.append(ForeignLine(line_of(record), str(error)))
+                    else:
+                        self._add(span, len(line_of(record)), now)
+        if foreign_lines:
+            path = set_aside(segment, 0, foreign_lines, newest_version())
+            log.warning(
+                "%d lines of %s hold no spans of this version; they are kept in %s", len(foreign_lines), segment, path
+            )
 
     def _mark_taken(self, trace_id: str) -> None:
         self._unacknowledged[trace_id] = self._traces.pop(trace_id)

@@ -17,7 +17,7 @@ from typing import Protocol
 from marft_bridge.recording.open_span import OpenSpan, span_to_row
 from marft_bridge.recording.span_privacy import SpanPrivacy
 from trace_store.errors import StoreError
-from trace_store.journal import Journal
+from trace_store.journal import BATCH_S, Journal
 from trace_store.records import SpanRow
 
 log = logging.getLogger("marft_bridge")
@@ -39,11 +39,15 @@ class JournalProcessor:
     """Appends every ended span to a journal, and hands it on to an exporter where there is one.
 
     Spans of a run are written together, when it ends: a run that has not ended is of no use yet, and one pass over
-    many spans costs a third of as many passes over one.
+    many spans costs a third of as many passes over one. When the run has ended, the journal is asked to sync it, which
+    a thread does `sync_delay_s` later: this may be the thread of the app's event loop. With 0 it is done at once.
     """
 
-    def __init__(self, journal: Journal, privacy: SpanPrivacy, export: Export | None = None) -> None:
+    def __init__(
+        self, journal: Journal, privacy: SpanPrivacy, export: Export | None = None, *, sync_delay_s: float = BATCH_S
+    ) -> None:
         self._journal = journal
+        self._sync_delay_s = sync_delay_s
         self._export = export
         self._lock = threading.Lock()
         self.privacy = privacy
@@ -79,9 +83,11 @@ class JournalProcessor:
         else:
             if self._row_copies:
                 self._copy_rows(rows)
-            for row in rows:
-                if row.parent_span_id is None:
-                    self.on_episode()
+            episodes = sum(row.parent_span_id is None for row in rows)
+            for _ in range(episodes):
+                self.on_episode()
+            if episodes:
+                self._journal.sync_soon(self._sync_delay_s)
         if self._export is not None:
             for row in rows:
                 self._export.send(row)

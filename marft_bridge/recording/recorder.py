@@ -594,7 +594,6 @@ class Recorder(BaseCallbackHandler):
             outcome_attributes |= open_trace.position.to_attributes()
         root.span.set(outcome_attributes)
         self._end_span(root.span, error if outcome == "failed" else None)
-        self.journal.sync_soon()  # not sync: this may be the thread of the app's event loop
 
     def _end_span(self, span: OpenSpan, error: BaseException | None) -> None:
         if error is not None:

@@ -31,8 +31,8 @@ def options_to_processor(journal: Journal, options: RecordOptions, redact: Redac
     privacy = options_to_privacy(options, redact)
     export = _options_to_export(options)
     if export is None:
-        return JournalProcessor(journal, privacy)
-    processor = JournalProcessor(journal, privacy, export)
+        return JournalProcessor(journal, privacy, sync_delay_s=options.sync_delay_s)
+    processor = JournalProcessor(journal, privacy, export, sync_delay_s=options.sync_delay_s)
     weakref.finalize(processor, export.shutdown)
     return processor
 

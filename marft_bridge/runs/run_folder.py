@@ -34,6 +34,7 @@ from typing import Any
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.files import write_atomically
 from marft_bridge.config.bridge import BridgeConfig
+from trace_store.files import make_durable_folder
 from trace_store.journal import is_recorded
 
 COLLECT, TRAIN, EVALUATE = "collect", "train", "evaluate"
@@ -114,7 +115,7 @@ class RunFolder:
 
     def create(self) -> None:
         """Makes the folder, readable by its owner only."""
-        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_durable_folder(self.path)
 
     def require_store(self, command: str) -> None:
         """Refuses a command that needs collected episodes where there are none. Raises ConfigError."""

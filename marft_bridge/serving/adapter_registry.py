@@ -21,6 +21,7 @@ from marft_bridge.common.errors import ServingError
 from marft_bridge.common.files import write_atomically
 from marft_bridge.serving.adapter_checks import CONFIG_FILE, WEIGHTS_FILE, check_files, folder_to_hashes
 from marft_bridge.serving.vllm_server import ModelServer
+from trace_store.files import make_durable_folder, sync
 from trace_store.records import AdapterRow
 
 _MAX_NAME, _DIGEST = 200, 32  # characters; a file system takes 255 bytes, and a version comes behind the name
@@ -80,7 +81,7 @@ class AdapterRegistry:
         if folder.exists():
             shutil.rmtree(folder)  # of an interrupted run: without a record it was never served
         for part in (self.root, folder.parent, folder):
-            part.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_durable_folder(part)
         return folder
 
     def register(self, node: str, version: int, parent: int | None, metrics: Mapping[str, Any]) -> AdapterRow:
@@ -112,6 +113,9 @@ class AdapterRegistry:
         }
         for file in filter(Path.is_file, folder.iterdir()):
             file.chmod(0o600)
+            sync(file)  # before the record that says that they are whole
+        for unsynced_folder in (folder, folder.parent, self.root, self.root.parent):
+            sync(unsynced_folder)
         content = record | {_CONFIG_SHA256: hashes.get(CONFIG_FILE)}
         write_atomically(folder / _RECORD_FILE, json.dumps(content, indent=2, allow_nan=False) + "\n")
         return AdapterRow(path=str(folder), **record)

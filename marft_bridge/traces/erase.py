@@ -32,6 +32,7 @@ from trace_store.erasure import (
     subject_to_traces,
 )
 from trace_store.errors import StoreError
+from trace_store.journal import FOREIGN_SUFFIX
 from trace_store.manifest import leftovers
 from trace_store.readers import CATALOG_SUFFIX, folder_to_reader
 from trace_store.store import TraceStore
@@ -176,8 +177,10 @@ def _erasure_to_lines(erasure: Erasure) -> list[str]:
             reason = (
                 "which wait for the rest of their trace; let `marft-bridge ingest --listen` finish, or delete the file"
             )
+        elif Path(segment).suffix == FOREIGN_SUFFIX:
+            reason = "which this version cannot take in; delete the file"
         else:
-            reason = "which is still being written; erase again when its writer has ended"
+            reason = "which is still being written; erase again when it is full or its writer has ended"
         lines.append(f"left: {count} records in {segment}, {reason}")
     for adapter in erasure.adapters:
         location = adapter.path or "not published"

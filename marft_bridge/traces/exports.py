@@ -65,6 +65,7 @@ def take_in_journal(path: Path, as_json: bool, console: Console) -> None:
     with open_existing_store(path, console) as store:
         counts = store.take_in()
     rows = {"spans": counts.spans, "episodes": counts.episodes, "rewards": counts.rewards, "refusals": counts.refused}
+    rows |= {"damaged lines dropped": counts.torn, "lines set aside": counts.foreign, "paths passed over": counts.odd}
     _print_rows(f"taken into {path}", rows, time.monotonic() - started, as_json=as_json, console=console)
 
 

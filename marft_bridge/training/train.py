@@ -188,7 +188,7 @@ class _Training:
 
     def run(self) -> None:
         """Trains from the checkpoint's round, or from the offline phase, to the last round."""
-        if (self.folder.checkpoint / checkpoint.STATE_FILE).exists():
+        if checkpoint.is_saved(self.folder.checkpoint):
             checkpoint.load(self.trainer, self.folder.checkpoint)
             self._delete_metrics_after(self.trainer.rounds)
             delete_rounds_after(self.folder.advantages, self.trainer.rounds)

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import httpx
@@ -44,7 +45,8 @@ from marft_bridge.ingest.trace_spool import SpoolFull, TraceSpool
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.wrap import wrap
-from trace_store.journal import Journal
+from trace_store.journal import Journal, line_of
+from trace_store.records import SpanRow
 from trace_store.store import TraceStore
 
 
@@ -325,6 +327,26 @@ def test_too_much_that_waits_is_refused_and_nothing_of_it_kept(tmp_path: Path, m
     assert spool.waiting_traces() == {TRACE: [call]}
     spool.add([root], now=0.0)
     assert list(spool.take_complete(0.0)) == [TRACE]
+    spool.close()
+
+
+def test_a_spool_with_foreign_lines_and_pipes_is_taken_over_and_they_stay(tmp_path: Path) -> None:
+    folder = tmp_path / "spool"
+    spool = TraceSpool(folder, now=0.0)
+    spool.add(wire_of("openinference"), now=1.0)
+    (segment,) = folder.glob("*.segment")
+    whole_lines = segment.read_bytes()
+    spool._journal.close()
+    os.close(spool._lock_file)  # as a kill does
+    body = b'{"kind":"dream"}'
+    foreign = [b"%08x %s\n" % (zlib.crc32(body), body)]
+    foreign += [line_of(SpanRow("t", "s", None, "n", "", 1, 2, "ok", None, "", {}))]  # not as a receiver writes them
+    segment.write_bytes(foreign[0] + whole_lines + foreign[1])
+    os.mkfifo(folder / "0.segment")
+    spool = TraceSpool(folder, now=0.0)
+    assert sum(map(len, spool.waiting_traces().values())) == len(wire_of("openinference"))
+    assert [path.read_bytes() for path in folder.glob("*.foreign")] == [b"".join(foreign)]
+    assert (folder / "0.segment").is_fifo()
     spool.close()
 
 

@@ -47,6 +47,7 @@ from marft_bridge.recording.otlp_export import OtlpExport
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.redaction import Redactor
 from marft_bridge.recording.span_privacy import SpanPrivacy
+from marft_bridge.recording.span_processor import options_to_processor
 from marft_bridge.recording.wrap import wrap
 from trace_store import conventions as c
 from trace_store.assemble import spans_to_trajectory
@@ -242,6 +243,21 @@ def test_a_span_that_cannot_be_made_a_row_is_counted_and_nothing_is_raised(tmp_p
     assert processor.lost_spans == 1
     assert processor.failure is None  # the disk refused nothing
     assert spans_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.5])
+def test_the_journal_is_asked_to_sync_a_run_when_its_root_is_written_and_no_sooner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delay_s: float
+) -> None:
+    delays: list[float] = []
+    journal = Journal(tmp_path)
+    monkeypatch.setattr(journal, "sync_soon", delays.append)
+    processor = options_to_processor(journal, RecordOptions(sync_delay_s=delay_s))
+    root = open_span("root", None, {})
+    processor.end_span(open_span("child", root, {}))
+    assert delays == []
+    processor.end_span(root)
+    assert delays == [delay_s]
 
 
 # -- what is written ------------------------------------------------------------------------------------------

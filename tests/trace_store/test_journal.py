@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from support.sample_spans import chain
 
 import trace_store.journal as journal_module
 from trace_store.errors import StoreError
-from trace_store.journal import Journal, read_segment
+from trace_store.journal import ForeignLine, Journal, line_of, lock_if_abandoned, read_segment, record_of
 from trace_store.records import AdapterRow, Reward, RunRow, SpanRow
 
 WRITER = """
@@ -66,6 +67,11 @@ def reward(number: int) -> Reward:
 
 def segments(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.segment"))
+
+
+def is_abandoned(path: Path) -> bool:
+    with path.open("rb") as file:
+        return lock_if_abandoned(file)
 
 
 def mode(path: Path) -> int:
@@ -152,12 +158,196 @@ def test_a_damaged_line_costs_itself_only(tmp_path: Path) -> None:
 
 
 def test_a_line_of_a_newer_version_is_not_taken_for_damage(tmp_path: Path) -> None:
-    import zlib
-
     body = b'{"kind":"dream"}'
     (tmp_path / "x.segment").write_bytes(b"%08x %s\n" % (zlib.crc32(body), body))
     with pytest.raises(StoreError, match="a line that this version does not know"):
         read_segment(tmp_path / "x.segment")
+
+
+def test_a_segment_that_a_sync_finds_full_is_let_go_and_the_next_one_is_later_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line_bytes = len(line_of(reward(10)))
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 3 * line_bytes)
+    journal = Journal(tmp_path)
+    for number in range(10, 20):
+        journal.append(reward(number))
+        journal.sync()
+    # Full after every third record: 10-12, 13-15, 16-18 and 19.
+    assert [read_segment(path)[0] for path in segments(tmp_path)] == [
+        [reward(number) for number in range(begin, min(begin + 3, 20))] for begin in (10, 13, 16, 19)
+    ]
+    assert [is_abandoned(path) for path in segments(tmp_path)] == [True, True, True, False]
+    journal.close()
+    assert [is_abandoned(path) for path in segments(tmp_path)] == [True] * 4
+
+
+def test_records_that_nobody_syncs_stay_in_one_segment_until_somebody_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 100)
+    journal = Journal(tmp_path)
+    for number in range(10):
+        journal.append(reward(number))
+    assert len(segments(tmp_path)) == 1
+    journal.sync()
+    journal.append(reward(10))
+    assert len(segments(tmp_path)) == 2
+    journal.close()
+
+
+def test_a_record_that_comes_while_a_full_segment_is_synced_does_not_wait_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 1)
+    disk, reached = threading.Event(), threading.Event()
+
+    def stuck(fd: int) -> None:
+        reached.set()
+        disk.wait(10)
+
+    journal = Journal(tmp_path)
+    journal.append(reward(1))
+    with monkeypatch.context() as slow:
+        slow.setattr(os, "fsync", stuck)
+        syncing = threading.Thread(target=journal.sync)
+        syncing.start()
+        assert reached.wait(10)
+        journal.append(reward(2))  # with the disk still stuck
+        assert [is_abandoned(path) for path in segments(tmp_path)] == [False, False]
+        disk.set()
+        syncing.join()
+    assert [is_abandoned(path) for path in segments(tmp_path)] == [True, False]
+    journal.close()
+    assert [read_segment(path)[0] for path in segments(tmp_path)] == [[reward(1)], [reward(2)]]
+
+
+def test_a_sync_that_is_interrupted_at_a_full_segment_is_made_up_for_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 1)
+    journal, synced = Journal(tmp_path), []
+
+    def interrupted(fd: int) -> None:
+        raise KeyboardInterrupt
+
+    journal.append(reward(1))
+    inode = segments(tmp_path)[0].stat().st_ino
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            journal.sync()
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_ino))
+    journal.append(reward(2))
+    journal.sync()
+    assert inode in synced
+    journal.close()
+
+
+def test_a_full_segment_is_let_go_also_where_a_forked_child_has_it_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 1)
+    journal = Journal(tmp_path)
+    journal.append(reward(1))
+    hold, release = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(release)
+        os.read(hold, 1)  # holds what it inherited, and never records
+        os._exit(0)
+    os.close(hold)
+    try:
+        journal.sync()
+        assert is_abandoned(segments(tmp_path)[0])
+    finally:
+        os.close(release)
+        assert os.waitpid(child, 0)[1] == 0
+    journal.close()
+
+
+@pytest.mark.parametrize("kill", [RuntimeError, MemoryError, SystemExit])
+def test_a_thread_that_syncs_and_dies_is_started_again_and_said(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kill: type[BaseException],
+) -> None:
+    journal = Journal(tmp_path)
+    journal.append(reward(1))
+    synced = threading.Event()
+
+    def dying(fd: int) -> None:
+        raise kill
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", dying)
+        journal.sync_soon()
+        dead_thread = journal._sync_thread
+        assert dead_thread is not None
+        dead_thread.join(10)
+        assert not dead_thread.is_alive()
+    assert f"the thread that syncs the journal {tmp_path} ended ({kill.__name__})" in caplog.text
+    assert journal.failure is None  # nothing is lost: the disk refused nothing
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.set())
+    journal.append(reward(2))
+    journal.sync_soon()
+    assert synced.wait(10)
+    journal.close()
+
+
+def test_a_thread_that_syncs_and_died_without_a_word_is_started_again(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    dead_thread = threading.Thread(target=lambda: None)
+    dead_thread.start()
+    dead_thread.join()
+    journal._sync_thread = dead_thread
+    journal.append(reward(1))
+    journal.sync_soon()
+    assert journal._sync_thread is not dead_thread
+    journal.close()
+
+
+def test_with_no_delay_a_record_is_synced_when_the_request_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(os, "fsync", calls.append)
+    journal = Journal(tmp_path)
+    journal.append(reward(1))
+    journal.sync_soon(0)
+    assert calls
+    assert journal._sync_thread is None
+    journal.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"3",
+        b"[]",
+        b"not json",
+        b"[" * 100_000,
+        b'{"kind":"dream"}',
+        b'{"kind":["span"]}',
+        b'{"kind":"reward"}',
+        b'{"kind":"reward","episode_id":"e","name":"n","value":{},"source":"s","created_ns":1}',
+        b'{"kind":"reward","episode_id":"e","name":"n","value":1,"source":"s","created_ns":"1"}',
+        b'{"kind":"reward","episode_id":"e","name":"n","value":1,"source":"s","created_ns":1.5}',
+        b'{"kind":"reward","episode_id":"e","name":"n","value":1,"source":"s","created_ns":true}',
+        b'{"kind":"reward","episode_id":"e","name":"n","value":1,"source":"s","created_ns":9223372036854775808}',
+        b'{"kind":"reward","episode_id":null,"name":"n","value":1,"source":"s","created_ns":1}',
+        b'{"kind":"reward","episode_id":"\\ud800","name":"n","value":1,"source":"s","created_ns":1}',
+        b'{"kind":"reward","episode_id":"e","name":"n","value":1,"source":"s","created_ns":1,"colour":"red"}',
+        b'{"kind":"run","run_id":"r","command":"c","started_ns":1,"config":[]}',
+        b'{"kind":"run","run_id":"r","command":"c","started_ns":1' + b"0" * 5000 + b"}",
+    ],
+)
+def test_a_whole_line_that_holds_no_record_is_foreign_and_not_damaged(body: bytes) -> None:
+    line = b"%08x %s\n" % (zlib.crc32(body), body)
+    record = record_of(line)
+    assert isinstance(record, ForeignLine)
+    assert record.line == line
 
 
 def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(tmp_path: Path) -> None:
@@ -217,6 +407,8 @@ def test_a_failed_fsync_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_sync_with_nothing_new_costs_no_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     journal = Journal(tmp_path)
+    journal.append(reward(0))
+    journal.sync()  # the first one syncs the names of the segment and of its folder too
     journal.append(reward(1))
     with monkeypatch.context() as counted:
         counted.setattr(os, "fsync", calls.append)
@@ -236,6 +428,7 @@ def test_syncs_that_nobody_waits_for_are_one_fsync_and_soon(tmp_path: Path, monk
 
     journal = Journal(tmp_path)
     journal.append(reward(0))
+    journal.sync()
     with monkeypatch.context() as watched:
         watched.setattr(os, "fsync", slow)
         for number in range(1, 50):

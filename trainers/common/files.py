@@ -5,12 +5,14 @@ Invariant: a reader never sees a half-written folder. It knows nothing of what t
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 
 from trainers.errors import TrainError
@@ -21,9 +23,10 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     """A fresh folder to write into, which becomes `folder` when the block ends without an error.
 
     An existing `folder` is replaced: it is moved aside, the new one takes its name, then the old one is deleted. A
-    crash between the two moves leaves both complete, the old one under a name that ends in `.old`.
+    crash between the two moves leaves both complete, and `finish_replacing` goes on from there.
     """
-    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make_parents(folder)
+    finish_replacing(folder)
     fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))  # created 0700
     try:
         yield fresh
@@ -34,11 +37,32 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         old = fresh.with_name(fresh.name + ".old")
         if folder.exists():
             folder.rename(old)
-        fresh.rename(folder)
+        try:
+            fresh.rename(folder)
+        except BaseException:
+            if old.exists():
+                old.rename(folder)
+            raise
         _sync(folder.parent)
         shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def finish_replacing(folder: Path) -> None:
+    """Gives `folder` its name again where a crash came between the two moves of `whole_folder`.
+
+    Only then is there the old folder beside the new one, which is whole by then, and nothing under the name.
+    """
+    if folder.exists():
+        return
+    for old in folder.parent.glob(f".{glob.escape(folder.name)}.*.old"):
+        fresh = old.with_suffix("")
+        if fresh.is_dir():
+            fresh.rename(folder)
+            _sync(folder.parent)
+            shutil.rmtree(old, ignore_errors=True)
+            return
 
 
 def weights_to_sha256(model_dir: Path) -> str:
@@ -55,6 +79,14 @@ def weights_to_sha256(model_dir: Path) -> str:
         with path.open("rb") as stream:
             total.update(path.name.encode() + b"\0" + hashlib.file_digest(stream, "sha256").digest())
     return total.hexdigest()
+
+
+def _make_parents(folder: Path) -> None:
+    """Makes the folders above this one that are missing, 0700, and syncs their names."""
+    missing = list(takewhile(lambda parent: not parent.exists(), folder.parents))
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for parent in missing:
+        _sync(parent.parent)
 
 
 def _sync(path: Path) -> None:

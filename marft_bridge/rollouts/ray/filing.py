@@ -10,7 +10,7 @@ from marft_bridge.common.errors import ClusterError
 from marft_bridge.recording.episode_context import CANCELLED
 from marft_bridge.rollouts.ray.messages import Key
 from trace_store import conventions as names
-from trace_store.journal import Journal, JournalRecord, record_of
+from trace_store.journal import ForeignLine, Journal, JournalRecord, record_of
 from trace_store.records import Reward, SpanRow
 
 
@@ -34,6 +34,11 @@ class Filing:
             record = record_of(line)
             if record is None:
                 raise ClusterError(f"{sender} sent a damaged line of its journal; check its disk and its memory")
+            if isinstance(record, ForeignLine):
+                raise ClusterError(
+                    f"{sender} sent a line that this version does not know ({record.reason}); install the same"
+                    " marft-bridge on all machines"
+                )
             self._track(record, sender)
         self._journal.append_lines(lines)
 

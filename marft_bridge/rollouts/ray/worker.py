@@ -1,4 +1,4 @@
-"""One collector on a cluster: requests in, recorded episodes out, through a journal segment of its own.
+"""One collector on a cluster: requests in, recorded episodes out, through a journal of its own.
 
 The driver calls `exchange` again and again: it passes the offset up to which it has the worker's journal on its disk,
 and new requests, and gets the lines from there. Invariants: no request counts as ended before all of its records were
@@ -33,7 +33,8 @@ from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving.base_models import config_to_bases, with_modules
 from marft_bridge.serving.model_versions import bases_to_versions
 from marft_bridge.serving.served_bases import ServedBases, serve_bases
-from trace_store.journal import SUFFIX
+from trace_store.files import open_plain
+from trace_store.journal import folder_to_segments, lock_if_abandoned
 
 WAIT_S = 0.5  # that an exchange waits for a change, at most
 CHUNK_BYTES = 4 * 2**20  # bytes of one report, or one line where that is longer
@@ -53,6 +54,7 @@ class Worker:
         self._tally = Tally()
         self._job_queue: _JobQueue | None = None
         self._stopped = False
+        self._deleted_bytes = 0  # of the journal's first segments, which the driver has
         self._thread = threading.Thread(target=self._run_thread, name="collector", daemon=True)
         self._thread.start()
 
@@ -104,16 +106,26 @@ class Worker:
 
         They may not be synced to this machine's disk yet. That does no harm: only the driver's disk counts.
         """
-        segment = next(self._scratch.journal.glob(f"*{SUFFIX}"), None)
-        if segment is None:
-            return b"", True
-        with segment.open("rb") as file:
-            file.seek(offset)
-            read = file.read(CHUNK_BYTES)
-            if b"\n" not in read:
-                read += file.readline()
-            lines = read[: read.rfind(b"\n") + 1]
-            return lines, offset + len(lines) >= os.fstat(file.fileno()).st_size
+        begin = self._deleted_bytes
+        segments = folder_to_segments(self._scratch.journal)
+        for segment in segments:
+            with open_plain(segment) as file:
+                size = os.fstat(file.fileno()).st_size
+                is_last = segment == segments[-1]
+                if begin + size <= offset and not is_last:
+                    if begin == self._deleted_bytes and lock_if_abandoned(file):  # all of it is on the driver's disk
+                        segment.unlink()
+                        self._deleted_bytes += size
+                    begin += size
+                    continue
+                file.seek(offset - begin)
+                read = file.read(CHUNK_BYTES)
+                if b"\n" not in read:
+                    read += file.readline()
+                lines = read[: read.rfind(b"\n") + 1]
+                end = offset - begin + len(lines)
+                return lines, is_last and end >= os.fstat(file.fileno()).st_size
+        return b"", True
 
     # -- in the thread ----------------------------------------------------------------------------------------
 

@@ -489,3 +489,33 @@ def test_without_ray_the_message_says_what_to_install(tmp_path: Path, monkeypatc
 def test_a_table_that_contradicts_itself_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RayOptions.model_validate(options)
+
+
+def test_lines_of_segments_that_the_driver_has_are_sent_once_and_their_files_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewards = [Reward("e", "reward", float(number), "test", number) for number in range(100, 120)]
+    line_bytes = len(line_of(rewards[0]))
+    monkeypatch.setattr("trace_store.journal.SEGMENT_BYTES", 4 * line_bytes)
+    monkeypatch.setattr(worker_module, "CHUNK_BYTES", 3 * line_bytes)
+    worker = worker_module.Worker.__new__(worker_module.Worker)  # without its thread and its app
+    worker._scratch, worker._deleted_bytes = RunFolder(tmp_path), 0
+    assert worker._lines_from(0) == (b"", True)
+    journal, sent = Journal(worker._scratch.journal), b""
+    for reward in rewards:
+        journal.append(reward)
+        journal.sync()
+        if reward.created_ns % 3 == 0:  # so that the driver is behind, and catches up
+            lines, _ = worker._lines_from(len(sent))
+            sent += lines
+    while True:
+        lines, is_complete = worker._lines_from(len(sent))
+        sent += lines
+        if is_complete:
+            break
+    assert sent == b"".join(map(line_of, rewards))
+    worker._lines_from(len(sent))
+    assert (
+        len(list(worker._scratch.journal.iterdir())) == 1
+    )  # 5 segments of 4: the last one is not let go by a newer one
+    journal.close()
