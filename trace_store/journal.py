@@ -27,6 +27,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
+import orjson
+
 from trace_store.errors import StoreError
 from trace_store.files import make_folder, open_plain, sync
 from trace_store.records import AdapterRow, Reward, RunRow, SpanRow
@@ -85,6 +87,8 @@ _ALLOWED = {kind: tuple(_TYPES[kind][name] for name in names) for kind, names in
 _SETTER = re.compile(rf"\.v(\d{{1,9}}){re.escape(FOREIGN_SUFFIX)}$")
 _MAX_INT = 2**63 - 1  # of a BIGINT column
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+# What `json` does not know, orjson leaves to it, which refuses it.
+_AS_JSON = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 
 
 def journal_of(store: Path) -> Path:
@@ -377,7 +381,8 @@ def line_of(record: JournalRecord) -> bytes:
     kind = _NAMES.get(type(record))
     if kind is None:
         raise StoreError(f"a journal takes runs, spans, rewards and adapters, not {type(record).__name__}")
-    body = _json_bytes({"kind": kind} | dict(zip(_FIELDS[kind], _GETTERS[kind](record), strict=True)))
+    values = _GETTERS[kind](record)
+    body = _json_bytes({"kind": kind} | dict(zip(_FIELDS[kind], values, strict=True)), none_count=values.count(None))
     return b"%08x %s\n" % (zlib.crc32(body), body)
 
 
@@ -418,8 +423,16 @@ def json_text(value: Any) -> str:
     return storable_text(_value_to_json(value))
 
 
-def _json_bytes(value: Any) -> bytes:
-    """The same as UTF-8: a line is encoded once."""
+def _json_bytes(value: dict[str, Any], none_count: int) -> bytes:
+    """The same as UTF-8, of a record with that many fields that are None.
+
+    orjson takes a fifth of the time of `json`. It writes a number that is not finite as null, so where there are more
+    of these than fields that are None (or a text has the word), and where orjson refuses a value, `json` writes all.
+    """
+    with suppress(TypeError):  # orjson's error for whatever it refuses: halves of surrogate pairs, integers over 64 bits
+        body = orjson.dumps(value, option=_AS_JSON)
+        if body.count(b"null") == none_count:
+            return body
     text = _value_to_json(value)
     try:
         return text.encode()

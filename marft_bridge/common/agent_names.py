@@ -7,6 +7,7 @@ path. Invariant: LangGraph hands the name down to every graph inside the agent; 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,7 @@ class Actor:
         return name if self.path in [f"{name}/{node}" for node in _LLM_NODES] else self.path
 
 
+@functools.lru_cache(maxsize=4096)
 def node_to_actor(node: str, declared_name: str | None, outer: Actor | None) -> Actor:
     """Who acts in a node; `outer` acts in the node around its graph, None for the outermost graph."""
     handed_down = outer.declared_name if outer is not None else None
@@ -66,7 +68,7 @@ def namespace_to_actor(
 ) -> Actor:
     """Who acts in a task, from its metadata and from who acts in the task around it."""
     outer_ns, _, task = checkpoint_ns.rpartition("|")
-    while outer_ns.rpartition("|")[2].isdecimal():  # the count of a graph among those that one node runs
+    while outer_ns and outer_ns.rpartition("|")[2].isdecimal():  # the count of a graph among those that one node runs
         outer_ns = outer_ns.rpartition("|")[0]
     outer = (known_actor(outer_ns) or Actor(namespace_to_node(outer_ns))) if outer_ns else None
     return node_to_actor(namespace_to_node(task), metadata_to_name(metadata), outer)

@@ -9,6 +9,8 @@ def namespace_to_node(checkpoint_ns: str) -> str:
     A node that runs several subgraphs has a bare count between its part and theirs (`outer:<id>|1|inner:<id>`),
     which says nothing about which node it is. See `running_routers` for routers.
     """
+    if "|" not in checkpoint_ns:  # a node of the outermost graph
+        return _part_to_name(checkpoint_ns) if _is_task(checkpoint_ns) else ""
     return "/".join(map(_part_to_name, filter(_is_task, checkpoint_ns.split("|"))))
 
 

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
-from langchain_core.outputs import ChatGeneration, LLMResult
+from langchain_core.outputs import LLMResult
 
 from marft_bridge.recording.key_writers import Writers
 from marft_bridge.recording.node_bytecode import WHOLE_STATE
+from marft_bridge.recording.span_messages import generation_to_message
 from marft_bridge.recording.state_reads import Reads
 from marft_bridge.recording.write_ledger import Sources
 from trace_store import conventions as names
@@ -76,8 +77,8 @@ class AnswerIndex:
     def add(self, response: LLMResult, span_id: str) -> None:
         """Notes that the call of span `span_id` gave this answer."""
         for generation in response.generations[0]:
-            message = generation.message if isinstance(generation, ChatGeneration) else None
-            if isinstance(message, AIMessage):
+            message = generation_to_message(generation)
+            if type(message) is AIMessage or isinstance(message, AIMessage):  # LangChain's classes take long to tell
                 _remember(self._messages, message.id, span_id)
                 for call in message.tool_calls:
                     _remember(self._tool_calls, call["id"], span_id)

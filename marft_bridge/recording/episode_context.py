@@ -59,17 +59,21 @@ def episode_to_attributes(episode: EpisodeContext, workflow: str) -> dict[str, A
         names.SCHEMA: names.SCHEMA_URL,
         names.RUN_ID: episode.run_id,
         names.TASK_ID: episode.task_id,
-        names.TASK: json.dumps(episode.task),
+        names.TASK: _mapping_to_text(episode.task),
         names.SPLIT: episode.split,
         names.SAMPLE: episode.sample,
         names.ROUND: episode.round,
         names.VARIANT: episode.variant,
         names.SEED: episode.seed,
-        names.ADAPTERS: json.dumps(dict(episode.adapters)),
-        names.TAGS: json.dumps(dict(episode.tags)),
+        names.ADAPTERS: _mapping_to_text(episode.adapters),
+        names.TAGS: _mapping_to_text(episode.tags),
         names.SUBJECT_ID: episode.subject_id,
         names.PARENT_EPISODE: episode.parent_episode,
     }
+
+
+def _mapping_to_text(mapping: Mapping[str, Any]) -> str:
+    return json.dumps(dict(mapping)) if mapping else "{}"
 
 
 def end_to_outcome(

@@ -13,8 +13,8 @@ import operator
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from langchain_core.messages import BaseMessage, RemoveMessage
 from langgraph.channels import AnyValue, BinaryOperatorAggregate, EphemeralValue, LastValue, Topic, UntrackedValue
@@ -49,8 +49,7 @@ def _possible(writers: Writers) -> Writers:
     return dict.fromkeys(writers, False)
 
 
-@dataclass(frozen=True, slots=True)
-class KeyWrite:
+class KeyWrite(NamedTuple):  # one for each write: a frozen dataclass takes three times as long to make
     """One write of a key: LangGraph's path of the task that wrote it, and its number among the task's writes."""
 
     path: tuple[Any, ...]
@@ -80,6 +79,7 @@ class _Rule(ABC):
     """How the writes of a superstep change whose values a key holds."""
 
     keeps_pieces = False  # whether the outcome is looked at, so that writes are kept as they were
+    keeps_one = False  # whether one write alone decides: the key then has its writers, overwriting or not
     lasts = True  # whether a value is still there when the next superstep has written none
 
     @abstractmethod
@@ -99,6 +99,8 @@ class _Rule(ABC):
 
 
 class _Replace(_Rule):
+    keeps_one = True
+
     def settle(self, earlier: Writers, writes: Sequence[KeyWrite], outcome: Any) -> Writers:
         return merge_writers(*(write.writers for write in writes))
 
@@ -348,7 +350,7 @@ class KeyWriters:
             if not self._pending:
                 self.rule.look_at(_channel_value(channel))
             pieces = value_to_pieces(write.value)
-            write = replace(write, pieces=pieces)
+            write = write._replace(pieces=pieces)
         self._pending_step, self._channel = step, channel
         self._pending.append(write)
 
@@ -378,6 +380,9 @@ class KeyWriters:
 
     def _settle(self) -> None:
         writes, self._pending = self._pending, []
+        if len(writes) == 1 and self.rule.keeps_one:  # most keys
+            self._remember(writes[0].writers)
+            return
         if len(writes) > 1:
             writes.sort(key=lambda write: write.order)
         earlier = self._history[-1][1] if self._history else {}
@@ -387,6 +392,9 @@ class KeyWriters:
             writers = self.rule.reset(overwrite, outcome)
         else:
             writers = self.rule.settle(earlier, writes, outcome)
+        self._remember(writers)
+
+    def _remember(self, writers: Writers) -> None:
         self._history.append((self._pending_step, writers))
         del self._history[:-2]
 

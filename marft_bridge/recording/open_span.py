@@ -2,7 +2,8 @@
 
 The SDK's own spans check and copy every attribute, each token id by itself, read limits from the app's environment and
 draw ids from the module `random`, so that a seeded app would get other numbers when it is recorded. Invariants: an
-attribute is kept as it was set, and one that was set to None is absent; ids are random bits of the operating system.
+attribute is kept as it was set, and one that was set to None is absent; ids are random bits of the operating system,
+and no two processes share any.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ class OpenSpan:
 def open_span(name: str, parent: OpenSpan | None, attributes: Mapping[str, Any]) -> OpenSpan:
     """A span that starts now: in its parent's trace, or in a new one."""
     if parent is None:
-        trace_id, parent_span_id = _random_id(16), None
+        trace_id, parent_span_id = _random_id() + _random_id(), None
     else:
         trace_id, parent_span_id = parent.trace_id, parent.span_id
     return OpenSpan(
         name,
         trace_id,
-        span_id=_random_id(8),
+        span_id=_random_id(),
         parent_span_id=parent_span_id,
         start_ns=time.time_ns(),
         attributes={key: value for key, value in attributes.items() if value is not None},
@@ -70,7 +71,17 @@ def span_to_row(span: OpenSpan) -> SpanRow:
     )
 
 
-def _random_id(size: int) -> str:
-    """An id of `size` bytes as hex digits; never zero, which is no valid id."""
-    drawn_bytes = os.urandom(size)
-    return drawn_bytes.hex() if any(drawn_bytes) else _random_id(size)
+_DRAWN_IDS = 128  # at a time: a call of the operating system takes long beside the rest of a span
+_spare_ids: list[str] = []  # drawn, not yet given out
+os.register_at_fork(after_in_child=_spare_ids.clear)
+
+
+def _random_id() -> str:
+    """64 random bits as 16 hex digits; never zero, which is no valid id."""
+    while True:
+        try:
+            return _spare_ids.pop()
+        except IndexError:
+            digits = os.urandom(8 * _DRAWN_IDS).hex()
+            drawn_ids = (digits[start : start + 16] for start in range(0, len(digits), 16))
+            _spare_ids.extend(drawn_id for drawn_id in drawn_ids if int(drawn_id, 16))

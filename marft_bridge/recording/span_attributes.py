@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from langchain_core.outputs import ChatGeneration, LLMResult
+from langchain_core.outputs import LLMResult
 
 from marft_bridge.model_calls.token_capture import ExactTokens
 from marft_bridge.recording.run_facts import value_to_text
-from marft_bridge.recording.span_messages import message_to_parts, text_to_message
+from marft_bridge.recording.span_messages import generation_to_message, message_to_parts, text_to_message
 from trace_store import conventions as names
 from trace_store.packed import floats_to_text, ints_to_text
 
@@ -60,7 +60,7 @@ def answer_to_attributes(response: LLMResult) -> dict[str, Any]:
     generation = response.generations[0][0]
     output = response.llm_output or {}
     info = generation.generation_info or {}
-    message = generation.message if isinstance(generation, ChatGeneration) else None
+    message = generation_to_message(generation)
     metadata = message.response_metadata if message is not None else {}
     usage: Mapping[str, Any] = getattr(message, "usage_metadata", None) or {}
     input_details = usage.get("input_token_details") or {}

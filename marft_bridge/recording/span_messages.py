@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, FunctionMessage, ToolMessage
+from langchain_core.outputs import ChatGeneration, Generation
 
 Message = dict[str, Any]
 
@@ -29,13 +30,25 @@ def message_to_parts(message: BaseMessage) -> Message:
     """One of LangChain's messages, of a prompt or an answer."""
     known_class = _known_class(type(message))
     role = cast(ChatMessage, message).role if known_class is ChatMessage else _ROLES.get(message.type, message.type)
-    name = {} if message.name is None else {"name": message.name}
-    return {"role": role, "parts": list(_message_to_parts(message, known_class)), **name}
+    if known_class is BaseMessage and isinstance(message.content, str):  # most messages
+        converted = text_to_message(role, message.content)
+    else:
+        converted = {"role": role, "parts": list(_message_to_parts(message, known_class))}
+    if message.name is not None:
+        converted["name"] = message.name
+    return converted
 
 
 def text_to_message(role: str, text: str) -> Message:
     """A plain text as a message of one part."""
     return {"role": role, "parts": [{"type": "text", "content": text}]}
+
+
+def generation_to_message(generation: Generation) -> BaseMessage | None:
+    """The message of a chat model's answer; None for the plain text of a completion."""
+    if type(generation) is ChatGeneration or isinstance(generation, ChatGeneration):  # pydantic takes long to tell
+        return generation.message
+    return None
 
 
 def find_messages(value: Any) -> Iterator[BaseMessage]:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from marft_bridge.recording.redaction import Redactor
+from marft_bridge.recording.span_attributes import to_json
 from trace_store import conventions as c
 from trace_store.attribute_kinds import KINDS, Kind, key_to_kind
 from trace_store.records import SpanRow
@@ -118,7 +119,7 @@ def _rows_to_texts(rows: Iterable[SpanRow]) -> list[str]:
         texts += (row.name, row.status_message or "")
         for key, value in row.attributes.items():
             if key not in _NEVER_SEARCHED:
-                texts.append(value if isinstance(value, str) else json.dumps(value, default=str))
+                texts.append(value if isinstance(value, str) else to_json(value))
     return texts
 
 

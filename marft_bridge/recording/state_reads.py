@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Coroutine
+from contextlib import suppress
 from types import CodeType, FrameType
 from typing import Any
 
@@ -76,20 +77,48 @@ class Reads:
             return frame if frame is not None and frame.f_code is code else None
         if caller is not None:
             # A frame that is a variable of itself would keep all of the stack alive: these are arguments only.
-            return _frame_inside(sys._getframe(), caller, code) if self._thread == threading.get_ident() else None
+            return _frame_inside(caller, code) if self._thread == threading.get_ident() else None
         if worker is not None:
             return _frame_in_worker(sys._getframe(), worker, code)
         return None
 
 
-def _frame_inside(innermost: FrameType | None, caller: FrameType, code: CodeType) -> FrameType | None:
-    """The outermost frame of `code` in `caller`: what runs it a second time is inside the first."""
-    frame, outermost = innermost, None
+_usual_depths: dict[int, int] = {}  # id of a node's code -> how far below us its frame was last
+_MAX_DEPTHS = 4096
+
+
+def _frame_inside(caller: FrameType, code: CodeType) -> FrameType | None:
+    """The outermost frame of `code` in `caller`: what runs it a second time is inside the first.
+
+    Python makes an object for every frame that is looked at, so the search begins where the frame was the last time: it
+    lies at the same depth whenever the node calls its model in the same way.
+    """
+    depth = _usual_depths.get(id(code))
+    if depth is not None:
+        with suppress(ValueError):  # the stack is not that deep
+            frame, _ = _outermost_frame(sys._getframe(depth), caller, code)
+            if frame is not None:  # what was skipped lies inside it
+                return frame
+    frame, depth = _outermost_frame(sys._getframe(), caller, code)
+    if len(_usual_depths) >= _MAX_DEPTHS:
+        _usual_depths.clear()
+    if frame is not None:
+        _usual_depths[id(code)] = depth
+    return frame
+
+
+def _outermost_frame(
+    frame: FrameType | None, caller: FrameType, code: CodeType
+) -> tuple[FrameType | None, int]:
+    """The outermost frame of `code` from `frame` out to `caller`, and how far out it is; None where there is none, or
+    where `frame` is not inside `caller`."""
+    outermost, depth = None, 0
+    distance = 0
     while frame is not None and frame is not caller:
         if frame.f_code is code:
-            outermost = frame
-        frame = frame.f_back
-    return None if frame is None else outermost
+            outermost, depth = frame, distance
+        frame, distance = frame.f_back, distance + 1
+    return (None, 0) if frame is None else (outermost, depth)
 
 
 def _frame_in_worker(innermost: FrameType | None, worker: tuple[CodeType, Any], code: CodeType) -> FrameType | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -142,12 +142,21 @@ class OpenTrace:
         if not ended_tasks:
             return
         self.recent_tasks[graph] = [(step, ns) for step, ns in recent_tasks if step >= before]
+        for ns in ended_tasks:
+            self._forget_task(ns)
+        if len(self.recent_tasks) > 1:
+            self._forget_graphs_inside(ended_tasks)
+
+    def _forget_graphs_inside(self, ended_tasks: Sequence[str]) -> None:
         inner_graphs = [name for name in list(self.recent_tasks) if _lies_in(name, ended_tasks)]
         for inner_graph in inner_graphs:
-            ended_tasks += [ns for _, ns in self.recent_tasks.pop(inner_graph, [])]
+            for _, ns in self.recent_tasks.pop(inner_graph, []):
+                self._forget_task(ns)
             self.ledger.forget_graph(inner_graph)
-        for ns in ended_tasks:
-            self.tasks.pop(ns, None)
+
+    def _forget_task(self, ns: str) -> None:
+        self.tasks.pop(ns, None)
+        if self.routers:
             self.routers.pop(ns, None)
 
     def _inherits(self, start: TaskStart) -> bool:
@@ -159,7 +168,7 @@ class OpenTrace:
     ) -> None:
         """Notes that a router of a task's node starts; see `langgraph_hooks.TaskListener.note_router_start`."""
         sources = self.ledger.start_router(self._task_to_writes(task, task.writes), keys)
-        start = replace(self._task_to_start(task), ns=ns)
+        start = self._task_to_start(task)._replace(ns=ns)
         router_task = OpenTask(start, sources, reads=None, inherits=False)
         self._keep_task(router_task)
         write_count = len(task.writes)

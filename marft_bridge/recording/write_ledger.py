@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from langgraph.channels import EphemeralValue
 from langgraph.channels.named_barrier_value import NamedBarrierValue, NamedBarrierValueAfterFinish
@@ -59,8 +59,7 @@ class Sources:
     caller: str | None = None  # the task that called it as a function
 
 
-@dataclass(frozen=True, slots=True)
-class TaskStart:
+class TaskStart(NamedTuple):  # one for each task: a frozen dataclass takes three times as long to make
     """A task that starts, in LangGraph's terms."""
 
     ns: str
@@ -86,6 +85,12 @@ class _Trigger:
         """The writers that fire `step`: none while a join still waits for others."""
         if self.fired_step == step:
             return self.fired_by
+        if len(self.pending_writes) == 1 and not self.required_names:  # nearly always
+            written_step, writer, _ = self.pending_writes[0]
+            if written_step < step:
+                self.pending_writes = []
+                self.fired_step, self.fired_by = step, [] if writer is None else [writer]
+                return self.fired_by
         ready_writes = [entry for entry in self.pending_writes if entry[0] < step]
         if self.required_names and not self.required_names <= {value for _, _, value in ready_writes}:
             return []
@@ -119,8 +124,7 @@ class _Graph:
         self.state[key].note(step, write, channel)
 
 
-@dataclass(frozen=True, slots=True)
-class TaskWrites:
+class TaskWrites(NamedTuple):
     """What a task wrote, in LangGraph's terms.
 
     `writes` are (channel, value), in the order in which the task wrote them. `routers` are its node's routers that
@@ -161,16 +165,20 @@ class WriteLedger:
             sources = Sources()
             if task.path[-1] is True:
                 self._add_call(graph, task, sources)
+                return sources
+            triggered_by, triggers, state, step = sources.triggered_by, graph.triggers, graph.state, task.step
+            for channel in task.subscribed:
+                trigger = triggers.get(channel)
+                if trigger is not None:
+                    for ns in trigger.consume(step):
+                        if ns not in triggered_by:
+                            triggered_by.append(ns)
+            if task.path[0] == "__pregel_push":
+                sources.sent_by = _find_senders(graph, task)
             else:
-                for channel in task.subscribed:
-                    if channel in graph.triggers:
-                        firing_writers = graph.triggers[channel].consume(task.step)
-                        sources.triggered_by.extend(ns for ns in firing_writers if ns not in sources.triggered_by)
-                if task.path[0] == "__pregel_push":
-                    sources.sent_by = _find_senders(graph, task)
-                else:
-                    readable_keys = graph.state if keys is None else keys
-                    sources.readable = {key: graph.writers(key, task.step) for key in readable_keys}
+                for key in state if keys is None else keys:
+                    key_writers = state.get(key)
+                    sources.readable[key] = {} if key_writers is None else key_writers.before(step)
             return sources
 
     def _add_call(self, graph: _Graph, task: TaskStart, sources: Sources) -> None:
