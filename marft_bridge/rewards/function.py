@@ -126,7 +126,7 @@ class _PastLimit(SystemExit):
 
 
 def _end_thread(thread: threading.Thread) -> None:
-    """Raises `_PastLimit` in the thread, again while it goes on: in Python code, since nothing can stop a call into C."""
+    """Raises `_PastLimit` in the thread while it goes on. Nothing can stop a call into C: it ends when that returns."""
     assert thread.ident is not None
     deadline_s, pause_s = time.monotonic() + _ENDING_S, 0.02
     while thread.is_alive() and time.monotonic() < deadline_s:

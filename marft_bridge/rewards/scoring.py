@@ -1,8 +1,8 @@
 """One run -> all its rewards, each within its time limit: those of `[[rewards]]`, and those of `graph.reward`.
 
 Invariants: a reward that takes too long, does not apply or cannot be computed is absent, with the reason, and the
-others are computed all the same; whatever one raises carries its name and ends its episode alone; what only the user can
-mend ends the run; a reward is computed after those that it is computed from, on a copy of the task of its own.
+others are computed all the same; whatever one raises carries its name and ends its episode alone; what only the user
+can mend ends the run. A reward is computed after those that it is computed from, on its own copy of the task.
 """
 
 from __future__ import annotations

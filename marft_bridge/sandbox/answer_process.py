@@ -20,6 +20,7 @@ if __package__:
 else:  # loaded by `confine`, without the project on the path
     from call_channel import Channel, ChannelBrokenError  # type: ignore[import-not-found, no-redef]
 
+_MODULE = "answer"  # the __name__ of what the setup and the program define
 _MAX_PRINTED = 64 << 10  # characters of one reply; what is more goes to standard error, which is limited
 
 
@@ -30,6 +31,7 @@ class TestObject:
         vars(self).update(_channel=channel, _number=number)
 
     def __call__(self, *arguments: Any, **names: Any) -> Any:
+        """Calls the function of the tests."""
         return self._channel.request("call", self, *arguments, **names)
 
     def __iter__(self) -> Iterator[Any]:
@@ -96,7 +98,7 @@ class AnswerChannel(Channel):
         if name not in self.setup_names:
             return None
         candidates = (self._names.get(name), self.setup_names[name])
-        return next((kind for kind in candidates if isinstance(kind, type)), None)
+        return next((kind for kind in candidates if isinstance(kind, type) and kind.__module__ == _MODULE), None)
 
     def perform(self, operation: str, arguments: list[Any], names: dict[str, Any]) -> Any:
         """One of the operations below, or a name of the answer's."""
@@ -211,10 +213,10 @@ def main(job: dict[str, Any]) -> None:
     os.dup2(null_fd, 0)
     os.dup2(2, 1)
     os.close(null_fd)
-    module = sys.modules["answer"] = ModuleType("answer")  # where dataclasses and pickle look classes up
+    module = sys.modules[_MODULE] = ModuleType(_MODULE)  # where dataclasses and pickle look classes up
     names = vars(module)
     channel = AnswerChannel(read_fd, write_fd, names)
-    sys.stdin, sys.stdout = open(0, encoding="utf-8", closefd=False), channel.printed  # type: ignore[assignment] # noqa: SIM115
+    sys.stdin, sys.stdout = open(0, encoding="utf-8", closefd=False), channel.printed  # noqa: SIM115
     try:
         exec(compile(job["setup"], "setup", "exec", dont_inherit=True), names)  # noqa: S102
         channel.setup_names = dict(names)

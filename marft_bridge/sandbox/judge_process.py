@@ -17,7 +17,7 @@ import operator
 import os
 import symtable
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from contextlib import suppress
 from types import CodeType, CoroutineType, ModuleType
 from typing import Any
@@ -66,6 +66,7 @@ class AnswerObject:
         object.__setattr__(self, "_number", number)
 
     def __call__(self, *arguments: Any, **names: Any) -> Any:
+        """Calls it in the answer's process."""
         return self._channel.request("call", self, *arguments, **names)
 
     def __getattr__(self, name: str) -> Any:
@@ -237,7 +238,7 @@ class JudgeChannel(Channel):
                 return self._answer_objects[number]
         raise ValueError("no reference")
 
-    def to_coroutine(self, awaitable: AnswerObject) -> CoroutineType[Any, Any, Any]:
+    def to_coroutine(self, awaitable: AnswerObject) -> Coroutine[Any, Any, Any]:
         """A coroutine of this process that has the answer's process wait for one of its own."""
 
         async def wait() -> Any:
@@ -374,7 +375,7 @@ def main(job: dict[str, Any]) -> None:
     os.dup2(null_fd, 0)
     os.dup2(2, 1)
     os.close(null_fd)
-    sys.stdin, sys.stdout, sys.stderr = io.StringIO(), _Sink(), _Sink()  # type: ignore[assignment]
+    sys.stdin, sys.stdout, sys.stderr = io.StringIO(), _Sink(), _Sink()
 
     def tell(verdict: dict[str, Any]) -> None:
         os.write(verdict_fd, f"\n{json.dumps(verdict)}\n".encode())

@@ -33,7 +33,8 @@ _TYPES = (
 )
 _NAME_OF_TYPE = {kind: kind.__name__ for kind in _TYPES}
 _TYPE_OF_NAME = {name: kind for kind, name in _NAME_OF_TYPE.items()}
-_KEYS, _VALUES, _ITEMS = type({}.keys()), type({}.values()), type({}.items())
+_EMPTY: dict[Any, Any] = {}
+_KEYS, _VALUES, _ITEMS = type(_EMPTY.keys()), type(_EMPTY.values()), type(_EMPTY.items())
 # Classes of modules that are imported only where such a value occurs: how a value is written, and read again.
 _LIBRARY_CLASSES: Mapping[tuple[str, str], Callable[[Any], list[Any]]] = {
     ("decimal", "Decimal"): lambda value: [str(value)],

@@ -227,6 +227,12 @@ def test_objects_of_a_class_of_the_setup_pass_in_both_directions() -> None:
     assert passed(again + "def up(p): return Point(0, 0)\n", [tests[1]], setup) == [False]
 
 
+def test_what_the_setup_imports_stays_what_it_is() -> None:
+    setup = "from decimal import Decimal\nfrom http import HTTPStatus\nfrom collections import OrderedDict\n"
+    program = "def price(): return Decimal('1.5')\ndef status(): return HTTPStatus.OK\n"
+    assert passed(program, ["assert price() == Decimal('1.5')", "assert status() == 200"], setup) == [True, True]
+
+
 def test_a_value_of_a_test_is_not_shown_to_the_answers_own_classes() -> None:
     """It could only be worked out by the answer, so it is not asked for: `==` is false, and the others raise."""
     program = (

@@ -43,7 +43,9 @@ def test_each_reward_has_a_task_of_its_own(tmp_path: Path) -> None:
         "def read(task, state):\n    return task['answer'] + 100 * len(task['tools']) + 1000 * ('new' in task)\n"
     )
     task = {"id": "t1", "answer": 12, "tools": ["search", "calc"]}
-    tables = [table(kind="python", name=name, function=f"{tmp_path}/mine.py:{name}") for name in ("change", "read")]
+    module = tmp_path / "mine.py"
+    names = ("change", "read")
+    tables = [table(kind="python", name=name, function=f"{module}:{name}") for name in names]
 
     def function(task: Any, _state: Any, run: RunView) -> float:
         assert run.task is task
