@@ -68,7 +68,10 @@ class SpanAttributes:
             return None
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             raise self._malformed(key, "a number")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise self._malformed(key, "a number") from None
 
     def flag(self, key: str) -> bool | None:
         """True or false."""
@@ -150,7 +153,7 @@ class SpanAttributes:
             return None
         try:
             return tuple(map(float, value))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise self._malformed(key, "a list of numbers") from None
 
     def finish_reason(self) -> str | None:
@@ -203,7 +206,7 @@ class SpanAttributes:
             return value
         try:
             return json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise self._malformed(key, "JSON") from None
 
     def _malformed(self, key: str, expected: str) -> Malformed:

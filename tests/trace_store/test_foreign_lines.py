@@ -93,7 +93,8 @@ def test_foreign_lines_are_counted_once_and_said_until_somebody_sees_to_them(tmp
         assert aside.stat().st_mode & 0o777 == 0o600
         (warning,) = [fault for fault in store_to_faults(store) if str(aside) in fault.message]
         assert warning.level == "warning"
-    assert segments_to_records(journal_of(path), set(), "of subject 7") == {}  # a JSON text, not a part of one
+    assert segments_to_records(journal_of(path), set(), "subject 7") == {}  # a text is all of a value, or it is another
+    assert segments_to_records(journal_of(path), set(), "of subject 7") == {aside: 2}
     assert segments_to_records(journal_of(path), {"of subject 7"}, None) == {aside: 2}
 
 
@@ -197,6 +198,6 @@ def test_attributes_of_any_form_end_in_an_episode_a_refusal_or_a_file_beside_the
         set_aside = [line for file in journal_of(path).glob("*.foreign") for line in file.read_bytes().splitlines()]
         decided = counts["episodes"] + counts["refusals"] + counts["waiting"]
         assert number - len(set_aside) <= decided <= number
-        assert counts["episodes"] > number // 4
+        assert counts["episodes"] > 50  # the other attributes decide what the trace is, and it is refused
     assert not list(journal_of(path).glob("*.segment"))
     assert all(json.loads(line[9:]) for line in set_aside)
