@@ -472,8 +472,11 @@ class Recorder(BaseCallbackHandler):
         run = self._runs.get(run_id)
         if run is None:
             return
-        format_attributes = {names.FORMAT_VALID: answer_fits(run.declared_format, response)}
-        run.span.set(answer_to_attributes(response) | tokens_to_attributes(run.tokens) | format_attributes)
+        run.span.set(answer_to_attributes(response))
+        if run.tokens is not None:  # what the engine sent goes before LangChain's report of the same answer
+            run.span.set(tokens_to_attributes(run.tokens))
+        if run.declared_format is not None:
+            run.span.set({names.FORMAT_VALID: answer_fits(run.declared_format, response)})
         run.trace.answers.add(response, run.span.span_id)
         self._close(run_id, None)
 

@@ -30,7 +30,8 @@ def message_to_parts(message: BaseMessage) -> Message:
     """One of LangChain's messages, of a prompt or an answer."""
     known_class = _known_class(type(message))
     role = cast(ChatMessage, message).role if known_class is ChatMessage else _ROLES.get(message.type, message.type)
-    if known_class is BaseMessage and isinstance(message.content, str):  # most messages
+    is_plain = known_class is BaseMessage or (known_class is AIMessage and not _calls_of(message))
+    if is_plain and isinstance(message.content, str):  # most messages
         converted = text_to_message(role, message.content)
     else:
         converted = {"role": role, "parts": list(_message_to_parts(message, known_class))}
@@ -71,6 +72,10 @@ def _known_class(cls: type[BaseMessage]) -> type[BaseMessage]:
     return next((known_class for known_class in known_classes if issubclass(cls, known_class)), BaseMessage)
 
 
+def _calls_of(message: Any) -> list[Any]:
+    return [*message.tool_calls, *message.invalid_tool_calls]
+
+
 def _message_to_parts(message: Any, known_class: type[BaseMessage]) -> Iterator[dict[str, Any]]:
     if known_class is ToolMessage:
         yield {"type": "tool_call_response", "id": message.tool_call_id, "response": message.content}
@@ -79,7 +84,7 @@ def _message_to_parts(message: Any, known_class: type[BaseMessage]) -> Iterator[
         yield {"type": "tool_call_response", "id": None, "response": message.content}
         return
     content = message.content
-    calls = [*message.tool_calls, *message.invalid_tool_calls] if known_class is AIMessage else []
+    calls = _calls_of(message) if known_class is AIMessage else []
     if isinstance(content, str):
         if content or not calls:  # a text of no characters is a text, unless the message says something else
             yield {"type": "text", "content": content}

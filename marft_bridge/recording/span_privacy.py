@@ -117,9 +117,9 @@ def _rows_to_texts(rows: Iterable[SpanRow]) -> list[str]:
     texts: list[str] = []
     for row in rows:
         texts += (row.name, row.status_message or "")
-        for key, value in row.attributes.items():
-            if key not in _NEVER_SEARCHED:
-                texts.append(value if isinstance(value, str) else to_json(value))
+        for key in row.attributes.keys() - _NEVER_SEARCHED:
+            value = row.attributes[key]
+            texts.append(value if isinstance(value, str) else to_json(value))
     return texts
 
 
