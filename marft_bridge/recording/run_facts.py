@@ -14,7 +14,6 @@ from typing import Any
 from langchain_core.messages import BaseMessage, message_to_dict
 from pydantic import BaseModel
 
-from marft_bridge.common.json_text import make_encoder
 from marft_bridge.recording.episode_context import SUBJECT_METADATA
 from trace_store import conventions as names
 
@@ -67,4 +66,4 @@ def _to_jsonable(value: Any) -> Any:
     return str(value)
 
 
-_encode = make_encoder(_to_jsonable)
+_encode = json.JSONEncoder(default=_to_jsonable).encode

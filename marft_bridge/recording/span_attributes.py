@@ -7,15 +7,11 @@ from typing import Any
 
 from langchain_core.outputs import LLMResult
 
-from marft_bridge.common.json_text import make_encoder
 from marft_bridge.model_calls.token_capture import ExactTokens
 from marft_bridge.recording.run_facts import value_to_text
-from marft_bridge.recording.span_messages import generation_to_message, message_to_parts, text_to_message
+from marft_bridge.recording.span_messages import generation_to_message, messages_to_text, text_to_message, to_json
 from trace_store import conventions as names
 from trace_store.packed import floats_to_text, ints_to_text
-
-to_json = make_encoder(str)
-"""A value as JSON text; a value that JSON has no form for becomes its `str`."""
 
 # Providers as LangChain names them -> as the conventions do, where the two differ.
 _PROVIDERS = {
@@ -74,8 +70,10 @@ def answer_to_attributes(response: LLMResult) -> dict[str, Any]:
         names.USAGE_CACHE_READ_TOKENS: input_details.get("cache_read"),
         names.USAGE_CACHE_WRITE_TOKENS: input_details.get("cache_creation"),
         names.USAGE_REASONING_TOKENS: (usage.get("output_token_details") or {}).get("reasoning"),
-        names.OUTPUT_MESSAGES: to_json(
-            [text_to_message("assistant", generation.text) if message is None else message_to_parts(message)]
+        names.OUTPUT_MESSAGES: (
+            to_json([text_to_message("assistant", generation.text)])
+            if message is None
+            else messages_to_text([message])
         ),
     }
     if len(response.generations[0]) > 1:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from marft_bridge.recording.redaction import Redactor
-from marft_bridge.recording.span_attributes import to_json
+from marft_bridge.recording.span_messages import to_json
 from trace_store import conventions as c
 from trace_store.attribute_kinds import KINDS, Kind, key_to_kind
 from trace_store.records import SpanRow
