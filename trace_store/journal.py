@@ -45,6 +45,7 @@ IDLE_S = 1.0  # after this long without a request for a sync, the thread that sy
 _KINDS: dict[str, type[JournalRecord]] = {"run": RunRow, "span": SpanRow, "reward": Reward, "adapter": AdapterRow}
 _NAMES = {record_class: kind for kind, record_class in _KINDS.items()}
 _FIELDS = {kind: tuple(field.name for field in fields(record_class)) for kind, record_class in _KINDS.items()}
+_LINE_KEYS = {kind: ("kind", *names) for kind, names in _FIELDS.items()}
 _GETTERS = {kind: attrgetter(*names) for kind, names in _FIELDS.items()}  # record -> the values of its fields
 _TEXT, _TEXT_OR_NONE, _INT, _INT_OR_NONE, _DICT = (str,), (str, type(None)), (int,), (int, type(None)), (dict,)
 _TYPES: dict[str, dict[str, tuple[type, ...]]] = {  # of the values of a record's fields, as JSON has them
@@ -381,8 +382,8 @@ def line_of(record: JournalRecord) -> bytes:
     kind = _NAMES.get(type(record))
     if kind is None:
         raise StoreError(f"a journal takes runs, spans, rewards and adapters, not {type(record).__name__}")
-    values = _GETTERS[kind](record)
-    body = _json_bytes({"kind": kind} | dict(zip(_FIELDS[kind], values, strict=True)), none_count=values.count(None))
+    values = (kind, *_GETTERS[kind](record))
+    body = _json_bytes(dict(zip(_LINE_KEYS[kind], values, strict=True)), none_count=values.count(None))
     return b"%08x %s\n" % (zlib.crc32(body), body)
 
 
@@ -429,10 +430,12 @@ def _json_bytes(value: dict[str, Any], none_count: int) -> bytes:
     orjson takes a fifth of the time of `json`. It writes a number that is not finite as null, so where there are more
     of these than fields that are None (or a text has the word), and where orjson refuses a value, `json` writes all.
     """
-    with suppress(TypeError):  # orjson's error for whatever it refuses: halves of surrogate pairs, integers over 64 bits
+    try:
         body = orjson.dumps(value, option=_AS_JSON)
         if body.count(b"null") == none_count:
             return body
+    except TypeError:  # what orjson refuses: halves of surrogate pairs, integers of more than 64 bits
+        pass
     text = _value_to_json(value)
     try:
         return text.encode()

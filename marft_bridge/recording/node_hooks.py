@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import sys
 from collections.abc import Collection
 from dataclasses import fields
@@ -87,7 +88,7 @@ class _WatchedStep(Runnable[Any, Any]):
             result = step.invoke(input, config, **kwargs)
             has_returned = True
         finally:
-            returned_runnable = has_returned and self._step.recurse and isinstance(result, Runnable)
+            returned_runnable = has_returned and self._step.recurse and _is_runnable(result)
             reads.end(has_returned=has_returned, gave_state_on=returned_runnable)
         return result.invoke(input, config) if returned_runnable else result
 
@@ -110,9 +111,13 @@ class _WatchedStep(Runnable[Any, Any]):
             result = await step.ainvoke(input, config, **kwargs)
             has_returned = True
         finally:
-            returned_runnable = has_returned and self._step.recurse and isinstance(result, Runnable)
+            returned_runnable = has_returned and self._step.recurse and _is_runnable(result)
             reads.end(has_returned=has_returned, gave_state_on=returned_runnable)
         return await result.ainvoke(input, config) if returned_runnable else result
+
+
+def _is_runnable(result: Any) -> bool:
+    return type(result) is not dict and isinstance(result, Runnable)  # LangChain's classes take long to tell
 
 
 def _call_and_note(afunc: Any, reads: Reads, /, *args: Any, **kwargs: Any) -> Any:
@@ -134,8 +139,8 @@ def _runs_in_executor(afunc: Any) -> bool:
 def task_with(task: PregelExecutableTask, proc: Any) -> PregelExecutableTask:
     """The task with another runnable: `dataclasses.replace` of the same costs four times as much."""
     copied = object.__new__(PregelExecutableTask)
-    for name, value in zip(_TASK_FIELDS, _task_values(task), strict=True):
-        _set_field(copied, name, value)
+    for _ in map(_set_field, itertools.repeat(copied), _TASK_FIELDS, _task_values(task)):
+        pass
     _set_field(copied, "proc", proc)
     return copied
 

@@ -33,9 +33,7 @@ class OpenSpan:
 
     def set(self, attributes: Mapping[str, Any]) -> None:
         """Sets attributes to JSON values; a value of None is left out."""
-        for key, value in attributes.items():
-            if value is not None:
-                self.attributes[key] = value
+        self.attributes.update(_without_none(attributes))
 
 
 def open_span(name: str, parent: OpenSpan | None, attributes: Mapping[str, Any]) -> OpenSpan:
@@ -50,8 +48,12 @@ def open_span(name: str, parent: OpenSpan | None, attributes: Mapping[str, Any])
         span_id=_random_id(),
         parent_span_id=parent_span_id,
         start_ns=time.time_ns(),
-        attributes={key: value for key, value in attributes.items() if value is not None},
+        attributes=_without_none(attributes),
     )
+
+
+def _without_none(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in attributes.items() if value is not None}
 
 
 def span_to_row(span: OpenSpan) -> SpanRow:

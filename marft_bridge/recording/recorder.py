@@ -47,10 +47,9 @@ from marft_bridge.recording.span_attributes import (
     decision_to_attributes,
     provider_name,
     request_to_attributes,
-    to_json,
     tokens_to_attributes,
 )
-from marft_bridge.recording.span_messages import find_messages, message_to_parts, text_to_message
+from marft_bridge.recording.span_messages import find_messages, messages_to_text, text_to_message, to_json
 from marft_bridge.recording.span_processor import options_to_processor
 from marft_bridge.recording.state_reads import Reads
 from marft_bridge.recording.thread_position import CheckpointWriters
@@ -181,7 +180,7 @@ class Recorder(BaseCallbackHandler):
             self._open_trace(run_id, str(kwargs.get("name") or "graph"), tags, metadata=metadata, inputs=inputs)
             return
         if kwargs.get("run_type") == "llm":  # LangChain's decision models, which have no callback of their own
-            prompt = [text_to_message("user", value_to_text(inputs))]
+            prompt = to_json([text_to_message("user", value_to_text(inputs))])
             messages = list(find_messages(inputs))
             self._open_call(run_id, parent_run_id, metadata, kwargs={}, prompt=prompt, messages=messages)
             return
@@ -389,7 +388,7 @@ class Recorder(BaseCallbackHandler):
     ) -> None:
         """Opens a chat span under the node that calls."""
         announce_call(run_id, self)
-        prompt = [message_to_parts(message) for message in messages[0]]
+        prompt = messages_to_text(messages[0])
         self._open_call(run_id, parent_run_id, metadata or {}, kwargs=kwargs, prompt=prompt, messages=messages[0])
 
     @_never_raise
@@ -404,7 +403,7 @@ class Recorder(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """A plain completion model is recorded like a chat model."""
-        prompt = [text_to_message("user", text) for text in prompts]
+        prompt = to_json([text_to_message("user", text) for text in prompts])
         self._open_call(run_id, parent_run_id, metadata or {}, kwargs=kwargs, prompt=prompt, messages=[])
 
     def _open_call(
@@ -413,7 +412,7 @@ class Recorder(BaseCallbackHandler):
         parent_run_id: UUID | None,
         metadata: dict[str, Any],
         kwargs: dict[str, Any],
-        prompt: Any,
+        prompt: str,
         messages: list[BaseMessage],
     ) -> None:
         parent = self._find_parent(parent_run_id, metadata)
@@ -432,7 +431,7 @@ class Recorder(BaseCallbackHandler):
             names.REQUEST_MODEL: model,
             **request_to_attributes(parameters),
             names.OUTPUT_TYPE: None if declared_format is None else "json",
-            names.INPUT_MESSAGES: to_json(prompt),
+            names.INPUT_MESSAGES: prompt,
             names.NODE: agent,
             names.STEP: metadata.get("langgraph_step") if in_node else None,
             names.CHECKPOINT_NS: parent.checkpoint_ns or None,
@@ -472,8 +471,11 @@ class Recorder(BaseCallbackHandler):
         run = self._runs.get(run_id)
         if run is None:
             return
-        format_attributes = {names.FORMAT_VALID: answer_fits(run.declared_format, response)}
-        run.span.set(answer_to_attributes(response) | tokens_to_attributes(run.tokens) | format_attributes)
+        run.span.set(answer_to_attributes(response))
+        if run.tokens is not None:  # what the engine sent goes before LangChain's report of the same answer
+            run.span.set(tokens_to_attributes(run.tokens))
+        if run.declared_format is not None:
+            run.span.set({names.FORMAT_VALID: answer_fits(run.declared_format, response)})
         run.trace.answers.add(response, run.span.span_id)
         self._close(run_id, None)
 

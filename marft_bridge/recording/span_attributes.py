@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,12 +9,9 @@ from langchain_core.outputs import LLMResult
 
 from marft_bridge.model_calls.token_capture import ExactTokens
 from marft_bridge.recording.run_facts import value_to_text
-from marft_bridge.recording.span_messages import generation_to_message, message_to_parts, text_to_message
+from marft_bridge.recording.span_messages import generation_to_message, messages_to_text, text_to_message, to_json
 from trace_store import conventions as names
 from trace_store.packed import floats_to_text, ints_to_text
-
-to_json = json.JSONEncoder(default=str).encode
-"""A value as JSON text; a value that JSON has no form for becomes its `str`."""
 
 # Providers as LangChain names them -> as the conventions do, where the two differ.
 _PROVIDERS = {
@@ -74,8 +70,10 @@ def answer_to_attributes(response: LLMResult) -> dict[str, Any]:
         names.USAGE_CACHE_READ_TOKENS: input_details.get("cache_read"),
         names.USAGE_CACHE_WRITE_TOKENS: input_details.get("cache_creation"),
         names.USAGE_REASONING_TOKENS: (usage.get("output_token_details") or {}).get("reasoning"),
-        names.OUTPUT_MESSAGES: to_json(
-            [text_to_message("assistant", generation.text) if message is None else message_to_parts(message)]
+        names.OUTPUT_MESSAGES: (
+            to_json([text_to_message("assistant", generation.text)])
+            if message is None
+            else messages_to_text([message])
         ),
     }
     if len(response.generations[0]) > 1:
@@ -98,7 +96,8 @@ def decision_to_attributes(response: Any) -> dict[str, Any]:
 
 
 def tokens_to_attributes(tokens: ExactTokens | None) -> dict[str, Any]:
-    """Attributes of the engine's exact tokens and of their sampling; none for a model that reports no tokens."""
+    """Attributes of the engine's exact tokens and of their sampling, None for what it did not send; none for a model that
+    reports no tokens."""
     if tokens is None:
         return {}
     attributes: dict[str, Any] = {
@@ -123,8 +122,7 @@ def tokens_to_attributes(tokens: ExactTokens | None) -> dict[str, Any]:
             names.ADAPTER: tokens.route.adapter,
             names.ADAPTER_VERSION: tokens.route.version,
         }
-    # None is left out: LangChain's report of the same answer may hold what the engine did not send.
-    return {name: value for name, value in attributes.items() if value is not None}
+    return attributes
 
 
 def _untrainable_reason(tokens: ExactTokens) -> str | None:

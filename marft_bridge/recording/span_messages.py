@@ -10,13 +10,18 @@ is passed on as it is.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from json.encoder import encode_basestring_ascii as text_to_json
 from typing import Any, cast
 
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, FunctionMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, Generation
 
 Message = dict[str, Any]
+
+to_json = json.JSONEncoder(default=str).encode
+"""A value as JSON text; a value that JSON has no form for becomes its `str`."""
 
 _ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "HumanMessageChunk": "user"}
 # Blocks of content that repeat what a message holds as its tool calls.
@@ -28,15 +33,21 @@ _THOUGHTS = {"reasoning": "reasoning", "thinking": "thinking"}  # type of a bloc
 
 def message_to_parts(message: BaseMessage) -> Message:
     """One of LangChain's messages, of a prompt or an answer."""
-    known_class = _known_class(type(message))
-    role = cast(ChatMessage, message).role if known_class is ChatMessage else _ROLES.get(message.type, message.type)
-    if known_class is BaseMessage and isinstance(message.content, str):  # most messages
-        converted = text_to_message(role, message.content)
-    else:
-        converted = {"role": role, "parts": list(_message_to_parts(message, known_class))}
-    if message.name is not None:
-        converted["name"] = message.name
-    return converted
+    name = {} if message.name is None else {"name": message.name}
+    return {"role": _role_of(message), "parts": list(_message_to_parts(message, _known_class(type(message)))), **name}
+
+
+def messages_to_text(messages: Sequence[BaseMessage]) -> str:
+    """LangChain's messages as the JSON text of a list, as `to_json` writes it in several times the time."""
+    return f"[{', '.join(map(_message_to_text, messages))}]"
+
+
+def _message_to_text(message: BaseMessage) -> str:
+    content = message.content
+    if not isinstance(content, str) or message.name is not None or not _is_text_only(message):
+        return to_json(message_to_parts(message))
+    role = text_to_json(_role_of(message))
+    return f'{{"role": {role}, "parts": [{{"type": "text", "content": {text_to_json(content)}}}]}}'
 
 
 def text_to_message(role: str, text: str) -> Message:
@@ -71,6 +82,24 @@ def _known_class(cls: type[BaseMessage]) -> type[BaseMessage]:
     return next((known_class for known_class in known_classes if issubclass(cls, known_class)), BaseMessage)
 
 
+def _role_of(message: BaseMessage) -> str:
+    if _known_class(type(message)) is ChatMessage:
+        return cast(ChatMessage, message).role
+    return _ROLES.get(message.type, message.type)
+
+
+def _is_text_only(message: BaseMessage) -> bool:
+    """Whether a message whose content is a text has no other part."""
+    known_class = _known_class(type(message))
+    if known_class is AIMessage:
+        return not _calls_of(message)
+    return known_class is not ToolMessage and known_class is not FunctionMessage
+
+
+def _calls_of(message: Any) -> list[Any]:
+    return [*message.tool_calls, *message.invalid_tool_calls]
+
+
 def _message_to_parts(message: Any, known_class: type[BaseMessage]) -> Iterator[dict[str, Any]]:
     if known_class is ToolMessage:
         yield {"type": "tool_call_response", "id": message.tool_call_id, "response": message.content}
@@ -79,7 +108,7 @@ def _message_to_parts(message: Any, known_class: type[BaseMessage]) -> Iterator[
         yield {"type": "tool_call_response", "id": None, "response": message.content}
         return
     content = message.content
-    calls = [*message.tool_calls, *message.invalid_tool_calls] if known_class is AIMessage else []
+    calls = _calls_of(message) if known_class is AIMessage else []
     if isinstance(content, str):
         if content or not calls:  # a text of no characters is a text, unless the message says something else
             yield {"type": "text", "content": content}

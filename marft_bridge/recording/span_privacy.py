@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from marft_bridge.recording.redaction import Redactor
-from marft_bridge.recording.span_attributes import to_json
+from marft_bridge.recording.span_messages import to_json
 from trace_store import conventions as c
 from trace_store.attribute_kinds import KINDS, Kind, key_to_kind
 from trace_store.records import SpanRow
@@ -117,9 +117,9 @@ def _rows_to_texts(rows: Iterable[SpanRow]) -> list[str]:
     texts: list[str] = []
     for row in rows:
         texts += (row.name, row.status_message or "")
-        for key, value in row.attributes.items():
-            if key not in _NEVER_SEARCHED:
-                texts.append(value if isinstance(value, str) else to_json(value))
+        for key in row.attributes.keys() - _NEVER_SEARCHED:
+            value = row.attributes[key]
+            texts.append(value if isinstance(value, str) else to_json(value))
     return texts
 
 

@@ -206,16 +206,11 @@ class WriteLedger:
             issuer = self._issuer(task.ns)
             own_writer = None if task.is_entry else issuer or task.ns
             for number, (channel, value) in enumerate(commit.writes):
-                if channel == RETURN:
-                    self._note_result(graph, task.ns, value)
-                    continue
                 if channel in _NOT_STATE and channel != TASKS:
+                    if channel == RETURN:
+                        self._note_result(graph, task.ns, value)
                     continue
-                writer = own_writer
-                for router_ns, written in commit.routers:
-                    if number in written:
-                        writer = router_ns
-                        break
+                writer = _router_of(number, commit.routers) or own_writer if commit.routers else own_writer
                 if channel == TASKS:
                     if isinstance(value, Send):
                         graph.sends = [entry for entry in graph.sends if entry[0] >= task.step - 1]
@@ -291,6 +286,10 @@ class WriteLedger:
                 result[1].append(ns)
         returned_before = self._returned_before.get(ns, [])
         graph.returned_tasks = [task for task in graph.returned_tasks if task not in returned_before] + [ns]
+
+
+def _router_of(number: int, routers: Sequence[tuple[str, range]]) -> str | None:
+    return next((ns for ns, written in routers if number in written), None)
 
 
 _JOINS = (NamedBarrierValue, NamedBarrierValueAfterFinish)
