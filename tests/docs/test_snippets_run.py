@@ -62,6 +62,9 @@ NOT_RUN = {
     ("README.md", ". .venv/bin/activate"): "changes the user's shell",
     ("docs/start.md", "make setup"): "installs everything from an index; test_set_up.py runs it on a small project",
     ("docs/start.md", ". .venv/bin/activate"): "changes the user's shell",
+    ("docs/small-study.md", "python -m examples.study.small.run build/small.jsonl --seeds 0 1 2 3"): (
+        "pre-trains a model and trains it fifty times; test_small_study.py holds its games, model and conditions"
+    ),
     ("docs/study.md", "python -m examples.study.run --dry-run"): "looks into runs/; test_study.py names another folder",
     ("docs/study.md", "python -m examples.study.run"): "takes hours; test_study.py runs a small study on a stand-in",
     ("docs/study.md", "python -m examples.study.report"): "writes docs/study.md; test_study.py names another folder",
