@@ -6,8 +6,10 @@ from marft_bridge.common.errors import ConfigError, StoreError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.live.status import read_live_lines
+from marft_bridge.rewards.code import CodeOptions
 from marft_bridge.runs.named_version import read_named_version
 from marft_bridge.runs.run_folder import RunFolder, read_forecast, read_metrics
+from marft_bridge.sandbox.programs import WALLS, NotStarted, wall_refusal
 from marft_bridge.serving.server_file import running_servers
 from trace_store.journal import is_recorded
 from trace_store.store import TraceStore
@@ -42,6 +44,20 @@ def status(config: BridgeConfig, reporter: Reporter) -> None:
         reporter.say(f"  {line}")
     if (folder.path / "report.html").exists():
         reporter.say(f"  report: {folder.path / 'report.html'}")
+    if any(isinstance(reward, CodeOptions) for reward in config.rewards):
+        reporter.say(f"  programs that models write: {_walls_to_text()}")
+
+
+def _walls_to_text() -> str:
+    """The walls of this machine for untrusted programs, and why it lacks the others."""
+    try:
+        refusals = {wall: wall_refusal(wall) for wall in WALLS}
+    except NotStarted as reason:
+        return str(reason)
+    return "; ".join(
+        f"behind {wall!r}" if refusal is None else f"not behind {wall!r}: {refusal}"
+        for wall, refusal in refusals.items()
+    )
 
 
 def _say_store(folder: RunFolder, reporter: Reporter) -> None:

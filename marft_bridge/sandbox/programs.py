@@ -32,6 +32,8 @@ from marft_bridge.common.errors import GraphError
 Isolation = Literal["namespaces", "landlock", "limits-only"]
 EndReason = Literal["finished", "exit-status", "wall-time", "cpu-time", "memory", "output", "signal"]
 
+WALLS: tuple[Isolation, ...] = ("namespaces", "landlock")
+"""The walls, the strongest first."""
 _MB = 1 << 20
 _CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _RUN_SLOTS = threading.BoundedSemaphore(_CPUS)  # more at a time would only exceed their wall time
@@ -106,19 +108,28 @@ def strongest_isolation() -> Isolation:
     Raises:
         GraphError: no wall holds.
     """
-    walls: tuple[Isolation, ...] = ("namespaces", "landlock")
     refusals = []
-    for wall in walls:
-        try:
-            _probe(wall)
-        except _RefusedWall as refusal:
-            refusals.append(f"{wall}: {refusal}")
-        else:
+    for wall in WALLS:
+        if (refusal := wall_refusal(wall)) is None:
             return wall
+        refusals.append(f"{wall}: {refusal}")
     raise GraphError(
         f"untrusted programs cannot be isolated from network and files here ({'; '.join(refusals)}); allow one of "
         f"them, or set isolation = 'limits-only' if you trust what the model writes"
     )
+
+
+def wall_refusal(wall: Isolation) -> str | None:
+    """Why a wall cannot be had on this machine; None where it holds.
+
+    Raises:
+        NotStarted: the machine is too busy to find out.
+    """
+    try:
+        _probe(wall)
+    except _RefusedWall as refusal:
+        return str(refusal)
+    return None
 
 
 _PROBE = """

@@ -14,6 +14,7 @@ import pytest
 from support.paths import ROOT
 
 from marft_bridge import cli
+from marft_bridge.commands import status as status_command
 from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.runs.run_folder import RunFolder
 from trace_store.store import TraceStore
@@ -151,6 +152,14 @@ def test_a_store_of_a_newer_version_is_refused_with_both_versions(
     error = refused(["train", *flags], capsys)
     assert "99" in error
     assert "knows up to 4" in error
+
+
+def test_status_tells_the_walls_of_the_machine_to_whom_a_reward_runs_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals: dict[str, str | None] = {"namespaces": "not permitted", "landlock": None}
+    monkeypatch.setattr(status_command, "wall_refusal", refusals.get)
+    assert status_command._walls_to_text() == "not behind 'namespaces': not permitted; behind 'landlock'"
 
 
 def test_status_tells_what_a_folder_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
