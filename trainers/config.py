@@ -145,9 +145,6 @@ class ObjectiveOptions(_Options):
     """How far below 1 the ratio new / old may go before a negative advantage stops pushing."""
     clip_high: float = Field(default=0.28, gt=0)
     """How far above 1 it may go before a positive advantage stops pulling."""
-    clip_by_length: bool = True
-    """Whether that range is divided by the square root of a call's tokens where the ratio is a mean over them (MARFT-A
-    with logprob_norm `token` or `word`), so that it binds on long calls as on short ones (FSPO). false: one range."""
     negative_weight: float = Field(default=0.0, ge=0, le=1)
     """What a unit of negative advantage counts beside one of positive advantage. Pushing down what was sampled says
     nothing of what should be sampled instead: at 1 it undoes what the traces and the first rounds taught. 1 is PPO's
@@ -332,6 +329,9 @@ class ExperimentalOptions(_Options):
     its tokens or of its words (the tokenizer's text, split at white space)."""
     agent_order: Literal["topological", "reverse", "random"] = "topological"
     """Order of a sequential or alternating update."""
+    clip_by_length: bool = False
+    """Whether the clip's range is divided by the square root of a call's tokens where the ratio is a mean over them
+    (MARFT-A with logprob_norm `token` or `word`), so that it binds on long calls as on short ones (FSPO)."""
     dual_clip: float | None = Field(default=None, gt=1)
     """Bound c of the dual clip for negative advantages; None turns it off."""
     entropy_coef: float = Field(default=0.0, ge=0)
@@ -443,7 +443,7 @@ class TrainerOptions(_Options):
     def clips_by_length(self) -> bool:
         """Whether each call has a clip range by its length: where its ratio is a mean over what it consists of."""
         takes_means = self.granularity == "action" and self.experimental.logprob_norm != "sum"
-        return self.objective.clip_by_length and takes_means
+        return self.experimental.clip_by_length and takes_means
 
     @property
     def uses_critic(self) -> bool:
@@ -501,21 +501,16 @@ class TrainerOptions(_Options):
 
     def _without_effect(self) -> Iterator[tuple[str, str]]:
         """Options that were set and do nothing, and where they would do something."""
-        chosen, update = self.advantage.estimator_class, self.objective.update
-        tables: dict[str, BaseModel] = {
-            "advantage": self.advantage,
-            "objective": self.objective,
-            "experimental": self.experimental,
-        }
-        for table in ("advantage", "experimental"):
-            options = tables[table]
+        chosen, update, experimental = self.advantage.estimator_class, self.objective.update, self.experimental
+        tables = {"advantage": self.advantage, "experimental": self.experimental}
+        for table, options in tables.items():
             for name in options.model_fields_set - {*chosen.reads}:
                 if readers := [reader for reader, estimator in _estimators().items() if name in estimator.reads]:
                     yield f"{table}.{name}", f"advantage.estimator {' or '.join(map(repr, readers))}"
         for table, name, applies, condition in (
             ("advantage", "contribution", chosen.per_agent and not chosen.keeps_state, _own_baselines()),
             ("advantage", "critic", self.uses_critic, "a critic in use"),
-            ("objective", "clip_by_length", not self.objective.clip_by_length or self.clips_by_length, _MEAN_RATIOS),
+            ("experimental", "clip_by_length", not experimental.clip_by_length or self.clips_by_length, _MEAN_RATIOS),
             ("experimental", "critic_loss", self.uses_critic, "a critic in use"),
             ("experimental", "critic_clip", self.uses_critic, "a critic in use"),
             ("experimental", "gamma_token", self.granularity == "token", "granularity 'token'"),

@@ -26,8 +26,8 @@ def grouped(options: dict[str, Any]) -> dict[str, Any]:
 def trainer_options(**options: Any) -> TrainerOptions:
     """The trainer's options with these; of the others the defaults, but the published update in place of ours.
 
-    One pass over a round, both signs of an advantage at their full weight, one range of the clip, plain values: most
-    laws of the update are told of that. What our defaults add has tests of its own, which set it.
+    One pass over a round, both signs of an advantage at their full weight, plain values: most laws of the update are
+    told of that. What our defaults add has tests of its own, which set it.
     """
     chosen = TrainerOptions.model_validate(grouped(options))
     advantage, optimizer, objective = chosen.advantage, chosen.optimizer, chosen.objective
@@ -36,7 +36,7 @@ def trainer_options(**options: Any) -> TrainerOptions:
         update={
             "advantage": advantage.model_copy(update={"critic": critic}),
             "optimizer": _with_unset(optimizer, epochs=1, minibatch_actions=16),
-            "objective": _with_unset(objective, negative_weight=1.0, clip_by_length=False),
+            "objective": _with_unset(objective, negative_weight=1.0),
         }
     )
 

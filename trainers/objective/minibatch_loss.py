@@ -107,7 +107,7 @@ def _log_ratio(scored: Scored, options: TrainerOptions) -> Tensor:
 
 
 def _clip_range(scored: Scored, options: TrainerOptions) -> tuple[float | Tensor, float | Tensor]:
-    """How far below and above 1 the ratio of each unit may go; see `objective.clip_by_length`."""
+    """How far below and above 1 the ratio of each unit may go; see `clip_by_length`."""
     low, high = options.objective.clip_low, options.objective.clip_high
     if not options.clips_by_length:
         return low, high

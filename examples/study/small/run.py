@@ -34,7 +34,7 @@ COMMON: dict[str, Any] = {
 
 _PUBLISHED: dict[str, Any] = {
     "optimizer": {"epochs": 1, "minibatch_actions": 21},
-    "objective": {"negative_weight": 1.0, "clip_by_length": False, "kl_stop": 0.1},
+    "objective": {"negative_weight": 1.0, "kl_stop": 0.1},
     "advantage": {"critic": {"shrink": False}},
 }
 CONDITIONS: dict[str, dict[str, Any]] = {
@@ -42,7 +42,7 @@ CONDITIONS: dict[str, dict[str, Any]] = {
     "published update": _PUBLISHED,
     "without traces": {"offline": {"mode": "off"}},
     "both signs": {"objective": {"negative_weight": 1.0}},
-    "one clip range": {"objective": {"clip_by_length": False}},
+    "clip by length": {"experimental": {"clip_by_length": True}},
     "KL limit 2": {"objective": {"kl_limit": 2.0}},
     "KL limit 2, rate x 3": {"objective": {"kl_limit": 2.0}, "optimizer": {"lr": 3e-3}},
     "2 passes of 2": {"optimizer": {"epochs": 2, "minibatch_actions": 2}},

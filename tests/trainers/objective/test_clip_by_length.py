@@ -38,7 +38,8 @@ def pulls(mean_log_ratio: float, length: int, advantage: float = 1.0, words: int
     """Whether a call whose tokens each moved by this has a gradient left."""
     new_T = torch.full((length,), mean_log_ratio, requires_grad=True)
     scored = scored_of(new_T, [length], advantage, words=None if words is None else [words])
-    fields = {"importance": {"mismatch": "none"}, "objective": {"negative_weight": 1.0}, **options}
+    experimental = {"clip_by_length": True, **options}
+    fields = {"importance": {"mismatch": "none"}, "experimental": experimental}
     loss, figures = scored_to_loss(scored, TrainerOptions.model_validate(fields))
     (gradient_T,) = torch.autograd.grad(loss, new_T)
     assert bool((gradient_T != 0).any()) == (figures["clipped"] == 0)
@@ -62,7 +63,8 @@ def test_the_range_below_one_is_divided_by_the_root_of_the_tokens(length: int) -
 def test_each_call_of_a_micro_batch_has_the_range_of_its_own_length() -> None:
     moved = math.log(1.1)  # within 0.28 / sqrt(1), beyond 0.28 / sqrt(16)
     new_T = torch.full((17,), moved, requires_grad=True)
-    options = TrainerOptions.model_validate({"importance": {"mismatch": "none"}})
+    fields = {"importance": {"mismatch": "none"}, "experimental": {"clip_by_length": True}}
+    options = TrainerOptions.model_validate(fields)
     loss, figures = scored_to_loss(scored_of(new_T, [1, 16], 1.0), options)
     (gradient_T,) = torch.autograd.grad(loss, new_T)
     assert figures["clipped"] == 1.0
@@ -71,27 +73,20 @@ def test_each_call_of_a_micro_batch_has_the_range_of_its_own_length() -> None:
 
 
 def test_a_mean_over_words_has_the_range_of_its_words() -> None:
-    by_words = {"experimental": {"logprob_norm": "word"}}
     # 8 tokens in 2 words: the mean over words is 4 times that over tokens, and 0.28 / sqrt(2) the range
     bound = math.log(1 + 0.28 / math.sqrt(2)) / 4
-    assert pulls(0.99 * bound, 8, words=2, **by_words)
-    assert not pulls(1.01 * bound, 8, words=2, **by_words)
+    assert pulls(0.99 * bound, 8, words=2, logprob_norm="word")
+    assert not pulls(1.01 * bound, 8, words=2, logprob_norm="word")
 
 
 def test_off_it_is_one_range_for_all_lengths() -> None:
-    published = {"objective": {"negative_weight": 1.0, "clip_by_length": False}}
     for length in (1, 100):
-        assert pulls(math.log(1.27), length, **published)
-        assert not pulls(math.log(1.29), length, **published)
+        assert pulls(math.log(1.27), length, clip_by_length=False)
+        assert not pulls(math.log(1.29), length, clip_by_length=False)
 
 
-def test_a_whole_ratio_and_a_token_have_the_range_as_it_stands() -> None:
-    whole = {"experimental": {"logprob_norm": "sum"}}
-    assert pulls(math.log(1.27) / 100, 100, **whole)
-    assert not pulls(math.log(1.29) / 100, 100, **whole)
-
-
-@pytest.mark.parametrize("options", [{"granularity": "token"}, {"experimental": {"logprob_norm": "sum"}}])
-def test_asked_for_where_no_ratio_is_a_mean_it_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match=r"objective\.clip_by_length has no effect here"):
-        TrainerOptions.model_validate({"objective": {"clip_by_length": True}, **options})
+@pytest.mark.parametrize("fields", [{"granularity": "token"}, {"experimental": {"logprob_norm": "sum"}}])
+def test_asked_for_where_no_ratio_is_a_mean_it_is_refused(fields: dict[str, Any]) -> None:
+    experimental = {"clip_by_length": True, **fields.get("experimental", {})}
+    with pytest.raises(ValidationError, match=r"experimental\.clip_by_length has no effect here"):
+        TrainerOptions.model_validate({**fields, "experimental": experimental})

@@ -22,6 +22,7 @@ from support.toys import CHAIN, OPTIONS, chain, learn, mean_reward, save_toy_mod
 from support.trainer_options import trainer_options
 
 from trace_store.records import Trajectory
+from trainers import checkpoint
 from trainers.marft import MarftTrainer
 from trainers.objective.trust_region import Backtracked, backtrack, next_rate
 
@@ -196,9 +197,9 @@ def test_a_rate_that_leads_too_far_is_lowered_until_it_does_not(model_dir: Path)
 def test_a_checkpoint_keeps_the_rates(model_dir: Path, tmp_path: Path) -> None:
     trainer = trainer_of(model_dir, kl_limit=2 * LIMIT)
     trainer.update(games_of(trainer))
-    trainer.save(tmp_path / "checkpoint")
+    checkpoint.save(trainer, tmp_path / "checkpoint")
     resumed = trainer_of(model_dir, kl_limit=2 * LIMIT)
-    resumed.load(tmp_path / "checkpoint")
+    checkpoint.load(resumed, tmp_path / "checkpoint")
     rates = {name: learner.kl_rate for name, learner in trainer.learners.items()}
     assert min(rates.values()) < 1
     assert {name: learner.kl_rate for name, learner in resumed.learners.items()} == rates
