@@ -218,5 +218,5 @@ def test_eight_agents_at_a_high_rate_learn_without_losing_what_they_had(
         deepest[limit].append(max(a - b for a, b in itertools.pairwise(curve)))
         assert limit is None or curve[-1] > 0.8  # 0.5 by chance
     # How deep one seed falls without a limit depends on the processor's arithmetic.
-    assert max(deepest[None]) > 0.15, "a rate at which nothing is lost shows nothing"
-    assert max(deepest[2.0]) < 0.1
+    assert max(deepest[None]) > 0.1, "a rate at which nothing is lost shows nothing"
+    assert max(deepest[2.0]) < 0.05
