@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -37,14 +37,14 @@ def comes_from_outside(error: BaseException) -> bool:
     return frame is not None and frame.tb_frame.f_globals.get("__name__") == "asyncio.runners"
 
 
-async def within(seconds: float, coroutine: Coroutine[Any, Any, _Value]) -> _Value:
-    """The value of a coroutine.
+async def within(seconds: float, awaitable: Awaitable[_Value]) -> _Value:
+    """The value of an awaitable.
 
     Raises:
         Absent: it took longer than `seconds`; it has been ended.
         BaseException: what it raised.
     """
-    task = asyncio.ensure_future(_to_outcome(coroutine))
+    task = asyncio.ensure_future(_to_outcome(awaitable))
     try:
         await asyncio.wait({task}, timeout=seconds)
     except BaseException:
@@ -60,10 +60,10 @@ async def within(seconds: float, coroutine: Coroutine[Any, Any, _Value]) -> _Val
     return value  # type: ignore[return-value]  # without an error it is the coroutine's
 
 
-async def _to_outcome(coroutine: Coroutine[Any, Any, _Value]) -> tuple[_Value | None, BaseException | None]:
+async def _to_outcome(awaitable: Awaitable[_Value]) -> tuple[_Value | None, BaseException | None]:
     """What it returned or raised: asyncio would let a SystemExit or KeyboardInterrupt of a task end the loop."""
     try:
-        return await coroutine, None
+        return await awaitable, None
     except BaseException as error:
         if comes_from_outside(error):
             raise
@@ -77,5 +77,5 @@ async def _end_task(task: asyncio.Task[Any]) -> None:
         if task.done():
             return
     with suppress(RuntimeError):  # it catches that as well: then it goes on until the loop ends
-        task.get_coro().close()  # type: ignore[union-attr]
+        task.get_coro().close()
     task.cancel()

@@ -38,8 +38,8 @@ OWN_ERRORS = [
 
 def test_each_reward_has_a_task_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "def change(task, state):\n    value = task['answer']\n    task['answer'] = 999\n    task['tools'].append('x')\n"
-        "    task['new'] = 1\n    return value\n"
+        "def change(task, state):\n    value = task['answer']\n    task['answer'] = 999\n"
+        "    task['tools'].append('x')\n    task['new'] = 1\n    return value\n"
         "def read(task, state):\n    return task['answer'] + 100 * len(task['tools']) + 1000 * ('new' in task)\n"
     )
     task = {"id": "t1", "answer": 12, "tools": ["search", "calc"]}
