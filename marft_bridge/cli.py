@@ -15,8 +15,8 @@ import typer
 from rich.console import Console
 
 from marft_bridge.common.errors import USER_ERRORS, BridgeError, ConfigError
-from marft_bridge.common.printable import text_to_line
 from marft_bridge.common.progress import Reporter
+from marft_bridge.common.terminal_text import text_to_lines
 from marft_bridge.config.bridge import BridgeConfig, toml_to_config
 from marft_bridge.traces.cli import app as traces
 
@@ -408,7 +408,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         app(list(arguments))
     except USER_ERRORS as error:
-        stderr.print(f"marft-bridge: {text_to_line(str(error))}", markup=False, style="red", soft_wrap=True)
+        message = "\n".join(text_to_lines(str(error)))
+        stderr.print(f"marft-bridge: {message}", markup=False, style="red", soft_wrap=True)
         return error.exit_code if isinstance(error, BridgeError) else 2
     except SystemExit as system_exit:
         if system_exit.code == INTERRUPTED:

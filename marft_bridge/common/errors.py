@@ -25,19 +25,23 @@ MAX_MESSAGE_CHARACTERS = 2_000
 
 
 class BridgeError(Exception):
-    """Something that the user can put right. The message is one printable line, whatever was quoted in it."""
+    """Something that the user can put right. The message is one line, to which a server's log may add its last ones."""
 
     exit_code = 2  # of the command line
+
+
+class QuotingError(BridgeError):
+    """What quotes a file or a request of anybody's: its message is one printable line, whatever is quoted."""
 
     def __init__(self, message: str) -> None:
         super().__init__(text_to_line(message, MAX_MESSAGE_CHARACTERS))
 
 
-class ConfigError(BridgeError):
+class ConfigError(QuotingError):
     """The configuration is missing, unreadable or contradicts itself."""
 
 
-class GraphError(BridgeError):
+class GraphError(QuotingError):
     """The user's graph, tasks or reward cannot be used."""
 
 
@@ -75,6 +79,7 @@ __all__ = [
     "EpisodesFailedError",
     "GraphError",
     "NoSignalError",
+    "QuotingError",
     "RewardFailedError",
     "ServingError",
     "StoreError",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from marft_bridge.common.errors import BridgeError
+from marft_bridge.common.errors import QuotingError
 
 
-class IngestError(BridgeError):
+class IngestError(QuotingError):
     """A file or a request that is no OTLP trace data, or a receiver that cannot start."""
 
 
