@@ -74,9 +74,7 @@ def answer_to_attributes(response: LLMResult) -> dict[str, Any]:
         names.RESPONSE_MODEL: output.get("model_name") or metadata.get("model_name"),
         names.FINISH_REASONS: [finish_reason] if finish_reason else None,
         names.OUTPUT_MESSAGES: (
-            to_json([text_to_message("assistant", generation.text)])
-            if message is None
-            else messages_to_text([message])
+            to_json([text_to_message("assistant", generation.text)]) if message is None else messages_to_text([message])
         ),
     }
     if usage:
@@ -113,11 +111,8 @@ def decision_to_attributes(response: Any) -> dict[str, Any]:
     }
 
 
-def tokens_to_attributes(tokens: ExactTokens | None) -> dict[str, Any]:
-    """Attributes of the engine's exact tokens and of their sampling, None for what it did not send; none for a model that
-    reports no tokens."""
-    if tokens is None:
-        return {}
+def tokens_to_attributes(tokens: ExactTokens) -> dict[str, Any]:
+    """Attributes of the engine's exact tokens and of their sampling; None for what it did not send."""
     attributes: dict[str, Any] = {
         names.PROMPT_IDS: None if tokens.prompt_ids is None else ints_to_text(tokens.prompt_ids),
         names.SAMPLED_IDS: None if tokens.sampled_ids is None else ints_to_text(tokens.sampled_ids),
