@@ -69,12 +69,16 @@ class Prefilter:
 
 
 def _any_of(fragments: set[bytes]) -> re.Pattern[bytes] | None:
-    """A pattern that finds any of the fragments: it stops at their last characters only, and looks back from there."""
+    """A pattern that finds any of the fragments: it stops at their last characters only, and looks back from there, for
+    the fragments that end so."""
     if not fragments:
         return None
-    last_characters = b"".join(sorted({re.escape(fragment[-1:]) for fragment in fragments}))
-    lookbehinds = b"|".join(b"(?<=%s)" % re.escape(fragment) for fragment in sorted(fragments))
-    return re.compile(b"[%s](?:%s)" % (last_characters, lookbehinds))
+    by_last_character: dict[bytes, list[bytes]] = {}
+    for fragment in sorted(fragments):
+        by_last_character.setdefault(fragment[-1:], []).append(b"(?<=%s)" % re.escape(fragment))
+    return re.compile(
+        b"|".join(b"%s(?:%s)" % (re.escape(last), b"|".join(ends)) for last, ends in by_last_character.items())
+    )
 
 
 # A fragment starts here: no letter or digit before it, unless that is the end of an escape such as the n of \n.

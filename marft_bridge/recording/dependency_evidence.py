@@ -85,12 +85,15 @@ class AnswerIndex:
 
     def prompt_to_attributes(self, messages: Sequence[BaseMessage]) -> dict[str, Any]:
         """Attributes with the spans of the calls whose answers, or whose tools' results, are in the prompt."""
-        answers = results = None
+        attributes: dict[str, Any] = {}
         if self._messages:
-            answers = _find_spans(self._messages, (m.id for m in messages if isinstance(m, AIMessage)))
+            if answers := _find_spans(self._messages, (m.id for m in messages if isinstance(m, AIMessage))):
+                attributes[names.SAW_ANSWERS] = answers
         if self._tool_calls:
-            results = _find_spans(self._tool_calls, (m.tool_call_id for m in messages if isinstance(m, ToolMessage)))
-        return {names.SAW_ANSWERS: answers or None, names.SAW_TOOL_RESULTS: results or None}
+            tool_call_ids = (m.tool_call_id for m in messages if isinstance(m, ToolMessage))
+            if results := _find_spans(self._tool_calls, tool_call_ids):
+                attributes[names.SAW_TOOL_RESULTS] = results
+        return attributes
 
 
 def _remember(index: dict[str, str | None], key: str | None, span_id: str) -> None:

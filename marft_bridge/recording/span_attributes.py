@@ -30,6 +30,13 @@ _PROVIDERS = {
     "xai": "x_ai",
 }
 
+_REQUEST_KEYS = {
+    "temperature": names.REQUEST_TEMPERATURE,
+    "top_p": names.REQUEST_TOP_P,
+    "top_k": names.REQUEST_TOP_K,
+    "seed": names.REQUEST_SEED,
+}
+
 
 def provider_name(provider: str | None) -> str | None:
     """A provider by LangChain's name, by that of the conventions."""
@@ -37,18 +44,20 @@ def provider_name(provider: str | None) -> str | None:
 
 
 def request_to_attributes(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Attributes of a model call's parameters, as LangChain passes them on; None for those that it was not given."""
-    choices, stop = parameters.get("n"), parameters.get("stop")
-    return {
-        names.REQUEST_TEMPERATURE: parameters.get("temperature"),
-        names.REQUEST_TOP_P: parameters.get("top_p"),
-        names.REQUEST_TOP_K: parameters.get("top_k"),
-        names.REQUEST_MAX_TOKENS: parameters.get("max_tokens") or parameters.get("max_completion_tokens"),
-        names.REQUEST_SEED: parameters.get("seed"),
-        names.REQUEST_STOP: [stop] if isinstance(stop, str) else stop,
-        names.REQUEST_CHOICES: choices if choices != 1 else None,
-        names.REQUEST_STREAM: True if parameters.get("stream") is True else None,
-    }
+    """Attributes of a model call's parameters, as LangChain passes them on; only of those that it was given."""
+    attributes = {}
+    for key, name in _REQUEST_KEYS.items():
+        if (value := parameters.get(key)) is not None:
+            attributes[name] = value
+    if (max_tokens := parameters.get("max_tokens") or parameters.get("max_completion_tokens")) is not None:
+        attributes[names.REQUEST_MAX_TOKENS] = max_tokens
+    if (stop := parameters.get("stop")) is not None:
+        attributes[names.REQUEST_STOP] = [stop] if isinstance(stop, str) else stop
+    if (choices := parameters.get("n")) is not None and choices != 1:
+        attributes[names.REQUEST_CHOICES] = choices
+    if parameters.get("stream") is True:
+        attributes[names.REQUEST_STREAM] = True
+    return attributes
 
 
 def answer_to_attributes(response: LLMResult) -> dict[str, Any]:
@@ -58,26 +67,33 @@ def answer_to_attributes(response: LLMResult) -> dict[str, Any]:
     info = generation.generation_info or {}
     message = generation_to_message(generation)
     metadata = message.response_metadata if message is not None else {}
-    usage: Mapping[str, Any] = getattr(message, "usage_metadata", None) or {}
-    input_details = usage.get("input_token_details") or {}
+    usage: Mapping[str, Any] | None = getattr(message, "usage_metadata", None)
     finish_reason = info.get("finish_reason") or metadata.get("finish_reason")
     attributes = {
         names.RESPONSE_ID: output.get("id") or metadata.get("id"),
         names.RESPONSE_MODEL: output.get("model_name") or metadata.get("model_name"),
         names.FINISH_REASONS: [finish_reason] if finish_reason else None,
-        names.USAGE_INPUT_TOKENS: usage.get("input_tokens"),
-        names.USAGE_OUTPUT_TOKENS: usage.get("output_tokens"),
-        names.USAGE_CACHE_READ_TOKENS: input_details.get("cache_read"),
-        names.USAGE_CACHE_WRITE_TOKENS: input_details.get("cache_creation"),
-        names.USAGE_REASONING_TOKENS: (usage.get("output_token_details") or {}).get("reasoning"),
         names.OUTPUT_MESSAGES: (
-            to_json([text_to_message("assistant", generation.text)])
-            if message is None
-            else messages_to_text([message])
+            to_json([text_to_message("assistant", generation.text)]) if message is None else messages_to_text([message])
         ),
     }
+    if usage:
+        attributes |= _usage_to_attributes(usage)
     if len(response.generations[0]) > 1:
         attributes[names.UNTRAINABLE] = f"n={len(response.generations[0])}: one call with several answers"
+    return attributes
+
+
+def _usage_to_attributes(usage: Mapping[str, Any]) -> dict[str, Any]:
+    attributes = {
+        names.USAGE_INPUT_TOKENS: usage.get("input_tokens"),
+        names.USAGE_OUTPUT_TOKENS: usage.get("output_tokens"),
+    }
+    if input_details := usage.get("input_token_details"):
+        attributes[names.USAGE_CACHE_READ_TOKENS] = input_details.get("cache_read")
+        attributes[names.USAGE_CACHE_WRITE_TOKENS] = input_details.get("cache_creation")
+    if output_details := usage.get("output_token_details"):
+        attributes[names.USAGE_REASONING_TOKENS] = output_details.get("reasoning")
     return attributes
 
 
@@ -95,11 +111,8 @@ def decision_to_attributes(response: Any) -> dict[str, Any]:
     }
 
 
-def tokens_to_attributes(tokens: ExactTokens | None) -> dict[str, Any]:
-    """Attributes of the engine's exact tokens and of their sampling, None for what it did not send; none for a model that
-    reports no tokens."""
-    if tokens is None:
-        return {}
+def tokens_to_attributes(tokens: ExactTokens) -> dict[str, Any]:
+    """Attributes of the engine's exact tokens and of their sampling; None for what it did not send."""
     attributes: dict[str, Any] = {
         names.PROMPT_IDS: None if tokens.prompt_ids is None else ints_to_text(tokens.prompt_ids),
         names.SAMPLED_IDS: None if tokens.sampled_ids is None else ints_to_text(tokens.sampled_ids),
