@@ -95,7 +95,7 @@ def _state(path: Path) -> tuple[int, int, int, bool]:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold DuckDB's own lock on the store file, so that no process can open it while it is exchanged."""
-    handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         try:
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

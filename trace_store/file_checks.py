@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trace_store.doctor import Fault
+from trace_store.files import open_to_read
 from trace_store.journal import SUFFIX, lines_from
 from trace_store.store import TraceStore
 
@@ -24,7 +25,7 @@ def journal_faults(store: TraceStore) -> Iterator[Fault]:
     folder = store.journal_folder
     for path in sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else ():
         try:
-            with path.open("rb") as file:
+            with open_to_read(path) as file:
                 records = torn = 0
                 for record, _ in lines_from(file, offsets.get(path.name, 0), growing=False):
                     records += record is not None

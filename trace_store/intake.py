@@ -22,6 +22,7 @@ from trace_store import conventions as c
 from trace_store import schema
 from trace_store.assemble import Incomplete, Malformed, spans_to_trajectory
 from trace_store.errors import StoreError
+from trace_store.files import open_to_read
 from trace_store.insertion import Record, insert, records_to_columns
 from trace_store.journal import SUFFIX, JournalRecord, lines_from
 from trace_store.records import AdapterRow, Reward, RunRow, SpanRow, Trajectory
@@ -61,7 +62,7 @@ def journal_to_rows(folder: Path, transaction: Transaction) -> IntakeCounts:
     total = IntakeCounts()
     for path in sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else ():
         try:
-            with path.open("rb") as file:
+            with open_to_read(path) as file:
                 total += _take_in_segment(path, file, transaction)
         except FileNotFoundError:
             continue  # another intake finished it

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from trace_store.errors import StoreError
-from trace_store.files import sync
+from trace_store.files import create_file, make_folder, open_to_read, sync
 from trace_store.records import AdapterRow, Reward, RunRow, SpanRow
 
 JournalRecord = RunRow | SpanRow | Reward | AdapterRow
@@ -216,12 +216,13 @@ class Journal:
         ) from error
 
     def _new_segment(self) -> int:
-        if not self._folder.is_dir():
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        is_new = not self._folder.is_dir()
+        make_folder(self._folder)
+        if is_new:
             sync(self._folder.parent)
         path = self._folder / f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}"
         hidden_path = path.with_suffix(".new")
-        fd = os.open(hidden_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fd = create_file(hidden_path)
         # Locked before it gets the name that readers look for: no reader ever finds it without its writer.
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -324,7 +325,7 @@ def lines_from(file: BinaryIO, offset: int, *, growing: bool) -> Iterator[tuple[
 
 def read_segment(path: Path) -> tuple[list[JournalRecord], int]:
     """All records of a segment whose writer is gone, and the number of torn lines that were dropped."""
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         line_records = [record for record, _ in lines_from(file, 0, growing=False)]
     records = [record for record in line_records if record is not None]
     return records, len(line_records) - len(records)

@@ -25,6 +25,7 @@ import duckdb
 from trace_store import intake, schema
 from trace_store.connection import one_line_errors, private_files
 from trace_store.errors import StoreError
+from trace_store.files import open_to_read
 from trace_store.journal import JournalRecord, journal_segments, lines_from
 from trace_store.migrations import newest_version
 from trace_store.records import Reward, SpanRow
@@ -140,7 +141,7 @@ class UnreadJournal:
             try:
                 if _size(path) <= offset:
                     continue
-                with path.open("rb") as file:
+                with open_to_read(path) as file:
                     for part, _ in intake.lines_to_parts(lines_from(file, offset, growing=True), offset):
                         cursor.execute("BEGIN")
                         records = [record for record, _ in part if record is not None]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.retries import Limits
@@ -27,6 +27,8 @@ from marft_bridge.rewards.agent_credit import CREDIT_REWARDS
 from marft_bridge.rewards.registry import AnyReward, refuse_unknown_rewards, rewards_to_layers
 from marft_bridge.tasks.options import SOURCES, AnyTasks
 from trainers.config import TrainerOptions
+
+MAX_NAME_BYTES = 255  # of a folder's name, on every usual file system
 
 
 class _Options(BaseModel):
@@ -156,7 +158,7 @@ class BridgeConfig(_Options):
     """Everything that the commands read."""
 
     name: str = "app"
-    """What the run folder is called."""
+    """What the run folder under runs/ is called; one folder name."""
     seed: int = Field(0, ge=0)
     """What the order of tasks, the sampling of every call and the trainer are seeded with; MARFT_SEED overrides it."""
     run: str | None = None
@@ -175,6 +177,14 @@ class BridgeConfig(_Options):
     train: TrainOptions = TrainOptions()
     compare: CompareOptions = CompareOptions()
     promote: PromoteOptions = PromoteOptions()
+
+    @field_validator("name")
+    @classmethod
+    def _name_stays_in_runs(cls, name: str) -> str:
+        is_folder_name = name.isprintable() and name not in ("", ".", "..") and "/" not in name
+        if not is_folder_name or len(name.encode()) > MAX_NAME_BYTES:
+            raise ValueError(f"{name[:60]!r} is no folder name under runs/; another place is named with `run`")
+        return name
 
     @model_validator(mode="after")
     def _options_fit_together(self) -> BridgeConfig:

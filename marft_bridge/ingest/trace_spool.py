@@ -18,6 +18,7 @@ from typing import Any
 from marft_bridge.ingest.errors import IngestError
 from marft_bridge.ingest.otlp import WireSpan
 from marft_bridge.ingest.trace_tree import TraceTree
+from trace_store.files import make_folder, open_to_write
 from trace_store.journal import SUFFIX, Journal, line_of, read_segment
 from trace_store.records import SpanRow
 
@@ -193,8 +194,8 @@ def row_to_span(row: SpanRow) -> WireSpan:
 
 
 def _lock(folder: Path) -> int:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle = os.open(folder / "receiver.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    make_folder(folder)
+    handle = open_to_write(folder / "receiver.lock")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

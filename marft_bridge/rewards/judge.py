@@ -29,6 +29,7 @@ from pydantic import Field, model_validator
 from marft_bridge.common.errors import GraphError
 from marft_bridge.common.files import write_atomically
 from marft_bridge.rewards.contract import Absent, Earned, Kind, ModelAddress, RewardOptions, RunView
+from trace_store.files import make_folder
 
 if TYPE_CHECKING:
     import httpx  # imported late at run time: it takes longer to load than a configuration to read
@@ -227,7 +228,7 @@ def _read_cached_score(cache_file: Path, options: JudgeOptions) -> float | None:
 
 
 def _write_cache(path: Path, content: Mapping[str, Any]) -> None:
-    path.parent.mkdir(mode=0o700, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, json.dumps(content, ensure_ascii=False) + "\n")
 
 

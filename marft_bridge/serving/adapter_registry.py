@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import time
@@ -21,6 +22,7 @@ from marft_bridge.common.errors import ServingError
 from marft_bridge.common.files import write_atomically
 from marft_bridge.serving.adapter_checks import CONFIG_FILE, WEIGHTS_FILE, check_files, folder_to_hashes
 from marft_bridge.serving.vllm_server import ModelServer
+from trace_store.files import make_folder, open_to_write
 from trace_store.records import AdapterRow
 
 _MAX_NAME, _DIGEST = 200, 32  # characters; a file system takes 255 bytes, and a version comes behind the name
@@ -77,10 +79,10 @@ class AdapterRegistry:
         folder = self._folder(node, version)
         if (folder / _RECORD_FILE).exists():
             raise ServingError(f"node {node!r} already has adapter v{version}; a version is never overwritten")
-        if folder.exists():
-            shutil.rmtree(folder)  # of an interrupted run: without a record it was never served
         for part in (self.root, folder.parent, folder):
-            part.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folder(part)
+        shutil.rmtree(folder)  # of an interrupted run: without a record it was never served
+        folder.mkdir(mode=0o700)
         return folder
 
     def register(self, node: str, version: int, parent: int | None, metrics: Mapping[str, Any]) -> AdapterRow:
@@ -111,7 +113,9 @@ class AdapterRegistry:
             "metrics": dict(metrics),
         }
         for file in filter(Path.is_file, folder.iterdir()):
-            file.chmod(0o600)
+            handle = open_to_write(file)
+            os.fchmod(handle, 0o600)
+            os.close(handle)
         content = record | {_CONFIG_SHA256: hashes.get(CONFIG_FILE)}
         write_atomically(folder / _RECORD_FILE, json.dumps(content, indent=2, allow_nan=False) + "\n")
         return AdapterRow(path=str(folder), **record)

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trace_store.files import make_folder
+
 if TYPE_CHECKING:
     from trainers.credit.action_credits import ActionCredit
 
@@ -46,7 +48,7 @@ def credits_to_file(credits_of_round: Sequence[ActionCredit], folder: Path, numb
     """Writes, or replaces, the file of a round, atomically."""
     import duckdb
 
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(folder)
     handle, temporary = tempfile.mkstemp(dir=folder, prefix=".round-")  # created 0600
     try:
         with duckdb.connect(config={"threads": 1}) as con:

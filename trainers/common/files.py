@@ -22,7 +22,12 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
     An existing `folder` is replaced: it is moved aside, the new one takes its name, then the old one is deleted. A
     crash between the two moves leaves both complete, the old one under a name that ends in `.old`.
+
+    Raises:
+        TrainError: `folder` is a link, which may lead anywhere.
     """
+    if folder.is_symlink():
+        raise TrainError(f"{folder} is a link; put a folder there")
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))  # created 0700
     try:
