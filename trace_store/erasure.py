@@ -1,29 +1,35 @@
-"""A subject or an age -> the traces that hold it, and a store and exports without them.
+"""A subject or an age -> the traces that hold it, and a store, exports and journal segments without them.
 
 Chosen by subject: episodes that name the subject, traces that never became episodes whose spans do, and whatever
 replays or goes on with one of them (`parent_episode`, to any depth), because it repeats what was said there. Chosen by
 age: what ended before then.
 Invariants: a chosen trace goes from every table but `adapter_episodes`, which keeps only that an adapter learned from
 an episode of that number; deleting is one transaction; the files of an export are exchanged for files without the
-rows, and killed at any moment, it still reads as a whole. `compaction` removes the bytes of deleted rows from the store
+rows, and killed at any moment, it still reads as a whole; lines of a segment are overwritten where they stand, so its
+writer goes on. `compaction` removes the bytes of deleted rows from the store
 file.
 """
 
 # ruff: noqa: S608 - statements are put together from constants and quoted paths; every value is bound
 from __future__ import annotations
 
+import json
+import os
 import secrets
 import time
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import duckdb
 
 from trace_store import conventions as c
+from trace_store.attribute_kinds import Kind, key_to_kind
 from trace_store.connection import connect_memory, one_line_errors, private_files
-from trace_store.files import sync
-from trace_store.journal import SUFFIX, json_text, lines_from
+from trace_store.files import open_to_read, open_to_write, sync
+from trace_store.journal import SUFFIX, JournalRecord, blank_lines, json_text, lines_from, record_of
 from trace_store.manifest import (
     Manifest,
     PartFile,
@@ -117,6 +123,48 @@ def delete_traces(store: TraceStore, trace_ids: Sequence[str]) -> dict[str, int]
     return deleted_rows
 
 
+def erased_texts(store: TraceStore, trace_ids: Sequence[str]) -> Iterator[str]:
+    """What people and models said in these traces: the texts in their content attributes and tasks, at any depth."""
+    rows = store.sql(
+        f"SELECT attributes::VARCHAR, status_message FROM spans WHERE trace_id {_IN_IDS}"
+        f" UNION ALL SELECT task::VARCHAR, reason FROM episodes WHERE episode_id {_IN_IDS}",
+        (list(trace_ids), list(trace_ids)),
+    )
+    for content, message in rows:
+        values = json.loads(content)
+        yield from _texts_in({key: value for key, value in values.items() if key_to_kind(key) is Kind.CONTENT})
+        yield from _texts_in(message)
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """The texts in a JSON value, also in JSON that is itself a text, as messages are in an attribute."""
+    waiting_values = [value]
+    while waiting_values:
+        value = waiting_values.pop()
+        if isinstance(value, dict):
+            waiting_values += value.values()
+        elif isinstance(value, list):
+            waiting_values += value
+        elif isinstance(value, str):
+            parsed = None
+            if value[:1] in ("{", "["):
+                with suppress(ValueError, RecursionError):
+                    parsed = json.loads(value)
+            if parsed is None:
+                yield value
+            else:
+                waiting_values.append(parsed)
+
+
+def has_text_elsewhere(store: TraceStore, text: str, trace_ids: Sequence[str]) -> bool:
+    """Whether a trace that is not among these says the same."""
+    ((is_there,),) = store.sql(
+        f"SELECT EXISTS (SELECT 1 FROM spans WHERE contains(attributes::VARCHAR, ?) AND trace_id NOT {_IN_IDS})",
+        (text, list(trace_ids)),
+    )
+    return bool(is_there)
+
+
 def export_to_rows(folder: Path, trace_ids: Sequence[str]) -> dict[str, int]:
     """Path of each file of an export that has rows about these traces -> their number."""
     manifest = read_manifest(folder, newest_version())
@@ -181,20 +229,83 @@ def _affected_files(
                 yield file, int(count_row[0])
 
 
-def segments_to_records(folder: Path, trace_ids: Collection[str], subject: str | None) -> dict[Path, int]:
-    """Segments of a folder that are left after an intake -> their records about these traces or this subject.
+@dataclass(frozen=True, slots=True)
+class SegmentTraces:
+    """What to erase from segments: traces, and whatever names a subject, with the rest of its trace."""
 
-    Such a segment is still being written, or waits for the rest of its traces, so it is not changed.
-    """
-    record_counts: dict[Path, int] = {}
-    subject_text = None if subject is None else json_text(subject)
-    for path in sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else ():
-        with path.open("rb") as file:
+    trace_ids: frozenset[str]
+    subject: str | None = None
+    before_ns: int | None = None  # for `spool_traces`: what ended before then
+
+
+def spool_traces(folder: Path, chosen: SegmentTraces) -> SegmentTraces:
+    """The same with the traces that wait in a receiver's spool and hold the subject, or ended before the time."""
+    last_ends_ns: dict[str, int] = {}
+    trace_ids = set(chosen.trace_ids)
+    for path in _segments(folder):
+        with open_to_read(path) as file:
             for record, _ in lines_from(file, 0, growing=True):
-                matches = isinstance(record, Reward) and record.episode_id in trace_ids
                 if isinstance(record, SpanRow):
-                    # In the spool of a receiver, attributes are as they came, so any of them may name the subject.
-                    names_subject = subject_text is not None and subject_text in json_text(record.attributes)
-                    matches = names_subject or record.trace_id in trace_ids
-                record_counts[path] = record_counts.get(path, 0) + matches
-    return {path: count for path, count in record_counts.items() if count}
+                    if chosen.subject is not None and _names_subject(record, chosen.subject):
+                        trace_ids.add(record.trace_id)
+                    last_ends_ns[record.trace_id] = max(last_ends_ns.get(record.trace_id, 0), record.end_ns)
+    if chosen.before_ns is not None:
+        trace_ids |= {trace_id for trace_id, end_ns in last_ends_ns.items() if end_ns < chosen.before_ns}
+    return replace(chosen, trace_ids=frozenset(trace_ids))
+
+
+def count_in_segments(folder: Path, chosen: SegmentTraces) -> dict[Path, int]:
+    """Segment of a journal or spool -> its records about these traces or this subject; those without are left out."""
+    counts = {path: len(_chosen_lines(path, chosen)) for path in _segments(folder)}
+    return {path: count for path, count in counts.items() if count}
+
+
+def erase_from_segments(folder: Path, chosen: SegmentTraces) -> dict[Path, int]:
+    """Overwrite the records about these traces or this subject, in segments that grow as well.
+
+    The caller has the store of a journal open for writing, or holds the lock of a spool, so nobody takes them in.
+    Returns the numbers of erased records, as `count_in_segments`.
+    """
+    counts: dict[Path, int] = {}
+    for path in _segments(folder):
+        lines = _chosen_lines(path, chosen)
+        if not lines:
+            continue
+        counts[path] = len(lines)
+        handle = open_to_write(path)
+        try:
+            blank_lines(handle, lines)
+        finally:
+            os.close(handle)
+    return counts
+
+
+def _segments(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
+
+
+def _chosen_lines(path: Path, chosen: SegmentTraces) -> list[tuple[int, int]]:
+    """Start and end of each whole line about these traces or this subject; none where the segment was removed."""
+    lines: list[tuple[int, int]] = []
+    end = 0
+    with suppress(FileNotFoundError), open_to_read(path) as file:
+        for line in file:
+            start, end = end, end + len(line)
+            record = record_of(line)  # None for what is damaged, erased or still being written
+            if _is_chosen(record, chosen):
+                lines.append((start, end))
+    return lines
+
+
+def _is_chosen(record: JournalRecord | None, chosen: SegmentTraces) -> bool:
+    if isinstance(record, Reward):
+        return record.episode_id in chosen.trace_ids
+    if not isinstance(record, SpanRow):
+        return False
+    names_subject = chosen.subject is not None and _names_subject(record, chosen.subject)
+    return names_subject or record.trace_id in chosen.trace_ids
+
+
+def _names_subject(span: SpanRow, subject: str) -> bool:
+    """In the spool of a receiver, attributes are as they came, so any of them may name the subject."""
+    return json_text(subject) in json_text(span.attributes)

@@ -16,7 +16,7 @@ import secrets
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from operator import attrgetter
@@ -314,6 +314,8 @@ def lines_from(file: BinaryIO, offset: int, *, growing: bool) -> Iterator[tuple[
     damaged_ends: list[int] = []
     for line in file:
         offset += len(line)
+        if line.isspace():
+            continue  # erased: see `blank_lines`
         record = record_of(line)
         if record is None and growing:
             damaged_ends.append(offset)
@@ -321,6 +323,18 @@ def lines_from(file: BinaryIO, offset: int, *, growing: bool) -> Iterator[tuple[
         yield from ((None, end) for end in damaged_ends)
         damaged_ends.clear()
         yield record, offset
+
+
+def blank_lines(fd: int, start_and_ends: Iterable[tuple[int, int]]) -> None:
+    """Overwrite whole lines of a segment with spaces, on the disk when this returns; readers pass over them.
+
+    Its writer is not disturbed: it writes behind its last whole line only, and these are whole.
+    """
+    for start, end in start_and_ends:
+        written_bytes = start
+        while written_bytes < end - 1:
+            written_bytes += os.pwrite(fd, b" " * (end - 1 - written_bytes), written_bytes)
+    os.fsync(fd)
 
 
 def read_segment(path: Path) -> tuple[list[JournalRecord], int]:

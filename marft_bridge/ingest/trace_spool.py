@@ -22,6 +22,8 @@ from trace_store.files import make_folder, open_to_write
 from trace_store.journal import SUFFIX, Journal, line_of, read_segment
 from trace_store.records import SpanRow
 
+SPOOL_SUFFIX = ".spool"  # of the folder, behind the store's name
+LOCK_NAME = "receiver.lock"
 MAX_WAITING_BYTES = 256 << 20  # bytes of journal lines
 _MAX_SLACK_BYTES = 64 << 20  # bytes of acknowledged spans that stay in the spool until it is rewritten
 _MAX_TAKEN_IDS = 100_000  # trace ids that are remembered, to tell late spans from new traces
@@ -195,7 +197,7 @@ def row_to_span(row: SpanRow) -> WireSpan:
 
 def _lock(folder: Path) -> int:
     make_folder(folder)
-    handle = open_to_write(folder / "receiver.lock")
+    handle = open_to_write(folder / LOCK_NAME)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

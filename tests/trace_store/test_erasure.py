@@ -30,7 +30,7 @@ from support.sample_spans import START, chain
 
 from marft_bridge.cli import run
 from marft_bridge.common.errors import ConfigError
-from marft_bridge.traces.erase import EraseRequest, Erasure, erase, flags_to_request
+from marft_bridge.erasure.command import EraseRequest, Erasure, erase, flags_to_request
 from marft_bridge.traces.exports import export
 from trace_store import conventions as c
 from trace_store import schema
@@ -315,7 +315,7 @@ def test_a_dry_run_counts_the_same_and_changes_nothing(
 ERASE = """
 import sys; from pathlib import Path
 from rich.console import Console
-from marft_bridge.traces.erase import EraseRequest, erase
+from marft_bridge.erasure.command import EraseRequest, erase
 print("now", flush=True)
 request = EraseRequest("ann", None, (Path(sys.argv[2]),))
 erase(Path(sys.argv[1]), request, False, False, Console(quiet=True, file=sys.stderr))
