@@ -9,8 +9,10 @@ not be erased is in the report, by path.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,9 @@ from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.terminal_text import print_line, text_to_line, value_to_json
 from marft_bridge.erasure.run_files import ErasedTraces, clean_run_files, files_with_texts
 from marft_bridge.erasure.text_search import TextSearch
-from marft_bridge.ingest.trace_spool import LOCK_NAME, SPOOL_SUFFIX
+from marft_bridge.ingest.trace_spool import LOCK_NAME, SPOOL_SUFFIX, spool_of
 from marft_bridge.runs.run_folder import RunFolder, store_to_run_folder
-from marft_bridge.traces.exports import WAIT_S, open_existing_store, read_export_paths
+from marft_bridge.traces.exports import WAIT_S, open_existing_store, open_store, read_export_paths
 from marft_bridge.traces.trained_adapters import TrainedAdapter, episodes_to_adapters
 from trace_store.compaction import vacuum
 from trace_store.erasure import (
@@ -42,7 +44,7 @@ from trace_store.erasure import (
 )
 from trace_store.errors import StoreError
 from trace_store.files import locked_file
-from trace_store.journal import journal_of
+from trace_store.journal import SUFFIX, journal_of
 from trace_store.manifest import leftovers
 from trace_store.readers import CATALOG_SUFFIX, folder_to_reader
 from trace_store.store import TraceStore
@@ -104,7 +106,7 @@ def erase(path: Path, request: EraseRequest, dry_run: bool, as_json: bool, conso
     folder = store_to_run_folder(path)
     if folder is not None:
         folder.refuse_unsafe()
-    with open_existing_store(path, console) as store:
+    with _open_store(path, console) as store:
         store.take_in()
         chosen = _choose_traces(store, request)
         erasure = Erasure(dry_run, list(chosen.trace_ids), list(chosen.replays))
@@ -129,6 +131,13 @@ def erase(path: Path, request: EraseRequest, dry_run: bool, as_json: bool, conso
         for line in _erasure_to_lines(erasure):
             print_line(console, text_to_line(line))
     return erasure
+
+
+def _open_store(path: Path, console: Console) -> TraceStore:
+    """The store. Made where nothing was taken in yet, and where there is only what a receiver left."""
+    if any(spool_of(path).glob(f"*{SUFFIX}")):
+        return open_store(path, console)
+    return open_existing_store(path, console)
 
 
 def _choose_traces(store: TraceStore, request: EraseRequest) -> ChosenTraces:
@@ -180,7 +189,7 @@ def _erase_from_segments(path: Path, request: EraseRequest, traces: Sequence[str
     change = count_in_segments if erasure.dry_run else erase_from_segments
     chosen = SegmentTraces(frozenset(traces), request.subject, request.before_ns)
     erasure.segments |= _name_paths(change(journal_of(path), chosen))
-    spool = path.with_name(path.name + SPOOL_SUFFIX)
+    spool = spool_of(path)
     if not spool.is_dir():
         return
     with locked_file(spool / LOCK_NAME) if (spool / LOCK_NAME).exists() else nullcontext(0) as lock:

@@ -30,6 +30,11 @@ _MAX_TAKEN_IDS = 100_000  # trace ids that are remembered, to tell late spans fr
 _ROW_FIELDS = {field.name for field in fields(SpanRow)}
 
 
+def spool_of(store: Path) -> Path:
+    """The folder where a receiver keeps what waits, next to the store's file."""
+    return store.with_name(store.name + SPOOL_SUFFIX)
+
+
 class SpoolFull(Exception):  # noqa: N818 - a state to wait in, not an error
     """Too many bytes wait for the rest of their traces."""
 
