@@ -81,7 +81,7 @@ def clean_run_files(folder: RunFolder, erased: ErasedTraces, *, dry_run: bool) -
 
 def _clean_report(folder: RunFolder, erased: ErasedTraces, *, dry_run: bool) -> dict[str, int]:
     path = folder.path / "report.json"
-    if not erased.trace_ids or not path.exists():
+    if not path.exists():
         return {}
     try:
         with open_to_read(path) as file:
@@ -103,10 +103,10 @@ def report_without(report: Report, erased: ErasedTraces) -> tuple[Report, int]:
     Figures over all episodes stay: they are of nobody.
     """
     count = 0
+    kept_ids = erased.stored_ids - erased.trace_ids
 
     def is_kept(change: TaskChange) -> bool:
         nonlocal count
-        kept_ids = erased.stored_ids - erased.trace_ids
         is_told = {change.a.episode_id, change.b.episode_id} <= kept_ids
         count += not is_told
         return is_told
@@ -149,13 +149,14 @@ def report_without(report: Report, erased: ErasedTraces) -> tuple[Report, int]:
 
 
 def _clean_judge(folder: RunFolder, erased: ErasedTraces, *, dry_run: bool) -> dict[str, int]:
-    """Removes the records about these episodes, and those that do not say about which; the judge is asked again."""
+    """Removes the records that are not about an episode that stays, as far as they say; the judge is asked again."""
     counts = {}
-    for path in sorted((folder.path / JUDGE_FOLDER).glob("*.json")) if erased.trace_ids else ():
+    kept_ids = erased.stored_ids - erased.trace_ids
+    for path in sorted((folder.path / JUDGE_FOLDER).glob("*.json")):
         episode_id = None
         with suppress(FileNotFoundError, ValueError, AttributeError), open_to_read(path) as file:
             episode_id = json.loads(file.read()).get(EPISODE_KEY)
-        if episode_id is None or episode_id in erased.trace_ids or episode_id not in erased.stored_ids:
+        if episode_id not in kept_ids:
             counts[str(path)] = 1
             if not dry_run:
                 path.unlink(missing_ok=True)
