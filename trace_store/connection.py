@@ -70,7 +70,8 @@ def connect(
 def _connect_now(path: Path, *, read_only: bool) -> duckdb.DuckDBPyConnection:
     if read_only and not path.exists():
         raise StoreError(f"store {path} does not exist; collect some episodes into it first")
-    check_before_opening(path, read_only=read_only)
+    for file in (path, path.with_name(path.name + ".wal")):
+        check_before_opening(file, read_only=read_only)
     if not path.parent.is_dir():
         raise StoreError(f"store {path} cannot be made: there is no directory {path.parent}; create it")
     while True:

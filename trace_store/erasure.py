@@ -17,9 +17,9 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from trace_store import conventions as c
 from trace_store.attribute_kinds import Kind, key_to_kind
 from trace_store.connection import connect_memory, one_line_errors, private_files
 from trace_store.files import open_to_read, open_to_write, sync
-from trace_store.journal import SUFFIX, JournalRecord, blank_lines, json_text, lines_from, record_of
+from trace_store.journal import SUFFIX, JournalRecord, blank_lines, lines_from, record_of
 from trace_store.manifest import (
     Manifest,
     PartFile,
@@ -231,27 +231,32 @@ def _affected_files(
 
 @dataclass(frozen=True, slots=True)
 class SegmentTraces:
-    """What to erase from segments: traces, and whatever names a subject, with the rest of its trace."""
+    """What to erase from segments: every record about these traces, and spans that name the subject."""
 
     trace_ids: frozenset[str]
     subject: str | None = None
-    before_ns: int | None = None  # for `spool_traces`: what ended before then
 
 
-def spool_traces(folder: Path, chosen: SegmentTraces) -> SegmentTraces:
-    """The same with the traces that wait in a receiver's spool and hold the subject, or ended before the time."""
+def spool_to_traces(
+    folder: Path, trace_ids: Sequence[str], names_subject: Callable[[SpanRow], bool], before_ns: int | None
+) -> SegmentTraces:
+    """These traces, and those that wait in a receiver's spool and name the subject, or ended before a Unix time.
+
+    Args:
+        names_subject: reads a span as it was received, in whatever convention that is.
+    """
     last_ends_ns: dict[str, int] = {}
-    trace_ids = set(chosen.trace_ids)
+    chosen_ids = set(trace_ids)
     for path in _segments(folder):
         with open_to_read(path) as file:
             for record, _ in lines_from(file, 0, growing=True):
                 if isinstance(record, SpanRow):
-                    if chosen.subject is not None and _names_subject(record, chosen.subject):
-                        trace_ids.add(record.trace_id)
+                    if names_subject(record):
+                        chosen_ids.add(record.trace_id)
                     last_ends_ns[record.trace_id] = max(last_ends_ns.get(record.trace_id, 0), record.end_ns)
-    if chosen.before_ns is not None:
-        trace_ids |= {trace_id for trace_id, end_ns in last_ends_ns.items() if end_ns < chosen.before_ns}
-    return replace(chosen, trace_ids=frozenset(trace_ids))
+    if before_ns is not None:
+        chosen_ids |= {trace_id for trace_id, end_ns in last_ends_ns.items() if end_ns < before_ns}
+    return SegmentTraces(frozenset(chosen_ids))
 
 
 def count_in_segments(folder: Path, chosen: SegmentTraces) -> dict[Path, int]:
@@ -302,10 +307,5 @@ def _is_chosen(record: JournalRecord | None, chosen: SegmentTraces) -> bool:
         return record.episode_id in chosen.trace_ids
     if not isinstance(record, SpanRow):
         return False
-    names_subject = chosen.subject is not None and _names_subject(record, chosen.subject)
+    names_subject = chosen.subject is not None and record.attributes.get(c.SUBJECT_ID) == chosen.subject
     return names_subject or record.trace_id in chosen.trace_ids
-
-
-def _names_subject(span: SpanRow, subject: str) -> bool:
-    """In the spool of a receiver, attributes are as they came, so any of them may name the subject."""
-    return json_text(subject) in json_text(span.attributes)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.terminal_text import print_line, text_to_line, value_to_json
 from marft_bridge.erasure.run_files import ErasedTraces, clean_run_files, files_with_texts
 from marft_bridge.erasure.text_search import TextSearch
-from marft_bridge.ingest.trace_spool import LOCK_NAME, SPOOL_SUFFIX, spool_of
+from marft_bridge.ingest.trace_spool import LOCK_NAME, SPOOL_SUFFIX, row_names_subject, spool_of
 from marft_bridge.runs.run_folder import RunFolder, store_to_run_folder
 from marft_bridge.traces.exports import WAIT_S, open_existing_store, open_store, read_export_paths
 from marft_bridge.traces.trained_adapters import TrainedAdapter, episodes_to_adapters
@@ -39,7 +39,7 @@ from trace_store.erasure import (
     erased_texts,
     export_to_rows,
     has_text_elsewhere,
-    spool_traces,
+    spool_to_traces,
     subject_to_traces,
 )
 from trace_store.errors import StoreError
@@ -103,9 +103,8 @@ def erase(path: Path, request: EraseRequest, dry_run: bool, as_json: bool, conso
 
     Raises StoreError when the store or an export cannot be read or written; running it again finishes the work.
     """
-    folder = store_to_run_folder(path)
-    if folder is not None:
-        folder.refuse_unsafe()
+    if (folder := store_to_run_folder(path)) is not None:
+        folder.refuse_unsafe()  # also where `--store` names its store
     with _open_store(path, console) as store:
         store.take_in()
         chosen = _choose_traces(store, request)
@@ -187,17 +186,19 @@ def _note_exports_left(path: Path, request: EraseRequest, traces: Sequence[str],
 def _erase_from_segments(path: Path, request: EraseRequest, traces: Sequence[str], erasure: Erasure) -> None:
     """Journal and spool. What a receiver at work holds in its memory comes again, and is counted as left."""
     change = count_in_segments if erasure.dry_run else erase_from_segments
-    chosen = SegmentTraces(frozenset(traces), request.subject, request.before_ns)
-    erasure.segments |= _name_paths(change(journal_of(path), chosen))
+    of_journal = SegmentTraces(frozenset(traces), request.subject)
+    erasure.segments |= _name_paths(change(journal_of(path), of_journal))
     spool = spool_of(path)
     if not spool.is_dir():
         return
     with locked_file(spool / LOCK_NAME) if (spool / LOCK_NAME).exists() else nullcontext(0) as lock:
-        waiting = spool_traces(spool, chosen)
+        of_spool = spool_to_traces(
+            spool, traces, partial(row_names_subject, subject=request.subject), request.before_ns
+        )
         if lock is None:
-            erasure.segments_left |= _name_paths(count_in_segments(spool, waiting))
+            erasure.segments_left |= _name_paths(count_in_segments(spool, of_spool))
         else:
-            erasure.segments |= _name_paths(change(spool, waiting))
+            erasure.segments |= _name_paths(change(spool, of_spool))
 
 
 def _clean_files(

@@ -15,8 +15,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from marft_bridge.ingest.conventions import span_to_reading
 from marft_bridge.ingest.errors import IngestError
 from marft_bridge.ingest.otlp import WireSpan
+from marft_bridge.ingest.reading import as_mapping, as_text
 from marft_bridge.ingest.trace_tree import TraceTree
 from trace_store.files import make_folder, open_to_write
 from trace_store.journal import SUFFIX, Journal, line_of, read_segment
@@ -27,6 +29,7 @@ LOCK_NAME = "receiver.lock"
 MAX_WAITING_BYTES = 256 << 20  # bytes of journal lines
 _MAX_SLACK_BYTES = 64 << 20  # bytes of acknowledged spans that stay in the spool until it is rewritten
 _MAX_TAKEN_IDS = 100_000  # trace ids that are remembered, to tell late spans from new traces
+_USER_KEYS = ("user.id", "user_id", "subject.id")  # how the names of attributes end that hold a user's id
 _ROW_FIELDS = {field.name for field in fields(SpanRow)}
 
 
@@ -198,6 +201,20 @@ def row_to_span(row: SpanRow) -> WireSpan:
         status_message=row.status_message,
         **span_fields,
     )
+
+
+def row_names_subject(row: SpanRow, subject: str | None) -> bool:
+    """Whether a row of the spool names this user, as its convention does or by an attribute of such a name."""
+    attributes = as_mapping(row.attributes.get("attributes"))
+    if subject is None:
+        return False
+    if any(key.endswith(_USER_KEYS) and as_text(value) == subject for key, value in attributes.items()):
+        return True
+    try:
+        reading = span_to_reading(row_to_span(row))
+    except (TypeError, ValueError):  # a row of an earlier release
+        return False
+    return reading is not None and reading.subject == subject
 
 
 def _lock(folder: Path) -> int:
