@@ -191,10 +191,9 @@ def _erase_from_segments(path: Path, request: EraseRequest, traces: Sequence[str
     spool = spool_of(path)
     if not spool.is_dir():
         return
+    names_subject = partial(row_names_subject, subject=request.subject)
     with locked_file(spool / LOCK_NAME) if (spool / LOCK_NAME).exists() else nullcontext(0) as lock:
-        of_spool = spool_to_traces(
-            spool, traces, partial(row_names_subject, subject=request.subject), request.before_ns
-        )
+        of_spool = spool_to_traces(spool, traces, names_subject, before_ns=request.before_ns)
         if lock is None:
             erasure.segments_left |= _name_paths(count_in_segments(spool, of_spool))
         else:

@@ -20,7 +20,6 @@ import tempfile
 import urllib.parse
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,8 @@ from marft_bridge.comparison.page import write_report
 from marft_bridge.comparison.records import ChangedTasks, Cohort, Report, Step, TaskChange
 from marft_bridge.erasure.command import EraseRequest, Erasure, erase
 from marft_bridge.erasure.text_search import TextSearch
-from marft_bridge.ingest.trace_spool import TraceSpool
+from marft_bridge.ingest.otlp import WireSpan
+from marft_bridge.ingest.trace_spool import TraceSpool, row_to_span, span_to_row
 from trace_store import schema
 from trace_store.erasure import erased_texts
 from trace_store.journal import Journal, read_segment
@@ -274,8 +274,8 @@ def test_a_live_writers_segment_is_cleaned_under_it_and_it_goes_on(run_folder: P
 def test_it_works_before_anything_was_taken_in(tmp_path: Path, folder_name: str) -> None:
     path = tmp_path / "store.duckdb"
     journal = Journal(tmp_path / folder_name)
-    spans = [replace(span, attributes=span.attributes) for span in secret_trace("a1", SECRET, [1], SUBJECT_ID="ann")]
-    journal.append_all([*spans, *secret_trace("b1", BOBS, [2])])
+    recorded = [*secret_trace("a1", SECRET, [1], SUBJECT_ID="ann"), *secret_trace("b1", BOBS, [2])]
+    journal.append_all(wire_rows() if folder_name.endswith("spool") else recorded)
     journal.sync()
     assert files_with_signs(tmp_path)
     assert not path.exists()
@@ -289,9 +289,24 @@ def wire_rows() -> list[SpanRow]:
     rows = []
     for name, text in (("d1", SECRET), ("d2", BOBS)):
         for number, span in enumerate(chain(name).spans()):
-            attributes = {"text": text} | ({"user.id": "ann"} if (name, number) == ("d1", 1) else {})
-            rest = {"attributes": attributes, "events": [], "scope": "s", "resource": {}, "failed": False}
-            rows.append(replace(span, attributes=rest))
+            attributes = {"text": text, "said": "ann"} | ({"user.id": "ann"} if (name, number) == ("d1", 1) else {})
+            wire = WireSpan(
+                span.trace_id,
+                span.span_id,
+                span.parent_span_id,
+                parent_is_remote=False,
+                name=span.name,
+                start_ns=span.start_ns,
+                end_ns=span.end_ns,
+                failed=False,
+                status_message=None,
+                exception_type=None,
+                scope="",
+                scope_version="",
+                service=None,
+                attributes=attributes,
+            )
+            rows.append(span_to_row(wire))
     return rows
 
 
@@ -306,16 +321,15 @@ def test_a_spool_without_a_receiver_is_cleaned_of_whole_traces(tmp_path: Path) -
     assert {span.trace_id for span in read_segment(segment)[0] if isinstance(span, SpanRow)} == {trace_id("d2")}
 
 
-def test_what_a_receiver_at_work_holds_is_left_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_receiver_at_work_holds_is_left_and_said(tmp_path: Path) -> None:
     spool = tmp_path / "store.duckdb.spool"
     spool.mkdir(mode=0o700)
     receiver = TraceSpool(spool, 0.0)
-    monkeypatch.setattr("marft_bridge.ingest.trace_spool.span_to_row", lambda span: span)
-    receiver._journal.append_all(wire_rows())
-    receiver._journal.sync()
+    receiver.add([row_to_span(row) for row in wire_rows()], 0.0)
     (segment,) = spool.glob("*.segment")
     erased = erase_quietly(tmp_path / "store.duckdb")
     assert erased.segments_left == {str(segment): 5}
+    receiver.close()
 
 
 def test_temporary_copies_of_this_user_are_named(
