@@ -35,7 +35,9 @@ def run_to_attributes(
         if key not in (_THREAD_KEY, SUBJECT_METADATA) and not str(key).startswith(_LIBRARY_PREFIXES)
     }
     return {
-        names.TAGS: value_to_text({**dict.fromkeys(map(str, tags or ()), ""), **own_tags}) if tags or own_tags else "{}",
+        names.TAGS: value_to_text({**dict.fromkeys(map(str, tags or ()), ""), **own_tags})
+        if tags or own_tags
+        else "{}",
         names.METADATA: value_to_text(app_metadata) if app_metadata else None,
         names.THREAD_ID: None if thread is None else str(thread),
         names.USER_ID: None if user is None else str(user),

@@ -71,9 +71,7 @@ def answer_to_attributes(response: LLMResult) -> dict[str, Any]:
         names.USAGE_CACHE_WRITE_TOKENS: input_details.get("cache_creation"),
         names.USAGE_REASONING_TOKENS: (usage.get("output_token_details") or {}).get("reasoning"),
         names.OUTPUT_MESSAGES: (
-            to_json([text_to_message("assistant", generation.text)])
-            if message is None
-            else messages_to_text([message])
+            to_json([text_to_message("assistant", generation.text)]) if message is None else messages_to_text([message])
         ),
     }
     if len(response.generations[0]) > 1:

@@ -107,9 +107,7 @@ def _frame_inside(caller: FrameType, code: CodeType) -> FrameType | None:
     return frame
 
 
-def _outermost_frame(
-    frame: FrameType | None, caller: FrameType, code: CodeType
-) -> tuple[FrameType | None, int]:
+def _outermost_frame(frame: FrameType | None, caller: FrameType, code: CodeType) -> tuple[FrameType | None, int]:
     """The outermost frame of `code` from `frame` out to `caller`, and how far out it is; None where there is none, or
     where `frame` is not inside `caller`."""
     outermost, depth = None, 0
