@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,7 +19,7 @@ from marft_bridge.common.errors import USER_ERRORS, BridgeError, ConfigError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.common.terminal_text import text_to_lines
 from marft_bridge.config.bridge import BridgeConfig, toml_to_config
-from marft_bridge.traces.cli import app as traces
+from marft_bridge.traces import cli as traces_cli
 
 app = typer.Typer(
     name="marft-bridge",
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.add_typer(traces)
+app.add_typer(traces_cli.app)
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The bridge.toml to read.")]
 Run = Annotated[str | None, typer.Option("--run", help="Run folder; overrides `run`.")]
@@ -371,6 +372,27 @@ def export(
     from marft_bridge.commands.export import export_node
 
     export_node(settings, node, folder, version=version, merged=merged, reporter=Reporter())
+
+
+@traces_cli.app.command(epilog="Example: marft-bridge traces erase --subject u-17 --dry-run --run runs/try")
+def erase(
+    config: traces_cli.Config = None,
+    run: traces_cli.Run = None,
+    store: traces_cli.Store = None,
+    subject: Annotated[str | None, typer.Option(help="All that is recorded of this subject.")] = None,
+    older_than: Annotated[str | None, typer.Option(help="All traces that ended so long ago: 90d, 12h, 4w.")] = None,
+    exports: Annotated[list[Path] | None, typer.Option(help="An export folder to erase it from as well.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be erased.")] = False,
+    as_json: traces_cli.AsJson = False,
+) -> None:
+    """Erase a subject, or what is old, from all files of a run, so that no byte of it is left; or say which file has
+    it, and how to make that one again."""
+    from marft_bridge.erasure import command
+    from marft_bridge.traces.store_path import flags_to_store
+
+    request = command.flags_to_request(subject, older_than, exports or (), now_ns=time.time_ns())
+    console = Console(highlight=False)
+    command.erase(flags_to_store(config, run, store), request, dry_run, as_json=as_json, console=console)
 
 
 @app.command(epilog="Example: marft-bridge ingest traces.json --config examples/math_duo/bridge.toml --run runs/try")

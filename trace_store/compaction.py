@@ -24,7 +24,7 @@ from trace_store.journal import is_recorded
 from trace_store.parquet import quoted
 from trace_store.store import TraceStore
 
-_COPY_SUFFIX = ".fresh"  # of a copy that is not finished
+COPY_SUFFIX = ".fresh"  # of a copy that is not finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def vacuum(path: Path, *, wait_s: float = 0.0, on_wait: Callable[[str], None] = 
         store.take_in()
     bytes_before = path.stat().st_size
     con = connect(path, read_only=False, wait_s=wait_s, on_wait=on_wait)
-    copy_path = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_COPY_SUFFIX}")
+    copy_path = path.with_name(f"{path.name}.{secrets.token_hex(4)}{COPY_SUFFIX}")
     try:
         try:
             with one_line_errors(path), private_files():
@@ -80,7 +80,7 @@ def vacuum(path: Path, *, wait_s: float = 0.0, on_wait: Callable[[str], None] = 
 
 def _remove_leftovers(path: Path) -> None:
     """Remove copies and spilled pages of killed processes: nobody else has the store open now."""
-    for leftover in path.parent.glob(f"{path.name}.*{_COPY_SUFFIX}*"):
+    for leftover in path.parent.glob(f"{path.name}.*{COPY_SUFFIX}*"):
         leftover.unlink()
     spill_folder = path.with_name(path.name + ".tmp")
     if spill_folder.is_dir() and not spill_folder.is_symlink():
@@ -96,7 +96,7 @@ def _state(path: Path) -> tuple[int, int, int, bool]:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold DuckDB's own lock on the store file, so that no process can open it while it is exchanged."""
-    handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         try:
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -17,6 +17,7 @@ from pathlib import Path
 import duckdb
 
 from trace_store.errors import StoreBusyError, StoreError
+from trace_store.files import check_before_opening
 
 # 'latest' is the default, and would make a file that the oldest supported DuckDB cannot read.
 STORAGE_VERSION = "v2.0.0"
@@ -69,6 +70,8 @@ def connect(
 def _connect_now(path: Path, *, read_only: bool) -> duckdb.DuckDBPyConnection:
     if read_only and not path.exists():
         raise StoreError(f"store {path} does not exist; collect some episodes into it first")
+    for file in (path, path.with_name(path.name + ".wal")):
+        check_before_opening(file, read_only=read_only)
     if not path.parent.is_dir():
         raise StoreError(f"store {path} cannot be made: there is no directory {path.parent}; create it")
     while True:

@@ -1,29 +1,46 @@
-"""A subject or an age -> the traces that hold it, and a store and exports without them.
+"""A subject or an age -> the traces that hold it, and a store, exports and journal segments without them.
 
 Chosen by subject: episodes that name the subject, traces that never became episodes whose spans do, and whatever
 replays or goes on with one of them (`parent_episode`, to any depth), because it repeats what was said there. Chosen by
 age: what ended before then.
 Invariants: a chosen trace goes from every table but `adapter_episodes`, which keeps only that an adapter learned from
 an episode of that number; deleting is one transaction; the files of an export are exchanged for files without the
-rows, and killed at any moment, it still reads as a whole. `compaction` removes the bytes of deleted rows from the store
+rows, and killed at any moment, it still reads as a whole; lines of a segment are overwritten where they stand, so its
+writer goes on. `compaction` removes the bytes of deleted rows from the store
 file.
 """
 
 # ruff: noqa: S608 - statements are put together from constants and quoted paths; every value is bound
 from __future__ import annotations
 
+import json
+import os
 import secrets
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import duckdb
 
 from trace_store import conventions as c
+from trace_store.attribute_kinds import Kind, key_to_kind
 from trace_store.connection import connect_memory, one_line_errors, private_files
-from trace_store.files import open_plain, sync
-from trace_store.journal import FOREIGN_SUFFIX, ForeignLine, folder_to_segments, json_text, lines_from
+from trace_store.files import open_to_read, open_to_write, sync
+from trace_store.journal import (
+    FOREIGN_SUFFIX,
+    HIDDEN_SUFFIX,
+    ForeignLine,
+    blank_lines,
+    folder_to_segments,
+    is_plain,
+    json_text,
+    lines_from,
+    record_of,
+)
 from trace_store.manifest import (
     Manifest,
     PartFile,
@@ -117,6 +134,48 @@ def delete_traces(store: TraceStore, trace_ids: Sequence[str]) -> dict[str, int]
     return deleted_rows
 
 
+def erased_texts(store: TraceStore, trace_ids: Sequence[str]) -> Iterator[str]:
+    """What people and models said in these traces: the texts in their content attributes and tasks, at any depth."""
+    rows = store.sql(
+        f"SELECT attributes::VARCHAR, status_message FROM spans WHERE trace_id {_IN_IDS}"
+        f" UNION ALL SELECT task::VARCHAR, reason FROM episodes WHERE episode_id {_IN_IDS}",
+        (list(trace_ids), list(trace_ids)),
+    )
+    for content, message in rows:
+        values = json.loads(content)
+        yield from _texts_in({key: value for key, value in values.items() if key_to_kind(key) is Kind.CONTENT})
+        yield from _texts_in(message)
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """The texts in a JSON value, also in JSON that is itself a text, as messages are in an attribute."""
+    waiting_values = [value]
+    while waiting_values:
+        value = waiting_values.pop()
+        if isinstance(value, dict):
+            waiting_values += value.values()
+        elif isinstance(value, list):
+            waiting_values += value
+        elif isinstance(value, str):
+            parsed = None
+            if value[:1] in ("{", "["):
+                with suppress(ValueError, RecursionError):
+                    parsed = json.loads(value)
+            if parsed is None:
+                yield value
+            else:
+                waiting_values.append(parsed)
+
+
+def has_text_elsewhere(store: TraceStore, text: str, trace_ids: Sequence[str]) -> bool:
+    """Whether a trace that is not among these says the same."""
+    ((is_there,),) = store.sql(
+        f"SELECT EXISTS (SELECT 1 FROM spans WHERE contains(attributes::VARCHAR, ?) AND trace_id NOT {_IN_IDS})",
+        (text, list(trace_ids)),
+    )
+    return bool(is_there)
+
+
 def export_to_rows(folder: Path, trace_ids: Sequence[str]) -> dict[str, int]:
     """Path of each file of an export that has rows about these traces -> their number."""
     manifest = read_manifest(folder, newest_version())
@@ -181,25 +240,111 @@ def _affected_files(
                 yield file, int(count_row[0])
 
 
-def segments_to_records(folder: Path, trace_ids: Collection[str], subject: str | None) -> dict[Path, int]:
-    """Segments of a folder that are left after an intake -> their records about these traces or this subject.
+@dataclass(frozen=True, slots=True)
+class SegmentTraces:
+    """What to erase from segments: every record about these traces, and spans that name the subject.
 
-    Such a segment is still being written, or waits for the rest of its traces, so it is not changed. Lines that were
-    set aside are looked through as text.
+    Of a line that is no record of this version, its text decides: it has the id of a trace, or the subject where this
+    version writes it.
     """
-    record_counts: dict[Path, int] = {}
-    subject_text = None if subject is None else json_text(subject)
-    needles = [text.encode() for text in (*trace_ids, *([subject_text] if subject_text is not None else []))]
-    for path in (*folder_to_segments(folder), *sorted(folder.glob(f"*{FOREIGN_SUFFIX}"))):
-        with open_plain(path) as file:
+
+    trace_ids: frozenset[str]
+    subject: str | None = None
+
+
+def spool_to_traces(
+    folder: Path, trace_ids: Sequence[str], names_subject: Callable[[SpanRow], bool], before_ns: int | None
+) -> SegmentTraces:
+    """These traces, and those that wait in a receiver's spool and name the subject, or ended before a Unix time.
+
+    Args:
+        names_subject: reads a span as it was received, in whatever convention that is.
+    """
+    last_ends_ns: dict[str, int] = {}
+    chosen_ids = set(trace_ids)
+    for path in folder_to_segments(folder):
+        with open_to_read(path) as file:
             for record, _ in lines_from(file, 0, growing=True):
-                matches = isinstance(record, Reward) and record.episode_id in trace_ids
-                if isinstance(record, ForeignLine):
-                    line = record.line
-                    matches = any(needle in line for needle in needles)
                 if isinstance(record, SpanRow):
-                    # In the spool of a receiver, attributes are as they came, so any of them may name the subject.
-                    names_subject = subject_text is not None and subject_text in json_text(record.attributes)
-                    matches = names_subject or record.trace_id in trace_ids
-                record_counts[path] = record_counts.get(path, 0) + matches
-    return {path: count for path, count in record_counts.items() if count}
+                    if names_subject(record):
+                        chosen_ids.add(record.trace_id)
+                    last_ends_ns[record.trace_id] = max(last_ends_ns.get(record.trace_id, 0), record.end_ns)
+    if before_ns is not None:
+        chosen_ids |= {trace_id for trace_id, end_ns in last_ends_ns.items() if end_ns < before_ns}
+    return SegmentTraces(frozenset(chosen_ids))
+
+
+def count_in_segments(folder: Path, chosen: SegmentTraces) -> dict[Path, int]:
+    """Segment of a journal or spool -> its records about these traces or this subject; those without are left out.
+
+    Lines that were set aside, or were to be by a process that was killed, count as well.
+    """
+    counts = {path: len(_lines_where(path, partial(_is_chosen, chosen))) for path in _segments(folder)}
+    return {path: count for path, count in counts.items() if count}
+
+
+def count_mentions(folder: Path, chosen: SegmentTraces) -> dict[Path, int]:
+    """Segment -> its lines of other versions that hold the subject as a text, and may mean something else by it."""
+    counts = {path: len(_lines_where(path, partial(_is_mention, chosen))) for path in _segments(folder)}
+    return {path: count for path, count in counts.items() if count}
+
+
+def erase_from_segments(folder: Path, chosen: SegmentTraces) -> dict[Path, int]:
+    """Overwrite the records about these traces or this subject, in segments that grow as well.
+
+    The caller has the store of a journal open for writing, or holds the lock of a spool, so nobody takes them in.
+    Returns the numbers of erased records, as `count_in_segments`. A file of lines set aside goes when none is left.
+    """
+    counts: dict[Path, int] = {}
+    for path in _segments(folder):
+        lines = _lines_where(path, partial(_is_chosen, chosen))
+        if not lines:
+            continue
+        counts[path] = len(lines)
+        handle = open_to_write(path)
+        try:
+            blank_lines(handle, lines)
+        finally:
+            os.close(handle)
+        if path.suffix == FOREIGN_SUFFIX and not _lines_where(path, lambda line: not line.isspace()):
+            path.unlink()
+    return counts
+
+
+def _segments(folder: Path) -> list[Path]:
+    """Every file of a journal or spool that holds records, in whatever state it is."""
+    others = (path for suffix in (FOREIGN_SUFFIX, HIDDEN_SUFFIX) for path in sorted(folder.glob(f"*{suffix}")))
+    return [*folder_to_segments(folder), *filter(is_plain, others)]
+
+
+def _lines_where(path: Path, is_wanted: Callable[[bytes], bool]) -> list[tuple[int, int]]:
+    """Start and end of each of these lines; none where the file was removed."""
+    lines: list[tuple[int, int]] = []
+    end = 0
+    with suppress(FileNotFoundError), open_to_read(path) as file:
+        for line in file:
+            start, end = end, end + len(line)
+            if is_wanted(line):
+                lines.append((start, end))
+    return lines
+
+
+def _is_chosen(chosen: SegmentTraces, line: bytes) -> bool:
+    record = record_of(line)  # None for what is damaged, erased or still being written
+    if isinstance(record, ForeignLine):
+        needles = [trace_id.encode() for trace_id in chosen.trace_ids]
+        if chosen.subject is not None:
+            needles.append(f"{json_text(c.SUBJECT_ID)}:{json_text(chosen.subject)}".encode())
+        return any(needle in line for needle in needles)
+    if isinstance(record, Reward):
+        return record.episode_id in chosen.trace_ids
+    if not isinstance(record, SpanRow):
+        return False
+    names_subject = chosen.subject is not None and record.attributes.get(c.SUBJECT_ID) == chosen.subject
+    return names_subject or record.trace_id in chosen.trace_ids
+
+
+def _is_mention(chosen: SegmentTraces, line: bytes) -> bool:
+    if chosen.subject is None or json_text(chosen.subject).encode() not in line:
+        return False
+    return isinstance(record_of(line), ForeignLine) and not _is_chosen(chosen, line)

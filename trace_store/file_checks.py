@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trace_store.doctor import Fault
-from trace_store.files import open_plain
+from trace_store.files import open_to_read
 from trace_store.journal import (
     FOREIGN_SUFFIX,
     ForeignLine,
@@ -36,7 +36,7 @@ def journal_faults(store: TraceStore) -> Iterator[Fault]:
         yield Fault("journal", f"{message} them in when it is named *.segment", None, level="warning")
     for path in folder_to_segments(folder):
         try:
-            with open_plain(path) as file:
+            with open_to_read(path) as file:
                 records = torn = 0
                 for record, _ in lines_from(file, offsets.get(path.name, 0), growing=False):
                     records += record is not None and not isinstance(record, ForeignLine)

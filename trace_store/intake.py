@@ -24,7 +24,7 @@ from trace_store import conventions as c
 from trace_store import schema
 from trace_store.assemble import Incomplete, Malformed, spans_to_trajectory
 from trace_store.errors import StoreError
-from trace_store.files import open_plain
+from trace_store.files import open_to_read
 from trace_store.insertion import Record, insert, records_to_columns
 from trace_store.journal import (
     ForeignLine,
@@ -105,7 +105,7 @@ def journal_to_rows(folder: Path, transaction: Transaction) -> IntakeCounts:
     total = IntakeCounts(odd=len(odd_paths))
     for path in folder_to_segments(folder):
         try:
-            with open_plain(path) as file:
+            with open_to_read(path) as file:
                 total += _take_in_segment(path, file, transaction)
         except FileNotFoundError:
             continue  # another intake finished it

@@ -20,7 +20,7 @@ import stat
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from operator import attrgetter
@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, NoReturn
 import orjson
 
 from trace_store.errors import StoreError
-from trace_store.files import make_folder, open_plain, sync
+from trace_store.files import create_file, make_folder_unsynced, open_to_read, sync
 from trace_store.records import AdapterRow, Reward, RunRow, SpanRow
 
 log = logging.getLogger("marft_bridge")
@@ -39,6 +39,7 @@ JournalRecord = RunRow | SpanRow | Reward | AdapterRow
 
 SUFFIX = ".segment"
 FOREIGN_SUFFIX = ".foreign"  # of lines that an intake set aside
+HIDDEN_SUFFIX = ".new"  # of either, before it is whole
 SEGMENT_BYTES = 8 * 2**20  # a segment of this size is full; it is larger by what came since the last sync
 BATCH_S = 0.1  # syncs that nobody waits for are at least this far apart
 IDLE_S = 1.0  # after this long without a request for a sync, the thread that syncs ends
@@ -115,19 +116,20 @@ def journal_segments(store: Path) -> list[Path]:
 
 def folder_to_segments(folder: Path) -> list[Path]:
     """The segments of a journal folder: those of one writer in the order in which it wrote them."""
-    return [path for path in _named_segments(folder) if _is_plain(path)]
+    return [path for path in _named_segments(folder) if is_plain(path)]
 
 
 def folder_to_odd_paths(folder: Path) -> list[Path]:
     """What is called a segment and is none: links, pipes, devices, folders. Nobody opens them."""
-    return [path for path in _named_segments(folder) if not _is_plain(path)]
+    return [path for path in _named_segments(folder) if not is_plain(path)]
 
 
 def _named_segments(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
 
 
-def _is_plain(path: Path) -> bool:
+def is_plain(path: Path) -> bool:
+    """Whether a name of a journal folder is a file's, or was until it was taken in."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except FileNotFoundError:  # taken in meanwhile: whoever opens it finds out
@@ -344,11 +346,11 @@ class Journal:
         ) from error
 
     def _new_segment(self) -> int:
-        unsynced_folders = (self._folder, *make_folder(self._folder))
+        unsynced_folders = (self._folder, *make_folder_unsynced(self._folder))
         self._segment_count += 1
         path = self._folder / f"{self._name}-{self._segment_count:06}{SUFFIX}"
-        hidden_path = path.with_suffix(".new")
-        fd = os.open(hidden_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        hidden_path = path.with_suffix(HIDDEN_SUFFIX)
+        fd = create_file(hidden_path)
         # Locked before it gets the name that readers look for: no reader ever finds it without its writer.
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -481,6 +483,8 @@ def lines_from(file: BinaryIO, offset: int, *, growing: bool) -> Iterator[tuple[
     damaged_ends: list[int] = []
     for line in file:
         offset += len(line)
+        if line.isspace():
+            continue  # erased: see `blank_lines`
         record = record_of(line)
         if record is None and growing:
             damaged_ends.append(offset)
@@ -490,6 +494,18 @@ def lines_from(file: BinaryIO, offset: int, *, growing: bool) -> Iterator[tuple[
         yield record, offset
 
 
+def blank_lines(fd: int, start_and_ends: Iterable[tuple[int, int]]) -> None:
+    """Overwrite whole lines of a segment with spaces, on the disk when this returns; readers pass over them.
+
+    Its writer is not disturbed: it writes behind its last whole line only, and these are whole.
+    """
+    for start, end in start_and_ends:
+        written_bytes = start
+        while written_bytes < end - 1:
+            written_bytes += os.pwrite(fd, b" " * (end - 1 - written_bytes), written_bytes)
+    os.fsync(fd)
+
+
 def read_segment(path: Path) -> tuple[list[JournalRecord], int]:
     """All records of a segment whose writer is gone, and the number of torn lines that were dropped.
 
@@ -497,7 +513,7 @@ def read_segment(path: Path) -> tuple[list[JournalRecord], int]:
     """
     records: list[JournalRecord] = []
     torn_lines = 0
-    with open_plain(path) as file:
+    with open_to_read(path) as file:
         for record, _ in lines_from(file, 0, growing=False):
             if isinstance(record, ForeignLine):
                 raise StoreError(
@@ -518,9 +534,9 @@ def set_aside(segment: Path, begin: int, lines: Sequence[ForeignLine], version: 
     replaces it.
     """
     path = segment.with_name(f"{segment.stem}.{begin}.v{version}{FOREIGN_SUFFIX}")
-    hidden_path = path.with_suffix(".new")
-    fd = os.open(hidden_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(fd, "wb") as file:
+    hidden_path = path.with_suffix(HIDDEN_SUFFIX)
+    hidden_path.unlink(missing_ok=True)  # of an intake that was killed
+    with os.fdopen(create_file(hidden_path), "wb") as file:
         file.write(b"".join(foreign.line for foreign in lines))
         file.flush()
         os.fsync(file.fileno())
@@ -533,6 +549,6 @@ def return_known(folder: Path, version: int) -> None:
     """Make segments again of what an older version set aside: this one may know it."""
     for path in folder.glob(f"*{FOREIGN_SUFFIX}"):
         setter = _SETTER.search(path.name)
-        if setter is not None and int(setter[1]) < version and _is_plain(path):
+        if setter is not None and int(setter[1]) < version and is_plain(path):
             with suppress(FileNotFoundError):  # another intake did it
                 path.rename(path.with_suffix(SUFFIX))

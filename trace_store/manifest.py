@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from trace_store.errors import StoreError
-from trace_store.files import make_durable_folder, sync
+from trace_store.files import create_file, make_folder, sync
 
 MANIFEST = "manifest.json"
 WRITING = ".writing-"  # how the folder of an unfinished export begins
@@ -106,8 +106,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replace the manifest; on return it is on the disk, and so are the names of the files beside it."""
     text = json.dumps({"format": _FORMAT, **asdict(manifest)}, indent=1) + "\n"
     hidden_path = folder / f".{MANIFEST}.{secrets.token_hex(4)}"
-    handle = os.open(hidden_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
+    with os.fdopen(create_file(hidden_path), "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -122,7 +121,7 @@ def changing(folder: Path) -> Iterator[None]:
     The folder is made when it is missing. Raises StoreError when another process is changing it, or when it holds
     something else: files of others are never touched.
     """
-    make_durable_folder(folder)
+    make_folder(folder.resolve())  # its user may reach it by a link
     handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:

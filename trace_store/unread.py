@@ -26,13 +26,14 @@ import duckdb
 from trace_store import intake, schema
 from trace_store.connection import one_line_errors, private_files
 from trace_store.errors import StoreError
-from trace_store.files import open_plain
+from trace_store.files import open_to_read
 from trace_store.journal import JournalRecord, journal_segments, lines_from
 from trace_store.migrations import newest_version
 from trace_store.records import Reward, SpanRow
 from trace_store.relations import attached_relation, empty_relation
 
 _FOLDER_PREFIX = "marft-unread-"
+_STORE_NAME = "store"  # the file in such a folder that holds the store's path
 _TRACE_COLUMNS = {
     "spans": "trace_id",
     "episodes": "episode_id",
@@ -104,7 +105,7 @@ class UnreadJournal:
         is_new = self._folder is None or stamp != self._stamp
         if is_new:
             self.close()
-            self._folder = _make_folder()
+            self._folder = _make_folder(self._store)
         assert self._folder is not None
         with one_line_errors(self._store), private_files(), con.cursor() as cursor:
             database = str(self._folder / "rows.duckdb").replace("'", "''")
@@ -143,7 +144,7 @@ class UnreadJournal:
                 if _size(path) <= offset:
                     continue
                 show = partial(_show_part, cursor, path.name, relations)
-                with open_plain(path) as file:
+                with open_to_read(path) as file:
                     for part, _ in intake.lines_to_parts(lines_from(file, offset, growing=True), offset):
                         for _ in intake.around_faults(part, offset, show):
                             pass
@@ -264,14 +265,41 @@ def _copy_rows(
         )
 
 
-def _make_folder() -> Path:
-    """A folder for this user only; those that processes left which were killed are removed."""
+def _make_folder(store: Path) -> Path:
+    """A folder for this user only, which says whose rows it holds; those of killed processes are removed."""
+    remove_abandoned()
+    folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-"))
+    (folder / _STORE_NAME).write_bytes(os.fsencode(store.resolve()))
+    return folder
+
+
+def remove_abandoned() -> None:
+    """Remove the temporary databases of processes of this user that were killed."""
+    for folder, pid in _own_folders():
+        if not _is_running(pid):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def readers_of(store: Path) -> dict[Path, int]:
+    """Temporary database with rows of a store's journal -> the process that shows them, and lets go when it ends.
+
+    It lets go as well when it next looks at the store, if that was written into.
+    """
+    readers = {}
+    for folder, pid in _own_folders():
+        with suppress(OSError):
+            if (folder / _STORE_NAME).read_bytes() == os.fsencode(store.resolve()):
+                readers[folder] = pid
+    return readers
+
+
+def _own_folders() -> Iterator[tuple[Path, int]]:
+    """The folders of this user's processes in the system's folder for temporary files."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*"):
         pid = folder.name.removeprefix(_FOLDER_PREFIX).partition("-")[0]
         with suppress(OSError):
-            if pid.isdecimal() and folder.stat().st_uid == os.getuid() and not _is_running(int(pid)):
-                shutil.rmtree(folder, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-"))
+            if pid.isdecimal() and not folder.is_symlink() and folder.stat().st_uid == os.getuid():
+                yield folder, int(pid)
 
 
 def _is_running(pid: int) -> bool:

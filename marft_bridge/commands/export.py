@@ -40,6 +40,7 @@ def export_node(
     folder = RunFolder(config.run_folder)
     if not folder.path.is_dir():
         raise ConfigError(f"export: there is no run folder {folder.path}; `marft-bridge train` makes one")
+    folder.refuse_unsafe()
     if node not in config.graph.nodes:
         raise ConfigError(f"export: {node!r} is not among graph.nodes: {', '.join(config.graph.nodes)}")
     model_dir = directory_of(config_to_bases(config, reporter.say), node)

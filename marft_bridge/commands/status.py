@@ -26,6 +26,7 @@ def status(config: BridgeConfig, reporter: Reporter) -> None:
     folder = RunFolder(config.run_folder)
     if not folder.path.is_dir():
         raise ConfigError(f"status: there is no run folder {folder.path}; `marft-bridge collect` makes one")
+    folder.refuse_unsafe()
     reporter.say(f"run folder {folder.path}")
     _say_store(folder, reporter)
     for node in config.graph.nodes:

@@ -1,4 +1,4 @@
-"""A text -> a whole file: a reader sees the old one or the new one, never a part, and only its owner can read it.
+"""A text or bytes -> a whole file: a reader sees the old one or the new one, never a part; only its owner can read it.
 
 Invariant: once it is written, a power cut takes neither its bytes nor its name away.
 """
@@ -12,12 +12,15 @@ from pathlib import Path
 from trace_store.files import sync
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces `path` by `text`, 0600, synced to disk before it takes the name; the name is synced too."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replaces `path` by a text as UTF-8, or by bytes; 0600, synced to disk before it takes the name, which is synced.
+
+    A link of that name is replaced itself; what it leads to stays as it is.
+    """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # created 0600
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(path)

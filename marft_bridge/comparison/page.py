@@ -19,6 +19,7 @@ from marft_bridge.comparison.markdown import report_to_markdown
 from marft_bridge.comparison.numbers import counted, interval_text, number, p_value, percent, signed, signed_interval
 from marft_bridge.comparison.records import Report
 from marft_bridge.statistics import INTERVAL
+from trace_store.files import make_folder
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _MAX_NAME_LENGTH = 60  # characters, inside a sentence
@@ -63,11 +64,14 @@ def _shorten_name(name: str) -> str:
 
 
 def write_report(report: Report, folder: Path) -> tuple[Path, Path, Path]:
-    """Writes report.json, report.html and report.md into `folder`, each readable by its owner only -> their paths."""
+    """Writes report.json, report.html and report.md into `folder`, each readable by its owner only -> their paths.
+
+    report.json is written last: what it says is in the other two as well, wherever this was killed.
+    """
     content = json.dumps(report.model_dump(mode="json"), sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
     texts = (content + "\n", report_page(report), report_to_markdown(report))
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(folder)
     paths = (folder / "report.json", folder / "report.html", folder / "report.md")
-    for path, text in zip(paths, texts, strict=True):
+    for path, text in reversed([*zip(paths, texts, strict=True)]):
         write_atomically(path, text)
     return paths

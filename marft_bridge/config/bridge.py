@@ -159,7 +159,7 @@ class BridgeConfig(_Options):
     """Everything that the commands read."""
 
     name: str = "app"
-    """What the run folder is called."""
+    """What the run folder under runs/ is called; one folder name."""
     seed: int = Field(0, ge=0)
     """What the order of tasks, the sampling of every call and the trainer are seeded with; MARFT_SEED overrides it."""
     run: str | None = None
@@ -181,9 +181,10 @@ class BridgeConfig(_Options):
 
     @field_validator("name")
     @classmethod
-    def _name_is_of_one_folder(cls, name: str) -> str:
-        if name in ("", ".", "..") or "/" in name or len(name.encode("utf-8", "replace")) > MAX_NAME_BYTES:
-            raise ValueError(f"{name!r:.80} is no name of a folder in runs/; `run` names a folder anywhere")
+    def _name_stays_in_runs(cls, name: str) -> str:
+        is_folder_name = name.isprintable() and name not in ("", ".", "..") and "/" not in name
+        if not is_folder_name or len(name.encode()) > MAX_NAME_BYTES:
+            raise ValueError(f"{name[:60]!r} is no folder name under runs/; another place is named with `run`")
         return name
 
     @model_validator(mode="after")

@@ -65,7 +65,9 @@ def ingest(
         raise ConfigError("ingest: name OTLP files, or --listen to receive; one of the two")
     if store is None:
         assert config is not None  # read whenever no store is named
-        store = RunFolder(config.run_folder).store
+        folder = RunFolder(config.run_folder)
+        folder.create()
+        store = folder.store
     options = config.record if config is not None else RecordOptions()
     if receiver is None:
         return ingest_files(files, store, options, reporter=reporter)

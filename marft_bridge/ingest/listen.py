@@ -25,7 +25,7 @@ from marft_bridge.ingest.errors import IngestError
 from marft_bridge.ingest.otlp import WireSpan
 from marft_bridge.ingest.receiver import ADDRESS, PATH, Receiver
 from marft_bridge.ingest.report import IngestReport
-from marft_bridge.ingest.trace_spool import TraceSpool
+from marft_bridge.ingest.trace_spool import TraceSpool, spool_of
 from marft_bridge.ingest.trace_tree import TraceTree
 from marft_bridge.ingest.writer import TraceWriter, open_store, read_decided_ids, report_stored
 from trace_store.errors import StoreError
@@ -75,7 +75,7 @@ class _ReceiverSession:
         self._store_path, self._reporter = store_path, reporter
         self.report = IngestReport()
         self.cleaner = SpanCleaner(options)
-        self.spool = TraceSpool(store_path.with_name(store_path.name + ".spool"), time.monotonic())
+        self.spool = TraceSpool(spool_of(store_path), time.monotonic())
         self._journal = Journal(store_path.with_name(store_path.name + ".journal"))
         self._writer = TraceWriter(
             self._journal, self.cleaner, {"listen": True, "quiet_s": quiet_s}, report=self.report

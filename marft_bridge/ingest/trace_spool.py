@@ -16,20 +16,30 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from marft_bridge.ingest.conventions import span_to_reading
 from marft_bridge.ingest.errors import IngestError
 from marft_bridge.ingest.otlp import WireSpan
+from marft_bridge.ingest.reading import as_mapping, as_text
 from marft_bridge.ingest.trace_tree import TraceTree
-from trace_store.files import open_plain
+from trace_store.files import make_folder, open_to_read, open_to_write
 from trace_store.journal import ForeignLine, Journal, folder_to_segments, line_of, lines_from, set_aside
 from trace_store.migrations import newest_version
 from trace_store.records import SpanRow
 
 log = logging.getLogger("marft_bridge")
 
+SPOOL_SUFFIX = ".spool"  # of the folder, behind the store's name
+LOCK_NAME = "receiver.lock"
 MAX_WAITING_BYTES = 256 << 20  # bytes of journal lines
 _MAX_SLACK_BYTES = 64 << 20  # bytes of acknowledged spans that stay in the spool until it is rewritten
 _MAX_TAKEN_IDS = 100_000  # trace ids that are remembered, to tell late spans from new traces
+_USER_KEYS = ("user.id", "user_id", "subject.id")  # how the names of attributes end that hold a user's id
 _ROW_FIELDS = {field.name for field in fields(SpanRow)}
+
+
+def spool_of(store: Path) -> Path:
+    """The folder where a receiver keeps what waits, next to the store's file."""
+    return store.with_name(store.name + SPOOL_SUFFIX)
 
 
 class SpoolFull(Exception):  # noqa: N818 - a state to wait in, not an error
@@ -134,7 +144,7 @@ class TraceSpool:
     def _take_over(self, segment: Path, now: float) -> None:
         """Adds the spans of an earlier receiver's segment; lines that hold none are set aside in a file beside it."""
         foreign_lines: list[ForeignLine] = []
-        with open_plain(segment) as file:
+        with open_to_read(segment) as file:
             for record, _ in lines_from(file, 0, growing=False):
                 if record is None:
                     self.torn_lines += 1
@@ -215,9 +225,23 @@ def row_to_span(row: SpanRow) -> WireSpan:
     )
 
 
+def row_names_subject(row: SpanRow, subject: str | None) -> bool:
+    """Whether a row of the spool names this user, as its convention does or by an attribute of such a name."""
+    attributes = as_mapping(row.attributes.get("attributes"))
+    if subject is None:
+        return False
+    if any(key.endswith(_USER_KEYS) and as_text(value) == subject for key, value in attributes.items()):
+        return True
+    try:
+        reading = span_to_reading(row_to_span(row))
+    except (TypeError, ValueError):  # a row of an earlier release
+        return False
+    return reading is not None and reading.subject == subject
+
+
 def _lock(folder: Path) -> int:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle = os.open(folder / "receiver.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    make_folder(folder)
+    handle = open_to_write(folder / LOCK_NAME)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

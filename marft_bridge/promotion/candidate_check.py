@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from marft_bridge.common.errors import ConfigError
+from marft_bridge.common.files import write_atomically
 from marft_bridge.common.progress import Reporter
 from marft_bridge.comparison.records import Report, Variant
 from marft_bridge.comparison.variants import AFTER_VARIANT
@@ -35,6 +36,7 @@ from marft_bridge.serving.adapter_checks import check_weights
 from marft_bridge.serving.model_versions import ModelVersions, config_to_versions
 from marft_bridge.serving.served_bases import serve_bases
 from marft_bridge.serving.server_file import server_options
+from trace_store.files import make_folder
 from trace_store.store import TraceStore
 
 REFUSED = EXIT_CODES["refused"]
@@ -110,10 +112,9 @@ def require_candidate(config: BridgeConfig, candidate: str | None) -> None:
 def write_output(folder: RunFolder, name: str, output: bytes) -> Path:
     """Writes the output of a suite to `promoted/<name>.safety.txt`, mode 0600."""
     promoted_folder = folder.path / FOLDER
-    promoted_folder.mkdir(mode=0o700, exist_ok=True)
+    make_folder(promoted_folder)
     path = promoted_folder / f"{name}.safety.txt"
-    path.touch(mode=0o600)
-    path.write_bytes(output)
+    write_atomically(path, output)
     return path
 
 

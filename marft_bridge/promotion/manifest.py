@@ -30,7 +30,7 @@ from pydantic import (
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.files import write_atomically
-from trace_store.files import make_durable_folder, sync
+from trace_store.files import make_folder, sync
 
 FOLDER = "promoted"
 CURRENT = "current.json"
@@ -164,7 +164,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> Path:
         ConfigError: there is one of its number already.
     """
     promoted_folder = folder / FOLDER
-    make_durable_folder(promoted_folder)
+    make_folder(promoted_folder)
     path = promoted_folder / f"{manifest.number}.json"
     handle, temporary = tempfile.mkstemp(dir=promoted_folder, prefix=f".{path.name}.")  # created 0600
     try:

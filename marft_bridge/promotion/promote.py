@@ -133,6 +133,7 @@ def verify(config: BridgeConfig, reporter: Reporter) -> int:
     folder = RunFolder(config.run_folder)
     key = read_signing_key(config.promote.key_env)
     _refuse_no_folder(folder)
+    folder.refuse_unsafe()
     chain = verify_chain(folder.path, key)
     if not chain:
         raise ConfigError(f"promote --verify: nothing was promoted in {folder.path}")

@@ -29,10 +29,13 @@ from pydantic import Field, model_validator
 from marft_bridge.common.errors import GraphError
 from marft_bridge.common.files import write_atomically
 from marft_bridge.rewards.contract import Absent, Earned, Kind, ModelAddress, RewardOptions, RunView
+from trace_store.files import make_folder
 
 if TYPE_CHECKING:
     import httpx  # imported late at run time: it takes longer to load than a configuration to read
 
+JUDGE_FOLDER = "judge"  # in the run folder
+EPISODE_KEY = "episode_id"  # in a record: the episode that was judged, null where its spans did not all arrive
 MAX_JUDGED = 100_000  # characters
 _MAX_REPLY = 1 << 20  # bytes
 _REFUSES_ALL = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
@@ -160,13 +163,21 @@ async def judge_to_earned(options: JudgeOptions, run: RunView) -> list[Earned]:
         score, _ = await _request_score(options, address, rubric, judged_text=judged_text)
     else:
         digest = _score_digest(options, address.model, rubric, judged_text=judged_text)
-        cache_file = run.environment.folder / "judge" / f"{digest}.json"
-        score = await _cached_or_requested_score(cache_file, options, address, rubric=rubric, judged_text=judged_text)
+        cache_file = run.environment.folder / JUDGE_FOLDER / f"{digest}.json"
+        episode_id = None if run.trajectory is None else run.trajectory.episode.episode_id
+        score = await _cached_or_requested_score(
+            cache_file, options, address, rubric=rubric, judged_text=judged_text, episode_id=episode_id
+        )
     return [Earned((score - options.lowest) / (options.highest - options.lowest))]
 
 
 async def _cached_or_requested_score(
-    cache_file: Path, options: JudgeOptions, address: ModelAddress, rubric: str, judged_text: str
+    cache_file: Path,
+    options: JudgeOptions,
+    address: ModelAddress,
+    rubric: str,
+    judged_text: str,
+    episode_id: str | None,
 ) -> float:
     key = (id(asyncio.get_running_loop()), cache_file)  # a lock belongs to one loop
     lock = _cache_locks.setdefault(key, asyncio.Lock())
@@ -174,7 +185,8 @@ async def _cached_or_requested_score(
         score = _read_cached_score(cache_file, options)
         if score is None:
             score, reason = await _request_score(options, address, rubric, judged_text=judged_text)
-            content = {"score": score, "reason": reason, "judge": address.model}
+            # The episode is for `traces erase`: what the judge wrote is about that one.
+            content = {"score": score, "reason": reason, "judge": address.model, EPISODE_KEY: episode_id}
             await asyncio.to_thread(_write_cache, cache_file, content)
     return score
 
@@ -227,7 +239,7 @@ def _read_cached_score(cache_file: Path, options: JudgeOptions) -> float | None:
 
 
 def _write_cache(path: Path, content: Mapping[str, Any]) -> None:
-    path.parent.mkdir(mode=0o700, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, json.dumps(content, ensure_ascii=False) + "\n")
 
 

@@ -16,12 +16,11 @@
     lock            held by the command that works in the folder
 
 Invariants: a folder that holds records is not written into again unless the user says --resume; one command at a time
-works in a folder.
+works in a folder; no command works in one through which others could lead it elsewhere (`refuse_unsafe`).
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,13 +33,19 @@ from typing import Any
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.files import write_atomically
 from marft_bridge.config.bridge import BridgeConfig
-from trace_store.files import make_durable_folder
+from trace_store.files import locked_file, make_folder, open_to_read, refuse_unsafe_folder
 from trace_store.journal import is_recorded
 
 COLLECT, TRAIN, EVALUATE = "collect", "train", "evaluate"
 """The ids of the runs that `collect` and `train` make in a folder's store; nothing is learned from the last one."""
 FORECAST = "forecast"
 """The phase of the line of metrics.jsonl that is of no update."""
+
+OWN_NAMES = (
+    *("*.json", "store.duckdb*", "adapters", "models", "checkpoint", "metrics.jsonl", "advantages", "tensorboard"),
+    *("*.log", "report.*", "promoted", "judge", "lock"),
+)
+"""Patterns of the names that commands make in a folder; what else lies in it is the user's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +119,16 @@ class RunFolder:
         return self.path / "live.json"
 
     def create(self) -> None:
-        """Makes the folder, readable by its owner only."""
-        make_durable_folder(self.path)
+        """Makes the folder, readable by its owner only, or checks the one that is there: see `refuse_unsafe`."""
+        make_folder(self.path.resolve())  # it may be reached by a link, which its user made
+        self.refuse_unsafe()
+
+    def refuse_unsafe(self) -> None:
+        """Refuses a folder in which others may write, or with a link, a FIFO or a device under a name of ours.
+
+        Raises StoreError, which names the file. A folder that is missing is as it should be.
+        """
+        refuse_unsafe_folder(self.path, OWN_NAMES)
 
     def require_store(self, command: str) -> None:
         """Refuses a command that needs collected episodes where there are none. Raises ConfigError."""
@@ -128,22 +141,21 @@ class RunFolder:
 
         Raises:
             ConfigError: another command works in the folder; the message names it.
+            StoreError: the folder is not safe to work in, see `refuse_unsafe`.
         """
-        handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock_owner = os.pread(handle, 200, 0).decode(errors="replace") or "another command"
+        self.refuse_unsafe()
+        path = self.path / "lock"
+        with locked_file(path) as handle:
+            if handle is None:
+                with open_to_read(path) as file:
+                    lock_owner = file.read(200).decode(errors="replace") or "another command"
                 raise ConfigError(
                     f"{command}: {self.path} is in use by {lock_owner}; wait until it ends, or choose another --run "
                     "folder"
-                ) from None
+                )
             os.truncate(handle, 0)  # the name of a command that was killed
             os.pwrite(handle, f"`marft-bridge {command}` (process {os.getpid()})".encode(), 0)
             yield
-        finally:
-            os.close(handle)
 
     def record_config(self, command: str, config: BridgeConfig) -> None:
         """Adds the resolved configuration of `command` to bridge.json."""
@@ -151,6 +163,12 @@ class RunFolder:
         configs: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         configs[command] = {"version": bridge_version(), "config": config.model_dump(mode="json")}
         write_atomically(path, json.dumps(configs, indent=1) + "\n")
+
+
+def store_to_run_folder(store: Path) -> RunFolder | None:
+    """The run folder whose store this is; None for a store of another name, which lies among files of others."""
+    folder = RunFolder(store.parent)
+    return folder if store == folder.store else None
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

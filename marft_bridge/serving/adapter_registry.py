@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import time
@@ -21,7 +22,7 @@ from marft_bridge.common.errors import ServingError
 from marft_bridge.common.files import write_atomically
 from marft_bridge.serving.adapter_checks import CONFIG_FILE, WEIGHTS_FILE, check_files, folder_to_hashes
 from marft_bridge.serving.vllm_server import ModelServer
-from trace_store.files import make_durable_folder, sync
+from trace_store.files import make_folder, open_to_write, sync
 from trace_store.records import AdapterRow
 
 _MAX_NAME, _DIGEST = 200, 32  # characters; a file system takes 255 bytes, and a version comes behind the name
@@ -78,10 +79,10 @@ class AdapterRegistry:
         folder = self._folder(node, version)
         if (folder / _RECORD_FILE).exists():
             raise ServingError(f"node {node!r} already has adapter v{version}; a version is never overwritten")
-        if folder.exists():
-            shutil.rmtree(folder)  # of an interrupted run: without a record it was never served
         for part in (self.root, folder.parent, folder):
-            make_durable_folder(part)
+            make_folder(part)
+        shutil.rmtree(folder)  # of an interrupted run: without a record it was never served
+        make_folder(folder)
         return folder
 
     def register(self, node: str, version: int, parent: int | None, metrics: Mapping[str, Any]) -> AdapterRow:
@@ -112,8 +113,12 @@ class AdapterRegistry:
             "metrics": dict(metrics),
         }
         for file in filter(Path.is_file, folder.iterdir()):
-            file.chmod(0o600)
-            sync(file)  # before the record that says that they are whole
+            handle = open_to_write(file)
+            try:
+                os.fchmod(handle, 0o600)
+                os.fsync(handle)  # before the record that says that they are whole
+            finally:
+                os.close(handle)
         for unsynced_folder in (folder, folder.parent, self.root, self.root.parent):
             sync(unsynced_folder)
         content = record | {_CONFIG_SHA256: hashes.get(CONFIG_FILE)}

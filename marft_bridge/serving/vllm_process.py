@@ -23,6 +23,7 @@ from marft_bridge.serving.prepare_model import check_model_dir
 from marft_bridge.serving.vllm_arguments import server_argv, server_environment, vllm_runs_on_cpu
 from marft_bridge.serving.vllm_client import EngineClient
 from marft_bridge.serving.vllm_log import last_lines, startup_phase
+from trace_store.files import make_folder, open_to_write
 
 
 class ServerProcess:
@@ -36,8 +37,10 @@ class ServerProcess:
         self._options, self._model_dir, self._log_path = options, model_dir, log_path
         self._guard: subprocess.Popen[bytes] | None = None
         self._halted = threading.Event()
-        log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.close(os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+        make_folder(log_path.parent)
+        log = open_to_write(log_path)
+        os.truncate(log, 0)
+        os.close(log)
 
     def start(self, client: EngineClient, port: int, api_key: str, on_progress: Callable[[str], None]) -> None:
         """Starts the process and waits until the server answers `client`; its output is appended to the log.
@@ -47,7 +50,7 @@ class ServerProcess:
         """
         cpu = vllm_runs_on_cpu()
         argv = server_argv(self._options, check_model_dir(self._model_dir), port, cpu=cpu)
-        log = os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log = open_to_write(self._log_path, append=True)
         try:
             log_offset = os.fstat(log).st_size
             if cpu:

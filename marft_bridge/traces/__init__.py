@@ -1,1 +1,1 @@
-"""`marft-bridge traces`: show, query, check, export, import and erase the episodes of a trace store."""
+"""`marft-bridge traces`: show, query, check, export and import the episodes of a trace store."""

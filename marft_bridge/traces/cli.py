@@ -1,11 +1,11 @@
 """The commands of `marft-bridge traces`: options of the command line -> a call of one function each.
 
-The functions are in the other modules of this folder, which are imported only when their command runs.
+The functions are in the other modules of this folder, which are imported only when their command runs. `erase`, which
+looks into all that a run left behind, is in `marft_bridge.erasure`.
 """
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -177,24 +177,6 @@ def take_in(config: Config = None, run: Run = None, store: Store = None, as_json
 @app.command(epilog="Example: marft-bridge traces vacuum --config examples/math_duo/bridge.toml")
 def vacuum(config: Config = None, run: Run = None, store: Store = None, as_json: AsJson = False) -> None:
     """Rewrite a store's file without the space of deleted rows; say its size before and after."""
-    from marft_bridge.traces.erase import vacuum_store
+    from marft_bridge.traces.vacuum import vacuum_store
 
     vacuum_store(flags_to_store(config, run, store), as_json, _console())
-
-
-@app.command(epilog="Example: marft-bridge traces erase --subject u-17 --dry-run --run runs/try")
-def erase(
-    config: Config = None,
-    run: Run = None,
-    store: Store = None,
-    subject: Annotated[str | None, typer.Option(help="All that is recorded of this subject.")] = None,
-    older_than: Annotated[str | None, typer.Option(help="All traces that ended so long ago: 90d, 12h, 4w.")] = None,
-    exports: Annotated[list[Path] | None, typer.Option(help="An export folder to erase it from as well.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be erased.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Erase a subject, or what is old, and rewrite the file so that no byte of it is left."""
-    from marft_bridge.traces import erase as erasing
-
-    request = erasing.flags_to_request(subject, older_than, exports or (), now_ns=time.time_ns())
-    erasing.erase(flags_to_store(config, run, store), request, dry_run, as_json=as_json, console=_console())

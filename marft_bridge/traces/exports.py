@@ -53,7 +53,7 @@ def import_(folder: Path, path: Path, as_json: bool, console: Console) -> None:
         raise ConfigError(f"traces import: {folder} is a DuckLake catalog, which is read in place: see train.traces")
     started = time.monotonic()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with _open(path, console) as store:
+    with open_store(path, console) as store:
         store.take_in()
         rows = parquet_to_store(folder, store)
     _print_rows(f"imported into {path}", rows, time.monotonic() - started, as_json=as_json, console=console)
@@ -76,10 +76,11 @@ def open_existing_store(path: Path, console: Console) -> TraceStore:
     """
     if not is_recorded(path):
         raise StoreError(f"store {path} does not exist; name one with --store, --run or --config")
-    return _open(path, console)
+    return open_store(path, console)
 
 
-def _open(path: Path, console: Console) -> TraceStore:
+def open_store(path: Path, console: Console) -> TraceStore:
+    """The store, open for writing; made where there is none. Waits for another process, and says so."""
     return TraceStore.open(path, wait_s=WAIT_S, on_wait=lambda line: console.print(line, markup=False, soft_wrap=True))
 
 

@@ -17,7 +17,8 @@ DEFAULT_CONFIG = Path("bridge.toml")
 def flags_to_store(config: Path | None, run: str | None, store: Path | None) -> Path:
     """`--store` is the file itself, `--run` the folder that holds it; otherwise a bridge.toml names the folder.
 
-    Raises ConfigError for `--store` together with another flag, and where the bridge.toml cannot be read.
+    Raises ConfigError for `--store` together with another flag, and where the bridge.toml cannot be read; StoreError
+    for a folder that is not safe to work in.
     """
     if store is not None:
         if run is not None or config is not None:
@@ -25,7 +26,12 @@ def flags_to_store(config: Path | None, run: str | None, store: Path | None) -> 
             raise ConfigError(f"traces: --store and {second_flag} both say which store; leave one out")
         return store
     if run is not None:
-        return RunFolder(Path(run)).store
+        return _safe_store(RunFolder(Path(run)))
     if config is None and not DEFAULT_CONFIG.exists():
         raise ConfigError(f"traces: there is no {DEFAULT_CONFIG} here; name a store with --store, --run or --config")
-    return RunFolder(toml_to_config(config or DEFAULT_CONFIG).run_folder).store
+    return _safe_store(RunFolder(toml_to_config(config or DEFAULT_CONFIG).run_folder))
+
+
+def _safe_store(folder: RunFolder) -> Path:
+    folder.refuse_unsafe()
+    return folder.store

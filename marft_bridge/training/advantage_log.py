@@ -10,22 +10,28 @@ readable by its owner only; a round that is done again replaces its file; a file
 parts are left out first, then the last episodes. It holds ids and numbers, no text.
 """
 
+# ruff: noqa: S608 - statements are put together from constants and quoted paths; every value is bound
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trace_store.files import make_durable_folder, sync
+from trace_store.files import make_folder, sync
 
 if TYPE_CHECKING:
+    import duckdb
+
     from trainers.credit.action_credits import ActionCredit
 
 MAX_NUMBERS = 8_000_000  # float32: 32 MB before compression
 _PART_PREFIX = "by:"
+_FORMAT = "(FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false)"
+_IN_IDS = "episode_id IN (SELECT unnest(?::VARCHAR[]))"
 _FIXED_COLUMNS = ("episode_id", "action_id", "unit", "advantage", "normalised")
 
 
@@ -46,18 +52,24 @@ def round_path(folder: Path, number: int) -> Path:
 
 def credits_to_file(credits_of_round: Sequence[ActionCredit], folder: Path, number: int) -> None:
     """Writes, or replaces, the file of a round, atomically."""
+    make_folder(folder)
+    with _replacing(round_path(folder, number)) as (con, target):
+        con.register("flat", _columns(credits_of_round))
+        con.execute(f"COPY flat TO {target} {_FORMAT}")
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[tuple[duckdb.DuckDBPyConnection, str]]:
+    """A connection and the quoted path of a new file, 0600, which takes the name when the block ends."""
     import duckdb
 
-    make_durable_folder(folder)
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".round-")  # created 0600
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".round-")  # created 0600
     try:
         with duckdb.connect(config={"threads": 1}) as con:
-            con.register("flat", _columns(credits_of_round))
-            target = temporary.replace("'", "''")
-            con.execute(f"COPY flat TO '{target}' (FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false)")
+            yield con, "'" + temporary.replace("'", "''") + "'"
         os.fsync(handle)
-        Path(temporary).replace(round_path(folder, number))
-        sync(folder)
+        Path(temporary).replace(path)
+        sync(path.parent)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
@@ -133,9 +145,12 @@ def file_to_advantages(folder: Path, number: int, episode_id: str) -> dict[str, 
 
 def _query_round(folder: Path, number: int, query: str, *values: str) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Columns and rows of a query on the file of a round; the file's path is the query's first parameter."""
+    return _query_file(round_path(folder, number), query, *values)
+
+
+def _query_file(path: Path, query: str, *values: str | list[str]) -> tuple[list[str], list[tuple[Any, ...]]]:
     import duckdb
 
-    path = round_path(folder, number)
     if not path.is_file():
         raise FileNotFoundError(path)
     try:
@@ -153,6 +168,30 @@ def _stored_advantage(columns: list[tuple[float, ...]], sources: Sequence[str]) 
         dict(zip(sources, columns[3:], strict=True)),
         tokens=tuple(int(unit) for unit in columns[0]),
     )
+
+
+def count_episodes(path: Path, episode_ids: Sequence[str]) -> int:
+    """How many of these episodes a round's file has rows of. Raises ValueError for a file of others."""
+    query = f"SELECT count(DISTINCT episode_id) FROM read_parquet(?) WHERE {_IN_IDS}"
+    _, ((count,),) = _query_file(path, query, list(episode_ids))
+    return int(count)
+
+
+def remove_episodes(path: Path, episode_ids: Sequence[str]) -> int:
+    """Exchanges a round's file for one without these episodes -> how many it had. Raises ValueError as above."""
+    import duckdb
+
+    count = count_episodes(path, episode_ids)
+    if count:
+        with _replacing(path) as (con, target):
+            try:
+                con.execute(
+                    f"COPY (SELECT * FROM read_parquet(?) WHERE NOT {_IN_IDS}) TO {target} {_FORMAT}",
+                    [str(path), list(episode_ids)],
+                )
+            except duckdb.Error as error:
+                raise ValueError(str(error).split("\n")[0]) from None
+    return count
 
 
 def delete_rounds_after(folder: Path, number: int) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from marft_bridge.common.errors import ConfigError
+from trace_store.files import create_file, make_folder
 
 
 def require_tensorboard() -> None:
@@ -51,9 +52,9 @@ def write_scalars(folder: Path, line: Mapping[str, Any], step: int) -> None:
         Event(wall_time=wall_time, step=step, summary=Summary(value=figures)),
     ):
         records.write(event.SerializeToString())
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(folder)
     path = folder / f"events.out.tfevents.{time.time_ns():020d}"
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+    with os.fdopen(create_file(path), "wb") as file:
         file.write(content.getvalue())
 
 

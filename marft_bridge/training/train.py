@@ -11,6 +11,7 @@ not run again. This module composes trainer, rollouts and store, which do not im
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -56,6 +57,7 @@ from marft_bridge.training.signal_check import SignalCheck, check_forecast
 from marft_bridge.training.task_draw import DrawRule, round_to_task_order
 from marft_bridge.training.tensorboard import require_tensorboard, write_scalars
 from marft_bridge.training.version_naming import lines_to_stop_text, named_to_metrics, named_to_text, store_to_named
+from trace_store.files import open_to_write
 from trace_store.records import Trajectory
 from trace_store.store import TraceStore
 from trainers import checkpoint
@@ -387,9 +389,8 @@ class _Training:
 
     def _commit(self, metrics: dict[str, Any]) -> None:
         """Writes the metrics, then the checkpoint: on resume, a line of a round after the checkpoint is deleted."""
-        with self.folder.metrics.open("a", encoding="utf-8") as file:
+        with os.fdopen(open_to_write(self.folder.metrics, append=True), "a", encoding="utf-8") as file:
             file.write(json.dumps(metrics) + "\n")
-        self.folder.metrics.chmod(0o600)
         if self.options.tensorboard:
             write_scalars(self.folder.tensorboard, metrics, metrics["round"])
         checkpoint.save(self.trainer, self.folder.checkpoint)

@@ -14,10 +14,9 @@ from typing import Any
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.config.models import ModelOptions, config_to_paths
-from marft_bridge.runs.run_folder import RunFolder, read_metrics
+from marft_bridge.runs.run_folder import RunFolder, read_metrics, store_to_run_folder
 from marft_bridge.serving.prepare_model import SMOLLM2_NAME
 from trace_store.journal import is_recorded
-from trace_store.readers import CATALOG_SUFFIX
 
 _BUILT_IN_MODEL = ModelOptions().path  # the name of the model that a package brings
 
@@ -70,10 +69,10 @@ class ViewSource:
 
 def path_to_source(path: Path) -> ViewSource:
     """A run folder, a store's file, or what `traces export` wrote. Raises ConfigError for anything else."""
-    if path.is_dir() and is_recorded(RunFolder(path).store):
-        return ViewSource(RunFolder(path).store, RunFolder(path))
-    if is_recorded(path) and path.suffix != CATALOG_SUFFIX and path == RunFolder(path.parent).store:
-        return ViewSource(path, RunFolder(path.parent))
+    folder = store_to_run_folder(path) or RunFolder(path)
+    if is_recorded(folder.store):
+        folder.refuse_unsafe()
+        return ViewSource(folder.store, folder)
     if is_recorded(path) or (path.is_dir() and next(path.rglob("*.parquet"), None) is not None):
         return ViewSource(path, None)
     if path.is_dir():

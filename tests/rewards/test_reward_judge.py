@@ -293,7 +293,7 @@ def test_the_same_question_is_asked_once_and_each_change_again(judges: Any, tmp_
     assert [scored(options(judge), environment=place) for _ in range(3)] == [0.8, 0.8, 0.8]
     assert len(judge.asked) == 1
     (kept,) = (tmp_path / "judge").iterdir()
-    assert json.loads(kept.read_text()) == {"score": 8.0, "reason": "clear", "judge": "j"}
+    assert json.loads(kept.read_text()) == {"score": 8.0, "reason": "clear", "judge": "j", "episode_id": None}
     assert kept.stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "judge").stat().st_mode & 0o777 == 0o700
     changes: list[dict[str, Any]] = [

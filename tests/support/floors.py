@@ -17,7 +17,7 @@ PACKAGES = ("graphs", "marft_bridge", "trace_store", "trainers")
 FLOORS = (
     "marft_bridge.cli",
     "marft_bridge.commands",
-    "marft_bridge.view marft_bridge.live",
+    "marft_bridge.view marft_bridge.live marft_bridge.erasure",
     "marft_bridge.training marft_bridge.promotion",
     "marft_bridge.comparison marft_bridge.agent_credit",
     "marft_bridge.rollouts.ray",

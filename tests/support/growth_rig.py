@@ -56,7 +56,7 @@ def secret_trace(name: str, marker: str, ids: list[int], start: int = START, **r
         INPUT_MESSAGES=[{"role": "user", "content": f"I am {marker}"}],
         OUTPUT_MESSAGES=[{"role": "assistant", "parts": [{"type": "text", "content": f"hello {marker}"}]}],
     )
-    return sample.spans(TASK=f'{{"question":"{marker}?"}}', **root)
+    return sample.spans(TASK=json.dumps({"question": f"{marker}?"}, ensure_ascii=False), **root)
 
 
 def fill_variously(path: Path) -> None:

@@ -30,7 +30,7 @@ from support.sample_spans import START, chain
 
 from marft_bridge.cli import run
 from marft_bridge.common.errors import ConfigError
-from marft_bridge.traces.erase import EraseRequest, Erasure, erase, flags_to_request
+from marft_bridge.erasure.command import EraseRequest, Erasure, erase, flags_to_request
 from marft_bridge.traces.exports import export
 from trace_store import conventions as c
 from trace_store import schema
@@ -210,32 +210,39 @@ def test_an_export_that_is_gone_or_cannot_be_looked_into_is_listed(store_path: P
     assert_nothing_of_ann(tmp_path)
 
 
-def test_a_segment_that_is_still_written_is_listed_and_not_touched(store_path: Path) -> None:
+def test_a_segment_that_is_still_written_is_cleaned_and_its_other_lines_are_as_they_were(store_path: Path) -> None:
     journal = Journal(store_path.with_name(store_path.name + ".journal"))
     journal.append_all(secret_trace("a2", MARKER, IDS, SUBJECT_ID="ann"))
     journal.append_all(secret_trace("b0b", "Bob", [1]))
     journal.sync()
     (segment,) = store_path.with_name(store_path.name + ".journal").iterdir()
-    content = segment.read_bytes()
-    assert erase_quietly(store_path, ANN).segments_left == {str(segment): 3}
-    assert segment.read_bytes() == content
+    lines = segment.read_bytes().splitlines(keepends=True)
+    erased = erase_quietly(store_path, ANN)
+    assert (erased.segments, erased.segments_left) == ({str(segment): 3}, {})
+    blanks = [b" " * (len(line) - 1) + b"\n" for line in lines[:3]]
+    assert segment.read_bytes() == b"".join([*blanks, *lines[3:]])
+    assert_nothing_of_ann(store_path.parent)
     journal.close()
-    assert erase_quietly(store_path, ANN).segments_left == {}
+    assert erase_quietly(store_path, ANN).segments == {}
     assert not segment.exists()
     assert_nothing_of_ann(store_path.parent)
 
 
-def test_spans_that_wait_in_a_receivers_spool_are_listed(store_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("names", "erased"), [(["ann", "bob", "anna", "ann", "x"], 5), (["anna"] * 5, 0)])
+def test_a_trace_that_waits_in_a_receivers_spool_goes_whole_where_a_span_names_the_subject(
+    store_path: Path, capsys: pytest.CaptureFixture[str], names: list[str], erased: int
+) -> None:
     spool = Journal(store_path.with_name(store_path.name + ".spool"))
     spool.append_all(
         [
-            replace(span, attributes={"attributes": {"user.id": name}})
-            for span, name in zip(chain("w").spans(), ["ann", "bob", "anna", "ann", "x"], strict=True)
+            replace(span, attributes={"attributes": {"user.id": name, "said": "ann"}})
+            for span, name in zip(chain("w").spans(), names, strict=True)
         ]
     )
     spool.close()
     assert run(["traces", "erase", "--subject", "ann", "--store", str(store_path)]) == 0
-    assert re.search(r"left: 2 records in \S+\.spool/\S+, which wait for the rest", capsys.readouterr().out)
+    printed = re.findall(r"erased (\d+) records in \S+\.spool/\S+", capsys.readouterr().out)
+    assert printed == ([str(erased)] if erased else [])
 
 
 def test_adapters_that_learned_from_it_are_listed(tmp_path: Path) -> None:
@@ -315,7 +322,7 @@ def test_a_dry_run_counts_the_same_and_changes_nothing(
 ERASE = """
 import sys; from pathlib import Path
 from rich.console import Console
-from marft_bridge.traces.erase import EraseRequest, erase
+from marft_bridge.erasure.command import EraseRequest, erase
 print("now", flush=True)
 request = EraseRequest("ann", None, (Path(sys.argv[2]),))
 erase(Path(sys.argv[1]), request, False, False, Console(quiet=True, file=sys.stderr))

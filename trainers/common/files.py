@@ -24,7 +24,12 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
     An existing `folder` is replaced: it is moved aside, the new one takes its name, then the old one is deleted. A
     crash between the two moves leaves both complete, and `finish_replacing` goes on from there.
+
+    Raises:
+        TrainError: `folder` is a link, which may lead anywhere.
     """
+    if folder.is_symlink():
+        raise TrainError(f"{folder} is a link; put a folder there")
     _make_parents(folder)
     finish_replacing(folder)
     fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))  # created 0700

@@ -33,7 +33,7 @@ from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving.base_models import config_to_bases, with_modules
 from marft_bridge.serving.model_versions import bases_to_versions
 from marft_bridge.serving.served_bases import ServedBases, serve_bases
-from trace_store.files import open_plain
+from trace_store.files import open_to_read
 from trace_store.journal import folder_to_segments, lock_if_abandoned
 
 WAIT_S = 0.5  # that an exchange waits for a change, at most
@@ -109,7 +109,7 @@ class Worker:
         begin = self._deleted_bytes
         segments = folder_to_segments(self._scratch.journal)
         for segment in segments:
-            with open_plain(segment) as file:
+            with open_to_read(segment) as file:
                 size = os.fstat(file.fileno()).st_size
                 is_last = segment == segments[-1]
                 if begin + size <= offset and not is_last:

@@ -1,16 +1,18 @@
-"""`traces erase` and `traces vacuum`: a subject or an age -> a store without its traces, and a report on other copies.
+"""`traces erase`: a subject or an age -> a run without its traces, and a report on the copies that are left.
 
-The order makes it safe: all traces are found before any is deleted; exports are rewritten before the rows of the store
-that tell which traces to look for are deleted; the store's file is rewritten last, and always, so that an erasure that
-was killed is finished by running it again. Invariant: every copy that could not be erased is in the report, by path.
+The order makes it safe: all traces are found before any is deleted; exports, segments and the files of the run folder
+are cleaned before the rows of the store that tell which traces to look for are deleted; the store's file is rewritten
+last, and always, so that an erasure that was killed is finished by running it again. Invariant: every copy that could
+not be erased is in the report, by path.
 """
 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +20,36 @@ from rich.console import Console
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.terminal_text import print_line, text_to_line, value_to_json
-from marft_bridge.traces.exports import WAIT_S, open_existing_store, read_export_paths
+from marft_bridge.erasure.run_files import ErasedTraces, clean_run_files, files_with_texts
+from marft_bridge.erasure.text_search import TextSearch
+from marft_bridge.ingest.trace_spool import LOCK_NAME, SPOOL_SUFFIX, row_names_subject, spool_of
+from marft_bridge.runs.run_folder import RunFolder, store_to_run_folder
+from marft_bridge.traces.exports import WAIT_S, open_existing_store, open_store, read_export_paths
 from marft_bridge.traces.trained_adapters import TrainedAdapter, episodes_to_adapters
 from trace_store.compaction import vacuum
 from trace_store.erasure import (
     ChosenTraces,
+    SegmentTraces,
     age_to_traces,
+    count_in_segments,
+    count_mentions,
     count_rows,
     delete_traces,
     erase_from_export,
+    erase_from_segments,
+    erased_texts,
     export_to_rows,
-    segments_to_records,
+    has_text_elsewhere,
+    spool_to_traces,
     subject_to_traces,
 )
 from trace_store.errors import StoreError
-from trace_store.journal import FOREIGN_SUFFIX
+from trace_store.files import locked_file
+from trace_store.journal import FOREIGN_SUFFIX, SUFFIX, journal_of
 from trace_store.manifest import leftovers
 from trace_store.readers import CATALOG_SUFFIX, folder_to_reader
 from trace_store.store import TraceStore
+from trace_store.unread import readers_of, remove_abandoned
 
 _AGE = re.compile(r"(?P<number>\d+)(?P<unit>[hdw])")
 _HOURS = {"h": 1, "d": 24, "w": 7 * 24}
@@ -63,7 +77,11 @@ class Erasure:
     exports: dict[str, dict[str, int]] = field(default_factory=dict)  # folder -> file -> rows
     exports_left: dict[str, dict[str, int]] = field(default_factory=dict)  # not named by --exports: as they are
     exports_unread: list[str] = field(default_factory=list)  # gone, damaged, unfinished, or a DuckLake catalog
-    segments_left: dict[str, int] = field(default_factory=dict)  # journal segment of a live writer -> records
+    segments: dict[str, int] = field(default_factory=dict)  # segment -> records that were overwritten in it
+    segments_left: dict[str, int] = field(default_factory=dict)  # segment, or lines set aside -> records
+    files: dict[str, int] = field(default_factory=dict)  # of the run folder -> parts that went
+    files_left: dict[str, str] = field(default_factory=dict)  # file that holds a text -> how to make it without
+    readers_left: dict[str, int] = field(default_factory=dict)  # temporary database of `view` and the like -> process
     adapters: list[TrainedAdapter] = field(default_factory=list)
 
 
@@ -86,25 +104,40 @@ def erase(path: Path, request: EraseRequest, dry_run: bool, as_json: bool, conso
 
     Raises StoreError when the store or an export cannot be read or written; running it again finishes the work.
     """
-    with open_existing_store(path, console) as store:
+    if (folder := store_to_run_folder(path)) is not None:
+        folder.refuse_unsafe()  # also where `--store` names its store
+    with _open_store(path, console) as store:
         store.take_in()
         chosen = _choose_traces(store, request)
         erasure = Erasure(dry_run, list(chosen.trace_ids), list(chosen.replays))
         erasure.adapters = episodes_to_adapters(store, chosen.trace_ids)
-        _note_remaining_copies(path, request, chosen.trace_ids, erasure=erasure)
-        for folder in request.exports:
+        _note_exports_left(path, request, chosen.trace_ids, erasure=erasure)
+        for export in request.exports:
             change = export_to_rows if dry_run else erase_from_export
-            erasure.exports[str(folder)] = change(folder, chosen.trace_ids)
+            erasure.exports[str(export)] = change(export, chosen.trace_ids)
+        _erase_from_segments(path, request, chosen.trace_ids, erasure=erasure)
+        _clean_files(folder, store, request, chosen.trace_ids, erasure=erasure)
         erasure.rows = count_rows(store, chosen.trace_ids) if dry_run else delete_traces(store, chosen.trace_ids)
     if not dry_run:
         rewritten = vacuum(path, wait_s=WAIT_S)
         erasure.bytes_before, erasure.bytes_after = rewritten.before, rewritten.after
+        segment_traces = SegmentTraces(frozenset(chosen.trace_ids), request.subject)
+        _note_segments_left(erasure, count_in_segments(journal_of(path), segment_traces))
+        remove_abandoned()
+    erasure.readers_left = {str(database): pid for database, pid in readers_of(path).items()}
     if as_json:
         print_line(console, value_to_json(_erasure_to_json(erasure)))
     else:
         for line in _erasure_to_lines(erasure):
             print_line(console, text_to_line(line))
     return erasure
+
+
+def _open_store(path: Path, console: Console) -> TraceStore:
+    """The store. Made where nothing was taken in yet, and where there is only what a receiver left."""
+    if any(spool_of(path).glob(f"*{SUFFIX}")):
+        return open_store(path, console)
+    return open_existing_store(path, console)
 
 
 def _choose_traces(store: TraceStore, request: EraseRequest) -> ChosenTraces:
@@ -130,7 +163,7 @@ def _choose_in_export(folder: Path, request: EraseRequest) -> ChosenTraces:
         return _choose_in_store(reader, request)
 
 
-def _note_remaining_copies(path: Path, request: EraseRequest, traces: Sequence[str], erasure: Erasure) -> None:
+def _note_exports_left(path: Path, request: EraseRequest, traces: Sequence[str], erasure: Erasure) -> None:
     requested_exports = {folder.resolve() for folder in request.exports}
     for export in read_export_paths(path):
         if export in requested_exports:
@@ -149,9 +182,51 @@ def _note_remaining_copies(path: Path, request: EraseRequest, traces: Sequence[s
         if rows:
             erasure.exports_left[str(export)] = rows
         erasure.exports_unread += map(str, unfinished)
-    for folder in (path.with_name(path.name + ".journal"), path.with_name(path.name + ".spool")):
-        count_by_segment = segments_to_records(folder, set(traces), request.subject)
-        erasure.segments_left |= {str(segment): count for segment, count in count_by_segment.items()}
+
+
+def _erase_from_segments(path: Path, request: EraseRequest, traces: Sequence[str], erasure: Erasure) -> None:
+    """Journal and spool. What a receiver at work holds in its memory comes again, and is counted as left."""
+    change = count_in_segments if erasure.dry_run else erase_from_segments
+    of_journal = SegmentTraces(frozenset(traces), request.subject)
+    erasure.segments |= _name_paths(change(journal_of(path), of_journal))
+    _note_segments_left(erasure, count_mentions(journal_of(path), of_journal))
+    spool = spool_of(path)
+    if not spool.is_dir():
+        return
+    names_subject = partial(row_names_subject, subject=request.subject)
+    with locked_file(spool / LOCK_NAME) if (spool / LOCK_NAME).exists() else nullcontext(0) as lock:
+        of_spool = spool_to_traces(spool, traces, names_subject, before_ns=request.before_ns)
+        if lock is None:
+            _note_segments_left(erasure, count_in_segments(spool, of_spool))
+        else:
+            erasure.segments |= _name_paths(change(spool, of_spool))
+        _note_segments_left(erasure, count_mentions(spool, replace(of_spool, subject=request.subject)))
+
+
+def _note_segments_left(erasure: Erasure, counts: Mapping[Path, int]) -> None:
+    for segment, count in counts.items():
+        erasure.segments_left[str(segment)] = erasure.segments_left.get(str(segment), 0) + count
+
+
+def _clean_files(
+    folder: RunFolder | None, store: TraceStore, request: EraseRequest, traces: Sequence[str], erasure: Erasure
+) -> None:
+    search = TextSearch(erased_texts(store, traces))
+    if folder is not None:
+        episode_ids = frozenset(episode_id for (episode_id,) in store.sql("SELECT episode_id FROM episodes"))
+        erased = ErasedTraces(frozenset(traces), request.subject, search, stored_ids=episode_ids)
+        erasure.files = clean_run_files(folder, erased, dry_run=erasure.dry_run)
+
+    @cache
+    def is_said_elsewhere(run: str) -> bool:
+        return has_text_elsewhere(store, run, traces)
+
+    cleaned = erasure.files if erasure.dry_run else ()
+    erasure.files_left = files_with_texts(folder, search, is_said_elsewhere, cleaned=cleaned)
+
+
+def _name_paths(counts: Mapping[Path, int]) -> dict[str, int]:
+    return {str(path): count for path, count in counts.items()}
 
 
 def _erasure_to_json(erasure: Erasure) -> dict[str, Any]:
@@ -168,32 +243,24 @@ def _erasure_to_lines(erasure: Erasure) -> list[str]:
         lines.append(f"store rewritten: {erasure.bytes_before} -> {erasure.bytes_after} bytes")
     for folder, files in erasure.exports.items():
         lines.append(f"{verb} {sum(files.values())} rows in {len(files)} files of {folder}")
+    lines += [f"{verb} {count} records in {segment}" for segment, count in erasure.segments.items()]
+    lines += [f"{verb} {count} parts of {file}" for file, count in erasure.files.items()]
     for folder, files in erasure.exports_left.items():
         lines.append(f"left: export {folder} has {sum(files.values())} such rows; erase them with --exports {folder}")
         lines += [f"  {file}: {count} rows" for file, count in files.items()]
     lines += [f"left: export {target} cannot be looked into; see to it yourself" for target in erasure.exports_unread]
     for segment, count in erasure.segments_left.items():
-        if Path(segment).parent.suffix == ".spool":
-            reason = (
-                "which wait for the rest of their trace; let `marft-bridge ingest --listen` finish, or delete the file"
-            )
-        elif Path(segment).suffix == FOREIGN_SUFFIX:
-            reason = "which this version cannot take in; delete the file"
+        if Path(segment).suffix == FOREIGN_SUFFIX:
+            reason = "which this version cannot take in; look at the file, and delete it"
+        elif Path(segment).parent.suffix == SPOOL_SUFFIX:
+            reason = "where a receiver holds them; end `marft-bridge ingest --listen`, and erase again"
         else:
-            reason = "which is still being written; erase again when it is full or its writer has ended"
+            reason = "written meanwhile; erase again when the run has ended"
         lines.append(f"left: {count} records in {segment}, {reason}")
+    lines += [f"left: {file} holds a text of it; {remedy}" for file, remedy in erasure.files_left.items()]
+    for database, pid in erasure.readers_left.items():
+        lines.append(f"left: {database} may hold it until process {pid} looks at the store again, or ends")
     for adapter in erasure.adapters:
         location = adapter.path or "not published"
         lines.append(f"left: adapter {adapter.node}@{adapter.version} learned from it ({adapter.basis}): {location}")
     return lines
-
-
-def vacuum_store(path: Path, as_json: bool, console: Console) -> None:
-    """Rewrites the store's file and prints its size before and after."""
-    started = time.monotonic()
-    sizes = vacuum(path, wait_s=WAIT_S, on_wait=lambda line: console.print(line, markup=False, soft_wrap=True))
-    seconds = time.monotonic() - started
-    if as_json:
-        print_line(console, value_to_json({**asdict(sizes), "seconds": seconds}))
-    else:
-        print_line(console, f"store {path}: {sizes.before} -> {sizes.after} bytes [{seconds:.1f} s]")
