@@ -39,6 +39,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
             path.chmod(0o700 if path.is_dir() else 0o600)
             _sync(path)
         _sync(fresh)
+        _sync(folder.parent)  # `finish_replacing` tells by its name that it is whole
         old = fresh.with_name(fresh.name + ".old")
         if folder.exists():
             folder.rename(old)
