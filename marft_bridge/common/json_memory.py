@@ -14,7 +14,7 @@ _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{,]', re.DOTALL)
 _WIDE, _WIDEST = re.compile(rb"[\xc4-\xff]"), re.compile(rb"[\xf0-\xff]")  # UTF-8 of what is above U+00FF, U+FFFF
 
 
-def is_json_within(text: bytes, memory_bytes: int, *, keeps_lines: bool = False) -> bool:
+def is_json_within(text: bytes | bytearray, memory_bytes: int, *, keeps_lines: bool = False) -> bool:
     """Whether reading this JSON takes at most so much memory.
 
     Args:

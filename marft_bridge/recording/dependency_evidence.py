@@ -86,9 +86,9 @@ class AnswerIndex:
     def prompt_to_attributes(self, messages: Sequence[BaseMessage]) -> dict[str, Any]:
         """Attributes with the spans of the calls whose answers, or whose tools' results, are in the prompt."""
         attributes: dict[str, Any] = {}
-        if self._messages:
-            if answers := _find_spans(self._messages, (m.id for m in messages if isinstance(m, AIMessage))):
-                attributes[names.SAW_ANSWERS] = answers
+        answer_ids = (m.id for m in messages if isinstance(m, AIMessage))
+        if self._messages and (answers := _find_spans(self._messages, answer_ids)):
+            attributes[names.SAW_ANSWERS] = answers
         if self._tool_calls:
             tool_call_ids = (m.tool_call_id for m in messages if isinstance(m, ToolMessage))
             if results := _find_spans(self._tool_calls, tool_call_ids):

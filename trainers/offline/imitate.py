@@ -179,6 +179,7 @@ class _Phase:
     def _coefficients(self, rows: Sequence[int], log_ratio: Tensor | float) -> Tensor:
         """What the mode weighs some actions by, at these log-ratios; shape [A of them]."""
         offline = self.learner.options.offline
+        assert offline.mode != "off"
         advantage_A = self.advantage_A[list(rows)]
         log_ratio_A = log_ratio + torch.zeros_like(advantage_A) if offline.needs_behaviour else None
         return offline_coefficients(offline.mode, advantage_A, log_ratio_A, options=offline)
