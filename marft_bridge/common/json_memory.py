@@ -35,7 +35,7 @@ def is_json_within(text: bytes | bytearray, memory_bytes: int, *, keeps_lines: b
     return memory_left >= 0
 
 
-def character_bytes(text: bytes) -> int:
+def character_bytes(text: bytes | bytearray) -> int:
     """Bytes that Python takes for each character of this UTF-8, which its widest one decides."""
     if text.isascii() or not _WIDE.search(text):
         return 1

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, cast
 
 import h11
 import uvicorn
@@ -167,7 +167,8 @@ class _BoundedConnection(H11Protocol):
         self.waiting.pop(self, None)
 
     def _is_waiting(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete
+        cycle = cast("Any", self.cycle)  # None before the first request, which uvicorn's types do not say
+        return cycle is None or bool(cycle.response_complete)
 
     def _note_state(self) -> None:
         if self not in self.connections:
