@@ -167,7 +167,7 @@ class _BoundedConnection(H11Protocol):
         self.waiting.pop(self, None)
 
     def _is_waiting(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete
+        return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr] # None at first
 
     def _note_state(self) -> None:
         if self not in self.connections:
