@@ -128,7 +128,7 @@ def _fetch(
 
 
 def _value_to_printed_bytes(value: Any, depth: int = 2) -> int:
-    """At most so many bytes of a value are printed, whatever the form; JSON begins a line for each item, by its depth."""
+    """At most so many bytes of a value are printed, whatever the form; JSON has a line for each item."""
     around = depth + 4
     if isinstance(value, str):
         return around + (len(value) + 2 if value.isascii() and value.isprintable() else len(json.dumps(value)))
