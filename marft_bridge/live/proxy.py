@@ -308,7 +308,7 @@ async def _read_body(request: Request) -> dict[str, Any]:
                     raise too_large
     except TimeoutError:
         raise _Refused(408, "timeout", f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
-    if not is_json_within(content, MAX_PARSED_BYTES):
+    if not is_json_within(bytes(content), MAX_PARSED_BYTES):
         raise _Refused(413, "too_large", f"a body that would take more than {MAX_PARSED_BYTES >> 20} MiB of memory")
     try:
         body = json.loads(content)

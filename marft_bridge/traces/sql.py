@@ -105,19 +105,21 @@ def _execute(con: duckdb.DuckDBPyConnection, statement: str, bounds: Bounds) -> 
         if any(_TIME_ZONE_SUFFIX in column_type for _, column_type in typed_columns):
             result = con.execute(_zones_as_text(statements[0].query, [column_type for _, column_type in typed_columns]))
         columns = tuple(name for name, _ in typed_columns)
-        return QueryResult(columns, *_fetch(result, bounds))
+        return QueryResult(columns, *_fetch(result, columns, bounds))
     finally:
         timer.cancel()
 
 
-def _fetch(result: duckdb.DuckDBPyConnection, bounds: Bounds) -> tuple[list[tuple[Any, ...]], str | None]:
+def _fetch(
+    result: duckdb.DuckDBPyConnection, columns: Sequence[str], bounds: Bounds
+) -> tuple[list[tuple[Any, ...]], str | None]:
     """(the rows within the bounds, what was cut or None)."""
     rows: list[tuple[Any, ...]] = []
-    bytes_left = bounds.printed_bytes
+    bytes_left, name_bytes = bounds.printed_bytes, _value_to_printed_bytes(columns)  # JSON repeats them in each row
     while (row := result.fetchone()) is not None:
         if len(rows) == bounds.rows:
             return rows, f"the first {len(rows)} rows; --limit 0 shows all of them"
-        bytes_left -= _value_to_printed_bytes(row)
+        bytes_left -= name_bytes + _value_to_printed_bytes(row)
         if bytes_left < 0:
             size = f"{bounds.printed_bytes >> 20} MiB"
             return rows, f"the first {len(rows)} rows, since more would be above {size}; ask for less, or for parts"
@@ -125,17 +127,19 @@ def _fetch(result: duckdb.DuckDBPyConnection, bounds: Bounds) -> tuple[list[tupl
     return rows, None
 
 
-def _value_to_printed_bytes(value: Any) -> int:
-    """At most so many bytes of a value are printed, whatever the form, with what is around it."""
+def _value_to_printed_bytes(value: Any, depth: int = 2) -> int:
+    """At most so many bytes of a value are printed, whatever the form; JSON has a line for each item."""
+    around = depth + 4
     if isinstance(value, str):
-        return 4 + (len(value) if value.isascii() and value.isprintable() else len(json.dumps(value)))
+        return around + (len(value) + 2 if value.isascii() and value.isprintable() else len(json.dumps(value)))
     if isinstance(value, (bytes, bytearray)):
-        return 4 + 4 * len(value)  # as \\x00
+        return around + 4 * len(value)  # as \\x00
     if isinstance(value, (list, tuple)):
-        return 4 + sum(map(_value_to_printed_bytes, value))
+        return 2 * around + sum(_value_to_printed_bytes(item, depth + 1) for item in value)
     if isinstance(value, dict):
-        return 4 + sum(map(_value_to_printed_bytes, [*value.keys(), *value.values()]))
-    return 4 + len(str(value))
+        items = [*value.keys(), *value.values()]
+        return 2 * around + sum(_value_to_printed_bytes(item, depth + 1) for item in items)
+    return around + len(str(value))
 
 
 def _zones_as_text(statement: str, column_types: Sequence[str]) -> str:
