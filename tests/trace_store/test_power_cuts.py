@@ -149,6 +149,7 @@ def test_a_power_cut_during_a_rewriting_leaves_the_whole_store(tmp_path: Path) -
             assert store.counts()["rewards"] == 1 or "late" not in acknowledged
 
 
+@pytest.mark.slow
 def test_a_power_cut_during_an_export_or_an_erasure_leaves_a_folder_that_reads_as_a_whole(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
