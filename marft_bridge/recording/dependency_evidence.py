@@ -87,12 +87,11 @@ class AnswerIndex:
         """Attributes with the spans of the calls whose answers, or whose tools' results, are in the prompt."""
         attributes: dict[str, Any] = {}
         if self._messages:
-            if answers := _find_spans(self._messages, (m.id for m in messages if isinstance(m, AIMessage))):
-                attributes[names.SAW_ANSWERS] = answers
+            answers = _find_spans(self._messages, (m.id for m in messages if isinstance(m, AIMessage)))
+            attributes |= {names.SAW_ANSWERS: answers} if answers else {}
         if self._tool_calls:
-            tool_call_ids = (m.tool_call_id for m in messages if isinstance(m, ToolMessage))
-            if results := _find_spans(self._tool_calls, tool_call_ids):
-                attributes[names.SAW_TOOL_RESULTS] = results
+            results = _find_spans(self._tool_calls, (m.tool_call_id for m in messages if isinstance(m, ToolMessage)))
+            attributes |= {names.SAW_TOOL_RESULTS: results} if results else {}
         return attributes
 
 
