@@ -15,7 +15,7 @@ from langchain_core.outputs import LLMResult
 
 from marft_bridge.recording.key_writers import Writers
 from marft_bridge.recording.node_bytecode import WHOLE_STATE
-from marft_bridge.recording.span_messages import generation_to_message
+from marft_bridge.recording.span_messages import generation_to_message, known_class
 from marft_bridge.recording.state_reads import Reads
 from marft_bridge.recording.write_ledger import Sources
 from trace_store import conventions as names
@@ -86,13 +86,14 @@ class AnswerIndex:
     def prompt_to_attributes(self, messages: Sequence[BaseMessage]) -> dict[str, Any]:
         """Attributes with the spans of the calls whose answers, or whose tools' results, are in the prompt."""
         attributes: dict[str, Any] = {}
-        answer_ids = (m.id for m in messages if isinstance(m, AIMessage))
-        if self._messages and (answers := _find_spans(self._messages, answer_ids)):
-            attributes[names.SAW_ANSWERS] = answers
+        if self._messages:
+            own_messages = (message for message in messages if known_class(type(message)) is AIMessage)
+            answers = _find_spans(self._messages, (message.id for message in own_messages))
+            attributes |= {names.SAW_ANSWERS: answers} if answers else {}
         if self._tool_calls:
-            tool_call_ids = (m.tool_call_id for m in messages if isinstance(m, ToolMessage))
-            if results := _find_spans(self._tool_calls, tool_call_ids):
-                attributes[names.SAW_TOOL_RESULTS] = results
+            tool_messages = (message for message in messages if isinstance(message, ToolMessage))
+            results = _find_spans(self._tool_calls, (message.tool_call_id for message in tool_messages))
+            attributes |= {names.SAW_TOOL_RESULTS: results} if results else {}
         return attributes
 
 

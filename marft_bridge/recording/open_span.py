@@ -85,5 +85,5 @@ def _random_id() -> str:
             return _spare_ids.pop()
         except IndexError:
             digits = os.urandom(8 * _DRAWN_IDS).hex()
-            drawn_ids = (digits[start : start + 16] for start in range(0, len(digits), 16))
-            _spare_ids.extend(drawn_id for drawn_id in drawn_ids if int(drawn_id, 16))
+            drawn_ids = [digits[start : start + 16] for start in range(0, len(digits), 16)]
+            _spare_ids.extend([drawn_id for drawn_id in drawn_ids if int(drawn_id, 16)])

@@ -471,9 +471,9 @@ class Recorder(BaseCallbackHandler):
         run = self._runs.get(run_id)
         if run is None:
             return
+        token_attributes = {} if run.tokens is None else tokens_to_attributes(run.tokens)
         run.span.set(answer_to_attributes(response))
-        if run.tokens is not None:  # what the engine sent goes before LangChain's report of the same answer
-            run.span.set(tokens_to_attributes(run.tokens))
+        run.span.set(token_attributes)  # the engine's own go before LangChain's report of the same answer
         if run.declared_format is not None:
             run.span.set({names.FORMAT_VALID: answer_fits(run.declared_format, response)})
         run.trace.answers.add(response, run.span.span_id)

@@ -34,7 +34,7 @@ _THOUGHTS = {"reasoning": "reasoning", "thinking": "thinking"}  # type of a bloc
 def message_to_parts(message: BaseMessage) -> Message:
     """One of LangChain's messages, of a prompt or an answer."""
     name = {} if message.name is None else {"name": message.name}
-    return {"role": _role_of(message), "parts": list(_message_to_parts(message, _known_class(type(message)))), **name}
+    return {"role": _role_of(message), "parts": list(_message_to_parts(message, known_class(type(message)))), **name}
 
 
 def messages_to_text(messages: Sequence[BaseMessage]) -> str:
@@ -76,39 +76,39 @@ def find_messages(value: Any) -> Iterator[BaseMessage]:
 
 
 @functools.lru_cache(maxsize=_CACHED)
-def _known_class(cls: type[BaseMessage]) -> type[BaseMessage]:
+def known_class(cls: type[BaseMessage]) -> type[BaseMessage]:
     """The class that says how a message is read. (LangChain's classes take long to tell an instance.)"""
     known_classes = (ToolMessage, FunctionMessage, AIMessage, ChatMessage)
     return next((known_class for known_class in known_classes if issubclass(cls, known_class)), BaseMessage)
 
 
 def _role_of(message: BaseMessage) -> str:
-    if _known_class(type(message)) is ChatMessage:
+    if known_class(type(message)) is ChatMessage:
         return cast(ChatMessage, message).role
     return _ROLES.get(message.type, message.type)
 
 
 def _is_text_only(message: BaseMessage) -> bool:
     """Whether a message whose content is a text has no other part."""
-    known_class = _known_class(type(message))
-    if known_class is AIMessage:
+    message_class = known_class(type(message))
+    if message_class is AIMessage:
         return not _calls_of(message)
-    return known_class is not ToolMessage and known_class is not FunctionMessage
+    return message_class is not ToolMessage and message_class is not FunctionMessage
 
 
 def _calls_of(message: Any) -> list[Any]:
     return [*message.tool_calls, *message.invalid_tool_calls]
 
 
-def _message_to_parts(message: Any, known_class: type[BaseMessage]) -> Iterator[dict[str, Any]]:
-    if known_class is ToolMessage:
+def _message_to_parts(message: Any, message_class: type[BaseMessage]) -> Iterator[dict[str, Any]]:
+    if message_class is ToolMessage:
         yield {"type": "tool_call_response", "id": message.tool_call_id, "response": message.content}
         return
-    if known_class is FunctionMessage:
+    if message_class is FunctionMessage:
         yield {"type": "tool_call_response", "id": None, "response": message.content}
         return
     content = message.content
-    calls = _calls_of(message) if known_class is AIMessage else []
+    calls = _calls_of(message) if message_class is AIMessage else []
     if isinstance(content, str):
         if content or not calls:  # a text of no characters is a text, unless the message says something else
             yield {"type": "text", "content": content}

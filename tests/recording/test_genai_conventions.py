@@ -34,7 +34,7 @@ from marft_bridge.ingest.conventions import span_to_reading
 from marft_bridge.ingest.otlp import protobuf_to_spans
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.span_attributes import provider_name, request_to_attributes
-from marft_bridge.recording.span_messages import message_to_parts
+from marft_bridge.recording.span_messages import message_to_parts, messages_to_text
 from marft_bridge.recording.wrap import wrap
 from marft_bridge.rewards.facts import RunView, run_to_tool_calls
 from marft_bridge.traces.drawing import messages_to_texts
@@ -193,7 +193,15 @@ MESSAGES: dict[str, tuple[BaseMessage, dict[str, Any]]] = {
 def test_a_message_becomes_one_of_the_conventions(kind: str) -> None:
     message, expected = MESSAGES[kind]
     assert message_to_parts(message) == expected
-    json.dumps(expected)
+    assert messages_to_text([message, message]) == json.dumps([expected, expected])
+
+
+@pytest.mark.parametrize("text", ["", 'a "quote" \\ and\na line', "Grüße, \u2028 \x7f \ud800", "{}"])
+@pytest.mark.parametrize("make", [HumanMessage, SystemMessage, AIMessage, lambda t: ChatMessage(t, role='a "role"')])
+def test_a_plain_text_is_written_as_json_writes_it(make: Any, text: str) -> None:
+    message = make(text)
+    assert messages_to_text([message]) == json.dumps([message_to_parts(message)])
+    assert messages_to_text([]) == "[]"
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,21 @@ def test_ids_are_hex_digits_of_their_size_and_a_child_is_in_its_parent_s_trace()
     assert len({open_span("s", root, {}).span_id for _ in range(1000)}) == 1000
 
 
+def test_a_forked_child_gives_its_spans_ids_of_its_own() -> None:
+    open_span("draws ids for many spans", None, {})
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write_end, " ".join(open_span("s", None, {}).span_id for _ in range(100)).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    child_ids = os.read(read_end, 100_000).decode().split()
+    os.close(read_end)
+    os.close(write_end)
+    assert len(child_ids) == 100
+    assert not {*child_ids} & {open_span("s", None, {}).span_id for _ in range(1000)}
+
+
 # -- losses ---------------------------------------------------------------------------------------------------
 
 

@@ -2,12 +2,17 @@
 
 - A second run of a graph analyses no function again; the texts of a run are searched together, and written in one go.
 - A graph without a checkpointer is not asked about checkpoints; a span is no span of OpenTelemetry's SDK.
+- Random bits are drawn for many spans at once; the fast encoder alone writes a line of the journal; the frame of a
+  node is looked for where it was the last time.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType, SimpleNamespace
 from typing import Any, TypedDict
 
 import pytest
@@ -16,10 +21,11 @@ from langgraph.graph import END, START, StateGraph
 from opentelemetry.sdk import trace as sdk
 
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
-from marft_bridge.recording import function_reads
+from marft_bridge.recording import function_reads, open_span, state_reads
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.redaction import Redactor
 from marft_bridge.recording.wrap import wrap
+from trace_store import journal as journal_module
 from trace_store.journal import Journal
 
 KEY = "sk-proj-abcdefghijklmnopqrstuvwxyz0123456789ABCD"
@@ -114,3 +120,45 @@ def test_recording_makes_no_span_of_opentelemetry_s_sdk(recorder: Recorder, monk
     made = count_calls(monkeypatch, sdk.Span, "__init__")
     wrap(two_calls(), recorder).invoke({"text": "x"})
     assert made == []
+
+
+def test_random_bits_are_drawn_for_many_spans_at_once(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = wrap(two_calls(), recorder)
+    graph.invoke({"text": "x"})
+    draws: list[int] = []
+    spare_count = len(open_span._spare_ids)
+
+    def draw(size: int) -> bytes:
+        draws.append(size)
+        return os.urandom(size)
+
+    monkeypatch.setattr(open_span, "os", SimpleNamespace(urandom=draw))
+    for _ in range(20):
+        graph.invoke({"text": "x"})
+    # Each run has five spans and one trace, whose id has the size of two.
+    assert len(draws) == -((spare_count - 20 * 7) // open_span._DRAWN_IDS)
+
+
+def test_a_line_of_json_values_is_written_by_the_fast_encoder_alone(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_lines = count_calls(monkeypatch, journal_module, "_value_to_json")
+    wrap(two_calls(), recorder).invoke({"text": "x"})
+    assert slow_lines == []
+
+
+def test_the_frame_of_a_node_is_looked_for_where_it_was_the_last_time(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = wrap(two_calls(), recorder)
+    graph.invoke({"text": "x"})
+    depths: list[int] = []
+
+    def getframe(depth: int = 0) -> FrameType:
+        depths.append(depth)
+        return sys._getframe(depth + 1)
+
+    monkeypatch.setattr(state_reads, "sys", SimpleNamespace(_getframe=getframe))
+    graph.invoke({"text": "x"})
+    assert len(depths) == 2  # one for each call
+    assert min(depths) > 5  # and not from the innermost frame on

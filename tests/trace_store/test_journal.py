@@ -16,7 +16,9 @@ import sys
 import threading
 import time
 import zlib
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.sample_spans import chain
@@ -119,6 +121,32 @@ def test_text_that_no_file_can_hold_and_numbers_that_json_lacks_are_kept_readabl
         "text": "half \ufffd pair, line\nbreak, \u2028, nul \0",
         "numbers": ["NaN", "Infinity", "-Infinity", 1.5],
     }
+
+
+@pytest.mark.parametrize(
+    ("attributes", "kept"),
+    [
+        ({"number": math.nan}, {"number": "NaN"}),
+        ({"absent": None, "numbers": [-math.inf, 0.1]}, {"absent": None, "numbers": ["-Infinity", 0.1]}),
+        ({"text": "null", "deep": {"null": [None, ("a", 1)]}}, {"text": "null", "deep": {"null": [None, ["a", 1]]}}),
+        ({"large": 2**70, "key": {1: True}}, {"large": 2**70, "key": {"1": True}}),
+        ({"half a pair": "\ud83d"}, {"half a pair": "\ufffd"}),
+        ({"all": '\x00\x1f\x7f\u2028"\\/ü🙂'}, {"all": '\x00\x1f\x7f\u2028"\\/ü🙂'}),
+    ],
+)
+@pytest.mark.parametrize("parent", [None, "p"])
+def test_a_line_is_what_json_makes_of_the_record(
+    attributes: dict[str, Any], kept: dict[str, Any], parent: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    span = SpanRow("t", "s", parent, "n", "chat", 1, 2, "ok", None, "c", attributes)
+    line = line_of(span)
+    assert record_of(line) == replace(span, attributes=kept)
+    monkeypatch.setattr(journal_module.orjson, "dumps", refuse)  # as for a value that it does not take
+    assert line_of(span) == line
+
+
+def refuse(*_: Any, **__: Any) -> bytes:
+    raise TypeError
 
 
 def test_a_value_that_is_not_json_is_refused_and_the_rest_stays(tmp_path: Path) -> None:
