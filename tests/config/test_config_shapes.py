@@ -59,7 +59,7 @@ def test_what_no_option_can_be_is_refused_in_one_line(tmp_path: Path, text: str,
 
 @pytest.mark.parametrize("name", ["../../../x", "/var/x", "a/b", "", ".", "..", "x" * 201])
 def test_a_name_leads_nowhere_but_into_runs(tmp_path: Path, name: str) -> None:
-    assert "is no name of a folder in runs/" in refusal(tmp_path, f"name = {json.dumps(name)}\n{MINIMAL}")
+    assert "is no folder name under runs/" in refusal(tmp_path, f"name = {json.dumps(name)}\n{MINIMAL}")
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:

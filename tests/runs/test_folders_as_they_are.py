@@ -191,15 +191,13 @@ def test_commands_that_only_read_refuse_such_a_folder_in_one_line(
     assert str(path) in captured.err
 
 
-def test_a_segment_that_is_a_fifo_stops_an_intake_with_its_name(folder: RunFolder) -> None:
+def test_a_segment_that_is_a_fifo_stops_commands_with_its_name_and_an_intake_passes_it_over(folder: RunFolder) -> None:
     folder.journal.mkdir(mode=0o700)
     os.mkfifo(folder.journal / "1-a.segment")
-    with (
-        at_most(60),
-        TraceStore.open(folder.store) as store,
-        pytest.raises(StoreError, match=r"1-a\.segment is a FIFO"),
-    ):
-        store.take_in()
+    with at_most(60), TraceStore.open(folder.store) as store:
+        assert store.take_in().odd == 1
+    with pytest.raises(StoreError, match=r"1-a\.segment is a FIFO"):
+        folder.refuse_unsafe()
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o702, 0o707])
@@ -265,7 +263,7 @@ def test_a_name_that_leaves_runs_is_refused_in_one_line(tmp_path: Path, name: st
     path = tmp_path / "bridge.toml"
     text = (ROOT / "examples/math_duo/bridge.toml").read_text()
     path.write_text(text.replace('name = "math_duo"', f'name = "{name}"', 1))
-    with pytest.raises(BridgeError, match=r"name: .* is no folder name under runs/") as refused:
+    with pytest.raises(BridgeError, match=r"name: .* is no folder name under runs/|a NUL character") as refused:
         toml_to_config(path)
     assert "\n" not in str(refused.value)
 
@@ -290,7 +288,8 @@ WRITING_CALLS = frozenset(
         """
         write_text write_bytes touch mkdir makedirs symlink_to hardlink_to rename mkstemp mkdtemp TemporaryDirectory
         NamedTemporaryFile TemporaryFile copyfile copy2 copytree rmtree symlink truncate pwrite ftruncate save_file
-        save_pretrained chmod fchmod mkfifo create_file open_to_write make_folder locked_file write_atomically
+        save_pretrained chmod fchmod mkfifo create_file open_to_write make_folder make_folder_unsynced locked_file
+        write_atomically
         whole_folder changing private_files
         """,
     )
@@ -320,12 +319,12 @@ WRITERS = {
     "marft_bridge/rollouts/held_out.py": ("write_atomically", ATOMIC),
     "marft_bridge/rollouts/ray/worker.py": ("mkdtemp rmtree", OUTSIDE),
     "marft_bridge/runs/named_version.py": ("write_atomically", ATOMIC),
-    "marft_bridge/runs/run_folder.py": ("locked_file mkdir pwrite truncate write_atomically*2", IN_PLACE),
+    "marft_bridge/runs/run_folder.py": ("locked_file make_folder pwrite truncate write_atomically*2", IN_PLACE),
     "marft_bridge/sandbox/confine.py": ("mkdir*3 open symlink_to touch write_text*2", OUTSIDE),
-    "marft_bridge/sandbox/programs.py": ("NamedTemporaryFile chmod mkdtemp rmtree", OUTSIDE),
+    "marft_bridge/sandbox/programs.py": ("NamedTemporaryFile chmod mkdtemp", OUTSIDE),
     "marft_bridge/sandbox/worker_main.py": ("open*2", OUTSIDE),
     "marft_bridge/serving/adapter_registry.py": (
-        "fchmod make_folder mkdir open_to_write rmtree write_atomically",
+        "fchmod make_folder*2 open_to_write rmtree write_atomically",
         IN_PLACE,
     ),
     "marft_bridge/serving/prepare_model.py": ("TemporaryDirectory chmod*2 mkdir rename save_pretrained*2", OUTSIDE),
@@ -340,15 +339,15 @@ WRITERS = {
     "trace_store/connection.py": ("private_files", CHECKED),
     "trace_store/ducklake.py": ("private_files", OUTSIDE),
     "trace_store/erasure.py": ("changing open_to_write private_files", IN_PLACE),
-    "trace_store/files.py": ("mkdir open open_to_write", SAFE),
-    "trace_store/journal.py": ("create_file ftruncate make_folder pwrite*2 rename", NEW),
-    "trace_store/manifest.py": ("create_file mkdir open replace", OUTSIDE),
+    "trace_store/files.py": ("make_folder_unsynced mkdir*2 open open_to_write", SAFE),
+    "trace_store/journal.py": ("create_file*2 ftruncate make_folder_unsynced open pwrite*2 rename*2 replace", NEW),
+    "trace_store/manifest.py": ("create_file make_folder open replace", OUTSIDE),
     "trace_store/parquet.py": ("changing mkdir*2 private_files rename", OUTSIDE),
     "trace_store/store.py": ("private_files*6", CHECKED),
     "trace_store/unread.py": ("mkdtemp private_files rmtree*2 write_bytes", OUTSIDE),
     "trainers/adapters/adapter_files.py": ("save_file whole_folder write_text", INSIDE),
     "trainers/checkpoint.py": ("save_file whole_folder write_text", INSIDE),
-    "trainers/common/files.py": ("chmod mkdir mkdtemp rename*2 rmtree*2", SAFE),
+    "trainers/common/files.py": ("chmod mkdir mkdtemp rename*4 rmtree*3", SAFE),
     "trainers/export.py": ("copyfile*2 save_file whole_folder*2", OUTSIDE),
 }
 

@@ -7,7 +7,7 @@ added to a file, the first ones, or zeros in their place.
 What was done is found by looking at the folder after each call of `os` that changes something, so it does not matter
 who wrote: the block itself, or C code between two calls. What DuckDB writes counts as synced when it is seen, because
 it syncs its files itself where it commits (`strace` shows it: data, never names). It deletes its log after a last write
-to it; a second link to the log shows what that was.
+to it; the log, which is kept open, shows what that was.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, combinations
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
@@ -30,7 +29,7 @@ CALLS = (
 MAX_EXHAUSTIVE = 4  # changes of one folder of which every subset is tried
 RANDOM_STATES = 12  # at each moment, besides those that are listed
 
-_LINK = os.link  # without being watched
+_OPEN = os.open  # without being watched
 
 Tree = dict[str, bytes | None]
 """Path below the folder -> what the file holds; None for a folder."""
@@ -90,10 +89,9 @@ class _Folder:
 class PowerCuts:
     """A recording of one folder, and the states that power cuts leave."""
 
-    def __init__(self, root: Path, links: Path, self_synced: tuple[str, ...]) -> None:
+    def __init__(self, root: Path, self_synced: tuple[str, ...]) -> None:
         self._root, self._self_synced = root, self_synced
-        self._links = links
-        self._link_of: dict[int, Path] = {}  # of files that sync themselves
+        self._open_fds: dict[int, int] = {}  # of files that sync themselves
         self._nodes: dict[int, _File | _Folder] = {}
         self._by_inode: dict[int, int] = {}
         self._contents: dict[int, bytes] = {}  # of files, as they were seen last
@@ -119,6 +117,12 @@ class PowerCuts:
         for state, acknowledged in self._states.items():
             yield dict(state), acknowledged
 
+    def close(self) -> None:
+        """Lets go of the files that were kept open."""
+        for fd in self._open_fds.values():
+            os.close(fd)
+        self._open_fds.clear()
+
     # -- recording --------------------------------------------------------------------------------------------
 
     def note_call(self) -> None:
@@ -138,10 +142,10 @@ class PowerCuts:
 
     def _look(self) -> None:
         seen_inodes: set[int] = set()
-        for number, link in self._link_of.items():
+        for number, fd in self._open_fds.items():
             node = self._nodes[number]
             assert isinstance(node, _File)
-            node.durable = link.read_bytes()
+            node.durable = os.pread(fd, os.fstat(fd).st_size, 0)
         self._look_into(self._root, seen_inodes)
         for inode in set(self._by_inode) - seen_inodes:  # the number may be given to a new file
             del self._by_inode[inode]
@@ -161,9 +165,8 @@ class PowerCuts:
             self._names[number] = names
         else:
             if path.name.endswith(self._self_synced):
-                if number not in self._link_of:
-                    self._link_of[number] = self._links / f"{number}"
-                    _LINK(path, self._link_of[number])
+                if number not in self._open_fds:
+                    self._open_fds[number] = _OPEN(path, os.O_RDONLY | os.O_CLOEXEC)
                 node.durable = path.read_bytes()
                 return number
             content = path.read_bytes()
@@ -219,11 +222,13 @@ def _changes(before: dict[str, int], after: dict[str, int]) -> list[_Change]:
 @contextmanager
 def recorded(root: Path, self_synced: tuple[str, ...] = (".duckdb", ".duckdb.wal")) -> Iterator[PowerCuts]:
     """Records what happens to a folder inside the block; what it holds by then is taken for durable."""
-    with TemporaryDirectory(dir=root.parent) as links:
-        cuts = PowerCuts(root, Path(links), self_synced)
+    cuts = PowerCuts(root, self_synced)
+    try:
         with mock.patch.multiple(os, **{name: _watched(name, cuts) for name in CALLS}):
             yield cuts
         cuts.note_call()
+    finally:
+        cuts.close()
 
 
 def _watched(name: str, cuts: PowerCuts) -> Callable[..., Any]:

@@ -20,7 +20,7 @@ from support.sample_spans import START, chain
 
 import trace_store.journal as journal_module
 from trace_store.checkup import store_to_faults
-from trace_store.erasure import segments_to_records
+from trace_store.erasure import SegmentTraces, count_in_segments, count_mentions, erase_from_segments
 from trace_store.journal import Journal, journal_of, line_of
 from trace_store.records import AdapterRow, Reward
 from trace_store.store import TraceStore
@@ -93,9 +93,32 @@ def test_foreign_lines_are_counted_once_and_said_until_somebody_sees_to_them(tmp
         assert aside.stat().st_mode & 0o777 == 0o600
         (warning,) = [fault for fault in store_to_faults(store) if str(aside) in fault.message]
         assert warning.level == "warning"
-    assert segments_to_records(journal_of(path), set(), "subject 7") == {}  # a text is all of a value, or it is another
-    assert segments_to_records(journal_of(path), set(), "of subject 7") == {aside: 2}
-    assert segments_to_records(journal_of(path), {"of subject 7"}, None) == {aside: 2}
+
+
+def test_lines_set_aside_are_erased_by_trace_or_subject_and_a_mere_mention_is_counted(tmp_path: Path) -> None:
+    path = tmp_path / "s.duckdb"
+    folder = journal_of(path)
+    journal = Journal(folder)
+    named = whole_line(b'{"kind":"dream","attributes":{"marft.subject.id":"ann"}}')
+    journal.append_lines(whole_line(DREAM) + named + spans(1))
+    journal.sync()
+    with TraceStore.open(path) as store:
+        store.take_in()
+        (segment,), (aside,) = folder.glob("*.segment"), folder.glob("*.foreign")
+        (folder / "killed.new").write_bytes(named)  # an intake that was killed before it gave the name
+        ann, bob = (SegmentTraces(frozenset(), subject) for subject in ("ann", "subject 7"))
+        assert count_in_segments(folder, bob) == count_mentions(folder, bob) == {}  # a text is all of a value
+        of_text = SegmentTraces(frozenset(), "of subject 7")  # may be a name of something else
+        assert (count_in_segments(folder, of_text), count_mentions(folder, of_text)) == ({}, {segment: 1, aside: 1})
+        assert erase_from_segments(folder, ann) == {segment: 1, aside: 1, folder / "killed.new": 1}
+        assert count_in_segments(folder, ann) == count_mentions(folder, ann) == {}
+        assert aside.read_bytes() == whole_line(DREAM) + b" " * (len(named) - 1) + b"\n"
+        assert erase_from_segments(folder, SegmentTraces(frozenset({"of subject 7"}))) == {segment: 1, aside: 1}
+        assert not aside.exists()  # nothing is left in it
+        assert not any(b"ann" in file.read_bytes() for file in folder.iterdir())
+        journal.append_lines(spans(2))
+        journal.close()
+        assert store.take_in().episodes == 1
 
 
 def test_a_newer_version_takes_in_what_an_older_one_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +173,7 @@ def test_what_is_called_a_segment_and_is_no_plain_file_is_passed_over_and_said(t
         counts = store.take_in()
         assert (counts.episodes, counts.odd) == (1, 1)
         assert any(str(odd) in fault.message and "no plain file" in fault.message for fault in store_to_faults(store))
-    assert segments_to_records(journal_of(path), set(), "u") == {}
+    assert erase_from_segments(journal_of(path), SegmentTraces(frozenset({"u"}), "u")) == {}
     assert list(journal_of(path).iterdir()) == [odd]
 
 

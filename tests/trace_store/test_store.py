@@ -387,7 +387,7 @@ def test_what_cannot_be_opened_is_said_in_one_line(path: Path) -> None:
         TraceStore.open(path)
     with pytest.raises(StoreError, match="there is no directory"):
         TraceStore.open(path.parent / "nowhere" / "s.duckdb")
-    with pytest.raises(StoreError, match="cannot be opened"):
+    with pytest.raises(StoreError, match="is a folder; only a plain file is used"):
         TraceStore.open(path.parent)
 
 
