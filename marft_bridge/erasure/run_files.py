@@ -90,9 +90,8 @@ def _clean_report(folder: RunFolder, erased: ErasedTraces, *, dry_run: bool) -> 
         return {}  # of another version: the search names it where it holds a text
     cleaned, count = report_without(report, erased)
     if count and not dry_run:
-        paths = write_report(cleaned, folder.path)
-    else:
-        paths = (path, *(path.with_suffix(suffix) for suffix in (".html", ".md")))
+        write_report(cleaned, folder.path)
+    paths = (path.with_suffix(suffix) for suffix in (".json", ".html", ".md"))
     return dict.fromkeys(map(str, paths), count) if count else {}
 
 
