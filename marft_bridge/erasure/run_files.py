@@ -91,9 +91,8 @@ def _clean_report(folder: RunFolder, erased: ErasedTraces, *, dry_run: bool) -> 
     cleaned, count = report_without(report, erased)
     paths: tuple[Path, ...]
     if count and not dry_run:
-        paths = write_report(cleaned, folder.path)
-    else:
-        paths = (path, *(path.with_suffix(suffix) for suffix in (".html", ".md")))
+        write_report(cleaned, folder.path)
+    paths = (path.with_suffix(suffix) for suffix in (".json", ".html", ".md"))
     return dict.fromkeys(map(str, paths), count) if count else {}
 
 
