@@ -2,12 +2,16 @@
 
     python traced_app.py wrap|collect CONFIGURATION COLLECTOR
 
+Where the variable TRACED_APP_COLLECTOR names a collector, importing the app sets its tracers up: a Ray worker only
+imports it.
+
 LangSmith is on by the LANGSMITH_* variables; OpenTelemetry goes over OTLP to COLLECTOR, from a provider of the app's
 own, and from those of OpenInference's and Traceloop's instrumentors. The word of each way is in what it sends.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,8 @@ WORDS = {
     "otlp": (b"by own span", b"by openinference", b"by traceloop"),
 }
 """What each tracer of the app says in its own way, in the names of its runs and spans."""
+
+COLLECTOR_VARIABLE = "TRACED_APP_COLLECTOR"
 
 tasks = [{"id": n, "messages": [("user", f"question {n}")]} for n in range(4)]
 own_tracer: Any = None
@@ -79,11 +85,16 @@ def trace_app(collector: str) -> None:
     LangchainInstrumentor().instrument(tracer_provider=provider_to(collector, "by traceloop"))
 
 
+if __name__ != "__main__" and COLLECTOR_VARIABLE in os.environ:
+    trace_app(os.environ[COLLECTOR_VARIABLE])
+
+
 def main() -> None:
     mode, configuration, collector = sys.argv[1:]
     import traced_app  # as `graph.app` names it
 
-    traced_app.trace_app(collector)
+    if COLLECTOR_VARIABLE not in os.environ:
+        traced_app.trace_app(collector)
     if mode == "wrap":
         import marft_bridge
         from marft_bridge.model_calls.scripted_model import ScriptedPolicy
