@@ -116,7 +116,7 @@ def erase(path: Path, request: EraseRequest, dry_run: bool, as_json: bool, conso
             change = export_to_rows if dry_run else erase_from_export
             erasure.exports[str(export)] = change(export, chosen.trace_ids)
         _erase_from_segments(path, request, chosen.trace_ids, erasure=erasure)
-        _clean_files(folder, store, request, chosen.trace_ids, erasure=erasure)
+        _clean_files(folder, store, request, traces=chosen.trace_ids, erasure=erasure)
         erasure.rows = count_rows(store, chosen.trace_ids) if dry_run else delete_traces(store, chosen.trace_ids)
     if not dry_run:
         rewritten = vacuum(path, wait_s=WAIT_S)
