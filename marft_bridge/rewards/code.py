@@ -93,7 +93,7 @@ def run_tests(
     """
     answer_job = {"program": program, "setup": setup}
     judge_job = {"tests": list(tests), "setup": setup, "entry_point": entry_point}
-    end = run_answer_and_judge(answer_job, judge_job, limits, isolation)
+    end = run_answer_and_judge(answer_job, judge_job, limits, isolation=isolation)
     verdicts = list(_read_verdicts(end.stderr))
     for verdict in verdicts:
         for part, key in (("tests", "unreadable"), ("setup", "setup")):
