@@ -133,7 +133,7 @@ def _take_in_segment(path: Path, file: BinaryIO, transaction: Transaction) -> In
             counts = records_to_rows(con, lines_to_records(part))
             note_offset(con, path.name, part)
             if foreign_lines:  # before the commit of the offset that leaves them behind
-                set_aside(path, begin, foreign_lines, newest_version())
+                set_aside(path, begin, foreign_lines, version=newest_version())
         torn = sum(record is None for record, _ in part)
         return counts + IntakeCounts(torn=torn, foreign=len(foreign_lines))
 

@@ -158,7 +158,7 @@ class TraceSpool:
                     else:
                         self._add(span, len(line_of(record)), now)
         if foreign_lines:
-            path = set_aside(segment, 0, foreign_lines, newest_version())
+            path = set_aside(segment, 0, foreign_lines, version=newest_version())
             log.warning(
                 "%d lines of %s hold no spans of this version; they are kept in %s", len(foreign_lines), segment, path
             )
