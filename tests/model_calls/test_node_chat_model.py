@@ -122,7 +122,7 @@ def test_several_answers_in_a_stream_have_no_tokens_and_a_reason() -> None:
     call = ExactTokens()
     for index in (0, 1, 0):
         add_wire_answer(call, {"choices": [{"index": index, "token_ids": [7], "logprobs": {"content": []}}]})
-    attributes = tokens_to_attributes(call)
+    attributes = {key: value for key, value in tokens_to_attributes(call).items() if value is not None}
     assert attributes == {names.UNTRAINABLE: "n=2: one call with several answers"}
 
 

@@ -262,7 +262,7 @@ def test_without_pyarrow_the_same_rows_are_stored(tmp_path: Path) -> None:
         [sys.executable, "-c", WITHOUT_ARROW, str(path)], cwd=TESTS.parent, capture_output=True, text=True, check=True
     )
     counted, new, refused, read = done.stdout.splitlines()
-    assert counted == "IntakeCounts(spans=13, episodes=3, rewards=2, torn=0, refused=0)"
+    assert counted == "IntakeCounts(spans=13, episodes=3, rewards=2, torn=0, refused=0, foreign=0, odd=0)"
     assert (new, read) == ("1", "3 3")
     assert refused.startswith("cannot store a value in rewards: ")
     with TraceStore.open(path) as store:
