@@ -89,7 +89,6 @@ def _clean_report(folder: RunFolder, erased: ErasedTraces, *, dry_run: bool) -> 
     except ValidationError:
         return {}  # of another version: the search names it where it holds a text
     cleaned, count = report_without(report, erased)
-    paths: tuple[Path, ...]
     if count and not dry_run:
         write_report(cleaned, folder.path)
     paths = (path.with_suffix(suffix) for suffix in (".json", ".html", ".md"))
