@@ -38,7 +38,7 @@ OURS = {
 # What it may name of others', the standard library apart. The bridge joins everything, so it may name every dependency.
 THEIRS = {
     "graphs": {"langchain_core", "langgraph"},
-    "trace_store": {"duckdb", "numpy", "pyarrow"},
+    "trace_store": {"duckdb", "numpy", "orjson", "pyarrow"},
     "trainers": {"accelerate", "numpy", "peft", "pydantic", "safetensors", "torch", "transformers"},
 }
 
