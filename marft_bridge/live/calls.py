@@ -31,7 +31,8 @@ from marft_bridge.model_calls.node_chat_model import PROVIDER
 from marft_bridge.recording.episode_context import EpisodeContext, episode_to_attributes
 from marft_bridge.recording.journal_exporter import JournalProcessor
 from marft_bridge.recording.open_span import OpenSpan, open_span
-from marft_bridge.recording.span_attributes import to_json, tokens_to_attributes
+from marft_bridge.recording.span_attributes import tokens_to_attributes
+from marft_bridge.recording.span_messages import to_json
 from marft_bridge.recording.tool_lineage import request_to_tools, tools_to_lineage
 from trace_store import conventions as names
 
