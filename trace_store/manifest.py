@@ -110,6 +110,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+    sync(folder)  # the names of the tables' folders, before anything that names what is in them
     hidden_path.replace(folder / MANIFEST)
     sync(folder)
 

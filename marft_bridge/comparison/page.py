@@ -70,7 +70,7 @@ def write_report(report: Report, folder: Path) -> tuple[Path, Path, Path]:
     """
     content = json.dumps(report.model_dump(mode="json"), sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
     texts = (content + "\n", report_page(report), report_to_markdown(report))
-    make_folder(folder)
+    make_folder(folder.resolve())  # its user may reach it by a link
     paths = (folder / "report.json", folder / "report.html", folder / "report.md")
     for path, text in reversed([*zip(paths, texts, strict=True)]):
         write_atomically(path, text)

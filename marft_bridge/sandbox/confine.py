@@ -109,10 +109,20 @@ def _wait_and_exit(pid: int, child_signal: signal.Signals) -> None:
 
     The first process of a namespace ends last in it, so when this process has ended, everything in the namespace has.
     """
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, child_signal))
+    _hand_on_sigterm(pid, child_signal)
     os.closerange(0, 256)
     os.waitpid(pid, 0)
     os._exit(0)
+
+
+def _hand_on_sigterm(pid: int, child_signal: signal.Signals) -> None:
+    """From now on a SIGTERM is the child's `child_signal`; one that comes when the child has ended means nothing."""
+
+    def hand_on(*_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, child_signal)
+
+    signal.signal(signal.SIGTERM, hand_on)
 
 
 def _die_with_parent() -> None:
@@ -328,7 +338,7 @@ def _run_and_wait(request: dict[str, Any]) -> dict[str, Any]:
     if pid == 0:
         _run_confined(request, reason_write_fd)
     if isolation != "namespaces":
-        signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGKILL))
+        _hand_on_sigterm(pid, signal.SIGKILL)
     os.close(reason_write_fd)
     with os.fdopen(reason_read_fd, "rb") as pipe:
         reason = pipe.read()  # ends when the walls stand, since the program is run without this descriptor

@@ -204,7 +204,7 @@ def test_the_store_is_free_while_the_trainer_works_and_then_says_what_it_learned
     collect = lab.collect()
     said, _ = collect.communicate(timeout=60)
     assert collect.returncode == 0, said
-    flags = ["--config", str(lab.config), "--run", str(lab.run.path), "--rounds", "1"]
+    flags = ["--config", str(lab.config), "--run", str(lab.run.path), "--rounds", "1", "--without-signal"]
     argv = [sys.executable, "-c", TRAIN, "train", *flags]
     pipe = subprocess.PIPE
     with subprocess.Popen(argv, cwd=ROOT, text=True, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT) as train:

@@ -97,6 +97,22 @@ class Trained:
         return float(after - before)
 
 
+PUBLISHED: Mapping[str, Mapping[str, Any]] = {
+    "objective": {"negative_weight": 1.0},
+    "optimizer": {"lr": 1.5e-3, "epochs": 1, "minibatch_actions": 8},
+    "offline": {"epochs": 1},
+}
+"""The published update, of which the laws about graphs are told: both signs of an advantage, one pass."""
+
+
+def _with_published(trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """The trainer's table with what it leaves out taken from the published update."""
+    tables = {name: {**fields, **trainer.get(name, {})} for name, fields in PUBLISHED.items()}
+    if tables["offline"].get("mode") == "off":
+        del tables["offline"]["epochs"]
+    return {**trainer, **tables}
+
+
 def train_zoo(
     config: Path,
     script: Script,
@@ -109,7 +125,8 @@ def train_zoo(
     """Collects `episodes` episodes and trains `rounds` rounds of as many.
 
     Args:
-        config: a file of examples/zoo/. All of it is used as it is, but for the model, the server and the sizes.
+        config: a file of examples/zoo/. All of it is used as it is, but for the model, the server, the sizes, and the
+            update where it leaves that to the defaults: see `PUBLISHED`.
         folder: an empty one.
         changes: further options, as {"train.trainer.optimizer.lr": 1e-2}.
     """
@@ -128,6 +145,8 @@ def train_zoo(
             "train.episodes_per_round": episodes,
             "train.trainer.system.tokens_per_microbatch": 8192,
         }
+        train_table = raw.setdefault("train", {})
+        train_table["trainer"] = _with_published(train_table.get("trainer", {}))
         for path, value in (sizes | dict(changes or {})).items():
             _set(raw, path, value)
         chosen = BridgeConfig.model_validate(raw)

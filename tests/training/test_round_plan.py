@@ -213,7 +213,9 @@ def by_seed_of_some(body: dict[str, Any]) -> str:
 
 
 def lines_of(school: School) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (school.run / "metrics.jsonl").read_text().splitlines()]
+    """Those of the offline phase and of the rounds."""
+    lines = [json.loads(line) for line in (school.run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["phase"] != "forecast"]
 
 
 def rounds_of(school: School) -> dict[int, Counter[tuple[str, int, int | None]]]:
@@ -231,7 +233,7 @@ GROUPS = {"rounds": 3, "episodes_per_round": 8, "samples_per_task": 2, "trainer"
 @pytest.mark.slow
 def test_the_line_of_a_round_says_what_was_wasted_and_flat_groups_stay_in_the_round(school: School) -> None:
     school.collect()
-    text = school.train(**GROUPS, tensorboard=True)
+    text = school.train(**GROUPS, tensorboard=True, without_signal=True)
     with school.store() as store:
         for line in lines_of(school)[1:]:
             episodes = list(store.trajectories(run_ids=["train"], round=line["round"]))
@@ -270,10 +272,10 @@ def test_a_training_that_was_killed_plays_the_rounds_that_it_would_have_played(
                 with monkeypatch.context() as patch:
                     patch.setattr(Session, "run", until(stop_at, Session.run))
                     with pytest.raises(TrainError, match="killed"):
-                        school.train(**changes)
+                        school.train(**changes, without_signal=True)
                 school.train(resume=True, **changes)
             else:
-                school.train(**changes)
+                school.train(**changes, without_signal=True)
             runs.append((rounds_of(school), [line.get("wasted_rollouts") for line in lines_of(school)]))
     assert runs[0] == runs[1]
     assert {count for number in runs[1][0].values() for count in number.values()} == {1}
@@ -303,7 +305,7 @@ def test_without_groups_what_failed_or_has_no_reward_is_wasted(school: School) -
 
     school.collect()
     school.server.answer = answer
-    text = school.train(rounds=2, episodes_per_round=10)
+    text = school.train(rounds=2, episodes_per_round=10, without_signal=True)
     with school.store() as store:
         for line in lines_of(school)[1:]:
             outcomes = Counter(episode.outcome for episode in store.episodes(run_id="train", round=line["round"]))
