@@ -102,12 +102,16 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     "optimizer": {"lr": 1.5e-3, "epochs": 1, "minibatch_actions": 8},
     "offline": {"epochs": 1},
 }
-"""The published update, of which the laws about graphs are told: both signs of an advantage, one pass."""
+"""The published update, of which the laws about graphs are told: both signs of an advantage, one pass, plain values."""
 
 
 def _with_published(trainer: Mapping[str, Any]) -> dict[str, Any]:
     """The trainer's table with what it leaves out taken from the published update."""
     tables = {name: {**fields, **trainer.get(name, {})} for name, fields in PUBLISHED.items()}
+    advantage = dict(trainer.get("advantage", {}))
+    if advantage.get("estimator", "gae") == "gae":
+        advantage["critic"] = {"shrink": False, **advantage.get("critic", {})}
+        tables["advantage"] = advantage
     if tables["offline"].get("mode") == "off":
         del tables["offline"]["epochs"]
     return {**trainer, **tables}
