@@ -110,7 +110,7 @@ def lucky(node: str, messages: list[dict[str, Any]], chance: random.Random) -> A
 
 @pytest.mark.slow
 def test_training_pulls_debaters_towards_their_own_answers_and_the_judge_towards_the_teams(tmp_path: Path) -> None:
-    trained = train_zoo(ZOO / "debate.toml", lucky, tmp_path, episodes=6)
+    trained = train_zoo(ZOO / "debate.toml", lucky, tmp_path, episodes=24)
     assert sorted(trained.norms) == sorted([*NAMES, "judge"])
     assert min(trained.norms.values()) > 0
     shares = {node: agent["gradient_share"] for node, agent in trained.rounds[-1]["agents"].items()}

@@ -142,7 +142,7 @@ def test_tasks_are_distinct_and_their_steps_lead_to_their_answers() -> None:
 
 @pytest.mark.slow
 def test_training_moves_every_agent_and_pulls_it_towards_what_paid(tmp_path: Path) -> None:
-    trained = train_zoo(ZOO / "supervisor.toml", half_right, tmp_path, rounds=2, episodes=16)
+    trained = train_zoo(ZOO / "supervisor.toml", half_right, tmp_path, rounds=4, episodes=16)
     assert set(trained.norms) == {"supervisor", "adder", "multiplier"}
     assert all(norm > 0 for norm in trained.norms.values())
     paid = sorted(t.team_reward("reward") or 0.0 for t in trained.trained)

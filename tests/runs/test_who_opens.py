@@ -180,11 +180,14 @@ class Trainer:
         return {"critic": {"explained_variance": None}}
     def replay(self, episodes):
         return {"mode": "filtered", "used": 0, "agents": {}}
+    def teaching_episodes(self, episodes):
+        return {trajectory.episode.episode_id for trajectory in episodes}
     def update(self, episodes, older, credited):
         print("updating", flush=True)
         sys.stdin.read()
         self.rounds += 1
-        return {"agents": {node: {} for node in self.nodes}, "warnings": [], "seconds": {"score": 0.0, "update": 0.0}}
+        critic = {"flat_groups": None}
+        return {"agents": {node: {} for node in self.nodes}, "critic": critic, "warnings": [], "seconds": {"score": 0.0, "update": 0.0}}
 
 marft, checkpoint = ModuleType("trainers.marft"), ModuleType("trainers.checkpoint")
 marft.MarftTrainer, checkpoint.STATE_FILE = Trainer, "state.json"
