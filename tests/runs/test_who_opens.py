@@ -186,8 +186,8 @@ class Trainer:
         print("updating", flush=True)
         sys.stdin.read()
         self.rounds += 1
-        critic = {"flat_groups": None}
-        return {"agents": {node: {} for node in self.nodes}, "critic": critic, "warnings": [], "seconds": {"score": 0.0, "update": 0.0}}
+        agents, seconds = {node: {} for node in self.nodes}, {"score": 0.0, "update": 0.0}
+        return {"agents": agents, "critic": {"flat_groups": None}, "warnings": [], "seconds": seconds}
 
 marft, checkpoint = ModuleType("trainers.marft"), ModuleType("trainers.checkpoint")
 marft.MarftTrainer, checkpoint.STATE_FILE = Trainer, "state.json"
