@@ -251,6 +251,7 @@ def test_many_senders_at_once_lose_nothing(receiver: Receiver, kept: Kept) -> No
     assert len({(span.trace_id, span.span_id) for span in kept.spans}) == 320
 
 
+@pytest.mark.slow
 def test_two_thousand_idle_sockets_do_not_keep_out_a_sender(receiver: Receiver, kept: Kept) -> None:
     with open_idle_sockets(receiver.port, 2_000):
         assert [post(receiver)[0] for _ in range(3)] == [200] * 3

@@ -263,6 +263,7 @@ ENDLESS: dict[str, Callable[[], Iterator[bytes]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(ENDLESS))
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_engine_without_end_takes_bounded_memory(name: str, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
