@@ -149,10 +149,9 @@ def train_zoo(
             "train.episodes_per_round": episodes,
             "train.trainer.system.tokens_per_microbatch": 8192,
         }
-        train_table = raw.setdefault("train", {})
-        train_table["trainer"] = _with_published(train_table.get("trainer", {}))
         for path, value in (sizes | dict(changes or {})).items():
             _set(raw, path, value)
+        raw["train"]["trainer"] = _with_published(raw["train"]["trainer"])  # last: it fits what the changes chose
         chosen = BridgeConfig.model_validate(raw)
         text = io.StringIO()
         reporter = Reporter(Console(file=text, width=200))
