@@ -194,9 +194,9 @@ class OptimizerOptions(_Options):
 
     lr: float = Field(default=1e-3, gt=0)
     """AdamW's learning rate of the adapters."""
-    epochs: int = Field(default=4, ge=1)
+    epochs: int = Field(default=2, ge=1)
     """Passes over a round."""
-    minibatch_actions: int = Field(default=4, ge=1)
+    minibatch_actions: int = Field(default=2, ge=1)
     """Actions of one optimiser step, of those that have a part in the loss. A round of an adapter is cut into equal
     parts of about so many; one with fewer takes one step an epoch."""
     max_grad_norm: float = Field(default=1.0, gt=0)
