@@ -7,6 +7,9 @@ VENV := .venv/bin
 RUN ?= runs/math_duo
 SEED ?=
 
+# Compiled tests are kept: to compile them anew takes each test process ten seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all lint bench pages docs
 
