@@ -390,15 +390,18 @@ class Story:
         self.board = Board()
         self.processes: list[Process] = []
 
+    def arguments(self, command: str, resume: bool) -> list[str]:
+        """The command line."""
+        flags = ["--without-signal"] if command == "train" else []
+        flags += ["--resume"] if resume else []
+        return [command, "--config", str(self.config), "--run", str(self.run.path), *flags]
+
     def start(self, command: str, resume: bool) -> Process:
         """A process that runs the command."""
-        flags = ["--config", str(self.config), "--run", str(self.run.path)]
-        flags += ["--without-signal"] if command == "train" else []
-        flags += ["--resume"] if resume else []
 
         def work() -> int:
             show_on(self.board, self.acknowledged_log)
-            return cli.run([command, *flags])
+            return cli.run(self.arguments(command, resume))
 
         output = self.folder / f"output-{len(self.processes):03}-{command}"
         self.processes.append(Process(fork(work, output), output))
@@ -592,18 +595,18 @@ def refuse_difference(expected: dict[str, Any], actual: dict[str, Any]) -> None:
     assert not differing, f"{len(differing)} differ from the run that was left alone: {differing}\n" + "\n".join(shown)
 
 
-def import_again(folder: Path) -> None:
-    """Runs one story in a child and imports here all modules that it needed, so that no later one spends time on it."""
+def import_needed(folder: Path, model: Path) -> dict[str, Any]:
+    """Runs one story in a child -> what it leaves, with all modules that it needed imported here.
+
+    So no later child spends time on imports.
+    """
     names = folder / "modules"
-    model = save_tiny_llama(folder / "model", vocabulary=257)
-    (model / "tokenizer.json").write_text("{}")
     with served(model) as url:
-        story = Story(folder / "imports", model, url)
+        story = Story(folder / "alone-0", model, url)
 
         def work() -> int:
             for command in COMMANDS:
-                flags = ["--config", str(story.config), "--run", str(story.run.path)]
-                assert cli.run([command, *flags, *(["--without-signal"] if command == "train" else [])]) == 0
+                assert cli.run(story.arguments(command, resume=False)) == 0
             names.write_text("\n".join(sys.modules))
             return 0
 
@@ -613,22 +616,22 @@ def import_again(folder: Path) -> None:
         if not name.startswith(("__main__", "support.kill_rig", "marft_user", "bridge_")):
             with suppress(ImportError, ValueError):
                 importlib.import_module(name)
+    refuse_loss(story)
+    return story_to_print(story)
 
 
 def run_stories(kills: int, seed: int, folder: Path, report: Callable[[str], None]) -> Totals:
     """Stories until so many kills have come; a story that fails is kept in `folder`, and the next one begins."""
     torch.set_num_threads(1)
     began_s = _now()
-    import_again(folder)
-    model = folder / "model"
-    prints: list[dict[str, Any]] = []
-    for number in range(2):  # twice: what differs between two that are left alone says nothing of kills
-        with served(model) as url:
-            story = Story(folder / f"alone-{number}", model, url)
-            times = leave_alone(story)
-            refuse_loss(story)
-            prints.append(story_to_print(story))
-    refuse_difference(prints[0], prints[1])
+    model = save_tiny_llama(folder / "model", vocabulary=257)
+    (model / "tokenizer.json").write_text("{}")
+    expected = import_needed(folder, model)
+    with served(model) as url:  # again: what differs between two that are left alone says nothing of kills
+        story = Story(folder / "alone-1", model, url)
+        times = leave_alone(story)
+        refuse_loss(story)
+        refuse_difference(expected, story_to_print(story))
     report(json.dumps({command: round(of.whole_s, 2) for command, of in times.items()}))
     totals, rng = Totals(), random.Random(seed)
     while totals.kills < kills:
@@ -637,7 +640,7 @@ def run_stories(kills: int, seed: int, folder: Path, report: Callable[[str], Non
             try:
                 tell(story, times, rng, totals=totals, most_kills=kills - totals.kills)
                 totals.acknowledged += refuse_loss(story)
-                refuse_difference(prints[0], story_to_print(story))
+                refuse_difference(expected, story_to_print(story))
             except AssertionError as error:
                 totals.stories += 1
                 totals.losses.append(f"{story.folder}: {error}")
