@@ -1,8 +1,8 @@
 """LoRA matrices to a plain peft folder and back: what vLLM and `PeftModel.from_pretrained` load.
 
 Invariant: only safetensors and JSON are read; a folder is written whole or not at all; the same matrices make the same
-bytes; an adapter is only read for the base model, rank, alpha and modules that it was made for. The base model's fingerprint travels in the header of the
-safetensors file, which other readers ignore.
+bytes; an adapter is only read for the base model, rank, alpha and modules that it was made for. The base model's
+fingerprint travels in the header of the safetensors file, which other readers ignore.
 """
 
 from __future__ import annotations
