@@ -4,9 +4,9 @@
 
 A command is a forked child of a process that has imported everything, so that a try costs its work and no start. The
 model server is a process of its own, which no kill ends; what it answers follows from the request's model, seed and
-messages. Two kinds of moments are drawn in turns: uniform over the time that the command takes when it is left alone;
-and uniform over one phase, so that short phases are hit as well. A second process is now and then started on the same
-folder before the first is killed.
+messages. Half of the moments are drawn uniformly over the time that the command takes when it is left alone; the others
+over the phase that was hit least, so that short ones are hit as well. A second process is now and then started on the
+same folder before the first is killed.
 
 What is held of every story (one run folder from collect to compare):
 
@@ -37,8 +37,9 @@ import struct
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +49,6 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-import marft_bridge.comparison.command as compare_command
 import marft_bridge.training.train as train_command
 import trainers.marft as marft
 from marft_bridge import cli
@@ -175,9 +175,7 @@ def fork(work: Callable[[], int | None], output: Path) -> int:
         os.dup2(handle, 1)
         os.dup2(handle, 2)
         code = work() or 0
-    except BaseException:
-        import traceback
-
+    except BaseException:  # noqa: BLE001 - a child never returns
         traceback.print_exc()
     finally:
         with suppress(Exception):
@@ -326,12 +324,12 @@ class Times:
     whole_s: float
     phases: list[tuple[str, int, float]] = field(default_factory=list)
 
-    def draw(self, rng: random.Random) -> Moment:
-        """A moment of either kind."""
+    def draw(self, rng: random.Random, kills: Mapping[str, int]) -> Moment:
+        """A moment of either kind; of the phases, one that `kills` has fewest of."""
         lead_s = rng.uniform(0, 0.3) if rng.random() < INTRUDER_SHARE else None
         if rng.random() < 0.5:
             return Moment(rng.uniform(0, self.whole_s), lead_s=lead_s)
-        name = rng.choice(sorted({phase for phase, _, _ in self.phases}))
+        name = min(sorted({phase for phase, _, _ in self.phases}), key=lambda phase: kills.get(phase, 0))
         _, entry, seconds = rng.choice([row for row in self.phases if row[0] == name])
         return Moment(rng.uniform(0, seconds), name, entry, lead_s=lead_s)
 
@@ -484,7 +482,8 @@ def tell(story: Story, times: dict[str, Times], rng: random.Random, totals: Tota
                 story.board.clear()
                 process, came_second = story.start(command, resume), False
             totals.tries += 1
-            moment = times[command].draw(rng) if kills_left > 0 else None
+            hits = {phase: totals.by_phase[f"{command}: {phase}"] for phase in PHASES}
+            moment = times[command].draw(rng, hits) if kills_left > 0 else None
             phase = story.wait(process, moment, intrude)
             if phase is not None:
                 kills_left -= 1
@@ -573,6 +572,9 @@ def story_to_print(story: Story) -> dict[str, Any]:
         for name, value in line.items():
             prints[f"metrics {number} {name}"] = timeless({name: value})
     report = timeless(json.loads((run.path / "report.json").read_text()))
+    for row in report["secondary"]:  # corrected for all metrics together, and one of them is the time that a run took
+        for name in ("p_adjusted", "simultaneous", "outcome"):
+            del row[name]
     for name, value in report.items():
         prints[f"report {name}"] = value
     prints["learned.json"] = json.loads((run.path / "learned.json").read_text())
@@ -582,8 +584,8 @@ def story_to_print(story: Story) -> dict[str, Any]:
         prints["learned from"] = store.sql(_LEARNED)
         prints["adapters"] = [(a.node, a.version, a.parent, a.sha256, a.metrics) for a in store.adapters()]
         for path in sorted(run.advantages.iterdir()):
-            query = f"SELECT unit, advantage, normalised FROM '{path}'"
-            prints[f"advantages {path.name}"] = store.sql(query)
+            query = "SELECT unit, advantage, normalised FROM read_parquet(?)"
+            prints[f"advantages {path.name}"] = store.sql(query, (str(path),))
     prints["files"] = sorted(str(path.relative_to(run.path)) for path in run.path.rglob("*"))
     return prints
 
@@ -658,12 +660,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Kill commands at random moments, start them again, compare.")
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--folder", type=Path, help="where stories that failed are kept; a temporary one")
+    parser.add_argument("--keep", type=Path, help="where stories that failed are kept, below a folder that is new")
     flags = parser.parse_args()
-    folder = flags.folder or Path(tempfile.mkdtemp(prefix="kills-", dir=MEMORY_DISK if MEMORY_DISK.is_dir() else None))
-    folder.mkdir(exist_ok=True)
-    totals = run_stories(flags.kills, flags.seed, folder, lambda line: print(line, flush=True))
+    disk = MEMORY_DISK if MEMORY_DISK.is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="kills-", dir=disk) as folder:
+        totals = run_stories(flags.kills, flags.seed, Path(folder), _print_line)
+        if totals.losses and flags.keep is not None:
+            shutil.copytree(folder, flags.keep)
     return 1 if totals.losses else 0
+
+
+def _print_line(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
