@@ -18,6 +18,7 @@ KILLS = 60
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_kills_in_every_phase_lose_nothing_and_change_no_weight(tmp_path: Path) -> None:
     paths = os.pathsep.join([str(ROOT), str(TESTS)])
     kept_folder = tmp_path / "kept"

@@ -72,7 +72,7 @@ EPISODES, ROUNDS, TASKS = 6, 2, 4
 KILLS_OF = {"collect": 4, "train": 12, "compare": 4}  # of a story, at most
 INTRUDER_SHARE = 0.25  # of the tries: a second process is started before the first is killed
 PATIENCE_S = 120.0  # after which a command hangs
-MEMORY_DISK = Path("/dev/shm")  # what a kill leaves is the same on any disk, and syncs cost nothing here
+MEMORY_DISK = Path("/dev/shm")  # noqa: S108 - what a kill leaves is the same on any disk, and syncs cost nothing here
 
 CONFIG = """
 name = "kills"
