@@ -8,7 +8,7 @@ from __future__ import annotations
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.rollouts.app import load_app
-from marft_bridge.rollouts.episode_plan import plan_episodes, task_order, unfinished_requests
+from marft_bridge.rollouts.episode_plan import plan_collection, unfinished_requests
 from marft_bridge.rollouts.held_out import HeldOutTasks
 from marft_bridge.rollouts.ray.collect import refuse_unusable_config, run_requests_on_ray
 from marft_bridge.rollouts.session import open_session
@@ -34,15 +34,7 @@ def collect(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
     heldout = HeldOutTasks(app.heldout_tasks, app.task_to_input)
     versions = config_to_versions(config, folder.adapters, reporter.say)
     folder.create()
-    plan = plan_episodes(
-        task_order(heldout.drop_held_out_tasks(app.train_tasks, reporter.say), config.seed),
-        config.collect.episodes,
-        config.collect.samples_per_task,
-        seed=config.seed,
-        run_id=COLLECT,
-        split="train",
-        adapters=dict.fromkeys(config.graph.nodes, 0),
-    )
+    plan = plan_collection(config, heldout.drop_held_out_tasks(app.train_tasks, reporter.say))
     with folder.lock_for("collect"):
         with open_run_store(folder, reporter) as store:
             refuse_second_run(store, COLLECT, "collect", folder=folder, resume=resume)

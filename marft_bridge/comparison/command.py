@@ -47,7 +47,7 @@ from marft_bridge.config.compare import Version
 from marft_bridge.recording.tool_schemas import Surface, refuse_changed, store_to_surface, surface_to_hashes
 from marft_bridge.rollouts.app import App, check_app, load_app, options_to_app
 from marft_bridge.rollouts.collector import Collector
-from marft_bridge.rollouts.episode_plan import EpisodeRequest, unfinished_requests
+from marft_bridge.rollouts.episode_plan import EpisodeRequest, replaced_attempts, unfinished_requests
 from marft_bridge.rollouts.graph_stage import Stage, open_stage
 from marft_bridge.rollouts.held_out import heldout_leaks
 from marft_bridge.rollouts.run_counts import Tally
@@ -63,6 +63,10 @@ from marft_bridge.serving.served_bases import ServedBases, serve_bases
 from marft_bridge.serving.server_file import server_options
 from trace_store.records import Trajectory
 from trace_store.store import TraceStore
+
+_EPISODES = """
+SELECT episode_id FROM episodes WHERE run_id = ? AND variant = ? ORDER BY task_id, sample, started_ns, episode_id
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +287,11 @@ def _estimate_kl(
     def episodes(variant: str) -> Iterator[Trajectory]:
         """Streams a variant's episodes; the store is open while they are read, and not while the model computes."""
         with open_run_store(folder, reporter, WAIT_IN_RUN_S) as store:
-            yield from store.trajectories(run_ids=[plan.run_id], variant=variant)
+            replaced = replaced_attempts(store, plan.run_id)
+            for (episode_id,) in store.sql(_EPISODES, (plan.run_id, variant)):
+                trajectory = store.trajectory(episode_id)
+                if trajectory is not None and episode_id not in replaced:
+                    yield trajectory
 
     served_teams = [
         team for team in plan.lineup.teams if not team.deployment.own_models and team.deployment.model is None

@@ -103,10 +103,7 @@ def episodes_to_report(
         ),
         stopping=_stopping(plan, progress),
         nodes=episodes_to_nodes(
-            {
-                team.name: _read_scored_trajectories(store, plan.run_id, team.name, outcomes=outcomes[team.name])
-                for team in teams
-            },
+            {team.name: _read_scored_trajectories(store, outcomes[team.name]) for team in teams},
             list(dict.fromkeys(node for team in teams for node in _team_nodes(team))),
             context.kl,
             spans_of=store.spans,
@@ -153,11 +150,12 @@ def _team_outcomes(plan: Plan, progress: Progress, store: TraceStore, team: Team
     return read_outcomes(store, plan.run_id, team.name, metric=plan.metric, expected=expected)
 
 
-def _read_scored_trajectories(store: TraceStore, run_id: str, variant: str, outcomes: Outcomes) -> Iterator[Trajectory]:
-    """The scored episodes with all of their actions, one after the other."""
-    scored_ids = {outcome.episode_id for outcome in outcomes.scored.values()}
-    trajectories = store.trajectories(run_ids=[run_id], variant=variant)
-    yield from (trajectory for trajectory in trajectories if trajectory.episode.episode_id in scored_ids)
+def _read_scored_trajectories(store: TraceStore, outcomes: Outcomes) -> Iterator[Trajectory]:
+    """The scored episodes with all of their actions, one after the other, by (task, sample)."""
+    for outcome in outcomes.scored.values():
+        trajectory = store.trajectory(outcome.episode_id)
+        assert trajectory is not None  # it was just read
+        yield trajectory
 
 
 def _team_nodes(team: Team) -> tuple[str, ...]:

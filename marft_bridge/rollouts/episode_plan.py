@@ -1,7 +1,8 @@
 """Tasks -> the requests for episodes of a command, in an order and with seeds that are the same every time.
 
 Invariants: the samples of a task stay together, and every task comes once before any comes again; a request that a
-finished episode answers is not run again.
+finished episode answers is not run again; what is learned from episodes and said of them follows the plan, and not when
+each of them ran or how often its command was killed.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.recording.episode_context import CANCELLED
+from marft_bridge.runs.run_folder import COLLECT
 from marft_bridge.tasks.reading import Task
+from trace_store.records import Episode, Trajectory
 from trace_store.store import TraceStore
 
 # Episodes that need not run again: cut short by one of their limits, or ended and rewarded.
@@ -23,6 +27,20 @@ SELECT task_id, sample, variant, round FROM episodes e
 WHERE run_id = ? AND (outcome = 'truncated' AND reason <> ? OR outcome = 'terminated'
   AND EXISTS (SELECT 1 FROM rewards r WHERE r.episode_id = e.episode_id AND r.scope = 'episode'))
 """
+
+# A kill between the end of an episode and its reward leaves one that ended and has none; its request ran again since.
+_REPLACED = """
+SELECT episode_id FROM episodes e WHERE run_id = $1 AND outcome = 'terminated'
+AND NOT EXISTS (SELECT 1 FROM rewards r WHERE r.episode_id = e.episode_id AND r.scope = 'episode')
+AND EXISTS (
+  SELECT 1 FROM episodes f JOIN rewards r ON r.episode_id = f.episode_id AND r.scope = 'episode'
+  WHERE f.run_id = $1 AND f.outcome = 'terminated' AND f.task_id = e.task_id AND f.sample = e.sample
+  AND f.variant IS NOT DISTINCT FROM e.variant AND f.round IS NOT DISTINCT FROM e.round)
+"""
+
+
+Key = tuple[str, int, str | None, int | None]
+"""(task, sample, variant, round): what identifies a request within its run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +59,7 @@ class EpisodeRequest:
     answers: Mapping[str, str] = field(default_factory=dict)  # node -> the text that answers its calls, not a model
 
     @property
-    def key(self) -> tuple[str, int, str | None, int | None]:
+    def key(self) -> Key:
         """The request's identity within its run, by which resuming finds finished episodes."""
         return (self.task["id"], self.sample, self.variant, self.round)
 
@@ -80,6 +98,41 @@ def unfinished_requests(store: TraceStore, requests: Sequence[EpisodeRequest]) -
     """The requests that no finished episode in the store answers."""
     done = {key for run_id in {r.run_id for r in requests} for key in store.sql(_FINISHED, (run_id, CANCELLED))}
     return [request for request in requests if request.key not in done]
+
+
+def plan_collection(config: BridgeConfig, tasks: Sequence[Task]) -> list[EpisodeRequest]:
+    """The requests of `collect`: its episodes at version 0, over the training tasks in their seeded order."""
+    return plan_episodes(
+        task_order(tasks, config.seed),
+        config.collect.episodes,
+        config.collect.samples_per_task,
+        seed=config.seed,
+        run_id=COLLECT,
+        split="train",
+        adapters=dict.fromkeys(config.graph.nodes, 0),
+    )
+
+
+def replaced_attempts(store: TraceStore, run_id: str) -> set[str]:
+    """Ids of the episodes that a kill left without a reward, and whose request another one finished."""
+    return {episode_id for (episode_id,) in store.sql(_REPLACED, (run_id,))}
+
+
+def in_planned_order(
+    trajectories: Iterable[Trajectory], requests: Sequence[EpisodeRequest], replaced: Collection[str]
+) -> list[Trajectory]:
+    """The episodes of a run in the order of its requests, without the replaced attempts.
+
+    Attempts at one request stay in their order; episodes of no request come last, by task and sample.
+    """
+    positions = {request.key: position for position, request in enumerate(requests)}
+
+    def place(episode: Episode) -> tuple[int, str, int]:
+        key = (episode.task_id, episode.sample, episode.variant, episode.round)
+        return positions.get(key, len(positions)), episode.task_id, episode.sample
+
+    kept_trajectories = [each for each in trajectories if each.episode.episode_id not in replaced]
+    return sorted(kept_trajectories, key=lambda trajectory: place(trajectory.episode))
 
 
 def _derived_seed(seed: int, round_number: int | None, task_id: str, sample: int) -> int:

@@ -23,7 +23,15 @@ from marft_bridge.common.progress import Reporter, Task
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.recording.tool_schemas import refuse_changed, runs_to_surfaces, trajectories_to_surface
 from marft_bridge.rollouts.app import load_app
-from marft_bridge.rollouts.episode_plan import EpisodeRequest, plan_episodes, task_order, unfinished_requests
+from marft_bridge.rollouts.episode_plan import (
+    EpisodeRequest,
+    in_planned_order,
+    plan_collection,
+    plan_episodes,
+    replaced_attempts,
+    task_order,
+    unfinished_requests,
+)
 from marft_bridge.rollouts.held_out import HeldOutTasks, record_learned_tasks
 from marft_bridge.rollouts.session import Session, open_session
 from marft_bridge.runs.ledger import begin_run, refuse_second_run
@@ -45,6 +53,7 @@ from marft_bridge.training.external_traces import config_to_names, traces_to_epi
 from marft_bridge.training.regression_check import run_to_regression_text
 from marft_bridge.training.retokenise import Retokeniser, bases_to_retokeniser
 from marft_bridge.training.round_plan import (
+    RoundPlan,
     next_wave,
     plan_round,
     rewards_of_rounds,
@@ -71,7 +80,7 @@ SELECT episode_id FROM episodes e
 WHERE (run_id = $1 AND $2 <= round AND round < $3 OR run_id = $4 AND split = 'train' AND $2 <= 0)
   AND outcome <> 'failed' AND EXISTS (
     SELECT 1 FROM rewards r WHERE r.episode_id = e.episode_id AND r.scope = 'episode' AND r.name = $5)
-ORDER BY run_id = $4, started_ns, episode_id
+ORDER BY run_id = $4, round, task_id, sample, started_ns, episode_id
 """
 
 
@@ -106,7 +115,12 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
             retokeniser = bases_to_retokeniser(
                 versions.bases, config.graph.nodes, config.train.trainer.offline.retokenise
             )
-            stored = store.trajectories(run_ids=[COLLECT], split="train")
+            tasks = heldout.drop_held_out_tasks(app.train_tasks, reporter.say)
+            stored = in_planned_order(
+                store.trajectories(run_ids=[COLLECT], split="train"),
+                plan_collection(config, tasks),
+                replaced_attempts(store, COLLECT),
+            )
             collected = [retokeniser.trajectory_to_retokenised(trajectory, store.spans) for trajectory in stored]
             own_ids = {trajectory.episode.episode_id for trajectory in collected}
             collected += _external_episodes(config, collected, retokeniser, reporter=reporter)
@@ -125,7 +139,6 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
             open_session(config, folder, app, versions=versions, reporter=reporter) as session,
             BackgroundRollouts(session.stage.stop) as rollouts,
         ):
-            tasks = heldout.drop_held_out_tasks(app.train_tasks, reporter.say)
             _Training(
                 config,
                 folder,
@@ -222,7 +235,9 @@ class _Training:
         """The ids of the episodes that the newest version was trained on, without those of earlier versions."""
         if self.trainer.rounds == 0:
             return [trajectory.episode.episode_id for trajectory in self.collected]
-        return [episode.episode_id for episode in store.episodes(run_id=TRAIN, round=self.trainer.rounds)]
+        replaced = replaced_attempts(store, TRAIN)
+        played = store.episodes(run_id=TRAIN, round=self.trainer.rounds)
+        return [episode.episode_id for episode in played if episode.episode_id not in replaced]
 
     @contextmanager
     def _store(self) -> Iterator[TraceStore]:
@@ -257,7 +272,11 @@ class _Training:
         version = self._version()
         self.rollouts.finish(number, partial(self._plan_rollouts, number))
         with self._store() as store:
-            played = list(store.trajectories(run_ids=[TRAIN], round=number))
+            played = in_planned_order(
+                store.trajectories(run_ids=[TRAIN], round=number),
+                self._plan(store, number).requests,
+                replaced_attempts(store, TRAIN),
+            )
             episodes = self.heldout.drop_held_out(played, f"episodes of round {number}", self.reporter.say)
             replayed = self._draw_replayed(store, number, len(episodes))
         wasted = wasted_share(len(played), len(self.trainer.teaching_episodes(episodes)))
@@ -295,16 +314,7 @@ class _Training:
     def _plan_rollouts(self, number: int) -> Callable[[], None]:
         """A function that plays the episodes that a round lacks, and refills it, by the currently newest versions."""
         with self._store() as store:
-            tasks = self._tasks_of(store, number)
-        plan = plan_round(
-            tasks,
-            self.options,
-            self.config.seed,
-            run_id=TRAIN,
-            split="train",
-            adapters=dict.fromkeys(self.nodes, self._version()),
-            round=number,
-        )
+            plan = self._plan(store, number)
 
         def play() -> None:
             played: list[EpisodeRequest] = []
@@ -319,6 +329,17 @@ class _Training:
                 played += wave
 
         return play
+
+    def _plan(self, store: TraceStore, number: int) -> RoundPlan:
+        return plan_round(
+            self._tasks_of(store, number),
+            self.options,
+            self.config.seed,
+            run_id=TRAIN,
+            split="train",
+            adapters=dict.fromkeys(self.nodes, self._version()),
+            round=number,
+        )
 
     def _teaching_episodes(self, episodes: Sequence[Trajectory]) -> set[str]:
         return self.trainer.teaching_episodes([e for e in episodes if not self.heldout.is_held_out(e.episode)])

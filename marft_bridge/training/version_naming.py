@@ -21,11 +21,12 @@ from marft_bridge.training.best_version import (
 )
 from trace_store.store import TraceStore
 
-# Rewards of what was collected, of this run's rounds, and of the evaluation; by what the episode's adapters were.
+# Rewards of what was collected, of this run's rounds, and of the evaluation; by what the episode's adapters were. Ids
+# of episodes are random: in their order the sums would differ in their last bits from one run to the next.
 _REWARDS = """
 SELECT e.run_id, e.adapters::VARCHAR, e.task_id, r.value FROM episodes e JOIN episode_reward r USING (episode_id)
 WHERE (e.run_id = $1 AND e.split = 'train' OR e.run_id = $2 AND e.round <= $3 OR e.run_id = $4)
-  AND r.name = $5 AND isfinite(r.value) ORDER BY e.episode_id
+  AND r.name = $5 AND isfinite(r.value) ORDER BY e.run_id, e.round, e.task_id, e.sample, e.started_ns
 """
 
 

@@ -1,8 +1,8 @@
 """LoRA matrices to a plain peft folder and back: what vLLM and `PeftModel.from_pretrained` load.
 
-Invariant: only safetensors and JSON are read; a folder is written whole or not at all; an adapter is only read for the
-base model, rank, alpha and modules that it was made for. The base model's fingerprint travels in the header of the
-safetensors file, which other readers ignore.
+Invariant: only safetensors and JSON are read; a folder is written whole or not at all; the same matrices make the same
+bytes; an adapter is only read for the base model, rank, alpha and modules that it was made for. The base model's
+fingerprint travels in the header of the safetensors file, which other readers ignore.
 """
 
 from __future__ import annotations
@@ -41,6 +41,21 @@ def write(
         (fresh / _CONFIG).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
         tensors = {name: p.detach().cpu().contiguous() for name, p in parameters.items()}
         save_file(tensors, fresh / _WEIGHTS, metadata={"format": "pt", "base_sha256": base_sha256})
+        _sort_metadata(fresh / _WEIGHTS)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Puts a safetensors file's metadata in order: the library writes it in that of a hash map, random in each process.
+
+    Else the hash of a version would differ each time that it is written.
+    """
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header: dict[str, Any] = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        file.seek(8)
+        file.write(text.ljust(size))  # spaces at its end belong to the format
 
 
 def read_into(

@@ -1,0 +1,44 @@
+"""Owns: collect, train and compare that are killed at random moments and begun again lose and change nothing.
+
+What exactly is held, and how it is tried, is said in `support.kill_rig`; `--kills 1000` there tries more of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.paths import ROOT, TESTS
+
+KILLS = 60
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_kills_in_every_phase_lose_nothing_and_change_no_weight(tmp_path: Path) -> None:
+    paths = os.pathsep.join([str(ROOT), str(TESTS)])
+    kept_folder = tmp_path / "kept"
+    command = [
+        sys.executable,
+        "-m",
+        "support.kill_rig",
+        "--kills",
+        str(KILLS),
+        "--seed",
+        "7",
+        "--keep",
+        str(kept_folder),
+    ]
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    tried = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert tried.returncode == 0, tried.stdout[-4000:] + tried.stderr[-4000:]
+    totals = json.loads(tried.stdout.splitlines()[-1])
+    assert (totals["kills"], totals["losses"]) == (KILLS, [])
+    phases = {f"train: {name}" for name in ("offline", "rollout", "score", "update", "checkpoint", "publish")}
+    assert phases | {"collect: rollout", "compare: rollout"} <= totals["by_phase"].keys()
+    assert totals["refused"] + totals["took_over"] > 0  # second processes came
+    assert totals["acknowledged"] == totals["stories"] * 26  # 6 collected, 2 rounds of 6, 4 tasks by 2 variants
