@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -45,7 +45,7 @@ from trace_store.erasure import (
 )
 from trace_store.errors import StoreError
 from trace_store.files import locked_file
-from trace_store.journal import FOREIGN_SUFFIX, SUFFIX, journal_of
+from trace_store.journal import FOREIGN_SUFFIX, SUFFIX, is_recorded, journal_of
 from trace_store.manifest import leftovers
 from trace_store.readers import CATALOG_SUFFIX, folder_to_reader
 from trace_store.store import TraceStore
@@ -102,8 +102,24 @@ def flags_to_request(subject: str | None, older_than: str | None, exports: Seque
 def erase(path: Path, request: EraseRequest, dry_run: bool, as_json: bool, console: Console) -> Erasure:
     """Erases the traces, or with `dry_run` only counts them, and prints a report.
 
-    Raises StoreError when the store or an export cannot be read or written; running it again finishes the work.
+    The run's folder is locked meanwhile, but for a dry run: no command writes there what was just searched.
+
+    Raises:
+        ConfigError: another command works in the run's folder.
+        StoreError: the store or an export cannot be read or written; running it again finishes the work.
     """
+    with _lock_run(path, dry_run):
+        return _erase_unlocked(path, request, dry_run, as_json=as_json, console=console)
+
+
+def _lock_run(path: Path, dry_run: bool) -> AbstractContextManager[None]:
+    folder = store_to_run_folder(path)
+    if folder is None or dry_run or not (is_recorded(path) or _has_spool(path)):  # no lock is left where no run is
+        return nullcontext()
+    return folder.lock_for("traces erase")
+
+
+def _erase_unlocked(path: Path, request: EraseRequest, dry_run: bool, as_json: bool, console: Console) -> Erasure:
     if (folder := store_to_run_folder(path)) is not None:
         folder.refuse_unsafe()  # also where `--store` names its store
     with _open_store(path, console) as store:
@@ -135,9 +151,13 @@ def erase(path: Path, request: EraseRequest, dry_run: bool, as_json: bool, conso
 
 def _open_store(path: Path, console: Console) -> TraceStore:
     """The store. Made where nothing was taken in yet, and where there is only what a receiver left."""
-    if any(spool_of(path).glob(f"*{SUFFIX}")):
+    if _has_spool(path):
         return open_store(path, console)
     return open_existing_store(path, console)
+
+
+def _has_spool(path: Path) -> bool:
+    return any(spool_of(path).glob(f"*{SUFFIX}"))
 
 
 def _choose_traces(store: TraceStore, request: EraseRequest) -> ChosenTraces:
