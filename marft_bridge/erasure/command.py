@@ -20,7 +20,7 @@ from rich.console import Console
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.terminal_text import print_line, text_to_line, value_to_json
-from marft_bridge.erasure.run_files import ErasedTraces, clean_run_files, files_with_texts
+from marft_bridge.erasure.run_files import ErasedTraces, clean_run_files, clusters_of, files_with_texts
 from marft_bridge.erasure.text_search import TextSearch
 from marft_bridge.ingest.trace_spool import LOCK_NAME, SPOOL_SUFFIX, row_names_subject, spool_of
 from marft_bridge.runs.run_folder import RunFolder, store_to_run_folder
@@ -81,6 +81,7 @@ class Erasure:
     segments_left: dict[str, int] = field(default_factory=dict)  # segment, or lines set aside -> records
     files: dict[str, int] = field(default_factory=dict)  # of the run folder -> parts that went
     files_left: dict[str, str] = field(default_factory=dict)  # file that holds a text -> how to make it without
+    clusters_left: list[str] = field(default_factory=list)  # addresses of Ray clusters, whose machines are not searched
     readers_left: dict[str, int] = field(default_factory=dict)  # temporary database of `view` and the like -> process
     adapters: list[TrainedAdapter] = field(default_factory=list)
 
@@ -236,6 +237,7 @@ def _clean_files(
         episode_ids = frozenset(episode_id for (episode_id,) in store.sql("SELECT episode_id FROM episodes"))
         erased = ErasedTraces(frozenset(traces), request.subject, search, stored_ids=episode_ids)
         erasure.files = clean_run_files(folder, erased, dry_run=erasure.dry_run)
+        erasure.clusters_left = clusters_of(folder) if traces else []
 
     @cache
     def is_said_elsewhere(run: str) -> bool:
@@ -278,6 +280,11 @@ def _erasure_to_lines(erasure: Erasure) -> list[str]:
             reason = "written meanwhile; erase again when the run has ended"
         lines.append(f"left: {count} records in {segment}, {reason}")
     lines += [f"left: {file} holds a text of it; {remedy}" for file, remedy in erasure.files_left.items()]
+    for address in erasure.clusters_left:
+        lines.append(
+            f"left: machines of the Ray cluster at {address} may hold it, in what it logged and spilled there; when it has "
+            "ended, delete ray/session_* and marft-worker-* among their temporary files"
+        )
     for database, pid in erasure.readers_left.items():
         lines.append(f"left: {database} may hold it until process {pid} looks at the store again, or ends")
     for adapter in erasure.adapters:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -48,7 +49,8 @@ _REMEDIES = (
 )
 _OTHERS_REMEDY = "it is not a file of a run; delete it, or take the text out of it"
 _STORE_SUFFIXES = ("", ".wal", ".tmp", ".journal", ".spool", ".exports")
-_TEMPORARY_FOLDERS = ("marft-worker-*", "marft-probe-*", "marft-box-*", "ray/session_*/ray_spilled_objects*")
+_RAY_FOLDERS = ("ray/session_*/ray_spilled_objects*", "ray/session_*/logs")
+_TEMPORARY_FOLDERS = ("marft-worker-*", "marft-probe-*", "marft-box-*", *_RAY_FOLDERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,9 @@ class ErasedTraces:
 def clean_run_files(folder: RunFolder, erased: ErasedTraces, *, dry_run: bool) -> dict[str, int]:
     """Cleans reports, records of the judge and advantages; with `dry_run` only counts.
 
-    The caller holds the folder's lock, unless it is a dry run: else a temporary file that goes may be another command's,
-    which is about to give it its name. Returns, by the path of each file that was written anew or removed, how many parts, records or episodes went.
+    The caller holds the folder's lock, unless it is a dry run: else a temporary file that goes may be another
+    command's, which is about to give it its name. Returns, by the path of each file that was written anew or removed,
+    how many parts, records or episodes went.
     """
     counts: dict[str, int] = {}
     for clean in (_clean_report, _clean_judge, _clean_advantages):
@@ -209,6 +212,17 @@ def files_with_texts(
     return remedies
 
 
+def clusters_of(folder: RunFolder) -> list[str]:
+    """The addresses of Ray clusters of others on which commands of the run, each the last time, collected."""
+    try:
+        commands = json.loads((folder.path / "bridge.json").read_bytes())
+        configs = [command["config"] for command in commands.values()]
+        ray_configs = [config["ray"] for config in configs if config["collect"]["engine"] == "ray"]
+        return sorted({str(config["address"]) for config in ray_configs if config["address"] is not None})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return []  # of a run that wrote none, or of another version
+
+
 def _remedy(name: str) -> str:
     return next((text for pattern, text in _REMEDIES if fnmatchcase(name, pattern)), _OTHERS_REMEDY)
 
@@ -221,8 +235,9 @@ def _is_of_store(path: Path, folder: RunFolder) -> bool:
 
 
 def _temporary_folders() -> Iterator[Path]:
-    for pattern in _TEMPORARY_FOLDERS:
-        for path in sorted(Path(tempfile.gettempdir()).glob(pattern)):
+    parents = {Path(tempfile.gettempdir()), Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())}
+    for parent, pattern in product(sorted(parents), _TEMPORARY_FOLDERS):
+        for path in sorted(parent.glob(pattern)):
             with suppress(OSError):
                 status = path.lstat()
                 if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():

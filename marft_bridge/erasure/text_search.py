@@ -124,7 +124,7 @@ def _parquet_to_chunks(path: Path) -> Iterator[bytes]:
         ]
         if not quoted_names:
             return
-        result = con.execute(f"SELECT {', '.join(quoted_names)} FROM {source}", [file_name])  # noqa: S608 - quoted
+        result = con.execute(f"SELECT {', '.join(f'"{name}"' for name in names)} FROM {source}", [file_name])  # noqa: S608 - quoted
         while rows := result.fetchmany(_ROWS):
             content = b"".join(_value_to_lines(rows))
             for start in range(0, len(content), _CHUNK_BYTES):

@@ -430,11 +430,13 @@ def test_what_a_receiver_at_work_holds_is_left_and_said(tmp_path: Path) -> None:
 def test_temporary_copies_of_this_user_are_named(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray's spilled objects, a worker's journal, and the database of somebody who looks at the journal."""
+    """Ray's spilled objects and logs, a worker's journal, and the database of somebody who looks at the journal."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "elsewhere"))
+    logged = tmp_path / "elsewhere" / "ray" / "session_2027" / "logs" / "worker-1.out"
     spilled = tmp_path / "tmp" / "ray" / "session_2026" / "ray_spilled_objects_1" / "object"
     of_worker = tmp_path / "tmp" / "marft-worker-x" / "store.duckdb.journal" / "1.segment"
-    for path in (spilled, of_worker):
+    for path in (logged, spilled, of_worker):
         path.parent.mkdir(parents=True)
         path.write_bytes(b"\x80\x05" + SECRET.encode())
     abandoned = tmp_path / "tmp" / f"marft-unread-{2**22 + 1}-x"  # no process has such a number
@@ -447,9 +449,28 @@ def test_temporary_copies_of_this_user_are_named(
         erased = erase_quietly(run_folder / "store.duckdb")
         (database,) = (tmp_path / "tmp").glob("marft-unread-*")
         assert erased.readers_left == {str(database): os.getpid()}
-    assert set(erased.files_left) == {str(spilled), str(of_worker)}
+    assert set(erased.files_left) == {str(logged), str(spilled), str(of_worker)}
     assert erase_quietly(run_folder / "store.duckdb").readers_left == {}
     journal.close()
+
+
+def test_the_machines_of_a_cluster_are_named(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def collected(engine: str, address: str | None) -> dict[str, Any]:
+        return {"version": "0", "config": {"collect": {"engine": engine}, "ray": {"address": address}}}
+
+    commands = {
+        "collect": collected("ray", "10.0.0.7:6379"),
+        "train": collected("local", "10.0.0.8:6379"),
+        "compare": collected("ray", None),  # a cluster of this machine, which ended with the command
+    }
+    (run_folder / "bridge.json").write_text(json.dumps(commands))
+    assert run(["traces", "erase", "--subject", "ann", "--run", str(run_folder)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left: ")]
+    assert lines == [
+        "left: machines of the Ray cluster at 10.0.0.7:6379 may hold it, in what it logged and spilled there; when it "
+        "has ended, delete ray/session_* and marft-worker-* among their temporary files"
+    ]
+    assert erase_quietly(run_folder / "store.duckdb").clusters_left == []  # nothing of hers is known any more
 
 
 def test_a_report_of_episodes_that_were_erased_before_is_cleaned_too(run_folder: Path) -> None:
