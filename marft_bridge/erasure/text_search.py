@@ -119,12 +119,11 @@ def _parquet_to_chunks(path: Path) -> Iterator[bytes]:
     source = "read_parquet(?, hive_partitioning = false)"
     with duckdb.connect(":memory:", config=_PARQUET_CONFIG) as con:
         columns = con.execute(f"DESCRIBE FROM {source}", [file_name]).fetchall()
-        quoted_names = [
-            f'"{name.replace(chr(34), chr(34) * 2)}"' for name, kind, *_ in columns if _TEXT_TYPE.search(kind)
-        ]
-        if not quoted_names:
+        names = [name.replace('"', '""') for name, kind, *_ in columns if _TEXT_TYPE.search(kind)]
+        if not names:
             return
-        result = con.execute(f"SELECT {', '.join(f'"{name}"' for name in names)} FROM {source}", [file_name])  # noqa: S608 - quoted
+        quoted_names = ", ".join(f'"{name}"' for name in names)
+        result = con.execute(f"SELECT {quoted_names} FROM {source}", [file_name])  # noqa: S608 - quoted
         while rows := result.fetchmany(_ROWS):
             content = b"".join(_value_to_lines(rows))
             for start in range(0, len(content), _CHUNK_BYTES):

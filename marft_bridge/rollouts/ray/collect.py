@@ -1,7 +1,8 @@
 """`marft-bridge collect --engine ray`: the same requests as on one machine, run by workers on a Ray cluster.
 
-Invariants: a cluster that this command started ends with it, its files too, and one that ran before stays; no usage statistics go to
-Ray's makers; without Ray installed, the error says what to install. Ray is imported in this module only.
+Invariants: a cluster that this command started ends with it, its files too, and one that ran before stays; no usage
+statistics go to Ray's makers; without Ray installed, the error says what to install. Ray is imported in this module
+only.
 """
 
 from __future__ import annotations
@@ -146,8 +147,8 @@ def _publish(config: BridgeConfig, folder: RunFolder, app: App, versions: ModelV
 def connect_ray(options: RayOptions) -> Iterator[Any]:
     """The module `ray`, connected to the cluster that the options name until the block ends.
 
-    The files of a cluster that was started here (logs with what an app prints, spilled objects) are removed with it, but
-    for those of one that failed. Where this process is connected already, that connection is used and stays open.
+    The files of a cluster that was started here (logs with what an app prints, spilled objects) are removed with it,
+    but for those of one that failed. Where this process is connected already, that connection is used and stays open.
 
     Raises:
         ClusterError: the cluster cannot be reached or started.
