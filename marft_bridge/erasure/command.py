@@ -282,8 +282,8 @@ def _erasure_to_lines(erasure: Erasure) -> list[str]:
     lines += [f"left: {file} holds a text of it; {remedy}" for file, remedy in erasure.files_left.items()]
     for address in erasure.clusters_left:
         lines.append(
-            f"left: machines of the Ray cluster at {address} may hold it, in what it logged and spilled there; when it has "
-            "ended, delete ray/session_* and marft-worker-* among their temporary files"
+            f"left: machines of the Ray cluster at {address} may hold it, in what it logged and spilled there; when it "
+            "has ended, delete ray/session_* and marft-worker-* among their temporary files"
         )
     for database, pid in erasure.readers_left.items():
         lines.append(f"left: {database} may hold it until process {pid} looks at the store again, or ends")
