@@ -173,14 +173,17 @@ def connect_ray(options: RayOptions) -> Iterator[Any]:
             ray.init(**arguments, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, OSError, RuntimeError, TimeoutError, ValueError, ray.exceptions.RayError) as error:
         raise ClusterError(_connection_error_text(options.address, error)) from error
-    context = ray.get_runtime_context()
-    session = Path(context.get_temp_dir(), context.get_session_name())
-    with _remove_session(session) if options.address is None else nullcontext(), _shut_down(ray):
+    with _remove_session(_session_folder(ray)) if options.address is None else nullcontext(), _shut_down(ray):
         if options.address is None and (node_address := ray.util.get_node_ip_address()) != _LOOPBACK:
             raise ClusterError(
                 f"Ray would listen on {node_address}: it was imported before marft-bridge could keep it to loopback"
             )
         yield ray
+
+
+def _session_folder(ray: Any) -> Path:
+    context = ray.get_runtime_context()
+    return Path(context.get_temp_dir(), context.get_session_name())
 
 
 @contextmanager

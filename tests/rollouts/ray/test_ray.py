@@ -72,8 +72,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("PYTHONPATH", f"{stand_in}:{ROOT}:{ROOT / 'tests'}")
         patch.setenv(FAULTS, str(stand_in / "none"))
         with connect_ray(RayOptions(workers=2)) as ray:
-            context = ray.get_runtime_context()
-            session = Path(context.get_temp_dir(), context.get_session_name())
+            session = Path(ray.get_runtime_context().get_temp_dir(), ray.get_runtime_context().get_session_name())
             assert list((session / "logs").glob("*"))
             yield
     assert not session.exists()  # what an app printed is in the logs
