@@ -9,7 +9,7 @@ downloaded.
 # ruff: noqa: S608 - statements are put together from constants and quoted paths
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import duckdb
@@ -26,13 +26,17 @@ from trace_store.store import TraceStore
 CATALOG_SUFFIX = ".ducklake"
 
 
-def path_to_reader(path: Path) -> TraceStore:
-    """A folder that `traces export` wrote, or a DuckLake catalog (by its suffix), as a store to read from."""
-    return catalog_to_reader(path) if path.suffix == CATALOG_SUFFIX else folder_to_reader(path)
+def path_to_reader(path: Path, settings: Sequence[str] = ()) -> TraceStore:
+    """A folder that `traces export` wrote, or a DuckLake catalog (by its suffix), as a store to read from.
+
+    `settings` of DuckDB, such as `threads = 1`, hold from the first query on and for good.
+    """
+    reader = catalog_to_reader if path.suffix == CATALOG_SUFFIX else folder_to_reader
+    return reader(path, settings)
 
 
-def folder_to_reader(folder: Path) -> TraceStore:
-    """A folder of Parquet files as a store to read from.
+def folder_to_reader(folder: Path, settings: Sequence[str] = ()) -> TraceStore:
+    """A folder of Parquet files as a store to read from. `settings`: see `path_to_reader`.
 
     The hashes of the files are not checked, which takes as long as reading them; an import does.
     Raises StoreError when the folder is no export, is damaged, or was written by a newer marft-bridge.
@@ -47,14 +51,14 @@ def folder_to_reader(folder: Path) -> TraceStore:
             _create_views(
                 con, {t.name: parquet_relation(t, folder, manifest.table_files(t.name)) for t in EXPORTED_TABLES}
             )
-            con.execute("SET lock_configuration = true")
+            _lock(con, settings)
     except BaseException:
         con.close()
         raise
     return TraceStore(folder, con, read_only=True)
 
 
-def catalog_to_reader(catalog: Path) -> TraceStore:
+def catalog_to_reader(catalog: Path, settings: Sequence[str] = ()) -> TraceStore:
     """A DuckLake catalog that `ducklake.store_to_catalog` filled, as a store to read from.
 
     Raises StoreError when DuckDB's extension is not installed, or the catalog is missing or no such catalog.
@@ -67,11 +71,16 @@ def catalog_to_reader(catalog: Path) -> TraceStore:
         with one_line_errors(catalog):
             con.execute(f"ATTACH {quoted(Path(f'ducklake:{catalog}'))} AS lake (READ_ONLY)")
             _create_views(con, {table.name: attached_relation(con, table, "lake") for table in EXPORTED_TABLES})
-            con.execute("SET lock_configuration = true")
+            _lock(con, settings)
     except BaseException:
         con.close()
         raise
     return TraceStore(catalog, con, read_only=True)
+
+
+def _lock(con: duckdb.DuckDBPyConnection, settings: Sequence[str]) -> None:
+    for setting in (*settings, "lock_configuration = true"):
+        con.execute(f"SET {setting}")
 
 
 def load_ducklake(con: duckdb.DuckDBPyConnection) -> None:
