@@ -45,13 +45,14 @@ def folder_to_reader(folder: Path, settings: Sequence[str] = ()) -> TraceStore:
     con = connect_memory()
     try:
         with one_line_errors(folder):
+            _apply(con, settings)  # some need the access that is taken away next
             paths = ", ".join(quoted((folder / file.path).resolve()) for file in manifest.files)
             con.execute(f"SET allowed_paths = [{paths}]")
             con.execute("SET enable_external_access = false")
             _create_views(
                 con, {t.name: parquet_relation(t, folder, manifest.table_files(t.name)) for t in EXPORTED_TABLES}
             )
-            _lock(con, settings)
+            con.execute("SET lock_configuration = true")
     except BaseException:
         con.close()
         raise
@@ -69,17 +70,18 @@ def catalog_to_reader(catalog: Path, settings: Sequence[str] = ()) -> TraceStore
     try:
         load_ducklake(con)
         with one_line_errors(catalog):
+            _apply(con, settings)
             con.execute(f"ATTACH {quoted(Path(f'ducklake:{catalog}'))} AS lake (READ_ONLY)")
             _create_views(con, {table.name: attached_relation(con, table, "lake") for table in EXPORTED_TABLES})
-            _lock(con, settings)
+            con.execute("SET lock_configuration = true")
     except BaseException:
         con.close()
         raise
     return TraceStore(catalog, con, read_only=True)
 
 
-def _lock(con: duckdb.DuckDBPyConnection, settings: Sequence[str]) -> None:
-    for setting in (*settings, "lock_configuration = true"):
+def _apply(con: duckdb.DuckDBPyConnection, settings: Sequence[str]) -> None:
+    for setting in settings:
         con.execute(f"SET {setting}")
 
 
