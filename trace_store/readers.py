@@ -9,7 +9,7 @@ downloaded.
 # ruff: noqa: S608 - statements are put together from constants and quoted paths
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import duckdb
@@ -26,13 +26,17 @@ from trace_store.store import TraceStore
 CATALOG_SUFFIX = ".ducklake"
 
 
-def path_to_reader(path: Path) -> TraceStore:
-    """A folder that `traces export` wrote, or a DuckLake catalog (by its suffix), as a store to read from."""
-    return catalog_to_reader(path) if path.suffix == CATALOG_SUFFIX else folder_to_reader(path)
+def path_to_reader(path: Path, settings: Sequence[str] = ()) -> TraceStore:
+    """A folder that `traces export` wrote, or a DuckLake catalog (by its suffix), as a store to read from.
+
+    `settings` of DuckDB, such as `threads = 1`, hold from the first query on and for good.
+    """
+    reader = catalog_to_reader if path.suffix == CATALOG_SUFFIX else folder_to_reader
+    return reader(path, settings)
 
 
-def folder_to_reader(folder: Path) -> TraceStore:
-    """A folder of Parquet files as a store to read from.
+def folder_to_reader(folder: Path, settings: Sequence[str] = ()) -> TraceStore:
+    """A folder of Parquet files as a store to read from. `settings`: see `path_to_reader`.
 
     The hashes of the files are not checked, which takes as long as reading them; an import does.
     Raises StoreError when the folder is no export, is damaged, or was written by a newer marft-bridge.
@@ -41,6 +45,7 @@ def folder_to_reader(folder: Path) -> TraceStore:
     con = connect_memory()
     try:
         with one_line_errors(folder):
+            _apply(con, settings)  # some need the access that is taken away next
             paths = ", ".join(quoted((folder / file.path).resolve()) for file in manifest.files)
             con.execute(f"SET allowed_paths = [{paths}]")
             con.execute("SET enable_external_access = false")
@@ -54,7 +59,7 @@ def folder_to_reader(folder: Path) -> TraceStore:
     return TraceStore(folder, con, read_only=True)
 
 
-def catalog_to_reader(catalog: Path) -> TraceStore:
+def catalog_to_reader(catalog: Path, settings: Sequence[str] = ()) -> TraceStore:
     """A DuckLake catalog that `ducklake.store_to_catalog` filled, as a store to read from.
 
     Raises StoreError when DuckDB's extension is not installed, or the catalog is missing or no such catalog.
@@ -65,6 +70,7 @@ def catalog_to_reader(catalog: Path) -> TraceStore:
     try:
         load_ducklake(con)
         with one_line_errors(catalog):
+            _apply(con, settings)
             con.execute(f"ATTACH {quoted(Path(f'ducklake:{catalog}'))} AS lake (READ_ONLY)")
             _create_views(con, {table.name: attached_relation(con, table, "lake") for table in EXPORTED_TABLES})
             con.execute("SET lock_configuration = true")
@@ -72,6 +78,11 @@ def catalog_to_reader(catalog: Path) -> TraceStore:
         con.close()
         raise
     return TraceStore(catalog, con, read_only=True)
+
+
+def _apply(con: duckdb.DuckDBPyConnection, settings: Sequence[str]) -> None:
+    for setting in settings:
+        con.execute(f"SET {setting}")
 
 
 def load_ducklake(con: duckdb.DuckDBPyConnection) -> None:

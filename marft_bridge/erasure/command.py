@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from rich.console import Console
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.terminal_text import print_line, text_to_line, value_to_json
-from marft_bridge.erasure.run_files import ErasedTraces, clean_run_files, files_with_texts
+from marft_bridge.erasure.run_files import ErasedTraces, clean_run_files, clusters_of, files_with_texts
 from marft_bridge.erasure.text_search import TextSearch
 from marft_bridge.ingest.trace_spool import LOCK_NAME, SPOOL_SUFFIX, row_names_subject, spool_of
 from marft_bridge.runs.run_folder import RunFolder, store_to_run_folder
@@ -45,7 +45,7 @@ from trace_store.erasure import (
 )
 from trace_store.errors import StoreError
 from trace_store.files import locked_file
-from trace_store.journal import FOREIGN_SUFFIX, SUFFIX, journal_of
+from trace_store.journal import FOREIGN_SUFFIX, SUFFIX, is_recorded, journal_of
 from trace_store.manifest import leftovers
 from trace_store.readers import CATALOG_SUFFIX, folder_to_reader
 from trace_store.store import TraceStore
@@ -81,6 +81,7 @@ class Erasure:
     segments_left: dict[str, int] = field(default_factory=dict)  # segment, or lines set aside -> records
     files: dict[str, int] = field(default_factory=dict)  # of the run folder -> parts that went
     files_left: dict[str, str] = field(default_factory=dict)  # file that holds a text -> how to make it without
+    clusters_left: list[str] = field(default_factory=list)  # addresses of Ray clusters, whose machines are not searched
     readers_left: dict[str, int] = field(default_factory=dict)  # temporary database of `view` and the like -> process
     adapters: list[TrainedAdapter] = field(default_factory=list)
 
@@ -102,8 +103,24 @@ def flags_to_request(subject: str | None, older_than: str | None, exports: Seque
 def erase(path: Path, request: EraseRequest, dry_run: bool, as_json: bool, console: Console) -> Erasure:
     """Erases the traces, or with `dry_run` only counts them, and prints a report.
 
-    Raises StoreError when the store or an export cannot be read or written; running it again finishes the work.
+    The run's folder is locked meanwhile, but for a dry run: no command writes there what was just searched.
+
+    Raises:
+        ConfigError: another command works in the run's folder.
+        StoreError: the store or an export cannot be read or written; running it again finishes the work.
     """
+    with _lock_run(path, dry_run):
+        return _erase_unlocked(path, request, dry_run, as_json=as_json, console=console)
+
+
+def _lock_run(path: Path, dry_run: bool) -> AbstractContextManager[None]:
+    folder = store_to_run_folder(path)
+    if folder is None or dry_run or not (is_recorded(path) or _has_spool(path)):  # no lock is left where no run is
+        return nullcontext()
+    return folder.lock_for("traces erase")
+
+
+def _erase_unlocked(path: Path, request: EraseRequest, dry_run: bool, as_json: bool, console: Console) -> Erasure:
     if (folder := store_to_run_folder(path)) is not None:
         folder.refuse_unsafe()  # also where `--store` names its store
     with _open_store(path, console) as store:
@@ -135,9 +152,13 @@ def erase(path: Path, request: EraseRequest, dry_run: bool, as_json: bool, conso
 
 def _open_store(path: Path, console: Console) -> TraceStore:
     """The store. Made where nothing was taken in yet, and where there is only what a receiver left."""
-    if any(spool_of(path).glob(f"*{SUFFIX}")):
+    if _has_spool(path):
         return open_store(path, console)
     return open_existing_store(path, console)
+
+
+def _has_spool(path: Path) -> bool:
+    return any(spool_of(path).glob(f"*{SUFFIX}"))
 
 
 def _choose_traces(store: TraceStore, request: EraseRequest) -> ChosenTraces:
@@ -216,6 +237,7 @@ def _clean_files(
         episode_ids = frozenset(episode_id for (episode_id,) in store.sql("SELECT episode_id FROM episodes"))
         erased = ErasedTraces(frozenset(traces), request.subject, search, stored_ids=episode_ids)
         erasure.files = clean_run_files(folder, erased, dry_run=erasure.dry_run)
+        erasure.clusters_left = clusters_of(folder) if traces else []
 
     @cache
     def is_said_elsewhere(run: str) -> bool:
@@ -258,6 +280,11 @@ def _erasure_to_lines(erasure: Erasure) -> list[str]:
             reason = "written meanwhile; erase again when the run has ended"
         lines.append(f"left: {count} records in {segment}, {reason}")
     lines += [f"left: {file} holds a text of it; {remedy}" for file, remedy in erasure.files_left.items()]
+    for address in erasure.clusters_left:
+        lines.append(
+            f"left: machines of the Ray cluster at {address} may hold it, in what it logged and spilled there; when it "
+            "has ended, delete ray/session_* and marft-worker-* among their temporary files"
+        )
     for database, pid in erasure.readers_left.items():
         lines.append(f"left: {database} may hold it until process {pid} looks at the store again, or ends")
     for adapter in erasure.adapters:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -29,7 +30,7 @@ from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.training.advantage_log import count_episodes, remove_episodes
 from trace_store.compaction import COPY_SUFFIX
 from trace_store.errors import StoreError
-from trace_store.files import locked_file, open_to_read
+from trace_store.files import open_to_read
 
 _TEMPORARY = re.compile(r"\.(report\.(json|html|md)|[0-9a-f]{64}\.json)\.[a-z0-9_]{8}")  # of `write_atomically`
 _ERASED = "[erased]"
@@ -39,14 +40,17 @@ _REMEDIES = (
     ("promoted/*", "a signed chain: delete the folder, and sign off again with `marft-bridge promote`"),
     ("checkpoint/*", "delete the folder, and make it again with `marft-bridge train`"),
     ("adapters/*", "delete that version, and train it again"),
+    ("models/*", "delete the folder; the next `marft-bridge compare` writes it anew"),
+    ("advantages/*", "delete it; training that round again writes it anew"),
+    ("tensorboard/*", "delete the folder; training again writes it anew"),
     ("metrics.jsonl", "delete it; training again writes it anew"),
     ("best.json", "delete it; the end of the next training writes it anew"),
     ("bridge.json", "delete it; every command writes what it was told"),
 )
 _OTHERS_REMEDY = "it is not a file of a run; delete it, or take the text out of it"
-_NOT_TEXT = (".safetensors", ".parquet")  # numbers and ids, as far as they are ours
 _STORE_SUFFIXES = ("", ".wal", ".tmp", ".journal", ".spool", ".exports")
-_TEMPORARY_FOLDERS = ("marft-worker-*", "marft-probe-*", "marft-box-*", "ray/session_*/ray_spilled_objects*")
+_RAY_FOLDERS = ("ray/session_*/ray_spilled_objects*", "ray/session_*/logs")
+_TEMPORARY_FOLDERS = ("marft-worker-*", "marft-probe-*", "marft-box-*", *_RAY_FOLDERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +66,17 @@ class ErasedTraces:
 def clean_run_files(folder: RunFolder, erased: ErasedTraces, *, dry_run: bool) -> dict[str, int]:
     """Cleans reports, records of the judge and advantages; with `dry_run` only counts.
 
-    Returns, by the path of each file that was written anew or removed, how many parts, records or episodes went.
+    The caller holds the folder's lock, unless it is a dry run: else a temporary file that goes may be another
+    command's, which is about to give it its name. Returns, by the path of each file that was written anew or removed,
+    how many parts, records or episodes went.
     """
     counts: dict[str, int] = {}
     for clean in (_clean_report, _clean_judge, _clean_advantages):
         counts |= clean(folder, erased, dry_run=dry_run)
-    if not dry_run and (folder.path / "lock").exists():
-        with locked_file(folder.path / "lock") as handle:
-            if handle is not None:  # else they may be another command's, which is about to give them their names
-                for path in (*folder.path.glob(".report.*"), *(folder.path / JUDGE_FOLDER).glob(".*")):
-                    if _TEMPORARY.fullmatch(path.name):
-                        path.unlink(missing_ok=True)
+    if not dry_run:
+        for path in (*folder.path.glob(".report.*"), *(folder.path / JUDGE_FOLDER).glob(".*")):
+            if _TEMPORARY.fullmatch(path.name):
+                path.unlink(missing_ok=True)
     return counts
 
 
@@ -196,8 +200,6 @@ def files_with_texts(
         for path in _files_under(root):
             if str(path) in skipped or (folder is not None and _is_of_store(path, folder)):
                 continue
-            if path.suffix in _NOT_TEXT and folder is not None and path.is_relative_to(folder.path):
-                continue
             remedy = _remedy(path.relative_to(root).as_posix()) if root in roots else "a temporary file; delete it"
             if ".duckdb" in path.suffixes:
                 remedies[str(path)] = f"it cannot be looked into; {remedy}"
@@ -208,6 +210,17 @@ def files_with_texts(
             except StoreError:
                 remedies[str(path)] = f"it cannot be looked into; {remedy}"
     return remedies
+
+
+def clusters_of(folder: RunFolder) -> list[str]:
+    """The addresses of Ray clusters of others on which commands of the run, each the last time, collected."""
+    try:
+        commands = json.loads((folder.path / "bridge.json").read_bytes())
+        configs = [command["config"] for command in commands.values()]
+        ray_configs = [config["ray"] for config in configs if config["collect"]["engine"] == "ray"]
+        return sorted({str(config["address"]) for config in ray_configs if config["address"] is not None})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return []  # of a run that wrote none, or of another version
 
 
 def _remedy(name: str) -> str:
@@ -222,8 +235,9 @@ def _is_of_store(path: Path, folder: RunFolder) -> bool:
 
 
 def _temporary_folders() -> Iterator[Path]:
-    for pattern in _TEMPORARY_FOLDERS:
-        for path in sorted(Path(tempfile.gettempdir()).glob(pattern)):
+    parents = {Path(tempfile.gettempdir()), Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())}
+    for parent, pattern in product(sorted(parents), _TEMPORARY_FOLDERS):
+        for path in sorted(parent.glob(pattern)):
             with suppress(OSError):
                 status = path.lstat()
                 if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():

@@ -1,8 +1,8 @@
 """Texts that are erased -> the files that still hold one of them, in any of the usual encodings.
 
 A text is known by its longest runs of letters, digits and spaces, at most three, of ASCII where it has one. Invariants:
-a text with such a run is found wherever that run stands whole in a file, also in one that is larger than the memory; a
-text without one (`42`) is never looked for.
+a text with such a run is found wherever that run stands whole in a file, also in one that is larger than the memory,
+gzipped, or compressed as Parquet compresses its columns; a text without one (`42`) is never looked for.
 """
 
 from __future__ import annotations
@@ -13,24 +13,31 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 from urllib.parse import quote, quote_plus
 
+import duckdb
 import numpy as np
 
+from trace_store.connection import first_line
 from trace_store.errors import StoreError
 from trace_store.files import open_to_read
 
 MIN_RUN, MAX_RUN = 10, 24  # characters; a shorter run is said by many
 _RUNS_PER_TEXT = 3
-_CHUNK_BYTES, _OVERLAP_BYTES = 1 << 22, 1 << 9  # the longest form of a run has fewer bytes than two chunks share
+# The places of a chunk's bytes in the table fit into a processor's cache: 1.6 times as fast as with chunks of 4 MiB.
+_CHUNK_BYTES, _OVERLAP_BYTES = 1 << 18, 1 << 9  # the longest form of a run has fewer bytes than two chunks share
 _KEY_BYTES = 8  # every form of a run has at least so many
 _TABLE_BITS = 22
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # Knuth's multiplicative hash, of 64 bits
 _ASCII_RUN = re.compile(rf"[A-Za-z0-9 ]{{{MIN_RUN},}}")
 _ANY_RUN = re.compile(rf"[^\W_](?:[^\W_]| ){{{MIN_RUN - 1},}}")
-_GZIP_MAGIC = b"\x1f\x8b"
+_GZIP_MAGIC, _PARQUET_MAGIC = b"\x1f\x8b", b"PAR1"
+_TEXT_TYPE = re.compile(r"VARCHAR|BLOB|JSON|ENUM|VARIANT")  # somewhere in the type of a column that may hold a text
+_ROWS = 64  # of a Parquet file that are in memory at the same time
+_PARQUET_CONFIG: dict[str, str] = {"threads": "1", "memory_limit": "1GiB", "temp_directory": ""}
 
 
 def text_to_runs(text: str) -> list[str]:
@@ -64,29 +71,36 @@ class TextSearch:
             self._table[_bytes_to_slots(b"".join(self._forms))[::_KEY_BYTES]] = True
 
     def runs_in(self, path: Path) -> Iterator[str]:
-        """The runs of the texts that a file holds, each time that it holds them; what is gzipped is read unpacked.
+        """The runs of the texts that a file holds, each time that it holds them.
 
-        A file that is gone holds nothing. Raises StoreError for one that cannot be read.
+        What is gzipped is read unpacked; of Parquet, the bytes as they are and the columns that may hold a text. A file
+        that is gone holds nothing. Raises StoreError for one that cannot be read.
         """
         if not self._forms:
             return
         try:
             with open_to_read(path) as file:
-                is_packed = file.read(2) == _GZIP_MAGIC
+                magic = file.read(4)
                 file.seek(0)
-                yield from self._runs_in_stream(gzip.GzipFile(fileobj=file) if is_packed else file)
+                is_packed = magic.startswith(_GZIP_MAGIC)
+                stream = gzip.GzipFile(fileobj=file) if is_packed else file
+                yield from self._runs_in_chunks(iter(partial(stream.read, _CHUNK_BYTES), b""))
+            if magic == _PARQUET_MAGIC:
+                yield from self._runs_in_chunks(_parquet_to_chunks(path))
         except FileNotFoundError:
             return
         except (OSError, EOFError, zlib.error) as error:
             raise StoreError(f"cannot read {path}: {error}") from error
+        except duckdb.Error as error:  # damaged, encrypted, or with a value above the limit
+            raise StoreError(f"cannot read {path}: {first_line(str(error))}") from error
 
     def runs_in_text(self, text: str) -> Iterator[str]:
         """The runs of the texts that a text holds."""
         return self._runs_in_bytes(text.encode("utf-8", "replace"))
 
-    def _runs_in_stream(self, file: BinaryIO | gzip.GzipFile) -> Iterator[str]:
+    def _runs_in_chunks(self, chunks: Iterable[bytes]) -> Iterator[str]:
         tail = b""
-        while chunk := file.read(_CHUNK_BYTES):
+        for chunk in chunks:
             yield from self._runs_in_bytes(tail + chunk)
             tail = (tail + chunk)[-_OVERLAP_BYTES:]
 
@@ -97,6 +111,36 @@ class TextSearch:
             for form, run in self._forms.get(content[position : position + _KEY_BYTES], ()):
                 if content.startswith(form, position):
                     yield run
+
+
+def _parquet_to_chunks(path: Path) -> Iterator[bytes]:
+    """Every text and blob in the columns of a Parquet file, a line feed after each, in chunks. Raises duckdb.Error."""
+    file_name = re.sub(r"[*?[]", r"[\g<0>]", str(path))  # DuckDB takes these for a pattern
+    source = "read_parquet(?, hive_partitioning = false)"
+    with duckdb.connect(":memory:", config=_PARQUET_CONFIG) as con:
+        columns = con.execute(f"DESCRIBE FROM {source}", [file_name]).fetchall()
+        names = [name.replace('"', '""') for name, kind, *_ in columns if _TEXT_TYPE.search(kind)]
+        if not names:
+            return
+        quoted_names = ", ".join(f'"{name}"' for name in names)
+        result = con.execute(f"SELECT {quoted_names} FROM {source}", [file_name])  # noqa: S608 - quoted
+        while rows := result.fetchmany(_ROWS):
+            content = b"".join(_value_to_lines(rows))
+            for start in range(0, len(content), _CHUNK_BYTES):
+                yield content[start : start + _CHUNK_BYTES]
+
+
+def _value_to_lines(value: Any) -> Iterator[bytes]:
+    """The texts and blobs in a value of any depth, a line feed after each."""
+    if isinstance(value, str):
+        yield value.encode("utf-8", "replace") + b"\n"
+    elif isinstance(value, (bytes, bytearray)):
+        yield bytes(value) + b"\n"
+    elif isinstance(value, dict):
+        yield from _value_to_lines([*value.keys(), *value.values()])
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _value_to_lines(item)
 
 
 def _bytes_to_slots(content: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:

@@ -20,6 +20,7 @@ from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.live.calls import LiveRecorder
 from marft_bridge.live.flags import LiveOptions
+from marft_bridge.live.periodic_intake import periodic_intake
 from marft_bridge.live.proxy import LivePlan
 from marft_bridge.live.proxy_server import proxy_server, proxy_to_base_url
 from marft_bridge.live.split import BASE, CANDIDATE, read_or_make_live_file
@@ -54,7 +55,7 @@ class LiveTraffic:
 
     @contextmanager
     def running(self, server: ModelServer, reporter: Reporter) -> Iterator[LoopbackServer]:
-        """The proxy, until the block ends; then its journal is read into the store."""
+        """The proxy, until the block ends; its journal is read into the store every minute, and then."""
         for team in self.teams.values():
             for node, version in team.versions.items():
                 publish(server, self._versions.registry, node, version=version)
@@ -64,7 +65,10 @@ class LiveTraffic:
         try:
             recorder = self._recorder(journal)
             engine = (server.endpoint.base_url, server.endpoint.api_key)
-            with proxy_server(plan, engine, recorder, port=self._options.port, mirrored=self._options.mirror) as proxy:
+            with (
+                periodic_intake(self._folder.store, warn=reporter.say),
+                proxy_server(plan, engine, recorder, port=self._options.port, mirrored=self._options.mirror) as proxy,
+            ):
                 self._live_file.save_base_url(proxy_to_base_url(proxy))
                 try:
                     self._announce(proxy, reporter)

@@ -1,8 +1,8 @@
 """One SELECT of a user's -> rows, from a store which is all that it can read.
 
 Invariants: the statement cannot write, open another file, reach the network, load code or change a setting; it is
-stopped after a bounded time, and spills nothing to disk; rows are fetched one by one, and no more of them than may be
-printed. What the tables mean is in `trace_store.schema`.
+stopped after a bounded time and at a bound of memory, and spills nothing to disk; rows are fetched one by one, and no
+more of them than may be printed. What the tables mean is in `trace_store.schema`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,20 @@ from marft_bridge.common.terminal_text import print_csv, print_line, print_table
 from marft_bridge.traces.store_reader import open_for_reading
 from trace_store.connection import first_line
 from trace_store.queries import QUERIES
+from trace_store.store import READER_MEMORY
 
 Form = Literal["table", "json", "csv"]
 
-# In this order: the first needs external access, which the second takes away, and the last forbids further settings.
+MEMORY = READER_MEMORY
+"""What DuckDB may take, for its tables and for what a query builds."""
+
+_BOUNDS = (
+    f"memory_limit = '{MEMORY}'",
+    "temp_directory = ''",  # a query that needs more memory fails, instead of writing files
+)
+# In this order: the bounds need external access, which is taken away, and the last forbids further settings.
 _LOCKS = (
-    "temp_directory = ''",  # a query that needs more memory than there is fails, instead of writing files
+    *_BOUNDS,
     "enable_external_access = false",  # files, network, ATTACH, COPY
     "python_enable_replacements = false",  # a table name is never a variable of this program
     "allow_community_extensions = false",
@@ -69,13 +77,17 @@ def run_statement(path: Path, statement: str, bounds: Bounds) -> QueryResult:
         ConfigError: it is not one statement that reads, or DuckDB refuses it; the message is one line.
         StoreError: the store cannot be opened.
     """
-    with open_for_reading(path) as store, store.snapshot() as con:
+    with open_for_reading(path, export_settings=_BOUNDS) as store, store.snapshot() as con:
         try:
             _lock(con)
             return _execute(con, statement, bounds)
         except duckdb.InterruptException:
             raise ConfigError(
                 f"traces sql: stopped after {bounds.seconds:g} s; ask for less, or set --seconds"
+            ) from None
+        except duckdb.OutOfMemoryException:
+            raise ConfigError(
+                f"traces sql: it needs more than {MEMORY} of memory; ask for less, or for parts"
             ) from None
         except duckdb.Error as error:
             raise ConfigError(f"traces sql: {text_to_line(_message(error))}") from None

@@ -7,7 +7,7 @@ and named in the error.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -23,14 +23,17 @@ SLOW_S = 5.0  # a reading of the journal that took longer gets a hint
 
 
 @contextmanager
-def open_for_reading(path: Path, unread: UnreadJournal | None = None) -> Iterator[TraceStore]:
+def open_for_reading(
+    path: Path, unread: UnreadJournal | None = None, export_settings: Sequence[str] = ()
+) -> Iterator[TraceStore]:
     """The store, open for reading inside the block: a file with its journal, a folder of an export, or a DuckLake
-    catalog. `unread` is for who opens it again and again, see `TraceStore.open`.
+    catalog. `unread` is for who opens it again and again, see `TraceStore.open`; `export_settings` are DuckDB's for
+    the last two, see `path_to_reader`.
 
     Raises StoreError when another process holds it for longer than WAIT_S seconds, or it cannot be opened at all.
     """
     if path.is_dir() or path.suffix == CATALOG_SUFFIX:
-        with path_to_reader(path) as export_reader:
+        with path_to_reader(path, export_settings) as export_reader:
             yield export_reader
         return
     reporter = Reporter(Console(stderr=True, highlight=False))

@@ -5,6 +5,7 @@
 - Everybody else's examples, records of the judge, advantages and journal lines are as they were.
 - A live writer's segment is cleaned under it, and it goes on; nothing needs to have been taken in before.
 - What others said as well is no reason to name a file.
+- No command writes into the run meanwhile.
 """
 
 from __future__ import annotations
@@ -24,21 +25,28 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pytest
 from rich.console import Console
+from safetensors.numpy import save_file
 from support.growth_rig import files_under, secret_trace, trace_id
 from support.sample_report import bare_report, task_change
 from support.sample_spans import START, chain
 
 from marft_bridge.cli import run
+from marft_bridge.common.errors import ConfigError
 from marft_bridge.comparison.page import write_report
 from marft_bridge.comparison.records import ChangedTasks, Cohort, Report, Step, TaskChange
+from marft_bridge.erasure import command
 from marft_bridge.erasure.command import EraseRequest, Erasure, erase
 from marft_bridge.erasure.text_search import TextSearch
 from marft_bridge.ingest.otlp import WireSpan
 from marft_bridge.ingest.trace_spool import TraceSpool, row_to_span, span_to_row
+from marft_bridge.runs.run_folder import RunFolder
 from trace_store import schema
+from trace_store.compaction import VacuumResult, vacuum
 from trace_store.erasure import erased_texts
+from trace_store.errors import StoreError
 from trace_store.journal import Journal, read_segment
 from trace_store.records import Reward, SpanRow
 from trace_store.store import TraceStore
@@ -214,6 +222,93 @@ def test_a_text_is_seen_where_two_chunks_of_a_file_meet(tmp_path: Path, offset: 
     assert set(TextSearch([SECRET]).runs_in(tmp_path / "large.log"))
 
 
+def write_compressed(path: Path, text: str) -> None:
+    """A Parquet file with a text in a list of structs and, as UTF-16, in a blob; none of its bytes are as they were.
+
+    The other rows keep it out of the smallest and largest values, which the file has as they are.
+    """
+    file_name = str(path).replace("'", "''")
+    with duckdb.connect() as con:
+        con.execute(
+            "CREATE TABLE t AS SELECT range AS n, [{'a': 7, 'b': if(n % 2 = 0, 'A', 'z') || ' of row ' || n}] AS deep, "
+            "if(n % 2 = 0, 'A', 'z')::BLOB AS blob FROM range(3000)"
+        )
+        con.execute("INSERT INTO t VALUES (1500, [{'a': 1, 'b': ?}], ?)", [text, text.encode("utf-16-le")])
+        con.execute(f"COPY t TO '{file_name}' (FORMAT parquet, COMPRESSION gzip)")
+
+
+@pytest.mark.parametrize("name", ["kept.parquet", "it's [a] *b?.parquet", "renamed.bin"])
+def test_compressed_columns_are_searched(tmp_path: Path, name: str) -> None:
+    write_compressed(tmp_path / name, SECRET)
+    (tmp_path / "it's [a] _b_.parquet").write_bytes(b"PAR1")  # what a pattern would take for the second
+    assert not any(sign in (tmp_path / name).read_bytes() for sign in signs())
+    assert set(TextSearch([SECRET]).runs_in(tmp_path / name))
+    assert not set(TextSearch([BOBS]).runs_in(tmp_path / name))
+
+
+def test_weights_metadata_and_other_peoples_tables_are_named(run_folder: Path) -> None:
+    """Files whose names say that they hold numbers: what is in them decides."""
+    texts = {"model": f"trained for {SECRET}"}
+    adapter = run_folder / "adapters" / "planner" / "1" / "adapter_model.safetensors"
+    adapter.parent.mkdir(parents=True, mode=0o700)
+    save_file({"lora_A": np.zeros((2, 3), np.float32)}, adapter, metadata=texts)
+    (run_folder / "checkpoint").mkdir(mode=0o700)
+    sampled = np.frombuffer(SECRET.encode(), np.uint8)
+    save_file({"example": sampled}, run_folder / "checkpoint" / "trainer.safetensors")
+    save_file({"lora_A": np.ones((2, 3), np.float32)}, run_folder / "clean.safetensors", metadata={"model": BOBS})
+    write_compressed(run_folder / "table.parquet", SECRET)
+    write_compressed(run_folder / "bobs.parquet", BOBS)
+    (run_folder / "damaged.parquet").write_bytes((run_folder / "bobs.parquet").read_bytes()[:-20])
+    left = {Path(file).name: remedy for file, remedy in erase_quietly(run_folder / "store.duckdb").files_left.items()}
+    of_others = "it is not a file of a run; delete it, or take the text out of it"
+    assert left == {
+        "adapter_model.safetensors": "delete that version, and train it again",
+        "trainer.safetensors": "delete the folder, and make it again with `marft-bridge train`",
+        "table.parquet": of_others,
+        "damaged.parquet": f"it cannot be looked into; {of_others}",
+    }
+
+
+@pytest.mark.parametrize("writer", ["train", "compare", "score"])
+def test_it_does_not_run_beside_a_command_that_writes_the_run(
+    run_folder: Path, capsys: pytest.CaptureFixture[str], writer: str
+) -> None:
+    before = {path: path.read_bytes() for path in files_under(run_folder) if path.name != "lock"}
+    arguments = ["traces", "erase", "--subject", "ann", "--run", str(run_folder)]
+    with RunFolder(run_folder).lock_for(writer):
+        assert run(arguments) == 2
+        refusal = capsys.readouterr().err
+        assert refusal.count("\n") == 1
+        assert f"traces erase: {run_folder} is in use by `marft-bridge {writer}` (process {os.getpid()}); " in refusal
+        assert {path: path.read_bytes() for path in files_under(run_folder) if path.name != "lock"} == before
+        assert run([*arguments, "--dry-run"]) == 0
+    assert run(arguments) == 0
+    assert files_with_signs(run_folder) == set()
+
+
+def test_a_command_that_would_write_the_run_waits_for_its_end(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the rows go and the file is rewritten, nobody can begin."""
+    refusals = []
+
+    def vacuum_and_try(path: Path, wait_s: float) -> VacuumResult:
+        with pytest.raises(ConfigError, match="is in use by `marft-bridge traces erase`") as refused:
+            RunFolder(run_folder).lock_for("train").__enter__()
+        refusals.append(refused.value)
+        return vacuum(path, wait_s=wait_s)
+
+    monkeypatch.setattr(command, "vacuum", vacuum_and_try)
+    erase_quietly(run_folder / "store.duckdb")
+    assert len(refusals) == 1
+
+
+def test_nothing_is_left_where_no_run_is(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="does not exist"):
+        erase_quietly(tmp_path / "store.duckdb")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_report_says_which_file_holds_it_and_how_to_make_it_again(
     run_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -335,11 +430,13 @@ def test_what_a_receiver_at_work_holds_is_left_and_said(tmp_path: Path) -> None:
 def test_temporary_copies_of_this_user_are_named(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray's spilled objects, a worker's journal, and the database of somebody who looks at the journal."""
+    """Ray's spilled objects and logs, a worker's journal, and the database of somebody who looks at the journal."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "elsewhere"))
+    logged = tmp_path / "elsewhere" / "ray" / "session_2027" / "logs" / "worker-1.out"
     spilled = tmp_path / "tmp" / "ray" / "session_2026" / "ray_spilled_objects_1" / "object"
     of_worker = tmp_path / "tmp" / "marft-worker-x" / "store.duckdb.journal" / "1.segment"
-    for path in (spilled, of_worker):
+    for path in (logged, spilled, of_worker):
         path.parent.mkdir(parents=True)
         path.write_bytes(b"\x80\x05" + SECRET.encode())
     abandoned = tmp_path / "tmp" / f"marft-unread-{2**22 + 1}-x"  # no process has such a number
@@ -352,9 +449,28 @@ def test_temporary_copies_of_this_user_are_named(
         erased = erase_quietly(run_folder / "store.duckdb")
         (database,) = (tmp_path / "tmp").glob("marft-unread-*")
         assert erased.readers_left == {str(database): os.getpid()}
-    assert set(erased.files_left) == {str(spilled), str(of_worker)}
+    assert set(erased.files_left) == {str(logged), str(spilled), str(of_worker)}
     assert erase_quietly(run_folder / "store.duckdb").readers_left == {}
     journal.close()
+
+
+def test_the_machines_of_a_cluster_are_named(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def collected(engine: str, address: str | None) -> dict[str, Any]:
+        return {"version": "0", "config": {"collect": {"engine": engine}, "ray": {"address": address}}}
+
+    commands = {
+        "collect": collected("ray", "10.0.0.7:6379"),
+        "train": collected("local", "10.0.0.8:6379"),
+        "compare": collected("ray", None),  # a cluster of this machine, which ended with the command
+    }
+    (run_folder / "bridge.json").write_text(json.dumps(commands))
+    assert run(["traces", "erase", "--subject", "ann", "--run", str(run_folder)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left: ")]
+    assert lines == [
+        "left: machines of the Ray cluster at 10.0.0.7:6379 may hold it, in what it logged and spilled there; when it "
+        "has ended, delete ray/session_* and marft-worker-* among their temporary files"
+    ]
+    assert erase_quietly(run_folder / "store.duckdb").clusters_left == []  # nothing of hers is known any more
 
 
 def test_a_report_of_episodes_that_were_erased_before_is_cleaned_too(run_folder: Path) -> None:

@@ -159,6 +159,42 @@ def test_a_thread_that_runs_on_is_ended_at_its_limit() -> None:
         assert not threads[-1].is_alive()
 
 
+def test_threads_of_a_reward_are_not_ended_and_keep_neither_run_nor_process() -> None:
+    """What docs/rewards.md says of them: left behind they run on unseen, waited for they make a call that hangs."""
+    code = """
+import asyncio, threading, time
+from marft_bridge.rewards.contract import RunView
+from marft_bridge.rewards.scoring import Scorer
+
+def runs_on():
+    while True:
+        time.sleep(0.001)
+
+def leaves_one(*_):
+    threading.Thread(target=runs_on, name="left").start()
+    return 1.0
+
+def waits_for_one(*_):
+    thread = threading.Thread(target=runs_on, name="awaited")
+    thread.start()
+    thread.join()
+
+def score(function):
+    return asyncio.run(Scorer(function=(function, "f"), timeout_s=0.1).run_to_score(RunView({}, {})))
+
+print(score(leaves_one).team, score(waits_for_one).absent)
+time.sleep(1)  # much longer than ending a thread takes
+print(sorted(thread.name for thread in threading.enumerate()))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stdout.splitlines() == [
+        "{'reward': 1.0} {'graph.reward': 'took longer than 0.1 s'}",
+        "['MainThread', 'awaited', 'left', 'reward', 'reward-end']",
+    ]
+
+
 def test_a_coroutine_that_catches_its_cancellation_is_ended() -> None:
     ended = []
 

@@ -2,7 +2,7 @@
 
 - Every way out of the file is refused in one line: other files, network, extensions, settings, writing, a second
   statement; each was seen to work on a plain DuckDB connection, so the refusal is ours.
-- Time and rows are bounded, and what was cut is said.
+- Time, memory and rows are bounded, and what was cut is said.
 - What people see cannot steer their terminal.
 """
 
@@ -124,6 +124,38 @@ def test_a_query_that_takes_too_long_is_stopped(path: Path) -> None:
     with pytest.raises(ConfigError, match=r"stopped after 0\.3 s"):
         answer(path, "SELECT sum(a.range * b.range) FROM range(1000000000) a, range(1000000) b", seconds=0.3)
     assert time.monotonic() - began < 10
+
+
+BIG_QUERIES = {
+    "a list of a cross join": "SELECT list(a.range) FROM range(100000) a, range(100000) b",
+    "an order of many": "SELECT range FROM range(100000000) ORDER BY hash(range)",
+}
+
+
+@pytest.mark.parametrize("kind", ["store", "export"])
+@pytest.mark.parametrize("name", BIG_QUERIES)
+def test_a_query_that_takes_too_much_memory_is_one_line(
+    path: Path,
+    tmp_path: Path,
+    kind: str,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """DuckDB's own limit is four fifths of the machine's memory; what is above it goes into the working folder."""
+    monkeypatch.chdir(tmp_path)
+    source = path
+    if kind == "export":
+        source = tmp_path / "export"
+        assert traces(capsys, "export", source, "--store", path)[0] == 0
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = traces(capsys, "sql", BIG_QUERIES[name], "--store", source)
+    assert (code, out) == (2, "")
+    assert err == "marft-bridge: traces sql: it needs more than 512MB of memory; ask for less, or for parts\n"
+    assert sorted(tmp_path.rglob("*")) == before
+    assert answer(source, "SELECT current_setting('memory_limit'), current_setting('temp_directory')").rows == [
+        ("488.2 MiB", "")
+    ]
 
 
 def test_rows_are_limited_and_what_is_left_out_is_said(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

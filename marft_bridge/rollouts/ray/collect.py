@@ -1,7 +1,8 @@
 """`marft-bridge collect --engine ray`: the same requests as on one machine, run by workers on a Ray cluster.
 
-Invariants: a cluster that this command started ends with it, and one that ran before stays; no usage statistics go to
-Ray's makers; without Ray installed, the error says what to install. Ray is imported in this module only.
+Invariants: a cluster that this command started ends with it, its files too, and one that ran before stays; no usage
+statistics go to Ray's makers; without Ray installed, the error says what to install. Ray is imported in this module
+only.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import shutil
 import signal
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +147,8 @@ def _publish(config: BridgeConfig, folder: RunFolder, app: App, versions: ModelV
 def connect_ray(options: RayOptions) -> Iterator[Any]:
     """The module `ray`, connected to the cluster that the options name until the block ends.
 
-    Where this process is connected already, that connection is used and stays open.
+    The files of a cluster that was started here (logs with what an app prints, spilled objects) are removed with it,
+    but for those of one that failed. Where this process is connected already, that connection is used and stays open.
 
     Raises:
         ClusterError: the cluster cannot be reached or started.
@@ -170,14 +173,39 @@ def connect_ray(options: RayOptions) -> Iterator[Any]:
             ray.init(**arguments, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, OSError, RuntimeError, TimeoutError, ValueError, ray.exceptions.RayError) as error:
         raise ClusterError(_connection_error_text(options.address, error)) from error
-    try:
+    with _remove_session(_session_folder(ray)) if options.address is None else nullcontext(), _shut_down(ray):
         if options.address is None and (node_address := ray.util.get_node_ip_address()) != _LOOPBACK:
             raise ClusterError(
                 f"Ray would listen on {node_address}: it was imported before marft-bridge could keep it to loopback"
             )
         yield ray
+
+
+def _session_folder(ray: Any) -> Path:
+    context = ray.get_runtime_context()
+    return Path(context.get_temp_dir(), context.get_session_name())
+
+
+@contextmanager
+def _shut_down(ray: Any) -> Iterator[None]:
+    try:
+        yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _remove_session(session: Path) -> Iterator[None]:
+    """Removes the folder at the end of the block, unless a ClusterError ends it: the logs may say why."""
+    is_kept = False
+    try:
+        yield
+    except ClusterError:
+        is_kept = True
+        raise
+    finally:
+        if not is_kept:
+            shutil.rmtree(session, ignore_errors=True)
 
 
 def _connection_error_text(address: str | None, error: BaseException) -> str:

@@ -6,7 +6,7 @@
 - Driver and workers agree on configuration, code and model; what cannot work is refused in one line.
 - Lines of a worker are filed whole and undamaged, or not at all; nothing ends before all of its lines are out.
 - A worker whose shared server hangs ends with that reason; its calls do not wait for ever.
-- A cluster that was started here listens on loopback only, and none of its processes outlives it.
+- A cluster that was started here listens on loopback only, and neither its processes nor its files outlive it.
 """
 
 from __future__ import annotations
@@ -71,8 +71,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("LAB_KEY", "secret")
         patch.setenv("PYTHONPATH", f"{stand_in}:{ROOT}:{ROOT / 'tests'}")
         patch.setenv(FAULTS, str(stand_in / "none"))
-        with connect_ray(RayOptions(workers=2)):
+        with connect_ray(RayOptions(workers=2)) as ray:
+            session = Path(ray.get_runtime_context().get_temp_dir(), ray.get_runtime_context().get_session_name())
+            assert list((session / "logs").glob("*"))
             yield
+    assert not session.exists()  # what an app printed is in the logs
     assert [p.name() for p in psutil.Process().children(recursive=True) if "ray" in p.name()] == []
 
 
