@@ -65,6 +65,10 @@ NOT_RUN = {
     ("docs/small-study.md", "python -m examples.study.small.run build/small.jsonl --seeds 0 1 2 3"): (
         "pre-trains a model and trains it fifty times; test_small_study.py holds its games, model and conditions"
     ),
+    (
+        "docs/reliability.md",
+        "PYTHONPATH=tests:. .venv/bin/python -m support.kill_rig --kills 1000 --seed 1 --keep failed-stories",
+    ): "kills for an hour; test_kills.py kills sixty times",
     ("docs/study.md", "python -m examples.study.run --dry-run"): "looks into runs/; test_study.py names another folder",
     ("docs/study.md", "python -m examples.study.run"): "takes hours; test_study.py runs a small study on a stand-in",
     ("docs/study.md", "python -m examples.study.report"): "writes docs/study.md; test_study.py names another folder",
