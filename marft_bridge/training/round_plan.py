@@ -20,12 +20,12 @@ from marft_bridge.training.task_draw import TaskReward, groups_to_add
 from trace_store.records import Trajectory
 from trace_store.store import TraceStore
 
-# The latest team reward of every episode of the first rounds of a run.
+# The latest team reward of every episode of the first rounds of a run, in an order that does not depend on when it ran.
 _REWARDS = """
 SELECT e.task_id, e.round, arg_max(r.value, r.created_ns)
 FROM episodes e JOIN rewards r USING (episode_id)
 WHERE e.run_id = ? AND e.round <= ? AND e.outcome <> 'failed' AND r.scope = 'episode' AND r.name = ?
-GROUP BY e.task_id, e.round, e.episode_id
+GROUP BY e.task_id, e.round, e.sample, e.episode_id ORDER BY e.task_id, e.round, e.sample, 3
 """
 
 

@@ -209,6 +209,7 @@ class _Training:
             delete_rounds_after(self.folder.advantages, self.trainer.rounds)
             self.reporter.say(f"resuming after round {self.trainer.rounds} of {self.options.rounds}")
         else:
+            self._delete_metrics_after(-1)  # the line of an offline phase that was killed before its checkpoint
             self._replay()
         with self.clock.part(self._version(), PUBLISH):  # round r is played by version r, so both have one number
             self._publish()

@@ -19,6 +19,7 @@ from support.sample_spans import START, chain
 
 from marft_bridge.rollouts.episode_plan import EpisodeRequest, in_planned_order, replaced_attempts
 from marft_bridge.runs.learning_curve import runs_to_points
+from marft_bridge.training.round_plan import rewards_of_rounds
 from marft_bridge.training.version_naming import store_to_named
 from trace_store.records import Reward
 from trace_store.store import TraceStore
@@ -96,5 +97,7 @@ def test_sums_over_rewards_do_not_depend_on_random_ids(tmp_path: Path, names: st
     with TraceStore.open(tmp_path / "s.duckdb") as store:
         (point,) = runs_to_points(store, ["train"], "reward")
         named = store_to_named(store, ["a"], 1, reward="reward")
+        drawn_from = rewards_of_rounds(store, "train", 1, reward="reward")
     assert point.reward_mean == sum(values) / 6
     assert named.evidence[0].mean == sum(values) / 6
+    assert [reward.value for reward in drawn_from] == list(values)

@@ -503,7 +503,6 @@ def tell(story: Story, times: dict[str, Times], rng: random.Random, totals: Tota
                 assert process.code == 0, f"{process.output} ended with {process.code}:\n{process.text}"
                 is_done = True
             totals.took_over += came_second
-    totals.stories += 1
 
 
 # -- what is held ---------------------------------------------------------------------------------------------------
@@ -644,12 +643,12 @@ def run_stories(kills: int, seed: int, folder: Path, report: Callable[[str], Non
                 totals.acknowledged += refuse_loss(story)
                 refuse_difference(expected, story_to_print(story))
             except AssertionError as error:
-                totals.stories += 1
                 totals.losses.append(f"{story.folder}: {error}")
                 report(f"LOSS {story.folder}: {error}")
             else:
                 shutil.rmtree(story.folder)
             story.board.close()
+        totals.stories += 1
         totals.seconds = _now() - began_s
         report(totals.to_text())
     return totals

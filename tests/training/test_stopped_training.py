@@ -15,7 +15,8 @@ from support.school_rig import School, school_in
 
 from marft_bridge.rewards.scoring import Score
 from marft_bridge.rollouts.collector import Collector
-from marft_bridge.runs.run_folder import RunFolder
+from marft_bridge.runs.run_folder import RunFolder, read_metrics
+from trainers import checkpoint
 
 OPTIONS: dict[str, Any] = {"rounds": 2, "trainer": {"replay": {"share": 0.5}, "importance": {"mismatch": "truncate"}}}
 
@@ -31,6 +32,25 @@ def learned(school: School) -> dict[str, Any]:
         line.get("replay", {}).pop("seconds", None)
         contents |= {f"{line['phase']} {line['round']} {name}": value for name, value in line.items()}
     return contents
+
+
+@pytest.mark.slow
+def test_a_stop_between_the_offline_line_and_its_checkpoint_leaves_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with school_in(tmp_path, monkeypatch) as school:
+        school.collect()
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, "save", stop)
+            with pytest.raises(KeyboardInterrupt):
+                school.train(without_signal=True)
+        metrics = RunFolder(school.run).metrics
+        assert [line["round"] for line in read_metrics(metrics)] == [0]
+        school.train(resume=True)
+        assert [line["round"] for line in read_metrics(metrics)] == [0, 1]
 
 
 def stop_before_reward(monkeypatch: pytest.MonkeyPatch, number: int) -> None:

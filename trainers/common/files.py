@@ -5,9 +5,11 @@ Invariant: a reader never sees a half-written folder. It knows nothing of what t
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -23,7 +25,8 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     """A fresh folder to write into, which becomes `folder` when the block ends without an error.
 
     An existing `folder` is replaced: it is moved aside, the new one takes its name, then the old one is deleted. A
-    crash between the two moves leaves both complete, and `finish_replacing` goes on from there.
+    crash between the two moves leaves both complete, and `finish_replacing` goes on from there. What a crash left of an
+    earlier try is deleted.
 
     Raises:
         TrainError: `folder` is a link, which may lead anywhere.
@@ -32,8 +35,11 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         raise TrainError(f"{folder} is a link; put a folder there")
     _make_parents(folder)
     finish_replacing(folder)
+    _delete_leftovers(folder)
     fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))  # created 0700
+    lock = os.open(fresh, os.O_RDONLY)
     try:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever dies lets go, and the next writer knows it for a leftover
         yield fresh
         for path in fresh.rglob("*"):
             path.chmod(0o700 if path.is_dir() else 0o600)
@@ -52,7 +58,24 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         _sync(folder.parent)
         shutil.rmtree(old, ignore_errors=True)
     finally:
+        os.close(lock)
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _delete_leftovers(folder: Path) -> None:
+    """Deletes what dead writers left beside a folder: unfinished ones, and, where there is a folder, replaced ones."""
+    for leftover in folder.parent.glob(f".{glob.escape(folder.name)}.*"):
+        name = re.fullmatch(r"[a-z0-9_]{8}(\.old)?", leftover.name[len(folder.name) + 2 :])
+        if name is None or leftover.is_symlink() or not leftover.is_dir() or (name[1] and not folder.exists()):
+            continue
+        handle = os.open(leftover, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(leftover, ignore_errors=True)
+        except BlockingIOError:  # its writer lives
+            continue
+        finally:
+            os.close(handle)
 
 
 def finish_replacing(folder: Path) -> None:

@@ -1,7 +1,11 @@
-"""Owns: a folder that is replaced whole is the old one or the new one, at whatever moment it is stopped."""
+"""Owns: a folder that is replaced whole is the old one or the new one, at whatever moment it is stopped.
+
+What a killed writer left beside it goes with the next write; a living writer's, and anybody else's, stays.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -75,3 +79,23 @@ def test_a_move_that_fails_leaves_the_old_folder_in_its_place(tmp_path: Path, mo
         write(folder, "new")
     assert read(folder) == {"old"}
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_write(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    write(folder, "first")
+    if (pid := os.fork()) == 0:
+        with whole_folder(folder) as fresh:
+            (fresh / checkpoint.STATE_FILE).write_text("half")
+            os._exit(9)  # as a kill: nothing is cleaned up
+    os.waitpid(pid, 0)
+    (tmp_path / ".checkpoint.abcdefgh.old").mkdir()  # a kill before the replaced one was deleted
+    (tmp_path / ".checkpoint.notes").mkdir()  # a user's
+    assert len(list(tmp_path.iterdir())) == 4
+    with whole_folder(folder) as living:
+        (living / checkpoint.STATE_FILE).write_text("third")
+        write(folder, "second")
+        assert {path.name for path in tmp_path.iterdir()} == {"checkpoint", ".checkpoint.notes", living.name}
+        assert read(folder) == {"second"}
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint", ".checkpoint.notes"}
+    assert read(folder) == {"third"}
