@@ -37,7 +37,11 @@ _ANY_RUN = re.compile(rf"[^\W_](?:[^\W_]| ){{{MIN_RUN - 1},}}")
 _GZIP_MAGIC, _PARQUET_MAGIC = b"\x1f\x8b", b"PAR1"
 _TEXT_TYPE = re.compile(r"VARCHAR|BLOB|JSON|ENUM|VARIANT")  # somewhere in the type of a column that may hold a text
 _ROWS = 64  # of a Parquet file that are in memory at the same time
-_PARQUET_CONFIG: dict[str, str] = {"threads": "1", "memory_limit": "1GiB", "temp_directory": ""}
+_PARQUET_CONFIG: dict[str, str | bool | int | float | list[str]] = {
+    "threads": "1",
+    "memory_limit": "1GiB",
+    "temp_directory": "",
+}
 
 
 def text_to_runs(text: str) -> list[str]:
