@@ -317,6 +317,7 @@ WRITERS = {
     "marft_bridge/promotion/manifest.py": ("link make_folder mkstemp open write_atomically", NEW),
     "marft_bridge/rewards/judge.py": ("make_folder write_atomically", ATOMIC),
     "marft_bridge/rollouts/held_out.py": ("write_atomically", ATOMIC),
+    "marft_bridge/rollouts/ray/collect.py": ("rmtree", OUTSIDE),
     "marft_bridge/rollouts/ray/worker.py": ("mkdtemp rmtree", OUTSIDE),
     "marft_bridge/runs/named_version.py": ("write_atomically", ATOMIC),
     "marft_bridge/runs/run_folder.py": ("locked_file make_folder pwrite truncate write_atomically*2", IN_PLACE),
@@ -345,9 +346,9 @@ WRITERS = {
     "trace_store/parquet.py": ("changing mkdir*2 private_files rename", OUTSIDE),
     "trace_store/store.py": ("private_files*6", CHECKED),
     "trace_store/unread.py": ("mkdtemp private_files rmtree*2 write_bytes", OUTSIDE),
-    "trainers/adapters/adapter_files.py": ("save_file whole_folder write_text", INSIDE),
-    "trainers/checkpoint.py": ("save_file whole_folder write_text", INSIDE),
-    "trainers/common/files.py": ("chmod mkdir mkdtemp rename*4 rmtree*3", SAFE),
+    "trainers/adapters/adapter_files.py": ("open save_file whole_folder write_text", INSIDE),
+    "trainers/checkpoint.py": ("open save_file whole_folder write_text", INSIDE),
+    "trainers/common/files.py": ("chmod mkdir mkdtemp rename*4 rmtree*4", SAFE),
     "trainers/export.py": ("copyfile*2 save_file whole_folder*2", OUTSIDE),
 }
 

@@ -68,7 +68,7 @@ def _delete_leftovers(folder: Path) -> None:
         name = re.fullmatch(r"[a-z0-9_]{8}(\.old)?", leftover.name[len(folder.name) + 2 :])
         if name is None or leftover.is_symlink() or not leftover.is_dir() or (name[1] and not folder.exists()):
             continue
-        handle = os.open(leftover, os.O_RDONLY)
+        handle = os.open(leftover, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(leftover, ignore_errors=True)
