@@ -309,7 +309,6 @@ WRITERS = {
     "marft_bridge/common/files.py": ("mkstemp open replace", SAFE),
     "marft_bridge/comparison/page.py": ("make_folder write_atomically", ATOMIC),
     "marft_bridge/erasure/command.py": ("locked_file", IN_PLACE),
-    "marft_bridge/erasure/run_files.py": ("locked_file", IN_PLACE),
     "marft_bridge/ingest/trace_spool.py": ("make_folder open_to_write", IN_PLACE),
     "marft_bridge/ingest/writer.py": ("mkdir", OUTSIDE),
     "marft_bridge/live/split.py": ("write_atomically", ATOMIC),
@@ -347,7 +346,7 @@ WRITERS = {
     "trace_store/store.py": ("private_files*6", CHECKED),
     "trace_store/unread.py": ("mkdtemp private_files rmtree*2 write_bytes", OUTSIDE),
     "trainers/adapters/adapter_files.py": ("open save_file whole_folder write_text", INSIDE),
-    "trainers/checkpoint.py": ("open save_file whole_folder write_text", INSIDE),
+    "trainers/checkpoint.py": ("save_file whole_folder write_text", INSIDE),
     "trainers/common/files.py": ("chmod mkdir mkdtemp rename*4 rmtree*4", SAFE),
     "trainers/export.py": ("copyfile*2 save_file whole_folder*2", OUTSIDE),
 }
