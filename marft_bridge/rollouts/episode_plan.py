@@ -28,14 +28,17 @@ WHERE run_id = ? AND (outcome = 'truncated' AND reason <> ? OR outcome = 'termin
   AND EXISTS (SELECT 1 FROM rewards r WHERE r.episode_id = e.episode_id AND r.scope = 'episode'))
 """
 
-# A kill between the end of an episode and its reward leaves one that ended and has none; its request ran again since.
+# A kill between the end of an episode and its reward leaves one that ended and has none, and Ctrl-C one that was
+# cancelled; its request ran again since.
 _REPLACED = """
-SELECT episode_id FROM episodes e WHERE run_id = $1 AND outcome = 'terminated'
+SELECT episode_id FROM episodes e
+WHERE run_id = $1 AND (outcome = 'terminated' OR outcome = 'truncated' AND reason = $2)
 AND NOT EXISTS (SELECT 1 FROM rewards r WHERE r.episode_id = e.episode_id AND r.scope = 'episode')
 AND EXISTS (
-  SELECT 1 FROM episodes f JOIN rewards r ON r.episode_id = f.episode_id AND r.scope = 'episode'
-  WHERE f.run_id = $1 AND f.outcome = 'terminated' AND f.task_id = e.task_id AND f.sample = e.sample
-  AND f.variant IS NOT DISTINCT FROM e.variant AND f.round IS NOT DISTINCT FROM e.round)
+  SELECT 1 FROM episodes f WHERE f.run_id = $1 AND f.task_id = e.task_id AND f.sample = e.sample
+  AND f.variant IS NOT DISTINCT FROM e.variant AND f.round IS NOT DISTINCT FROM e.round
+  AND (f.outcome = 'truncated' AND f.reason <> $2 OR f.outcome = 'terminated'
+    AND EXISTS (SELECT 1 FROM rewards r WHERE r.episode_id = f.episode_id AND r.scope = 'episode')))
 """
 
 
@@ -114,8 +117,8 @@ def plan_collection(config: BridgeConfig, tasks: Sequence[Task]) -> list[Episode
 
 
 def replaced_attempts(store: TraceStore, run_id: str) -> set[str]:
-    """Ids of the episodes that a kill left without a reward, and whose request another one finished."""
-    return {episode_id for (episode_id,) in store.sql(_REPLACED, (run_id,))}
+    """Ids of the episodes that a kill or Ctrl-C left without a reward, and whose request another one finished."""
+    return {episode_id for (episode_id,) in store.sql(_REPLACED, (run_id, CANCELLED))}
 
 
 def in_planned_order(

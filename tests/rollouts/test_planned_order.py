@@ -51,11 +51,13 @@ def test_an_attempt_without_a_reward_is_replaced_by_the_one_that_finished_its_re
             episode("e1", 9, None, **t1, SAMPLE=4, VARIANT="after"),
             episode("e2", 10, 0.5, **t1, SAMPLE=4, VARIANT="before"),
             episode("f1", 11, None, **t1, RUN_ID="collect"),  # of another run
+            episode("g1", 12, None, **t1, SAMPLE=5, OUTCOME="truncated", OUTCOME_REASON="cancelled"),  # by Ctrl-C
+            episode("g2", 13, 0.5, **t1, SAMPLE=5),
         ],
     )
     with TraceStore.open(tmp_path / "s.duckdb") as store:
-        assert store.counts()["episodes"] == 11
-        assert replaced_attempts(store, "train") == {trace_id(name) for name in ("a1", "a2", "d1")}
+        assert store.counts()["episodes"] == 13
+        assert replaced_attempts(store, "train") == {trace_id(name) for name in ("a1", "a2", "d1", "g1")}
         assert replaced_attempts(store, "collect") == set()
 
 
