@@ -11,6 +11,7 @@ can read, so that such a Python gets a clear answer.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -106,12 +107,16 @@ def set_up() -> None:
     wanted = digest_of_inputs()
     if stamp_of_environment() == wanted:
         return
-    print(f"Setting up {ENVIRONMENT.name}: about 4 GB on disk and a few minutes, once.", flush=True)
-    create_environment()
-    install_torch()
-    pip_install("--require-hashes", "--only-binary", ":all:", "-r", str(LOCK))
-    pip_install("--no-build-isolation", "-e", str(ROOT))  # setuptools is among the pins
-    STAMP.write_text(wanted + "\n")
+    with PINS.open() as pins:
+        fcntl.flock(pins, fcntl.LOCK_EX)  # a second `make` meanwhile waits, and then has nothing to do
+        if stamp_of_environment() == wanted:
+            return
+        print(f"Setting up {ENVIRONMENT.name}: about 4 GB on disk and a few minutes, once.", flush=True)
+        create_environment()
+        install_torch()
+        pip_install("--require-hashes", "--only-binary", ":all:", "-r", str(LOCK))
+        pip_install("--no-build-isolation", "-e", str(ROOT))  # setuptools is among the pins
+        STAMP.write_text(wanted + "\n")
 
 
 def main() -> int:
