@@ -7,6 +7,9 @@ VENV := .venv/bin
 RUN ?= runs/math_duo
 SEED ?=
 
+# The files with tests on the real vLLM: to collect all others takes thirteen seconds.
+VLLM_TESTS = $$(grep -rl --include='test_*.py' 'mark.vllm' tests)
+
 # Compiled tests are kept: to compile them anew takes each test process ten seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -31,11 +34,11 @@ lint: setup ## ruff and mypy
 
 test: lint ## lint, the fast tests two at a time, and one run of everything on the real vLLM; under 8 minutes
 	OMP_NUM_THREADS=1 $(VENV)/pytest -n 2 --dist worksteal -m 'not slow and not vllm'
-	$(VENV)/pytest -m 'vllm and not slow'
+	$(VENV)/pytest -m 'vllm and not slow' $(VLLM_TESTS)
 
 test-all: test ## and the slow tests: many seeds, crashes, soaks, whole trainings, all else on the real vLLM
 	OMP_NUM_THREADS=1 $(VENV)/pytest -n 2 --dist worksteal -m 'slow and not vllm' --durations=10
-	$(VENV)/pytest -m 'vllm and slow' --durations=10
+	$(VENV)/pytest -m 'vllm and slow' --durations=10 $(VLLM_TESTS)
 
 bench: setup ## measure, print a table, write runs/bench/latest.json; BENCH=name runs one
 	PYTHONPATH=tests $(VENV)/python -m benchmarks $(if $(BENCH),'$(BENCH)')

@@ -185,7 +185,10 @@ def raw(receiver: Receiver, sent: bytes) -> bytes:
     """All that comes back for these bytes until the receiver closes the connection."""
     with socket.create_connection(("127.0.0.1", receiver.port), timeout=20) as connection:
         connection.sendall(sent)
-        connection.shutdown(socket.SHUT_WR)
+        try:
+            connection.shutdown(socket.SHUT_WR)
+        except OSError as error:  # of ENOTCONN Python makes no ConnectionError
+            raise ConnectionError("closed by the receiver") from error
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 
 from support.paths import ROOT
 
@@ -68,6 +69,7 @@ def imports_of(source: str, package: str) -> Iterator[str]:
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
+@cache
 def imports_of_package(package: str) -> list[tuple[str, str]]:
     """A package -> (file, dotted name) of every import in it."""
     return [
@@ -93,7 +95,8 @@ def room_of(name: str) -> str | None:
     return max(within, key=len, default=None)
 
 
-def arrows_between_rooms() -> set[tuple[str, str, str]]:
+@cache
+def arrows_between_rooms() -> frozenset[tuple[str, str, str]]:
     """Every import across rooms: who, whose room, into which room."""
     arrows = set()
     for package in PACKAGES:
@@ -102,4 +105,4 @@ def arrows_between_rooms() -> set[tuple[str, str, str]]:
             room, target = room_of(module), room_of(name)
             if module not in FRONT_DOORS and name.split(".")[0] in PACKAGES and room != target:
                 arrows.add((f"{module} imports {name}", str(room), str(target)))
-    return arrows
+    return frozenset(arrows)

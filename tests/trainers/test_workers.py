@@ -20,7 +20,11 @@ from trainers.errors import TrainError
 LAWS = ("identity", "shares", "numbers", "gradients", "one_microbatch", "gathered", "gathered_from_one", "refusals")
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4], ids=lambda count: f"{count} processes")
+@pytest.fixture(
+    scope="module",
+    params=[2, *(pytest.param(count, marks=pytest.mark.slow) for count in (3, 4))],
+    ids=lambda count: f"{count} processes",
+)
 def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """What several processes said to every law, by rank."""
     found = in_processes(
