@@ -313,7 +313,7 @@ class MarftTrainer:
         if replayed:
             if replay.round_share == 0:
                 raise TrainError(
-                    "older episodes were given, but replay.share and replay.successes are 0: leave them out"
+                    "older episodes were given, but replay.share is 0, and so is replay.successes: leave them out"
                 )
             newest: dict[str, int] = {}
             for item in data.items:

@@ -1,8 +1,8 @@
 """What older episodes earned -> how likely each is drawn to be imitated again beside a round's fresh ones.
 
-Invariant: a weight follows from rewards and rounds alone; it is 0 where the episode earned no more than its task usually
-does, so that what everybody solves by now is not drawn, and a rare success of a hard task is (ExGRPO, arXiv 2510.02245;
-RLEP, arXiv 2507.07451).
+Invariant: a weight follows from rewards and rounds alone; it is 0 where the episode earned no more than its task
+usually does, so that a rare success of a hard task is drawn soon, and what is solved by now hardly ever (ExGRPO, arXiv
+2510.02245; RLEP, arXiv 2507.07451).
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def append_successes(
             deviation = fresh_returns.std() if len(fresh_returns) else 0.0
             excess = return_A[rows & replayed_A] - mean_A[rows & replayed_A]
             # where all fresh runs earned the same, the best success is worth 1
-            scale_A[rows] = deviation or max(float(excess.max()), np.finfo(np.float64).tiny)
+            scale_A[rows] = float(deviation) or max(float(excess.max()), float(np.finfo(np.float64).tiny))
     is_better_A = replayed_A & (return_A > mean_A)
     earned_A, baseline_A = np.where(is_better_A, return_A, 0.0), np.where(is_better_A, -mean_A, 0.0)
     is_replayed_U = units.repeat(replayed_A.astype(np.float64)).astype(np.bool_)
