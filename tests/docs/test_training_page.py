@@ -191,6 +191,7 @@ def test_every_option_that_the_guide_names_is_there_and_every_folder_and_module(
     elsewhere = {
         "warm_up",
         "draw_replay",
+        "draw_successes",
         "factor_mean",
         "kl_after",
         "kl_of_call",
