@@ -108,6 +108,11 @@ class Round:
         return [i for i, item in enumerate(self.items) if item.agent in agents]
 
     @property
+    def fresh(self) -> Round:
+        """The round without its older episodes."""
+        return episodes_to_round([episode for episode in self.episodes if not episode.replayed], self.drops)
+
+    @property
     def is_all_forced(self) -> bool:
         """Whether actions of trained nodes were left out for being forced, and for nothing else."""
         reasons = {reason for reason in self.drops if reason.startswith("action: ")}

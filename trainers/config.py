@@ -267,7 +267,12 @@ class ReplayOptions(_Options):
     """Stored episodes beside the fresh ones of an on-policy round (decoupled PPO), and what may be replayed at all."""
 
     share: float = Field(default=0.0, ge=0, le=0.9)
-    """At most this share of a round's episodes is older than the round; 0 learns from fresh ones only."""
+    """At most this share of a round's episodes is older than the round, whatever they earned, and weighed by how far
+    the policy has moved since; 0 learns from fresh ones only."""
+    successes: float = Field(default=0.0, ge=0, le=0.9)
+    """At most this share of a round's episodes are older ones of this run, the collected ones among them, that earned
+    more than their task usually does; the newer, and the rarer their success, the sooner one is drawn (RLEP, ExGRPO).
+    Each is made likelier than it was when it was sampled, up to `clip_high`, and has no part in the baseline."""
     max_staleness: int = Field(default=4, ge=1)
     """Adapter versions that an action may be behind the one that is trained."""
     min_ess: float = Field(default=0.3, ge=0, le=1)
@@ -276,6 +281,19 @@ class ReplayOptions(_Options):
     lineage: Literal["same", "known", "any"] = "known"
     """`same`: base model, tokenizer, chat template and tool schemas must be recorded, and be those of today. `known`:
     what is recorded must agree; what is not (traces from elsewhere) passes. `any`: not looked at."""
+
+    @property
+    def round_share(self) -> float:
+        """The share of a round's episodes that may be older than it."""
+        return self.share or self.successes
+
+    @model_validator(mode="after")
+    def _options_fit_together(self) -> ReplayOptions:
+        if self.share and self.successes:
+            raise ValueError(
+                "replay.share draws from all older episodes, replay.successes from the better ones: set one"
+            )
+        return self
 
 
 class SystemOptions(_Options):

@@ -26,14 +26,15 @@ import torch
 
 from trace_store.records import TOOLS_OF, Episode, Trajectory
 from trainers.advantages.arrays import Floats
-from trainers.advantages.estimate import normalize_estimate
+from trainers.advantages.estimate import Estimate, normalize_estimate
 from trainers.batch import ActionItem, Round, Use, episodes_to_round, forced_share, trajectories_to_round
 from trainers.checks.memory_guard import out_of_memory_told
 from trainers.checks.reality import check_moved
 from trainers.common.workers import Workers
 from trainers.config import TrainerOptions
 from trainers.credit.action_credits import Credited, round_to_credits
-from trainers.credit.credit import FLAT, Credit
+from trainers.credit.credit import FLAT, Credit, Fit
+from trainers.credit.successes import append_successes
 from trainers.credit.units import Units
 from trainers.errors import TrainError
 from trainers.objective.scored_round import score_round
@@ -149,9 +150,21 @@ class MarftTrainer:
         order = torch.randperm(stored, generator=self.replay_generator).tolist() if count else []
         return sorted(order[:count])
 
+    def draw_successes(self, weights: Sequence[float], fresh: int) -> list[int]:
+        """Which older episodes join a round of `fresh` ones for what they earned: as many as `replay.successes` allows.
+
+        Drawn without replacement, with chances in proportion to `weights`; one of weight 0 is never drawn. The draw
+        moves on with every call, as that of `draw_replay`.
+        """
+        weight_N = torch.tensor(weights, dtype=torch.float64)
+        count = min(int((weight_N > 0).sum()), self._most_replayed(fresh))
+        if not count:
+            return []
+        return sorted(torch.multinomial(weight_N, count, generator=self.replay_generator).tolist())
+
     def _most_replayed(self, fresh: int) -> int:
-        """The largest number of older episodes beside `fresh` ones that is not more than `replay.share` of all."""
-        share = self.options.replay.share
+        """The largest number of older episodes beside `fresh` ones that is not more than their share of all."""
+        share = self.options.replay.round_share
         return math.floor(fresh * share / (1 - share) + 1e-9)  # 2 * 0.6 / 0.4 is a little less than 3 in binary
 
     # -- on-policy rounds ----------------------------------------------------------------------------------------
@@ -166,6 +179,7 @@ class MarftTrainer:
         """One on-policy round: fresh trajectories, and a bounded share of older ones, to updated adapters and critics.
 
         Args:
+            replayed: older ones, as `draw_replay` or, with `replay.successes`, `draw_successes` chose them.
             credited: is told the advantages of every action at the end; not of a round that teaches nothing.
 
         Returns:
@@ -184,7 +198,7 @@ class MarftTrainer:
         """
         started = time.perf_counter()
         data = self._join(trajectories, replayed)
-        if not data.items and FLAT in data.drops:
+        if not data.fresh.items and FLAT in data.drops:
             return self._nothing_learned(data, "no group of this round can say what was better", flat_groups=1.0)
         if not data.items and data.is_all_forced:
             reason = "every token of this round was forced (its log-prob by the engine is 0)"
@@ -205,14 +219,8 @@ class MarftTrainer:
             note=self.credit.note,
         )
         data = scored.data
-        estimate, fit_critics = self.credit.estimate(data)
         units = Units(data, self.options.granularity)
-        normal = normalize_estimate(
-            estimate,
-            units.agents,
-            self.options.advantage.normalization,
-            return_U=units.repeat(self.credit.known_returns(data)),
-        )
+        estimate, normal, fit_critics = self._estimate(data, units)
         scored_at = time.perf_counter()
         learned = update_in_order(
             UpdateContext(
@@ -256,6 +264,26 @@ class MarftTrainer:
         seconds = {"score": scored_at - started, "update": time.perf_counter() - scored_at}
         return _result(data, fields, seconds)
 
+    def _estimate(self, data: Round, units: Units) -> tuple[Estimate, Estimate, Fit]:
+        """Advantages of a round as they are in units of the reward, and normalised; and what fits the critics."""
+        mode, replay = self.options.advantage.normalization, self.options.replay
+        judged = data.fresh if replay.successes else data
+        judged_units = Units(judged, self.options.granularity)
+        estimate, fit_critics = self.credit.estimate(judged)
+        known_U = judged_units.repeat(self.credit.known_returns(judged))
+        normal = normalize_estimate(estimate, judged_units.agents, mode, return_U=known_U)
+        if len(judged.items) < len(data.items):
+            estimate, normal = append_successes(
+                estimate,
+                normal,
+                data,
+                units=units,
+                return_A=self.credit.returns(data),
+                reward=self.options.reward,
+                mode=mode,
+            )
+        return estimate, normal, fit_critics
+
     def teaching_episodes(self, trajectories: Sequence[Trajectory]) -> set[str]:
         """The ids of the fresh episodes that an update could learn something from; changes nothing.
 
@@ -279,20 +307,26 @@ class MarftTrainer:
             refused_agents: agent -> why its replayed actions say too little; they count as part of the environment.
         """
         data = self._read(fresh, "on_policy")
+        replay = self.options.replay
+        if replay.successes and self.options.advantage.skip_flat_groups:
+            data = self.credit.informative(data)  # before the successes join, which are in no group
         if replayed:
-            if self.options.replay.share == 0:
-                raise TrainError("older episodes were given, but replay.share is 0: leave them out, or raise it")
+            if replay.round_share == 0:
+                raise TrainError(
+                    "older episodes were given, but replay.share is 0, and so is replay.successes: leave them out"
+                )
             newest: dict[str, int] = {}
             for item in data.items:
                 newest[item.agent] = max(newest.get(item.agent, 0), item.version or 0)
-            kept_trajectories, refused = self._gate(replayed, newest, True, tools=_tools_of(fresh))
+            kept_trajectories, refused = self._gate(replayed, newest, replay.successes == 0, tools=_tools_of(fresh))
             older = self._read(kept_trajectories, "replay")
             drops = {**data.drops, **refused}
             for reason, count in older.drops.items():
                 drops[f"replay: {reason}"] = count
             max_replayed = self._most_replayed(len(data.episodes))
             if len(older.episodes) > max_replayed:
-                drops["replay: episode beyond replay.share"] = len(older.episodes) - max_replayed
+                option = "replay.share" if replay.share else "replay.successes"
+                drops[f"replay: episode beyond {option}"] = len(older.episodes) - max_replayed
             older_episodes = older.episodes[:max_replayed]
             if refused_agents:
                 reasons = (refused_agents.get(item.agent) for e in older_episodes for item in e.actions)
@@ -301,7 +335,8 @@ class MarftTrainer:
                 read_trajectories = [t for t in kept_trajectories if t.episode.episode_id in read_ids]
                 older_episodes = self._read(read_trajectories, "replay", refused_agents).episodes
             data = episodes_to_round([*data.episodes, *older_episodes], drops)
-        return self.credit.informative(data) if self.options.advantage.skip_flat_groups else data
+        compares_all = self.options.advantage.skip_flat_groups and not replay.successes
+        return self.credit.informative(data) if compares_all else data
 
     def _nothing_learned(self, data: Round, reason: str, flat_groups: float | None) -> dict[str, Any]:
         """A round in which every group earned the same, or nothing was decided: it counts, and moves nothing."""

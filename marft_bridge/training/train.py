@@ -11,6 +11,7 @@ not run again. This module composes trainer, rollouts and store, which do not im
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -63,7 +64,8 @@ from marft_bridge.training.round_plan import (
 from marft_bridge.training.round_timings import PUBLISH, ROLLOUT, SCORE, RoundClock
 from marft_bridge.training.served_checks import check_staleness, served_versions
 from marft_bridge.training.signal_check import SignalCheck, check_forecast
-from marft_bridge.training.task_draw import DrawRule, round_to_task_order
+from marft_bridge.training.success_draw import rewards_to_draw_weights
+from marft_bridge.training.task_draw import DrawRule, TaskReward, round_to_task_order
 from marft_bridge.training.tensorboard import require_tensorboard, write_scalars
 from marft_bridge.training.version_naming import lines_to_stop_text, named_to_metrics, named_to_text, store_to_named
 from trace_store.files import open_to_write
@@ -76,11 +78,12 @@ from trainers.marft import MarftTrainer
 # Episodes of this run's rounds, and the collected ones, which version 0 sampled. Episodes that failed, or have no
 # reward, are not drawn: nothing could be learned from them.
 _REPLAYABLE = """
-SELECT episode_id FROM episodes e
+SELECT e.episode_id, e.task_id, CASE WHEN run_id = $4 THEN 0 ELSE round END, arg_max(r.value, r.created_ns)
+FROM episodes e JOIN rewards r USING (episode_id)
 WHERE (run_id = $1 AND $2 <= round AND round < $3 OR run_id = $4 AND split = 'train' AND $2 <= 0)
-  AND outcome <> 'failed' AND EXISTS (
-    SELECT 1 FROM rewards r WHERE r.episode_id = e.episode_id AND r.scope = 'episode' AND r.name = $5)
-ORDER BY run_id = $4, round, task_id, sample, started_ns, episode_id
+  AND outcome <> 'failed' AND r.scope = 'episode' AND r.name = $5
+GROUP BY e.episode_id, run_id, round, task_id, sample, started_ns
+ORDER BY run_id = $4, round, task_id, sample, started_ns, e.episode_id
 """
 
 
@@ -348,11 +351,18 @@ class _Training:
     def _draw_replayed(self, store: TraceStore, number: int, fresh: int) -> list[Trajectory]:
         """Draws the stored episodes that join a round, out of those that may still be replayed."""
         replay = self.options.trainer.replay
-        if replay.share == 0:
+        if replay.round_share == 0:
             return []
-        oldest, reward = number - replay.max_staleness, self.options.trainer.reward
-        stored = [row[0] for row in store.sql(_REPLAYABLE, (TRAIN, oldest, number, COLLECT, reward))]
-        drawn = [store.trajectory(stored[i]) for i in self.trainer.draw_replay(len(stored), fresh)]
+        oldest = 0 if replay.successes else number - replay.max_staleness
+        reward = self.options.trainer.reward
+        rows = store.sql(_REPLAYABLE, (TRAIN, oldest, number, COLLECT, reward))
+        stored = [row for row in rows if math.isfinite(row[3])]
+        if replay.successes:
+            weights = rewards_to_draw_weights([TaskReward(*row[1:]) for row in stored], number)
+            positions = self.trainer.draw_successes(weights, fresh)
+        else:
+            positions = self.trainer.draw_replay(len(stored), fresh)
+        drawn = [store.trajectory(stored[i][0]) for i in positions]
         replayed = [trajectory for trajectory in drawn if trajectory is not None]
         return self.heldout.drop_held_out(replayed, "replayed episodes", self.reporter.say)
 

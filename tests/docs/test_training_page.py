@@ -156,7 +156,8 @@ def test_the_script_for_several_processes_runs_as_the_page_starts_it(folder: Pat
 def test_the_toml_blocks_are_valid_configurations() -> None:
     graph = {"app": "a.py:a", "nodes": ["reasoner", "actor"], "tasks": "t.jsonl", "reward": "a.py:r"}
     found = [BridgeConfig.model_validate({"graph": graph} | tomllib.loads(block)) for block in blocks("toml")]
-    assert len(found) == 8
+    assert len(found) == 9
+    assert [config.train.trainer.replay.successes for config in found].count(0.3) == 1
     token, _, shaped, *_ = [config.train.trainer for config in found]
     assert [adaptive_lambda(n, token.experimental.adaptive_alpha) for n in (1, 2, 4)] == [0.0, 0.0, 0.5]
     assert [term.level for term in shaped.shaping] == ["episode", "step", "agent"]
@@ -190,6 +191,7 @@ def test_every_option_that_the_guide_names_is_there_and_every_folder_and_module(
     elsewhere = {
         "warm_up",
         "draw_replay",
+        "draw_successes",
         "factor_mean",
         "kl_after",
         "kl_of_call",

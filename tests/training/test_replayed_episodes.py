@@ -37,3 +37,19 @@ def test_what_cannot_be_learned_from_is_not_drawn(school: School) -> None:
     assert [line.get("replayed") for line in lines] == [None, 6]  # as many as the six fresh ones
     replayed = [episode.episode_id for episode in school.learned[-12:] if episode.run_id == "collect"]
     assert sorted(replayed) == sorted(fine)
+
+
+@pytest.mark.slow
+def test_successes_of_before_are_those_that_earned_more_than_their_task_usually_does(school: School) -> None:
+    school.collect()
+    with school.store() as store:
+        stored = list(store.episodes(run_id="collect"))
+    best = {episode.episode_id for episode in stored[::5]}
+    with duckdb.connect(str(school.run / "store.duckdb")) as con:
+        con.execute("UPDATE rewards SET value = 0.0")
+        con.execute("UPDATE rewards SET value = 50.0 WHERE episode_id IN ?", [sorted(best)])
+    school.train(trainer={"replay": {"successes": 0.5}})
+    lines = read_metrics(school.run / "metrics.jsonl")
+    assert [line.get("replayed") for line in lines] == [None, len(best)]
+    replayed = {episode.episode_id for episode in school.learned[-6 - len(best) :] if episode.run_id == "collect"}
+    assert replayed == best

@@ -111,11 +111,13 @@ def _old_logprobs(
     computed_T: dict[int, Tensor] = {}
     for name, rows in rows_of.items():
         learner = policies.learners[name]
-        scored = list(rows)
+        # a success of before is made likelier than when it was sampled, whatever the policy has become since
+        successes = [i for i in rows if options.replay.successes and data.episodes[data.episode_A[i]].replayed]
+        scored = sorted({*rows} - {*successes})
         if from_engine:
-            scored = scored[:: max(1, len(rows) // _SPOT_CHECKS)][:_SPOT_CHECKS]
-            for i in rows:
-                old_T[i] = torch.tensor(data.items[i].behaviour, device=learner.model.device)
+            scored = scored[:: max(1, len(scored) // _SPOT_CHECKS)][:_SPOT_CHECKS]
+        for i in rows if from_engine else successes:
+            old_T[i] = torch.tensor(data.items[i].behaviour, device=learner.model.device)
         tick = tick_of(f"old log-probs {name}", len(scored))
         ours_T = dict(zip(scored, learner.logprobs([data.items[i] for i in scored], tick=tick), strict=True))
         computed_T.update(ours_T)
@@ -220,7 +222,7 @@ def _refused_agents(
     refused: dict[str, str] = {}
     for name, rows in rows_of.items():
         replayed_rows = [i for i in rows if data.episodes[data.episode_A[i]].replayed]
-        if not replayed_rows:
+        if not replayed_rows or options.replay.successes:
             continue
         items = [data.items[i] for i in replayed_rows]
         weight_U = items_to_weights([old_T[i] for i in replayed_rows], items, options)

@@ -13,7 +13,7 @@ Shapes: lists of _T tensors are parallel to the round's items; _A one entry per 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -77,9 +77,19 @@ class UpdateContext:
     generator: torch.Generator
     tick_of: Callable[[str, int], Tick]
 
-    def to_adapter_round(self, name: str, factor_A: Tensor) -> AdapterRound:
-        """What the adapter `name` learns from, weighted by the adapters before it."""
-        data, scored, rows = self.data, self.scored, self.scored.rows_of[name]
+    def sampled_rows(self, name: str) -> list[int]:
+        """Positions of the adapter's actions whose `old_T` is the policy at the start of the round: not of successes
+        of before, which are held against the policy that sampled them."""
+        successes = self.options.replay.successes > 0
+        return [
+            i
+            for i in self.scored.rows_of[name]
+            if not (successes and self.data.episodes[self.data.episode_A[i]].replayed)
+        ]
+
+    def to_adapter_round(self, name: str, factor_A: Tensor, rows: Sequence[int]) -> AdapterRound:
+        """What the adapter `name` learns from in these actions, weighted by the adapters before it."""
+        data, scored = self.data, self.scored
         device, reference_T = self.policies.learners[name].model.device, scored.reference_T
         threshold = self.options.experimental.nll_threshold
         positive = [data.episodes[data.episode_A[i]].reward >= threshold for i in rows]
@@ -114,21 +124,25 @@ def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
         learner = context.policies.learners[name]
         snapshot = learner.snapshot()
         lr = learner.set_rate(learner.kl_rate * rate_factor(options.experimental.schedule, context.rounds))
-        adapter_round = context.to_adapter_round(name, factor_A)
+        adapter_round = context.to_adapter_round(name, factor_A, rows=rows)
         tick = context.tick_of(f"update {name}", len(rows) * options.optimizer.epochs)
         improved = improve(learner, adapter_round, context.generator, tick=tick)
         factor_mean = float(factor_A[rows].mean()) if rows else None
         weighs_others = options.objective.update == "sequential" and len(learned) + 1 < len(rows_of)
         measured: dict[str, float | None] = {"kl_after": None, "kl_of_call": None, "step_share": None}
-        if rows and (weighs_others or limit is not None):
-            phase = partial(context.tick_of, f"new log-probs {name}", len(rows))
-            new_T, result, kl_after = measure(learner, adapter_round, snapshot, limit=limit, phase=phase)
+        sampled_rows = context.sampled_rows(name)
+        if sampled_rows and (weighs_others or limit is not None):
+            phase = partial(context.tick_of, f"new log-probs {name}", len(sampled_rows))
+            sampled_round = context.to_adapter_round(name, factor_A, rows=sampled_rows)
+            new_T, result, kl_after = measure(learner, sampled_round, snapshot, limit=limit, phase=phase)
             measured = {"kl_after": kl_after, "kl_of_call": result.kl, "step_share": result.share}
             if limit is not None:
                 learner.kl_rate = next_rate(learner.kl_rate, result.whole_kl, limit)
             if weighs_others:
-                ratios_A = items_to_ratios(new_T, adapter_round.items, options, old_T=adapter_round.old_T)
-                factor_A = compounded_factor(log_factor_E, ratios_A, rows, episode_A=data.episode_A, options=options)
+                ratios_A = items_to_ratios(new_T, sampled_round.items, options, old_T=sampled_round.old_T)
+                factor_A = compounded_factor(
+                    log_factor_E, ratios_A, sampled_rows, episode_A=data.episode_A, options=options
+                )
         movement = learner.movement(snapshot)
         learned[name] = {**improved, **measured, "lr": lr, "factor_mean": factor_mean, **movement}
     return learned

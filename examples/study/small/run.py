@@ -22,6 +22,9 @@ import torch
 
 from examples.study.small.games import GAMES, Game, Players, Task, mean
 from examples.study.small.model import ensure_model
+from marft_bridge.training.success_draw import rewards_to_draw_weights
+from marft_bridge.training.task_draw import TaskReward
+from trace_store.records import Trajectory
 from trainers import MarftTrainer, TrainerOptions
 
 COLLECTED, ROUNDS, EPISODES, SAMPLES = 192, 8, 64, 4
@@ -40,6 +43,7 @@ _PUBLISHED: dict[str, Any] = {
 CONDITIONS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "published update": _PUBLISHED,
+    "successes": {"replay": {"successes": 0.3}},
     "without traces": {"offline": {"mode": "off"}},
     "both signs": {"objective": {"negative_weight": 1.0}},
     "clip by length": {"experimental": {"clip_by_length": True}},
@@ -73,12 +77,14 @@ def run(game: Game, condition: str, seed: int, model: Path) -> dict[str, Any]:
     stored = game.play(players, [game.tasks[i % len(game.tasks)] for i in range(COLLECTED)])
     trainer.warm_up(stored)
     trainer.replay(stored)
-    rewards = []
+    rewards: list[float] = []
+    pool = [(0, episode) for episode in stored]
     for _ in range(ROUNDS):
         tasks: list[Task] = [t for t in draw.sample(game.tasks, EPISODES // SAMPLES) for _ in range(SAMPLES)]
         fresh = game.play(players, tasks)
         rewards.append(mean(fresh, "reward"))
-        trainer.update(fresh)
+        trainer.update(fresh, draw_older(trainer, pool, len(rewards), len(fresh)))
+        pool += [(len(rewards), episode) for episode in fresh]
     final = game.play(players, [*game.heldout, *game.heldout])
     return {
         "game": game.name,
@@ -89,6 +95,16 @@ def run(game: Game, condition: str, seed: int, model: Path) -> dict[str, Any]:
         "final": mean(final, "correct"),
         "seconds": time.perf_counter() - started,
     }
+
+
+def draw_older(
+    trainer: MarftTrainer, pool: Sequence[tuple[int, Trajectory]], number: int, fresh: int
+) -> list[Trajectory]:
+    """The older episodes that join round `number`, as `marft-bridge train` draws them; none unless the options ask."""
+    if not trainer.options.replay.successes:
+        return []
+    known = [TaskReward(t.episode.task_id, played, t.team_reward("reward") or 0.0) for played, t in pool]
+    return [pool[i][1] for i in trainer.draw_successes(rewards_to_draw_weights(known, number), fresh)]
 
 
 def to_table(rows: Sequence[Mapping[str, Any]]) -> str:

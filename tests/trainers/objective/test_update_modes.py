@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from trace_store.records import NO_LOGPROBS, Action, Reward, Trajectory
+from trainers.credit.action_credits import ActionCredit
 from trainers.errors import TrainError
 from trainers.marft import MarftTrainer
 from trainers.objective import improve
@@ -337,6 +338,91 @@ def test_older_episodes_without_a_share_are_refused(model_dir: Path) -> None:
     games = _games(trainer)
     with pytest.raises(TrainError, match=r"replay\.share is 0"):
         trainer.update(games, games)
+
+
+# -- successes of before -----------------------------------------------------------------------------------------
+
+
+def _won(trajectories: Sequence[Trajectory], reward: float = 2.0) -> list[Trajectory]:
+    """As if they had earned more than any fresh one does."""
+    return [
+        replace(
+            t,
+            episode=replace(t.episode, episode_id=f"won {t.episode.episode_id}"),
+            rewards=tuple(replace(r, value=reward) for r in t.rewards),
+        )
+        for t in trajectories
+    ]
+
+
+@pytest.mark.parametrize("options", [{}, {"granularity": "token"}, {"estimator": "rloo"}], ids=["gae", "token", "rloo"])
+def test_successes_of_before_have_no_part_in_what_fresh_episodes_are_worth(
+    model_dir: Path, options: dict[str, Any]
+) -> None:
+    alone, beside = (_trainer(model_dir, replay={"successes": 0.5}, **options) for _ in range(2))
+    fresh, older = _games(alone, 8), _won(_games(alone, 8, seed=3))
+    told_by_run: list[dict[str, list[float]]] = []
+    figures = []
+    for trainer, replayed in ((alone, []), (beside, older)):
+
+        def keep(told: Sequence[ActionCredit]) -> None:
+            told_by_run.append({c.episode_id + c.action_id: c.normalised_U.tolist() for c in told})
+
+        figures.append(trainer.update(fresh, replayed, keep))
+    assert (figures[0]["replayed"], figures[1]["replayed"]) == (0, 8)
+    assert {key: told_by_run[1][key] for key in told_by_run[0]} == told_by_run[0]
+    assert min(value for key, values in told_by_run[1].items() if key.startswith("won") for value in values) > 0
+    for name in ("value_loss", "explained_variance", "flat_groups"):
+        assert figures[1]["critic"][name] == figures[0]["critic"][name]
+
+
+def test_a_success_of_before_is_made_likelier_until_the_clip_of_when_it_was_sampled(model_dir: Path) -> None:
+    """The fresh episodes earn the same and teach nothing. One that is 28 % likelier by now has nothing to teach."""
+    for gap, moves in ((0.0, True), (-0.5, False)):
+        trainer = _trainer(model_dir, replay={"successes": 0.5}, epochs=1, minibatch_actions=1000)
+        fresh = [replace(t, rewards=tuple(replace(r, value=0.0) for r in t.rewards)) for t in _games(trainer, 8)]
+        older = [
+            replace(t, actions=tuple(replace(a, logprobs=tuple(x + gap for x in a.logprobs or ())) for a in t.actions))
+            for t in _won(_games(trainer, 8, seed=3))
+        ]
+        before = {agent: _weights(trainer, agent) for agent in AGENTS}
+        metrics = trainer.update(fresh, older)
+        assert metrics["replayed"] == 8
+        assert _moved(trainer, before) == (set(AGENTS) if moves else set())
+
+
+def test_how_far_a_round_moved_is_measured_on_its_fresh_calls_alone(model_dir: Path) -> None:
+    """Successes are held against the policy that sampled them, which may be far from today's."""
+    kls = []
+    for gap in (0.0, -3.0):
+        trainer = _trainer(model_dir, replay={"successes": 0.5}, kl_limit=1e9, lr=1e-9)
+        older = [
+            replace(t, actions=tuple(replace(a, logprobs=tuple(x + gap for x in a.logprobs or ())) for a in t.actions))
+            for t in _won(_games(trainer, 8, seed=3))
+        ]
+        agents = trainer.update(_games(trainer, 8), older)["agents"]
+        kls += [figures["kl_of_call"] for figures in agents.values()]
+        assert [figures["factor_mean"] for figures in agents.values()] == pytest.approx([1.0, 1.0], abs=1e-4)
+    assert max(kls) < 1e-4
+
+
+def test_the_better_episodes_are_drawn_by_their_weights_and_no_more_than_their_share(model_dir: Path) -> None:
+    trainer = _trainer(model_dir, replay={"successes": 0.25})
+    weights = [0.0, 1.0] * 50
+    drawn = trainer.draw_successes(weights, fresh=30)
+    assert len(drawn) == 10
+    assert drawn == sorted(set(drawn))
+    assert all(i % 2 for i in drawn)
+    assert trainer.draw_successes(weights, 30) != drawn
+    assert trainer.draw_successes([0.0, 2.0, 0.0, 1.0], 30) == [1, 3]
+    assert trainer.draw_successes([0.0], 30) == trainer.draw_successes([], 30) == []
+    often = sum(0 in trainer.draw_successes([9.0] + [1.0] * 9, 3) for _ in range(200))
+    assert often / 200 == pytest.approx(0.5, abs=0.12)  # one of ten is drawn; the first weighs as much as all others
+
+
+def test_all_older_episodes_and_the_better_ones_are_not_drawn_together(model_dir: Path) -> None:
+    with pytest.raises(ValueError, match=r"set one"):
+        _trainer(model_dir, replay={"share": 0.25, "successes": 0.25})
 
 
 @pytest.mark.parametrize("mode", ["topr", "importance", "vtrace"])

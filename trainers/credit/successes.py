@@ -1,0 +1,69 @@
+"""Successes of earlier rounds -> advantages beside those of the fresh episodes, whose own they do not change.
+
+What was drawn for having done well is no fair sample, so it has no part in a baseline, a deviation, a group or a
+critic: those are of the fresh episodes alone. A success is worth what its action earned beyond their mean, in units of
+their deviation, and nothing where the policy does as well by now.
+
+Invariant: the entries of fresh units come out as they went in; parts by source sum to the advantage. Older episodes
+come after the fresh ones, as `MarftTrainer` joins them.
+
+Shapes: _A one entry per action of the whole round, _U one per unit of it.
+"""
+
+# ruff: noqa: N803, N806 (shape suffixes)
+from __future__ import annotations
+
+import numpy as np
+
+from trainers.advantages.arrays import Floats
+from trainers.advantages.estimate import BASELINE, Estimate
+from trainers.advantages.settings import Normalization
+from trainers.batch import Round
+from trainers.credit.units import Units
+
+
+def append_successes(
+    fresh: Estimate,
+    normal: Estimate,
+    data: Round,
+    units: Units,
+    *,
+    return_A: Floats,
+    reward: str,
+    mode: Normalization,
+) -> tuple[Estimate, Estimate]:
+    """The estimates of a round's fresh units, as they came and normalised, to those of all of its units.
+
+    Args:
+        units: of the whole round.
+        return_A: what each action of the whole round earned.
+        reward: the source that a success is put down to.
+    """
+    replayed_A = np.array([data.episodes[e].replayed for e in data.episode_A], dtype=np.bool_)
+    agent_A = np.array([item.agent for item in data.items])
+    mean_A, scale_A = np.zeros_like(return_A), np.ones_like(return_A)
+    for agent in dict.fromkeys(agent_A[replayed_A].tolist()):
+        rows = agent_A == agent
+        fresh_returns = return_A[~replayed_A & (rows if mode != "batch" else True)]
+        mean_A[rows] = fresh_returns.mean() if len(fresh_returns) else 0.0
+        if mode != "none":
+            deviation = fresh_returns.std() if len(fresh_returns) else 0.0
+            excess = return_A[rows & replayed_A] - mean_A[rows & replayed_A]
+            # where all fresh runs earned the same, the best success is worth 1
+            scale_A[rows] = float(deviation) or max(float(excess.max()), float(np.finfo(np.float64).tiny))
+    is_better_A = replayed_A & (return_A > mean_A)
+    earned_A, baseline_A = np.where(is_better_A, return_A, 0.0), np.where(is_better_A, -mean_A, 0.0)
+    is_replayed_U = units.repeat(replayed_A.astype(np.float64)).astype(np.bool_)
+
+    def whole(estimate: Estimate, scale_A: Floats) -> Estimate:
+        parts = {reward: units.repeat(earned_A / scale_A), BASELINE: units.repeat(baseline_A / scale_A)}
+        by_source: dict[str, Floats] = {}
+        for name in {**estimate.by_source, **parts}:
+            part_U = parts.get(name, np.zeros(len(is_replayed_U))).copy()
+            part_U[~is_replayed_U] = estimate.by_source.get(name, 0.0)
+            by_source[name] = part_U
+        advantage_U = parts[reward] + parts[BASELINE]
+        advantage_U[~is_replayed_U] = estimate.advantage_U
+        return Estimate(advantage_U, by_source)
+
+    return whole(fresh, np.ones_like(scale_A)), whole(normal, scale_A)
