@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from marft_bridge.common.errors import ConfigError, EpisodesFailedError, RewardFailedError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.rewards.call_threads import take_thread_lines
 from marft_bridge.rewards.contract import RewardEnvironment, RunView
 from marft_bridge.rewards.scoring import Score, Scorer
 from marft_bridge.rollouts.app import load_reward
@@ -129,6 +130,7 @@ class _Summary:
             yield f"{count} of {self.episodes} episodes go without the reward {name!r}: {reason}"
         for reason, count in self.failures.most_common():
             yield f"{count} episodes were left as they were: {reason}"
+        yield from take_thread_lines()
         if self.needs_result:
             names = ", ".join(sorted(self.needs_result))
             yield f"left as they were, because they read the final state, which is not stored: {names}"

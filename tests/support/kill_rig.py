@@ -363,8 +363,8 @@ class Process:
 
     @property
     def text(self) -> str:
-        """What it has said."""
-        return self.output.read_text(errors="replace")
+        """What it has said; nothing where it was killed before it opened its output."""
+        return self.output.read_text(errors="replace") if self.output.exists() else ""
 
     @property
     def is_refused(self) -> bool:
