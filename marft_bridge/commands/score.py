@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from marft_bridge.common.errors import ConfigError, EpisodesFailedError, RewardFailedError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
-from marft_bridge.rewards.call_threads import take_thread_lines
 from marft_bridge.rewards.contract import RewardEnvironment, RunView
 from marft_bridge.rewards.scoring import Score, Scorer
 from marft_bridge.rollouts.app import load_reward
@@ -71,7 +70,7 @@ def score(config: BridgeConfig, only: Sequence[str], reporter: Reporter) -> None
             take_in_journal(folder, reporter)
     if summary.failures and not summary.episodes:
         raise EpisodesFailedError(f"no episode could be scored: {summary.failures.most_common(1)[0][0]}")
-    for line in summary.lines():
+    for line in (*summary.lines(), *scorer.take_thread_lines()):
         reporter.say(line)
 
 
@@ -130,7 +129,6 @@ class _Summary:
             yield f"{count} of {self.episodes} episodes go without the reward {name!r}: {reason}"
         for reason, count in self.failures.most_common():
             yield f"{count} episodes were left as they were: {reason}"
-        yield from take_thread_lines()
         if self.needs_result:
             names = ", ".join(sorted(self.needs_result))
             yield f"left as they were, because they read the final state, which is not stored: {names}"

@@ -45,7 +45,6 @@ from marft_bridge.comparison.variants import (
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.config.compare import Version
 from marft_bridge.recording.tool_schemas import Surface, refuse_changed, store_to_surface, surface_to_hashes
-from marft_bridge.rewards.call_threads import take_thread_lines
 from marft_bridge.rollouts.app import App, check_app, load_app, options_to_app
 from marft_bridge.rollouts.collector import Collector
 from marft_bridge.rollouts.episode_plan import EpisodeRequest, replaced_attempts, unfinished_requests
@@ -193,8 +192,6 @@ class _Runner:
                 tally = self._tallies[team.name]
                 for line in (*tally.missing_reward_lines(), *tally.silent_node_lines([*team.adapters])):
                     self._reporter.say(f"{team.name}: {line}")
-            for line in take_thread_lines():
-                self._reporter.say(line)
         return progress
 
     def surfaces(self, store: TraceStore) -> dict[str, Surface]:
@@ -236,6 +233,9 @@ class _Runner:
         stage, collectors = self._running
         jobs = [(collectors[r.variant or ""], r, self._tallies[r.variant or ""]) for r in remaining]
         stage.run(jobs, "compare", self._plan.metric)
+        for collector in dict.fromkeys(collectors.values()):
+            for line in collector.take_thread_lines():
+                self._reporter.say(line)
 
     def _store(self) -> AbstractContextManager[TraceStore]:
         return open_run_store(self._folder, self._reporter, WAIT_IN_RUN_S)

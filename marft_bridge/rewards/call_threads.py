@@ -100,9 +100,9 @@ def _raise_in(thread_id: int, error: type[BaseException] | None) -> None:
 class RewardCall:
     """One call of a reward function, and what its code has threads do."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, leftovers: Leftovers) -> None:
         _follow_threads()
-        self.source = source
+        self._leftovers = leftovers
         self.is_late = False  # whether it ended by its limit
         self._is_over = False
         self._works: set[_Work] = set()
@@ -152,8 +152,7 @@ class RewardCall:
         for work in works:
             work.leave_pool()
         if self.remaining():
-            with _LEFTOVERS.lock:
-                _LEFTOVERS.calls.append(self)
+            self._leftovers.add(self)
             ender = threading.Thread(target=self._end_works, name="reward-end", daemon=True)
             Context().run(ender.start)  # in no context of a call
 
@@ -161,7 +160,7 @@ class RewardCall:
         if not self.is_late:
             time.sleep(_GRACE_S)
             if works := self.remaining():
-                _LEFTOVERS.note(self.source, works)
+                self._leftovers.note(works)
         deadline_s, pause_s = time.monotonic() + _ENDING_S, _PAUSE_S
         while (works := self.remaining()) and time.monotonic() < deadline_s:
             for work in works:
@@ -171,54 +170,62 @@ class RewardCall:
             pause_s = min(2 * pause_s, 1.0)
 
 
-class _Leftovers:
-    """What calls left behind in this process, until a command says it."""
+class Leftovers:
+    """What the calls of one reward function left behind."""
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.calls: list[RewardCall] = []  # those that are over and of which something may go on
-        self._left: Counter[str] = Counter()  # source -> threads and pieces of work
-        self._known_sources: set[str] = set()
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self._lock = threading.Lock()
+        self._calls: list[RewardCall] = []  # those that are over and of which something may go on
+        self._left_count = 0  # threads and pieces of work that went on when a call returned, and were not said yet
+        self._is_logged = False
 
-    def note(self, source: str, works: list[_Work]) -> None:
-        """Counts what a call that returned, or raised, left behind; logs the first of a source."""
-        with self.lock:
-            is_first = source not in self._known_sources
-            self._known_sources.add(source)
-            self._left[source] += len(works)
+    def add(self, call: RewardCall) -> None:
+        """Keeps a call that is over and of which something goes on."""
+        with self._lock:
+            self._calls.append(call)
+        with _ALL_LOCK:
+            _ALL.add(self)
+
+    def endless_calls(self) -> list[RewardCall]:
+        """The calls that are over and of which something still goes on."""
+        with self._lock:
+            self._calls = [call for call in self._calls if call.remaining()]
+            return list(self._calls)
+
+    def note(self, works: list[_Work]) -> None:
+        """Counts what a call that returned, or raised, left running; logs the first."""
+        with self._lock:
+            is_first, self._is_logged = not self._is_logged, True
+            self._left_count += len(works)
         if is_first:
             log.warning(
                 "the reward %r returned and left running: %s. That is ended; start what is to stay when its module is "
                 "loaded, not in a call",
-                source,
+                self.source,
                 _to_names(works),
             )
 
     def take_lines(self) -> list[str]:
-        with self.lock:
-            left, self._left = self._left, Counter()
-            self.calls = [call for call in self.calls if call.remaining()]
-            calls = list(self.calls)
-        lines = [
-            f"the reward {source!r} left {count} threads or pieces of work running when its calls returned; "
-            "they were ended"
-            for source, count in left.items()
-        ]
-        for source in dict.fromkeys(call.source for call in calls):
-            works = [work for call in calls if call.source == source for work in call.remaining()]
+        """What calls left running since this was last asked, and what of all calls cannot be ended, for people."""
+        with self._lock:
+            left_count, self._left_count = self._left_count, 0
+        lines = []
+        if left_count:
             lines.append(
-                f"{len(works)} threads of the reward {source!r} go on after its calls, because what they run does not "
-                f"return to Python: {_to_names(works)}; nothing waits for them"
+                f"the reward {self.source!r} left {left_count} threads or pieces of work running when its calls "
+                "returned; they were ended"
+            )
+        if works := [work for call in self.endless_calls() for work in call.remaining()]:
+            lines.append(
+                f"{len(works)} threads of the reward {self.source!r} go on after its calls, because what they run does "
+                f"not return to Python: {_to_names(works)}; nothing waits for them"
             )
         return lines
 
 
-_LEFTOVERS = _Leftovers()
-
-
-def take_thread_lines() -> list[str]:
-    """What calls of rewards left behind in this process since it was last asked, and what cannot be ended: lines."""
-    return _LEFTOVERS.take_lines()
+_ALL: set[Leftovers] = set()  # those of this process with calls of which something went on
+_ALL_LOCK = threading.Lock()
 
 
 def _to_names(works: list[_Work]) -> str:
@@ -298,7 +305,8 @@ def _run_once(thread: threading.Thread, work: _Work) -> None:
 
 def _release_exit() -> None:
     """Has the interpreter, which ends, not wait for threads of pools that are in a piece of a call that is over."""
-    works = [work for call in list(_LEFTOVERS.calls) for work in call.remaining() if work.future is not None]
+    calls = [call for leftovers in list(_ALL) for call in leftovers.endless_calls()]
+    works = [work for call in calls for work in call.remaining() if work.future is not None]
     stuck_threads = {work.thread for work in works if work.thread is not None}
     for thread in stuck_threads:
         thread_pools._threads_queues.pop(thread, None)  # type: ignore[attr-defined]

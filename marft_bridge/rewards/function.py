@@ -22,7 +22,7 @@ from pydantic import Field
 
 from marft_bridge.common.errors import GraphError, RewardFailedError
 from marft_bridge.common.import_name import load_name
-from marft_bridge.rewards.call_threads import RewardCall
+from marft_bridge.rewards.call_threads import Leftovers, RewardCall
 from marft_bridge.rewards.contract import ANY_LEVEL, Absent, Earned, Kind, NeedsResult, RewardOptions, RunView
 from marft_bridge.rewards.time_limit import comes_from_outside
 
@@ -52,7 +52,7 @@ class UserFunction:
         self.source = source
         self._function = function
         self.takes_run = _takes_run(function)
-        self._endless_calls: list[RewardCall] = []  # over, but of which something went on
+        self.leftovers = Leftovers(source)
 
     async def __call__(self, run: RunView) -> Any:
         """What the function returns for a run.
@@ -65,7 +65,7 @@ class UserFunction:
         result = UnstoredState() if run.rescoring else run.result
         arguments = (run.task, result, run) if self.takes_run else (run.task, result)
         self._refuse_endless()
-        call, is_late = RewardCall(self.source), True
+        call, is_late = RewardCall(self.leftovers), True
         try:
             if _is_async(self._function):
                 with call.entered():
@@ -88,20 +88,18 @@ class UserFunction:
             return value
         finally:
             call.end(is_late=is_late)
-            if call.remaining():
-                self._endless_calls.append(call)
 
     def _to_failure(self, error: BaseException) -> RewardFailedError:
         return RewardFailedError(f"the reward {self.source!r} failed: {type(error).__name__}: {error}")
 
     def _refuse_endless(self) -> None:
-        self._endless_calls = [call for call in self._endless_calls if call.remaining()]
-        if sum(call.is_late for call in self._endless_calls) >= MAX_LATE_CALLS:
+        endless_calls = self.leftovers.endless_calls()
+        if sum(call.is_late for call in endless_calls) >= MAX_LATE_CALLS:
             raise GraphError(
                 f"the reward {self.source!r}: {MAX_LATE_CALLS} calls of it still run after their time limit; "
                 "have it give up"
             )
-        if sum(len(call.remaining()) for call in self._endless_calls) >= MAX_LEFT_THREADS:
+        if sum(len(call.remaining()) for call in endless_calls) >= MAX_LEFT_THREADS:
             raise GraphError(
                 f"the reward {self.source!r}: {MAX_LEFT_THREADS} threads that it started go on after its calls and "
                 "cannot be ended; have them give up"
@@ -237,12 +235,17 @@ def _load_function(name: str, key: str) -> UserFunction:
 
 def check_function(options: PythonOptions) -> None:
     """Raises GraphError for a name that leads to no function."""
-    _load_function(options.function, f"rewards.{options.name}.function")
+    declared_function(options)
+
+
+def declared_function(options: PythonOptions) -> UserFunction:
+    """The function of a table. Raises GraphError as `check_function`."""
+    return _load_function(options.function, f"rewards.{options.name}.function")
 
 
 async def python(options: PythonOptions, run: RunView) -> list[Earned]:
     """See `PythonOptions`."""
-    value = await _load_function(options.function, f"rewards.{options.name}.function")(run)
+    value = await declared_function(options)(run)
     return value_to_earned(value, options.name, options.function)
 
 

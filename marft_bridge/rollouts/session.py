@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
-from marft_bridge.rewards.call_threads import take_thread_lines
 from marft_bridge.rollouts.app import App
 from marft_bridge.rollouts.collector import Collector
 from marft_bridge.rollouts.episode_plan import EpisodeRequest
@@ -40,7 +39,7 @@ class Session:
         self.stage.run([(self.collector, request, tally) for request in requests], title, reward)
         for line in (*tally.failure_lines(), *tally.missing_reward_lines(), *tally.silent_node_lines(self.nodes)):
             self.reporter.say(line)
-        for line in take_thread_lines():
+        for line in self.collector.take_thread_lines():
             self.reporter.say(line)
         return tally
 

@@ -27,7 +27,7 @@ from support.reward_rig import example_run, score, table
 
 from marft_bridge.common.errors import RewardFailedError
 from marft_bridge.rewards import contract, registry
-from marft_bridge.rewards.call_threads import RewardCall
+from marft_bridge.rewards.call_threads import Leftovers, RewardCall
 from marft_bridge.rewards.contract import Earned, Kind, RewardOptions, RunView
 from marft_bridge.rewards.scoring import Scorer
 
@@ -320,7 +320,7 @@ def test_no_request_to_end_arrives_in_what_a_thread_does_next() -> None:
 
     rng = random.Random(1)
     for _ in range(60):
-        call = RewardCall("f")
+        call = RewardCall(Leftovers("f"))
         with call.entered():
             pieces = [pool.submit(own, rng) for _ in range(2)]
         honest_pieces = [pool.submit(honest) for _ in range(4)]
@@ -338,7 +338,6 @@ def test_what_never_returns_from_c_keeps_neither_run_nor_process_and_is_counted(
     code = f"""
 import asyncio, threading, time
 from concurrent.futures import ThreadPoolExecutor
-from marft_bridge.rewards.call_threads import take_thread_lines
 from marft_bridge.rewards.contract import RunView
 from marft_bridge.rewards.scoring import Scorer
 
@@ -357,10 +356,11 @@ def pool(*_):
 async def to_thread(*_):
     await asyncio.to_thread(never.acquire)
 
-score = asyncio.run(Scorer(function=({form}, "f"), timeout_s=0.5).run_to_score(RunView({{}}, {{}})))
+scorer = Scorer(function=({form}, "f"), timeout_s=0.5)
+score = asyncio.run(scorer.run_to_score(RunView({{}}, {{}})))
 print(score.team, score.absent)
 time.sleep(0.5)
-for line in take_thread_lines():
+for line in scorer.take_thread_lines():
     print(line)
 """
     process = subprocess.run(
