@@ -104,6 +104,7 @@ class RewardCall:
         _follow_threads()
         self._leftovers = leftovers
         self.is_late = False  # whether it ended by its limit
+        self.is_counted = threading.Event()  # set when what it left running is counted, or it ended by its limit
         self._is_over = False
         self._works: set[_Work] = set()
         self._lock = threading.Lock()
@@ -161,6 +162,7 @@ class RewardCall:
             time.sleep(_GRACE_S)
             if works := self.remaining():
                 self._leftovers.note(works)
+        self.is_counted.set()
         deadline_s, pause_s = time.monotonic() + _ENDING_S, _PAUSE_S
         while (works := self.remaining()) and time.monotonic() < deadline_s:
             for work in works:
@@ -208,6 +210,8 @@ class Leftovers:
 
     def take_lines(self) -> list[str]:
         """What calls left running since this was last asked, and what of all calls cannot be ended, for people."""
+        for call in self.endless_calls():
+            call.is_counted.wait(1.0)
         with self._lock:
             left_count, self._left_count = self._left_count, 0
         lines = []
