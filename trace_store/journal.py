@@ -22,6 +22,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from pathlib import Path
@@ -284,7 +285,7 @@ class Journal:
                 return
             self._sync_thread = threading.Thread(target=self._sync_while_requested, name="journal-sync", daemon=True)
             try:
-                self._sync_thread.start()
+                Context().run(self._sync_thread.start)  # it serves all runs, so it belongs to no context of one
             except RuntimeError:  # the interpreter is ending, or the system has no thread left
                 self._sync_thread, self._sync_requested = None, False
                 self._sync_unattended()

@@ -70,7 +70,7 @@ def score(config: BridgeConfig, only: Sequence[str], reporter: Reporter) -> None
             take_in_journal(folder, reporter)
     if summary.failures and not summary.episodes:
         raise EpisodesFailedError(f"no episode could be scored: {summary.failures.most_common(1)[0][0]}")
-    for line in summary.lines():
+    for line in (*summary.lines(), *scorer.take_thread_lines()):
         reporter.say(line)
 
 

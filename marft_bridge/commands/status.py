@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from marft_bridge.common.errors import ConfigError, StoreError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
@@ -9,7 +11,7 @@ from marft_bridge.live.status import read_live_lines
 from marft_bridge.rewards.code import CodeOptions
 from marft_bridge.runs.named_version import read_named_version
 from marft_bridge.runs.run_folder import RunFolder, read_forecast, read_metrics
-from marft_bridge.sandbox.programs import WALLS, NotStarted, wall_refusal
+from marft_bridge.sandbox.programs import WALLS, Isolation, NotStarted, wall_refusal
 from marft_bridge.serving.server_file import running_servers
 from trace_store.journal import is_recorded
 from trace_store.store import TraceStore
@@ -45,19 +47,35 @@ def status(config: BridgeConfig, reporter: Reporter) -> None:
         reporter.say(f"  {line}")
     if (folder.path / "report.html").exists():
         reporter.say(f"  report: {folder.path / 'report.html'}")
-    if any(isinstance(reward, CodeOptions) for reward in config.rewards):
-        reporter.say(f"  programs that models write: {_walls_to_text()}")
+    reporter.say(f"  programs that models write: {_walls_to_text(_required_walls(config))}")
 
 
-def _walls_to_text() -> str:
-    """The walls of this machine for untrusted programs, and why it lacks the others."""
+def _required_walls(config: BridgeConfig) -> list[Isolation]:
+    """The walls that the rewards of the configuration name."""
+    names = [reward.isolation for reward in config.rewards if isinstance(reward, CodeOptions)]
+    return [wall for wall in dict.fromkeys(names) if wall is not None]
+
+
+def _walls_to_text(required: Sequence[Isolation] = ()) -> str:
+    """Behind which wall this machine runs untrusted programs, which others it has, and why it lacks the rest.
+
+    Args:
+        required: what the configuration names, in place of the strongest.
+    """
     try:
         refusals = {wall: wall_refusal(wall) for wall in WALLS}
     except NotStarted as reason:
         return str(reason)
+    held = [wall for wall, refusal in refusals.items() if refusal is None]
+    used = [*required] or held[:1]
+    text = f"behind {' and '.join(map(repr, used))}" if used else "refused, since no wall holds here"
+    spare = [wall for wall in held if wall not in used]
     return "; ".join(
-        f"behind {wall!r}" if refusal is None else f"not behind {wall!r}: {refusal}"
-        for wall, refusal in refusals.items()
+        [
+            text + (", as the configuration says" if required else ""),
+            *([f"this machine also has {' and '.join(map(repr, spare))}"] if spare else []),
+            *(f"not {wall!r}: {refusal}" for wall, refusal in refusals.items() if refusal is not None),
+        ]
     )
 
 

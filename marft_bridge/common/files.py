@@ -1,12 +1,19 @@
 """A text or bytes -> a whole file: a reader sees the old one or the new one, never a part; only its owner can read it.
 
-Invariant: once it is written, a power cut takes neither its bytes nor its name away.
+Invariants: once it is written, a power cut takes neither its bytes nor its name away; what a killed writer left of an
+earlier try is deleted by the next writer of the same file, and nothing of a writer that lives is.
 """
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import os
+import re
+import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from trace_store.files import sync
@@ -17,14 +24,50 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
     A link of that name is replaced itself; what it leads to stays as it is.
     """
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # created 0600
+    with replacing(path) as (handle, _), os.fdopen(handle, "wb", closefd=False) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[tuple[int, Path]]:
+    """An empty file, 0600, by its open descriptor and its path; it takes the name `path` when the block ends."""
+    _delete_leftovers(path)
+    handle, temporary = _make_temporary(path)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
+        yield handle, temporary
+        os.fsync(handle)
+        temporary.replace(path)
         sync(path.parent)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
+    finally:
+        os.close(handle)
+
+
+def _make_temporary(path: Path) -> tuple[int, Path]:
+    """A file beside `path` that is locked: whoever dies lets go, and the next writer knows it for a leftover."""
+    while True:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # created 0600
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:
+            return handle, Path(name)
+        os.close(handle)  # another writer took it for a leftover before it was locked
+
+
+def _delete_leftovers(path: Path) -> None:
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        if re.fullmatch(r"[a-z0-9_]{8}", leftover.name[len(path.name) + 2 :]) is None:
+            continue
+        try:
+            handle = os.open(leftover, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:  # gone meanwhile, a link, or another user's
+            continue
+        try:
+            if stat.S_ISREG(os.fstat(handle).st_mode):
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                leftover.unlink(missing_ok=True)
+        except BlockingIOError:  # its writer lives
+            continue
+        finally:
+            os.close(handle)

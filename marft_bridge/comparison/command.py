@@ -233,6 +233,9 @@ class _Runner:
         stage, collectors = self._running
         jobs = [(collectors[r.variant or ""], r, self._tallies[r.variant or ""]) for r in remaining]
         stage.run(jobs, "compare", self._plan.metric)
+        for collector in dict.fromkeys(collectors.values()):
+            for line in collector.take_thread_lines():
+                self._reporter.say(line)
 
     def _store(self) -> AbstractContextManager[TraceStore]:
         return open_run_store(self._folder, self._reporter, WAIT_IN_RUN_S)

@@ -2,19 +2,16 @@
 
 A plain function runs in a thread of its own, an async one on the loop, so that neither stops the other episodes.
 Invariants: whatever the function raises, and a return value of another shape, is an error of the episode that names the
-function; a thread that is still busy after its time limit is ended as soon as it runs Python again, does not keep the
-process from ending, and `MAX_LATE_THREADS` that cannot be ended end the run. The time limit is the caller's: it cancels
-the call.
+function; what a call started is over soon after it (`call_threads`); `MAX_LATE_CALLS` that cannot be ended, or
+`MAX_LEFT_THREADS`, end the run. The time limit is the caller's: it cancels the call.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import inspect
 import math
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import copy_context
@@ -25,11 +22,12 @@ from pydantic import Field
 
 from marft_bridge.common.errors import GraphError, RewardFailedError
 from marft_bridge.common.import_name import load_name
+from marft_bridge.rewards.call_threads import Leftovers, RewardCall
 from marft_bridge.rewards.contract import ANY_LEVEL, Absent, Earned, Kind, NeedsResult, RewardOptions, RunView
 from marft_bridge.rewards.time_limit import comes_from_outside
 
-MAX_LATE_THREADS = 8  # of one function, still busy after their time limit: as many end the run
-_ENDING_S = 60.0  # for as long a thread that is late is asked to end
+MAX_LATE_CALLS = 8  # of one function, still busy after their time limit: as many end the run
+MAX_LEFT_THREADS = 64  # of all ended calls of one function
 _LEVELS: Mapping[str, Literal["agent", "step"]] = {"agent": "agent", "step": "step"}
 
 
@@ -54,7 +52,7 @@ class UserFunction:
         self.source = source
         self._function = function
         self.takes_run = _takes_run(function)
-        self._late_threads: list[threading.Thread] = []
+        self.leftovers = Leftovers(source)
 
     async def __call__(self, run: RunView) -> Any:
         """What the function returns for a run.
@@ -66,37 +64,56 @@ class UserFunction:
         """
         result = UnstoredState() if run.rescoring else run.result
         arguments = (run.task, result, run) if self.takes_run else (run.task, result)
-        self._refuse_late_threads()
+        self._refuse_endless()
+        call, is_late = RewardCall(self.leftovers), True
         try:
-            value = self._function(*arguments) if _is_async(self._function) else await self._call_in_thread(arguments)
-            return await value if inspect.isawaitable(value) else value
+            if _is_async(self._function):
+                with call.entered():
+                    value = self._function(*arguments)
+            else:
+                value = await self._call_in_thread(call, arguments)
+            if inspect.isawaitable(value):
+                with call.entered():
+                    value = await value
         except (Absent, RewardFailedError):
+            is_late = False
             raise
         except BaseException as error:
             if comes_from_outside(error):
                 raise
+            is_late = isinstance(error, GeneratorExit)  # closed, since it caught its cancellation
             raise self._to_failure(error) from error
+        else:
+            is_late = False
+            return value
+        finally:
+            call.end(is_late=is_late)
 
     def _to_failure(self, error: BaseException) -> RewardFailedError:
         return RewardFailedError(f"the reward {self.source!r} failed: {type(error).__name__}: {error}")
 
-    def _refuse_late_threads(self) -> None:
-        self._late_threads = [thread for thread in self._late_threads if thread.is_alive()]
-        if len(self._late_threads) >= MAX_LATE_THREADS:
+    def _refuse_endless(self) -> None:
+        endless_calls = self.leftovers.endless_calls()
+        if sum(call.is_late for call in endless_calls) >= MAX_LATE_CALLS:
             raise GraphError(
-                f"the reward {self.source!r}: {MAX_LATE_THREADS} calls of it still run after their time limit; "
+                f"the reward {self.source!r}: {MAX_LATE_CALLS} calls of it still run after their time limit; "
                 "have it give up"
             )
+        if sum(len(call.remaining()) for call in endless_calls) >= MAX_LEFT_THREADS:
+            raise GraphError(
+                f"the reward {self.source!r}: {MAX_LEFT_THREADS} threads that it started go on after its calls and "
+                "cannot be ended; have them give up"
+            )
 
-    async def _call_in_thread(self, arguments: tuple[Any, ...]) -> Any:
-        loop, context = asyncio.get_running_loop(), copy_context()
+    async def _call_in_thread(self, call: RewardCall, arguments: tuple[Any, ...]) -> Any:
+        loop = asyncio.get_running_loop()
         outcome: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
 
         def set_outcome(value: Any, error: BaseException | None) -> None:
             if not outcome.done():
                 outcome.set_result((value, error))
 
-        def call() -> None:
+        def call_function() -> None:
             value, error = None, None
             try:
                 value = context.run(self._function, *arguments)
@@ -105,34 +122,16 @@ class UserFunction:
             with suppress(RuntimeError):  # the loop was closed: nobody waits any more
                 loop.call_soon_threadsafe(set_outcome, value, error)
 
-        # Not a pool: the interpreter waits for a pool's threads when it ends.
-        thread = threading.Thread(target=call, name="reward", daemon=True)
-        thread.start()
-        try:
-            value, error = await outcome
-        except asyncio.CancelledError:
-            self._late_threads.append(thread)
-            threading.Thread(target=_end_thread, args=(thread,), name="reward-end", daemon=True).start()
-            raise
+        with call.entered():
+            context = copy_context()
+            # Not a pool: the interpreter waits for a pool's threads when it ends.
+            threading.Thread(target=call_function, name="reward", daemon=True).start()
+        value, error = await outcome
         if isinstance(error, Absent):
             raise error
         if error is not None:  # of that thread, so none of it is a Ctrl-C or a cancellation
             raise self._to_failure(error) from error
         return value
-
-
-class _PastLimit(SystemExit):
-    """Raised in a thread whose call took longer than its time limit."""
-
-
-def _end_thread(thread: threading.Thread) -> None:
-    """Raises `_PastLimit` in the thread while it goes on. Nothing can stop a call into C: it ends when that returns."""
-    assert thread.ident is not None
-    deadline_s, pause_s = time.monotonic() + _ENDING_S, 0.02
-    while thread.is_alive() and time.monotonic() < deadline_s:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(_PastLimit))
-        thread.join(pause_s)
-        pause_s = min(2 * pause_s, 1.0)
 
 
 def _takes_run(function: Callable[..., Any]) -> bool:
@@ -236,12 +235,17 @@ def _load_function(name: str, key: str) -> UserFunction:
 
 def check_function(options: PythonOptions) -> None:
     """Raises GraphError for a name that leads to no function."""
-    _load_function(options.function, f"rewards.{options.name}.function")
+    declared_function(options)
+
+
+def declared_function(options: PythonOptions) -> UserFunction:
+    """The function of a table. Raises GraphError as `check_function`."""
+    return _load_function(options.function, f"rewards.{options.name}.function")
 
 
 async def python(options: PythonOptions, run: RunView) -> list[Earned]:
     """See `PythonOptions`."""
-    value = await _load_function(options.function, f"rewards.{options.name}.function")(run)
+    value = await declared_function(options)(run)
     return value_to_earned(value, options.name, options.function)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from marft_bridge.common.errors import BridgeError, ConfigError, GraphError, RewardFailedError
 from marft_bridge.rewards.contract import Absent, Earned, NeedsResult, RewardOptions, RunView
-from marft_bridge.rewards.function import UserFunction, value_to_earned_by_name
+from marft_bridge.rewards.function import PythonOptions, UserFunction, declared_function, value_to_earned_by_name
 from marft_bridge.rewards.registry import kind_of, rewards_to_layers
 from marft_bridge.rewards.time_limit import comes_from_outside, within
 from trace_store.records import Reward
@@ -100,6 +100,13 @@ class Scorer:
         self.needs_record = bool(declared_rewards) or (self._function is not None and self._function.takes_run)
         for options in declared_rewards:
             kind_of(options).check(options)
+        self._user_functions = [declared_function(each) for each in declared_rewards if isinstance(each, PythonOptions)]
+        if self._function is not None:
+            self._user_functions.append(self._function)
+
+    def take_thread_lines(self) -> list[str]:
+        """What calls of functions left running since this was last asked, and what cannot be ended: lines."""
+        return [line for function in dict.fromkeys(self._user_functions) for line in function.leftovers.take_lines()]
 
     async def run_to_score(
         self,

@@ -128,6 +128,10 @@ class Collector:
         self._code = UserCode(app.name)
         self._scorer, self._reward_context = app.scorer(), reward_context
 
+    def take_thread_lines(self) -> list[str]:
+        """As `Scorer.take_thread_lines`."""
+        return self._scorer.take_thread_lines()
+
     async def requests_to_episodes(
         self, requests: Iterable[EpisodeRequest], on_finished: Callable[[Tally], None] = lambda _: None
     ) -> Tally:

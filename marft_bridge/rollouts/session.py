@@ -39,6 +39,8 @@ class Session:
         self.stage.run([(self.collector, request, tally) for request in requests], title, reward)
         for line in (*tally.failure_lines(), *tally.missing_reward_lines(), *tally.silent_node_lines(self.nodes)):
             self.reporter.say(line)
+        for line in self.collector.take_thread_lines():
+            self.reporter.say(line)
         return tally
 
 

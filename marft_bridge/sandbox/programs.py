@@ -1,10 +1,11 @@
 """An untrusted Python program and its limits -> its output, and how it ended.
 
-The program runs in a process of its own behind the strongest wall that this kernel gives without root (`confine`
-builds it): no network, no files but the interpreter's and its own folder's, nobody else's processes, an empty
-environment, limits on processor time, memory, files, processes and output. Invariants: when `run_in_sandbox` returns,
-nothing that the program started is alive (except behind `limits-only`) and its folder is gone; a wall that the kernel
-refuses is an error, never replaced by a weaker one.
+The program runs in a process of its own behind the strongest wall that this kernel gives without root: no network, no
+files but the interpreter's and its own folder's, nobody else's processes, an empty environment, limits on processor
+time, memory, files, processes and output. `confine` builds it; with `bubblewrap`, inside of namespaces and a root that
+bwrap has made before, so that what gets through one of the two is held by the other. Invariants: when `run_in_sandbox`
+returns, nothing that the program started is alive (except behind `limits-only`) and its folder is gone; a wall that the
+kernel refuses is an error, never replaced by a weaker one.
 """
 
 from __future__ import annotations
@@ -29,16 +30,19 @@ from typing import Any, Literal
 
 from marft_bridge.common.errors import GraphError
 
-Isolation = Literal["namespaces", "landlock", "limits-only"]
+Isolation = Literal["bubblewrap", "namespaces", "landlock", "limits-only"]
 EndReason = Literal["finished", "exit-status", "wall-time", "cpu-time", "memory", "output", "signal"]
 
-WALLS: tuple[Isolation, ...] = ("namespaces", "landlock")
+WALLS: tuple[Isolation, ...] = ("bubblewrap", "namespaces", "landlock")
 """The walls, the strongest first."""
 _MB = 1 << 20
 _CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _RUN_SLOTS = threading.BoundedSemaphore(_CPUS)  # more at a time would only exceed their wall time
+_LAUNCHER = Path(__file__).resolve().with_name("confine.py")
+_NOBODY = "65534"
 _START_S = 30.0  # for interpreter and walls, on a busy machine
 _KILL_GRACE_S = 5.0
+_SYSTEM_PATH = "/usr/bin:/bin:/usr/local/bin:/run/current-system/sw/bin"  # not PATH, in which anything may lie
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +255,7 @@ def _start_box(
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     whole_request = {
         **request,
-        "isolation": wall,
+        "isolation": "namespaces" if wall == "bubblewrap" else wall,
         "box": folder,
         "readable": readable,
         "hidden": hidden,
@@ -270,7 +274,8 @@ def _start_box(
     try:
         process = subprocess.Popen(
             [
-                *(_interpreter_path(), "-I", "-S", "-B", str(Path(__file__).with_name("confine.py"))),
+                *(_bubblewrap_command(folder) if wall == "bubblewrap" else ()),
+                *(_interpreter_path(), "-I", "-S", "-B", str(_LAUNCHER)),
                 *map(str, passed_fds),
             ],
             stdin=subprocess.PIPE,
@@ -289,8 +294,11 @@ def _start_box(
     try:
         process.stdin.write(json.dumps(whole_request).encode())  # the launcher reads all of it before anything else
         process.stdin.close()
-    except BrokenPipeError:
+    except BrokenPipeError:  # it has ended, and what it said is in the pipe
         box.is_open = False
+        assert process.stderr is not None
+        os.set_blocking(process.stderr.fileno(), False)
+        box.outputs["stderr"] += process.stderr.read() or b""
     return box
 
 
@@ -333,8 +341,33 @@ def _exchange(boxes: Sequence[_Box], limits: Limits) -> None:
 
 
 def _terminate(process: subprocess.Popen[bytes]) -> None:
+    """Has a launcher end what it started, and wait for that."""
+    if _kill_namespace_of_bubblewrap(process):
+        return
     with suppress(ProcessLookupError):  # not Popen.terminate, which may reap the process and so free its id
         os.kill(process.pid, signal.SIGTERM)
+
+
+def _kill_namespace_of_bubblewrap(process: subprocess.Popen[bytes]) -> bool:
+    """Kills the first process of the namespace that a bwrap made: False where there is none.
+
+    The kernel then ends all others in it, and the first is seen to end when there are no others any more. A bwrap that
+    is told to end itself does not wait for them.
+    """
+    command = process.args
+    if not (isinstance(command, list) and command[0] == _bubblewrap_path()):
+        return False
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    with suppress(OSError, ValueError):
+        (child,) = children.read_text(encoding="ascii").split()
+        pidfd = os.pidfd_open(int(child))
+        try:
+            if child in children.read_text(encoding="ascii").split():  # else the number may be another process's
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                return True
+        finally:
+            os.close(pidfd)
+    return False
 
 
 def _end_process(process: subprocess.Popen[bytes]) -> None:
@@ -399,6 +432,36 @@ def _set_reason(end: ProgramEnd, stop_reason: EndReason | None, limits: Limits) 
 def _interpreter_path() -> str:
     """The interpreter itself; for a virtual environment, the one that it was made from."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+def _bubblewrap_path() -> str | None:
+    """Where bwrap is installed; None where it is not."""
+    return shutil.which("bwrap", path=_SYSTEM_PATH)
+
+
+def _bubblewrap_command(folder: str) -> list[str]:
+    """What comes before a launcher's command to have it in namespaces and a read-only root of bwrap's.
+
+    The launcher needs /proc to map its users, and the folder to build its own root over. Root stays root in it, since
+    the kernel limits no process of root's: the launcher becomes nobody, as it does without bwrap. Raises _RefusedWall.
+    """
+    path = _bubblewrap_path()
+    if path is None:
+        raise _RefusedWall("bubblewrap (the program bwrap) is not installed")
+    readable, hidden = _interpreter_files()
+    links = [(str(Path(link).readlink()), link) for link in ("/lib", "/lib64") if Path(link).is_symlink()]
+    own_folder = str(_LAUNCHER.parent)
+    return [
+        *(path, "--die-with-parent", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
+        "--unshare-cgroup-try",
+        *(() if os.geteuid() == 0 else ("--unshare-user", "--uid", _NOBODY, "--gid", _NOBODY)),
+        *(part for name in readable for part in ("--ro-bind", name, name)),
+        *(part for target, link in links for part in ("--symlink", target, link)),
+        *(part for name in hidden for part in ("--tmpfs", name)),
+        *("--ro-bind", own_folder, own_folder),
+        *(part for name in hidden for part in ("--remount-ro", name)),
+        *("--proc", "/proc", "--dev", "/dev", "--dir", folder, "--chdir", "/", "--remount-ro", "/", "--"),
+    ]
 
 
 @functools.cache

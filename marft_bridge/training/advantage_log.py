@@ -13,15 +13,14 @@ parts are left out first, then the last episodes. It holds ids and numbers, no t
 # ruff: noqa: S608 - statements are put together from constants and quoted paths; every value is bound
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trace_store.files import make_folder, sync
+from marft_bridge.common.files import replacing
+from trace_store.files import make_folder
 
 if TYPE_CHECKING:
     import duckdb
@@ -63,18 +62,8 @@ def _replacing(path: Path) -> Iterator[tuple[duckdb.DuckDBPyConnection, str]]:
     """A connection and the quoted path of a new file, 0600, which takes the name when the block ends."""
     import duckdb
 
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".round-")  # created 0600
-    try:
-        with duckdb.connect(config={"threads": 1}) as con:
-            yield con, "'" + temporary.replace("'", "''") + "'"
-        os.fsync(handle)
-        Path(temporary).replace(path)
-        sync(path.parent)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(handle)
+    with replacing(path) as (_, temporary), duckdb.connect(config={"threads": 1}) as con:
+        yield con, "'" + str(temporary).replace("'", "''") + "'"
 
 
 def _columns(credits_of_round: Sequence[ActionCredit]) -> dict[str, Any]:

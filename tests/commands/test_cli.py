@@ -17,6 +17,7 @@ from marft_bridge import cli
 from marft_bridge.commands import status as status_command
 from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.runs.run_folder import RunFolder
+from marft_bridge.sandbox.programs import WALLS, Isolation, wall_refusal
 from trace_store.store import TraceStore
 
 EXAMPLE = ROOT / "examples/math_duo/bridge.toml"
@@ -154,12 +155,37 @@ def test_a_store_of_a_newer_version_is_refused_with_both_versions(
     assert "knows up to 4" in error
 
 
-def test_status_tells_the_walls_of_the_machine_to_whom_a_reward_runs_programs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("refused", "required", "text"),
+    [
+        ({}, [], "behind 'bubblewrap'; this machine also has 'namespaces' and 'landlock'"),
+        (
+            {"bubblewrap": "bubblewrap (the program bwrap) is not installed", "namespaces": "not permitted"},
+            [],
+            "behind 'landlock'; not 'bubblewrap': bubblewrap (the program bwrap) is not installed; "
+            "not 'namespaces': not permitted",
+        ),
+        ({}, ["landlock"], "behind 'landlock', as the configuration says; this machine also has 'bubblewrap' and"),
+        (dict.fromkeys(WALLS, "no"), [], "refused, since no wall holds here; not 'bubblewrap': no; not 'namespaces'"),
+    ],
+)
+def test_status_tells_which_walls_a_machine_has_and_which_one_is_used(
+    refused: dict[str, str], required: list[Isolation], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refusals: dict[str, str | None] = {"namespaces": "not permitted", "landlock": None}
-    monkeypatch.setattr(status_command, "wall_refusal", refusals.get)
-    assert status_command._walls_to_text() == "not behind 'namespaces': not permitted; behind 'landlock'"
+    monkeypatch.setattr(status_command, "wall_refusal", refused.get)
+    assert status_command._walls_to_text(required).startswith(text)
+
+
+def test_status_says_the_walls_that_hold_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = variant(tmp_path)
+    Path(flags[-1]).mkdir()
+    assert cli.run(["status", *flags]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "programs that models write" in line]
+    refusals = {wall: wall_refusal(wall) for wall in WALLS}
+    held = [wall for wall in WALLS if refusals[wall] is None]
+    if held:
+        assert f"programs that models write: behind {held[0]!r}" in line
+    assert [wall for wall in WALLS if f"not {wall!r}: " in line] == [wall for wall in WALLS if refusals[wall]]
 
 
 def test_status_tells_what_a_folder_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

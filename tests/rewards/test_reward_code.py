@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from marft_bridge.rewards.contract import Absent, RunView
 from marft_bridge.sandbox import programs as sandbox
 from marft_bridge.sandbox.programs import Isolation, Limits, ProgramEnd, run_in_sandbox
 
-WALLS: tuple[Isolation, ...] = ("namespaces", "landlock")
+WALLS: tuple[Isolation, ...] = ("bubblewrap", "namespaces", "landlock")
 SOON_S = 12.0  # generous: other work shares these processors
 
 
@@ -43,7 +44,11 @@ def kernel_gives(wall: Isolation) -> bool:
     """Asked past the code under test, so that a wall that is broken is no wall that is missing."""
     if wall == "landlock":
         return int(ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1)) >= 1
-    return subprocess.run(["unshare", "-r", "-m", "-n", "-p", "-f", "true"], check=False).returncode == 0
+    nested = ["unshare", "-r", "-m", "-n", "-p", "-f", "true"]
+    if wall == "bubblewrap":  # and within it what our own walls need
+        outer = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
+        return shutil.which("bwrap") is not None and subprocess.run([*outer, *nested], check=False).returncode == 0
+    return subprocess.run(nested, check=False).returncode == 0
 
 
 @pytest.fixture(params=WALLS)
@@ -118,7 +123,7 @@ print(made, flush=True)
 """
     end = attack(bomb, wall, processes=4, wall_s=4.0)
     assert end.reason == "finished"
-    assert int(end.stdout) == (3 if wall == "namespaces" else 0)
+    assert int(end.stdout) == (0 if wall == "landlock" else 3)
     assert attack("import os\nwhile True:\n  try: os.fork()\n  except OSError: pass", wall, wall_s=1.5).reason in {
         "wall-time",
         "cpu-time",
@@ -217,11 +222,11 @@ tried("symlink", lambda: open("sym").read())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["secret"]
 
 
-def test_its_own_folder_is_writable_where_there_is_one_and_gone_after() -> None:
+def test_its_own_folder_is_writable_where_there_is_one_and_gone_after(wall: Isolation) -> None:
     before = boxes()
-    end = attack("open('f', 'w').write('mine'); print(open('f').read())", "namespaces")
-    assert end.stdout == "mine\n"
-    assert attack("import os\nprint(os.listdir('.'))", "namespaces").stdout == "[]\n"
+    end = attack("open('f', 'w').write('mine'); print(open('f').read())", wall)
+    assert end.stdout == ("" if wall == "landlock" else "mine\n")
+    assert attack("import os\nprint(os.listdir('.'))", wall).stdout == ("" if wall == "landlock" else "[]\n")
     assert boxes() == before
 
 
@@ -289,6 +294,83 @@ time.sleep(0.5)
     end = attack(f"import sys; sys.executable = {sandbox._interpreter_path()!r}\n" + program, wall, processes=6)
     assert end.stdout == "began\n"
     assert processes_with("time.sleep(77.125)") == []
+
+
+def test_a_program_does_not_outlive_the_run_that_is_killed(wall: Isolation) -> None:
+    program = "import time; time.sleep(99)"
+    run = "import sys; from marft_bridge.sandbox.programs import *; run_in_sandbox(sys.argv[1], isolation=sys.argv[2])"
+    process = subprocess.Popen([sys.executable, "-c", run, program, wall], cwd=ROOT)
+    try:
+        deadline = time.monotonic() + SOON_S
+        count = {"bubblewrap": 6, "namespaces": 4, "landlock": 2}[wall]  # the program and what waits for it
+        while len(launchers := processes_below(process.pid)[1:]) < count and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(launchers) == count
+    finally:
+        process.kill()
+        process.wait()
+    while time.monotonic() < deadline and any(Path(f"/proc/{pid}/cwd").exists() for pid in launchers):
+        time.sleep(0.05)
+    assert [pid for pid in launchers if Path(f"/proc/{pid}/cwd").exists()] == []
+
+
+def processes_below(root: int) -> list[int]:
+    """A process and all that it started, as they are now."""
+    below, pending = [], [root]
+    while pending:
+        below.append(pending.pop())
+        children = Path(f"/proc/{below[-1]}/task/{below[-1]}/children")
+        pending += map(int, children.read_text().split()) if children.exists() else []
+    return below
+
+
+@pytest.mark.skipif(not kernel_gives("bubblewrap"), reason="no bubblewrap here")
+def test_bubblewrap_holds_what_would_get_through_our_own_walls(tmp_path: Path) -> None:
+    """The same attacks as without a wall, below, with nothing but bwrap around them."""
+    secret = tmp_path / "secret"
+    secret.write_text("the secret")
+    box = tmp_path / "box"
+    with socket.socket() as tcp:
+        tcp.bind(("127.0.0.1", 0))
+        tcp.listen()
+        program = f"""
+import os, socket
+def tried(name, do):
+    try: do(); print(name, "REACHED")
+    except OSError: print(name, "held")
+tried("network", lambda: socket.create_connection(("127.0.0.1", {tcp.getsockname()[1]}), 1))
+tried("read", lambda: open({str(secret)!r}))
+tried("write", lambda: open({str(box / "new")!r}, "w"))
+tried("write", lambda: open("/new", "w"))
+tried("process", lambda: os.kill({os.getpid()}, 0))
+tried("packages", lambda: os.stat({pytest.__file__!r}))
+"""
+        command = [*sandbox._bubblewrap_command(str(box)), sandbox._interpreter_path(), "-I", "-S", "-c", program]
+        process = subprocess.run(command, capture_output=True, text=True, check=True)
+    names = ("network", "read", "write", "write", "process", "packages")
+    assert process.stdout.splitlines() == [f"{name} held" for name in names]
+
+
+def test_without_bubblewrap_the_other_walls_stand_and_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "_bubblewrap_path", lambda: None)
+    assert sandbox.wall_refusal("bubblewrap") == "bubblewrap (the program bwrap) is not installed"
+    with pytest.raises(GraphError, match=r"cannot be run behind 'bubblewrap' here: bubblewrap .* is not installed"):
+        run_in_sandbox("", isolation="bubblewrap")
+    sandbox.strongest_isolation.cache_clear()
+    try:
+        given = [wall for wall in WALLS if wall != "bubblewrap" and kernel_gives(wall)]
+        if given:
+            assert sandbox.strongest_isolation() == given[0]
+    finally:
+        sandbox.strongest_isolation.cache_clear()
+
+
+def test_a_bubblewrap_that_refuses_is_refused_with_its_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bwrap = tmp_path / "bwrap"
+    bwrap.write_text("#!/bin/sh\necho 'bwrap: No permissions to create a new namespace' >&2\nexit 1\n")
+    bwrap.chmod(0o755)
+    monkeypatch.setattr(sandbox, "_bubblewrap_path", lambda: str(bwrap))
+    assert "bwrap: No permissions to create a new namespace" in str(sandbox.wall_refusal("bubblewrap"))
 
 
 def test_the_program_starts_with_no_environment_no_descriptors_and_no_project(

@@ -17,6 +17,8 @@ from support.reward_rig import table
 
 from marft_bridge.rewards.contract import RunView
 from marft_bridge.rewards.scoring import Scorer
+from marft_bridge.sandbox import programs as sandbox
+from marft_bridge.sandbox.programs import Isolation
 
 TESTS = [
     "assert add(1, 2) == 3",
@@ -245,26 +247,35 @@ ENDLESS = {
 }
 
 
-def value_of(program: str, tests: list[str] | str, wall_s: float = 8.0, **task: Any) -> float:
+WALLS = [wall for wall in sandbox.WALLS if wall != "landlock" and sandbox.wall_refusal(wall) is None] or [None]
+
+
+@pytest.fixture(params=WALLS)
+def wall(request: pytest.FixtureRequest) -> Isolation | None:
+    """With bubblewrap beneath, and without; where neither can be had, the wall that the machine has."""
+    return request.param  # type: ignore[no-any-return]
+
+
+def value_of(program: str, tests: list[str], wall: Isolation | None, wall_s: float = 8.0, **task: Any) -> float:
     """The reward of an answer, by the path that it takes in a run."""
-    code = table(kind="code", name="tests", answer_from="program", wall_s=wall_s, memory_mb=256)
+    code = table(kind="code", name="tests", answer_from="program", wall_s=wall_s, memory_mb=256, isolation=wall)
     run = RunView({"id": "t", "tests": tests, **task}, {"program": f"Here it is:\n```python\n{program}```\n"})
     score = asyncio.run(Scorer([code]).run_to_score(run))
     assert score.absent == {}
     return score.team["tests"]
 
 
-def test_the_tests_are_passed_by_an_answer_that_solves_the_task() -> None:
-    assert value_of("def add(a, b):\n    return a + b\n", TESTS) == 1.0
+def test_the_tests_are_passed_by_an_answer_that_solves_the_task(wall: Isolation | None) -> None:
+    assert value_of("def add(a, b):\n    return a + b\n", TESTS, wall) == 1.0
     assert len(FORGERIES) + len(ENDLESS) >= 60
 
 
 @pytest.mark.parametrize("forgery", FORGERIES.values(), ids=list(FORGERIES))
-def test_no_forgery_earns_anything_or_ends_a_run(forgery: str) -> None:
-    assert value_of(forgery, TESTS) == 0.0
+def test_no_forgery_earns_anything_or_ends_a_run(forgery: str, wall: Isolation | None) -> None:
+    assert value_of(forgery, TESTS, wall) == 0.0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("forgery", ENDLESS.values(), ids=list(ENDLESS))
-def test_no_answer_that_never_ends_earns_anything(forgery: str) -> None:
-    assert value_of(forgery, TESTS, wall_s=1.5) == 0.0
+def test_no_answer_that_never_ends_earns_anything(forgery: str, wall: Isolation | None) -> None:
+    assert value_of(forgery, TESTS, wall, wall_s=1.5) == 0.0

@@ -25,7 +25,7 @@ from support.reward_rig import TASK, example_run, score, table
 from marft_bridge.common.errors import GraphError
 from marft_bridge.common.import_name import load_name
 from marft_bridge.rewards.contract import Absent, Earned, NeedsResult, RunView
-from marft_bridge.rewards.function import MAX_LATE_THREADS, UnstoredState
+from marft_bridge.rewards.function import MAX_LATE_CALLS, UnstoredState
 from marft_bridge.rewards.scoring import FUNCTION, Score, Scorer
 
 
@@ -195,7 +195,7 @@ def test_threads_that_do_not_end_are_too_many_at_some_point() -> None:
         return await scorer.run_to_score(example_run())
 
     try:
-        for _ in range(MAX_LATE_THREADS):
+        for _ in range(MAX_LATE_CALLS):
             assert asyncio.run(again()).earned == {}
         with pytest.raises(GraphError, match="'mine:reward': 8 calls of it still run after their time limit"):
             asyncio.run(again())

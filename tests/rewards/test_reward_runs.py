@@ -41,6 +41,8 @@ from trainers.rewards import ShapingTerm, trajectory_to_rewards
 APP = '''
 import asyncio
 import gc
+import threading
+import time
 
 from langchain_core.tools import tool
 from langgraph.graph import END, START, MessagesState, StateGraph
@@ -92,6 +94,11 @@ def size(task, state):
 
 def alive(task, state):
     return sum(type(one) is Trajectory for one in gc.get_objects())
+
+
+def leaving(task, state):
+    threading.Thread(target=time.sleep, args=(0.3,), name="left").start()
+    return 1.0
 
 
 async def sleepy(task, state):
@@ -250,6 +257,13 @@ def test_an_episode_over_a_rewards_time_is_kept_without_it_and_said(lab: Lab) ->
         assert episode.team_reward("reward") == (None if episode in odd else 1.0)
         assert len(episode.actions) == 3
     assert f"{len(odd)} of 8 episodes go without the reward 'reward': took longer than 0.2 s" in said
+
+
+def test_collect_says_what_a_reward_left_running(lab: Lab) -> None:
+    function = f"{lab.folder / 'app.py'}:leaving"
+    said = lab.run(collect, lab.config(f'[[rewards]]\nname = "reward"\nkind = "python"\nfunction = "{function}"\n'))
+    left = f"the reward {function!r} left 8 threads or pieces of work running when its calls returned; they were ended"
+    assert left in said
 
 
 def test_score_adds_rewards_without_a_server_and_leaves_what_needs_the_final_state(lab: Lab) -> None:

@@ -2,17 +2,22 @@
 
 - Each reward has a copy of the task of its own, and so has each sample.
 - Whatever a reward raises carries its name and is an error of its episode; a real Ctrl-C and a cancellation go through.
-- A reward that hangs is ended at its limit: a thread that runs Python, and a coroutine that catches its cancellation.
+- A reward that hangs is ended at its limit: its threads and those that these start, and a coroutine that catches its
+  cancellation. Threads of others, and of pools, are not ended. What is stuck in C holds nothing up, and is counted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +27,7 @@ from support.reward_rig import example_run, score, table
 
 from marft_bridge.common.errors import RewardFailedError
 from marft_bridge.rewards import contract, registry
+from marft_bridge.rewards.call_threads import Leftovers, RewardCall
 from marft_bridge.rewards.contract import Earned, Kind, RewardOptions, RunView
 from marft_bridge.rewards.scoring import Scorer
 
@@ -159,40 +165,228 @@ def test_a_thread_that_runs_on_is_ended_at_its_limit() -> None:
         assert not threads[-1].is_alive()
 
 
-def test_threads_of_a_reward_are_not_ended_and_keep_neither_run_nor_process() -> None:
-    """What docs/rewards.md says of them: left behind they run on unseen, waited for they make a call that hangs."""
-    code = """
+def runs_on() -> None:
+    """Does not want to end."""
+    while True:
+        try:
+            time.sleep(0.001)
+        except Exception:  # noqa: BLE001, S112
+            continue
+
+
+def wait_until_ended(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(10)
+    assert [thread for thread in threads if thread.is_alive()] == []
+
+
+def started(threads: list[threading.Thread], target: Callable[[], Any], **options: Any) -> threading.Thread:
+    threads.append(threading.Thread(target=target, **options))
+    threads[-1].start()
+    return threads[-1]
+
+
+@pytest.mark.parametrize("form", ["plain", "async"])
+@pytest.mark.parametrize("ending", ["limit", "return", "error"])
+def test_threads_of_a_reward_are_ended_with_it_and_those_that_these_started(form: str, ending: str) -> None:
+    threads: list[threading.Thread] = []
+
+    def starts_more() -> None:
+        started(threads, runs_on, daemon=False)
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda _: (threads.append(threading.current_thread()), runs_on()), range(2)))
+
+    def start() -> None:
+        started(threads, starts_more)
+        deadline = time.monotonic() + 5
+        while len(threads) < 4 and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    def leave() -> float:
+        if ending == "error":
+            raise ValueError("over")
+        return 1.0
+
+    def plain(*_: Any) -> float:
+        start()
+        if ending == "limit":
+            threads[0].join()
+        return leave()
+
+    async def waits(*_: Any) -> float:
+        start()
+        while ending == "limit" and threads[0].is_alive():
+            await asyncio.sleep(0.01)
+        return leave()
+
+    scorer = Scorer(function=(plain if form == "plain" else waits, "mine:reward"), timeout_s=1.0)
+    if ending == "error":
+        with pytest.raises(RewardFailedError, match="ValueError: over"):
+            asyncio.run(scorer.run_to_score(example_run()))
+    else:
+        score = asyncio.run(scorer.run_to_score(example_run()))
+        assert score.absent == ({"graph.reward": "took longer than 1 s"} if ending == "limit" else {})
+    assert len(threads) == 4
+    wait_until_ended(threads)
+
+
+def test_a_thread_that_starts_another_before_it_ends_is_ended() -> None:
+    threads: list[threading.Thread] = []
+
+    def relay() -> None:
+        try:
+            time.sleep(0.01)
+        finally:
+            started(threads, relay)
+
+    def reward(*_: Any) -> float:
+        started(threads, relay)
+        return 1.0
+
+    assert score(example_run(), function=(reward, "f")).team == {"reward": 1.0}
+    time.sleep(0.5)
+    count = len(threads)
+    assert threads[-1].ident is None  # it was refused
+    wait_until_ended(threads[:-1])
+    time.sleep(0.2)
+    assert len(threads) == count
+
+
+def test_threads_of_others_are_not_ended() -> None:
+    """Of the run, of a reward that runs at the same time, and of pools, whoever had them start a thread."""
+    stop, entered, errors = threading.Event(), threading.Event(), list[BaseException]()
+
+    def until_stopped() -> float:
+        entered.set()
+        try:
+            while not stop.is_set():
+                time.sleep(0.001)
+        except BaseException as error:
+            errors.append(error)
+            raise
+        return 2.0
+
+    threads: list[threading.Thread] = []
+    pool = ThreadPoolExecutor(3)  # like one of a module: its threads start when a reward gives it work
+
+    def other(*_: Any) -> float:
+        started(threads, until_stopped).join()
+        return 2.0
+
+    def hangs(*_: Any) -> float:
+        [pool.submit(runs_on) for _ in range(2)]
+        pool.submit(runs_on).result()
+        return 1.0
+
+    async def play() -> tuple[Any, Any]:
+        slow = asyncio.create_task(Scorer(function=(other, "other")).run_to_score(example_run()))
+        while not entered.is_set():
+            await asyncio.sleep(0.001)
+        late = await Scorer(function=(hangs, "hangs"), timeout_s=0.2).run_to_score(example_run())
+        await asyncio.sleep(0.5)  # much longer than ending takes
+        assert not slow.done()
+        stop.set()
+        return late, await slow
+
+    started(threads, until_stopped)
+    late, slow = asyncio.run(play())
+    assert late.absent == {"graph.reward": "took longer than 0.2 s"}
+    assert (slow.team, errors) == ({"reward": 2.0}, [])
+    assert list(pool.map(lambda n: n + 1, range(20))) == list(range(1, 21))
+    workers = {thread.ident for thread in pool._threads}
+    assert score(example_run(), function=(lambda *_: pool.submit(pow, 2, 3).result(), "f")).team == {"reward": 8.0}
+    assert workers == {thread.ident for thread in pool._threads if thread.is_alive()}
+    pool.shutdown()
+    wait_until_ended(threads)
+
+
+def test_no_request_to_end_arrives_in_what_a_thread_does_next() -> None:
+    """Pieces of calls that end at every moment, and of nobody's, in turns in the same threads of one pool."""
+    pool, errors, ended = ThreadPoolExecutor(2), list[BaseException](), Counter[str]()
+
+    def own(rng: random.Random) -> None:
+        until_s = time.monotonic() + rng.random() * 0.1
+        while time.monotonic() < until_s:
+            pass
+
+    def honest() -> None:
+        try:
+            until_s = time.monotonic() + 0.002
+            while time.monotonic() < until_s:
+                pass
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    rng = random.Random(1)
+    for _ in range(60):
+        call = RewardCall(Leftovers("f"))
+        with call.entered():
+            pieces = [pool.submit(own, rng) for _ in range(2)]
+        honest_pieces = [pool.submit(honest) for _ in range(4)]
+        time.sleep(rng.random() * 0.03)
+        call.end(is_late=True)
+        ended.update(type(piece.exception(10)).__name__ for piece in pieces if not piece.cancelled())
+        assert [piece.exception(10) for piece in honest_pieces] == [None] * 4
+    assert errors == []
+    assert ended["PastLimit"] > 10
+    pool.shutdown()
+
+
+@pytest.mark.parametrize("form", ["thread", "pool", "to_thread"])
+def test_what_never_returns_from_c_keeps_neither_run_nor_process_and_is_counted(form: str) -> None:
+    code = f"""
 import asyncio, threading, time
+from concurrent.futures import ThreadPoolExecutor
 from marft_bridge.rewards.contract import RunView
 from marft_bridge.rewards.scoring import Scorer
 
-def runs_on():
-    while True:
-        time.sleep(0.001)
+never = threading.Lock()
+never.acquire()
 
-def leaves_one(*_):
-    threading.Thread(target=runs_on, name="left").start()
+def thread(*_):
+    threading.Thread(target=never.acquire, name="left", daemon=False).start()
+    time.sleep(0.1)
     return 1.0
 
-def waits_for_one(*_):
-    thread = threading.Thread(target=runs_on, name="awaited")
-    thread.start()
-    thread.join()
+def pool(*_):
+    with ThreadPoolExecutor(1) as workers:
+        workers.submit(never.acquire)
 
-def score(function):
-    return asyncio.run(Scorer(function=(function, "f"), timeout_s=0.1).run_to_score(RunView({}, {})))
+async def to_thread(*_):
+    await asyncio.to_thread(never.acquire)
 
-print(score(leaves_one).team, score(waits_for_one).absent)
-time.sleep(1)  # much longer than ending a thread takes
-print(sorted(thread.name for thread in threading.enumerate()))
+scorer = Scorer(function=({form}, "f"), timeout_s=0.5)
+score = asyncio.run(scorer.run_to_score(RunView({{}}, {{}})))
+print(score.team, score.absent)
+time.sleep(0.5)
+for line in scorer.take_thread_lines():
+    print(line)
 """
-    ended = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
-    assert ended.stdout.splitlines() == [
-        "{'reward': 1.0} {'graph.reward': 'took longer than 0.1 s'}",
-        "['MainThread', 'awaited', 'left', 'reward', 'reward-end']",
-    ]
+    outcome, *lines = process.stdout.splitlines()
+    goes_on = "of the reward 'f' go on after its calls, because what they run does not return to Python"
+    piece = "a piece of work in a pool"
+    assert (outcome, lines) == {
+        "thread": (
+            "{'reward': 1.0} {}",
+            [
+                "the reward 'f' left 1 threads or pieces of work running when its calls returned; they were ended",
+                f"1 threads {goes_on}: left; nothing waits for them",
+            ],
+        ),
+        "pool": (
+            "{} {'graph.reward': 'took longer than 0.5 s'}",
+            [f"2 threads {goes_on}: {piece}, reward; nothing waits for them"],
+        ),
+        "to_thread": (
+            "{} {'graph.reward': 'took longer than 0.5 s'}",
+            [f"1 threads {goes_on}: {piece}; nothing waits for them"],
+        ),
+    }[form]
+    assert ("returned and left running: left" in process.stderr) == (form == "thread")
 
 
 def test_a_coroutine_that_catches_its_cancellation_is_ended() -> None:

@@ -289,13 +289,13 @@ WRITING_CALLS = frozenset(
         write_text write_bytes touch mkdir makedirs symlink_to hardlink_to rename mkstemp mkdtemp TemporaryDirectory
         NamedTemporaryFile TemporaryFile copyfile copy2 copytree rmtree symlink truncate pwrite ftruncate save_file
         save_pretrained chmod fchmod mkfifo create_file open_to_write make_folder make_folder_unsynced locked_file
-        write_atomically
+        write_atomically replacing
         whole_folder changing private_files
         """,
     )
 )
 
-ATOMIC = "write_atomically: a new file takes the name, which replaces a link itself"
+ATOMIC = "write_atomically or replacing: a new file takes the name, which replaces a link itself"
 IN_PLACE = "open_to_write or locked_file: no link, no second name, no FIFO; folders by make_folder, which takes no link"
 NEW = "a new name in a folder of ours (make_folder), refused where it is taken"
 INSIDE = "into a folder that was just made, by whole_folder or new_folder"
@@ -306,7 +306,7 @@ OUTSIDE = "no run folder: a path that the user named, or the system's folder for
 WRITERS = {
     "marft_bridge/commands/init.py": ("write_atomically", OUTSIDE),
     "marft_bridge/commands/probe.py": ("TemporaryDirectory", OUTSIDE),
-    "marft_bridge/common/files.py": ("mkstemp open replace", SAFE),
+    "marft_bridge/common/files.py": ("mkstemp open replace replacing", SAFE),
     "marft_bridge/comparison/page.py": ("make_folder write_atomically", ATOMIC),
     "marft_bridge/erasure/command.py": ("locked_file", IN_PLACE),
     "marft_bridge/ingest/trace_spool.py": ("make_folder open_to_write", IN_PLACE),
@@ -332,7 +332,7 @@ WRITERS = {
     "marft_bridge/serving/vllm_process.py": ("make_folder open_to_write*2 truncate", IN_PLACE),
     "marft_bridge/serving/zero_adapter.py": ("save_file write_text", INSIDE),
     "marft_bridge/traces/exports.py": ("mkdir write_atomically", ATOMIC),
-    "marft_bridge/training/advantage_log.py": ("make_folder mkstemp replace", NEW),
+    "marft_bridge/training/advantage_log.py": ("make_folder replacing", ATOMIC),
     "marft_bridge/training/tensorboard.py": ("create_file make_folder open", NEW),
     "marft_bridge/training/train.py": ("open open_to_write", IN_PLACE),
     "trace_store/compaction.py": ("open private_files*2 replace rmtree", CHECKED),
