@@ -11,7 +11,7 @@ from typing import Any
 
 from marft_bridge.common.errors import GraphError
 from marft_bridge.common.extras import other_trainers
-from trainers.common.import_name import load_object
+from trace_store.import_name import load_object
 
 
 def load_name(name: str, key: str) -> Any:
@@ -30,11 +30,13 @@ def load_name(name: str, key: str) -> Any:
 def _give_up_the_name_trainers() -> None:
     """Lets the app import its own package `trainers`, where its folder has one.
 
-    Ours has been imported by then, for the options of bridge.toml. What refers to its modules goes on to work, and only
-    its name is given up; `train`, which imports more of it later, refuses such a folder (`require_trainer`).
+    Ours has been imported by then where a command reads a bridge.toml. What refers to its modules goes on to work, and
+    only its name is given up; `train`, which imports more of it later, refuses such a folder (`require_trainer`).
     """
     if other_trainers() is None or not _is_our_trainers(sys.modules.get("trainers")):
         return
+    if "trainers.advantages.estimator" in sys.modules:
+        sys.modules["trainers.advantages.estimator"].estimators()  # imports each by its name, which ends here
     for module in [name for name in sys.modules if name.partition(".")[0] == "trainers"]:
         del sys.modules[module]
     sys.path.insert(0, str(Path.cwd()))  # before ours, wherever it was

@@ -71,6 +71,7 @@ def declared_requirements() -> list[Requirement]:
     """pyproject.toml -> what the pins must satisfy: everything but the CUDA server."""
     project = PROJECT["project"]
     extras = [r for extra, lines in project["optional-dependencies"].items() if extra != "cuda" for r in lines]
+    extras = [line for line in extras if Requirement(line).name != project["name"]]  # an extra within another
     return [Requirement(line) for line in (*project["dependencies"], *extras, *PROJECT["build-system"]["requires"])]
 
 
