@@ -22,7 +22,7 @@ from support.light_app import write_app
 from support.paths import ROOT
 
 MAX_MB = 300
-MAX_INSTALL_S = 60
+MAX_INSTALL_S = 120  # a minute on a quiet machine
 
 
 @pytest.fixture
@@ -192,22 +192,21 @@ def build_wheel(folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_the_wheel_alone_records_an_app_with_graphs_and_trainers_of_its_own_in_300_mb(
-    app: Path, tmp_path: Path, record_property: pytest.RecordProperty
+    app: Path, tmp_path: Path
 ) -> None:
     environment = tmp_path / "fresh"
     venv.create(environment, with_pip=True)
     python, bin_folder = environment / "bin" / "python", environment / "bin"
+    wheel = build_wheel(tmp_path)
     start = time.monotonic()
     installed = subprocess.run(
-        [python, "-m", "pip", "install", "--disable-pip-version-check", "-q", build_wheel(tmp_path)],
+        [python, "-m", "pip", "install", "--disable-pip-version-check", "-q", wheel],
         check=False,
         capture_output=True,
         text=True,
     )
-    if "No matching distribution" in installed.stderr or "Could not fetch" in installed.stderr:
-        pytest.skip("no index has the packages of the light core")
     assert installed.returncode == 0, installed.stderr
-    record_property("install_s", time.monotonic() - start)
+    install_s = time.monotonic() - start
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
     def run(*arguments: str | Path, **variables: str) -> str:
@@ -229,6 +228,7 @@ def test_the_wheel_alone_records_an_app_with_graphs_and_trainers_of_its_own_in_3
     run(bin_folder / "marft-bridge", *init)
     run(python, "-m", "marft_bridge", *init, "--force")
     assert not (next(environment.glob("lib/python*/site-packages")) / "graphs").exists()
-    size = megabytes_of(environment)
-    record_property("environment_mb", size)
-    assert size <= MAX_MB
+    size_mb = megabytes_of(environment)
+    print(f"{size_mb:.0f} MB, installed in {install_s:.0f} s")  # noqa: T201 - what `pytest -s` shows
+    assert size_mb <= MAX_MB
+    assert install_s <= MAX_INSTALL_S
