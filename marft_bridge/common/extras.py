@@ -55,6 +55,10 @@ def missing_module_to_line(module: str | None) -> str | None:
     extra = next((_MODULE_TO_EXTRA[name] for name in names if name in _MODULE_TO_EXTRA), None)
     if extra is not None:
         return f"{names[-1]} is not installed: {install_command(extra)}"
+    if names[-1] == "fcntl":
+        return (
+            "marft-bridge locks its files with fcntl, which Windows has not: run it under WSL"
+        )
     return _CLASH if names[-1] == _TRAINER else None
 
 
