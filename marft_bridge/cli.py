@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -41,6 +42,21 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that wa
 DEFAULT_CONFIG = Path("bridge.toml")
 RESUMABLE = ("collect", "train", "compare", "credit")
 INTERRUPTED = 130
+
+
+def _print_version(is_given: bool) -> None:
+    if is_given:
+        typer.echo(f"marft-bridge {metadata.version('marft-bridge')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options_before_the_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and exit.")
+    ] = False,
+) -> None:
+    pass
 
 
 def _config(path: Path, **overrides: Any) -> BridgeConfig:

@@ -56,9 +56,7 @@ def missing_module_to_line(module: str | None) -> str | None:
     if extra is not None:
         return f"{names[-1]} is not installed: {install_command(extra)}"
     if names[-1] == "fcntl":
-        return (
-            "marft-bridge locks its files with fcntl, which Windows has not: run it under WSL"
-        )
+        return "marft-bridge locks its files with fcntl, which Windows has not: run it under WSL"
     return _CLASH if names[-1] == _TRAINER else None
 
 
