@@ -155,6 +155,7 @@ def test_the_wheel_holds_every_file_of_the_three_packages_and_no_other(tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # it collects every test of the project
 def test_the_sdist_can_run_its_tests_and_has_what_they_read(tmp_path: Path) -> None:
     source = tmp_path / "source"
     for path in tracked_files():
