@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from marft_bridge.common.errors import BridgeError, ConfigError, UserError
+from marft_bridge.common.errors import USER_ERRORS, BridgeError, ConfigError
 from marft_bridge.common.extras import missing_module_to_line, require_extra, require_trainer
 from marft_bridge.common.progress import Reporter
 from marft_bridge.common.terminal_text import text_to_lines
@@ -457,7 +457,7 @@ def run(arguments: Sequence[str]) -> int:
     stderr = Console(stderr=True, highlight=False)
     try:
         app(list(arguments))
-    except UserError as error:
+    except USER_ERRORS as error:
         message = "\n".join(text_to_lines(str(error)))
         stderr.print(f"marft-bridge: {message}", markup=False, style="red", soft_wrap=True)
         return error.exit_code if isinstance(error, BridgeError) else 2

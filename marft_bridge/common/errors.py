@@ -12,7 +12,7 @@
     ├── ServingError            vLLM: start, port, health, adapters
     └── ClusterError            Ray: the cluster, its workers, what they sent
 
-`UserError` is what the CLI catches. It is in the lowest package, so that recording need not import the trainer.
+`UserError` is in the lowest package, so that recording need not import the trainer; the CLI catches `USER_ERRORS`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ class ClusterError(BridgeError):
     """The Ray cluster or a worker on it cannot be used."""
 
 
+USER_ERRORS = (UserError,)
+
 __all__ = [
+    "USER_ERRORS",
     "BridgeError",
     "ClusterError",
     "ConfigError",

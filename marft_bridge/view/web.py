@@ -26,7 +26,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from marft_bridge.common.errors import ConfigError, UserError
+from marft_bridge.common.errors import USER_ERRORS, ConfigError
 from marft_bridge.common.loopback_server import Limits, LoopbackServer
 from marft_bridge.view.pages import BadQueryError, NotFoundError, Pages
 
@@ -114,7 +114,7 @@ def _render_or_explain(pages: Pages, render: Callable[[], Response]) -> Response
         return _page(pages.problem("This address makes no sense", str(error)), 400)
     except NotFoundError as error:
         return _page(pages.problem("Nothing here", str(error)), 404)
-    except UserError as error:
+    except USER_ERRORS as error:
         return _page(pages.problem("The store cannot be read now", str(error)), 503)
 
 

@@ -34,7 +34,7 @@ from benchmarks.harness import (
     measurements_to_figure,
     print_figures,
 )
-from marft_bridge.common.errors import UserError
+from marft_bridge.common.errors import USER_ERRORS
 
 RESULTS = Path("runs/bench")
 
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
         with tempfile.TemporaryDirectory(dir=RESULTS, prefix=f".{name}-") as folder, console.status(name):
             try:
                 measured[name] = bench_to_measurements(BENCHES[name], Path(folder))
-            except UserError as error:
+            except USER_ERRORS as error:
                 console.print(f"{name}: {error}", markup=False)
                 failed = True
     figures_to_file([measurements_to_figure(name, each) for name, each in measured.items()], RESULTS / "latest.json")

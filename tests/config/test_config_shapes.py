@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from marft_bridge.common.errors import ConfigError, UserError
+from marft_bridge.common.errors import USER_ERRORS, ConfigError
 from marft_bridge.config.bridge import BridgeConfig, toml_to_config
 
 MINIMAL = '[graph]\napp = "a:b"\nnodes = ["x"]\ntasks = "t.jsonl"\nreward = "a:r"\n'
@@ -148,6 +148,6 @@ def test_any_value_at_any_key_is_read_or_refused_in_one_line(tmp_path: Path, dat
         config = toml_to_config(tmp_path / "bridge.toml")
         config.model_dump(mode="json")  # as the run folder keeps it
         message = "read"
-    except UserError as error:
+    except USER_ERRORS as error:
         message = str(error)
     assert is_one_line(message)

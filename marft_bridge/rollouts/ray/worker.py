@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from marft_bridge.common.errors import ClusterError, GraphError, ServingError, UserError
+from marft_bridge.common.errors import USER_ERRORS, ClusterError, GraphError, ServingError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.config.serve import ServeOptions
@@ -138,7 +138,7 @@ class Worker:
                     self._changed.notify_all()
                 if not self._stopped:
                     stage.loop.run(self._run_jobs(self._job_queue, stage))
-        except UserError as error:
+        except USER_ERRORS as error:
             self._failure = (type(error).__name__, str(error))
         except BaseException as error:  # noqa: BLE001 - the driver raises it
             self._failure = (type(error).__name__, f"{type(error).__name__}: {error}")
