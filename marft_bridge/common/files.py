@@ -9,7 +9,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from trace_store.files import sync, sync_descriptor
+from trace_store.files import sync
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -22,7 +22,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
-            sync_descriptor(file.fileno())
+            os.fsync(file.fileno())
         Path(temporary).replace(path)
         sync(path.parent)
     except BaseException:
