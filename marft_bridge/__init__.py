@@ -47,7 +47,15 @@ _NAME_TO_MODULE = {
 def __getattr__(name: str) -> Any:
     if name not in _NAME_TO_MODULE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_NAME_TO_MODULE[name]}"), name)
+    try:
+        return getattr(import_module(f"{__name__}.{_NAME_TO_MODULE[name]}"), name)
+    except ModuleNotFoundError as error:
+        from marft_bridge.common.extras import missing_module_to_line
+
+        line = missing_module_to_line(error.name)
+        if line is None:
+            raise
+        raise ImportError(f"{name}: {line}") from error
 
 
 def __dir__() -> list[str]:

@@ -9,17 +9,21 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
 from marft_bridge.common.errors import USER_ERRORS, BridgeError, ConfigError
+from marft_bridge.common.extras import missing_module_to_line, require_extra, require_trainer
 from marft_bridge.common.progress import Reporter
 from marft_bridge.common.terminal_text import text_to_lines
-from marft_bridge.config.bridge import BridgeConfig, toml_to_config
 from marft_bridge.traces import cli as traces_cli
+
+if TYPE_CHECKING:
+    from marft_bridge.config.bridge import BridgeConfig
 
 app = typer.Typer(
     name="marft-bridge",
@@ -40,7 +44,24 @@ RESUMABLE = ("collect", "train", "compare", "credit")
 INTERRUPTED = 130
 
 
+def _print_version(is_given: bool) -> None:
+    if is_given:
+        typer.echo(f"marft-bridge {metadata.version('marft-bridge')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options_before_the_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
 def _config(path: Path, **overrides: Any) -> BridgeConfig:
+    from marft_bridge.config.bridge import toml_to_config
+
     return toml_to_config(path, {key.replace("__", "."): value for key, value in overrides.items()})
 
 
@@ -110,6 +131,7 @@ def collect(
 ) -> None:
     """Run the graph on training tasks and record every run."""
     changes = {"collect__episodes": episodes, "collect__in_flight": in_flight, "collect__engine": engine}
+    require_extra("train", "collect")
     settings = _config(config, run=run, seed=seed, **changes)
     from marft_bridge.commands.collect import collect as run_collect
 
@@ -128,6 +150,7 @@ def train(
     resume: Resume = False,
 ) -> None:
     """Learn from the stored episodes, then from fresh ones, and publish every new adapter."""
+    require_trainer("train")
     settings = _config(config, run=run, seed=seed, train__rounds=rounds)
     from marft_bridge.training.train import train as run_train
 
@@ -158,6 +181,7 @@ def compare(
 
     The variants are those of [[compare.variants]]; without any, every node's version 0 and the best.
     """
+    require_extra("train", "compare")
     settings = _config(config, run=run, seed=seed, compare__tasks=tasks)
     from marft_bridge.comparison.command import VersionFlags
     from marft_bridge.comparison.command import compare as run_compare
@@ -196,6 +220,7 @@ def promote(
 
     Exits with 0 when it did, 3 when it was refused, 4 when the comparison settles nothing.
     """
+    require_extra("train", "promote")
     settings = _config(config, run=run)
     from marft_bridge.promotion.promote import PromotionRequest, roll_back
     from marft_bridge.promotion.promote import promote as run_promote
@@ -251,6 +276,7 @@ def credit(
     resume: Resume = False,
 ) -> None:
     """Replace agents in turn on the same tasks and seeds, and say what each contributes."""
+    require_extra("train", "credit")
     settings = _config(config, run=run, seed=seed)
     from marft_bridge.agent_credit.command import CreditOptions
     from marft_bridge.agent_credit.command import credit as run_credit
@@ -323,6 +349,7 @@ def serve(
     The other commands on the same run folder use this server instead of starting their own. With --split or --mirror
     it answers an app instead: each of its nodes calls the model of its own name, and base or candidate answers.
     """
+    require_extra("train", "serve")
     settings = _config(config, run=run)
     from marft_bridge.commands.serve import serve as run_serve
     from marft_bridge.live.flags import flags_to_live
@@ -368,6 +395,7 @@ def export(
     merged: Annotated[bool, typer.Option("--merged", help="The whole model with the adapter merged in.")] = False,
 ) -> None:
     """Write a node's adapter as a plain peft folder, or merged as a plain model."""
+    require_extra("train", "export")
     settings = _config(config, run=run)
     from marft_bridge.commands.export import export_node
 
@@ -433,6 +461,12 @@ def run(arguments: Sequence[str]) -> int:
         message = "\n".join(text_to_lines(str(error)))
         stderr.print(f"marft-bridge: {message}", markup=False, style="red", soft_wrap=True)
         return error.exit_code if isinstance(error, BridgeError) else 2
+    except ModuleNotFoundError as error:
+        line = missing_module_to_line(error.name)
+        if line is None:
+            raise
+        stderr.print(f"marft-bridge: {line}", markup=False, style="red", soft_wrap=True)
+        return 2
     except SystemExit as system_exit:
         if system_exit.code == INTERRUPTED:
             resume_command = " ".join(["marft-bridge", *(word for word in arguments if word != "--resume"), "--resume"])

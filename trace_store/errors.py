@@ -1,9 +1,16 @@
-"""The errors of a store; each message is one line for the user."""
+"""The errors of a store, and what they share with those of the other packages: one line for the user."""
 
 from __future__ import annotations
 
 
-class StoreError(Exception):
+class UserError(Exception):
+    """Something that the user can put right; the message is one line that says what, where and what to do.
+
+    The base of what all our packages raise for the user, so that a command line can tell it from a bug.
+    """
+
+
+class StoreError(UserError):
     """The store file or its journal cannot be used; the message says what, where and what to do."""
 
 

@@ -34,9 +34,21 @@ def sync(path: Path) -> None:
     """Returns once a file, or the names in a folder, are on the disk."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(handle)
+        sync_descriptor(handle)
     finally:
         os.close(handle)
+
+
+def sync_descriptor(handle: int) -> None:
+    """Returns once what was written through an open file is on the disk.
+
+    macOS's fsync hands the bytes to the drive, which may keep them in its memory; F_FULLFSYNC has it write them.
+    """
+    full_sync: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+    if full_sync is None:
+        os.fsync(handle)
+    else:
+        fcntl.fcntl(handle, full_sync)
 
 
 def create_file(path: Path) -> int:

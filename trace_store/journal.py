@@ -31,7 +31,7 @@ from typing import Any, BinaryIO, NoReturn
 import orjson
 
 from trace_store.errors import StoreError
-from trace_store.files import create_file, make_folder_unsynced, open_to_read, sync
+from trace_store.files import create_file, make_folder_unsynced, open_to_read, sync, sync_descriptor
 from trace_store.records import AdapterRow, Reward, RunRow, SpanRow
 
 log = logging.getLogger("marft_bridge")
@@ -241,7 +241,7 @@ class Journal:
     def _sync_segment(self, fd: int, folders: Sequence[Path]) -> None:
         """The bytes of a segment, and the names that lead to it, to the disk. Raises StoreError."""
         try:
-            os.fsync(fd)
+            sync_descriptor(fd)
             is_removed = os.fstat(fd).st_nlink == 0
             if self._unsynced_folders and not is_removed:
                 for folder in folders:
@@ -504,7 +504,7 @@ def blank_lines(fd: int, start_and_ends: Iterable[tuple[int, int]]) -> None:
         written_bytes = start
         while written_bytes < end - 1:
             written_bytes += os.pwrite(fd, b" " * (end - 1 - written_bytes), written_bytes)
-    os.fsync(fd)
+    sync_descriptor(fd)
 
 
 def read_segment(path: Path) -> tuple[list[JournalRecord], int]:
@@ -540,7 +540,7 @@ def set_aside(segment: Path, begin: int, lines: Sequence[ForeignLine], version: 
     with os.fdopen(create_file(hidden_path), "wb") as file:
         file.write(b"".join(foreign.line for foreign in lines))
         file.flush()
-        os.fsync(file.fileno())
+        sync_descriptor(file.fileno())
     hidden_path.replace(path)
     sync(path.parent)
     return path

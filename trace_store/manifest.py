@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from trace_store.errors import StoreError
-from trace_store.files import create_file, make_folder, sync
+from trace_store.files import create_file, make_folder, sync, sync_descriptor
 
 MANIFEST = "manifest.json"
 WRITING = ".writing-"  # how the folder of an unfinished export begins
@@ -109,7 +109,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     with os.fdopen(create_file(hidden_path), "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())
+        sync_descriptor(file.fileno())
     sync(folder)  # the names of the tables' folders, before anything that names what is in them
     hidden_path.replace(folder / MANIFEST)
     sync(folder)

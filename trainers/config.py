@@ -16,15 +16,13 @@ Importable without torch, so that the CLI can read and check a configuration qui
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from trainers.advantages.estimator import Estimator, estimators, name_to_estimator
 from trainers.advantages.settings import EstimatorSettings, GroupWeight, Normalization
 from trainers.rewards import ShapingTerm
-
-if TYPE_CHECKING:
-    from trainers.advantages.estimator import Estimator
 
 Granularity = Literal["action", "token"]
 Weighting = Literal["episode", "action", "token"]
@@ -118,8 +116,6 @@ class AdvantageOptions(_Options):
     @property
     def estimator_class(self) -> type[Estimator]:
         """The class that `estimator` names, which says what it needs."""
-        from trainers.advantages.estimator import name_to_estimator  # here, since `--help` does not wait for numpy
-
         return name_to_estimator(self.estimator)
 
     @property
@@ -509,7 +505,7 @@ class TrainerOptions(_Options):
             )
         self._rewards_fit_together()
         if self.advantage.gamma < 1 and self.advantage.estimator_class.compares_depths:
-            names = [name for name, estimator in _estimators().items() if not estimator.compares_depths]
+            names = [name for name, estimator in estimators().items() if not estimator.compares_depths]
             raise ValueError(
                 f"advantage.gamma below 1 does not go with advantage.estimator {self.advantage.estimator!r}, which "
                 "compares calls that lie at different depths of a run: leave it at 1, or take "
@@ -523,7 +519,7 @@ class TrainerOptions(_Options):
         tables = {"advantage": self.advantage, "experimental": self.experimental}
         for table, options in tables.items():
             for name in options.model_fields_set - {*chosen.reads}:
-                if readers := [reader for reader, estimator in _estimators().items() if name in estimator.reads]:
+                if readers := [reader for reader, estimator in estimators().items() if name in estimator.reads]:
                     yield f"{table}.{name}", f"advantage.estimator {' or '.join(map(repr, readers))}"
         for table, name, applies, condition in (
             ("advantage", "contribution", chosen.per_agent and not chosen.keeps_state, _own_baselines()),
@@ -544,7 +540,7 @@ class TrainerOptions(_Options):
         has_private_rewards = any(term.level == "agent" for term in self.shaping)
         own_levels = sorted({term.level for term in self.shaping} - {"episode"})
         if own_levels and not advantage.estimator_class.per_agent:
-            per_agent_names = [name for name, estimator in _estimators().items() if estimator.per_agent]
+            per_agent_names = [name for name, estimator in estimators().items() if estimator.per_agent]
             raise ValueError(
                 f"shaping of level {own_levels[0]!r} does not go with advantage.estimator {advantage.estimator!r}, "
                 f"whose baseline is that of all agents: take {', '.join(map(repr, per_agent_names))}"
@@ -588,12 +584,6 @@ def _whole_actions(granularity: Granularity, update: str) -> bool:
     return granularity == "action" or update == "sequential"
 
 
-def _estimators() -> dict[str, type[Estimator]]:
-    from trainers.advantages.estimator import estimators  # here for the same reason as above
-
-    return estimators()
-
-
 def _own_baselines() -> str:
-    names = [name for name, estimator in _estimators().items() if estimator.per_agent and not estimator.keeps_state]
+    names = [name for name, estimator in estimators().items() if estimator.per_agent and not estimator.keeps_state]
     return f"advantage.estimator {' or '.join(map(repr, names))}"

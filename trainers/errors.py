@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from trace_store.errors import UserError
 
-class TrainError(Exception):
+
+class TrainError(UserError):
     """A model, an adapter or a batch cannot be used; the message says what, where and what to do."""

@@ -101,10 +101,8 @@ def _serve_live(
 
 
 def _live_traffic(config: BridgeConfig, folder: RunFolder, base: BaseModelSpec, options: LiveOptions) -> LiveTraffic:
-    try:
-        from marft_bridge.live.command import LiveTraffic  # needs an extra that a model server without vLLM may lack
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"serve: --split needs {error.name}; pip install 'marft-bridge[live]'") from None
+    from marft_bridge.live.command import LiveTraffic  # imported late: most servers have no proxy
+
     return LiveTraffic(config, folder, bases_to_versions([base], folder.adapters, config), options=options)
 
 

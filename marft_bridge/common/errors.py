@@ -1,30 +1,29 @@
 """Errors, named for the boundary that was crossed.
 
-    BridgeError                 one clear line for the user: what, where, what to do; the CLI exits with 2
+    UserError                   (trace_store.errors) one clear line for the user: what, where, what to do
+    ├── StoreError              (trace_store.errors) the DuckDB file and its journals
+    ├── TrainError              (trainers.errors) model directories, adapters, batches
+    BridgeError                 a UserError of this package; the CLI exits with 2
     ├── ConfigError             bridge.toml or a flag
     ├── GraphError              the user's app: import, node names, tasks, rewards
     │   ├── EpisodesFailedError      the app ran, and its episodes failed; the CLI exits with 1
     │   └── RewardFailedError        a reward raised, or gave no number: its episode fails, and no other
     ├── NoSignalError           rewards from which training can learn nothing; the CLI exits with 1
     ├── ServingError            vLLM: start, port, health, adapters
-    ├── ClusterError            Ray: the cluster, its workers, what they sent
-    ├── StoreError              (trace_store.errors) the DuckDB file and its journals
-    └── TrainError              (trainers.errors) model directories, adapters, batches
+    └── ClusterError            Ray: the cluster, its workers, what they sent
 
-`StoreError` and `TrainError` live in the packages that raise them, which must not import this one; they are
-re-exported here, and `USER_ERRORS` is what the CLI catches.
+`UserError` is in the lowest package, so that recording need not import the trainer; the CLI catches `USER_ERRORS`.
 """
 
 from __future__ import annotations
 
 from marft_bridge.common.printable import text_to_line
-from trace_store.errors import StoreError
-from trainers.errors import TrainError
+from trace_store.errors import StoreError, UserError
 
 MAX_MESSAGE_CHARACTERS = 2_000
 
 
-class BridgeError(Exception):
+class BridgeError(UserError):
     """Something that the user can put right. The message is one line, to which a server's log may add its last ones."""
 
     exit_code = 2  # of the command line
@@ -69,7 +68,7 @@ class ClusterError(BridgeError):
     """The Ray cluster or a worker on it cannot be used."""
 
 
-USER_ERRORS = (BridgeError, StoreError, TrainError)
+USER_ERRORS = (UserError,)
 
 __all__ = [
     "USER_ERRORS",
@@ -83,5 +82,5 @@ __all__ = [
     "RewardFailedError",
     "ServingError",
     "StoreError",
-    "TrainError",
+    "UserError",
 ]

@@ -19,6 +19,8 @@ from marft_bridge.common.errors import BridgeError
 
 TESTED_VERSIONS = {"langgraph": "1.2.22", "langchain-core": "1.8.2", "langchain-openai": "1.7.4"}
 """Distribution -> the newest release that the tests ran on."""
+RECORDED = ("langgraph", "langchain-core")
+"""The libraries that recording hooks."""
 
 # Methods of BaseChatModel that every call of a chat model passes. A provider's class may override the outer ones; the
 # inner pair catches its calls all the same. v3 is `stream_events(version="v3")`.
@@ -151,13 +153,15 @@ def broken_internals(internals: Sequence[Internal] = INTERNALS) -> list[str]:
 
 
 @functools.cache
-def require_internals() -> None:
-    """Refuses releases whose internals have moved. Checks once per process.
+def require_internals(*libraries: str) -> None:
+    """Refuses releases of these libraries whose internals have moved. Checks once per process.
+
+    Recording names langgraph and langchain-core; redirection langchain-openai too, whose import takes half a second.
 
     Raises:
         BridgeError: the first thing that moved, and which releases work.
     """
-    if problems := broken_internals():
+    if problems := broken_internals([internal for internal in INTERNALS if internal.library in libraries]):
         suffix = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
         pins = " ".join(f"'{library}<={newest}'" for library, newest in TESTED_VERSIONS.items())
         raise BridgeError(f"marft-bridge does not know this release: {problems[0]}{suffix}; pip install {pins}")
@@ -175,7 +179,7 @@ try:
     from langgraph.pregel._loop import PregelLoop
     from langgraph.pregel.protocol import PregelProtocol
 except ImportError:
-    require_internals()
+    require_internals(*RECORDED)
     raise
 
 __all__ = [

@@ -13,9 +13,9 @@ import math
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import stdtrit
 
 from marft_bridge.statistics.clusters import Labels, paired_values, totals_by_label
+from marft_bridge.statistics.distributions import stdtrit
 
 
 def ratio_interval(

@@ -8,15 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.progress import Reporter
-from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.config.record import RecordOptions
 from marft_bridge.ingest.from_files import ingest_files
 from marft_bridge.ingest.listen import listen as listen_until_stopped
 from marft_bridge.ingest.report import IngestReport
 from marft_bridge.runs.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from marft_bridge.config.bridge import BridgeConfig
 
 DEFAULT_PORT = 4318  # where OTLP exporters look for a receiver
 DEFAULT_QUIET_S = 10.0  # twice the time for which the SDK's batch processor holds spans back

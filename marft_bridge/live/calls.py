@@ -27,7 +27,7 @@ from marft_bridge.live.identity import RequestIdentity
 from marft_bridge.live.split import MIRRORED
 from marft_bridge.live.teams import Team
 from marft_bridge.live.wire import CHAT, Answer, body_to_untrainable_reason
-from marft_bridge.model_calls.node_chat_model import PROVIDER
+from marft_bridge.model_calls.routing import PROVIDER
 from marft_bridge.recording.episode_context import EpisodeContext, episode_to_attributes
 from marft_bridge.recording.journal_exporter import JournalProcessor
 from marft_bridge.recording.open_span import OpenSpan, open_span

@@ -26,6 +26,7 @@ from pydantic import Field, PrivateAttr
 
 from marft_bridge.model_calls.request_rules import payload_to_routed
 from marft_bridge.model_calls.routing import (
+    PROVIDER,
     calling_route,
     current_routing,
     route_for_call,
@@ -37,7 +38,6 @@ from marft_bridge.model_calls.token_capture import (
     capture_tokens,
 )
 
-PROVIDER = "vllm"
 # Fields of a ChatOpenAI that say which server it asks.
 _SERVER_FIELDS = (
     "openai_api_base",

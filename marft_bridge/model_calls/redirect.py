@@ -21,7 +21,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_openai.chat_models.base import BaseChatOpenAI
 from pydantic import SecretStr
 
-from marft_bridge.common.library_internals import CHAT_ENTRIES, CHAT_INNER, CHAT_V3, require_internals
+from marft_bridge.common.library_internals import CHAT_ENTRIES, CHAT_INNER, CHAT_V3, TESTED_VERSIONS, require_internals
 from marft_bridge.model_calls.node_chat_model import NodeChat
 from marft_bridge.model_calls.request_rules import tools_to_openai
 from marft_bridge.model_calls.routing import calling_node, current_routing
@@ -153,7 +153,7 @@ def redirected_models() -> Iterator[None]:
         BridgeError: a release of LangChain whose internals have moved.
     """
     global _sessions
-    require_internals()
+    require_internals(*TESTED_VERSIONS)
     with _lock:
         if _sessions == 0:
             for name in CHAT_ENTRIES:

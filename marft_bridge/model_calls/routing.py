@@ -20,6 +20,9 @@ from marft_bridge.common.agent_names import Actors
 from marft_bridge.common.errors import GraphError
 from marft_bridge.common.running_routers import own_namespace
 
+PROVIDER = "vllm"
+"""What records name as the provider of a call that a route answered."""
+
 
 @dataclass(frozen=True, slots=True)
 class Route:

@@ -24,6 +24,7 @@ from langgraph.types import Command, PregelExecutableTask
 
 from marft_bridge.common.library_internals import (
     PUSH,
+    RECORDED,
     PregelLoop,
     PregelProtocol,
     RunnableCallable,
@@ -135,7 +136,7 @@ class TaskHooks:
 
     def attach(self) -> None:
         """Installs the wrappers; calls nest. Raises BridgeError for a LangGraph whose internals have moved."""
-        require_internals()
+        require_internals(*RECORDED)
         with self._lock:
             self._user_count += 1
             if self._user_count == 1:

@@ -1,7 +1,7 @@
 """`opentelemetry-instrument python app.py` -> the app's LangGraph runs in the store that MARFT_STORE names.
 
-OpenTelemetry finds the class through the entry point group `opentelemetry_instrumentor`; it needs the extra
-`otel`. Invariant: without MARFT_STORE it logs one line, records nothing and imports nothing heavy.
+OpenTelemetry finds the class through the entry point group `opentelemetry_instrumentor`. Invariant: without MARFT_STORE
+it logs one line, records nothing and imports nothing heavy.
 """
 
 from __future__ import annotations

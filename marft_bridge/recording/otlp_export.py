@@ -18,6 +18,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from opentelemetry.util.re import parse_env_headers
 
 from marft_bridge.common.errors import ConfigError
+from marft_bridge.common.extras import install_command
 from trace_store import conventions
 from trace_store.records import SpanRow
 
@@ -80,9 +81,7 @@ def _make_exporter(endpoint: str, headers: Mapping[str, str]) -> SpanExporter:
         import requests
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"record.otlp_endpoint: {error.name!r} is not installed; pip install 'marft-bridge[otlp]'"
-        ) from None
+        raise ConfigError(f"record.otlp_endpoint: {error.name!r} is not installed: {install_command('otlp')}") from None
 
     # The exporter always adds the headers of these variables, which the app may have set for an endpoint of its own:
     # they are removed from each request, just before it is sent.

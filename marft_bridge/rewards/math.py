@@ -15,6 +15,7 @@ from typing import Literal
 from pydantic import Field
 
 from marft_bridge.common.errors import GraphError
+from marft_bridge.common.extras import require_extra
 from marft_bridge.rewards.contract import Absent, Earned, Kind, RewardOptions, RunView
 from marft_bridge.sandbox.worker_process import UnansweredJob as Uncheckable
 from marft_bridge.sandbox.worker_process import WorkerPool, WorkerSpec
@@ -126,6 +127,7 @@ async def math_to_earned(options: MathOptions, run: RunView) -> list[Earned]:
 
 def check_math(_: MathOptions) -> None:
     """Starts a worker, so that a missing library ends the command before any episode is run."""
+    require_extra("math", "a reward of kind 'math'")
     are_equal("1/2", "0.5", _FIRST_COMPARISON_S)
 
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marft_bridge.common.errors import ConfigError
-from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.runs.run_folder import RunFolder, bridge_version
 from trace_store.records import RunRow
 from trace_store.store import TraceStore
+
+if TYPE_CHECKING:
+    from marft_bridge.config.bridge import BridgeConfig
 
 
 def begin_run(

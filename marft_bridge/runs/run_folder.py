@@ -28,13 +28,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.files import write_atomically
-from marft_bridge.config.bridge import BridgeConfig
 from trace_store.files import locked_file, make_folder, open_to_read, refuse_unsafe_folder
 from trace_store.journal import is_recorded
+
+if TYPE_CHECKING:
+    from marft_bridge.config.bridge import BridgeConfig
 
 COLLECT, TRAIN, EVALUATE = "collect", "train", "evaluate"
 """The ids of the runs that `collect` and `train` make in a folder's store; nothing is learned from the last one."""

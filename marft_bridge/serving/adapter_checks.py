@@ -12,8 +12,6 @@ import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
 from marft_bridge.common.errors import ServingError
 
 _NAME_PATTERN = re.compile(r"[A-Za-z0-9._@-]+")
@@ -129,6 +127,8 @@ def _check_fit(adapter: Path, layers: Mapping[str, tuple[int, int]], base: Layer
 
 def weight_shapes(file: Path) -> dict[str, tuple[int, ...]]:
     """Tensor name -> shape in a safetensors file, from its header. Raises ServingError for any other file."""
+    from safetensors import SafetensorError, safe_open  # of the extra `train`; the viewer and `status` need none
+
     try:
         with safe_open(file, framework="numpy") as tensors:
             return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118

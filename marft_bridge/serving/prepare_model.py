@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from marft_bridge.common.errors import ServingError
+from marft_bridge.common.extras import install_command
 from trace_store.files import sync
 
 SMOLLM2_NAME = "SmolLM2-135M-Instruct"
@@ -94,7 +95,8 @@ def prepare_smollm2(cache: Path, on_progress: Callable[[str], None] = lambda _: 
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     except ImportError as error:
-        raise ServingError(f"converting {SMOLLM2_NAME} needs {error.name}; run: pip install {error.name}") from error
+        extra = "demo" if error.name == "gguf" else "train"
+        raise ServingError(f"converting {SMOLLM2_NAME} needs {error.name}: {install_command(extra)}") from error
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(prefix=f".{SMOLLM2_NAME}-", dir=cache) as work:
         staging = Path(work) / SMOLLM2_NAME

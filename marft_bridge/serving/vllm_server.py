@@ -17,6 +17,7 @@ from types import MappingProxyType, TracebackType
 from typing import Self
 
 from marft_bridge.common.errors import ServingError
+from marft_bridge.common.extras import install_command
 from marft_bridge.config.serve import ServeOptions
 from marft_bridge.serving.adapter_checks import (
     LayerShapes,
@@ -260,7 +261,9 @@ def _new_process(options: ServeOptions, model_dir: Path, log: Path) -> ServerPro
     """A process that is not started yet, once options, model directory and port are checked."""
     check_model_dir(model_dir)
     if importlib.util.find_spec("vllm") is None:
-        raise ServingError("vLLM is not installed; run `make setup` (CPU), install marft-bridge[cuda], or set attach")
+        raise ServingError(
+            f"vLLM is not installed: {install_command('cuda')}, or [cpu] where there is no GPU; or set serve.attach"
+        )
     if vllm_runs_on_cpu() and options.gpu_memory_utilization is not None:
         raise ServingError("gpu_memory_utilization has no effect on the CPU build of vLLM; use kv_cache_gib")
     if not vllm_runs_on_cpu() and "cpu" in options.model_fields_set:

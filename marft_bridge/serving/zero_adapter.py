@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from marft_bridge.common.errors import ServingError
 from marft_bridge.serving.adapter_checks import weight_shapes
@@ -25,6 +24,8 @@ def write_zero_adapter(folder: Path, model_dir: Path, modules: Sequence[str]) ->
     Raises:
         ServingError: the model has none of the layers.
     """
+    from safetensors.numpy import save_file  # of the extra `train`
+
     zeros = {}
     for file in sorted(model_dir.glob("*.safetensors")):
         for name, shape in weight_shapes(file).items():

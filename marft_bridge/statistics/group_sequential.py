@@ -28,9 +28,9 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtr, ndtri
 
 from marft_bridge.statistics.clusters import Floats, Labels, Totals, paired_values, standard_error, totals_in_order
+from marft_bridge.statistics.distributions import ndtr, ndtri
 
 _MAX_DOUBLINGS = 30  # of a standard error, before a bound of the interval counts as absent
 _BISECTIONS = 20  # of the range that holds a bound of the interval

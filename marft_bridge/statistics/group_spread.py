@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtrc, gammaln
 
 from marft_bridge.statistics.clusters import Floats
+from marft_bridge.statistics.distributions import bdtrc, gammaln
 
 _Numbers = NDArray[np.floating[Any]]
 _SHARES = np.sin(np.pi / 2 * (np.arange(64) + 0.5) / 64) ** 2  # midpoints of equal parts of Beta(1/2, 1/2)

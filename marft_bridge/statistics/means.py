@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import stdtrit
 
 from marft_bridge.statistics.clusters import (
     Floats,
@@ -25,6 +24,7 @@ from marft_bridge.statistics.clusters import (
     standard_error,
     totals_by_label,
 )
+from marft_bridge.statistics.distributions import stdtrit
 
 
 class MeanInterval(NamedTuple):

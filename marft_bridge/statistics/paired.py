@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import bdtr, ndtr, ndtri, stdtrit
 
 from marft_bridge.statistics.clusters import Floats, Labels, Totals, paired_values, totals_by_label
+from marft_bridge.statistics.distributions import bdtr, ndtr, ndtri, stdtrit
 from marft_bridge.statistics.ranks import signed_rank_p_value
 
 MCNEMAR = "exact McNemar test"

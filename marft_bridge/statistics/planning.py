@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import stdtrit
 
 from marft_bridge.statistics.clusters import Floats, Labels, finite_values, standard_error, totals_by_label
+from marft_bridge.statistics.distributions import stdtrit
 
 _MAX_TASKS = 10_000_000  # nobody will run more, and rounding alone can ask for them
 

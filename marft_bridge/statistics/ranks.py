@@ -14,9 +14,9 @@ Sources:
 from __future__ import annotations
 
 import numpy as np
-from scipy.special import ndtr
 
 from marft_bridge.statistics.clusters import Floats
+from marft_bridge.statistics.distributions import ndtr
 
 _EXACT_UP_TO = 400  # tasks: a tenth of a second; beyond, the normal approximation is right to the third digit
 

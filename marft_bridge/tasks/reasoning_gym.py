@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from marft_bridge.common.errors import GraphError
+from marft_bridge.common.extras import install_command
 from marft_bridge.sandbox.worker_process import UnansweredJob, WorkerPool, WorkerSpec
 from marft_bridge.tasks.lines import LocatedRecord
 from marft_bridge.tasks.options import GymTasks
@@ -42,7 +43,7 @@ def close_workers() -> None:
 def require_gym() -> None:
     """Raises GraphError where the library is not installed."""
     if importlib.util.find_spec("reasoning_gym") is None:
-        raise GraphError("reasoning-gym is not installed: pip install 'marft-bridge[reasoning-gym]'")
+        raise GraphError(f"reasoning-gym is not installed: {install_command('reasoning-gym')}")
 
 
 def gym_to_tasks(options: GymTasks) -> Iterator[LocatedRecord]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from marft_bridge.common.errors import ConfigError
-from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.runs.run_folder import RunFolder
 
 DEFAULT_CONFIG = Path("bridge.toml")
@@ -29,6 +28,8 @@ def flags_to_store(config: Path | None, run: str | None, store: Path | None) -> 
         return _safe_store(RunFolder(Path(run)))
     if config is None and not DEFAULT_CONFIG.exists():
         raise ConfigError(f"traces: there is no {DEFAULT_CONFIG} here; name a store with --store, --run or --config")
+    from marft_bridge.config.bridge import toml_to_config  # a store that is named needs no options, nor the trainer's
+
     return _safe_store(RunFolder(toml_to_config(config or DEFAULT_CONFIG).run_folder))
 
 

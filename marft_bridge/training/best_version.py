@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from marft_bridge.runs.named_version import VersionEvidence
+from marft_bridge.statistics.distributions import ndtr
 
 Floats = NDArray[np.float64]
 

@@ -27,17 +27,15 @@ def view(path: Path, port: int, model: Path | None, browser: bool, reporter: Rep
         model: the directory of the base model, whose tokenizer gives the token texts; None: as bridge.json says.
 
     Raises:
-        ConfigError: there is no store, the port is taken, or a package is missing.
+        ConfigError: there is no store, or the port is taken.
     """
     source = path_to_source(path)
     tokenizer = None if model is None else model / "tokenizer.json"
     if tokenizer is not None and not tokenizer.is_file():
         raise ConfigError(f"view: there is no {tokenizer}; --model names the directory of the base model")
-    try:
-        from marft_bridge.view.pages import Pages
-        from marft_bridge.view.web import pages_to_server
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"view: {error.name} is missing; install the extra `live`") from None
+    from marft_bridge.view.pages import Pages
+    from marft_bridge.view.web import pages_to_server
+
     token, one_time_token = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
     pages = Pages(source, tokenizer)
     server = pages_to_server(pages, port, token, one_time_token=one_time_token if browser else None)

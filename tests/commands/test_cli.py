@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -194,3 +195,9 @@ def test_status_tells_what_a_folder_holds(tmp_path: Path, capsys: pytest.Capture
     shown = capsys.readouterr().out
     assert "reasoner: no adapter yet" in shown
     assert "server: none running" in shown
+
+
+def test_the_version_is_that_of_the_project(capsys: pytest.CaptureFixture[str]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert cli.run(["--version"]) == 0
+    assert capsys.readouterr().out == f"marft-bridge {project['version']}\n"

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -23,7 +22,7 @@ import numpy as np
 import pytest
 from conftest import RunningServer
 from safetensors.numpy import save_file
-from support.commands import ROOT, start_command
+from support.commands import start_command
 from support.fake_vllm import FakeVllm, running
 from support.live_rig import SAY, episodes
 from support.lora_files import write_adapter
@@ -215,25 +214,6 @@ def test_what_cannot_be_served_is_one_line(
     arguments = ["serve", "--config", str(config), "--run", str(config.parent / "run"), "--port", "0", *flags]
     assert run(arguments) == 2
     assert message in " ".join(capsys.readouterr().err.split())
-
-
-@pytest.mark.slow
-def test_without_the_web_libraries_the_extra_is_named(config: Path) -> None:
-    blocked = config.parent / "blocked"
-    blocked.mkdir()
-    (blocked / "uvicorn.py").write_text("raise ModuleNotFoundError('no uvicorn', name='uvicorn')")
-    arguments = ["serve", "--config", str(config), "--run", str(config.parent / "run"), "--split", "90/10"]
-    found = subprocess.run(
-        [sys.executable, "-m", "marft_bridge", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(blocked)},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert found.returncode == 2
-    assert "pip install 'marft-bridge[live]'" in found.stderr
 
 
 @pytest.mark.slow

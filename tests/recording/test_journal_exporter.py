@@ -601,5 +601,5 @@ def test_a_missing_exporter_and_missing_headers_are_said_in_one_line(monkeypatch
     ):
         OtlpExport("http://127.0.0.1:9/v1/traces", "NOT_SET")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(ConfigError, match=r"is not installed; pip install 'marft-bridge\[otlp\]'"):
+    with pytest.raises(ConfigError, match=r"is not installed: pip install 'marft-bridge\[otlp\]'"):
         OtlpExport("http://127.0.0.1:9/v1/traces")

@@ -23,7 +23,7 @@ from support.school_rig import TASKS, School, Task, save_school_model, school_in
 from support.tiny_policy import make_action, make_trajectory
 from support.trainer_options import trainer_options
 
-from marft_bridge.common.errors import ConfigError, GraphError, TrainError
+from marft_bridge.common.errors import ConfigError, GraphError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.comparison.command import compare
 from marft_bridge.recording.tool_lineage import request_to_tools, tools_to_lineage, tools_to_single_lineage
@@ -35,6 +35,7 @@ from trace_store.records import RunRow
 from trace_store.store import TraceStore
 from trainers import marft
 from trainers.batch import trajectories_to_round
+from trainers.errors import TrainError
 
 
 def ids(tasks: list[Task]) -> set[str]:

@@ -25,7 +25,7 @@ from support.sample_report import bare_report
 from support.sample_spans import chain
 
 from marft_bridge.cli import run
-from marft_bridge.common.errors import BridgeError, StoreError, TrainError
+from marft_bridge.common.errors import BridgeError, StoreError
 from marft_bridge.common.files import write_atomically
 from marft_bridge.comparison.page import write_report
 from marft_bridge.config.bridge import toml_to_config
@@ -39,6 +39,7 @@ from trace_store.files import create_file, make_folder, open_to_read, open_to_wr
 from trace_store.journal import Journal
 from trace_store.store import TraceStore
 from trainers.common.files import whole_folder
+from trainers.errors import TrainError
 
 PRECIOUS = "years of work"
 

@@ -5,16 +5,20 @@
   one that no index need have yet.
 - The distributions that break transformers on a machine without CUDA are not among the pins.
 - The wheel holds the four packages with all their files, and the console script leads somewhere.
+- The sdist has all that is tracked but git's and Docker's own lists, and runs its tests.
+- The citation, the changelog and the Dockerfile go with the project's version, license and folders.
 - No tracked file names a path of somebody's machine or the host of a package registry.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from importlib.metadata import distributions
@@ -71,6 +75,7 @@ def declared_requirements() -> list[Requirement]:
     """pyproject.toml -> what the pins must satisfy: everything but the CUDA server."""
     project = PROJECT["project"]
     extras = [r for extra, lines in project["optional-dependencies"].items() if extra != "cuda" for r in lines]
+    extras = [line for line in extras if Requirement(line).name != project["name"]]  # an extra within another
     return [Requirement(line) for line in (*project["dependencies"], *extras, *PROJECT["build-system"]["requires"])]
 
 
@@ -147,6 +152,54 @@ def test_the_wheel_holds_every_file_of_the_three_packages_and_no_other(tmp_path:
         p.relative_to(source).as_posix() for package in PACKAGES for p in (source / package).rglob("*") if p.is_file()
     }
     assert packed == written
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # it collects every test of the project
+def test_the_sdist_can_run_its_tests_and_has_what_they_read(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for path in tracked_files():
+        target = source / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    code = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=source, check=False, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        tar.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    packed = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()}
+    absent = {path.relative_to(ROOT).as_posix() for path in tracked_files()} - packed
+    assert absent == {".dockerignore", ".gitignore"}
+
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    for arguments in (["--collect-only", "tests"], ["tests/statistics", "tests/docs/test_readme.py", "-m", "not slow"]):
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+            cwd=unpacked,
+            env={**environment, "PYTHONPATH": str(unpacked)},
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        assert run.returncode == 0, run.stdout[-2000:]
+
+
+def test_the_citation_the_changelog_and_the_dockerfile_go_with_the_project() -> None:
+    citation = (ROOT / "CITATION.cff").read_text()
+    version = PROJECT["project"]["version"]
+    assert f"\nversion: {version}\n" in citation
+    assert f"\nlicense: {PROJECT['project']['license']}\n" in citation
+    assert f"\n## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    copied = {name for line in re.findall(r"^COPY (.*)$", dockerfile, re.MULTILINE) for name in line.split()[:-1]}
+    assert [name for name in copied if not (ROOT / name).exists()] == []
+    sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert copied == sent
+    assert {*PACKAGES, "requirements", "pyproject.toml"} <= copied
 
 
 def test_every_console_script_leads_to_something_that_can_be_called() -> None:

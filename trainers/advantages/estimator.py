@@ -23,13 +23,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 import trainers.advantages
+from trace_store.import_name import load_object
 from trainers.advantages.arrays import Floats, laid_end_to_end
 from trainers.advantages.estimate import BASELINE, Estimate
 from trainers.advantages.group_baselines import Baseline, flat_groups
 from trainers.advantages.returns import returns_by_source, team_rewards
 from trainers.advantages.settings import EstimatorSettings, Normalization
 from trainers.batch import Round
-from trainers.common.import_name import load_object
 
 
 @dataclass(frozen=True, slots=True)

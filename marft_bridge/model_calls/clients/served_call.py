@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 from pydantic import SecretStr
@@ -22,11 +22,13 @@ from pydantic import SecretStr
 from marft_bridge.common.errors import ServingError
 from marft_bridge.model_calls.clients.client_call import ClientCall
 from marft_bridge.model_calls.clients.wire import Body
-from marft_bridge.model_calls.node_chat_model import PROVIDER, NodeChat
 from marft_bridge.model_calls.request_rules import payload_to_routed
-from marft_bridge.model_calls.routing import Route, calling_node, current_routing, route_for_call
+from marft_bridge.model_calls.routing import PROVIDER, Route, Routing, calling_node, current_routing, route_for_call
 from marft_bridge.model_calls.scripted_answer import fixed_tokens
 from marft_bridge.model_calls.token_capture import ExactTokens, add_wire_answer, require_tokens
+
+if TYPE_CHECKING:
+    from marft_bridge.model_calls.node_chat_model import NodeChat
 
 _STREAM_HEADERS = {"content-type": "text/event-stream"}
 _HEADERS = {"content-type": "application/json"}
@@ -35,7 +37,7 @@ _HEADERS = {"content-type": "application/json"}
 def current_route() -> Route | None:
     """The route of the calling node on the served model; None where its own client answers. Counts those calls."""
     routing = current_routing.get()
-    if routing is None or not isinstance(routing.chat, NodeChat):
+    if routing is None or _served_chat(routing) is None:
         return None
     node = calling_node()
     if node not in routing.routes:
@@ -48,8 +50,16 @@ def route_to_address() -> tuple[str, str]:
     """Base address and key of the server that answers the calling node, which has a route."""
     routing = current_routing.get()
     assert routing is not None
-    assert isinstance(routing.chat, NodeChat)
-    return _address_of(routing.chat.model_for_server())
+    chat = _served_chat(routing)
+    assert chat is not None
+    return _address_of(chat.model_for_server())
+
+
+def _served_chat(routing: Routing) -> NodeChat | None:
+    """The chat model that calls are redirected to; None where the routing has none, or one that answers itself."""
+    from marft_bridge.model_calls.node_chat_model import NodeChat  # takes the openai package, which recording need not
+
+    return routing.chat if isinstance(routing.chat, NodeChat) else None
 
 
 def _address_of(chat: NodeChat) -> tuple[str, str]:
@@ -98,11 +108,12 @@ class ServedCall:
         """
         routing = current_routing.get()
         assert routing is not None  # `current_route` gave a route
-        assert isinstance(routing.chat, NodeChat)
+        chat = _served_chat(routing)
+        assert chat is not None
         self.failure: ServingError | None = None  # what the answer was refused for
         self._call, self._wire = call, call.wire
         self._is_stream = bool(call.body.get("stream"))
-        self._chat = routing.chat.model_for_server()
+        self._chat = chat.model_for_server()
         self._timeout = timeout
         self._node = calling_node()
         chat_request = self._wire.request_to_chat(call.body, self._node)
@@ -114,7 +125,7 @@ class ServedCall:
         payload, left_out_fields = payload_to_routed(
             chat_request, self._node, route, seed=self._seed, auto_tools=self._chat.auto_tools
         )
-        routing.chat.warn_left_out(self._node, left_out_fields)
+        chat.warn_left_out(self._node, left_out_fields)
         self._payload = payload | payload.pop("extra_body") | {"logprobs": True, "return_token_ids": True}
         if self._is_stream:
             self._payload |= {"stream": True, "stream_options": {"include_usage": True}}

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from marft_bridge.common.errors import ClusterError, ConfigError
+from marft_bridge.common.extras import install_command
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.config.ray import AUTO, RayOptions, address_to_host_port
@@ -264,5 +265,5 @@ def _import_ray(address: str | None) -> Any:
     try:
         import ray
     except ImportError as error:
-        raise ConfigError("collect.engine is ray, which is not installed; install marft-bridge[ray]") from error
+        raise ConfigError(f"collect.engine is ray, which is not installed: {install_command('ray')}") from error
     return ray

@@ -477,7 +477,7 @@ def test_without_ray_the_message_says_what_to_install(tmp_path: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "ray", None)
     graph = {"app": "a:b", "nodes": ["n"], "tasks": "t.jsonl", "reward": "a:r"}
     config = BridgeConfig.model_validate({"graph": graph, "collect": {"engine": "ray"}})
-    with pytest.raises(ConfigError, match=r"install marft-bridge\[ray\]"):
+    with pytest.raises(ConfigError, match=r"pip install 'marft-bridge\[ray\]'"):
         collect(config, Reporter(Console(quiet=True)), resume=False)
 
 

@@ -1,7 +1,7 @@
 """A name -> the Python object that it means: `package.module:attribute` or `path/file.py:attribute`.
 
 Invariant: whatever is wrong with it (an import, a missing attribute) is a `ValueError` of one line. It does not know
-what the object is for.
+what the object is for. It lies in the lowest package, as the base of all errors does, since all others use it.
 """
 
 from __future__ import annotations
