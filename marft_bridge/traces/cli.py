@@ -41,6 +41,10 @@ def list_(
     split: Annotated[str | None, typer.Option(help="Only train, evaluation, heldout or live.")] = None,
     task: Annotated[str | None, typer.Option(help="Only of this task.")] = None,
     node: Annotated[str | None, typer.Option(help="Only those in which this node called a model.")] = None,
+    adapter: Annotated[str | None, typer.Option(help="Only those with a call of this adapter: NODE@VERSION.")] = None,
+    version: Annotated[int | None, typer.Option(help="Only those with a call of an adapter's version.")] = None,
+    variant: Annotated[str | None, typer.Option(help="Only of this variant of a comparison.")] = None,
+    search: Annotated[str | None, typer.Option(help="Only with these words in prompts, answers or tools.")] = None,
     outcome: Annotated[str | None, typer.Option(help="Only terminated, truncated or failed.")] = None,
     thread: Annotated[str | None, typer.Option(help="Only of this thread of the app's.")] = None,
     user: Annotated[str | None, typer.Option(help="Only of this user, as the app's metadata names them.")] = None,
@@ -55,17 +59,22 @@ def list_(
     from marft_bridge.traces import listing
 
     filters = {"run_id": run_id, "split": split, "task": task, "node": node, "outcome": outcome, "reward": reward}
-    filters |= {"thread": thread, "user": user, "tag": tag}
+    filters |= {"thread": thread, "user": user, "tag": tag, "adapter": adapter, "variant": variant, "search": search}
+    filters["version"] = None if version is None else str(version)
     path = flags_to_store(config, run, store)
     if waiting or refused:
         listing.refuse_flags(waiting, refused, filters)
         listing.list_unassembled(path, "waiting" if waiting else "refused", limit, as_json=as_json, console=_console())
         return
     chosen = listing.Filters(
-        run_id,
-        split,
-        task,
+        run_id=run_id,
+        split=split,
+        variant=variant,
+        task=task,
         node=node,
+        adapter=adapter,
+        version=version,
+        words=() if search is None else tuple(search.split()),
         outcome=outcome,
         thread=thread,
         user=user,

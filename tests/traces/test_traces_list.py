@@ -87,6 +87,10 @@ def test_ids_are_as_short_as_they_can_be_and_still_found(tmp_path: Path, capsys:
         (["--outcome", "truncated"], "b"),
         (["--node", "b"], "cba2a1"),
         (["--node", "critic"], ""),
+        (["--node", "a", "--version", "3"], ""),  # none of their calls names a version
+        (["--variant", "before"], ""),
+        (["--search", "1+1"], "cba2a1"),
+        (["--search", "1+1 T2"], "a2"),  # every word, in letters of either case
         (["--reward", "reward>0.5"], "a1"),  # the later value counts, not the earlier 0
         (["--reward", "reward>=0.5"], "a2a1"),
         (["--reward", "reward < 1"], "a2"),
@@ -126,6 +130,9 @@ def test_json_keeps_what_is_absent_apart_from_zero(path: Path, capsys: pytest.Ca
         "tags": {},
         "rewards": {"reward": 1.0},
         "link": {"kind": None, "linked_episode": None, "turn": None},
+        "nodes": {"a": None, "b": None},
+        "input": "1+1",
+        "output": None,
     }
     assert listed(capsys, path, "--limit", "1")[0]["rewards"] == {}
 
