@@ -127,12 +127,12 @@ def store_to_filter_choices(store: TraceStore, run_id: str | None) -> FilterChoi
         query = f"{all_of_run} GROUP BY {column} ORDER BY {order} LIMIT $2"
         return [row[0] for row in store.sql(query, (run_id, MAX_CHOICES))]
 
+    # Rewards and calls of the whole store: those of one run are found by way of all its episodes, which takes as long
+    # as the rest of a page.
     reward_rows = store.sql(
-        "SELECT r.name FROM rewards r SEMI JOIN (SELECT episode_id FROM episodes WHERE $1 IS NULL OR run_id = $1) e"
-        " USING (episode_id) WHERE r.scope = 'episode' GROUP BY r.name ORDER BY count(*) DESC, r.name LIMIT $2",
-        (run_id, MAX_CHOICES),
+        "SELECT name FROM rewards WHERE scope = 'episode' GROUP BY name ORDER BY count(*) DESC, name LIMIT ?",
+        (MAX_CHOICES,),
     )
-    # Who acts in a store at all, not in one run: the actions of a run are found by way of all its episodes.
     calls = store.sql(
         "SELECT node, adapter, adapter_version, count(*) FROM actions GROUP BY ALL ORDER BY count(*) DESC, 1, 2, 3"
         " LIMIT 10000"
