@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from marft_bridge.common.errors import ConfigError
-from marft_bridge.common.terminal_text import print_line, print_table, value_to_json
+from marft_bridge.common.terminal_text import print_line, print_table, text_to_line, value_to_json
 from marft_bridge.traces.store_reader import open_for_reading
 from trace_store import conventions as c
 from trace_store.assemble import Incomplete, Malformed, spans_to_trajectory
@@ -29,6 +31,7 @@ from trace_store.threads import EpisodeLink, episodes_to_links
 _SHORTEST_ID = 8
 _COMPARISON = re.compile(r"(?P<name>.+?)\s*(?P<sign><=|>=|!=|=|<|>)\s*(?P<value>[^<>=!]+)")
 _NUMBERS = ("actions", "tokens", "seconds", "spans")
+_SHORT_COLUMNS = {"id": 12, "started": 11, "run": 12, "rewards": 20, "input → output": None}  # widths
 _IN_IDS = "episode_id IN (SELECT unnest($3::VARCHAR[]))"
 MAX_WORDS_LENGTH = 160
 _FIRST_WINDOW, _WINDOW_GROWTH = 1000, 4  # episodes that are searched through at once
@@ -177,11 +180,11 @@ def filters_to_keys(
     """Start (ns) and id of at most `limit` episodes that pass all filters; from the cursor upwards if not the newest
     first."""
     if not filters.words:
-        return _filters_to_candidates(store, filters, limit, newest_first)
+        return _filters_to_candidates(store, filters, limit, newest_first=newest_first)
     keys: list[tuple[int, str]] = []
     window = _FIRST_WINDOW
     while len(keys) < limit:
-        candidates = _filters_to_candidates(store, filters, window, newest_first)
+        candidates = _filters_to_candidates(store, filters, window, newest_first=newest_first)
         hits = _candidates_with_words(store, candidates, filters.words)
         keys += [key for key in candidates if key[1] in hits]
         if len(candidates) < window:
@@ -391,7 +394,7 @@ def refuse_flags(waiting: bool, refused: bool, filters: Mapping[str, str | None]
 
 
 def list_episodes(path: Path, filters: Filters, limit: int, as_json: bool, console: Console) -> None:
-    """Prints the episodes of a store: a table on a terminal, lines with tabs or JSON elsewhere."""
+    """Prints the episodes of a store: a line each on a terminal, all columns with tabs or JSON elsewhere."""
     with open_for_reading(path) as store:
         episodes = filters_to_episodes(store, filters, limit)
         episode_count = store.sql("SELECT count(*) FROM episodes")[0][0]
@@ -416,10 +419,30 @@ def list_episodes(path: Path, filters: Filters, limit: int, as_json: bool, conso
         )
         for episode in episodes
     ]
-    print_table(console, columns, rows, numbers=_NUMBERS)
-    if console.is_terminal:
+    if not console.is_terminal:
+        print_table(console, columns, rows, numbers=_NUMBERS)
+    else:
+        _print_short(console, episodes)
         hint = "; --limit shows more" if len(episodes) == limit < episode_count else ""
         print_line(console, f"{len(episodes)} of {episode_count} episodes{hint}")
+
+
+def _print_short(console: Console, episodes: Sequence[ListedEpisode]) -> None:
+    """One line an episode, cut at the width of the terminal: what tells it from others first, then its words."""
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", expand=True)
+    for name, width in _SHORT_COLUMNS.items():
+        table.add_column(Text(name), no_wrap=True, overflow="ellipsis", max_width=width, ratio=None if width else 1)
+    for episode in episodes:
+        round_text = "" if episode.round is None else f" {episode.round}"
+        ended = "" if episode.outcome == "terminated" else f"{episode.outcome}! "
+        rewards = " ".join(f"{name} {value:.3g}" for name, value in episode.rewards.items())
+        words = " → ".join(text for text in (episode.input, episode.output) if text is not None)
+        cells = (
+            *(episode.short_id, time_to_text(episode.started_ns)[5:], episode.run_id + round_text, ended + rewards),
+            words or episode.task_id,
+        )
+        table.add_row(*(Text(text_to_line(cell)) for cell in cells))
+    console.print(table)
 
 
 def list_unassembled(path: Path, state: str, limit: int, as_json: bool, console: Console) -> None:

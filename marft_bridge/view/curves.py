@@ -93,7 +93,7 @@ def _path_to_names(path: tuple[str, ...]) -> tuple[str, str, str]:
 def _points_to_chart(group: str, name: str, points: Mapping[tuple[str, str], Mapping[int, float]]) -> Chart:
     rounds = sorted({number for values in points.values() for number in values})[-MAX_ROUNDS:]
     curves = [Curve(run, node, tuple(values.get(r) for r in rounds)) for (run, node), values in points.items()]
-    return Chart(name, group, tuple(rounds), tuple(curves))
+    return Chart(name, group, tuple(rounds), curves=tuple(curves))
 
 
 def _importance(chart: Chart) -> tuple[int, str, str]:

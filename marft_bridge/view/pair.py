@@ -79,7 +79,7 @@ def pages_to_pair(left: EpisodePage, right: EpisodePage) -> Pair:
         )
         for a, b in _matched(left.actions, right.actions)
     ]
-    return Pair(left, right, _facts(left, right), rows)
+    return Pair(left, right, _facts(left, right), rows=rows)
 
 
 def texts_side_by_side(left: str | None, right: str | None) -> SideBySide:
@@ -162,4 +162,4 @@ def _facts(left: EpisodePage, right: EpisodePage) -> list[Fact]:
 def _number_fact(name: str, left: float | None, right: float | None) -> Fact:
     change = "" if left is None or right is None or left == right else signed(right - left)
     texts = ["none" if value is None else number(value) for value in (left, right)]
-    return Fact(name, texts[0], texts[1], change)
+    return Fact(name, texts[0], texts[1], change=change)
