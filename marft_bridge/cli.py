@@ -379,9 +379,7 @@ def view(
     from marft_bridge.traces.store_path import one_run
     from marft_bridge.view.command import view as run_view
 
-    folder = one_run(path, run, config, command="view")
-    if folder is None:
-        folder = _config(config or DEFAULT_CONFIG).run_folder
+    folder = one_run(path, run, config, command="view") or _config(config or DEFAULT_CONFIG).run_folder
     run_view(Path(folder), port, model, browser=not no_browser, reporter=Reporter())
 
 
