@@ -29,7 +29,6 @@ app = typer.Typer(
     name="marft-bridge",
     help="Record a LangGraph app, train one adapter per node on what it did, and prove whether it got better.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -94,9 +93,10 @@ def init(
         bool, typer.Option("--probe", help="Run the app once, on the first task, to see which nodes call a model.")
     ] = False,
 ) -> None:
-    """Look at an app, list its nodes with their models and tools, and write a commented bridge.toml.
+    """List an app's nodes and write a commented bridge.toml.
 
-    The app is opened, and run only with --probe: its models are then really called. What no flag says is asked for.
+    The nodes are listed with their models and tools. The app is opened, and run only with --probe: its models are
+    then really called. What no flag says is asked for.
     """
     from marft_bridge.commands.init import Flags, commas_to_names
     from marft_bridge.commands.init import init as run_init
@@ -149,7 +149,7 @@ def train(
     ] = False,
     resume: Resume = False,
 ) -> None:
-    """Learn from the stored episodes, then from fresh ones, and publish every new adapter."""
+    """Learn from stored episodes, then fresh ones; publish adapters."""
     require_trainer("train")
     settings = _config(config, run=run, seed=seed, train__rounds=rounds)
     from marft_bridge.training.train import train as run_train
@@ -177,9 +177,10 @@ def compare(
         str | None, typer.Option(help="With --promote-if: which variant it is asked of, where there are several.")
     ] = None,
 ) -> None:
-    """Run variants on held-out tasks, paired, and say with statistics which is better.
+    """Run variants on held-out tasks, and say which is better.
 
-    The variants are those of [[compare.variants]]; without any, every node's version 0 and the best.
+    They run paired, and statistics say what may be claimed. The variants are those of [[compare.variants]];
+    without any, every node's version 0 and the best.
     """
     require_extra("train", "compare")
     settings = _config(config, run=run, seed=seed, compare__tasks=tasks)
@@ -216,9 +217,10 @@ def promote(
     verify: Annotated[bool, typer.Option("--verify", help="Check all manifests and weights, and do nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Sign off the adapter versions of a comparison's candidate, if the report and the safety suite allow it.
+    """Sign off the adapter versions of a comparison's candidate.
 
-    Exits with 0 when it did, 3 when it was refused, 4 when the comparison settles nothing.
+    Only if the report and the safety suite allow it. Exits with 0 when it did, 3 when it was refused, 4 when the
+    comparison settles nothing.
     """
     require_extra("train", "promote")
     settings = _config(config, run=run)
@@ -275,7 +277,10 @@ def credit(
     ] = 0.05,
     resume: Resume = False,
 ) -> None:
-    """Replace agents in turn on the same tasks and seeds, and say what each contributes."""
+    """Replace agents in turn, and say what each contributes.
+
+    All teams run on the same tasks and seeds.
+    """
     require_extra("train", "credit")
     settings = _config(config, run=run, seed=seed)
     from marft_bridge.agent_credit.command import CreditOptions
@@ -311,7 +316,10 @@ def score(
         list[str] | None, typer.Option("--only", help="A reward by its name, or graph.reward; may be repeated.")
     ] = None,
 ) -> None:
-    """Compute rewards again for the episodes that are stored, without running them again."""
+    """Compute the rewards of stored episodes again.
+
+    No episode is run again.
+    """
     settings = _config(config, run=run)
     from marft_bridge.commands.score import score as run_score
 
@@ -344,9 +352,10 @@ def serve(
         float | None, typer.Option(min=0, help="A graph run has ended after so long without a call; 60.")
     ] = None,
 ) -> None:
-    """Serve the model for this run folder: while a command after -- runs, or else until Ctrl-C.
+    """Serve a run's model, while a command runs or until Ctrl-C.
 
-    The other commands on the same run folder use this server instead of starting their own. With --split or --mirror
+    The command is what stands after --. The other commands on the same run folder use this server instead of
+    starting their own. With --split or --mirror
     it answers an app instead: each of its nodes calls the model of its own name, and base or candidate answers.
     """
     require_extra("train", "serve")
@@ -359,9 +368,18 @@ def serve(
 
 
 @app.command(epilog="Example: marft-bridge status --config examples/math_duo/bridge.toml --run runs/try")
-def status(config: Config = DEFAULT_CONFIG, run: Run = None) -> None:
-    """Show what a run folder holds: episodes, adapters, the last update, the server."""
-    settings = _config(config, run=run)
+def status(
+    run_folder: traces_cli.RunArgument = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="The bridge.toml to read.")] = None,
+    run: Run = None,
+) -> None:
+    """Show a run folder's episodes, adapters, update and server."""
+    from marft_bridge.traces.store_path import one_run
+
+    one_run(run_folder, run, config, command="status")
+    from marft_bridge.config.bridge import run_folder_to_config
+
+    settings = _config(config or DEFAULT_CONFIG, run=run) if run_folder is None else run_folder_to_config(run_folder)
     from marft_bridge.commands.status import status as show_status
 
     show_status(settings, Reporter())
@@ -369,20 +387,29 @@ def status(config: Config = DEFAULT_CONFIG, run: Run = None) -> None:
 
 @app.command(epilog="Example: marft-bridge view runs/math_duo")
 def view(
-    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, a store, or an export of one.")],
+    path: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RUN]", help="A run folder, a store, or an export of one.", show_default=False),
+    ] = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="A bridge.toml: its run folder.")] = None,
+    run: Run = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen on 127.0.0.1; 0 takes a free one.")] = 0,
     model: Annotated[
         Path | None, typer.Option(help="The base model's directory, to show tokens as text; as the run noted it.")
     ] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
 ) -> None:
-    """Browse a run on this machine: episodes as graphs, tokens by advantage, learning curves, comparisons.
+    """Browse a run: episodes, training curves, comparisons.
 
-    Listens on loopback until Ctrl-C, for whoever has the token of the printed address. Reads, and changes nothing.
+    Episodes are shown as conversations and graphs, tokens by advantage, and a page follows a run that goes on.
+    Listens on loopback until Ctrl-C, for whoever has the token of the printed address. Reads, and changes
+    nothing.
     """
+    from marft_bridge.traces.store_path import one_run
     from marft_bridge.view.command import view as run_view
 
-    run_view(path, port, model, browser=not no_browser, reporter=Reporter())
+    folder = one_run(path, run, config, command="view") or _config(config or DEFAULT_CONFIG).run_folder
+    run_view(Path(folder), port, model, browser=not no_browser, reporter=Reporter())
 
 
 @app.command(epilog="Example: marft-bridge export actor exported/actor --config examples/math_duo/bridge.toml --merged")
@@ -394,7 +421,7 @@ def export(
     version: Annotated[str | None, typer.Option(help="A number, best, newest or promoted; best.")] = None,
     merged: Annotated[bool, typer.Option("--merged", help="The whole model with the adapter merged in.")] = False,
 ) -> None:
-    """Write a node's adapter as a plain peft folder, or merged as a plain model."""
+    """Write a node's adapter as a peft folder, or a merged model."""
     require_extra("train", "export")
     settings = _config(config, run=run)
     from marft_bridge.commands.export import export_node
@@ -413,8 +440,10 @@ def erase(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be erased.")] = False,
     as_json: traces_cli.AsJson = False,
 ) -> None:
-    """Erase a subject, or what is old, from all files of a run, so that no byte of it is left; or say which file has
-    it, and how to make that one again."""
+    """Erase a subject, or what is old, from all files of a run.
+
+    No byte of it is left; or it is said which file has it, and how to make that one again.
+    """
     from marft_bridge.erasure import command
     from marft_bridge.traces.store_path import flags_to_store
 
@@ -440,7 +469,10 @@ def ingest(
         float | None, typer.Option(min=0, help="With --listen: a whole trace is done after so long without a span; 10.")
     ] = None,
 ) -> None:
-    """Take in traces that OpenInference, OpenLLMetry or LangSmith recorded, as far as they go."""
+    """Take in traces that other tracers recorded.
+
+    Those of OpenInference, OpenLLMetry and LangSmith, as far as they go.
+    """
     if store is not None and run is not None:
         raise ConfigError("ingest: --store and --run both say where to; leave one out")
     settings = _config(config or DEFAULT_CONFIG, run=run) if config is not None or store is None else None

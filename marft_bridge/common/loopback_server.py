@@ -78,6 +78,11 @@ class LoopbackServer:
         """Address of the server, without a path."""
         return f"http://{ADDRESS}:{self.port}"
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the block has ended: a response that would go on for ever should end now."""
+        return self._stopping.is_set()
+
     def __enter__(self) -> Self:
         self._thread.start()
         self._ready.wait()

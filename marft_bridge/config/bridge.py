@@ -7,6 +7,7 @@ Relative paths are relative to the working directory. This module imports neithe
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -296,6 +297,29 @@ def toml_to_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Br
             set_dotted(raw, key, value)
     try:
         return BridgeConfig.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {problem_to_line(error)}") from None
+
+
+def run_folder_to_config(folder: Path) -> BridgeConfig:
+    """What a run folder tells of itself: graph, rewards and rounds, as the last command noted them.
+
+    All other options are at their defaults: a resolved configuration also holds those that its server refuses to
+    be set. Raises ConfigError where nothing is noted, or nothing that holds today.
+    """
+    path = folder / "bridge.json"
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        noted = list(entries.values())[-1]["config"]
+        raw = {"graph": noted["graph"], "rewards": noted["rewards"], "train": {"rounds": noted["train"]["rounds"]}}
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no {path}, in which a run notes its configuration; name one with --config"
+        ) from None
+    except (OSError, ValueError, AttributeError, LookupError, TypeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    try:
+        return BridgeConfig.model_validate({**raw, "run": str(folder)})
     except ValidationError as error:
         raise ConfigError(f"{path}: {problem_to_line(error)}") from None
 

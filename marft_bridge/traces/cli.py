@@ -17,11 +17,14 @@ from marft_bridge.traces.store_path import flags_to_store
 
 app = typer.Typer(
     name="traces",
-    help="Look into a trace store, take it elsewhere, take somebody out of it.",
+    help="Look into a trace store, export it, erase from it.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
+RunArgument = Annotated[
+    Path | None, typer.Argument(metavar="[RUN]", help="A run folder, or a store.", show_default=False)
+]
 Config = Annotated[Path | None, typer.Option("--config", "-c", help="A bridge.toml: its run folder.")]
 Run = Annotated[str | None, typer.Option("--run", help="Run folder whose store it is.")]
 Store = Annotated[Path | None, typer.Option("--store", help="The store itself.")]
@@ -34,6 +37,7 @@ def _console() -> Console:
 
 @app.command("list", epilog="Example: marft-bridge traces list --config examples/math_duo/bridge.toml --limit 5")
 def list_(
+    run_folder: RunArgument = None,
     config: Config = None,
     run: Run = None,
     store: Store = None,
@@ -41,6 +45,10 @@ def list_(
     split: Annotated[str | None, typer.Option(help="Only train, evaluation, heldout or live.")] = None,
     task: Annotated[str | None, typer.Option(help="Only of this task.")] = None,
     node: Annotated[str | None, typer.Option(help="Only those in which this node called a model.")] = None,
+    adapter: Annotated[str | None, typer.Option(help="Only those with a call of this adapter: NODE@VERSION.")] = None,
+    version: Annotated[int | None, typer.Option(help="Only those with a call of an adapter's version.")] = None,
+    variant: Annotated[str | None, typer.Option(help="Only of this variant of a comparison.")] = None,
+    search: Annotated[str | None, typer.Option(help="Only with these words in prompts, answers or tools.")] = None,
     outcome: Annotated[str | None, typer.Option(help="Only terminated, truncated or failed.")] = None,
     thread: Annotated[str | None, typer.Option(help="Only of this thread of the app's.")] = None,
     user: Annotated[str | None, typer.Option(help="Only of this user, as the app's metadata names them.")] = None,
@@ -55,17 +63,22 @@ def list_(
     from marft_bridge.traces import listing
 
     filters = {"run_id": run_id, "split": split, "task": task, "node": node, "outcome": outcome, "reward": reward}
-    filters |= {"thread": thread, "user": user, "tag": tag}
-    path = flags_to_store(config, run, store)
+    filters |= {"thread": thread, "user": user, "tag": tag, "adapter": adapter, "variant": variant, "search": search}
+    filters["version"] = None if version is None else str(version)
+    path = flags_to_store(config, run, store, argument=run_folder)
     if waiting or refused:
         listing.refuse_flags(waiting, refused, filters)
         listing.list_unassembled(path, "waiting" if waiting else "refused", limit, as_json=as_json, console=_console())
         return
     chosen = listing.Filters(
-        run_id,
-        split,
-        task,
+        run_id=run_id,
+        split=split,
+        variant=variant,
+        task=task,
         node=node,
+        adapter=adapter,
+        version=version,
+        words=() if search is None else tuple(search.split()),
         outcome=outcome,
         thread=thread,
         user=user,
@@ -78,6 +91,7 @@ def list_(
 @app.command(epilog="Example: marft-bridge traces sql 'FROM episode_summary' --config examples/math_duo/bridge.toml")
 def sql(
     question: Annotated[str, typer.Argument(help="One SELECT, or the name of a documented query (docs/store.md).")],
+    run_folder: RunArgument = None,
     config: Config = None,
     run: Run = None,
     store: Store = None,
@@ -86,55 +100,75 @@ def sql(
     limit: Annotated[int, typer.Option(min=0, help="At most so many rows; 0 for all of them.")] = 100,
     seconds: Annotated[float, typer.Option(min=0.1, help="Stop the query after so long.")] = 60.0,
 ) -> None:
-    """Ask the store in SQL: read-only, without other files, network or extensions."""
+    """Ask the store in SQL, read-only.
+
+    Without other files, network or extensions.
+    """
     if as_json and as_csv:
         raise ConfigError("traces sql: --json and --csv both say how to print; leave one out")
     from marft_bridge.traces.sql import show_sql
 
     form: Literal["table", "json", "csv"] = "json" if as_json else "csv" if as_csv else "table"
     show_sql(
-        flags_to_store(config, run, store), question, form, limit=limit or None, seconds=seconds, console=_console()
+        flags_to_store(config, run, store, argument=run_folder),
+        question,
+        form,
+        limit=limit or None,
+        seconds=seconds,
+        console=_console(),
     )
 
 
 @app.command(epilog="Example: marft-bridge traces doctor --config examples/math_duo/bridge.toml")
 def doctor(
+    run_folder: RunArgument = None,
     config: Config = None,
     run: Run = None,
     store: Store = None,
     limit: Annotated[int, typer.Option(min=0, help="Print at most so many faults of each law; 0 for all.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Check every law of a store, and say what is wrong with which episode; exit code 1 when something is."""
+    """Check every law of a store.
+
+    Says what is wrong with which episode; the exit code is 1 when something is.
+    """
     from marft_bridge.traces.doctor import doctor as check
 
-    if not check(flags_to_store(config, run, store), limit or None, as_json, console=_console()):
+    if not check(flags_to_store(config, run, store, argument=run_folder), limit or None, as_json, console=_console()):
         raise typer.Exit(1)
 
 
-@app.command(epilog="Example: marft-bridge traces show 4be1 --text --config examples/math_duo/bridge.toml")
+@app.command(epilog="Example: marft-bridge traces show 4be1 --config examples/math_duo/bridge.toml")
 def show(
     episode: Annotated[str, typer.Argument(help="The first digits of an episode's id, as `traces list` prints it.")],
+    run_folder: RunArgument = None,
     config: Config = None,
     run: Run = None,
     store: Store = None,
-    text: Annotated[bool, typer.Option("--text", help="Also prompts and answers, cut short.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Also prompts and answers, all of them.")] = False,
+    text: Annotated[
+        bool | None, typer.Option("--text/--no-text", help="Prompts and answers, cut short; unless told not to.")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Prompts and answers, all of them.")] = False,
     matrix: Annotated[bool, typer.Option("--matrix", help="Only D, as a matrix of the actions.")] = False,
     gamma: Annotated[float, typer.Option(min=0, max=1, help="Discount of the advantages.")] = 1.0,
     lam: Annotated[float, typer.Option("--lambda", min=0, max=1, help="Lambda of GAE.")] = 0.95,
     as_json: AsJson = False,
 ) -> None:
-    """Draw one episode: supersteps, calls and tools, who depended on whom, rewards, advantages."""
-    if as_json and (matrix or text or full):
+    """Draw one episode: its calls with their words, D, rewards.
+
+    Supersteps, calls and tools, who depended on whom, rewards, advantages.
+    """
+    if full and text is not None:
+        raise ConfigError("traces show: --full and --text or --no-text both say how much of the words; leave one out")
+    if as_json and (matrix or text is not None or full):
         raise ConfigError("traces show: --json prints all there is; leave --matrix, --text and --full out")
-    if matrix and (text or full):
+    if matrix and (text is not None or full):
         raise ConfigError("traces show: --matrix has no room for prompts and answers; leave --text and --full out")
     from marft_bridge.traces.drawing import SHORT_TEXT
     from marft_bridge.traces.show import show as show_episode
 
-    characters = None if full else SHORT_TEXT if text else 0
-    path = flags_to_store(config, run, store)
+    characters = None if full else 0 if text is False else SHORT_TEXT
+    path = flags_to_store(config, run, store, argument=run_folder)
     show_episode(path, episode, _console(), matrix=matrix, as_json=as_json, text_limit=characters, gamma=gamma, lam=lam)
 
 
@@ -146,7 +180,7 @@ def export(
     store: Store = None,
     as_json: AsJson = False,
 ) -> None:
-    """Add to a folder what it lacks of a store, as Parquet by run and day."""
+    """Add what a folder lacks of a store, as Parquet by run and day."""
     from marft_bridge.traces import exports
 
     exports.export(flags_to_store(config, run, store), target, as_json, console=_console())
@@ -167,16 +201,26 @@ def import_(
 
 
 @app.command("take-in", epilog="Example: marft-bridge traces take-in --store traces.duckdb")
-def take_in(config: Config = None, run: Run = None, store: Store = None, as_json: AsJson = False) -> None:
-    """Put what was recorded into the store. Not needed to see it, but a long journal is read anew by each command."""
+def take_in(
+    run_folder: RunArgument = None, config: Config = None, run: Run = None, store: Store = None, as_json: AsJson = False
+) -> None:
+    """Put what was recorded into the store.
+
+    Not needed to see it, but a long journal is read anew by each command.
+    """
     from marft_bridge.traces.exports import take_in_journal
 
-    take_in_journal(flags_to_store(config, run, store), as_json, console=_console())
+    take_in_journal(flags_to_store(config, run, store, argument=run_folder), as_json, console=_console())
 
 
 @app.command(epilog="Example: marft-bridge traces vacuum --config examples/math_duo/bridge.toml")
-def vacuum(config: Config = None, run: Run = None, store: Store = None, as_json: AsJson = False) -> None:
-    """Rewrite a store's file without the space of deleted rows; say its size before and after."""
+def vacuum(
+    run_folder: RunArgument = None, config: Config = None, run: Run = None, store: Store = None, as_json: AsJson = False
+) -> None:
+    """Rewrite a store's file without the space of deleted rows.
+
+    Says its size before and after.
+    """
     from marft_bridge.traces.vacuum import vacuum_store
 
-    vacuum_store(flags_to_store(config, run, store), as_json, _console())
+    vacuum_store(flags_to_store(config, run, store, argument=run_folder), as_json, _console())

@@ -1,7 +1,8 @@
 """Filters -> the episodes of a store, newest first; and the traces that are no episodes, with the reason.
 
-Invariant: at most `limit` rows are listed, and token lists are read for these only. Text of the store is returned as
-it is; `common.terminal_text` makes it safe to print.
+Invariant: at most `limit` rows are listed, and token lists and texts are read for these only. Words are searched for
+in the newest episodes first, and no further than it takes to fill the list. Text of the store is returned as it is;
+`common.terminal_text` makes it safe to print.
 """
 
 # ruff: noqa: S608 - statements are put together from constants; every value is bound
@@ -9,17 +10,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from marft_bridge.common.errors import ConfigError
-from marft_bridge.common.terminal_text import print_line, print_table, value_to_json
+from marft_bridge.common.terminal_text import print_line, print_table, text_to_line, value_to_json
 from marft_bridge.traces.store_reader import open_for_reading
+from trace_store import conventions as c
 from trace_store.assemble import Incomplete, Malformed, spans_to_trajectory
 from trace_store.store import TraceStore
 from trace_store.threads import EpisodeLink, episodes_to_links
@@ -27,6 +31,24 @@ from trace_store.threads import EpisodeLink, episodes_to_links
 _SHORTEST_ID = 8
 _COMPARISON = re.compile(r"(?P<name>.+?)\s*(?P<sign><=|>=|!=|=|<|>)\s*(?P<value>[^<>=!]+)")
 _NUMBERS = ("actions", "tokens", "seconds", "spans")
+_SHORT_COLUMNS = {"id": 12, "started": 11, "run": 12, "rewards": 20, "input → output": None}  # widths
+_IN_IDS = "episode_id IN (SELECT unnest($3::VARCHAR[]))"
+MAX_WORDS_LENGTH = 160
+_FIRST_WINDOW, _WINDOW_GROWTH = 1000, 4  # episodes that are searched through at once
+_MAX_NAMED = 2000
+_ID_COLUMNS = ("trace_id", "episode_id")
+_CLOCK_MARGIN_NS = 3600 * 10**9
+_LONGEST_RUN_NS = 24 * 3600 * 10**9  # words of a call that began later are not found
+_SPAN_TEXTS = [
+    f"attributes->>'$.\"{name}\"'"
+    for name in (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES, c.INPUT, c.OUTPUT, c.TOOL_NAME, c.TOOL_ARGUMENTS, c.TOOL_RESULT)
+]
+_MAX_DEPTH = 6
+_TELLING_FIELDS = (
+    *("messages", "question", "prompt", "input", "query", "problem", "text", "content", "data"),
+    *("answer", "output", "result"),
+)
+_FIELDS_WITHOUT_WORDS = ("id", "type", "role", "additional_kwargs", "response_metadata")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +57,11 @@ class Filters:
 
     run_id: str | None = None
     split: str | None = None
+    variant: str | None = None
     task: str | None = None
-    node: str | None = None
+    node: str | None = None  # with adapter and version: of one and the same call
+    adapter: str | None = None  # node@version, as a call names it
+    version: int | None = None
     outcome: str | None = None
     thread: str | None = None
     user: str | None = None
@@ -44,6 +69,7 @@ class Filters:
     reward: tuple[str, str, float] | None = None  # name, comparison sign, number
     round: int | None = None
     reward_conditions: tuple[tuple[str, str, float], ...] = ()  # further comparisons of rewards
+    words: tuple[str, ...] = ()  # each stands somewhere in the episode's texts, in letters of either case
     cursor: tuple[int, str] | None = None  # start (ns) and id of an episode: only those that are listed after it
 
 
@@ -72,6 +98,9 @@ class ListedEpisode:
     tags: dict[str, str]
     rewards: dict[str, float]  # the latest team reward of each name
     link: EpisodeLink
+    nodes: dict[str, int | None]  # who acted, in order -> its adapter's version; None without one
+    input: str | None  # the first words of what it was given, and of what came out
+    output: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,50 +128,181 @@ def _refuse_reward(text: str) -> tuple[str, str, float]:
 
 def filters_to_episodes(store: TraceStore, filters: Filters, limit: int) -> list[ListedEpisode]:
     """At most `limit` episodes that pass all filters, the newest first."""
-    condition, values = _conditions(filters)
+    keys = filters_to_keys(store, filters, limit)
+    if not keys:
+        return []
+    ids, lowest, highest = [key[1] for key in keys], keys[-1][0], keys[0][0]
+    # The bounds are constants of the statements, so that DuckDB skips the row groups beside them.
     rows = store.sql(
         f"""
-        WITH chosen AS (
-            SELECT * FROM episodes e WHERE {condition} ORDER BY started_ns DESC, episode_id DESC LIMIT ?
-        ), counted AS (
+        WITH chosen AS (SELECT * FROM episodes WHERE started_ns BETWEEN $1 AND $2 AND {_IN_IDS}),
+        counted AS (
             SELECT episode_id, count(*) AS actions, count(*) FILTER (WHERE trainable) AS trainable,
                    sum(coalesce(prompt_tokens, len(prompt_ids))) AS prompt_tokens,
-                   sum(coalesce(sampled_tokens, len(sampled_ids))) AS sampled_tokens
-            FROM actions
-            WHERE episode_started_ns >= (SELECT min(started_ns) FROM chosen)
-              AND episode_id IN (SELECT episode_id FROM chosen)
-            GROUP BY episode_id
+                   sum(coalesce(sampled_tokens, len(sampled_ids))) AS sampled_tokens,
+                   list((node, adapter_version) ORDER BY "index") AS calls, arg_max(completion, "index") AS completion
+            FROM actions WHERE episode_started_ns BETWEEN $1 AND $2 AND {_IN_IDS} GROUP BY episode_id
         )
         SELECT c.episode_id, run_id, task_id, split, sample, "round", variant, outcome, reason, started_ns,
                (ended_ns - started_ns) / 1e9, coalesce(actions, 0), coalesce(trainable, 0),
-               prompt_tokens::BIGINT, sampled_tokens::BIGINT, thread_id, user_id, tags
+               prompt_tokens::BIGINT, sampled_tokens::BIGINT, thread_id, user_id, tags, calls, task, completion
         FROM chosen c LEFT JOIN counted USING (episode_id) ORDER BY started_ns DESC, episode_id DESC
         """,
-        (*values, limit),
+        (lowest, highest, ids),
     )
-    ids = [row[0] for row in rows]
     length = _length_of_short_ids(store, ids)
     rewards: dict[str, dict[str, float]] = {}
     reward_rows = store.sql(
-        "SELECT episode_id, name, value FROM episode_reward WHERE episode_id = ANY(?) ORDER BY name", (ids,)
+        "SELECT episode_id, name, first(value ORDER BY created_ns DESC, source) FROM rewards"
+        " WHERE scope = 'episode' AND episode_id IN (SELECT unnest($1::VARCHAR[])) GROUP BY episode_id, name"
+        " ORDER BY name",
+        (ids,),
     )
     for episode_id, name, value in reward_rows:
         rewards.setdefault(episode_id, {})[name] = value
-    links = episodes_to_links(store, ids)
-    episode_rows = [
-        (row[0], row[0][:length], *row[1:-1], json.loads(row[-1]), rewards.get(row[0], {}), links[row[0]])
-        for row in rows
-    ]
-    return [ListedEpisode(*values) for values in episode_rows]
+    links, ends = episodes_to_links(store, ids), _ids_to_ends(store, ids, (lowest, highest))
+    listed = []
+    for *columns, tags, calls, task, completion in rows:
+        given, gave = ends.get(columns[0], (None, None))
+        values = (
+            *(columns[0], columns[0][:length], *columns[1:], json.loads(tags)),
+            *(rewards.get(columns[0], {}), links[columns[0]]),
+            {call[0]: call[1] for call in map(tuple, calls or ())},
+            *(first_words(given, json.loads(task)), first_words(gave, completion)),
+        )
+        listed.append(ListedEpisode(*values))
+    return listed
 
 
-def _conditions(filters: Filters) -> tuple[str, list[Any]]:
-    """The filters as a WHERE condition, and the values of its placeholders."""
+def filters_to_keys(
+    store: TraceStore, filters: Filters, limit: int, newest_first: bool = True
+) -> list[tuple[int, str]]:
+    """Start (ns) and id of at most `limit` episodes that pass all filters; from the cursor upwards if not the newest
+    first."""
+    if not filters.words:
+        return _filters_to_candidates(store, filters, limit, newest_first=newest_first)
+    keys: list[tuple[int, str]] = []
+    window = _FIRST_WINDOW
+    while len(keys) < limit:
+        candidates = _filters_to_candidates(store, filters, window, newest_first=newest_first)
+        hits = _candidates_with_words(store, candidates, filters.words)
+        keys += [key for key in candidates if key[1] in hits]
+        if len(candidates) < window:
+            break
+        filters, window = replace(filters, cursor=candidates[-1]), window * _WINDOW_GROWTH
+    return keys[:limit]
+
+
+def _filters_to_candidates(
+    store: TraceStore, filters: Filters, limit: int, newest_first: bool
+) -> list[tuple[int, str]]:
+    """`filters_to_keys` without the words."""
+    condition, values = _conditions(filters, newest_first)
+    order = "DESC" if newest_first else "ASC"
+    rows = store.sql(
+        f"SELECT started_ns, episode_id FROM episodes e WHERE {condition}"
+        f" ORDER BY started_ns {order}, episode_id {order} LIMIT ?",
+        (*values, limit),
+    )
+    return [(row[0], row[1]) for row in rows]
+
+
+def _candidates_with_words(store: TraceStore, candidates: Sequence[tuple[int, str]], words: Sequence[str]) -> set[str]:
+    """The ids of those whose task or spans hold every word."""
+    if not candidates:
+        return set()
+    starts = [start for start, _ in candidates]
+    ids = {key[1] for key in candidates}
+    spellings = [_word_to_spellings(word) for word in words]
+    # A span's own times are of the machine that wrote it, whose clock may differ.
+    values: list[Any] = [min(starts) - _CLOCK_MARGIN_NS, max(starts) + _CLOCK_MARGIN_NS]
+    tests = []  # of each word: the placeholders of its spellings
+    for word in spellings:
+        tests.append([f"${len(values) + place}" for place in range(1, len(word) + 1)])
+        values += word
+    # Few are named to DuckDB; of many, whatever lies between them in time is looked at, and left out here.
+    span_ids = episode_ids = "true"
+    if len(ids) <= _MAX_NAMED:
+        values.append(list(ids))
+        span_ids, episode_ids = (f"{column} IN (SELECT unnest(${len(values)}::VARCHAR[]))" for column in _ID_COLUMNS)
+    # The whole JSON is looked at first, which is fast; what it names, but does not say, is told apart in what is left.
+    any_word = " OR ".join(f"contains(lower(attributes::VARCHAR), {n})" for word in tests for n in word)
+    has_word = [" OR ".join(f"contains(text, {n})" for n in word) for word in tests]
+    rows = store.sql(
+        f"""
+        SELECT id FROM (
+            SELECT trace_id AS id, lower(concat_ws(chr(10), {", ".join(_SPAN_TEXTS)})) AS text FROM spans
+            WHERE start_ns >= $1 AND start_ns <= $2 + {_LONGEST_RUN_NS} AND operation <> '{c.INVOKE_AGENT}'
+              AND ({any_word}) AND {span_ids}
+            UNION ALL
+            SELECT episode_id, lower(concat_ws(chr(10), episode_id, task_id, task::VARCHAR)) FROM episodes
+            WHERE started_ns BETWEEN $1 AND $2 AND {episode_ids}
+        ) GROUP BY id HAVING {" AND ".join(f"bool_or({test})" for test in has_word)}
+        """,
+        tuple(values),
+    )
+    return ids & {row[0] for row in rows}
+
+
+def _word_to_spellings(word: str) -> list[str]:
+    """A word in small letters, as it stands in a text and in JSON, where letters beyond ASCII may be escaped."""
+    cases = (word, word.lower(), word.upper(), word.capitalize())
+    escaped = [json.dumps(case)[1:-1] for case in cases]
+    twice = [json.dumps(text)[1:-1] for text in escaped]
+    return list(dict.fromkeys(text.lower() for text in (word, *escaped, *twice)))
+
+
+def _ids_to_ends(store: TraceStore, ids: list[str], bounds: tuple[int, int]) -> dict[str, tuple[Any, Any]]:
+    """Episode id -> what a live run was given and gave back, as its root says."""
+    rows = store.sql(
+        f"SELECT trace_id, attributes->>'$.\"{c.INPUT}\"', attributes->>'$.\"{c.OUTPUT}\"' FROM spans"
+        " WHERE start_ns BETWEEN $1 AND $2 AND parent_span_id IS NULL AND trace_id IN (SELECT unnest($3::VARCHAR[]))",
+        (*bounds, ids),
+    )
+    return {row[0]: (row[1], row[2]) for row in rows}
+
+
+def first_words(recorded: Any, otherwise: Any = None) -> str | None:
+    """The words that a person would look for in a state, a task, or messages: at most MAX_WORDS_LENGTH letters of them.
+
+    Those of the last message, else of the field that is named like a question or an answer, else of the first text.
+    `otherwise` is looked at where there are none; None where there are none in it either.
+    """
+    value = recorded
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            value = recorded
+    text = _value_to_words(value)
+    if text is None:
+        return None if otherwise is None else first_words(otherwise)
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_WORDS_LENGTH else line[: MAX_WORDS_LENGTH - 1] + "…"
+
+
+def _value_to_words(value: Any, depth: int = 0) -> str | None:
+    if value is None or depth > _MAX_DEPTH:
+        return None
+    if isinstance(value, str):
+        return value if value.strip() else None
+    if isinstance(value, dict):
+        names = [*(name for name in _TELLING_FIELDS if value.get(name) not in (None, "", [])), *value]
+        texts = (_value_to_words(value[name], depth + 1) for name in names if name not in _FIELDS_WITHOUT_WORDS)
+        return next((text for text in texts if text is not None), None)
+    if isinstance(value, list):
+        return next((text for item in reversed(value) if (text := _value_to_words(item, depth + 1)) is not None), None)
+    return str(value)
+
+
+def _conditions(filters: Filters, newest_first: bool) -> tuple[str, list[Any]]:
+    """The filters but for the words as a WHERE condition, and the values of its placeholders."""
     clauses: list[str] = ["true"]
     values: list[Any] = []
     for column, value in (
         ("run_id", filters.run_id),
         ("split", filters.split),
+        ("variant", filters.variant),
         ("task_id", filters.task),
         ("outcome", filters.outcome),
         ("thread_id", filters.thread),
@@ -152,15 +312,18 @@ def _conditions(filters: Filters) -> tuple[str, list[Any]]:
         if value is not None:
             clauses.append(f"{column} = ?")
             values.append(value)
-    if filters.node is not None:
-        clauses.append("EXISTS (SELECT 1 FROM actions a WHERE a.episode_id = e.episode_id AND a.node = ?)")
-        values.append(filters.node)
+    of_call = {"node": filters.node, "adapter": filters.adapter, "adapter_version": filters.version}
+    if call_values := {column: value for column, value in of_call.items() if value is not None}:
+        same_call = " AND ".join(f"a.{column} = ?" for column in call_values)
+        clauses.append(f"EXISTS (SELECT 1 FROM actions a WHERE a.episode_id = e.episode_id AND {same_call})")
+        values += call_values.values()
     if filters.tag is not None:
         clauses.append("list_contains(json_keys(tags), ?)")
         values.append(filters.tag)
     if filters.cursor is not None:
         # The first comparison follows from the second; DuckDB skips whole row groups by it.
-        clauses.append("started_ns <= ? AND (started_ns, episode_id) < (?, ?)")
+        sign = "<" if newest_first else ">"
+        clauses.append(f"started_ns {sign}= ? AND (started_ns, episode_id) {sign} (?, ?)")
         values += [filters.cursor[0], *filters.cursor]
     for name, sign, threshold in (
         *((filters.reward,) if filters.reward is not None else ()),
@@ -180,7 +343,8 @@ def _length_of_short_ids(store: TraceStore, ids: list[str]) -> int:
     for length in range(_SHORTEST_ID, longest, 4):
         prefixes = {episode_id[:length] for episode_id in ids}
         match_count = store.sql(
-            "SELECT count(*) FROM episodes WHERE left(episode_id, ?) = ANY(?)", (length, list(prefixes))
+            "SELECT count(*) FROM episodes WHERE left(episode_id, ?) IN (SELECT unnest(?::VARCHAR[]))",
+            (length, list(prefixes)),
         )
         if match_count[0][0] == len(ids) == len(prefixes):
             return length
@@ -230,7 +394,7 @@ def refuse_flags(waiting: bool, refused: bool, filters: Mapping[str, str | None]
 
 
 def list_episodes(path: Path, filters: Filters, limit: int, as_json: bool, console: Console) -> None:
-    """Prints the episodes of a store: a table on a terminal, lines with tabs or JSON elsewhere."""
+    """Prints the episodes of a store: a line each on a terminal, all columns with tabs or JSON elsewhere."""
     with open_for_reading(path) as store:
         episodes = filters_to_episodes(store, filters, limit)
         episode_count = store.sql("SELECT count(*) FROM episodes")[0][0]
@@ -255,10 +419,30 @@ def list_episodes(path: Path, filters: Filters, limit: int, as_json: bool, conso
         )
         for episode in episodes
     ]
-    print_table(console, columns, rows, numbers=_NUMBERS)
-    if console.is_terminal:
+    if not console.is_terminal:
+        print_table(console, columns, rows, numbers=_NUMBERS)
+    else:
+        _print_short(console, episodes)
         hint = "; --limit shows more" if len(episodes) == limit < episode_count else ""
         print_line(console, f"{len(episodes)} of {episode_count} episodes{hint}")
+
+
+def _print_short(console: Console, episodes: Sequence[ListedEpisode]) -> None:
+    """One line an episode, cut at the width of the terminal: what tells it from others first, then its words."""
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", expand=True)
+    for name, width in _SHORT_COLUMNS.items():
+        table.add_column(Text(name), no_wrap=True, overflow="ellipsis", max_width=width, ratio=None if width else 1)
+    for episode in episodes:
+        round_text = "" if episode.round is None else f" {episode.round}"
+        ended = "" if episode.outcome == "terminated" else f"{episode.outcome}! "
+        rewards = " ".join(f"{name} {value:.3g}" for name, value in episode.rewards.items())
+        words = " → ".join(text for text in (episode.input, episode.output) if text is not None)
+        cells = (
+            *(episode.short_id, time_to_text(episode.started_ns)[5:], episode.run_id + round_text, ended + rewards),
+            words or episode.task_id,
+        )
+        table.add_row(*(Text(text_to_line(cell)) for cell in cells))
+    console.print(table)
 
 
 def list_unassembled(path: Path, state: str, limit: int, as_json: bool, console: Console) -> None:

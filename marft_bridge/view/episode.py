@@ -16,6 +16,7 @@ from marft_bridge.common.terminal_text import value_to_json
 from marft_bridge.runs.run_folder import TRAIN
 from marft_bridge.traces.advantages import Advantages, episode_to_group, trajectory_to_advantages
 from marft_bridge.traces.drawing import messages_to_texts
+from marft_bridge.traces.listing import first_words
 from marft_bridge.training.advantage_log import StoredAdvantage, file_to_advantages, file_to_scale
 from marft_bridge.view.colours import MAX_SHOWN_TOKENS, ColourScale, action_to_mean, action_to_spans, fits
 from marft_bridge.view.graph_drawing import trajectory_to_svg
@@ -59,6 +60,12 @@ class ActionCard:
     dependencies: list[tuple[Action, list[str]]]  # the actions that it depends on, with the kinds of the edges
     tools: list[tuple[str, list[MessageText]]]  # name; arguments, result and failure
     rewards: list[Reward]
+    has_texts: bool  # whether `token_spans` are texts; else they are ids, and `answer` is what can be read
+
+    @property
+    def last_words(self) -> str | None:
+        """The first words of the prompt's last message."""
+        return first_words(self.messages[-1].text) if self.messages else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,16 @@ class EpisodePage:
     link: EpisodeLink  # what it goes on with
     followers: list[tuple[str, LinkKind]]  # the episodes that go on with it, and how
     ends: list[MessageText]  # what a live run was given, and what it gave back
+    task: str | None  # the first words of what it was about
+
+    @property
+    def team_rewards(self) -> list[Reward]:
+        """The rewards of the whole episode, the last of each name."""
+        newest: dict[str, Reward] = {}
+        for reward in sorted(self.rewards, key=lambda reward: reward.created_ns):
+            if reward.scope == "episode":
+                newest[reward.name] = reward
+        return list(newest.values())
 
 
 def store_to_episode_page(
@@ -126,6 +143,7 @@ def store_to_episode_page(
         link=episodes_to_links(store, [episode_id])[episode_id],
         followers=episode_to_next(store, episode_id),
         ends=_spans_to_ends(spans),
+        task=first_words(trajectory.episode.task),
     )
 
 
@@ -218,6 +236,7 @@ class _CardBuilder:
             dependencies=[(self.actions[src], kinds) for src, kinds in kinds_by_source.items()],
             tools=[_tool_to_texts(tool) for tool in self.tools_by_action.get(action.action_id, ())],
             rewards=[reward for reward in self.trajectory.rewards if reward.action_id == action.action_id],
+            has_texts=pieces is not None,
         )
 
 

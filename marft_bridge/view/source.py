@@ -1,24 +1,29 @@
 """A path of the command line -> what `view` shows: a store, and the run folder that it belongs to.
 
 Invariant: what is missing is None, never guessed; nothing is opened for writing. Of the run folder's files only
-bridge.json is read (the configuration, with the paths of the base models) and metrics.jsonl.
+bridge.json is read (the configuration, with the paths of the base models) and metrics.jsonl; of those beside it, only
+metrics.jsonl and the store.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.config.models import ModelOptions, config_to_paths
-from marft_bridge.runs.run_folder import RunFolder, read_metrics, store_to_run_folder
+from marft_bridge.runs.run_folder import RunFolder, read_forecast, read_metrics, store_to_run_folder
 from marft_bridge.serving.prepare_model import SMOLLM2_NAME
+from trace_store.errors import StoreError
 from trace_store.journal import is_recorded
 
 _BUILT_IN_MODEL = ModelOptions().path  # the name of the model that a package brings
+
+MAX_NEIGHBOURS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,31 @@ class ViewSource:
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl."""
         return [] if self.run is None else read_metrics(self.run.metrics)
+
+    def forecast(self) -> list[str]:
+        """What training was expected to learn from, in lines; empty where nothing was noted."""
+        line = None if self.run is None else read_forecast(self.run.metrics)
+        lines = [] if line is None else line.get("lines")
+        return [str(text) for text in lines] if isinstance(lines, list) else []
+
+    def neighbours(self) -> dict[str, RunFolder]:
+        """Run folders beside this one that have metrics, by name: what its curves can be compared with."""
+        if self.run is None:
+            return {}
+        own = self.run.path.resolve()
+        with suppress(OSError):
+            folders = sorted(path for path in own.parent.iterdir() if path != own and not path.is_symlink())
+            runs = {path.name: RunFolder(path) for path in folders[:MAX_NEIGHBOURS]}
+            return {name: run for name, run in runs.items() if run.metrics.is_file() and _is_safe(run)}
+        return {}
+
+
+def _is_safe(run: RunFolder) -> bool:
+    try:
+        run.refuse_unsafe()
+    except StoreError:
+        return False
+    return True
 
 
 def path_to_source(path: Path) -> ViewSource:

@@ -1,7 +1,10 @@
 """Requests of a browser on this machine -> pages, for holders of the access token.
 
     GET /...?token=...    sets the session cookie and redirects to the same address without the token
-    GET /, /run, /episode, /comparison, /report.html, /style.css
+    GET /, /episodes, /run, /episode, /pair, /training, /comparison, /report.html    pages
+    GET /training.json                                                               the curves of /training
+    GET /events?stamp=...                                                            server-sent: something is new
+    GET /style.css, /static/...                                                      what pages load
 
 Invariants: a request is refused when its Host header is not the server's own (which stops DNS rebinding), when it has
 no session cookie, or when its method is not GET or HEAD; no response may be framed, cached, or read by another origin;
@@ -10,28 +13,39 @@ no page can load or send anything elsewhere. No request changes anything.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import math
 import secrets
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from marft_bridge.common.errors import USER_ERRORS, ConfigError
 from marft_bridge.common.loopback_server import Limits, LoopbackServer
-from marft_bridge.view.pages import BadQueryError, NotFoundError, Pages
+from marft_bridge.view.pages import STATIC_FILES, NotFoundError, Pages
+from marft_bridge.view.query import BadQueryError
 
-POLICY = "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'; sandbox"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none';"
+    " frame-ancestors 'none'"
+)
+# With its own origin, so that its links to episodes take the cookie along; without a script there is no use for it.
+REPORT_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'; sandbox allow-same-origin"
+)
 _HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -41,6 +55,9 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 LIMITS = Limits(connections=64, grace_s=2)
+LOOK_EVERY_S = 1.0  # at the files, for a browser that waits for something new
+STREAM_CHECK_S = 0.2  # whether the server is being stopped
+_QUIET_S = 15.0  # after which a stream says that it is still there
 _MAX_ADDRESS_BYTES = 8192  # path and query
 _OPEN_HINT = "Open the address that `marft-bridge view` printed: it holds the token."
 
@@ -57,23 +74,34 @@ def pages_to_server(pages: Pages, port: int, token: str, one_time_token: str | N
 
     @asynccontextmanager
     async def lifespan(bound_port: int) -> AsyncIterator[ASGIApp]:
-        yield pages_to_app(pages, bound_port, token, one_time_token=one_time_token)
+        yield pages_to_app(
+            pages, bound_port, token, one_time_token=one_time_token, is_stopping=lambda: server.is_stopping
+        )
 
-    return LoopbackServer(
+    server = LoopbackServer(
         lifespan, port, title="view: the server", command="view", error_class=ConfigError, limits=LIMITS
     )
+    return server
 
 
-def pages_to_app(pages: Pages, port: int, token: str, one_time_token: str | None = None) -> ASGIApp:
+def pages_to_app(
+    pages: Pages,
+    port: int,
+    token: str,
+    *,
+    one_time_token: str | None = None,
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> ASGIApp:
     """The ASGI app of a server that listens on `port` of this machine.
 
     Args:
         token: lets in any browser, any number of times.
         one_time_token: lets in one browser, and none after it: for an address that others may see.
+        is_stopping: whether streams should end.
     """
     page_lock = threading.Lock()  # one page at a time: `Pages` is not thread-safe, and slow pages must not add up
 
-    def locked_endpoint(render: Callable[[Mapping[str, str]], Response]) -> Callable[[Request], Response]:
+    def locked_endpoint(render: Callable[[QueryParams], Response]) -> Callable[[Request], Response]:
         def endpoint(request: Request) -> Response:
             with page_lock:
                 return _render_or_explain(pages, lambda: render(request.query_params))
@@ -82,6 +110,10 @@ def pages_to_app(pages: Pages, port: int, token: str, one_time_token: str | None
 
     routes = {
         "/": lambda _: _page(pages.runs()),
+        "/episodes": lambda query: _page(pages.episodes(query)),
+        "/pair": lambda query: _page(pages.pair(query)),
+        "/training": lambda query: _page(pages.training(query)),
+        "/training.json": lambda query: JSONResponse(pages.training_data(query)),
         "/run": lambda query: _page(pages.run(query)),
         "/episode": lambda query: _page(pages.episode(query)),
         "/comparison": lambda _: _page(pages.comparison()),
@@ -91,14 +123,44 @@ def pages_to_app(pages: Pages, port: int, token: str, one_time_token: str | None
         "/style.css": lambda _: Response(pages.style(), media_type="text/css"),
     }
 
+    def static_file(name: str, media_type: str) -> Callable[[QueryParams], Response]:
+        return lambda _: Response(pages.file(name), media_type=media_type)
+
+    routes |= {f"/static/{name}": static_file(name, media_type) for name, media_type in STATIC_FILES.items()}
+
+    def events(request: Request) -> Response:
+        stream = _changes(pages, request.query_params.get("stamp", ""), is_stopping)
+        return StreamingResponse(stream, media_type="text/event-stream")
+
     def not_found(_request: Request, _error: Exception) -> Response:
         return _page(pages.problem("Nothing here", "there is no such page"), 404)
 
     app = Starlette(
-        routes=[Route(path, locked_endpoint(render), methods=["GET"]) for path, render in routes.items()],
+        routes=[
+            *(Route(path, locked_endpoint(render), methods=["GET"]) for path, render in routes.items()),
+            Route("/events", events, methods=["GET"]),
+        ],
         exception_handlers={404: not_found},
     )
     return _Guard(app, port, token, one_time_token=one_time_token)
+
+
+async def _changes(pages: Pages, stamp: str, is_stopping: Callable[[], bool]) -> AsyncIterator[str]:
+    """A message whenever the pages would show something new, until the server or the browser ends it."""
+    yield "retry: 2000\n\n"
+    looked_at = spoken_at = -math.inf
+    while not is_stopping():
+        now = time.monotonic()
+        if now - looked_at >= LOOK_EVERY_S:
+            looked_at = now
+            newest = await run_in_threadpool(pages.stamp)
+            if newest != stamp:
+                stamp, spoken_at = newest, now
+                yield f"event: change\ndata: {stamp}\n\n"
+            elif now - spoken_at >= _QUIET_S:
+                spoken_at = now
+                yield ": still here\n\n"  # so that a browser that has gone is noticed
+        await asyncio.sleep(STREAM_CHECK_S)
 
 
 def _page(html: str, status: int = 200) -> Response:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import httpx
 import numpy as np
 from tokenizers import Tokenizer, decoders, models
@@ -21,6 +22,7 @@ from marft_bridge.view.web import pages_to_server
 from support.growth_rig import fill
 from support.sample_spans import START, SampleTrace
 from trace_store.records import Reward, RunRow
+from trace_store.store import TraceStore
 from trainers.credit.action_credits import ActionCredit
 
 TOKEN, ONCE = "the-token-of-the-tests", "works-a-single-time"
@@ -118,4 +120,48 @@ def many_episodes(path: Path, count: int) -> Path:
         spans = t.spans(RUN_ID="train", ROUND=1 + i % 2, TASK_ID=f"t{i % 4}", SAMPLE=i, **outcome)
         records.append([*spans, Reward(t.trace_id, "reward", i % 10 / 10, "test", START)])
     fill(path, records)  # type: ignore[arg-type]
+    return path
+
+
+def grown_store(path: Path, count: int) -> Path:
+    """As many episodes of `train` as a long run leaves: two calls of some hundred words each, two rewards, five spans.
+
+    Written by SQL, in the order of time, as an intake would leave them; `needle` stands in the oldest prompt only.
+    """
+    TraceStore.open(path).close()
+    with duckdb.connect(str(path)) as con:
+        con.execute(
+            "CREATE TEMP TABLE n AS SELECT i, md5(i::VARCHAR) AS id,"  # noqa: S608 - numbers
+                    f" {START} + i * 2::BIGINT * {SECOND_NS} AS t FROM range({count}) r(i)")  # fmt: skip
+        con.execute(
+            """INSERT INTO episodes BY NAME SELECT id AS episode_id, 'train' AS run_id, 'task-' || i % 500 AS task_id,
+            'train' AS split, i % 8 AS sample, i // 1000 AS "round", '{"reasoner":' || i // 1000 || '}' AS adapters,
+            CASE WHEN i % 50 = 0 THEN 'failed' ELSE 'terminated' END AS outcome, t AS started_ns,
+            t + 1500000000 AS ended_ns, 5 AS span_count, '{"question":"what is ' || i || ' plus 1?"}' AS task,
+            CASE WHEN i % 10 = 0 THEN '{"beta":""}' ELSE '{}' END AS tags,
+            CASE WHEN i % 20 = 0 THEN 'thread-' || i // 60 END AS thread_id FROM n"""
+        )
+        con.execute(
+            """INSERT INTO actions BY NAME SELECT id || '-' || k AS action_id, id AS episode_id,
+            CASE k WHEN 0 THEN 'reasoner' ELSE 'actor' END AS node, k AS index, k + 1 AS step,
+            [i % 1000, 2, 3] AS prompt_ids, [4, 5, 6, 7] AS sampled_ids, [-0.1, -0.2, -0.3, -0.4] AS logprobs,
+            'reasoner@' || i // 1000 AS adapter, i // 1000 AS adapter_version, 'stop' AS finish_reason,
+            'the answer number ' || i + 1 AS completion, t + k * 500000000 AS started_ns, t AS episode_started_ns,
+            t + 400000000 + k * 500000000 AS ended_ns, true AS trainable FROM n, range(2) r(k)"""
+        )
+        con.execute("INSERT INTO edges SELECT id, id || '-0', id || '-1', 'trigger', true, t FROM n")
+        con.execute("INSERT INTO rewards SELECT id, name, (i * 7 % 10) / 10, 'test', t + 2000000000, 'episode', NULL,"
+                    " NULL FROM n, (VALUES ('correct'), ('brief')) w(name)")  # fmt: skip
+        con.execute(
+            """INSERT INTO spans SELECT id, CASE k WHEN 0 THEN 'root' ELSE id || '-' || k - 3 END,
+            CASE k WHEN 0 THEN NULL WHEN 1 THEN 'root' WHEN 2 THEN 'root' ELSE id || '-' || k - 5 END, 'span',
+            ['invoke_workflow', 'invoke_agent', 'invoke_agent', 'chat', 'chat'][k + 1], t + k, t + 1000 + k, 'ok', NULL,
+            'genai-0.1.0/marft-2', CASE WHEN k < 3 THEN json_object('marft.node', 'reasoner') ELSE json_object(
+              'marft.node', 'reasoner', 'gen_ai.input.messages', json_array(json_object('role', 'system', 'content',
+              repeat('You are a careful mathematician. ', 20)), json_object('role', 'user', 'content',
+              CASE WHEN i = 0 THEN 'needle ' ELSE '' END || 'what is ' || i || ' plus 1?'))::VARCHAR,
+              'gen_ai.output.messages', json_array(json_object('role', 'assistant', 'content',
+              'Let me think about ' || i || ': ' || repeat('so then ', 30) || md5(i::VARCHAR)))::VARCHAR) END
+            FROM n, range(5) r(k) ORDER BY t"""
+        )
     return path

@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shlex
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from support.paths import ROOT
 from support.sample_spans import START, SampleTrace, chain
 from support.traces_rig import sound_store, store_of, terminal, traces, written
 
+from marft_bridge import cli
 from marft_bridge.traces import store_reader
 from marft_bridge.traces.cli import app
 from marft_bridge.traces.listing import Filters, list_episodes, text_to_reward_filter
@@ -87,6 +90,10 @@ def test_ids_are_as_short_as_they_can_be_and_still_found(tmp_path: Path, capsys:
         (["--outcome", "truncated"], "b"),
         (["--node", "b"], "cba2a1"),
         (["--node", "critic"], ""),
+        (["--node", "a", "--version", "3"], ""),  # none of their calls names a version
+        (["--variant", "before"], ""),
+        (["--search", "1+1"], "cba2a1"),
+        (["--search", "1+1 T2"], "a2"),  # every word, in letters of either case
         (["--reward", "reward>0.5"], "a1"),  # the later value counts, not the earlier 0
         (["--reward", "reward>=0.5"], "a2a1"),
         (["--reward", "reward < 1"], "a2"),
@@ -126,6 +133,9 @@ def test_json_keeps_what_is_absent_apart_from_zero(path: Path, capsys: pytest.Ca
         "tags": {},
         "rewards": {"reward": 1.0},
         "link": {"kind": None, "linked_episode": None, "turn": None},
+        "nodes": {"a": None, "b": None},
+        "input": "1+1",
+        "output": None,
     }
     assert listed(capsys, path, "--limit", "1")[0]["rewards"] == {}
 
@@ -150,10 +160,13 @@ def test_waiting_and_refused_traces_say_why(path: Path, capsys: pytest.CaptureFi
 
 
 def test_a_terminal_gets_a_table_and_how_many_there_are(path: Path) -> None:
-    console = terminal(no_color=True)
+    console = terminal(no_color=True, width=80)
     list_episodes(path, Filters(), 2, False, console)
-    lines = written(console).splitlines()
-    assert "truncated: time limit" in lines[2]
+    lines = re.sub(r"\x1b\[[\d;]*m", "", written(console)).splitlines()
+    assert "truncated!" in lines[2]
+    assert "1+1" in lines[2]
+    assert len(lines) == 4  # the heading, two episodes, the count
+    assert max(map(len, lines)) <= 80
     assert lines[-1] == "2 of 4 episodes; --limit shows more"
 
 
@@ -255,3 +268,26 @@ def test_help_is_shown_without_loading_a_database() -> None:
     code = f"import marft_bridge.cli, sys; print([m for m in {heavy} if m in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert run.stdout.strip() == "[]"
+
+
+def test_a_run_is_named_the_same_way_everywhere_and_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store_of(tmp_path / "store.duckdb", *chain("c" * 32).spans())
+    for place in (tmp_path, tmp_path / "store.duckdb"):
+        for command in (["list"], ["show", "c"], ["sql", "FROM episodes"], ["doctor"]):
+            assert traces(capsys, *command, place)[0] == 0, command
+    for flags in (["--run", tmp_path], ["--config", "bridge.toml"]):
+        for argv in (["traces", "list"], ["view", "--no-browser"], ["status"]):
+            assert cli.run([str(word) for word in [*argv, tmp_path, *flags]]) == 2
+            err = capsys.readouterr().err
+            assert f"{tmp_path} and {flags[0]} both say which run; leave one out" in err
+            assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [[], ["traces"]])
+def test_every_summary_fits_a_line_of_80_columns(words: list[str]) -> None:
+    environment = {**os.environ, "COLUMNS": "80"}
+    argv = [sys.executable, "-m", "marft_bridge", *words, "--help"]
+    text = subprocess.run(argv, cwd=ROOT, env=environment, check=True, capture_output=True, text=True).stdout
+    summaries = text.partition("Commands:\n")[2].splitlines()
+    assert len(summaries) >= 9
+    assert not [line for line in summaries if "..." in line or len(line) > 80 or not line.strip()[0].isalpha()]

@@ -53,7 +53,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_an_episode_is_drawn_by_superstep_node_and_call(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = traces(capsys, "show", "ffff", "--store", path)
+    code, out, _ = traces(capsys, "show", "ffff", "--no-text", "--store", path)
     assert code == 0
     assert (
         out
@@ -88,16 +88,16 @@ def test_the_matrix_marks_kinds_and_bounds(path: Path, capsys: pytest.CaptureFix
     assert out.splitlines()[:4] == ["#\tnode\t0\t1\t2", "0\ta\t.\t.\t.", "1\tc\t.\t.\t.", "2\tb\tt\td?\t."]
 
 
-def test_texts_are_shown_when_asked_for_and_cut_unless_all_of_them(
+def test_texts_are_shown_unless_told_not_to_and_cut_unless_all_of_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     t = SampleTrace("e" * 32)
     question = json.dumps([{"role": "user", "content": "q" * 399 + "\nrest of it"}])
     t.call("x", t.node("a:1", 10, 20, step=1), 11, 19, INPUT_MESSAGES=question, OUTPUT_MESSAGES='[{"content":"so"}]')
     path = store_of(tmp_path / "s.duckdb", *t.spans())
-    _, out, _ = traces(capsys, "show", "e", "--store", path)
+    _, out, _ = traces(capsys, "show", "e", "--no-text", "--store", path)
     assert "qqq" not in out
-    _, out, _ = traces(capsys, "show", "e", "--text", "--store", path)
+    _, out, _ = traces(capsys, "show", "e", "--store", path)
     lines = [line.strip(" │├─└") for line in out.splitlines()]
     at = lines.index("> user: " + "q" * 399)
     assert lines[at + 1 : at + 3] == ["… (410 characters)", "< answer: so"]

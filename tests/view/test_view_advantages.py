@@ -80,7 +80,7 @@ def test_the_pages_show_the_curve_of_the_report_and_every_token_in_its_shade(tra
     assert points == [point.model_copy(update={"nodes": {}}) for point in report]
     with serving(folder.path) as served:
         page = served.text(f"/episode?id={trajectory.episode.episode_id}")
-        assert "Mean reward over 3 rounds" in served.text("/run?id=train")
+        assert "Mean reward over 3 rounds" in served.text("/training")
     tokens = sum(len(action.sampled_ids or ()) for action in trajectory.actions)
     assert len(re.findall(r'<span class="t a-[^"]+" title="token ', page)) == tokens
     assert "not coloured" not in page

@@ -43,7 +43,7 @@ addEventListener("load", () => {{
     outside: all(".card, h1, pre").filter(e => e.getClientRects().length)
       .filter(e => box(e).left < 0 || box(e).right > frame.contentWindow.innerWidth).length,
     ran: Boolean(frame.contentWindow.owned || window.owned) || inside.title === "owned",
-    active: all("script, img, iframe, object").length,
+    active: all("script:not([src^='/static/']), img, iframe, object").length,
     nodes: all(".d-action rect").map(e => [box(e).width, box(e).height]),
     letters: all(".d-action text").map(e => parseFloat(getComputedStyle(e).fontSize)),
     worse: paint("pre .a-n4"), better: paint("pre .a-p4"), fills: all(".d-action.a-0 rect").length,
@@ -109,7 +109,10 @@ def test_links_lead_from_the_runs_to_coloured_tokens(served: Served, tmp_path: P
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("path", ["/", "/run?id=train", f"/episode?id={EPISODE}", "/comparison"])
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/run?id=train", f"/episode?id={EPISODE}", f"/pair?a={EPISODE}&b={EPISODE}", "/training", "/comparison"],
+)
 def test_a_page_fits_its_width_and_hostile_texts_do_nothing(
     served: Served, path: str, width: int, tmp_path: Path
 ) -> None:
@@ -123,7 +126,7 @@ def test_a_page_fits_its_width_and_hostile_texts_do_nothing(
         assert all(wide >= 90 and high >= 40 for wide, high in found["nodes"])
         assert min(found["letters"]) >= 11
         assert found["fills"] == 1  # the node of the first action, whose tokens average to nothing
-    assert found["curves"] == (1 if path.startswith("/run?") else 0)
+    assert found["curves"] == (1 if path.startswith("/training") else 0)
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,17 @@
 
 - every episode of a run can be reached by turning pages, once, newest first; filters show what passes them, no more
 - an episode shows its tokens with the numbers of its round's file, its tools, its rewards; what is not known says why
+- lists are found by words and by calls; two episodes are compared word by word; each number of an update is a curve
 - texts of the store are never markup, wherever they stand
 - a page is never older than the store's file, changes nothing, and says who is in the way
 """
 
 from __future__ import annotations
 
+import html
 import json
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -21,10 +24,20 @@ import pytest
 from support.edge_rig import calls_tool, says
 from support.growth_rig import fill
 from support.sample_report import sample_report
-from support.sample_spans import SampleTrace, chain
+from support.sample_spans import START, SampleTrace, chain
 from support.store_holder import another_process
 from support.traces_rig import sound_store, store_of
-from support.view_rig import EPISODE, HOSTILE, SEEN, Served, hostile_run, many_episodes, save_tokenizer, serving
+from support.view_rig import (
+    EPISODE,
+    HOSTILE,
+    SEEN,
+    Served,
+    grown_store,
+    hostile_run,
+    many_episodes,
+    save_tokenizer,
+    serving,
+)
 
 from marft_bridge.comparison import wording
 from marft_bridge.comparison.page import write_report
@@ -34,14 +47,20 @@ from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.traces import store_reader
 from marft_bridge.training.advantage_log import StoredAdvantage, credits_to_file
 from marft_bridge.view.colours import STEPS, ColourScale, action_to_spans, fits
+from marft_bridge.view.curves import lines_to_charts
 from marft_bridge.view.source import ViewSource
 from marft_bridge.view.store_queries import spans_to_tools
 from marft_bridge.view.token_texts import TextsByNode, TokenTexts
 from trace_store.assemble import spans_to_trajectory
 from trace_store.journal import Journal
+from trace_store.records import Reward
 from trace_store.store import TraceStore
 
 COUNT = 120
+HOSTILE_PAGES = (
+    *("/", "/episodes", "/run?id=train", f"/episode?id={EPISODE}", f"/pair?a={EPISODE}&b={EPISODE}", "/training"),
+    "/comparison",
+)
 
 
 class Elements(HTMLParser):
@@ -102,6 +121,12 @@ def test_turning_pages_shows_every_episode_once_the_newest_first(many: Served) -
         ("reward=reward&low=0.2&high=0.4", lambda i: i % 10 in (2, 3, 4)),
         ("reward=reward&low=0.9", lambda i: i % 10 == 9),
         ("reward=other&low=0", lambda i: False),
+        ("node=a", lambda i: True),
+        ("node=b", lambda i: False),
+        ("q=t2", lambda i: i % 4 == 2),
+        ("q=T2+1%2B1", lambda i: i % 4 == 2),  # every word, in letters of either case
+        ("q=t2+nowhere", lambda i: False),
+        ("variant=after", lambda i: False),
         ("task=t1&round=2&reward=reward&high=0.1&outcome=terminated", lambda i: i % 20 == 1),
     ],
 )
@@ -134,7 +159,8 @@ def test_the_runs_are_summed_up_and_lead_to_their_episodes(many: Served) -> None
     assert page.links("/run") == ["/run?id=train"]
     words = " ".join(page.text.split())
     assert "120 96 terminated, 24 failed 4 reward 0.450" in words
-    assert "<svg" in many.text("/run?id=train")  # rounds 1 and 2 are a curve
+    assert "<svg" in many.text("/run?id=train")  # rounds 1 and 2 are a line
+    assert "Learning curve" in many.text("/training")
 
 
 # -- one episode ------------------------------------------------------------------------------------------------------
@@ -160,10 +186,11 @@ def test_tokens_are_shaded_by_what_the_rounds_file_says_and_their_titles_tell_it
 
 
 def test_texts_of_the_store_are_never_markup(hostile: Served) -> None:
-    for path in ("/", "/run?id=train", f"/episode?id={EPISODE}", "/comparison"):
+    for path in HOSTILE_PAGES:
         text = hostile.text(path)
         page = Elements(text)
-        assert not {tag for tag, _ in page.tags} & {"script", "img", "iframe", "style", "object", "embed", "base"}
+        assert not {tag for tag, _ in page.tags} & {"img", "iframe", "style", "object", "embed", "base"}
+        assert {attrs.get("src", "")[:8] for tag, attrs in page.tags if tag == "script"} == {"/static/"}  # type: ignore[index]
         assert not [name for _, attrs in page.tags for name in attrs if name.startswith("on") or name == "style"]
         assert "\u202e" not in text
         assert "\x1b" not in text
@@ -190,7 +217,7 @@ def test_what_is_not_coloured_says_why(tmp_path: Path) -> None:
             return Elements(served.text(address)).text
 
     assert "none are kept of round 2: it was not learned from, or not with train.keep_advantages" in said()
-    assert "Token ids stand in the place of texts: no command noted which base model this was" in said()
+    assert "as the spans hold them, and tokens by their ids: no command noted which base model this was" in said()
     credits_to_file([], run.advantages, 2)
     assert "round 2 did not learn from this episode" in said()
     (run.advantages / "round-00002.parquet").write_text("no parquet")
@@ -377,3 +404,137 @@ def test_a_comparison_is_told_as_its_report_tells_it(tmp_path: Path) -> None:
         assert served.text("/report.html") == page.read_text()
         (tmp_path / "report.json").write_text(json.dumps({"not": "a report"}))
         assert "cannot be read" in served.text("/comparison")
+
+
+# -- words, pairs, curves ---------------------------------------------------------------------------------------------
+
+
+def words_of(page: str) -> str:
+    """The words that stand on a page, with a space wherever there is a tag."""
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
+
+
+def said(text: str) -> str:
+    return json.dumps([{"role": "user", "content": text}])
+
+
+def two_runs_of_a_task(path: Path) -> Path:
+    """A task in two variants, whose answers differ in a word; one of them has a second call."""
+    traces = []
+    for i, (variant, answer) in enumerate((("before", "so it is 11"), ("after", "so it is 12"))):
+        t = SampleTrace(f"{i + 1}", START + i * 10**9)
+        words = {"INPUT_MESSAGES": said("Wie groß ist Ü?"), "OUTPUT_MESSAGES": said(answer), "ADAPTER": f"a@{i}"}
+        t.call("x", t.node("a:1", 10, 20, step=1), 11, 19, ADAPTER_VERSION=i, **words)
+        if variant == "after":
+            t.call("y", t.node("b:1", 30, 40, step=2, after=("a:1",)), 31, 39, OUTPUT_MESSAGES=said("<i>more</i>"))
+        spans = t.spans(
+            RUN_ID="compare-1", VARIANT=variant, TASK_ID="task1", INPUT='{"question": "How much?"}', OUTPUT="11"
+        )
+        traces.append([*spans, Reward(t.trace_id, "correct", float(i), "test", START)])
+    fill(path, traces)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("query", "hits"),
+    [
+        ("q=gro%C3%9F", 2),
+        ("q=%C3%BC", 2),  # a letter that JSON escapes, in the other case
+        ("q=12", 1),
+        ("q=so+12", 1),
+        ("q=more", 1),
+        ("q=compare-1", 0),  # a name of the record, not a word of it
+        ("adapter=a%401", 1),
+        ("node=a&version=0", 1),
+        ("node=b&version=0", 0),  # of one and the same call
+        ("variant=after", 1),
+    ],
+)
+def test_words_and_calls_find_their_episodes_in_all_runs(query: str, hits: int, tmp_path: Path) -> None:
+    with serving(two_runs_of_a_task(tmp_path / "s.duckdb")) as served:
+        assert len(Elements(served.text(f"/episodes?{query}")).links("/episode")) == hits
+
+
+def test_a_list_tells_what_went_in_and_what_came_out(tmp_path: Path) -> None:
+    with serving(two_runs_of_a_task(tmp_path / "s.duckdb")) as served:
+        words = words_of(served.text("/episodes"))
+    assert "How much? 11 task1" in words
+    assert "a @1 b 2 actions" in words
+
+
+def test_two_episodes_stand_side_by_side_and_what_differs_is_marked(tmp_path: Path) -> None:
+    ids = [f"{i}".rjust(32, "0") for i in (1, 2)]
+    with serving(two_runs_of_a_task(tmp_path / "s.duckdb")) as served:
+        page = served.text(f"/pair?a={ids[0]}&b={ids[1]}")
+        assert f"/pair?a={ids[0]}&amp;b={ids[1]}" in served.text(f"/episode?id={ids[0]}")
+        assert "no episode" in served.text(f"/pair?a={ids[0]}&b=other", 404)
+    assert "so it is <del>11</del>" in page
+    assert "so it is <ins>12</ins>" in page
+    assert "&lt;i&gt;more&lt;/i&gt;" in page
+    text = words_of(page)
+    assert "≠ correct 0.000 1.000 +1.000" in text
+    assert "≠ variant before after" in text
+    assert "no such call" in text
+
+
+def test_an_episode_leads_to_its_neighbours_in_the_list_that_led_to_it(many: Served) -> None:
+    page = Elements(many.text(f"/episode?id={5:032x}&run=train&task=t1"))
+    by_rel = {attrs["rel"]: attrs["href"] or "" for tag, attrs in page.tags if tag == "a" and attrs.get("rel")}
+    assert {rel: int(parse_qs(urlsplit(link).query)["id"][0], 16) for rel, link in by_rel.items()} == {
+        "prev": 9,
+        "next": 1,
+    }
+    assert all("task=t1" in link for link in by_rel.values())
+
+
+def test_where_the_model_is_gone_answers_are_read_from_the_spans(tmp_path: Path) -> None:
+    with serving(two_runs_of_a_task(tmp_path / "s.duckdb")) as served:
+        page = served.text(f"/episode?id={1:032x}")
+    assert re.search(r'<pre class="said"[^>]*>so it is 11</pre>', page)
+    assert "Answers are shown as the spans hold them" in page
+
+
+def test_a_comparison_leads_to_its_pairs_and_its_report_to_their_episodes(tmp_path: Path) -> None:
+    two_runs_of_a_task(tmp_path / "store.duckdb")
+    report = sample_report(name="after")
+    _, page, _ = write_report(report, tmp_path)
+    with serving(tmp_path) as served:
+        links = Elements(served.text("/comparison")).links("/pair")
+        assert set(links) == {f"/pair?a={1:032x}&b={2:032x}"}
+        in_report = Elements(served.text("/report.html")).links("/episode")
+        episode = served.text(f"/episode?id={1:032x}")
+    assert Elements(episode).links("/comparison")
+    ids = set(re.findall(r"<code>([0-9a-f]{32})</code>", page.read_text()))
+    assert {parse_qs(urlsplit(link).query)["id"][0] for link in in_report} == ids
+
+
+def test_every_number_of_an_update_is_a_point_and_what_is_none_is_no_point() -> None:
+    lines = [
+        {"round": 0, "replay": {"agents": {"a": {"loss": 2.0}}}},
+        {"round": 1, "agents": {"a": {"loss": 1, "kl": None}, "b": {"loss": float("nan")}}, "best": {"stopped": True}},
+        {"round": 2, "agents": {"a": {"kl": 0.5}}, "critic": {"critics": {"c/0": 3.0}, "value_loss": 4.0}},
+    ]
+    charts = {(chart.group, chart.name): chart for chart in lines_to_charts({"run": lines}, {"run": {1: 0.5}})}
+    assert {key: (chart.rounds, [(c.node, c.values) for c in chart.curves]) for key, chart in charts.items()} == {
+        ("", "reward"): ((1,), [("", (0.5,))]),
+        ("agents", "loss"): ((0, 1), [("a", (2.0, 1.0))]),
+        ("agents", "kl"): ((2,), [("a", (0.5,))]),
+        ("critic", "critic"): ((2,), [("c/0", (3.0,))]),
+        ("critic", "critic.value_loss"): ((2,), [("", (4.0,))]),
+    }
+
+
+@pytest.mark.slow
+def test_the_first_page_of_many_episodes_is_there_at_once_and_the_oldest_word_is_found(tmp_path: Path) -> None:
+    path = grown_store(tmp_path / "store.duckdb", 100_000)
+    with serving(many_episodes(tmp_path / "few.duckdb", 2)) as warm:
+        warm.text("/run?id=train")  # imports, templates
+    with serving(path) as served:
+        started = time.perf_counter()
+        page = served.text("/run?id=train")
+        seconds = time.perf_counter() - started
+        found = Elements(served.text("/run?id=train&q=needle")).links("/episode")
+    assert "100,000 episodes of 500 tasks" in page
+    assert len(Elements(page).links("/episode")) == 50
+    assert len(found) == 1
+    assert seconds < 1.5  # 0.3 on an idle machine of two cores; twice the rows of a page would take several

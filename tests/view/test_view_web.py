@@ -42,7 +42,10 @@ def cookie_of(served: Served) -> str:
     return asked(served, f"/?token={TOKEN}").headers["set-cookie"].split(";")[0]
 
 
-PATHS = ("/", "/run?id=train", f"/episode?id={'f' * 32}", "/comparison", "/report.html", "/style.css", "/nowhere")
+PATHS = (
+    *("/", "/episodes", "/run?id=train", f"/episode?id={'f' * 32}", f"/pair?a={'f' * 32}&b={'f' * 32}", "/training"),
+    *("/training.json", "/comparison", "/report.html", "/style.css", "/static/app.js", "/nowhere"),
+)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -118,7 +121,9 @@ def test_no_answer_may_be_framed_kept_or_read_by_another_origin(served: Served) 
         policy = answer.headers["content-security-policy"]
         assert policy.startswith("default-src 'none'; ")
         assert "frame-ancestors 'none'" in policy
-        assert "script-src" not in policy
+        assert "script-src" not in policy or "script-src 'self';" in policy
+        assert "unsafe-eval" not in policy
+        assert "unsafe-inline" not in policy.partition("script-src")[2].partition(";")[0]
         assert "http" not in policy
         assert answer.headers["cache-control"] == "no-store"
         assert answer.headers["x-content-type-options"] == "nosniff"
