@@ -1,8 +1,9 @@
 """The pins in cpu.txt -> a virtual environment that runs everything without a GPU: `make setup`.
 
 Invariants: the stamp in the environment holds the digest of the files that it was made from only when every step has
-ended well, so that a second run has nothing to do, and a run that was cut off is done again from the start; but for
-torch, only files whose hashes cpu.lock has are installed, and no package's own code runs while it is.
+ended well, so that a second run has nothing to do, and a run that was cut off is done again from the start; only files
+whose hashes are known are installed (cpu.lock; for torch torch.sha256, or what MARFT_TORCH_SHA256 says), and no
+package's own code runs while it is.
 
 It asks pip as the machine has configured it; another index is asked for torch alone, and only where MARFT_TORCH_INDEX
 names it. It uses the standard library only, since it runs before anything is installed, and syntax that an old Python
@@ -16,17 +17,20 @@ import hashlib
 import os
 import subprocess
 import sys
+import tempfile
 import venv
 from pathlib import Path
 
 OLDEST_PYTHON = (3, 11)
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 TORCH_INDEX_VARIABLE = "MARFT_TORCH_INDEX"
+TORCH_HASH_VARIABLE = "MARFT_TORCH_SHA256"
 UNFINISHED = "unfinished"
 
 ROOT = Path(__file__).resolve().parent.parent
 PINS = ROOT / "requirements" / "cpu.txt"
 LOCK = ROOT / "requirements" / "cpu.lock"
+TORCH_HASHES = ROOT / "requirements" / "torch.sha256"
 PROJECT = ROOT / "pyproject.toml"
 ENVIRONMENT = ROOT / ".venv"
 STAMP = ENVIRONMENT / "marft-setup.stamp"
@@ -72,11 +76,20 @@ def pip_install(*arguments: str) -> None:
 
 
 def install_torch() -> None:
-    """Torch first: where its CPU build is missing, say what to add instead of showing a resolver's error."""
+    """Torch first, from a file whose hash is known. Raises SetupError."""
+    with tempfile.TemporaryDirectory() as folder:
+        wheel = download_torch(Path(folder))
+        refuse_unknown_torch(wheel)
+        pip_install(str(wheel))
+
+
+def download_torch(folder: Path) -> Path:
+    """The file of torch that pip chooses. Where its CPU build is missing, says what to add, not a resolver's error."""
     pin = torch_pin()
     index = os.environ.get(TORCH_INDEX_VARIABLE)
     index_arguments = [] if index is None else ["--index-url", index]
-    command = [str(python_of_environment()), "-m", "pip", "install", "--no-deps", *index_arguments, pin]
+    options = ["--no-deps", "--only-binary", ":all:", "--dest", str(folder), *index_arguments]
+    command = [str(python_of_environment()), "-m", "pip", "download", *options, pin]
     run = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True)
     if "No matching distribution found for torch" in run.stderr:
         python = ".".join(str(part) for part in sys.version_info[:2])
@@ -85,8 +98,22 @@ def install_torch() -> None:
             f"index, and nothing else: {TORCH_INDEX_VARIABLE}={TORCH_CPU_INDEX} make setup"
         )
     sys.stderr.write(run.stderr)
-    if run.returncode != 0:
-        raise SetupError(f"pip could not install {pin}; its last lines above say why. `make setup` starts over.")
+    wheels = list(folder.glob("torch-*.whl"))
+    if run.returncode != 0 or len(wheels) != 1:
+        raise SetupError(f"pip could not fetch {pin}; its last lines above say why. `make setup` starts over.")
+    return wheels[0]
+
+
+def refuse_unknown_torch(wheel: Path) -> None:
+    """Raises SetupError unless the file's hash is the one in torch.sha256, or the one that the user has compared."""
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    known = [line.split() for line in TORCH_HASHES.read_text().splitlines()] if TORCH_HASHES.exists() else []
+    if digest == os.environ.get(TORCH_HASH_VARIABLE, "").lower() or [digest, wheel.name] in known:
+        return
+    raise SetupError(
+        f"{wheel.name} has a SHA-256 that {TORCH_HASHES.name} does not know. Compare it with the one that PyTorch's "
+        f"index shows for the file, and if it is the same: {TORCH_HASH_VARIABLE}={digest} make setup"
+    )
 
 
 def create_environment() -> None:

@@ -1,7 +1,8 @@
 """Owns: requirements/set_up.py, run as a person runs it, on a copy of it in an empty directory.
 
 - An environment whose stamp fits the pins and the project file is left alone, within a second; another one is not.
-- A missing CPU build of PyTorch is one line that names what to add, and leaves the set-up unfinished.
+- A missing CPU build of PyTorch is one line that names what to add, and leaves the set-up unfinished; so is one whose
+  hash nobody knows.
 - What was left unfinished is done again from nothing; an environment that the set-up did not make is not wiped.
 - An old Python is one line, before anything is created.
 """
@@ -98,36 +99,90 @@ def test_a_missing_cpu_torch_is_one_line_that_names_what_to_add(project: Path) -
     assert (project / ".venv" / "marft-setup.stamp").read_text().strip() == "unfinished"
 
 
+WHEEL = b"the wheel of torch"
+WHEEL_NAME = "torch-2.13.0+nowhere-py3-none-any.whl"
+WHEEL_SHA256 = hashlib.sha256(WHEEL).hexdigest()
+
+
 def pip_commands(project: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """What the set-up would have pip do, each from `install` on."""
+    """What the set-up would have pip do, each from its verb on; what it downloads is the file `WHEEL`."""
     script = runpy.run_path(str(project / "requirements" / "set_up.py"))
     commands: list[list[str]] = []
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        commands.append(command[command.index("install") :])
+        commands.append(command[command.index("pip") + 1 :])
+        if "download" in command:
+            (Path(command[command.index("--dest") + 1]) / WHEEL_NAME).write_bytes(WHEEL)
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(subprocess, "run", run)
     write_environment(project, "another digest")
-    script["set_up"]()
+    try:
+        script["set_up"]()
+    except script["SetupError"] as error:
+        commands.append([str(error)])
     return commands
+
+
+def know_the_wheel(project: Path, digest: str = WHEEL_SHA256) -> None:
+    (project / "requirements" / "torch.sha256").write_text(f"{digest}  {WHEEL_NAME}\n")
+
+
+@pytest.fixture(autouse=True)
+def no_choice_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MARFT_TORCH_INDEX", "MARFT_TORCH_SHA256"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def test_only_files_with_known_hashes_are_installed_and_no_code_of_theirs_runs(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("MARFT_TORCH_INDEX", raising=False)
-    torch, pins, itself = pip_commands(project, monkeypatch)
-    assert torch == ["install", "--no-deps", "torch==2.13.0+nowhere"]
+    know_the_wheel(project)
+    download, torch, pins, itself = pip_commands(project, monkeypatch)
+    assert download[:4] == ["download", "--no-deps", "--only-binary", ":all:"]
+    assert download[-1] == "torch==2.13.0+nowhere"
+    assert torch[:2] == ["install", "--no-deps"]
+    assert Path(torch[2]).name == WHEEL_NAME
     lock = str(project / "requirements" / "cpu.lock")
     assert pins == ["install", "--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", lock]
     assert itself == ["install", "--no-deps", "--no-build-isolation", "-e", str(project)]
 
 
+@pytest.mark.parametrize("known", [None, "0" * 64])
+def test_a_torch_of_another_hash_is_not_installed_and_one_line_says_how_to_let_it_in(
+    project: Path, monkeypatch: pytest.MonkeyPatch, known: str | None
+) -> None:
+    if known is not None:
+        know_the_wheel(project, known)
+    _, line = pip_commands(project, monkeypatch)
+    assert "\n" not in line[0]
+    assert WHEEL_NAME in line[0]
+    assert line[0].endswith(f"MARFT_TORCH_SHA256={WHEEL_SHA256} make setup")
+
+
+def test_a_hash_that_the_user_has_compared_lets_its_file_in_and_no_other(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MARFT_TORCH_SHA256", WHEEL_SHA256.upper())
+    assert len(pip_commands(project, monkeypatch)) == 4
+    monkeypatch.setenv("MARFT_TORCH_SHA256", "1" * 64)
+    shutil.rmtree(project / ".venv")
+    assert len(pip_commands(project, monkeypatch)) == 2
+
+
+def test_the_hashes_of_torch_are_of_the_version_that_is_pinned() -> None:
+    (pin,) = [line for line in (ROOT / "requirements/cpu.txt").read_text().splitlines() if line.startswith("torch==")]
+    lines = (ROOT / "requirements/torch.sha256").read_text().splitlines()
+    assert lines
+    for line in lines:
+        assert re.fullmatch(rf"[0-9a-f]{{64}}  torch-{re.escape(pin.removeprefix('torch=='))}-cp\S+\.whl", line)
+
+
 def test_another_index_is_asked_for_torch_alone(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    know_the_wheel(project)
     monkeypatch.setenv("MARFT_TORCH_INDEX", INDEX)
-    torch, *others = pip_commands(project, monkeypatch)
-    assert torch == ["install", "--no-deps", "--index-url", INDEX, "torch==2.13.0+nowhere"]
+    download, *others = pip_commands(project, monkeypatch)
+    assert download[-3:] == ["--index-url", INDEX, "torch==2.13.0+nowhere"]
     assert not any(INDEX in argument for command in others for argument in command)
 
 
