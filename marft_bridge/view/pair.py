@@ -112,9 +112,9 @@ def _matched(
     keys = [_occurrences(cards) for cards in (left, right)]
     by_key = [dict(zip(side, cards, strict=True)) for side, cards in zip(keys, (left, right), strict=True)]
     order: list[tuple[str, int]] = list(keys[0])
-    for number, key in enumerate(keys[1]):
+    for row, key in enumerate(keys[1]):
         if key not in by_key[0]:
-            position = order.index(keys[1][number - 1]) + 1 if number else 0
+            position = order.index(keys[1][row - 1]) + 1 if number else 0
             order.insert(position, key)
     return [(by_key[0].get(key), by_key[1].get(key)) for key in order]
 
