@@ -114,7 +114,7 @@ def _matched(
     order: list[tuple[str, int]] = list(keys[0])
     for row, key in enumerate(keys[1]):
         if key not in by_key[0]:
-            position = order.index(keys[1][row - 1]) + 1 if number else 0
+            position = order.index(keys[1][row - 1]) + 1 if row else 0
             order.insert(position, key)
     return [(by_key[0].get(key), by_key[1].get(key)) for key in order]
 
