@@ -77,7 +77,7 @@ def pages_to_pair(left: EpisodePage, right: EpisodePage) -> Pair:
             prompt=texts_side_by_side(_prompt_text(a), _prompt_text(b)),
             answer=texts_side_by_side(_answer_text(a), _answer_text(b)),
         )
-        for a, b in _matched(left.actions, right.actions)
+        for a, b in match_cards(left.actions, right.actions)
     ]
     return Pair(left, right, _facts(left, right), rows=rows)
 
@@ -105,7 +105,7 @@ def _escaped(text: str | None) -> Markup | None:
     return None if text is None else escape(visible(text))
 
 
-def _matched(
+def match_cards(
     left: Sequence[ActionCard], right: Sequence[ActionCard]
 ) -> list[tuple[ActionCard | None, ActionCard | None]]:
     """The cards in rows, in the order of the left side; what only the right side has stands where it came there."""
