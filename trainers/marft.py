@@ -198,7 +198,8 @@ class MarftTrainer:
         """
         started = time.perf_counter()
         data = self._join(trajectories, replayed)
-        if not data.fresh.items and FLAT in data.drops:
+        judged = data.fresh if self.options.replay.successes else data
+        if not judged.items and FLAT in data.drops:
             return self._nothing_learned(data, "no group of this round can say what was better", flat_groups=1.0)
         if not data.items and data.is_all_forced:
             reason = "every token of this round was forced (its log-prob by the engine is 0)"
