@@ -22,7 +22,7 @@ from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.wrap import wrap
 from trace_store.journal import Journal
 
-TURNS = (100, 200, 400)
+TURNS = (200, 400, 800)
 
 
 class Watched(SaysNext):
@@ -76,14 +76,16 @@ def held_bytes(turns: int, folder: Path, *, in_subgraph: bool) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("in_subgraph", [False, True])
-def test_a_loop_of_400_turns_holds_four_times_what_one_of_100_turns_does(
+def test_a_loop_of_800_turns_holds_four_times_what_one_of_200_turns_does(
     in_subgraph: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_exporter, "BATCH", 1)  # spans that wait to be written are at most 64, of any length
     held_bytes(10, tmp_path, in_subgraph=in_subgraph)  # what is imported and cached once
-    hundred, two_hundred, four_hundred = (held_bytes(turns, tmp_path, in_subgraph=in_subgraph) for turns in TURNS)
-    assert four_hundred - two_hundred < 2.3 * (two_hundred - hundred)
-    assert four_hundred < 5 * hundred
+    short, middle, long = (held_bytes(turns, tmp_path, in_subgraph=in_subgraph) for turns in TURNS)
+    # Twice what the step before took where it grows with the length, four times where with the square of it. What
+    # happens to be held at that moment moves each figure by some 20 kB, so that the first ratio may be 2.3.
+    assert long - middle < 2.6 * (middle - short)
+    assert long < 5 * short
 
 
 def test_what_is_forgotten_of_a_long_run_is_no_edge_lost(tmp_path: Path) -> None:
