@@ -81,11 +81,7 @@ class UpdateContext:
         """Positions of the adapter's actions whose `old_T` is the policy at the start of the round: not of successes
         of before, which are held against the policy that sampled them."""
         successes = self.options.replay.successes > 0
-        return [
-            i
-            for i in self.scored.rows_of[name]
-            if not (successes and self.data.episodes[self.data.episode_A[i]].replayed)
-        ]
+        return [i for i in self.scored.rows_of[name] if not (successes and self.data.is_replayed(i))]
 
     def to_adapter_round(self, name: str, factor_A: Tensor, rows: Sequence[int]) -> AdapterRound:
         """What the adapter `name` learns from in these actions, weighted by the adapters before it."""
