@@ -107,6 +107,10 @@ class Round:
         """Positions of some agents' actions."""
         return [i for i, item in enumerate(self.items) if item.agent in agents]
 
+    def is_replayed(self, row: int) -> bool:
+        """Whether the action at a position is of an older episode."""
+        return self.episodes[self.episode_A[row]].replayed
+
     @property
     def fresh(self) -> Round:
         """The round without its older episodes."""

@@ -149,12 +149,13 @@ class ObjectiveOptions(_Options):
     """An adapter's update of this round ends before the backward pass of a minibatch whose approximate KL (k3,
     mean per token, against the policy at the start of the round) is above this; "off" (None in Python) never
     stops."""
-    kl_limit: float | None = Field(default=None, gt=0)
-    """How far a round may move the team, in nats a call: half of the squared log-ratios of a call, added up over its
-    tokens (k2, between the policy at the round's start and after all of its steps), and over the adapters that act in
-    the round, of which each has an equal part. A step that went further is shortened along its line (backtracking, as
-    in HATRPO), and the adapter's rate lowered until a step is within. None: the last step of a round is as long as the
-    optimiser made it, and nothing looks at it."""
+    kl_target: Annotated[float | None, BeforeValidator(_off_to_none)] = Field(default=None, gt=0)
+    """How far a round should move the team, as a multiple of what the round says: the relative entropy between its
+    better actions and all of them. It is counted in nats a call (k2: half of a call's squared log-ratios, added up,
+    between the policy at the round's start and after all of its steps), and each adapter that acts has an equal part.
+    The adapter's rate is raised or lowered until its steps are near that, and a step beyond twice of it is shortened
+    along its line (backtracking, as in HATRPO). "off" (None in Python): the rate is `optimizer.lr`, and a step as long
+    as the optimiser made it."""
     update: Literal["simultaneous", "sequential", "alternating"] = "sequential"
     """`sequential`: agents one after another, each weighted by the clipped ratio of those already updated
     (HAPPO, A2PO). `simultaneous`: every agent against the policies that sampled. `alternating`: one adapter a
@@ -477,6 +478,9 @@ class TrainerOptions(_Options):
                 if name in MOVED:
                     raise ValueError(f"{name} is {MOVED[name]} now")
             _refuse_moved_in(data.get("advantage"), "advantage", {"critic": _CRITIC_MOVED})
+            objective = data.get("objective")
+            if isinstance(objective, dict) and "kl_limit" in objective:
+                raise ValueError("objective.kl_limit is objective.kl_target now, a multiple of what a round says")
         return data
 
     @model_validator(mode="after")
@@ -529,6 +533,7 @@ class TrainerOptions(_Options):
             ("experimental", "critic_clip", self.uses_critic, "a critic in use"),
             ("experimental", "gamma_token", self.granularity == "token", "granularity 'token'"),
             ("experimental", "token_lambda", self.granularity == "token", "granularity 'token'"),
+            ("experimental", "schedule", self.objective.kl_target is None, "objective.kl_target 'off'"),
             ("experimental", "logprob_norm", _whole_actions(self.granularity, update), "granularity 'action'"),
             ("experimental", "agent_order", update != "simultaneous", "objective.update 'sequential' or 'alternating'"),
         ):

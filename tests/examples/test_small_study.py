@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from examples.study.small import games
 from examples.study.small.games import GAMES, to_trajectory
-from examples.study.small.model import END, FAMILIES, MAX_TOKENS, WORDS, make_batch, words_to_ids
+from examples.study.small.model import END, FAMILIES, MAX_TOKENS, WORDS, Draw, make_batch, words_to_ids
 from examples.study.small.run import COMMON, CONDITIONS, merged, to_table
 from trace_store.records import Action
 from trainers import TrainerOptions
@@ -75,14 +74,28 @@ def test_tasks_that_are_trained_on_are_not_evaluated_on() -> None:
 
 
 def test_transcripts_are_the_same_for_the_same_seed_and_only_answers_are_learned() -> None:
-    ids, labels = make_batch(random.Random(0), 32)
-    again, _ = make_batch(random.Random(0), 32)
+    ids, labels = make_batch(Draw(0), 32)
+    again, _ = make_batch(Draw(0), 32)
     assert (ids == again).all()
     learned = labels != -100
     assert (ids[learned] == labels[learned]).all()
     assert not learned[:, 0].any()
     assert len(FAMILIES) == len(GAMES)
     assert len(WORDS) > END
+
+
+def test_a_clean_transcript_says_the_sum_and_nothing_else() -> None:
+    draw = Draw(0)
+    draw.clean = True
+    ids, labels = make_batch(draw, 64)
+    for row, label in zip(ids.tolist(), labels.tolist(), strict=True):
+        text = [WORDS[i] for i in row]
+        answer = [WORDS[i] for i in label if i >= 0]
+        if text[0] == "[writer]":
+            assert answer == [str(int(text[1]) - int(text[3])), "<end>"]
+        if text[0] == "[reasoner]":
+            assert answer == [*text[1:4], "=", str(int(text[1]) + int(text[3])), "<end>"]
+    assert ids.tolist() != make_batch(Draw(0), 64)[0].tolist()
 
 
 def test_every_condition_is_one_that_the_trainer_takes() -> None:

@@ -36,7 +36,7 @@ def trainer_options(**options: Any) -> TrainerOptions:
         update={
             "advantage": advantage.model_copy(update={"critic": critic}),
             "optimizer": _with_unset(optimizer, epochs=1, minibatch_actions=16),
-            "objective": _with_unset(objective, negative_weight=1.0),
+            "objective": _with_unset(objective, negative_weight=1.0, kl_target=None),
         }
     )
 

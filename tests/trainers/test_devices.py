@@ -32,7 +32,7 @@ UPDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "reference": ("update", {"kl_coef": 0.1, "epochs": 2}),
     "all at once": ("update", {"update": "simultaneous", "logprob_norm": "sum"}),
     "masked": ("update", {"mismatch": "mask", "mismatch_cap": 1e9, "geometric_mask": 1e3, "veto": 1e-30}),
-    "shortened": ("update", {"lr": 0.1, "kl_limit": 1e-3, "agent_order": "reverse"}),
+    "shortened": ("update", {"lr": 0.1, "kl_target": 1e-3, "agent_order": "reverse"}),
     "groups": ("update", {"estimator": "grpo", "granularity": "token", "dual_clip": 3.0}),
     "one adapter": ("update", {"agents": {"actor": {"adapter": "reasoner"}}, "nll_coef": 0.1}),
     "computed again": ("update", {"activation_checkpointing": True}),

@@ -19,7 +19,7 @@ _OPTIONS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "action": ("update", 7, {"kl_coef": 0.1, "epochs": 2, "kl_stop": None}),
     "token": ("update", 7, {"granularity": "token", "entropy_coef": 0.01, "kl_stop": None}),
     "stopped": ("update", 7, {"lr": 0.5, "epochs": 3, "kl_stop": 1e-4}),
-    "shortened": ("update", 7, {"lr": 0.1, "kl_stop": None, "kl_limit": 1e-3, "update": "simultaneous"}),
+    "shortened": ("update", 7, {"lr": 0.1, "kl_stop": None, "kl_target": 1e-3, "update": "simultaneous"}),
     "one episode": ("update", 1, {"minibatch_actions": 1000, "normalize": "none", "kl_stop": None}),
     "imitated": ("replay", 5, {"offline": {"mode": "filtered", "threshold": 0.0, "epochs": 2}}),
 }

@@ -95,7 +95,7 @@ def check_moved(agent_metrics: Mapping[str, Mapping[str, Any]], lr: Mapping[str,
         elif not steps:
             warnings.append(f"adapter {name!r} took no step: its update stopped before the first one")
         elif metrics.get("step_share") == 0:
-            warnings.append(f"adapter {name!r} is where it was: no part of its step stays within kl_limit")
+            warnings.append(f"adapter {name!r} is where it was: no part of its step stays within twice its kl_target")
         elif lr[name] > 0 and not metrics["adapter_moved"]:
             raise TrainError(
                 f"adapter {name!r} took {steps} steps of lr {lr[name]:g} with a gradient of norm {norm:.3g} and did "

@@ -37,7 +37,8 @@ from trainers.advantages.returns import (
 )
 from trainers.batch import ActionItem, Round
 from trainers.config import TrainerOptions
-from trainers.credit.shrinkage import shrink_values
+from trainers.credit.critic_rests import CriticRests
+from trainers.credit.shrinkage import explained_out_of_sample, shrink_values
 from trainers.credit.values import Observed, TeamCritics
 from trainers.scoring.model import PolicyModel, Tick
 
@@ -70,6 +71,7 @@ class Credit:
         self.estimator = options.advantage.estimator_class(options.estimator_settings)
         self._team = TeamCritics(options, model_of, agents, seed=seed, tick=tick)
         self.critics = self._team.critics
+        self.rests = CriticRests(tuple(self.critics))
         self._by_token = options.granularity == "token"
 
     def forget(self) -> None:
@@ -87,9 +89,12 @@ class Credit:
         The caller leaves truncated episodes out: the return that they would have had is not known.
         """
         observed = self._team.observe(data, self._by_token and self.estimator.needs_critic)
-        return self._team.warm_up(
+        figures = self._team.warm_up(
             observed, self._team_returns(data, observed, np.zeros(len(data.items))), data.episode_A
         )
+        if self.options.advantage.critic.shrink:
+            self.rests.end_warm_up({key: part["explained_variance"] for key, part in figures["critics"].items()})
+        return figures
 
     def returns(self, data: Round) -> Floats:
         """What each action of the round earned: discounted team return, step returns and private rewards. Shape [A]."""
@@ -139,20 +144,26 @@ class Credit:
     def estimate(self, data: Round) -> tuple[Estimate, Fit]:
         """Advantages of a round before normalisation, and what learns from it once the agents are updated.
 
-        The critics' targets are A + V of the team reward's chain, per unit.
+        The critics' targets are A + V of the team reward's chain, per unit. A critic that has explained too little is
+        not asked (`trainers.credit.critic_rests`): the baseline is what `critic.shrink` makes of one that knows
+        nothing.
 
         Returns:
             The estimate over units, as the granularity says; and a `Fit` to what `TeamCritics.fit` returns, with
             "flat_groups": share of the groups that cannot say what was better, None for gae and rae,
-            "value_weights": how far each agent's baseline is its critic's values, None without `critic.shrink`, and
+            "value_weights": how far each agent's baseline is its critic's values, and "resting": how many critics were
+            not asked, both None without `critic.shrink`, and
             "contribution": each agent's factor of the team reward, None where it is 1 for all. Without a critic
             all of its figures are None.
         """
         contribution = self._contribution(data)
-        observed = self._team.observe(data, self._by_token) if self.estimator.needs_critic else None
+        shrink = self.estimator.needs_critic and self.options.advantage.critic.shrink
+        resting = self.rests.resting if shrink else frozenset()
+        observed = self._team.observe(data, self._by_token, resting) if self.estimator.needs_critic else None
         baseline, value_weights = observed, None
-        if observed is not None and self.options.advantage.critic.shrink:
-            baseline, value_weights = self._shrink(data, observed)
+        explained: dict[str, float | None] = {}
+        if observed is not None and shrink:
+            baseline, value_weights, explained = self._shrink(data, observed)
         estimated = self.estimator.estimate(self._to_estimator_input(data, contribution, baseline))
 
         def fit() -> dict[str, Any]:
@@ -162,7 +173,9 @@ class Credit:
                 figures = self._team.fit(
                     observed, estimated.targets, self._team_returns(data, observed, observed.bootstrap_A)
                 )
-            figures["value_weights"] = value_weights
+            if shrink:
+                self.rests.end_round(explained)
+            figures |= {"value_weights": value_weights, "resting": len(resting) if shrink else None}
             return {**figures, "flat_groups": estimated.flat_groups, "contribution": contribution}
 
         return estimated.estimate, fit
@@ -186,17 +199,39 @@ class Credit:
         refused = {id(episode) for episode, rows in episodes_of(data) if flat_A[rows].all()}
         return data.only(lambda episode: id(episode) not in refused, FLAT)
 
-    def _shrink(self, data: Round, observed: Observed) -> tuple[Observed, dict[str, float | None]]:
-        """What the critics say, drawn towards the mean return; see `shrink_values`."""
+    def _shrink(
+        self, data: Round, observed: Observed
+    ) -> tuple[Observed, dict[str, float | None], dict[str, float | None]]:
+        """What the critics say, drawn towards the mean return, by how much (see `shrink_values`), and what each critic
+        that was asked explains out of sample."""
+        observed = self._with_constants(data, observed)
+        returns = self._team_returns(data, observed, observed.bootstrap_A)
         shrunk = shrink_values(
             observed.values,
-            self._team_returns(data, observed, observed.bootstrap_A),
+            returns,
             agents=observed.agents,
             tasks=[data.episodes[e].task_id for e in data.episode_A],
             episode_A=data.episode_A,
             ends_A=observed.bootstrap_A,
+            is_cut_A=observed.is_cut_A,
         )
-        return replace(observed, values=shrunk.values, bootstrap_A=shrunk.ends), shrunk.weights
+        explained = {key: explained_out_of_sample(shrunk, returns, view.rows) for key, view in observed.views.items()}
+        return replace(observed, values=shrunk.values, bootstrap_A=shrunk.ends), shrunk.weights, explained
+
+    def _with_constants(self, data: Round, observed: Observed) -> Observed:
+        """The same with the mean return of those of its runs that ended as what an agent whose critic rests is told."""
+        if not observed.resting:
+            return observed
+        values, bootstrap_A = list(observed.values), observed.bootstrap_A.copy()
+        return_A = [float(part.mean()) for part in self._team_returns(data, observed, np.zeros(len(data.items)))]
+        for agent in observed.resting:
+            rows = [i for i, actor in enumerate(observed.agents) if actor == agent]
+            ended = [return_A[i] for i in rows if not data.episodes[data.episode_A[i]].truncated]
+            mean_return = sum(ended) / len(ended) if ended else 0.0
+            for i in rows:
+                values[i] = np.full_like(values[i], mean_return)
+                bootstrap_A[i] = mean_return if observed.is_cut_A[i] else 0.0
+        return replace(observed, values=values, bootstrap_A=bootstrap_A)
 
     def _to_estimator_input(
         self, data: Round, contribution: Mapping[str, float] | None, observed: Observed | None

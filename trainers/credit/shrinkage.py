@@ -10,7 +10,7 @@ observation come from episodes of other tasks (or from other episodes where ther
 an action does not depend on what that action earned, and leaves the policy gradient without bias.
 """
 
-# ruff: noqa: N803, N806 (shape suffixes)
+# ruff: noqa: N803, N806, N815 (shape suffixes)
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
@@ -27,11 +27,13 @@ _LEAST_TASKS = 2 * _FOLDS
 @dataclass(frozen=True, slots=True)
 class Shrunk:
     """`values[i]`: of the observations of action i; `ends[i]`: what follows it where its run was cut, else 0;
-    `weights`: by agent, mean over its actions, None where nothing told it."""
+    `weights`: by agent, mean over its actions, None where nothing told it; `mean_A`: the mean return of other tasks
+    that each action's values were drawn towards, NaN where nothing told it."""
 
     values: list[Floats]
     ends: Floats
     weights: dict[str, float | None]
+    mean_A: Floats
 
 
 def shrink_values(
@@ -41,16 +43,17 @@ def shrink_values(
     tasks: Sequence[Hashable],
     episode_A: Sequence[int],
     ends_A: Floats,
+    is_cut_A: Sequence[bool],
 ) -> Shrunk:
     """Values of each agent to cross-fitted ones; an agent whose actions are all of one fold keeps its values.
 
     Args:
         values, returns: one array per action, an entry per observation.
         agents, tasks, episode_A: of each action.
-        ends_A: the critic's value of what follows an action whose run was cut there, 0 elsewhere.
+        ends_A: the critic's value of what follows an action whose run was cut there, as `is_cut_A` says; 0 elsewhere.
     """
     fold_A = _folds(tasks, episode_A)
-    shrunk, ends = [v.copy() for v in values], ends_A.copy()
+    shrunk, ends, mean_A = [v.copy() for v in values], ends_A.copy(), np.full(len(values), np.nan)
     weights: dict[str, float | None] = {}
     for agent in dict.fromkeys(agents):
         rows = [i for i, actor in enumerate(agents) if actor == agent]
@@ -62,11 +65,22 @@ def shrink_values(
             value_N, return_N = (np.concatenate([part[i] for i in outside]) for part in (values, returns))
             weight = _weight(value_N, return_N)
             for i in inside:
-                shrunk[i] = return_N.mean() + weight * (values[i] - value_N.mean())
-                ends[i] = ends_A[i] and return_N.mean() + weight * (ends_A[i] - value_N.mean())
+                mean_A[i] = return_N.mean()
+                shrunk[i] = mean_A[i] + weight * (values[i] - value_N.mean())
+                if is_cut_A[i]:
+                    ends[i] = mean_A[i] + weight * (ends_A[i] - value_N.mean())
                 used.append(weight)
         weights[agent] = sum(used) / len(used) if used else None
-    return Shrunk(shrunk, ends, weights)
+    return Shrunk(shrunk, ends, weights, mean_A=mean_A)
+
+
+def explained_out_of_sample(shrunk: Shrunk, returns: Sequence[Floats], rows: Sequence[int]) -> float | None:
+    """How much less the returns of some actions differ from the shrunk values than from the mean return alone: a share
+    of their squared distance from that, below 0 where the values are worse; None where nothing tells it."""
+    known = [i for i in rows if not np.isnan(shrunk.mean_A[i])]
+    around_mean = sum(float(np.square(returns[i] - shrunk.mean_A[i]).sum()) for i in known)
+    around_value = sum(float(np.square(returns[i] - shrunk.values[i]).sum()) for i in known)
+    return 1 - around_value / around_mean if around_mean > 0 else None
 
 
 def _weight(value_N: Floats, return_N: Floats) -> float:

@@ -55,13 +55,18 @@ class Observed:
     """A round as the critics see it, and what they say of it."""
 
     agents: tuple[str, ...]  # of each action
-    values: list[Floats]  # V before each decision
+    values: list[Floats]  # V before each decision; 0 of agents whose critic rests
     bootstrap_A: Floats  # V after the last actions of truncated episodes, 0 elsewhere
-    views: Mapping[str, _View]  # by critic; those with nothing to see are left out
+    is_cut_A: tuple[bool, ...]  # which those are
+    views: Mapping[str, _View]  # by critic; those with nothing to see, and those that rest, are left out
+    resting: frozenset[str] = frozenset()  # agents whose critic was not asked
 
     def explained_variance(self, returns: Sequence[Floats], agent: str | None = None) -> float | None:
-        """How well the values explain returns, over all observations or an agent's; None where it is undefined."""
-        rows = [i for i, actor in enumerate(self.agents) if agent in (None, actor)]
+        """How well the values explain returns, over all observations or an agent's; None where it is undefined.
+
+        Agents whose critic rested have no values to judge.
+        """
+        rows = [i for i, actor in enumerate(self.agents) if agent in (None, actor) and actor not in self.resting]
         values, targets = (np.concatenate([np.zeros(0), *(x[i] for i in rows)]) for x in (self.values, returns))
         return explained_variance(torch.from_numpy(values), torch.from_numpy(targets))
 
@@ -112,13 +117,21 @@ class TeamCritics:
         elif item.decided[0] == 0:  # else none of them is that after the prompt
             self._features[id(model), item.prompt_ids, item.columns[:1]] = features_SH[:1].clone()
 
-    def observe(self, data: Round, tokens: bool) -> Observed:
-        """A round to its values, per action (at the last token of the prompt) or per decided token (before it)."""
-        values: list[Floats] = [np.zeros(0)] * len(data.items)
+    def observe(self, data: Round, tokens: bool, resting: frozenset[str] = frozenset()) -> Observed:
+        """A round to its values, per action (at the last token of the prompt) or per decided token (before it).
+
+        Args:
+            resting: keys of critics that are not asked, and whose observations nothing is computed for.
+        """
+        values: list[Floats] = [np.zeros(len(item.decided) if tokens else 1) for item in data.items]
         bootstrap_A: Floats = np.zeros(len(data.items))
         views = {}
         cut = _cut(data)
-        rows_of = {key: rows for key, group in self.agents_of.items() if (rows := tuple(data.agents_to_rows(group)))}
+        rows_of = {
+            key: rows
+            for key, group in self.agents_of.items()
+            if key not in resting and (rows := tuple(data.agents_to_rows(group)))
+        }
         requests_of = {key: _rows_to_requests(data, rows, cut, tokens=tokens) for key, rows in rows_of.items()}
         features_queue = deque(self._features_of([request for part in requests_of.values() for request in part]))
         if tokens:
@@ -132,7 +145,14 @@ class TeamCritics:
                 values[i] = action_values
             for i, value in end_values.items():
                 bootstrap_A[i] = value
-        return Observed(tuple(item.agent for item in data.items), values, bootstrap_A, views=views)
+        return Observed(
+            tuple(item.agent for item in data.items),
+            values,
+            bootstrap_A,
+            is_cut_A=tuple(i in cut for i in range(len(data.items))),
+            views=views,
+            resting=frozenset(agent for key in resting for agent in self.agents_of[key]),
+        )
 
     def warm_up(self, observed: Observed, returns: Sequence[Floats], episode_A: Sequence[int]) -> dict[str, Any]:
         """Pre-trains each critic on its observations, see `Critic.warm_up`.

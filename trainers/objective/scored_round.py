@@ -112,7 +112,7 @@ def _old_logprobs(
     for name, rows in rows_of.items():
         learner = policies.learners[name]
         # a success of before is made likelier than when it was sampled, whatever the policy has become since
-        successes = [i for i in rows if options.replay.successes and data.episodes[data.episode_A[i]].replayed]
+        successes = [i for i in rows if options.replay.successes and data.is_replayed(i)]
         scored = sorted({*rows} - {*successes})
         if from_engine:
             scored = scored[:: max(1, len(scored) // _SPOT_CHECKS)][:_SPOT_CHECKS]
@@ -189,7 +189,7 @@ def _check_engine(
     agent: str, data: Round, rows: Sequence[int], ours_T: Mapping[int, Tensor], options: TrainerOptions
 ) -> None:
     """Refuses to train on fresh actions that engine and trainer score differently."""
-    fresh = [i for i in rows if not data.episodes[data.episode_A[i]].replayed]
+    fresh = [i for i in rows if not data.is_replayed(i)]
     engine = [data.items[i].behaviour or () for i in fresh]
     gap = logprob_gap(engine, [ours_T[i].tolist() for i in fresh], f"fresh actions of {agent!r}")
     tolerance, advice = options.importance.engine_tolerance, "check which model, adapter and template the server serves"
@@ -221,7 +221,7 @@ def _refused_agents(
     """Agent -> why its replayed actions say too little; all agents of an adapter, whose actions are weighed as one."""
     refused: dict[str, str] = {}
     for name, rows in rows_of.items():
-        replayed_rows = [i for i in rows if data.episodes[data.episode_A[i]].replayed]
+        replayed_rows = [i for i in rows if data.is_replayed(i)]
         if not replayed_rows or options.replay.successes:
             continue
         items = [data.items[i] for i in replayed_rows]

@@ -30,10 +30,12 @@ from trainers.objective.adapter_round import AdapterRound
 from trainers.objective.improve import improve, measure
 from trainers.objective.schedule import rate_factor
 from trainers.objective.scored_round import ScoredRound
-from trainers.objective.trust_region import next_rate
+from trainers.objective.trust_region import SLACK, information, next_rate
 from trainers.policies.policies import Policies
 from trainers.scoring.model import Tick
 from trainers.scoring.sampling import compounded_factor, items_to_ratios
+
+_PROBES = 64  # calls that a KL is measured on where nothing else needs all of them
 
 
 def update_order(
@@ -81,11 +83,7 @@ class UpdateContext:
         """Positions of the adapter's actions whose `old_T` is the policy at the start of the round: not of successes
         of before, which are held against the policy that sampled them."""
         successes = self.options.replay.successes > 0
-        return [
-            i
-            for i in self.scored.rows_of[name]
-            if not (successes and self.data.episodes[self.data.episode_A[i]].replayed)
-        ]
+        return [i for i in self.scored.rows_of[name] if not (successes and self.data.is_replayed(i))]
 
     def to_adapter_round(self, name: str, factor_A: Tensor, rows: Sequence[int]) -> AdapterRound:
         """What the adapter `name` learns from in these actions, weighted by the adapters before it."""
@@ -111,15 +109,14 @@ def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
 
     Returns:
         Per adapter: those of `improve`, kl_after (k3, mean per token), kl_of_call (k2 of a call) and step_share (None
-        where nothing needs them: after the last adapter, and in updates that are not sequential, without `kl_limit`),
-        lr, factor_mean, adapter_norm, adapter_moved.
+        where nothing needs them: after the last adapter, and in updates that are not sequential, without `kl_target`),
+        kl_target (nats a call; None without `kl_target`), lr, factor_mean, adapter_norm, adapter_moved.
     """
     data, options, rows_of = context.data, context.options, context.scored.rows_of
     factor_A = torch.ones(len(data.items))
     log_factor_E = torch.zeros(len(data.episodes), dtype=torch.float64)
     learned: dict[str, dict[str, Any]] = {}
     acting = sum(1 for rows in rows_of.values() if rows)  # who has nothing to learn from leaves its part to the others
-    limit = None if options.objective.kl_limit is None else options.objective.kl_limit / max(1, acting)
     for name, rows in rows_of.items():
         learner = context.policies.learners[name]
         snapshot = learner.snapshot()
@@ -129,20 +126,37 @@ def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
         improved = improve(learner, adapter_round, context.generator, tick=tick)
         factor_mean = float(factor_A[rows].mean()) if rows else None
         weighs_others = options.objective.update == "sequential" and len(learned) + 1 < len(rows_of)
+        target = _kl_target(adapter_round.advantage_U, acting, options)
         measured: dict[str, float | None] = {"kl_after": None, "kl_of_call": None, "step_share": None}
         sampled_rows = context.sampled_rows(name)
-        if sampled_rows and (weighs_others or limit is not None):
+        if not weighs_others:  # nothing but the KL is asked, and some of the calls tell it
+            sampled_rows = sampled_rows[:: max(1, math.ceil(len(sampled_rows) / _PROBES))]
+        if sampled_rows and (weighs_others or target is not None):
             phase = partial(context.tick_of, f"new log-probs {name}", len(sampled_rows))
             sampled_round = context.to_adapter_round(name, factor_A, rows=sampled_rows)
+            limit = None if target is None else SLACK * target
             new_T, result, kl_after = measure(learner, sampled_round, snapshot, limit=limit, phase=phase)
             measured = {"kl_after": kl_after, "kl_of_call": result.kl, "step_share": result.share}
-            if limit is not None:
-                learner.kl_rate = next_rate(learner.kl_rate, result.whole_kl, limit)
+            if target is not None:
+                learner.kl_rate = next_rate(learner.kl_rate, result.whole_kl, target)
             if weighs_others:
                 ratios_A = items_to_ratios(new_T, sampled_round.items, options, old_T=sampled_round.old_T)
                 factor_A = compounded_factor(
                     log_factor_E, ratios_A, sampled_rows, episode_A=data.episode_A, options=options
                 )
         movement = learner.movement(snapshot)
-        learned[name] = {**improved, **measured, "lr": lr, "factor_mean": factor_mean, **movement}
+        learned[name] = {**improved, **measured, "kl_target": target, "lr": lr, "factor_mean": factor_mean, **movement}
     return learned
+
+
+def _kl_target(advantage_U: Sequence[Tensor], acting: int, options: TrainerOptions) -> float | None:
+    """How far an adapter should move in a round, in nats a call: its part of what the round says; None: wherever.
+
+    Args:
+        advantage_U: one tensor per action of the adapter.
+        acting: adapters that act in the round: a team moves by about the sum of its agents.
+    """
+    if options.objective.kl_target is None:
+        return None
+    better = [float(part_U.mean()) for part_U in advantage_U]
+    return options.objective.kl_target * information(better) / max(1, acting)

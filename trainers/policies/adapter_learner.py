@@ -36,7 +36,7 @@ class AdapterLearner:
         self.workers = workers
         self.parameters = list(model.parameters(adapter).values())
         self.optimizer = self.fresh_optimizer()
-        self.kl_rate = 1.0  # what `objective.kl_limit` has made of `lr`, as a factor
+        self.kl_rate = 1.0  # what `objective.kl_target` has made of `lr`, as a factor
 
     def fresh_optimizer(self) -> torch.optim.AdamW:
         """AdamW without any memory of earlier steps."""

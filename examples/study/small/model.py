@@ -1,8 +1,8 @@
 """Noisy transcripts of the four games -> a Llama of about a million weights that plays them badly.
 
 It is what an instruct model is to a task that it half knows: it can do the sum, often does not, rambles, forgets what
-it was told. Training by reward then has something to find. Made once from a seed, in some minutes of one core; loaded
-in less than a second.
+it was told. Training by reward then has something to find. So it reads clean transcripts first, until it knows its
+sums, and noisy ones after them. Made once from a seed, in some minutes of one core; loaded in less than a second.
 
 Invariant: the same code makes the same transcripts; the folder's name carries the digest of this file and of `games`.
 """
@@ -63,7 +63,7 @@ END = ID["<end>"]
 _FIRST_NUMBER = ID["-9"]
 FILLERS = ("so", "well", "think", "is", "the", "answer", "hmm", "maybe", "or", "we", "get")
 MAX_TOKENS = 12
-_STEPS, _BATCH, _RATE = 1800, 64, 1.5e-3
+_STEPS, _CLEAN_STEPS, _BATCH, _RATE = 2400, 1500, 64, 3e-3
 
 
 def words_to_ids(words: Sequence[str]) -> list[int]:
@@ -84,18 +84,24 @@ def ids_to_numbers(ids: Sequence[int]) -> list[int]:
 # -- what the small model has read -----------------------------------------------------------------------------------
 
 
-def _ramble(draw: random.Random, longest: int) -> list[str]:
+class Draw(random.Random):
+    """Chance, and whether what is written is clean: every number right, and nothing said around it."""
+
+    clean = False
+
+
+def _ramble(draw: Draw, longest: int) -> list[str]:
     first = draw.randrange(len(FILLERS))
     return [FILLERS[(first + i) % len(FILLERS)] for i in range(draw.randint(1, longest))]
 
 
-def _number(draw: random.Random, right: int, chance: float, others: Sequence[int]) -> int:
-    return right if draw.random() < chance else draw.choice(list(others))
+def _number(draw: Draw, right: int, chance: float, others: Sequence[int]) -> int:
+    return right if draw.clean or draw.random() < chance else draw.choice(list(others))
 
 
-def _answer(draw: random.Random, words: Sequence[str]) -> list[str]:
+def _answer(draw: Draw, words: Sequence[str]) -> list[str]:
     """A text around some words: bare, behind a ramble, before one, or so long that no end comes in time."""
-    style = draw.random()
+    style = 0.0 if draw.clean else draw.random()
     if style < 0.35:
         return [*words, "<end>"]
     if style < 0.6:
@@ -105,7 +111,7 @@ def _answer(draw: random.Random, words: Sequence[str]) -> list[str]:
     return [*_ramble(draw, MAX_TOKENS), "<end>"]
 
 
-def _duo(draw: random.Random) -> tuple[list[str], list[str]]:
+def _duo(draw: Draw) -> tuple[list[str], list[str]]:
     a, b = draw.randint(0, 9), draw.randint(0, 9)
     question = [*digits(a), "+", *digits(b), "?"]
     worked = _number(draw, a + b, 0.5, range(19))
@@ -117,7 +123,7 @@ def _duo(draw: random.Random) -> tuple[list[str], list[str]]:
     return ["[actor]", *question, "[said]", *(w for w in working if w != "<end>")], _answer(draw, digits(told))
 
 
-def _link(draw: random.Random) -> tuple[list[str], list[str]]:
+def _link(draw: Draw) -> tuple[list[str], list[str]]:
     value, own = draw.randint(0, 9), draw.randint(0, 9)
     carried = digits(value) if draw.random() < 0.9 else ["none"]
     new = _number(draw, (value + own) % 10 if carried != ["none"] else own, 0.65, range(10))
@@ -125,7 +131,7 @@ def _link(draw: random.Random) -> tuple[list[str], list[str]]:
     return ["[link]", *carried, "+", *digits(own), "?"], answer
 
 
-def _loop(draw: random.Random) -> tuple[list[str], list[str]]:
+def _loop(draw: Draw) -> tuple[list[str], list[str]]:
     a, b = draw.randint(0, 9), draw.randint(0, 9)
     question = [*digits(a), "-", *digits(b), "?"]
     said = _number(draw, a - b, 0.45, range(-9, 10))
@@ -142,7 +148,7 @@ OPERATIONS: dict[str, tuple[str, str, Callable[[int, int], int]]] = {
 }
 
 
-def _supervisor(draw: random.Random) -> tuple[list[str], list[str]]:
+def _supervisor(draw: Draw) -> tuple[list[str], list[str]]:
     name = draw.choice(list(OPERATIONS))
     word = OPERATIONS[name][0]
     a, b = draw.randint(0, 9), draw.randint(0, 9)
@@ -164,7 +170,7 @@ def _supervisor(draw: random.Random) -> tuple[list[str], list[str]]:
 FAMILIES = (_duo, _link, _loop, _supervisor)
 
 
-def make_batch(draw: random.Random, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+def make_batch(draw: Draw, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Transcripts to ids and labels [rows, length]; labels are -100 where nothing is learned (prompt and padding)."""
     ids, labels = [], []
     for _ in range(rows):
@@ -194,8 +200,9 @@ def pretrain(folder: Path, seed: int = 0) -> Path:
     model = LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, weight_decay=0.01)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=_STEPS, pct_start=0.1)
-    draw = random.Random(seed)
+    draw = Draw(seed)
     for step in range(_STEPS):
+        draw.clean = step < _CLEAN_STEPS
         ids_BL, labels_BL = make_batch(draw, _BATCH)
         loss = model(input_ids=ids_BL, labels=labels_BL).loss
         optimizer.zero_grad()

@@ -326,6 +326,7 @@ def test_group_estimators_by_hand(
         "critics": {},
         "agents": {},
         "value_weights": None,
+        "resting": None,
         "flat_groups": pytest.approx(flat),
         "contribution": None,
     }

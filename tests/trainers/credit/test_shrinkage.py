@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainers.credit.shrinkage import shrink_values
+from trainers.credit.shrinkage import explained_out_of_sample, shrink_values
 
 EPISODES = 20
 TASKS = [f"t{e}" for e in range(EPISODES)]
@@ -22,6 +22,7 @@ def shrunk(values: np.ndarray, returns: np.ndarray = RETURNS, tasks: list[str] =
         tasks=tasks,
         episode_A=range(len(values)),
         ends_A=np.zeros(len(values)),
+        is_cut_A=[False] * len(values),
     )
     weight = result.weights["a"]
     assert weight is not None
@@ -92,6 +93,49 @@ def test_noise_costs_less_than_it_would_at_its_word() -> None:
 
 def test_a_round_of_one_episode_keeps_the_critics_values_and_says_that_nothing_told_a_weight() -> None:
     result = shrink_values(
-        [np.array([0.5])], [np.array([1.0])], agents=["a"], tasks=["t"], episode_A=[0], ends_A=np.array([0.25])
+        [np.array([0.5])],
+        [np.array([1.0])],
+        agents=["a"],
+        tasks=["t"],
+        episode_A=[0],
+        ends_A=np.array([0.25]),
+        is_cut_A=[True],
     )
     assert (result.values[0][0], result.ends[0], result.weights) == (0.5, 0.25, {"a": None})
+    assert explained_out_of_sample(result, [np.array([1.0])], [0]) is None
+
+
+def test_what_follows_a_cut_is_drawn_towards_the_mean_also_where_the_critic_says_0_of_it() -> None:
+    cut = [e == 3 for e in range(EPISODES)]
+    result = shrink_values(
+        [np.array([0.0]) for _ in RETURNS],
+        [np.array([r]) for r in RETURNS],
+        agents=["a"] * EPISODES,
+        tasks=TASKS,
+        episode_A=range(EPISODES),
+        ends_A=np.zeros(EPISODES),
+        is_cut_A=cut,
+    )
+    assert result.ends[3] == pytest.approx(np.mean([RETURNS[o] for o in range(EPISODES) if o % 5 != 3]))
+    assert all(result.ends[e] == 0 for e in range(EPISODES) if e != 3)
+
+
+@pytest.mark.parametrize(("noise", "share"), [(0.0, 1.0), (1.0, 0.5), (1000.0, 0.0)])
+def test_what_is_explained_out_of_sample_is_what_a_line_through_other_tasks_explains(
+    noise: float, share: float
+) -> None:
+    rng = np.random.default_rng(1)
+    count = 4000
+    returns = rng.normal(size=count)
+    values = returns + noise * rng.normal(size=count)  # explains 1 / (1 + noise^2)
+    parts = [np.array([r]) for r in returns]
+    result = shrink_values(
+        [np.array([v]) for v in values],
+        parts,
+        agents=["a"] * count,
+        tasks=range(count),
+        episode_A=range(count),
+        ends_A=np.zeros(count),
+        is_cut_A=[False] * count,
+    )
+    assert explained_out_of_sample(result, parts, range(count)) == pytest.approx(share, abs=0.03)

@@ -395,7 +395,7 @@ def test_how_far_a_round_moved_is_measured_on_its_fresh_calls_alone(model_dir: P
     """Successes are held against the policy that sampled them, which may be far from today's."""
     kls = []
     for gap in (0.0, -3.0):
-        trainer = _trainer(model_dir, replay={"successes": 0.5}, kl_limit=1e9, lr=1e-9)
+        trainer = _trainer(model_dir, replay={"successes": 0.5}, kl_target=1e9, lr=1e-9)
         older = [
             replace(t, actions=tuple(replace(a, logprobs=tuple(x + gap for x in a.logprobs or ())) for a in t.actions))
             for t in _won(_games(trainer, 8, seed=3))
