@@ -85,7 +85,7 @@ def init(
         typer.Option(help="LangGraph's config of the runs (configurable, recursion_limit, tags, metadata), likewise."),
     ] = None,
     reward: Annotated[str | None, typer.Option(help="A function (task, final state) -> number.")] = None,
-    model: Annotated[str | None, typer.Option(help="A model directory; smollm2-135m, which is small.")] = None,
+    model: Annotated[str | None, typer.Option(help="A directory or Hub name; smollm2-135m, which is small.")] = None,
     out: Annotated[Path, typer.Option(help="The file to write.")] = DEFAULT_CONFIG,
     yes: Annotated[bool, typer.Option("--yes", help="Train every node in which a model is seen.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
@@ -395,7 +395,7 @@ def view(
     run: Run = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen on 127.0.0.1; 0 takes a free one.")] = 0,
     model: Annotated[
-        Path | None, typer.Option(help="The base model's directory, to show tokens as text; as the run noted it.")
+        str | None, typer.Option(help="The base model, to show tokens as text; as the run noted it, if left out.")
     ] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
 ) -> None:

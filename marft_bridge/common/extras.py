@@ -13,7 +13,10 @@ from pathlib import Path
 from marft_bridge.common.errors import ConfigError
 
 _EXTRA_TO_MODULES = {
-    "train": ("torch", "transformers", "peft", "accelerate", "safetensors", "scipy", "langchain_openai"),
+    "train": (
+        *("torch", "transformers", "peft", "accelerate", "safetensors", "scipy", "langchain_openai"),
+        "huggingface_hub",
+    ),
     "math": ("math_verify", "sympy"),
     "ray": ("ray",),
     "otlp": ("opentelemetry.exporter", "requests"),

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from marft_bridge.common.errors import ConfigError
+from marft_bridge.common.hub_names import model_to_pinned
 from marft_bridge.common.plain_values import value_fault
 from marft_bridge.common.retries import Limits
 from marft_bridge.config.compare import CompareOptions
@@ -272,6 +273,15 @@ class BridgeConfig(_Options):
     def run_folder(self) -> Path:
         """Where this run's files live."""
         return Path(self.run or f"runs/{self.name}")
+
+    def recorded(self) -> dict[str, Any]:
+        """What a run writes down of itself: every option as JSON values, names of the Hub with their commits."""
+        content = self.model_dump(mode="json")
+        for table in (content["model"], *content["models"].values()):
+            table["path"] = model_to_pinned(table["path"])
+        for variant in content["compare"]["variants"]:
+            variant["model"] = None if variant["model"] is None else model_to_pinned(variant["model"])
+        return content
 
 
 def toml_to_config(path: Path, overrides: Mapping[str, Any] | None = None) -> BridgeConfig:

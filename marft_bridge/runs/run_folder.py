@@ -163,7 +163,7 @@ class RunFolder:
         """Adds the resolved configuration of `command` to bridge.json."""
         path = self.path / "bridge.json"
         configs: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        configs[command] = {"version": bridge_version(), "config": config.model_dump(mode="json")}
+        configs[command] = {"version": bridge_version(), "config": config.recorded()}
         write_atomically(path, json.dumps(configs, indent=1) + "\n")
 
 
