@@ -22,6 +22,9 @@ _EXTRA_TO_MODULES = {
     "otlp": ("opentelemetry.exporter", "requests"),
     "reasoning-gym": ("reasoning_gym",),
     "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
+    "trackio": ("trackio",),
     "demo": ("gguf",),
 }
 _MODULE_TO_EXTRA = {module: extra for extra, modules in _EXTRA_TO_MODULES.items() for module in modules}
