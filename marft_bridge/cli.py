@@ -85,7 +85,7 @@ def init(
         typer.Option(help="LangGraph's config of the runs (configurable, recursion_limit, tags, metadata), likewise."),
     ] = None,
     reward: Annotated[str | None, typer.Option(help="A function (task, final state) -> number.")] = None,
-    model: Annotated[str | None, typer.Option(help="A model directory; smollm2-135m, which is small.")] = None,
+    model: Annotated[str | None, typer.Option(help="A directory or Hub name; smollm2-135m, which is small.")] = None,
     out: Annotated[Path, typer.Option(help="The file to write.")] = DEFAULT_CONFIG,
     yes: Annotated[bool, typer.Option("--yes", help="Train every node in which a model is seen.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
@@ -395,7 +395,7 @@ def view(
     run: Run = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen on 127.0.0.1; 0 takes a free one.")] = 0,
     model: Annotated[
-        Path | None, typer.Option(help="The base model's directory, to show tokens as text; as the run noted it.")
+        str | None, typer.Option(help="The base model, to show tokens as text; as the run noted it, if left out.")
     ] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
 ) -> None:
@@ -420,13 +420,27 @@ def export(
     run: Run = None,
     version: Annotated[str | None, typer.Option(help="A number, best, newest or promoted; best.")] = None,
     merged: Annotated[bool, typer.Option("--merged", help="The whole model with the adapter merged in.")] = False,
+    base_model: Annotated[
+        str | None, typer.Option(help="What it calls its base model, as a Hub name; what the run trained on.")
+    ] = None,
+    license_name: Annotated[
+        str | None, typer.Option("--license", help="The license that the model card names, as apache-2.0; none.")
+    ] = None,
+    push: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="Send it to this repository of the Hugging Face Hub, too.")
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="With --push: for everybody to see; private.")] = False,
 ) -> None:
-    """Write a node's adapter as a peft folder, or a merged model."""
+    """Write a node's adapter as a peft folder, or a merged model.
+
+    A model card is in it: tasks, training and the newest comparison's figures; no text of a trace, no private path.
+    """
     require_extra("train", "export")
     settings = _config(config, run=run)
-    from marft_bridge.commands.export import export_node
+    from marft_bridge.commands.export import ExportFlags, export_node
 
-    export_node(settings, node, folder, version=version, merged=merged, reporter=Reporter())
+    flags = ExportFlags(version, merged, base_model, license=license_name, push=push, public=public)
+    export_node(settings, node, folder, flags=flags, reporter=Reporter())
 
 
 @traces_cli.app.command(epilog="Example: marft-bridge traces erase --subject u-17 --dry-run --run runs/try")

@@ -1,8 +1,9 @@
 """A trained adapter -> files that others load: a plain peft folder, or a whole model with the adapter merged in.
 
-Invariant: only safetensors and JSON are read; an adapter is exported for the base model that it was made for; the
-result appears whole or not at all, and never over something else. Merging works on the weight files, one at a time:
-memory is that of the largest file, and every weight that the adapter does not change keeps its bits.
+Invariant: only safetensors and JSON are read; an adapter is exported for the base model that it was made for, which the
+result names as others find it, never by a path of this machine; the result appears whole or not at all, and never over
+something else. Merging works on the weight files, one at a time: memory is that of the largest file, and every weight
+that the adapter does not change keeps its bits.
 It knows nothing of nodes, versions or runs.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,9 @@ from trainers.errors import TrainError
 
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _INDEX = "model.safetensors.index.json"
+_CONFIGURATIONS = {"config.json", "tokenizer_config.json"}
+_OWN_PATHS = ("_name_or_path", "name_or_path")
+_NO_TEXTS: Mapping[str, str] = {}
 _PREFIX = "base_model.model."  # peft's, before a module's name in the base model
 _KEPT_SUFFIXES = {".jinja", ".json", ".model", ".txt"}  # configuration, tokenizer, chat template
 # Fields of adapter_config.json that say nothing about what the adapter adds, or that are looked at elsewhere.
@@ -46,23 +51,45 @@ _NO_PART_IN_SUM = {
 }
 
 
-def export_adapter(model_dir: Path, adapter_folder: Path, out: Path, base_sha256: str | None = None) -> None:
+def export_adapter(
+    model_dir: Path,
+    adapter_folder: Path,
+    out: Path,
+    *,
+    base_sha256: str | None = None,
+    base_name: str | None = None,
+    revision: str | None = None,
+    texts: Mapping[str, str] = _NO_TEXTS,
+) -> None:
     """Copies an adapter into the plain peft folder `out`, once it is known to be one for this base model.
 
     Args:
         base_sha256: `weights_to_sha256(model_dir)`, where the caller has it already.
+        base_name: what the folder calls its base model, as others find it; None: the name of its directory.
+        revision: the branch, tag or commit of a base model on the Hub.
+        texts: file names and contents to put beside the adapter.
 
     Raises:
         TrainError: not an adapter, or one for another base model; `out` holds something.
     """
     out = _unused(out)
-    _folder_to_adapter(model_dir, adapter_folder, base_sha256)
+    _, config, _ = _folder_to_adapter(model_dir, adapter_folder, base_sha256)
     with whole_folder(out) as fresh:
-        for name in _ADAPTER_FILES:
-            shutil.copyfile(adapter_folder / name, fresh / name)
+        config["base_model_name_or_path"] = base_name or model_dir.name  # it was a path of this machine
+        config["revision"] = revision
+        (fresh / _ADAPTER_FILES[0]).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        shutil.copyfile(adapter_folder / _ADAPTER_FILES[1], fresh / _ADAPTER_FILES[1])
+        _write_texts(fresh, texts)
 
 
-def export_merged(model_dir: Path, adapter_folder: Path, out: Path, base_sha256: str | None = None) -> None:
+def export_merged(
+    model_dir: Path,
+    adapter_folder: Path,
+    out: Path,
+    *,
+    base_sha256: str | None = None,
+    texts: Mapping[str, str] = _NO_TEXTS,
+) -> None:
     """Writes the base model with the adapter's update added as the plain model directory `out`.
 
     Each adapted weight becomes W + alpha / r * B A (LoRA, arXiv 2106.09685, section 4.1), summed in float32 (float64
@@ -70,6 +97,7 @@ def export_merged(model_dir: Path, adapter_folder: Path, out: Path, base_sha256:
 
     Args:
         base_sha256: `weights_to_sha256(model_dir)`, where the caller has it already.
+        texts: file names and contents to put beside the model.
 
     Raises:
         TrainError: as `export_adapter`; also an adapter that does more than add B A, and a base model that is stored
@@ -90,6 +118,24 @@ def export_merged(model_dir: Path, adapter_folder: Path, out: Path, base_sha256:
         for path in model_dir.iterdir():
             if path.is_file() and (path.suffix in _KEPT_SUFFIXES or path.name.startswith("LICENSE")):
                 shutil.copyfile(path, fresh / path.name)
+                _delete_own_path(fresh / path.name)
+        _write_texts(fresh, texts)
+
+
+def _delete_own_path(copied: Path) -> None:
+    """Takes out where a configuration says that it was once loaded from, if that is a path of some machine."""
+    if copied.name not in _CONFIGURATIONS:
+        return
+    content = json.loads(copied.read_text(encoding="utf-8"))
+    private_keys = [key for key in _OWN_PATHS if Path(str(content.get(key, ""))).is_absolute()]
+    if private_keys:
+        kept = {key: value for key, value in content.items() if key not in private_keys}
+        copied.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _write_texts(folder: Path, texts: Mapping[str, str]) -> None:
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def _unused(out: Path) -> Path:

@@ -24,7 +24,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from marft_bridge.commands.probe import NodeCalls, Probe, probe
-from marft_bridge.common.errors import ConfigError, GraphError
+from marft_bridge.common.errors import ConfigError, GraphError, ServingError
 from marft_bridge.common.files import write_atomically
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig, GraphOptions, problem_to_line
@@ -37,6 +37,7 @@ from marft_bridge.rollouts.app import options_to_app
 from marft_bridge.rollouts.app_graph import call_app_factory, load_app_object, open_graph
 from marft_bridge.rollouts.app_models import InspectedNode, ambiguity_lines, inspect_nodes, namesakes_to_line
 from marft_bridge.rollouts.run_settings import context_fields
+from marft_bridge.serving.base_models import PREPARED_MODEL, name_to_model_dir
 from marft_bridge.tasks.options import text_to_tasks
 from marft_bridge.tasks.reading import read_tasks
 
@@ -158,6 +159,11 @@ def init(app: str, flags: Flags, reporter: Reporter, ask_user: Callable[[str, st
         f"{flags.out}: trains {', '.join(chosen)} on {len(loaded.train_tasks)} tasks, "
         f"and keeps {len(loaded.heldout_tasks)} for comparison"
     )
+    try:
+        if config.model.path != PREPARED_MODEL:
+            name_to_model_dir(config.model.path)
+    except (ConfigError, ServingError) as error:  # it may be fetched later, or be on another machine
+        reporter.say(f"model.path: {error}")
     if flags.model is None:
         reporter.say(f"model.path is {config.model.path!r}, a small one to try things with; --model names another")
     for node in nodes:

@@ -13,12 +13,18 @@ from pathlib import Path
 from marft_bridge.common.errors import ConfigError
 
 _EXTRA_TO_MODULES = {
-    "train": ("torch", "transformers", "peft", "accelerate", "safetensors", "scipy", "langchain_openai"),
+    "train": (
+        *("torch", "transformers", "peft", "accelerate", "safetensors", "scipy", "langchain_openai"),
+        "huggingface_hub",
+    ),
     "math": ("math_verify", "sympy"),
     "ray": ("ray",),
     "otlp": ("opentelemetry.exporter", "requests"),
     "reasoning-gym": ("reasoning_gym",),
     "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
+    "trackio": ("trackio",),
     "demo": ("gguf",),
 }
 _MODULE_TO_EXTRA = {module: extra for extra, modules in _EXTRA_TO_MODULES.items() for module in modules}

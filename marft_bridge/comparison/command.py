@@ -13,10 +13,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from marft_bridge.common.errors import BridgeError, ConfigError
+from marft_bridge.common.hub_names import directory_to_hub_name
 from marft_bridge.common.progress import Reporter
 from marft_bridge.comparison.episodes import (
     Plan,
@@ -56,9 +56,8 @@ from marft_bridge.runs.ledger import begin_run, numbered_run_id
 from marft_bridge.runs.named_version import read_named_version
 from marft_bridge.runs.run_folder import RunFolder, bridge_version
 from marft_bridge.runs.run_store import WAIT_IN_RUN_S, open_run_store, take_in_on_failure
-from marft_bridge.serving.base_models import BaseModelSpec, with_modules
+from marft_bridge.serving.base_models import BaseModelSpec, prepare_directory, with_modules
 from marft_bridge.serving.model_versions import ModelVersions, bases_to_versions, config_to_versions
-from marft_bridge.serving.prepare_model import check_model_dir
 from marft_bridge.serving.served_bases import ServedBases, serve_bases
 from marft_bridge.serving.server_file import server_options
 from trace_store.records import Trajectory
@@ -265,9 +264,11 @@ class _Runner:
             versions, log_of = self._versions, self._folder.server_log_of
             options = server_options(versions.bases, self._folder, self._reporter)
         else:
-            directory = check_model_dir(Path(name))
-            path = str(directory.resolve()).encode()
-            model_folder = self._folder.other_models / f"{directory.name}-{hashlib.sha256(path).hexdigest()[:8]}"
+            directory = prepare_directory(name, self._config, self._reporter.say)
+            digest = hashlib.sha256(str(directory).encode()).hexdigest()[:8]
+            hub_name = directory_to_hub_name(directory)
+            title = directory.name if hub_name is None else hub_name.repository.partition("/")[2]
+            model_folder = self._folder.other_models / f"{title}-{digest}"
             serve = with_modules(self._config, other_model_serve_options(self._config, teams))
             base = BaseModelSpec("", directory, serve, nodes=tuple(live))
             versions = bases_to_versions([base], model_folder / "adapters", self._config)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from marft_bridge.common.errors import ConfigError
+from marft_bridge.common.hub_names import model_to_pinned
 from marft_bridge.comparison.changes import pairs_to_changes
 from marft_bridge.comparison.cohorts import pairs_to_cohorts
 from marft_bridge.comparison.contrasts import (
@@ -128,7 +129,7 @@ def episodes_to_report(
         ),
         learning_curve=context.learning_curve,
         setup=Setup(
-            model=config.model.path,
+            model=model_to_pinned(config.model.path),
             graph=config.graph.app,
             versions=dict(context.versions),
             date=now,
@@ -199,7 +200,7 @@ def _variant(config: BridgeConfig, team: Team, outcomes: Outcomes, plan: Plan) -
         adapters=dict(team.adapters),
         choice=team.choice,
         graph=None if graph == config.graph.app else graph,
-        model="its own models" if team.deployment.own_models else team.deployment.model,
+        model="its own models" if team.deployment.own_models else team.deployment.pinned_model,
         episodes=len(values) + outcomes.unscored,
         unscored=outcomes.unscored,
         reasons=dict(outcomes.reasons),

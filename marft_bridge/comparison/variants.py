@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marft_bridge.common.errors import ConfigError
+from marft_bridge.common.hub_names import model_to_pinned
 from marft_bridge.comparison.mixed import differing_nodes, mixed_teams
 from marft_bridge.config.bridge import BridgeConfig, GraphOptions
 from marft_bridge.config.compare import BEST, VariantOptions, Version
@@ -42,6 +43,11 @@ class Deployment:
         runs = json.dumps(self.run_content(), sort_keys=True, default=str)
         return (graph.app, graph.nodes, graph.frozen, graph.task_to_input, runs, self.model, self.own_models)
 
+    @property
+    def pinned_model(self) -> str | None:
+        """The other model, with the commit of a name of the Hub."""
+        return None if self.model is None else model_to_pinned(self.model)
+
     def run_content(self) -> dict[str, Any]:
         """How its graph is run, where the configuration says so, as JSON values."""
         return self.graph.model_dump(mode="json", include={"context", "config"}, exclude_none=True)
@@ -64,7 +70,7 @@ class Team:
             "app": graph.app,
             "task_to_input": graph.task_to_input,
             "frozen": list(graph.frozen),
-            "model": self.deployment.model,
+            "model": self.deployment.pinned_model,
             "own_models": self.deployment.own_models,
             "adapters": dict(self.adapters),
             **self.deployment.run_content(),

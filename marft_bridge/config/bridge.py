@@ -16,10 +16,12 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from marft_bridge.common.errors import ConfigError
+from marft_bridge.common.hub_names import model_to_pinned
 from marft_bridge.common.plain_values import value_fault
 from marft_bridge.common.retries import Limits
 from marft_bridge.config.compare import CompareOptions
 from marft_bridge.config.graph_runs import RunConfig, RunContext
+from marft_bridge.config.loggers import LOGGERS, AnyLogger
 from marft_bridge.config.models import ModelName, ModelOptions, OtherModelOptions, refuse_unservable
 from marft_bridge.config.promote import PromoteOptions
 from marft_bridge.config.ray import RayOptions
@@ -138,15 +140,29 @@ class TrainOptions(_Options):
     """How many versions an episode may lie behind when it is learned from. 0 samples and updates in turn. With 1 or
     more the next rounds are sampled while the trainer updates: faster where the two do not share processors, and
     weighted as what it is, so it needs importance.proximal 'recomputed' and an importance.mismatch."""
-    tensorboard: bool = False
-    """Whether the figures of every update are also written for TensorBoard, into the run's folder tensorboard/; needs
-    the extra `tensorboard`."""
+    loggers: tuple[AnyLogger, ...] = ()
+    """Where the figures of every update go besides: names or tables of `tensorboard`, `wandb`, `mlflow`, `trackio`. As
+    they are, all write into the run's folder and send nothing: docs/metrics.md."""
     keep_advantages: bool = True
     """Whether what every action of a round was credited with is kept in the run's folder advantages/, for
     `marft-bridge view`; 0.1 s and 0.7 MB for 50,000 sampled tokens, and never more than 32 MB before compression."""
     allow_tool_change: bool = False
     """Whether episodes with other tools than those that were learned from so far are learned from too."""
     trainer: TrainerOptions = TrainerOptions()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _moved_option_is_named(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "tensorboard" in data:
+            raise ValueError('tensorboard is one of the loggers now: loggers = ["tensorboard"]')
+        return data
+
+    @model_validator(mode="after")
+    def _loggers_differ(self) -> TrainOptions:
+        names = [logger.name for logger in self.loggers]
+        if duplicates := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"loggers: {duplicates[0]!r} is there twice; leave one out")
+        return self
 
     @property
     def refill_share(self) -> float:
@@ -273,6 +289,15 @@ class BridgeConfig(_Options):
         """Where this run's files live."""
         return Path(self.run or f"runs/{self.name}")
 
+    def recorded(self) -> dict[str, Any]:
+        """What a run writes down of itself: every option as JSON values, names of the Hub with their commits."""
+        content = self.model_dump(mode="json")
+        for table in (content["model"], *content["models"].values()):
+            table["path"] = model_to_pinned(table["path"])
+        for variant in content["compare"]["variants"]:
+            variant["model"] = None if variant["model"] is None else model_to_pinned(variant["model"])
+        return content
+
 
 def toml_to_config(path: Path, overrides: Mapping[str, Any] | None = None) -> BridgeConfig:
     """Reads `path` and applies `overrides` (dotted keys; None: not given) to it.
@@ -358,6 +383,10 @@ def _suggest_key(location: Iterable[int | str]) -> str:
             model = next(f.annotation for name, f in model.model_fields.items() if table in (name, f.alias))
         elif model == tuple[AnyReward, ...]:
             model = AnyReward  # `table` is an index of the list, and the next part the kind
+        elif model == tuple[AnyLogger, ...]:
+            model = AnyLogger
+        elif model == AnyLogger:
+            model = LOGGERS[table]
         elif table in SOURCES:
             model = SOURCES[table]
         elif model is AnyReward:

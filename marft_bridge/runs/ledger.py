@@ -32,7 +32,7 @@ def begin_run(
         plan: what a resumed command has to find unchanged, stored beside the configuration.
     """
     folder.record_config(command, config)
-    content: dict[str, Any] = config.model_dump(mode="json") | ({"plan": dict(plan)} if plan is not None else {})
+    content: dict[str, Any] = config.recorded() | ({"plan": dict(plan)} if plan is not None else {})
     store.put_run(RunRow(run_id, command, time.time_ns(), config=content, version=bridge_version()))
 
 

@@ -8,7 +8,8 @@
     metrics.jsonl   one line per update, behind a line with what training was expected to learn from
     best.json       the version that training names, with its evidence
     advantages/     the advantages of each round's actions, where train.keep_advantages is set
-    tensorboard/    the metrics as TensorBoard reads them, where train.tensorboard is set
+    tensorboard/    the metrics as TensorBoard reads them, where train.loggers names it
+    loggers/        those of the other loggers, and what each was told of
     vllm.log (vllm-<name>.log of [models.<name>]), server.json, report.json, report.html, report.md
     live.json       the salt and key that assign live traffic to its team, and the proxy's address while it runs
     learned.json    digests of the tasks that were learned from, which can be held out no more
@@ -45,7 +46,7 @@ FORECAST = "forecast"
 
 OWN_NAMES = (
     *("*.json", "store.duckdb*", "adapters", "models", "checkpoint", "metrics.jsonl", "advantages", "tensorboard"),
-    *("*.log", "report.*", "promoted", "judge", "lock"),
+    *("loggers/*.json", "*.log", "report.*", "promoted", "judge", "lock"),
 )
 """Patterns of the names that commands make in a folder; what else lies in it is the user's."""
 
@@ -95,6 +96,11 @@ class RunFolder:
     def tensorboard(self) -> Path:
         """The folder for `tensorboard --logdir`."""
         return self.path / "tensorboard"
+
+    @property
+    def loggers(self) -> Path:
+        """The files of the other loggers: see `training.loggers`."""
+        return self.path / "loggers"
 
     @property
     def other_models(self) -> Path:
@@ -163,7 +169,7 @@ class RunFolder:
         """Adds the resolved configuration of `command` to bridge.json."""
         path = self.path / "bridge.json"
         configs: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        configs[command] = {"version": bridge_version(), "config": config.model_dump(mode="json")}
+        configs[command] = {"version": bridge_version(), "config": config.recorded()}
         write_atomically(path, json.dumps(configs, indent=1) + "\n")
 
 

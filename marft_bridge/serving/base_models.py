@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from marft_bridge.common.errors import ServingError
+from marft_bridge.common.hub_names import model_to_directory, text_to_hub_name
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.config.serve import ServeOptions
 from marft_bridge.serving.prepare_model import SMOLLM2_NAME, check_model_dir, prepare_smollm2
@@ -39,6 +41,7 @@ def config_to_bases(config: BridgeConfig, report: Callable[[str], None] = lambda
         report: gets a line when something takes long.
 
     Raises:
+        ConfigError: a name of the Hub is not in the local cache.
         ServingError: a directory holds no model.
     """
     assigned_nodes = {node for model in config.models.values() for node in model.nodes}
@@ -46,7 +49,7 @@ def config_to_bases(config: BridgeConfig, report: Callable[[str], None] = lambda
     tables = [("", config.model.path, config.serve, default_nodes)]
     tables += [(name, model.path, model.serve, model.nodes) for name, model in config.models.items()]
     return tuple(
-        BaseModelSpec(name, _prepare_directory(path, config, report), with_modules(config, serve), nodes=nodes)
+        BaseModelSpec(name, prepare_directory(path, config, report), with_modules(config, serve), nodes=nodes)
         for name, path, serve, nodes in tables
     )
 
@@ -63,10 +66,26 @@ def with_modules(config: BridgeConfig, options: ServeOptions) -> ServeOptions:
     return options
 
 
-def _prepare_directory(path: str, config: BridgeConfig, report: Callable[[str], None]) -> Path:
+def prepare_directory(path: str, config: BridgeConfig, report: Callable[[str], None] = lambda _: None) -> Path:
+    """What a configuration calls a model -> its directory: a path, a name in the Hub's cache, or the packaged model.
+
+    Raises as `config_to_bases`.
+    """
     if path != PREPARED_MODEL:
-        return check_model_dir(Path(path))
+        return name_to_model_dir(path)
     cache = Path(os.environ.get("MARFT_CACHE") or config.model.cache)
     if not (cache / SMOLLM2_NAME).exists():
         report(f"preparing {SMOLLM2_NAME} in {cache} (once, about 20 s)")
     return prepare_smollm2(cache, report)
+
+
+def name_to_model_dir(path: str) -> Path:
+    """The directory of a path or of a name in the Hub's cache, once its files are checked.
+
+    Raises as `config_to_bases`.
+    """
+    name = text_to_hub_name(path)
+    try:
+        return check_model_dir(model_to_directory(path))
+    except ServingError as error:  # a download that was broken off, or of some files only
+        raise error if name is None else ServingError(f"{error}: {name.download_command}") from None

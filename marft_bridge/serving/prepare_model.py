@@ -28,7 +28,9 @@ def check_model_dir(path: Path) -> Path:
         ServingError: the directory lacks files; the message names them.
     """
     if not path.is_dir():
-        raise ServingError(f"model directory {str(path)!r} does not exist; give a Hugging Face model directory")
+        raise ServingError(
+            f"model directory {str(path)!r} does not exist; give a Hugging Face model directory or Hub name"
+        )
     config = path / "config.json"
     if not config.is_file():
         adapter = (path / "adapter_config.json").is_file()

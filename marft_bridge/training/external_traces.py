@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from marft_bridge.common.errors import ConfigError
+from marft_bridge.common.hub_names import text_to_hub_name
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.models import config_to_paths
 from trace_store.readers import path_to_reader
@@ -63,8 +64,16 @@ def traces_to_episodes(
 
 
 def config_to_names(config: Mapping[str, Any]) -> dict[str, str]:
-    """Node -> the folder name of its model, "" for the default one, as a run was configured; see `config_to_paths`."""
-    return {node: Path(path).name for node, path in config_to_paths(config).items()}
+    """Node -> the folder name of its model, "" for the default one, as a run was configured; see `config_to_paths`.
+
+    Of a name of the Hub it is the part behind the owner: its tokens are looked at by `offline.lineage`.
+    """
+    return {node: _name_of_model(path) for node, path in config_to_paths(config).items()}
+
+
+def _name_of_model(path: str) -> str:
+    name = text_to_hub_name(path)
+    return Path(path if name is None else name.repository).name
 
 
 def _different_model(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str | None:

@@ -51,6 +51,7 @@ from marft_bridge.serving.model_versions import config_to_versions
 from marft_bridge.training.advantage_log import credits_to_file, delete_rounds_after
 from marft_bridge.training.async_rollouts import BackgroundRollouts
 from marft_bridge.training.external_traces import config_to_names, traces_to_episodes
+from marft_bridge.training.loggers.run_loggers import RunLoggers, open_loggers, require_loggers
 from marft_bridge.training.regression_check import run_to_regression_text
 from marft_bridge.training.retokenise import Retokeniser, bases_to_retokeniser
 from marft_bridge.training.round_plan import (
@@ -66,7 +67,6 @@ from marft_bridge.training.served_checks import check_staleness, served_versions
 from marft_bridge.training.signal_check import SignalCheck, check_forecast
 from marft_bridge.training.success_draw import rewards_to_draw_weights
 from marft_bridge.training.task_draw import DrawRule, TaskReward, round_to_task_order
-from marft_bridge.training.tensorboard import require_tensorboard, write_scalars
 from marft_bridge.training.version_naming import lines_to_stop_text, named_to_metrics, named_to_text, store_to_named
 from trace_store.files import open_to_write
 from trace_store.records import Trajectory
@@ -97,8 +97,7 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
         BridgeError, StoreError, TrainError: see the messages; the last checkpoint stays usable.
     """
     folder = RunFolder(config.run_folder)
-    if config.train.tensorboard:
-        require_tensorboard()
+    require_loggers(config.train.loggers)
     if config.train.traces:
         folder.create()  # nothing needs to be collected where there are other traces
     else:
@@ -141,12 +140,14 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
             take_in_on_failure(folder, reporter, "train"),
             open_session(config, folder, app, versions=versions, reporter=reporter) as session,
             BackgroundRollouts(session.stage.stop) as rollouts,
+            open_loggers(config, folder, checkpoint.is_saved(folder.checkpoint), say=reporter.say) as loggers,
         ):
             _Training(
                 config,
                 folder,
                 session,
                 rollouts=rollouts,
+                loggers=loggers,
                 heldout=heldout,
                 tasks=tasks,
                 collected=collected,
@@ -177,13 +178,14 @@ class _Training:
         session: Session,
         rollouts: BackgroundRollouts,
         *,
+        loggers: RunLoggers,
         heldout: HeldOutTasks,
         tasks: Sequence[dict[str, Any]],
         collected: Sequence[Trajectory],
         signal: SignalCheck,
     ) -> None:
         self.config, self.folder, self.session, self.rollouts = config, folder, session, rollouts
-        self.heldout, self.collected, self.signal = heldout, collected, signal
+        self.heldout, self.collected, self.signal, self.loggers = heldout, collected, signal, loggers
         self.tasks = {str(task["id"]): task for task in tasks}
         self.models, self.registry = session.models, session.models.versions.registry
         self.reporter = session.reporter
@@ -211,6 +213,7 @@ class _Training:
             self._delete_metrics_after(self.trainer.rounds)
             delete_rounds_after(self.folder.advantages, self.trainer.rounds)
             self.reporter.say(f"resuming after round {self.trainer.rounds} of {self.options.rounds}")
+            self.loggers.log(read_metrics(self.folder.metrics))
         else:
             self._delete_metrics_after(-1)  # the line of an offline phase that was killed before its checkpoint
             self._replay()
@@ -423,9 +426,8 @@ class _Training:
         """Writes the metrics, then the checkpoint: on resume, a line of a round after the checkpoint is deleted."""
         with os.fdopen(open_to_write(self.folder.metrics, append=True), "a", encoding="utf-8") as file:
             file.write(json.dumps(metrics) + "\n")
-        if self.options.tensorboard:
-            write_scalars(self.folder.tensorboard, metrics, metrics["round"])
         checkpoint.save(self.trainer, self.folder.checkpoint)
+        self.loggers.log(read_metrics(self.folder.metrics))
 
     def _delete_metrics_after(self, rounds: int) -> None:
         path = self.folder.metrics

@@ -13,24 +13,26 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from marft_bridge.common.errors import ConfigError
+from marft_bridge.common.hub_names import model_to_directory
 from marft_bridge.common.progress import Reporter
 from marft_bridge.view.source import path_to_source
 
 CHECK_EVERY_S = 0.5
 
 
-def view(path: Path, port: int, model: Path | None, browser: bool, reporter: Reporter) -> None:
+def view(path: Path, port: int, model: str | None, browser: bool, reporter: Reporter) -> None:
     """Serves the pages of a run folder or a store, and opens a browser if `browser`.
 
     Args:
         port: 0 takes a free one.
-        model: the directory of the base model, whose tokenizer gives the token texts; None: as bridge.json says.
+        model: the base model, a directory or Hub name, whose tokenizer gives the token texts; None: as bridge.json
+            says.
 
     Raises:
-        ConfigError: there is no store, or the port is taken.
+        ConfigError: there is no store or no such model, or the port is taken.
     """
     source = path_to_source(path)
-    tokenizer = None if model is None else model / "tokenizer.json"
+    tokenizer = None if model is None else model_to_directory(model) / "tokenizer.json"
     if tokenizer is not None and not tokenizer.is_file():
         raise ConfigError(f"view: there is no {tokenizer}; --model names the directory of the base model")
     from marft_bridge.view.pages import Pages

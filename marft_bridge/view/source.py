@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from marft_bridge.common.errors import ConfigError
+from marft_bridge.common.hub_names import model_to_directory
 from marft_bridge.config.models import ModelOptions, config_to_paths
 from marft_bridge.runs.run_folder import RunFolder, read_forecast, read_metrics, store_to_run_folder
 from marft_bridge.serving.prepare_model import SMOLLM2_NAME
@@ -63,7 +64,7 @@ class ViewSource:
         """
         cache = os.environ.get("MARFT_CACHE") or self.setting("model", "cache") or ModelOptions().cache
         return {
-            node: (Path(cache) / SMOLLM2_NAME if path == _BUILT_IN_MODEL else Path(path)) / "tokenizer.json"
+            node: (Path(cache) / SMOLLM2_NAME if path == _BUILT_IN_MODEL else _directory_of(path)) / "tokenizer.json"
             for node, path in config_to_paths(self.config()).items()
         }
 
@@ -87,6 +88,13 @@ class ViewSource:
             runs = {path.name: RunFolder(path) for path in folders[:MAX_NEIGHBOURS]}
             return {name: run for name, run in runs.items() if run.metrics.is_file() and _is_safe(run)}
         return {}
+
+
+def _directory_of(model: str) -> Path:
+    """The directory of a noted model; the name itself, below which nothing is, for one that is gone from the cache."""
+    with suppress(ConfigError):
+        return model_to_directory(model)
+    return Path(model)
 
 
 def _is_safe(run: RunFolder) -> bool:

@@ -19,6 +19,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
 import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
@@ -28,6 +29,7 @@ from rich.console import Console
 from support.compare_rig import save_model
 from support.edge_rig import calls_tool, recorded_trajectories, says
 from support.fake_vllm import FakeVllm, running
+from support.hub_cache import NAME, put_in_cache
 
 from marft_bridge import cli
 from marft_bridge.commands.collect import collect
@@ -363,6 +365,22 @@ def test_a_model_that_nobody_named_is_named(given: list[str], here: Path, capsys
     assert cli.run(["init", "my_app.py:graph", *GIVEN[:4], *given, "--nodes", "planner"]) == 0
     said = "model.path is 'smollm2-135m', a small one to try things with; --model names another"
     assert (said in capsys.readouterr().out.splitlines()) == (not given)
+
+
+def test_a_model_that_is_not_here_yet_is_said_with_what_fetches_it(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(here / "hub"))
+    named = [*GIVEN[:4], "--model", NAME, "--nodes", "planner"]
+    assert cli.run(["init", "my_app.py:graph", *named]) == 0
+    assert f"{NAME!r} is neither a directory here nor in" in (text := " ".join(capsys.readouterr().out.split()))
+    assert f"hf download {NAME}" in text
+    assert toml_to_config(Path("bridge.toml")).model.path == NAME
+    put_in_cache(here / "hub", here / "model", "a" * 40)
+    assert cli.run(["init", "my_app.py:graph", *named, "--force"]) == 0
+    assert "model.path" not in capsys.readouterr().out
+    assert cli.run(["init", "my_app.py:graph", *GIVEN[:4], "--model", "/nowhere", "--yes", "--force"]) == 0
+    assert "model.path: model directory '/nowhere' does not exist" in " ".join(capsys.readouterr().out.split())
 
 
 def test_collecting_with_the_written_file_reaches_the_nodes_that_it_names(here: Path) -> None:

@@ -19,9 +19,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
 import pytest
 from support.compare_rig import NODES, Lab, lab_in, save_model
 from support.growth_rig import fill
+from support.hub_cache import NAME, put_in_cache
 
 from marft_bridge import cli
 from marft_bridge.common.errors import ConfigError, GraphError, ServingError
@@ -187,6 +189,22 @@ def test_another_base_model_has_a_server_and_a_version_0_of_its_own(lab: Lab) ->
     own = list((lab.run / "models").glob("larger-*/adapters/actor/0/marft.json"))
     assert len(own) == 1
     assert set(lab.other.adapters) == {"reasoner@0", "actor@0"}
+
+
+def test_another_base_model_may_be_a_name_of_the_hub_whose_commit_is_reported_and_resumed(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = lab.folder / "hub"
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    put_in_cache(cache, save_model(lab.folder / "larger", 1.0), "a" * 40)
+    variants = (BEFORE, {"name": "larger", "model": NAME, "serve": {"attach": lab.other.url}})
+    report = lab.compare(*variants, tasks=4)
+    assert len(lab.other.asked) == 8
+    assert report.variants[1].model == f"{NAME}@{'a' * 40}"
+    assert len(list((lab.run / "models").glob("tiny-llama-*/adapters/actor/0/marft.json"))) == 1
+    put_in_cache(cache, save_model(lab.folder / "newer", 2.0), "b" * 40)  # as a later `hf download` does
+    with pytest.raises(ConfigError, match="--resume"):
+        lab.compare(*variants, tasks=4, resume=True)
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-"""Owns: docs/metrics.md explains every figure that the trainer returns, and no figure that it does not."""
+"""Owns: docs/metrics.md explains every figure that the trainer returns, and no figure that it does not; and every logger
+that takes them elsewhere."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from support.paths import ROOT
 from support.tiny_policy import AGENTS, play, save_tiny_llama
 from support.trainer_options import trainer_options
 
+from marft_bridge.config.loggers import LOGGERS
 from marft_bridge.training.forecast import Forecast, NodeForecast
 from trace_store.records import Action
 from trainers.marft import MarftTrainer
@@ -59,3 +61,10 @@ def test_every_field_of_the_forecast_is_explained() -> None:
     (section,) = re.findall(r"^## The forecast$(.*?)^## ", PAGE, flags=re.MULTILINE | re.DOTALL)
     named = {field.name for record in (Forecast, NodeForecast) for field in fields(record)}
     assert named | {"phase", "lines", "without_signal"} == set(re.findall(r"`([a-z_]+)`", section)) - {"shaping"}
+
+
+def test_every_logger_and_its_options_are_explained() -> None:
+    section = PAGE.partition("\n## Loggers\n")[2]
+    options = {option for table in LOGGERS.values() for option in table.model_fields} - {"name"}
+    assert {"mode", "tracking_uri", "space"} <= options
+    assert [word for word in (*LOGGERS, *options) if not re.search(rf"[`\"{{ ]{word}\b", section)] == []

@@ -21,12 +21,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import huggingface_hub.constants
 import pytest
 import torch
 from peft import LoraConfig
 from support.compare_rig import Lab, lab_in, save_model
 from support.fake_vllm import FakeVllm, running
 from support.growth_rig import fill
+from support.hub_server import TOKEN, running_hub
 from support.ingest_rig import request, small_trace
 from support.paths import source_of_test
 from support.sample_spans import START, chain
@@ -394,11 +396,19 @@ def test_promotion_works_as_it_is_written(lab: Lab, capsys: pytest.CaptureFixtur
     assert "base answers 90 % of keys: reasoner@5, actor@5" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # by the Hub's library, of its client
 def test_adapters_are_taken_elsewhere_as_the_page_on_training_says(
-    lab: Lab, capsys: pytest.CaptureFixture[str]
+    lab: Lab, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for words in to_run("docs/training.md"):
-        assert run_here(words) == 0, capsys.readouterr().err
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with running_hub() as hub:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+        for words in to_run("docs/training.md"):
+            assert run_here(words) == 0, capsys.readouterr().err
+        assert sorted(hub.repositories["jane/sums-actor"].files) == sorted(
+            path.name for path in Path("exported/for-the-hub").iterdir()
+        )
     assert Path("exported/actor/adapter_config.json").is_file()
     assert Path("exported/actor-merged/model.safetensors").is_file()
 

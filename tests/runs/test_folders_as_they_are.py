@@ -34,7 +34,7 @@ from marft_bridge.ingest.trace_spool import TraceSpool
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving.adapter_registry import AdapterRegistry
 from marft_bridge.serving.vllm_process import ServerProcess
-from marft_bridge.training.tensorboard import write_scalars
+from marft_bridge.training.loggers.tensorboard import write_scalars
 from trace_store.files import create_file, make_folder, open_to_read, open_to_write
 from trace_store.journal import Journal
 from trace_store.store import TraceStore
@@ -334,7 +334,8 @@ WRITERS = {
     "marft_bridge/serving/zero_adapter.py": ("save_file write_text", INSIDE),
     "marft_bridge/traces/exports.py": ("mkdir write_atomically", ATOMIC),
     "marft_bridge/training/advantage_log.py": ("make_folder replacing", ATOMIC),
-    "marft_bridge/training/tensorboard.py": ("create_file make_folder open", NEW),
+    "marft_bridge/training/loggers/run_loggers.py": ("make_folder*2 write_atomically", ATOMIC),
+    "marft_bridge/training/loggers/tensorboard.py": ("create_file make_folder open", NEW),
     "marft_bridge/training/train.py": ("open open_to_write", IN_PLACE),
     "trace_store/compaction.py": ("open private_files*2 replace rmtree", CHECKED),
     "trace_store/connection.py": ("private_files", CHECKED),
@@ -349,7 +350,7 @@ WRITERS = {
     "trainers/adapters/adapter_files.py": ("open save_file whole_folder write_text", INSIDE),
     "trainers/checkpoint.py": ("save_file whole_folder write_text", INSIDE),
     "trainers/common/files.py": ("chmod mkdir mkdtemp rename*4 rmtree*4", SAFE),
-    "trainers/export.py": ("copyfile*2 save_file whole_folder*2", OUTSIDE),
+    "trainers/export.py": ("copyfile*2 save_file whole_folder*2 write_text*3", OUTSIDE),
 }
 
 

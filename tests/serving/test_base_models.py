@@ -4,6 +4,7 @@
 - However a node calls its model, the server of its own base model answers.
 - All commands work on two base models of different shapes and vocabularies, on servers of their own and on those of
   `serve`; log-probs, adapters, lineage and hashes are those of each node's own model.
+- A table names its model by a directory or by a name of the Hub; what a run notes has the commit.
 - One of the servers may die: it is started again, and no episode is lost.
 - Stored calls of a node that ran on another base model than today's are not replayed.
 """
@@ -22,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypedDict
 
+import huggingface_hub.constants
 import pytest
 import torch
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
@@ -29,7 +31,9 @@ from langgraph.graph import START, StateGraph
 from rich.console import Console
 from safetensors import safe_open
 from support import fault_server, study_server
+from support.compare_rig import save_model
 from support.fake_vllm import FakeVllm, running
+from support.hub_cache import NAME, put_in_cache
 from support.paths import ROOT
 from support.tiny_policy import make_action, make_trajectory, save_tiny_llama
 from transformers import AutoModelForCausalLM
@@ -44,13 +48,17 @@ from marft_bridge.live.flags import flags_to_live
 from marft_bridge.model_calls.node_chat_model import NodeChat
 from marft_bridge.model_calls.redirect import redirected_models
 from marft_bridge.model_calls.routing import Route, Routing, current_routing
+from marft_bridge.runs.ledger import begin_run
 from marft_bridge.runs.run_folder import RunFolder, read_metrics
 from marft_bridge.serving import served_bases as served_models
 from marft_bridge.serving import vllm_process as server_process
+from marft_bridge.serving.base_models import config_to_bases
 from marft_bridge.serving.model_versions import config_to_versions
 from marft_bridge.serving.served_bases import serve_bases
 from marft_bridge.serving.server_file import server_options, write_server_file
 from marft_bridge.serving.vllm_server import Endpoint
+from marft_bridge.serving.zero_adapter import write_zero_adapter
+from marft_bridge.training.external_traces import config_to_names
 from trace_store.store import TraceStore
 from trainers.common.files import weights_to_sha256
 from trainers.config import ReplayOptions
@@ -163,6 +171,63 @@ def test_a_server_needs_room_for_its_own_nodes_only() -> None:
     assert toml_to_config(DUO, {"models": {"b": other}, "serve.max_loras": 2}).serve.max_loras == 2
     with pytest.raises(ConfigError, match=r"serve\.max_loras is 2, but 2 nodes with 1 \+ 1 versions need 4"):
         toml_to_config(DUO, {"serve.max_loras": 2})
+
+
+OLD, NEW = "a" * 40, "b" * 40
+
+
+def test_every_table_takes_a_name_of_the_hub_and_a_run_notes_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "hub"
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    one = put_in_cache(cache, fault_server.write_model(tmp_path / "one"), OLD)
+    two = put_in_cache(cache, fault_server.write_model(tmp_path / "two"), NEW, "acme/other")
+    changes = {"model.path": NAME, "models": {"b": {"path": "acme/other@main", "nodes": ["actor"]}}}
+    config = toml_to_config(DUO, changes | {"run": str(tmp_path / "run")})
+    assert [base.directory for base in config_to_bases(config)] == [one, two]
+    assert config.model.path == NAME  # what is asked for stays what it was
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    with TraceStore.open(folder.store) as store:
+        begin_run(store, "collect", "collect", config=config, folder=folder)
+        (stored,) = store.runs()
+    noted = json.loads((folder.path / "bridge.json").read_text())["collect"]["config"]
+    for record in (stored.config, noted):
+        assert record["model"]["path"] == f"{NAME}@{OLD}"
+        assert record["models"]["b"]["path"] == f"acme/other@{NEW}"
+    # stored episodes of another commit, or of a copy of the model, are not refused by the name alone
+    assert config_to_names(stored.config) == {"": "tiny-llama", "actor": "other"}
+
+
+def test_a_name_that_stands_for_other_weights_by_now_is_another_base_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "hub"
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    put_in_cache(cache, save_model(tmp_path / "one", 1.0), OLD)
+    config = toml_to_config(DUO, {"model.path": NAME})
+    before = config_to_versions(config, tmp_path / "adapters", print)
+    write_zero_adapter(before.registry.new_folder("actor", 1), before.bases[0].directory, ("q_proj",))
+    before.registry.register("actor", 1, None, metrics={})
+    put_in_cache(cache, save_model(tmp_path / "two", 2.0), NEW)  # as a later `hf download` does
+    after = config_to_versions(config, tmp_path / "adapters", print)
+    assert after.lineage["base"] != before.lineage["base"]
+    with pytest.raises(ServingError, match="was trained on another base model"):
+        after.registry.get("actor", 1)
+    pinned = config_to_versions(toml_to_config(DUO, {"model.path": f"{NAME}@{OLD}"}), tmp_path / "adapters", print)
+    assert pinned.lineage == before.lineage
+    assert pinned.registry.get("actor", 1).version == 1
+
+
+def test_a_download_that_was_broken_off_is_said_with_the_command_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    snapshot = put_in_cache(tmp_path / "hub", fault_server.write_model(tmp_path / "one"), OLD)
+    (snapshot / "model.safetensors").unlink()
+    with pytest.raises(ServingError, match=r"lacks \*\.safetensors weights; .*: hf download acme/tiny-llama$"):
+        config_to_bases(toml_to_config(DUO, {"model.path": NAME}))
 
 
 # -- calls ------------------------------------------------------------------------------------------------------------

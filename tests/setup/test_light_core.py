@@ -126,8 +126,11 @@ for arguments in (["collect"], ["train"], ["compare"], ["credit"], ["serve"], ["
 from marft_bridge.common.errors import BridgeError
 from marft_bridge.rewards.math import check_math
 from marft_bridge.tasks.reasoning_gym import require_gym
-from marft_bridge.training.tensorboard import require_tensorboard
-for feature in (lambda: check_math(None), require_gym, require_tensorboard):
+from marft_bridge.config.bridge import TrainOptions
+from marft_bridge.training.loggers.run_loggers import require_loggers
+loggers = TrainOptions(loggers=["tensorboard", "wandb", "mlflow", "trackio"]).loggers
+needs = [lambda logger=logger: require_loggers([logger]) for logger in loggers]
+for feature in (lambda: check_math(None), require_gym, *needs):
     try:
         feature()
     except BridgeError as error:
@@ -150,7 +153,7 @@ def test_what_needs_an_extra_says_in_one_line_which(tmp_path: Path) -> None:
         for line in (f"marft-bridge: {name} needs torch: pip install 'marft-bridge[train]'", f"{name} 2")
     ]
     named = [line.rpartition("marft-bridge[")[2].partition("]")[0] for line in lines[2 * len(commands) :]]
-    assert named == ["math", "reasoning-gym", "tensorboard", "train"]
+    assert named == ["math", "reasoning-gym", "tensorboard", "wandb", "mlflow", "trackio", "train"]
 
 
 def test_a_module_that_is_missed_late_is_still_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,9 +72,11 @@ def test_every_pin_but_torch_is_locked_by_hashes_and_nothing_else_is() -> None:
 
 
 def declared_requirements() -> list[Requirement]:
-    """pyproject.toml -> what the pins must satisfy: everything but the CUDA server."""
+    """pyproject.toml -> what the pins must satisfy: everything but the CUDA server and the loggers with pins of their
+    own (requirements/loggers.txt)."""
     project = PROJECT["project"]
-    extras = [r for extra, lines in project["optional-dependencies"].items() if extra != "cuda" for r in lines]
+    apart = {"cuda", "mlflow", "trackio", "wandb"}
+    extras = [r for extra, lines in project["optional-dependencies"].items() if extra not in apart for r in lines]
     extras = [line for line in extras if Requirement(line).name != project["name"]]  # an extra within another
     return [Requirement(line) for line in (*project["dependencies"], *extras, *PROJECT["build-system"]["requires"])]
 

@@ -13,7 +13,7 @@ EXTRAS = frozenset(
     {
         *("torch", "transformers", "peft", "accelerate", "safetensors", "scipy", "langchain_openai", "openai"),
         *("tokenizers", "huggingface_hub", "tiktoken", "sympy", "math_verify", "gguf", "vllm", "ray", "pyarrow"),
-        *("reasoning_gym", "tensorboard", "anthropic", "litellm", "langchain"),
+        *("reasoning_gym", "tensorboard", "wandb", "mlflow", "trackio", "anthropic", "litellm", "langchain"),
     }
 )
 

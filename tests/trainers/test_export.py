@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+import shutil
 import stat
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -108,6 +109,19 @@ def test_a_merged_model_has_the_base_s_own_files_and_no_pickle(base: Path, adapt
     assert {stat.S_IMODE(path.stat().st_mode) for path in out.iterdir()} == {0o600}
 
 
+def test_a_merged_model_does_not_say_where_its_base_was_loaded_from(base: Path, adapter: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(base, model)
+    own = {"config.json": "_name_or_path", "tokenizer_config.json": "name_or_path"}
+    for name, key in own.items():
+        content = json.loads((model / name).read_text()) if (model / name).exists() else {"kept": "é"}
+        (model / name).write_text(json.dumps(content | {key: "/private/jane/models/x"}))
+    export_merged(model, adapter, tmp_path / "merged")
+    for name, key in own.items():
+        before, after = (json.loads((folder / name).read_text()) for folder in (model, tmp_path / "merged"))
+        assert after == {field: value for field, value in before.items() if field != key}
+
+
 def test_in_a_bfloat16_base_the_sum_is_rounded_once_and_the_rest_keeps_its_bits(
     base: Path, adapter: Path, tmp_path: Path
 ) -> None:
@@ -148,6 +162,7 @@ def test_an_exported_adapter_is_a_plain_peft_folder(base: Path, adapter: Path, t
     assert "marft.json" in files(adapter)
     export_adapter(base, adapter, tmp_path / "out")
     assert files(tmp_path / "out") == ["adapter_config.json", "adapter_model.safetensors"]
+    assert json.loads((tmp_path / "out/adapter_config.json").read_text())["base_model_name_or_path"] == base.name
     torch.testing.assert_close(by_peft(base, tmp_path / "out"), by_peft(base, adapter), atol=0, rtol=0)
 
 
@@ -309,9 +324,9 @@ def test_the_newest_version_is_exported_unless_one_is_named(
     assert cli.run(["export", "actor", str(tmp_path / "first"), "--version", "1", "--merged", *run]) == 0
     assert "exported actor@1 merged into its base model" in capsys.readouterr().out
     adapters = tmp_path / "run/adapters/actor"
-    assert files(tmp_path / "newest") == ["adapter_config.json", "adapter_model.safetensors"]
-    for name in files(tmp_path / "newest"):
-        assert (tmp_path / "newest" / name).read_bytes() == (adapters / "2" / name).read_bytes()
+    assert files(tmp_path / "newest") == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    weights = "adapter_model.safetensors"
+    assert (tmp_path / "newest" / weights).read_bytes() == (adapters / "2" / weights).read_bytes()
     first = logits(AutoModelForCausalLM.from_pretrained(tmp_path / "first"))
     torch.testing.assert_close(first, by_peft(base, adapters / "1"), atol=1e-5, rtol=0)
 

@@ -299,7 +299,7 @@ def test_killed_commands_resume_without_loss_and_end_in_a_report(vllm_server: Ru
 
     # (d) train, killed in its first round of rollouts: after the offline phase, before the first update.
     shell.change(
-        ("episodes_per_round = 64", "episodes_per_round = 8\ntensorboard = true"),
+        ("episodes_per_round = 64", 'episodes_per_round = 8\nloggers = ["tensorboard"]'),
         ('proximal = "engine"', 'proximal = "recomputed"'),
         ('mismatch = "none"', 'mismatch = "truncate"\n\n[train.trainer.replay]\nshare = 0.3'),
     )

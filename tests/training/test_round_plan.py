@@ -233,7 +233,7 @@ GROUPS = {"rounds": 3, "episodes_per_round": 8, "samples_per_task": 2, "trainer"
 @pytest.mark.slow
 def test_the_line_of_a_round_says_what_was_wasted_and_flat_groups_stay_in_the_round(school: School) -> None:
     school.collect()
-    text = school.train(**GROUPS, tensorboard=True, without_signal=True)
+    text = school.train(**GROUPS, loggers=["tensorboard"], without_signal=True)
     with school.store() as store:
         for line in lines_of(school)[1:]:
             episodes = list(store.trajectories(run_ids=["train"], round=line["round"]))

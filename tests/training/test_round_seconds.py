@@ -130,7 +130,7 @@ def test_a_round_whose_episodes_were_stored_before_a_resume_has_no_rollout_and_t
         train(config, reporter, resume=True)
 
     monkeypatch.setattr(zoo_rig, "train", in_two_goes)
-    trained = train_zoo(ZOO / "solo.toml", half_right, tmp_path, episodes=4, changes={"train.tensorboard": True})
+    trained = train_zoo(ZOO / "solo.toml", half_right, tmp_path, episodes=4, changes={"train.loggers": ["tensorboard"]})
     offline, resumed, whole = trained.rounds
     assert [line["round"] for line in trained.rounds] == [0, 1, 2]
     assert "seconds" not in offline

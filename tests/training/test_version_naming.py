@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 from support.school_rig import School, school_in
 
-from marft_bridge.commands.export import export_node
+from marft_bridge.commands.export import ExportFlags, export_node
 from marft_bridge.commands.status import status
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.progress import Reporter
@@ -75,7 +75,7 @@ def test_training_names_the_version_whose_round_was_better_by_far(school: School
     reporter = Reporter(Console(file=text, width=300))
     for version in (None, "newest"):
         export_node(
-            school.config(), "actor", school.folder / f"out-{version}", version=version, merged=False, reporter=reporter
+            school.config(), "actor", school.folder / f"out-{version}", flags=ExportFlags(version), reporter=reporter
         )
     status(school.config(), reporter)
     assert "exported actor@2 (best by training's rounds) as a peft adapter" in text.getvalue()

@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import huggingface_hub.constants
 import pytest
 from support.edge_rig import calls_tool, says
 from support.growth_rig import fill
+from support.hub_cache import NAME, put_in_cache
 from support.sample_report import sample_report
 from support.sample_spans import START, SampleTrace, chain
 from support.store_holder import another_process
@@ -39,6 +41,7 @@ from support.view_rig import (
     serving,
 )
 
+from marft_bridge import cli
 from marft_bridge.comparison import wording
 from marft_bridge.comparison.page import write_report
 from marft_bridge.recording.recorder import Recorder
@@ -366,6 +369,23 @@ def test_each_nodes_ids_are_read_with_the_tokenizer_of_its_own_base_model(tmp_pa
     texts = TextsByNode(tokenizers)
     assert [texts.for_node(node).ids_to_pieces([4]) for node in ("reasoner", "actor")] == [["left"], ["right"]]
     assert TextsByNode({}).for_node("actor").unavailable_reason == "no command noted which base model this was"
+
+
+def test_a_base_model_may_be_a_name_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    tokenizer = save_tokenizer(tmp_path / "model", {4: "four"})
+    commit = "a" * 40
+    put_in_cache(tmp_path / "hub", tokenizer.parent, commit, branch=None)
+    config = {"model": {"path": f"{NAME}@{commit}"}, "models": {"gone": {"path": "acme/gone", "nodes": ["actor"]}}}
+    (tmp_path / "bridge.json").write_text(json.dumps({"train": {"config": config}}))
+    texts = TextsByNode(ViewSource(tmp_path / "store.duckdb", RunFolder(tmp_path)).tokenizer_paths())
+    assert texts.for_node("reasoner").ids_to_pieces([4]) == ["four"]
+    assert texts.for_node("actor").ids_to_pieces([4]) is None
+    many_episodes(tmp_path / "store.duckdb", 1)
+    assert cli.run(["view", str(tmp_path), "--model", "acme/gone", "--no-browser"]) == 2
+    assert "hf download acme/gone" in capsys.readouterr().err
 
 
 # -- beside other commands --------------------------------------------------------------------------------------------

@@ -95,6 +95,14 @@ def read_into(
             parameter.copy_(tensors[name])
 
 
+def folder_to_rank(folder: Path) -> int:
+    """The rank of the adapter in a folder. Raises TrainError where there is none."""
+    try:
+        return int(json.loads((folder / _CONFIG).read_text(encoding="utf-8"))["r"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TrainError(f"{folder} is not a LoRA adapter with {_CONFIG}: {error}") from None
+
+
 def lora_config(lora: LoraOptions) -> LoraConfig:
     """The trainer's options to peft's. No dropout: it would make ratios differ from 1 before any update."""
     return LoraConfig(

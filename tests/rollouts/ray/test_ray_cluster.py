@@ -292,8 +292,8 @@ def test_an_address_of_a_cluster_is_taken_as_it_is(address: str | None) -> None:
         (
             "there",
             {"model": "weights"},
-            "ServingError: model directory 'weights' does not exist; give a Hugging Face model directory (looked for "
-            "in '{folder}'; the command's machine has it: ",
+            "ServingError: model directory 'weights' does not exist; give a Hugging Face model directory or Hub name "
+            "(looked for in '{folder}'; the command's machine has it: ",
         ),
     ],
     ids=["folder", "app", "model"],

@@ -24,6 +24,12 @@ PAGE = ROOT / "docs/config.md"
 ELSEWHERE = {
     "rewards": ("tables", "Rewards that are declared: [rewards.md](rewards.md) has the kinds and their options."),
     "models.NAME.serve": ("a table", "How it is served: the keys of `[serve]`, and their defaults."),
+    "train.loggers": (
+        "list of names or tables",
+        "Where the figures of every update go besides: `tensorboard`, `wandb`, `mlflow`, `trackio`. "
+        "[metrics.md](metrics.md#loggers) has their options. As they are, all write into the run's folder and send "
+        "nothing.",
+    ),
     "train.trainer": ("a table", "What the trainer does: [training.md](training.md) has its options."),
 }
 INTRODUCTION = """\

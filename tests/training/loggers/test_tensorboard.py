@@ -2,24 +2,20 @@
 
 - Nested names are tags; what was not measured has no point, which is not a point at 0.
 - A step that is written again after a resume is there once, and what came after it is gone.
-- Without the package one line says what to install, before anything is started; files are their owner's only.
+- Files are their owner's only.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.io_wrapper import IsTensorFlowEventsFile
 
-from marft_bridge.common.errors import ConfigError
-from marft_bridge.config.bridge import TrainOptions
-from marft_bridge.training import tensorboard
-from marft_bridge.training.tensorboard import line_to_scalars, write_scalars
+from marft_bridge.training.loggers.run_loggers import line_to_scalars
+from marft_bridge.training.loggers.tensorboard import write_scalars
 
 LINE: dict[str, Any] = {
     "phase": "online",
@@ -56,7 +52,7 @@ def test_nested_figures_are_tags_and_what_is_no_number_is_left_out() -> None:
 
 
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
-    write_scalars(tmp_path / "t", LINE, 3)
+    write_scalars(tmp_path / "t", SCALARS, 3)
     assert read(tmp_path / "t") == {tag: [(3, value)] for tag, value in SCALARS.items()}
 
 
@@ -77,28 +73,13 @@ def test_a_step_that_is_written_again_takes_back_itself_and_all_later_ones(tmp_p
 
 
 def test_a_line_without_a_number_is_an_empty_step(tmp_path: Path) -> None:
-    write_scalars(tmp_path, {"phase": "offline", "critic": {"value_loss": None}}, 0)
+    write_scalars(tmp_path, line_to_scalars({"phase": "offline", "critic": {"value_loss": None}}), 0)
     assert read(tmp_path) == {}
 
 
 def test_files_are_for_their_owner_and_tensorboard_takes_them_for_its_own(tmp_path: Path) -> None:
-    write_scalars(tmp_path / "t", LINE, 0)
+    write_scalars(tmp_path / "t", SCALARS, 0)
     (file,) = (tmp_path / "t").iterdir()
     assert (tmp_path / "t").stat().st_mode & 0o777 == 0o700
     assert file.stat().st_mode & 0o777 == 0o600
     assert IsTensorFlowEventsFile(str(file))
-
-
-def test_without_the_package_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def find_spec(name: str) -> Any:
-        return None if name == "tensorboard" else importlib.util.find_spec(name)
-
-    monkeypatch.setattr(tensorboard, "find_spec", find_spec)
-    with pytest.raises(ConfigError, match=r"pip install 'marft-bridge\[tensorboard\]'") as refused:
-        write_scalars(tmp_path / "t", LINE, 0)
-    assert "\n" not in str(refused.value)
-    assert not (tmp_path / "t").exists()
-
-
-def test_it_is_off_unless_asked_for() -> None:
-    assert TrainOptions().tensorboard is False
