@@ -53,6 +53,7 @@ def export_node(
     write(model_dir, Path(row.path), out, base_sha256=base_sha256)
     kind = "merged into its base model" if merged else f"as a peft adapter for {model_dir}"
     reporter.say(f"exported {node}@{row.version}{choice} {kind}: {out}")
+    reporter.give({"node": node, "version": row.version, "folder": str(out), "merged": merged})
 
 
 def _text_to_number(version: str, node: str, folder: RunFolder) -> tuple[int | None, str]:
