@@ -568,6 +568,11 @@ def run(arguments: Sequence[str]) -> int:
         message = "\n".join(text_to_lines(str(error)))
         stderr.print(f"marft-bridge: {message}", markup=False, style="red", soft_wrap=True)
         return error.exit_code if isinstance(error, BridgeError) else 2
+    except PermissionError as error:
+        place = text_to_lines(str(error.filename or "a file"))[0]
+        message = f"{place}: {error.strerror}; let its owner run this, or name another place"
+        stderr.print(f"marft-bridge: {message}", markup=False, style="red", soft_wrap=True)
+        return 2
     except ModuleNotFoundError as error:
         line = missing_module_to_line(error.name)
         if line is None:

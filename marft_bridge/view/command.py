@@ -28,6 +28,7 @@ def view(path: Path, port: int, model: Path | None, browser: bool, reporter: Rep
 
     Raises:
         ConfigError: there is no store, or the port is taken.
+        StoreError: the store cannot be opened.
     """
     source = path_to_source(path)
     tokenizer = None if model is None else model / "tokenizer.json"
@@ -38,6 +39,7 @@ def view(path: Path, port: int, model: Path | None, browser: bool, reporter: Rep
 
     token, one_time_token = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
     pages = Pages(source, tokenizer)
+    pages.refuse_unreadable_store()
     server = pages_to_server(pages, port, token, one_time_token=one_time_token if browser else None)
     with suppress(KeyboardInterrupt), closing(pages), server:
         address = f"{server.url}/?token="

@@ -1,7 +1,7 @@
 """Owns: what holds of every command of the command line, by going through all that the typer app has.
 
 - A run is named in the same words everywhere, and two runs are refused in one line, as no run is.
-- What a command finds is on standard output as JSON where `--json` asks for it, and nothing else; the keys are in its help.
+- With `--json`, standard output is one JSON value and nothing else; its keys are in the help.
 - Whatever is wrong with a run is one line: what, where, what to do.
 - Summaries fit a line of 80 columns, help comes in half a second, and a shell completes commands and run folders.
 """
@@ -45,7 +45,7 @@ REQUIRED = {
     "traces sql": ["FROM episodes"],
 }  # what a command line needs besides the run
 WITH_RUN = sorted(COMMANDS.keys() - WITHOUT_RUN)
-READS_NO_STORE = {"collect", "export", "promote", "serve"}  # before something else that a bare store lacks
+READS_NO_STORE = {"collect", "compare", "export", "promote", "serve"}  # before something else that a bare store lacks
 MAKES_FOLDER = {"ingest", "traces import"}  # for what they take in
 
 
@@ -58,8 +58,8 @@ def told(capsys: pytest.CaptureFixture[str], command: str, *words: object) -> tu
 
 def one_line(command: str, result: tuple[int, str, str]) -> str:
     """The line of a user error."""
-    code, output, errors = result
-    assert (code, output) == (2, ""), errors
+    code, _, errors = result  # progress may have come before it
+    assert code == 2, errors
     assert errors.startswith("marft-bridge: "), command
     assert errors.count("\n") == 1, errors
     return errors
@@ -291,7 +291,7 @@ def test_a_shell_completes_commands_and_run_folders(tmp_path: Path) -> None:
     for command in WITH_RUN:
         if command in MANY_RUNS:
             continue
-        required = shlex.join([word for word in REQUIRED.get(command, [])])
+        required = shlex.join(REQUIRED.get(command, []))
         for line in (f"marft-bridge {command} {required} ", f"marft-bridge {command} --run "):
             assert completed(tmp_path, line) == ["runs/one", "runs/two"], line
     assert completed(tmp_path, "marft-bridge view runs/t") == ["runs/two"]
