@@ -100,7 +100,13 @@ def init(
         str | None,
         typer.Option(help="LangGraph's config of the runs (configurable, recursion_limit, tags, metadata), likewise."),
     ] = None,
-    reward: Annotated[str | None, typer.Option(help="A function (task, final state) -> number.")] = None,
+    reward: Annotated[
+        str | None,
+        typer.Option(
+            help="A function (task, final state) -> number; or numeric, exact, math, code, reasoning_gym, with a field "
+            "of the final state and one of the task: numeric:answer=gold. What is left out is taken from both."
+        ),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="A model directory; smollm2-135m, which is small.")] = None,
     out: Annotated[Path, typer.Option(help="The file to write.")] = DEFAULT_CONFIG,
     yes: Annotated[bool, typer.Option("--yes", help="Train every node in which a model is seen.")] = False,
@@ -108,6 +114,7 @@ def init(
     probe: Annotated[
         bool, typer.Option("--probe", help="Run the app once, on the first task, to see which nodes call a model.")
     ] = False,
+    as_json: Annotated[bool, json_option("file, nodes, train_tasks, heldout_tasks, reward")] = False,
 ) -> None:
     """List an app's nodes and write a commented bridge.toml.
 
@@ -132,7 +139,8 @@ def init(
         context=context,
         run_config=run_config,
     )
-    run_init(app_name, flags, Reporter(), ask_user=lambda question, default: typer.prompt(question, default=default))
+    with open_reporter(as_json) as reporter:
+        run_init(app_name, flags, reporter, ask_user=lambda question, default: typer.prompt(question, default=default))
 
 
 @app.command(epilog="Example: marft-bridge collect --config examples/math_duo/bridge.toml --run runs/try --episodes 32")
@@ -152,7 +160,7 @@ def collect(
     """Run the graph on training tasks and record every run."""
     require_extra("train", "collect")
     changes = _dotted(seed=seed, collect__episodes=episodes, collect__in_flight=in_flight, collect__engine=engine)
-    settings = RunChoice("collect", run_folder, config, run).to_config(changes)
+    settings = RunChoice("collect", run_folder, config=config, run=run).to_config(changes)
     from marft_bridge.commands.collect import collect as run_collect
 
     with open_reporter(as_json) as reporter:
@@ -174,7 +182,7 @@ def train(
 ) -> None:
     """Learn from stored episodes, then fresh ones; publish adapters."""
     require_trainer("train")
-    choice = RunChoice("train", run_folder, config, run)
+    choice = RunChoice("train", run_folder, config=config, run=run)
     settings = choice.to_config(_dotted(seed=seed, train__rounds=rounds))
     from marft_bridge.training.train import train as run_train
 
@@ -210,7 +218,7 @@ def compare(
     without any, every node's version 0 and the best.
     """
     require_extra("train", "compare")
-    choice = RunChoice("compare", run_folder, config, run)
+    choice = RunChoice("compare", run_folder, config=config, run=run)
     settings = choice.to_config(_dotted(seed=seed, compare__tasks=tasks))
     from marft_bridge.comparison.command import VersionFlags
     from marft_bridge.comparison.command import compare as run_compare
@@ -227,7 +235,9 @@ def compare(
     after_version = None if after is None else text_to_version("compare --after", after)
     with open_reporter(as_json) as reporter:
         report = run_compare(settings, reporter, resume, flags=VersionFlags(before, after_version))
-        result = None if gate is None else check_candidate(settings, report, gate, candidate, reporter=reporter)
+        result = (
+            None if gate is None else check_candidate(settings, report, gate, candidate=candidate, reporter=reporter)
+        )
         findings = {"gate": None, "safety": []} if result is None else result.to_json()
         files = [str(settings.run_folder / name) for name in REPORT_FILES]
         reporter.give({"report": report.model_dump(mode="json"), "files": files, **findings})
@@ -258,7 +268,7 @@ def promote(
     comparison settles nothing.
     """
     require_extra("train", "promote")
-    settings = RunChoice("promote", run_folder, config, run).to_config()
+    settings = RunChoice("promote", run_folder, config=config, run=run).to_config()
     from marft_bridge.promotion.promote import PromotionRequest, roll_back
     from marft_bridge.promotion.promote import promote as run_promote
     from marft_bridge.promotion.promote import verify as run_verify
@@ -321,7 +331,7 @@ def credit(
     All teams run on the same tasks and seeds.
     """
     require_extra("train", "credit")
-    settings = RunChoice("credit", run_folder, config, run).to_config(_dotted(seed=seed))
+    settings = RunChoice("credit", run_folder, config=config, run=run).to_config(_dotted(seed=seed))
     from marft_bridge.agent_credit.command import CreditOptions
     from marft_bridge.agent_credit.command import credit as run_credit
     from marft_bridge.config.compare import BEST, text_to_version
@@ -364,7 +374,7 @@ def score(
 
     No episode is run again.
     """
-    settings = RunChoice("score", run_folder, config, run).to_config()
+    settings = RunChoice("score", run_folder, config=config, run=run).to_config()
     from marft_bridge.commands.score import score as run_score
 
     with open_reporter(as_json) as reporter:
@@ -405,7 +415,7 @@ def serve(
     it answers an app instead: each of its nodes calls the model of its own name, and base or candidate answers.
     """
     require_extra("train", "serve")
-    settings = RunChoice("serve", run_folder, config, run).to_config()
+    settings = RunChoice("serve", run_folder, config=config, run=run).to_config()
     from marft_bridge.commands.serve import serve as run_serve
     from marft_bridge.live.flags import flags_to_live
 
@@ -426,7 +436,7 @@ def status(
     ] = False,
 ) -> None:
     """Show a run folder's episodes, adapters, update and server."""
-    settings = RunChoice("status", run_folder, config, run).to_config()
+    settings = RunChoice("status", run_folder, config=config, run=run).to_config()
     from marft_bridge.commands.status import status as show_status
 
     with open_reporter(as_json) as reporter:
@@ -460,7 +470,7 @@ def view(
     """
     from marft_bridge.view.command import view as run_view
 
-    path = RunChoice("view", run_folder, config, run).to_folder()
+    path = RunChoice("view", run_folder, config=config, run=run).to_folder()
     run_view(path, port, model, browser=not no_browser, reporter=Reporter())
 
 
@@ -477,7 +487,7 @@ def export(
 ) -> None:
     """Write a node's adapter as a peft folder, or a merged model."""
     require_extra("train", "export")
-    settings = RunChoice("export", run_folder, config, run).to_config()
+    settings = RunChoice("export", run_folder, config=config, run=run).to_config()
     from marft_bridge.commands.export import export_node
 
     with open_reporter(as_json) as reporter:
@@ -510,7 +520,7 @@ def erase(
 
     request = command.flags_to_request(subject, older_than, exports or (), now_ns=time.time_ns())
     console = Console(highlight=False)
-    path = RunChoice("traces erase", run_folder, config, run, store).to_store()
+    path = RunChoice("traces erase", run_folder, config=config, run=run, store=store).to_store()
     command.erase(path, request, dry_run, as_json=as_json, console=console)
 
 
@@ -553,7 +563,7 @@ def ingest(
 
     receiver = flags_to_receiver(listen, port, token_env, quiet_s=quiet_seconds)
     otlp_files, run_folder = split_run(files or [])
-    target = choice_to_target(RunChoice("ingest", run_folder, config, run, store))
+    target = choice_to_target(RunChoice("ingest", run_folder, config=config, run=run, store=store))
     with open_reporter(as_json) as reporter:
         run_ingest(otlp_files, target, receiver, reporter=reporter)
 

@@ -84,7 +84,7 @@ def list_(
     filters = {"run_id": run_id, "split": split, "task": task, "node": node, "outcome": outcome, "reward": reward}
     filters |= {"thread": thread, "user": user, "tag": tag, "adapter": adapter, "variant": variant, "search": search}
     filters["version"] = None if version is None else str(version)
-    path = RunChoice("traces list", run_folder, config, run, store).to_store()
+    path = RunChoice("traces list", run_folder, config=config, run=run, store=store).to_store()
     if waiting or refused:
         listing.refuse_flags(waiting, refused, filters)
         listing.list_unassembled(path, "waiting" if waiting else "refused", limit, as_json=as_json, console=_console())
@@ -129,7 +129,7 @@ def sql(
 
     form: Literal["table", "json", "csv"] = "json" if as_json else "csv" if as_csv else "table"
     show_sql(
-        RunChoice("traces sql", run_folder, config, run, store).to_store(),
+        RunChoice("traces sql", run_folder, config=config, run=run, store=store).to_store(),
         question,
         form,
         limit=limit or None,
@@ -154,7 +154,7 @@ def doctor(
     from marft_bridge.traces.doctor import doctor as check
 
     if not check(
-        RunChoice("traces doctor", run_folder, config, run, store).to_store(),
+        RunChoice("traces doctor", run_folder, config=config, run=run, store=store).to_store(),
         limit or None,
         as_json,
         console=_console(),
@@ -194,7 +194,7 @@ def show(
     from marft_bridge.traces.show import show as show_episode
 
     characters = None if full else 0 if text is False else SHORT_TEXT
-    path = RunChoice("traces show", run_folder, config, run, store).to_store()
+    path = RunChoice("traces show", run_folder, config=config, run=run, store=store).to_store()
     show_episode(path, episode, _console(), matrix=matrix, as_json=as_json, text_limit=characters, gamma=gamma, lam=lam)
 
 
@@ -211,7 +211,10 @@ def export(
     from marft_bridge.traces import exports
 
     exports.export(
-        RunChoice("traces export", run_folder, config, run, store).to_store(), target, as_json, console=_console()
+        RunChoice("traces export", run_folder, config=config, run=run, store=store).to_store(),
+        target,
+        as_json,
+        console=_console(),
     )
 
 
@@ -228,7 +231,10 @@ def import_(
     from marft_bridge.traces import exports
 
     exports.import_(
-        folder, RunChoice("traces import", run_folder, config, run, store).to_store(), as_json, console=_console()
+        folder,
+        RunChoice("traces import", run_folder, config=config, run=run, store=store).to_store(),
+        as_json,
+        console=_console(),
     )
 
 
@@ -246,7 +252,11 @@ def take_in(
     """
     from marft_bridge.traces.exports import take_in_journal
 
-    take_in_journal(RunChoice("traces take-in", run_folder, config, run, store).to_store(), as_json, console=_console())
+    take_in_journal(
+        RunChoice("traces take-in", run_folder, config=config, run=run, store=store).to_store(),
+        as_json,
+        console=_console(),
+    )
 
 
 @app.command(epilog="Example: marft-bridge traces vacuum --config examples/math_duo/bridge.toml")
@@ -263,4 +273,6 @@ def vacuum(
     """
     from marft_bridge.traces.vacuum import vacuum_store
 
-    vacuum_store(RunChoice("traces vacuum", run_folder, config, run, store).to_store(), as_json, _console())
+    vacuum_store(
+        RunChoice("traces vacuum", run_folder, config=config, run=run, store=store).to_store(), as_json, _console()
+    )
