@@ -24,6 +24,7 @@ import typer
 from support.commands import no_rights, write_bridge_toml
 from support.pages.commands_page import commands
 from support.paths import ROOT
+from support.school_rig import school_in
 from support.traces_rig import sound_store
 
 from marft_bridge import cli
@@ -181,6 +182,44 @@ def test_the_json_of_a_run_has_the_keys_of_the_help_and_nothing_stands_beside_it
     assert code == 0
     findings: Any = json.loads(output)
     assert set(findings[0] if isinstance(findings, list) else findings) == json_keys(command)
+
+
+@pytest.mark.slow
+def test_a_run_folder_alone_is_collected_trained_compared_and_told_as_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with school_in(tmp_path, monkeypatch) as school:
+        apps = tmp_path / "apps.py"
+        apps.write_text(apps.read_text().replace("    correct =", "    print('a reward that prints')\n    correct ="))
+        school.run.mkdir(mode=0o700)
+        RunFolder(school.run).record_config("collect", school.config())
+        spans = tmp_path / "spans.json"
+        spans.write_text('{"resourceSpans": []}')
+        monkeypatch.setitem(REQUIRED, "ingest", [str(spans)])
+        findings = {}
+        for command, words, codes in (
+            ("collect", [], {0}),
+            ("train", [], {0}),
+            ("compare", ["--promote-if", "correct>0"], {0, 3, 4}),
+            ("promote", ["--yes"], {0, 3, 4}),
+            ("credit", ["--tasks", "2", "--version", "newest"], {0}),
+            ("score", [], {0}),
+            ("export", [], {0}),
+            ("ingest", [], {0}),
+            ("status", [], {0}),
+        ):
+            code, output, errors = told(capsys, command, school.run, *words, "--json")
+            assert code in codes, errors
+            findings[command] = json.loads(output)
+            assert set(findings[command]) == json_keys(command)
+            assert "a reward that prints" in errors or command not in ("collect", "train", "compare", "credit", "score")
+    assert findings["collect"]["outcomes"] == {"terminated": 20}
+    assert findings["train"]["versions"] == {"reasoner": 2, "actor": 2}
+    assert findings["compare"]["report"] == json.loads((school.run / "report.json").read_text())
+    assert findings["compare"]["gate"]["outcome"] == findings["promote"]["gate"]["outcome"]
+    assert [agent["agent"] for agent in findings["credit"]["agents"]] == ["reasoner", "actor"]
+    assert {row["run"] for row in findings["status"]["episodes"]} == {"collect", "train", "compare-1", "credit-1"}
 
 
 # -- what can be wrong with a run ----------------------------------------------------------------------------------

@@ -186,7 +186,7 @@ def test_a_wrong_file_is_one_line_and_nothing_is_taken_in(
         (["no-such-file"], "cannot read no-such-file"),
         (["some-file", "--listen"], "one of the two"),
         (["some-file", "--port", "5", "--quiet-seconds", "1"], "--port, --quiet-seconds without --listen"),
-        (["some-file", "--run", "runs/x"], "--store and --run"),
+        (["some-file", "--run", "runs/x"], "and runs/x are two runs"),
         (["--listen", "--token-env", "NO_SUCH_TOKEN"], "NO_SUCH_TOKEN holds no token"),
     ],
 )
