@@ -13,7 +13,7 @@ from pathlib import Path
 from marft_bridge.common.errors import ConfigError
 
 _EXTRA_TO_MODULES = {
-    "train": ("torch", "transformers", "peft", "accelerate", "safetensors", "scipy", "langchain_openai"),
+    "train": ("torch", "transformers", "tokenizers", "peft", "accelerate", "safetensors", "scipy", "langchain_openai"),
     "math": ("math_verify", "sympy"),
     "ray": ("ray",),
     "otlp": ("opentelemetry.exporter", "requests"),
