@@ -19,6 +19,7 @@ from support.view_rig import TOKEN, serving
 
 from marft_bridge import cli
 from marft_bridge.comparison.numbers import signed
+from marft_bridge.view.store_queries import store_to_credits
 
 ROWS = """[...document.querySelectorAll('[aria-label=Credit] tbody tr')].map(row =>
   [...row.children].map(cell => cell.textContent.trim()))"""
@@ -31,6 +32,21 @@ def lab(tmp_path: Path) -> Iterator[CreditLab]:
         opened.config()
         opened.train_all()
         yield opened
+
+
+@pytest.mark.slow
+def test_two_runs_of_the_command_on_the_same_episodes_are_told_apart(lab: CreditLab) -> None:
+    config = ["--config", str(lab.folder / "bridge.toml")]
+    assert cli.run(["collect", *config]) == 0
+    for substitute in ("silent", "text:hm"):
+        assert cli.run(["credit", *config, "--run-of", "collect", "--substitute", substitute, "--tasks", "6"]) == 0
+    with lab.store() as store:
+        rows = store_to_credits(store)
+    assert {(row.run_id, row.source.split(":")[1]) for row in rows} == {
+        ("collect", "credit-1"),
+        ("collect", "credit-2"),
+    }
+    assert len(rows) == 2 * len(NODES)
 
 
 def read_rows(browser: Browser, address: str) -> Any:
@@ -47,8 +63,12 @@ def test_the_table_has_what_the_command_found(
     assert cli.run(["credit", "--config", config, "--tasks", "12", "--version", "newest", "--json"]) == 0
     findings = json.loads(capsys.readouterr().out)
     assert {agent["agent"] for agent in findings["agents"]} == set(NODES)
+    source = f"credit:credit-1: reward, {findings['substitute']} instead"
     expected = sorted(
-        ["credit-1", "difference", agent["agent"], signed(agent["contribution"]), str(agent["episodes"])]
+        [
+            *("credit-1", "difference", agent["agent"], signed(agent["contribution"])),
+            *(f"{agent['improved_episodes']} / {agent['worsened_episodes']}", str(agent["episodes"]), source),
+        ]
         for agent in findings["agents"]
     )
     with serving(lab.run_folder.path) as server, browsing(tmp_path / "profile") as browser:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,6 +40,7 @@ from support.view_rig import (
     serving,
 )
 
+from marft_bridge import cli
 from marft_bridge.comparison import wording
 from marft_bridge.comparison.page import write_report
 from marft_bridge.recording.recorder import Recorder
@@ -366,6 +368,20 @@ def test_each_nodes_ids_are_read_with_the_tokenizer_of_its_own_base_model(tmp_pa
     texts = TextsByNode(tokenizers)
     assert [texts.for_node(node).ids_to_pieces([4]) for node in ("reasoner", "actor")] == [["left"], ["right"]]
     assert TextsByNode({}).for_node("actor").unavailable_reason == "no command noted which base model this was"
+
+
+def test_without_the_package_of_tokenizers_the_page_names_the_extra_and_a_model_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = hostile_run(tmp_path)
+    tokenizer = save_tokenizer(tmp_path / "model", {4: "four", 5: "five"})
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    reason = "tokenizers is not installed: pip install 'marft-bridge[train]', or that package alone"
+    with serving(run.path, tokenizer) as served:
+        page = html.unescape(served.text(f"/episode?id={EPISODE}"))
+    assert f"tokens by their ids: {reason}." in page
+    assert cli.run(["view", str(run.path), "--model", str(tokenizer.parent), "--no-browser"]) == 2
+    assert capsys.readouterr().err == f"marft-bridge: view: --model has no effect: {reason}\n"
 
 
 # -- beside other commands --------------------------------------------------------------------------------------------
