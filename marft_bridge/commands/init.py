@@ -378,7 +378,7 @@ def _file_lines(
 def _reward_lines(reward: RewardOptions) -> Iterator[str]:
     """A table of `[[rewards]]`; the sentence of its kind stands above it."""
     sentence = " ".join((inspect.getdoc(type(reward)) or "").split())
-    yield f"\n# {sentence} docs/rewards.md has all kinds; several tables may stand side by side.\n[[rewards]]\n"
+    yield f"\n{_to_comment(f'{sentence} Several tables may stand side by side.')}\n[[rewards]]\n"
     sentences = {**options_to_sentences(RewardOptions), **options_to_sentences(type(reward))}
     for name in ("name", "kind", *sorted(reward.model_fields_set - {"name", "kind"})):
         if name in sentences:
@@ -395,14 +395,12 @@ def _key_lines(
     sentence: str | None = None,
 ) -> str:
     """A TOML line below the sentence of its option; with `idle` the line is commented out too."""
-    comment = textwrap.fill(
-        sentence or options_to_sentences(options)[name],
-        118,
-        initial_indent="# ",
-        subsequent_indent="# ",
-        break_on_hyphens=False,
-    )
+    comment = _to_comment(sentence or options_to_sentences(options)[name])
     return f"{comment}\n{'# ' if idle else ''}{name} = {_toml_value(value)}\n"
+
+
+def _to_comment(sentence: str) -> str:
+    return textwrap.fill(sentence, 118, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
 
 
 def _toml_value(value: Any) -> str:

@@ -89,7 +89,7 @@ def text_to_choice(text: str) -> RewardChoice | None:
 def complete_choice(choice: RewardChoice | None, tasks: Sequence[Task], graph: Any) -> RewardChoice | None:
     """The choice with the paths that tasks and graph show; without one the kind that fits, or None where none does."""
     kind = choice.kind if choice is not None else None
-    fitting_kind, field = _tasks_to_kind(tasks, kind)
+    fitting_kind, field = _tasks_to_kind(tasks, kind, _output_fields(graph))
     if choice is None:
         choice = None if fitting_kind is None else RewardChoice(fitting_kind)
     if choice is None:
@@ -103,8 +103,13 @@ def complete_choice(choice: RewardChoice | None, tasks: Sequence[Task], graph: A
     )
 
 
-def _tasks_to_kind(tasks: Sequence[Task], kind: str | None) -> tuple[str | None, str | None]:
-    """The kind that fits what the tasks expect, and the field that says it; of `kind` where it is given."""
+def _tasks_to_kind(
+    tasks: Sequence[Task], kind: str | None, state_fields: frozenset[str]
+) -> tuple[str | None, str | None]:
+    """The kind that fits what the tasks expect, and the field that says it; of `kind` where it is given.
+
+    That is a field of a telling name, else the only one that the graph does not read.
+    """
     sample = tasks[:_TESTED_TASKS]
     if not sample:
         return None, None
@@ -117,7 +122,9 @@ def _tasks_to_kind(tasks: Sequence[Task], kind: str | None) -> tuple[str | None,
         return "code", "test"
     if kind in ("code", "reasoning_gym"):
         return kind, None
-    for field in (name for name in _EXPECTED_FIELDS if name in fields):
+    unread_fields = [name for name in fields if name != "id" and name not in state_fields]
+    only_unread = unread_fields if len(unread_fields) == 1 and state_fields & {*fields} else []
+    for field in (*(name for name in _EXPECTED_FIELDS if name in fields), *only_unread):
         fitting_kind = _values_to_kind([task[field] for task in sample])
         if kind is not None or fitting_kind is not None:
             return kind or fitting_kind, field
@@ -137,7 +144,11 @@ def _values_to_kind(values: Collection[Any]) -> str | None:
 
 def _graph_to_answer_path(graph: Any) -> str | None:
     """Where a run's final state most likely has its answer; None where no field is called so."""
-    output = getattr(graph, "output_channels", [])
-    names = [output] if isinstance(output, str) else list(output)
+    names = _output_fields(graph)
     answer_field = next((name for name in _ANSWER_FIELDS if name in names), None)
     return answer_field or (_LAST_MESSAGE if "messages" in names else None)
+
+
+def _output_fields(graph: Any) -> frozenset[str]:
+    output = getattr(graph, "output_channels", [])
+    return frozenset([output] if isinstance(output, str) else output)

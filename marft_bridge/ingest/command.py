@@ -15,11 +15,10 @@ from marft_bridge.config.record import RecordOptions
 from marft_bridge.ingest.from_files import ingest_files
 from marft_bridge.ingest.listen import listen as listen_until_stopped
 from marft_bridge.ingest.report import IngestReport
-from marft_bridge.runs.run_choice import RunChoice
+from marft_bridge.runs.run_choice import STORE_SUFFIX, RunChoice
 from marft_bridge.runs.run_folder import RunFolder
 
 DEFAULT_PORT = 4318  # where OTLP exporters look for a receiver
-STORE_SUFFIX = ".duckdb"
 DEFAULT_QUIET_S = 10.0  # twice the time for which the SDK's batch processor holds spans back
 
 

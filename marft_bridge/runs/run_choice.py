@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.runs.run_folder import RunFolder
+from trace_store.journal import is_recorded
 
 if TYPE_CHECKING:
     from marft_bridge.config.bridge import BridgeConfig
 
 DEFAULT_CONFIG = Path("bridge.toml")
+STORE_SUFFIX = ".duckdb"
 _SEARCHED_DEPTH, _SEARCHED_FOLDERS = 3, 2000  # for run folders to complete a word with
 
 
@@ -66,7 +68,7 @@ class RunChoice:
             places.append((self._folder_of_config(), f"the run folder of {self.config}"))
         self._refuse_two_runs(places)
         named = [place[0] for place in places if place is not None]
-        return named[0] if named else self._folder_of_config()
+        return named[0] if named else self._folder_of_config(may_be_store=True)
 
     def to_store(self) -> Path:
         """The store, which RUN or `--store` may name itself.
@@ -111,23 +113,26 @@ class RunChoice:
         folder = toml_to_run_folder(DEFAULT_CONFIG)
         return folder is not None and os.path.realpath(folder) == os.path.realpath(self.argument or "")
 
-    def _config_path(self) -> Path:
+    def _config_path(self, *, may_be_store: bool = False) -> Path:
         if self.config is None and not DEFAULT_CONFIG.exists():
+            stores = sorted(Path().glob(f"*{STORE_SUFFIX}")) if may_be_store else []
             raise ConfigError(
                 f"{self.command}: there is no {DEFAULT_CONFIG} here; name a run folder, or a configuration with "
-                "--config"
+                f"--config{f', or the store {stores[0]}' if stores else ''}"
             )
         return self.config or DEFAULT_CONFIG
 
-    def _folder_of_config(self) -> Path:
-        path = self._config_path()
+    def _folder_of_config(self, *, may_be_store: bool = False) -> Path:
+        path = self._config_path(may_be_store=may_be_store)
         from marft_bridge.config.bridge import toml_to_config  # a folder that is named needs no options
 
         return toml_to_config(path).run_folder
 
 
 def _folder_to_store(path: Path) -> Path:
-    if path.is_file():
+    if path.suffix == STORE_SUFFIX or is_recorded(
+        path
+    ):  # of a store that is still to be made there is only its journal
         return path
     RunFolder(path).refuse_unsafe()
     return RunFolder(path).store

@@ -26,9 +26,11 @@ from support.pages.commands_page import commands
 from support.paths import ROOT
 from support.school_rig import school_in
 from support.traces_rig import sound_store
+from support.two_node_graph import fake_model, graph_of
 
 from marft_bridge import cli
 from marft_bridge.config.bridge import notes_to_config, toml_to_config
+from marft_bridge.recording.wrap import wrap
 from marft_bridge.runs.run_folder import RunFolder
 
 COMMANDS = {" ".join(words): command for words, command in commands(typer.main.get_command(cli.app))}
@@ -130,6 +132,17 @@ def test_the_bridge_toml_of_a_run_folder_is_asked_before_its_notes(
     assert told(capsys, "status", "run", "--config", "bridge.toml")[0] == 0, "both name one run"
     write_bridge_toml(tmp_path / "bridge.toml", run="elsewhere", rounds=11)
     assert json.loads(told(capsys, "status", "run", "--json")[1])["rounds"] == 6
+
+
+def test_a_store_of_which_there_is_only_the_journal_is_a_run_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wrap(graph_of(fake_model()), "traces.duckdb").invoke({"text": "a"})
+    assert not (tmp_path / "traces.duckdb").exists()
+    assert len(json.loads(told(capsys, "traces list", "traces.duckdb", "--json")[1])) == 1
+    assert told(capsys, "traces take-in", "traces.duckdb")[0] == 0
+    assert "or the store traces.duckdb" in one_line("traces list", told(capsys, "traces list"))
 
 
 def test_what_a_served_program_is_called_with_is_no_run(
@@ -311,27 +324,42 @@ def test_help_comes_in_half_a_second() -> None:
     assert min(seconds) < 0.5
 
 
-def completed(folder: Path, line: str) -> list[str]:
-    """The words that bash is offered behind a line."""
+def completion_of(line: str) -> dict[str, str]:
+    """The environment in which bash asks for the words behind a line."""
     words = [*shlex.split(line), *([""] if line.endswith(" ") else [])]
-    environment = {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1), "_TYPER_COMPLETE_TEST_DISABLE_SHELL": "1"}
-    return shown(PWD=str(folder), _MARFT_BRIDGE_COMPLETE="complete_bash", **environment).split()
+    return {"_MARFT_BRIDGE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
 
 
-def test_a_shell_completes_commands_and_run_folders(tmp_path: Path) -> None:
-    runs = tmp_path / "runs"
-    (tmp_path / "src/app").mkdir(parents=True)
-    runs.mkdir()
-    noted_run(runs / "one")
-    (runs / "two/store.duckdb.journal").mkdir(parents=True)
-    (runs / "three").mkdir()
-    assert set(completed(tmp_path, "marft-bridge ")) == {name.split()[0] for name in COMMANDS}
-    assert completed(tmp_path, "marft-bridge traces v") == ["vacuum"]
-    for command in WITH_RUN:
-        if command in MANY_RUNS:
-            continue
-        required = shlex.join(REQUIRED.get(command, []))
-        for line in (f"marft-bridge {command} {required} ", f"marft-bridge {command} --run "):
-            assert completed(tmp_path, line) == ["runs/one", "runs/two"], line
-    assert completed(tmp_path, "marft-bridge view runs/t") == ["runs/two"]
-    assert completed(tmp_path, "marft-bridge view ./runs/o") == ["./runs/one"]
+@pytest.fixture
+def runs_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with two runs, and folders that are none."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("src/app", "runs/three", "runs/two/store.duckdb.journal"):
+        (tmp_path / folder).mkdir(parents=True)
+    noted_run(tmp_path / "runs/one")
+    return tmp_path
+
+
+def test_a_shell_completes_commands_and_their_options(runs_here: Path) -> None:
+    names = shown(PWD=str(runs_here), **completion_of("marft-bridge ")).split()
+    assert set(names) == {name.split()[0] for name in COMMANDS}
+    assert shown(**completion_of("marft-bridge traces v")).split() == ["vacuum"]
+    assert shown(**completion_of("marft-bridge collect --ep")).split() == ["--episodes"]
+
+
+@pytest.mark.parametrize("command", sorted(set(WITH_RUN) - MANY_RUNS.keys()))
+def test_a_shell_completes_run_folders(
+    command: str, runs_here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["marft-bridge"])
+    required = shlex.join(REQUIRED.get(command, []))
+    for words, completions in (
+        (f"{command} {required} ", ["runs/one", "runs/two"]),
+        (f"{command} --run ", ["runs/one", "runs/two"]),
+        (f"{command} {required} runs/t", ["runs/two"]),
+        (f"{command} {required} ./runs/o", ["./runs/one"]),
+    ):
+        for name, value in completion_of(f"marft-bridge {words}").items():
+            monkeypatch.setenv(name, value)
+        assert cli.run([]) == 0
+        assert capsys.readouterr().out.split() == completions, words

@@ -86,6 +86,7 @@ def test_collecting_with_the_written_reward_scores_every_episode(reward: str, he
         {"name": "reward", "kind": "numeric", "answer_from": answer_from, "expected_from": "gold"}
     ]
     assert "reward" not in content["graph"]
+    assert max(map(len, Path("bridge.toml").read_text().splitlines())) <= 120
     with running(FakeVllm()) as ours:
         config = toml_to_config(Path("bridge.toml"), {"serve.attach": ours.url, "collect.episodes": 6})
         collect(config, Reporter(Console(file=io.StringIO())), resume=False)
@@ -116,6 +117,13 @@ def test_the_answer_is_the_last_message_where_no_field_is_called_so() -> None:
     choice = complete_choice(None, tasks, Graph("log"))
     assert choice is not None
     assert choice.answer_from is None
+
+
+def test_what_the_graph_does_not_read_is_what_a_task_expects() -> None:
+    task = {"id": "3+4", "question": "What is 3 + 4?", "sum": 7}
+    assert str(complete_choice(None, [task], Graph("question", "answer"))) == "numeric:answer=sum"
+    assert complete_choice(None, [task | {"level": 1}], Graph("question", "answer")) is None, "one of two is a guess"
+    assert complete_choice(None, [task], Graph("log", "answer")) is None, "a graph that is given something else"
 
 
 def test_tasks_that_expect_nothing_fit_no_kind() -> None:
