@@ -11,19 +11,18 @@ import time
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
 from marft_bridge.common.errors import USER_ERRORS, BridgeError, ConfigError
 from marft_bridge.common.extras import missing_module_to_line, require_extra, require_trainer
-from marft_bridge.common.progress import Reporter
+from marft_bridge.common.progress import Reporter, open_reporter
 from marft_bridge.common.terminal_text import text_to_lines
+from marft_bridge.runs.run_choice import DEFAULT_CONFIG, RunChoice, run_folders_below
 from marft_bridge.traces import cli as traces_cli
-
-if TYPE_CHECKING:
-    from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.traces.cli import json_option
 
 app = typer.Typer(
     name="marft-bridge",
@@ -34,11 +33,18 @@ app = typer.Typer(
 )
 app.add_typer(traces_cli.app)
 
-Config = Annotated[Path, typer.Option("--config", "-c", help="The bridge.toml to read.")]
-Run = Annotated[str | None, typer.Option("--run", help="Run folder; overrides `run`.")]
+RunArgument = Annotated[
+    Path | None,
+    typer.Argument(metavar="[RUN]", help="The run folder.", show_default=False, autocompletion=run_folders_below),
+]
+Config = Annotated[
+    Path | None, typer.Option("--config", "-c", help="The bridge.toml to read; bridge.toml, or what RUN notes.")
+]
+Run = Annotated[
+    str | None, typer.Option("--run", help="Run folder; overrides `run`.", autocompletion=run_folders_below)
+]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, envvar="MARFT_SEED", help="Overrides `seed`.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")]
-DEFAULT_CONFIG = Path("bridge.toml")
 RESUMABLE = ("collect", "train", "compare", "credit")
 INTERRUPTED = 130
 
@@ -58,10 +64,20 @@ def _options_before_the_command(
     pass
 
 
-def _config(path: Path, **overrides: Any) -> BridgeConfig:
-    from marft_bridge.config.bridge import toml_to_config
+def _dotted(**overrides: Any) -> dict[str, Any]:
+    """`train__rounds` -> `train.rounds`: the keys of options that flags override."""
+    return {key.replace("__", "."): value for key, value in overrides.items()}
 
-    return toml_to_config(path, {key.replace("__", "."): value for key, value in overrides.items()})
+
+class _CommandBeforeAnother(typer.core.TyperCommand):
+    """A command that takes another one behind `--`, of whose words none is its own RUN."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keeps what stands behind `--` in `ctx.args`."""
+        at = args.index("--") if "--" in args else len(args)
+        super().parse_args(ctx, args[:at])
+        ctx.args = program = args[at + 1 :]
+        return program
 
 
 @app.command(
@@ -84,7 +100,13 @@ def init(
         str | None,
         typer.Option(help="LangGraph's config of the runs (configurable, recursion_limit, tags, metadata), likewise."),
     ] = None,
-    reward: Annotated[str | None, typer.Option(help="A function (task, final state) -> number.")] = None,
+    reward: Annotated[
+        str | None,
+        typer.Option(
+            help="A function (task, final state) -> number; or numeric, exact, math, code, reasoning_gym, with a field "
+            "of the final state and one of the task: numeric:answer=gold. What is left out is taken from both."
+        ),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="A directory or Hub name; smollm2-135m, which is small.")] = None,
     out: Annotated[Path, typer.Option(help="The file to write.")] = DEFAULT_CONFIG,
     yes: Annotated[bool, typer.Option("--yes", help="Train every node in which a model is seen.")] = False,
@@ -92,6 +114,7 @@ def init(
     probe: Annotated[
         bool, typer.Option("--probe", help="Run the app once, on the first task, to see which nodes call a model.")
     ] = False,
+    as_json: Annotated[bool, json_option("file, nodes, train_tasks, heldout_tasks, reward")] = False,
 ) -> None:
     """List an app's nodes and write a commented bridge.toml.
 
@@ -116,31 +139,38 @@ def init(
         context=context,
         run_config=run_config,
     )
-    run_init(app_name, flags, Reporter(), ask_user=lambda question, default: typer.prompt(question, default=default))
+    with open_reporter(as_json) as reporter:
+        run_init(app_name, flags, reporter, ask_user=lambda question, default: typer.prompt(question, default=default))
 
 
 @app.command(epilog="Example: marft-bridge collect --config examples/math_duo/bridge.toml --run runs/try --episodes 32")
 def collect(
-    config: Config = DEFAULT_CONFIG,
+    run_folder: RunArgument = None,
+    config: Config = None,
     run: Run = None,
     seed: Seed = None,
     episodes: Annotated[int | None, typer.Option(min=1, help="Overrides `collect.episodes`.")] = None,
     in_flight: Annotated[int | None, typer.Option(min=1, help="Overrides `collect.in_flight`.")] = None,
     engine: Annotated[str | None, typer.Option(help="local or ray; overrides `collect.engine`.")] = None,
     resume: Resume = False,
+    as_json: Annotated[
+        bool, json_option("run_folder, store, outcomes, rewards, actions, trainable_actions, sampled_tokens")
+    ] = False,
 ) -> None:
     """Run the graph on training tasks and record every run."""
-    changes = {"collect__episodes": episodes, "collect__in_flight": in_flight, "collect__engine": engine}
     require_extra("train", "collect")
-    settings = _config(config, run=run, seed=seed, **changes)
+    changes = _dotted(seed=seed, collect__episodes=episodes, collect__in_flight=in_flight, collect__engine=engine)
+    settings = RunChoice("collect", run_folder, config=config, run=run).to_config(changes)
     from marft_bridge.commands.collect import collect as run_collect
 
-    run_collect(settings, Reporter(), resume)
+    with open_reporter(as_json) as reporter:
+        run_collect(settings, reporter, resume)
 
 
 @app.command(epilog="Example: marft-bridge train --config examples/math_duo/bridge.toml --run runs/try --rounds 2")
 def train(
-    config: Config = DEFAULT_CONFIG,
+    run_folder: RunArgument = None,
+    config: Config = None,
     run: Run = None,
     seed: Seed = None,
     rounds: Annotated[int | None, typer.Option(min=0, help="Overrides `train.rounds`.")] = None,
@@ -148,18 +178,22 @@ def train(
         bool, typer.Option("--without-signal", help="Train although the rewards hardly tell runs apart.")
     ] = False,
     resume: Resume = False,
+    as_json: Annotated[bool, json_option("run_folder, rounds, versions, best, metrics")] = False,
 ) -> None:
     """Learn from stored episodes, then fresh ones; publish adapters."""
     require_trainer("train")
-    settings = _config(config, run=run, seed=seed, train__rounds=rounds)
+    choice = RunChoice("train", run_folder, config=config, run=run)
+    settings = choice.to_config(_dotted(seed=seed, train__rounds=rounds))
     from marft_bridge.training.train import train as run_train
 
-    run_train(settings, Reporter(), resume, without_signal=without_signal)
+    with open_reporter(as_json) as reporter:
+        run_train(settings, reporter, resume, without_signal=without_signal)
 
 
 @app.command(epilog="Example: marft-bridge compare --config examples/math_duo/bridge.toml --run runs/try --before 0")
 def compare(
-    config: Config = DEFAULT_CONFIG,
+    run_folder: RunArgument = None,
+    config: Config = None,
     run: Run = None,
     seed: Seed = None,
     tasks: Annotated[int | None, typer.Option(min=2, help="Overrides `compare.tasks`.")] = None,
@@ -176,6 +210,7 @@ def compare(
     candidate: Annotated[
         str | None, typer.Option(help="With --promote-if: which variant it is asked of, where there are several.")
     ] = None,
+    as_json: Annotated[bool, json_option("report (what report.json holds), files, gate, safety")] = False,
 ) -> None:
     """Run variants on held-out tasks, and say which is better.
 
@@ -183,9 +218,11 @@ def compare(
     without any, every node's version 0 and the best.
     """
     require_extra("train", "compare")
-    settings = _config(config, run=run, seed=seed, compare__tasks=tasks)
+    choice = RunChoice("compare", run_folder, config=config, run=run)
+    settings = choice.to_config(_dotted(seed=seed, compare__tasks=tasks))
     from marft_bridge.comparison.command import VersionFlags
     from marft_bridge.comparison.command import compare as run_compare
+    from marft_bridge.comparison.page import REPORT_FILES
     from marft_bridge.config.compare import text_to_version
     from marft_bridge.config.gate_expression import expression_to_gate
     from marft_bridge.promotion.candidate_check import check_candidate, require_candidate
@@ -195,18 +232,25 @@ def compare(
     gate = expression_to_gate(promote_if) if promote_if is not None else None
     if gate is not None:
         require_candidate(settings, candidate)
-    reporter = Reporter()
     after_version = None if after is None else text_to_version("compare --after", after)
-    report = run_compare(settings, reporter, resume, flags=VersionFlags(before, after_version))
-    if gate is not None:
-        raise typer.Exit(check_candidate(settings, report, gate, candidate=candidate, reporter=reporter).exit_code)
+    with open_reporter(as_json) as reporter:
+        report = run_compare(settings, reporter, resume, flags=VersionFlags(before, after_version))
+        result = (
+            None if gate is None else check_candidate(settings, report, gate, candidate=candidate, reporter=reporter)
+        )
+        findings = {"gate": None, "safety": []} if result is None else result.to_json()
+        files = [str(settings.run_folder / name) for name in REPORT_FILES]
+        reporter.give({"report": report.model_dump(mode="json"), "files": files, **findings})
+    if result is not None:
+        raise typer.Exit(result.exit_code)
 
 
 @app.command(
     epilog='Example: marft-bridge promote --config examples/math_duo/bridge.toml --if "correct>0" --by "Jane Doe"'
 )
 def promote(
-    config: Config = DEFAULT_CONFIG,
+    run_folder: RunArgument = None,
+    config: Config = None,
     run: Run = None,
     candidate: Annotated[str | None, typer.Option(help="A variant of the comparison; without it the only one.")] = None,
     gate: Annotated[
@@ -216,6 +260,7 @@ def promote(
     rollback: Annotated[int | None, typer.Option(min=1, help="Sign off the versions of this manifest again.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check all manifests and weights, and do nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: Annotated[bool, json_option("outcome, gate, safety, manifests")] = False,
 ) -> None:
     """Sign off the adapter versions of a comparison's candidate.
 
@@ -223,7 +268,7 @@ def promote(
     comparison settles nothing.
     """
     require_extra("train", "promote")
-    settings = _config(config, run=run)
+    settings = RunChoice("promote", run_folder, config=config, run=run).to_config()
     from marft_bridge.promotion.promote import PromotionRequest, roll_back
     from marft_bridge.promotion.promote import promote as run_promote
     from marft_bridge.promotion.promote import verify as run_verify
@@ -233,21 +278,22 @@ def promote(
             raise ConfigError("promote: there is no terminal to ask on; say --yes")
         return yes or typer.confirm(question)
 
-    reporter = Reporter()
     if sum([verify, rollback is not None, candidate is not None or gate is not None]) > 1:
         raise ConfigError("promote: --verify, --rollback and a candidate with its condition are three ways; choose one")
-    if verify:
-        exit_code = run_verify(settings, reporter)
-    elif rollback is not None:
-        exit_code = roll_back(settings, rollback, by, confirm=confirm, reporter=reporter)
-    else:
-        exit_code = run_promote(settings, PromotionRequest(candidate, gate, by), confirm, reporter=reporter)
+    with open_reporter(as_json) as reporter:
+        if verify:
+            exit_code = run_verify(settings, reporter)
+        elif rollback is not None:
+            exit_code = roll_back(settings, rollback, by, confirm=confirm, reporter=reporter)
+        else:
+            exit_code = run_promote(settings, PromotionRequest(candidate, gate, by), confirm, reporter=reporter)
     raise typer.Exit(exit_code)
 
 
 @app.command(epilog="Example: marft-bridge credit --config examples/math_duo/bridge.toml --run runs/try --tasks 32")
 def credit(
-    config: Config = DEFAULT_CONFIG,
+    run_folder: RunArgument = None,
+    config: Config = None,
     run: Run = None,
     seed: Seed = None,
     nodes: Annotated[
@@ -276,13 +322,16 @@ def credit(
         float, typer.Option(min=0, help="An agent that is shown to add less than this is called lazy.")
     ] = 0.05,
     resume: Resume = False,
+    as_json: Annotated[
+        bool, json_option("run, metric, method, substitute, agents, pairs, rewards_of, rewards_written")
+    ] = False,
 ) -> None:
     """Replace agents in turn, and say what each contributes.
 
     All teams run on the same tasks and seeds.
     """
     require_extra("train", "credit")
-    settings = _config(config, run=run, seed=seed)
+    settings = RunChoice("credit", run_folder, config=config, run=run).to_config(_dotted(seed=seed))
     from marft_bridge.agent_credit.command import CreditOptions
     from marft_bridge.agent_credit.command import credit as run_credit
     from marft_bridge.config.compare import BEST, text_to_version
@@ -303,36 +352,43 @@ def credit(
         metric=metric,
         min_contribution=worth,
     )
-    run_credit(settings, options, Reporter(), resume=resume)
+    with open_reporter(as_json) as reporter:
+        run_credit(settings, options, reporter, resume=resume)
 
 
 @app.command(
     epilog="Example: marft-bridge score --config examples/math_duo/bridge.toml --run runs/try --only graph.reward"
 )
 def score(
-    config: Config = DEFAULT_CONFIG,
+    run_folder: RunArgument = None,
+    config: Config = None,
     run: Run = None,
     only: Annotated[
         list[str] | None, typer.Option("--only", help="A reward by its name, or graph.reward; may be repeated.")
     ] = None,
+    as_json: Annotated[
+        bool, json_option("episodes, left_out, rewards, parts, missing, failures, needs_final_state")
+    ] = False,
 ) -> None:
     """Compute the rewards of stored episodes again.
 
     No episode is run again.
     """
-    settings = _config(config, run=run)
+    settings = RunChoice("score", run_folder, config=config, run=run).to_config()
     from marft_bridge.commands.score import score as run_score
 
-    run_score(settings, only or (), Reporter())
+    with open_reporter(as_json) as reporter:
+        run_score(settings, only or (), reporter)
 
 
 @app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    cls=_CommandBeforeAnother,
     epilog="Example: marft-bridge serve --config examples/math_duo/bridge.toml --run runs/try -- sleep 60",
 )
 def serve(
     context: typer.Context,
-    config: Config = DEFAULT_CONFIG,
+    run_folder: RunArgument = None,
+    config: Config = None,
     run: Run = None,
     split: Annotated[
         str | None, typer.Option(help="Share an app's traffic out: percent of base and candidate, as 90/10.")
@@ -359,7 +415,7 @@ def serve(
     it answers an app instead: each of its nodes calls the model of its own name, and base or candidate answers.
     """
     require_extra("train", "serve")
-    settings = _config(config, run=run)
+    settings = RunChoice("serve", run_folder, config=config, run=run).to_config()
     from marft_bridge.commands.serve import serve as run_serve
     from marft_bridge.live.flags import flags_to_live
 
@@ -369,30 +425,37 @@ def serve(
 
 @app.command(epilog="Example: marft-bridge status --config examples/math_duo/bridge.toml --run runs/try")
 def status(
-    run_folder: traces_cli.RunArgument = None,
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="The bridge.toml to read.")] = None,
+    run_folder: RunArgument = None,
+    config: Config = None,
     run: Run = None,
+    as_json: Annotated[
+        bool,
+        json_option(
+            "run_folder, store, episodes, adapters, forecast, last_update, rounds, best, servers, live, report, walls"
+        ),
+    ] = False,
 ) -> None:
     """Show a run folder's episodes, adapters, update and server."""
-    from marft_bridge.traces.store_path import one_run
-
-    one_run(run_folder, run, config, command="status")
-    from marft_bridge.config.bridge import run_folder_to_config
-
-    settings = _config(config or DEFAULT_CONFIG, run=run) if run_folder is None else run_folder_to_config(run_folder)
+    settings = RunChoice("status", run_folder, config=config, run=run).to_config()
     from marft_bridge.commands.status import status as show_status
 
-    show_status(settings, Reporter())
+    with open_reporter(as_json) as reporter:
+        show_status(settings, reporter)
 
 
 @app.command(epilog="Example: marft-bridge view runs/math_duo")
 def view(
-    path: Annotated[
+    run_folder: Annotated[
         Path | None,
-        typer.Argument(metavar="[RUN]", help="A run folder, a store, or an export of one.", show_default=False),
+        typer.Argument(
+            metavar="[RUN]",
+            help="A run folder, a store, or an export of one.",
+            show_default=False,
+            autocompletion=run_folders_below,
+        ),
     ] = None,
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="A bridge.toml: its run folder.")] = None,
-    run: Run = None,
+    config: traces_cli.Config = None,
+    run: traces_cli.Run = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen on 127.0.0.1; 0 takes a free one.")] = 0,
     model: Annotated[
         str | None, typer.Option(help="The base model, to show tokens as text; as the run noted it, if left out.")
@@ -405,18 +468,18 @@ def view(
     Listens on loopback until Ctrl-C, for whoever has the token of the printed address. Reads, and changes
     nothing.
     """
-    from marft_bridge.traces.store_path import one_run
     from marft_bridge.view.command import view as run_view
 
-    folder = one_run(path, run, config, command="view") or _config(config or DEFAULT_CONFIG).run_folder
-    run_view(Path(folder), port, model, browser=not no_browser, reporter=Reporter())
+    path = RunChoice("view", run_folder, config=config, run=run).to_folder()
+    run_view(path, port, model, browser=not no_browser, reporter=Reporter())
 
 
 @app.command(epilog="Example: marft-bridge export actor exported/actor --config examples/math_duo/bridge.toml --merged")
 def export(
     node: Annotated[str, typer.Argument(help="The node, by its LangGraph name.")],
     folder: Annotated[Path, typer.Argument(help="Where to; must not exist or be empty.")],
-    config: Config = DEFAULT_CONFIG,
+    run_folder: RunArgument = None,
+    config: Config = None,
     run: Run = None,
     version: Annotated[str | None, typer.Option(help="A number, best, newest or promoted; best.")] = None,
     merged: Annotated[bool, typer.Option("--merged", help="The whole model with the adapter merged in.")] = False,
@@ -430,21 +493,24 @@ def export(
         str | None, typer.Option(metavar="OWNER/NAME", help="Send it to this repository of the Hugging Face Hub, too.")
     ] = None,
     public: Annotated[bool, typer.Option("--public", help="With --push: for everybody to see; private.")] = False,
+    as_json: Annotated[bool, json_option("node, version, folder, merged")] = False,
 ) -> None:
     """Write a node's adapter as a peft folder, or a merged model.
 
     A model card is in it: tasks, training and the newest comparison's figures; no text of a trace, no private path.
     """
     require_extra("train", "export")
-    settings = _config(config, run=run)
+    settings = RunChoice("export", run_folder, config=config, run=run).to_config()
     from marft_bridge.commands.export import ExportFlags, export_node
 
     flags = ExportFlags(version, merged, base_model, license=license_name, push=push, public=public)
-    export_node(settings, node, folder, flags=flags, reporter=Reporter())
+    with open_reporter(as_json) as reporter:
+        export_node(settings, node, folder, flags=flags, reporter=reporter)
 
 
 @traces_cli.app.command(epilog="Example: marft-bridge traces erase --subject u-17 --dry-run --run runs/try")
 def erase(
+    run_folder: traces_cli.RunArgument = None,
     config: traces_cli.Config = None,
     run: traces_cli.Run = None,
     store: traces_cli.Store = None,
@@ -452,25 +518,37 @@ def erase(
     older_than: Annotated[str | None, typer.Option(help="All traces that ended so long ago: 90d, 12h, 4w.")] = None,
     exports: Annotated[list[Path] | None, typer.Option(help="An export folder to erase it from as well.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be erased.")] = False,
-    as_json: traces_cli.AsJson = False,
+    as_json: Annotated[
+        bool,
+        json_option(
+            "dry_run, traces, replays, rows, bytes_before, bytes_after, exports, exports_left, exports_unread, "
+            "segments, segments_left, files, files_left, clusters_left, readers_left, adapters"
+        ),
+    ] = False,
 ) -> None:
     """Erase a subject, or what is old, from all files of a run.
 
     No byte of it is left; or it is said which file has it, and how to make that one again.
     """
     from marft_bridge.erasure import command
-    from marft_bridge.traces.store_path import flags_to_store
 
     request = command.flags_to_request(subject, older_than, exports or (), now_ns=time.time_ns())
     console = Console(highlight=False)
-    command.erase(flags_to_store(config, run, store), request, dry_run, as_json=as_json, console=console)
+    path = RunChoice("traces erase", run_folder, config=config, run=run, store=store).to_store()
+    command.erase(path, request, dry_run, as_json=as_json, console=console)
 
 
 @app.command(epilog="Example: marft-bridge ingest traces.json --config examples/math_duo/bridge.toml --run runs/try")
 def ingest(
-    files: Annotated[list[Path] | None, typer.Argument(help="OTLP files: protobuf, JSON or JSON lines, gzip.")] = None,
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILES]... [RUN]",
+            help="OTLP files: protobuf, JSON or JSON lines, gzip; then the run folder, or a store.",
+        ),
+    ] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="A bridge.toml: its run folder, redaction.")
+        Path | None, typer.Option("--config", "-c", help="A bridge.toml: its run folder, redaction; bridge.toml.")
     ] = None,
     run: Run = None,
     store: Annotated[Path | None, typer.Option(help="The store, instead of a run folder's.")] = None,
@@ -482,19 +560,26 @@ def ingest(
     quiet_seconds: Annotated[
         float | None, typer.Option(min=0, help="With --listen: a whole trace is done after so long without a span; 10.")
     ] = None,
+    as_json: Annotated[
+        bool,
+        json_option(
+            "traces, spans, stored_before, episodes, actions, conventions, missing, refused, removed_settings, "
+            "redactions, unredactable, late_spans, rejected"
+        ),
+    ] = False,
 ) -> None:
     """Take in traces that other tracers recorded.
 
     Those of OpenInference, OpenLLMetry and LangSmith, as far as they go.
     """
-    if store is not None and run is not None:
-        raise ConfigError("ingest: --store and --run both say where to; leave one out")
-    settings = _config(config or DEFAULT_CONFIG, run=run) if config is not None or store is None else None
-    from marft_bridge.ingest.command import flags_to_receiver
+    from marft_bridge.ingest.command import choice_to_target, flags_to_receiver, split_run
     from marft_bridge.ingest.command import ingest as run_ingest
 
     receiver = flags_to_receiver(listen, port, token_env, quiet_s=quiet_seconds)
-    run_ingest(files or [], settings, store, receiver=receiver, reporter=Reporter())
+    otlp_files, run_folder = split_run(files or [])
+    target = choice_to_target(RunChoice("ingest", run_folder, config=config, run=run, store=store))
+    with open_reporter(as_json) as reporter:
+        run_ingest(otlp_files, target, receiver, reporter=reporter)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -507,6 +592,11 @@ def run(arguments: Sequence[str]) -> int:
         message = "\n".join(text_to_lines(str(error)))
         stderr.print(f"marft-bridge: {message}", markup=False, style="red", soft_wrap=True)
         return error.exit_code if isinstance(error, BridgeError) else 2
+    except PermissionError as error:
+        place = text_to_lines(str(error.filename or "a file"))[0]
+        message = f"{place}: {error.strerror}; let its owner run this, or name another place"
+        stderr.print(f"marft-bridge: {message}", markup=False, style="red", soft_wrap=True)
+        return 2
     except ModuleNotFoundError as error:
         line = missing_module_to_line(error.name)
         if line is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from rich.table import Table
 
@@ -91,6 +91,18 @@ class CreditRun:
         reward_names = " and ".join(sorted({reward.name for reward in rewards}))
         reporter.say(
             f"{self.run_id}: wrote {reward_count} rewards of agents ({reward_names}) to the episodes of {full_run}"
+        )
+        reporter.give(
+            {
+                "run": self.run_id,
+                "metric": self.metric,
+                "method": self.method,
+                "substitute": self.substitute,
+                "agents": [asdict(credit) for credit in singles],
+                "pairs": [asdict(credit) for credit in pairs],
+                "rewards_of": full_run,
+                "rewards_written": reward_count,
+            }
         )
 
     def _read_team(self, store: TraceStore, run_id: str, variant: str | None) -> _TeamEpisodes:

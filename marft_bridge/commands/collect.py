@@ -75,4 +75,15 @@ def _print_summary(config: BridgeConfig, store: TraceStore, reporter: Reporter) 
     outcome_counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes))
     means = ", ".join(f"{name} {mean:.3f}" for name, mean in rewards)
     reporter.say(f"collected {outcome_counts}; {trainable} of {actions} actions trainable, {tokens} sampled tokens")
-    reporter.say(f"mean rewards: {means}; store: {config.run_folder / 'store.duckdb'}")
+    reporter.say(f"mean rewards: {means}; store: {store.path}")
+    reporter.give(
+        {
+            "run_folder": str(config.run_folder),
+            "store": str(store.path),
+            "outcomes": dict(sorted(outcomes)),
+            "rewards": dict(rewards),
+            "actions": actions,
+            "trainable_actions": trainable,
+            "sampled_tokens": tokens,
+        }
+    )

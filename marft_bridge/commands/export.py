@@ -94,6 +94,7 @@ def export_node(config: BridgeConfig, node: str, out: Path, flags: ExportFlags, 
     reporter.say(f"exported {node}@{row.version}{choice} {kind}: {out}")
     if destination is not None:
         reporter.say(f"pushed to {destination.push(out, f'{node}@{row.version}')}")
+    reporter.give({"node": node, "version": row.version, "folder": str(out), "merged": flags.merged})
 
 
 def _name_base(config: BridgeConfig, node: str, model_dir: Path, given_name: str | None) -> tuple[str, HubName | None]:

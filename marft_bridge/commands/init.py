@@ -8,6 +8,7 @@ whose tasks and reward load.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import re
 import sys
@@ -24,7 +25,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from marft_bridge.commands.probe import NodeCalls, Probe, probe
+from marft_bridge.commands.reward_choice import RewardChoice, complete_choice, text_to_choice
 from marft_bridge.common.errors import ConfigError, GraphError, ServingError
+from marft_bridge.common.extras import install_command, is_installed
 from marft_bridge.common.files import write_atomically
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig, GraphOptions, problem_to_line
@@ -32,6 +35,7 @@ from marft_bridge.config.models import ModelOptions
 from marft_bridge.config.option_sentences import options_to_sentences
 from marft_bridge.config.serve import ServeOptions
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
+from marft_bridge.rewards.contract import RewardOptions
 from marft_bridge.rollouts.agent_check import check_nodes
 from marft_bridge.rollouts.app import options_to_app
 from marft_bridge.rollouts.app_graph import call_app_factory, load_app_object, open_graph
@@ -46,6 +50,10 @@ _PROBE_S = 300.0
 _TASKS = (
     "Tasks: a JSONL or Parquet file, the name of an iterable, as my_app.py:tasks, or gsm8k:train.jsonl and its like"
 )
+_REWARD = (
+    "Reward: a function (task, final state) -> number, as my_app.py:reward; or numeric, exact, math, code, "
+    "reasoning_gym, with a field of the final state and one of the task, as numeric:answer=gold"
+)
 _NAMES_WIDTH = 40
 _MADE_LATER = "made when the node runs"
 
@@ -56,7 +64,7 @@ class Flags:
 
     nodes: tuple[str, ...]
     tasks: str | None
-    reward: str | None
+    reward: str | None  # the name of a function, or a kind: see `reward_choice.text_to_choice`
     model: str | None
     out: Path
     yes: bool  # train every node with a model; with `probe`, every node that called one
@@ -94,7 +102,7 @@ def init(app: str, flags: Flags, reporter: Reporter, ask_user: Callable[[str, st
         namesakes = ambiguity_lines(nodes)
         if flags.probe:
             if tasks is None:
-                _require_terminal(flags)
+                _require_terminal(flags, graph)
             tasks = tasks or ask_user(_TASKS, None)
             to_input = to_input or _ask_for_input(app, graph, tasks, ask_user=ask_user, reporter=reporter)
             source = text_to_tasks(tasks)
@@ -119,7 +127,7 @@ def init(app: str, flags: Flags, reporter: Reporter, ask_user: Callable[[str, st
         for line in namesakes:
             reporter.say(line)
         if chosen is None or tasks is None or flags.reward is None:
-            _require_terminal(flags)
+            _require_terminal(flags, graph)
         if chosen is None:
             answer = ask_user("Nodes to train, with commas between", ",".join(nodes_with_model) or None)
             check_nodes(graph, chosen := commas_to_names(answer), app, key="nodes to train")
@@ -128,7 +136,12 @@ def init(app: str, flags: Flags, reporter: Reporter, ask_user: Callable[[str, st
     tasks = tasks or ask_user(_TASKS, None)
     if calls_by_node is None:  # a probe has asked already
         to_input = to_input or _ask_for_input(app, graph, tasks, ask_user=ask_user, reporter=reporter)
-    reward = flags.reward or ask_user("Reward: a function (task, final state) -> number, as my_app.py:reward", None)
+    read = read_tasks(text_to_tasks(tasks), ())
+    reward_text = flags.reward or ask_user(_REWARD, _fitting_reward(read, graph))
+    choice = text_to_choice(reward_text)
+    if choice is not None:
+        choice = complete_choice(choice, read, graph)
+    reward = reward_text if choice is None else choice.to_options(read)
     frozen = [node.name for node in nodes if node.name not in chosen and node.holds(stand_in)]
     offering_nodes = {node.name for node in nodes if node.tools}
     offering_nodes |= {name for name, node_calls in (calls_by_node or {}).items() if node_calls.tools}
@@ -153,7 +166,7 @@ def init(app: str, flags: Flags, reporter: Reporter, ask_user: Callable[[str, st
         raise ConfigError(f"init: {problem_to_line(error)}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"init: --context or --run-config has a value that TOML has no form for: {error}") from None
-    loaded = options_to_app(config.graph)
+    loaded = options_to_app(config.graph, config.rewards)
     write_atomically(flags.out, text)
     reporter.say(
         f"{flags.out}: trains {', '.join(chosen)} on {len(loaded.train_tasks)} tasks, "
@@ -164,6 +177,10 @@ def init(app: str, flags: Flags, reporter: Reporter, ask_user: Callable[[str, st
             name_to_model_dir(config.model.path)
     except (ConfigError, ServingError) as error:  # it may be fetched later, or be on another machine
         reporter.say(f"model.path: {error}")
+    if choice is not None:
+        reporter.say(f"the reward is {choice}: {_choice_to_text(choice)}")
+        if choice.kind == "math" and not is_installed("math_verify"):
+            reporter.say(f"its kind needs {install_command('math')}")
     if flags.model is None:
         reporter.say(f"model.path is {config.model.path!r}, a small one to try things with; --model names another")
     for node in nodes:
@@ -181,6 +198,24 @@ def init(app: str, flags: Flags, reporter: Reporter, ask_user: Callable[[str, st
             "your model"
         )
     reporter.say(f"next: marft-bridge collect --config {flags.out}")
+    reporter.give(
+        {
+            "file": str(flags.out),
+            "nodes": [
+                {
+                    "node": node.name,
+                    "models": list(node.models),
+                    "tools": list(node.tools),
+                    "calls": None if calls_by_node is None else getattr(calls_by_node.get(node.name), "calls", 0),
+                    "trained": node.name in chosen,
+                }
+                for node in nodes
+            ],
+            "train_tasks": len(loaded.train_tasks),
+            "heldout_tasks": len(loaded.heldout_tasks),
+            "reward": reward_text if choice is None else str(choice),
+        }
+    )
 
 
 def _ask_for_input(
@@ -238,12 +273,27 @@ def _probe_app(options: GraphOptions, graph: Any, runner: asyncio.Runner, report
     return run
 
 
-def _require_terminal(flags: Flags) -> None:
+def _fitting_reward(tasks: Sequence[Mapping[str, Any]], graph: Any) -> str | None:
+    """What `--reward` could say for tasks that show what they expect; None where they do not."""
+    choice = complete_choice(None, tasks, graph)
+    return None if choice is None or choice.answer_from is None else str(choice)
+
+
+def _choice_to_text(choice: RewardChoice) -> str:
+    expected = "" if choice.expected_from is None else f" against {choice.expected_from!r} of the task"
+    return f"{choice.answer_from!r} of the final state{expected}; look whether these are the fields you mean"
+
+
+def _require_terminal(flags: Flags, graph: Any) -> None:
     if sys.stdin.isatty():
         return
     missing = [] if flags.nodes or flags.yes else ["--nodes (or --yes for every node with a model)"]
     missing += [f"--{name}" for name in ("tasks", "reward") if getattr(flags, name) is None]
-    raise ConfigError(f"init: there is no terminal to ask on; give {', '.join(missing)}")
+    hint = ""
+    if flags.reward is None and flags.tasks is not None:
+        fitting = _fitting_reward(read_tasks(text_to_tasks(flags.tasks), ()), graph)
+        hint = "" if fitting is None else f"; what the tasks expect fits --reward {fitting}"
+    raise ConfigError(f"init: there is no terminal to ask on; give {', '.join(missing)}{hint}")
 
 
 def commas_to_names(text: str) -> tuple[str, ...]:
@@ -293,7 +343,7 @@ def _file_lines(
     frozen: Sequence[str],
     tasks: str,
     task_to_input: str | None,
-    reward: str,
+    reward: str | RewardOptions,
     context: dict[str, Any] | str | None,
     run_config: dict[str, Any] | str | None,
     model: str | None,
@@ -315,7 +365,10 @@ def _file_lines(
         yield _key_lines(GraphOptions, "context", context)
     if run_config is not None:
         yield _key_lines(GraphOptions, "config", run_config)
-    yield _key_lines(GraphOptions, "reward", reward)
+    if isinstance(reward, str):
+        yield _key_lines(GraphOptions, "reward", reward)
+    else:
+        yield from _reward_lines(reward)
     yield "\n[model]\n"
     yield _key_lines(ModelOptions, "path", model or ModelOptions().path)
     adapters = 2 * len(nodes) + len(frozen)  # two versions of a trained node around an update, one of a frozen node
@@ -328,14 +381,32 @@ def _file_lines(
             yield _key_lines(ServeOptions, "tool_call_parser", _PARSER)
 
 
+def _reward_lines(reward: RewardOptions) -> Iterator[str]:
+    """A table of `[[rewards]]`; the sentence of its kind stands above it."""
+    sentence = " ".join((inspect.getdoc(type(reward)) or "").split())
+    yield f"\n{_to_comment(f'{sentence} Several tables may stand side by side.')}\n[[rewards]]\n"
+    sentences = {**options_to_sentences(RewardOptions), **options_to_sentences(type(reward))}
+    for name in ("name", "kind", *sorted(reward.model_fields_set - {"name", "kind"})):
+        if name in sentences:
+            yield _key_lines(type(reward), name, getattr(reward, name), sentence=sentences[name])
+        else:
+            yield f"{name} = {_toml_value(getattr(reward, name))}\n"
+
+
 def _key_lines(
-    options: type[BaseModel], name: str, value: str | float | list[str] | dict[str, Any] | BaseModel, idle: bool = False
+    options: type[BaseModel],
+    name: str,
+    value: str | float | list[str] | dict[str, Any] | BaseModel,
+    idle: bool = False,
+    sentence: str | None = None,
 ) -> str:
-    """A TOML line below its comment; with `idle` the line is commented out too."""
-    comment = textwrap.fill(
-        options_to_sentences(options)[name], 118, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False
-    )
+    """A TOML line below the sentence of its option; with `idle` the line is commented out too."""
+    comment = _to_comment(sentence or options_to_sentences(options)[name])
     return f"{comment}\n{'# ' if idle else ''}{name} = {_toml_value(value)}\n"
+
+
+def _to_comment(sentence: str) -> str:
+    return textwrap.fill(sentence, 118, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
 
 
 def _toml_value(value: Any) -> str:

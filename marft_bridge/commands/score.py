@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from marft_bridge.common.errors import ConfigError, EpisodesFailedError, RewardFailedError
 from marft_bridge.common.progress import Reporter
@@ -72,6 +73,7 @@ def score(config: BridgeConfig, only: Sequence[str], reporter: Reporter) -> None
         raise EpisodesFailedError(f"no episode could be scored: {summary.failures.most_common(1)[0][0]}")
     for line in (*summary.lines(), *scorer.take_thread_lines()):
         reporter.say(line)
+    reporter.give(summary.to_json())
 
 
 def _scorer(config: BridgeConfig) -> Scorer:
@@ -114,6 +116,20 @@ class _Summary:
         means = [f"{name} {self.sums[name] / count:.3f}" for name, count in sorted(self.counts.items())]
         rest = [f"and {len(means) - MAX_SHOWN} more"] if len(means) > MAX_SHOWN else []
         return "  ".join(means[:MAX_SHOWN] + rest)
+
+    def to_json(self) -> dict[str, Any]:
+        """The summary under names, for `--json`."""
+        return {
+            "episodes": self.episodes,
+            "left_out": dict(self.left_out),
+            "rewards": {name: {"episodes": n, "mean": self.sums[name] / n} for name, n in sorted(self.counts.items())},
+            "parts": [{"reward": name, "level": level, "numbers": n} for (name, level), n in self.parts.items()],
+            "missing": [
+                {"reward": name, "reason": reason, "episodes": n} for (name, reason), n in self.missing_rewards.items()
+            ],
+            "failures": dict(self.failures),
+            "needs_final_state": sorted(self.needs_result),
+        }
 
     def lines(self) -> Iterator[str]:
         """The lines of the summary."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from marft_bridge.common.errors import ConfigError, StoreError
 from marft_bridge.common.progress import Reporter
@@ -29,25 +30,49 @@ def status(config: BridgeConfig, reporter: Reporter) -> None:
     if not folder.path.is_dir():
         raise ConfigError(f"status: there is no run folder {folder.path}; `marft-bridge collect` makes one")
     folder.refuse_unsafe()
-    reporter.say(f"run folder {folder.path}")
-    _say_store(folder, reporter)
-    for node in config.graph.nodes:
-        versions = sorted(int(p.parent.name) for p in (folder.adapters / node).glob("*/marft.json"))
-        reporter.say(f"  {node}: {'adapters ' + ', '.join(map(str, versions)) if versions else 'no adapter yet'}")
-    for line in (read_forecast(folder.metrics) or {"lines": []})["lines"]:
-        reporter.say(f"  {line}")
     lines = read_metrics(folder.metrics)
-    if lines:
-        reporter.say(f"  last update: round {lines[-1]['round']} of {config.train.rounds} ({lines[-1]['phase']})")
-    if (named := read_named_version(folder)) is not None:
-        reporter.say(f"  best version: {named.version} of {named.newest}")
-    servers = running_servers(folder)
-    reporter.say(f"  server: {', '.join(address for address, _ in servers.values()) or 'none running'}")
-    for line in read_live_lines(folder):
+    named = read_named_version(folder)
+    report_page = folder.path / "report.html"
+    walls_text = _walls_to_text(_required_walls(config))
+    state: dict[str, Any] = {
+        "run_folder": str(folder.path),
+        "store": None,
+        "episodes": None,
+        "adapters": {node: _trained_versions(folder, node) for node in config.graph.nodes},
+        "forecast": (read_forecast(folder.metrics) or {"lines": []})["lines"],
+        "last_update": {key: lines[-1][key] for key in ("round", "phase")} if lines else None,
+        "rounds": config.train.rounds,
+        "best": None if named is None else {"version": named.version, "newest": named.newest},
+        "servers": [address for address, _ in running_servers(folder).values()],
+        "live": read_live_lines(folder),
+        "report": str(report_page) if report_page.exists() else None,
+        "walls": walls_text,
+    }
+    reporter.say(f"run folder {folder.path}")
+    if is_recorded(folder.store):
+        state["store"] = str(folder.store)
+        state["episodes"] = _say_store(folder, reporter)
+    else:
+        reporter.say("  no store yet")
+    for node, versions in state["adapters"].items():
+        reporter.say(f"  {node}: {'adapters ' + ', '.join(map(str, versions)) if versions else 'no adapter yet'}")
+    for line in state["forecast"]:
         reporter.say(f"  {line}")
-    if (folder.path / "report.html").exists():
-        reporter.say(f"  report: {folder.path / 'report.html'}")
-    reporter.say(f"  programs that models write: {_walls_to_text(_required_walls(config))}")
+    if (update := state["last_update"]) is not None:
+        reporter.say(f"  last update: round {update['round']} of {config.train.rounds} ({update['phase']})")
+    if named is not None:
+        reporter.say(f"  best version: {named.version} of {named.newest}")
+    reporter.say(f"  server: {', '.join(state['servers']) or 'none running'}")
+    for line in state["live"]:
+        reporter.say(f"  {line}")
+    if state["report"] is not None:
+        reporter.say(f"  report: {report_page}")
+    reporter.say(f"  programs that models write: {walls_text}")
+    reporter.give(state)
+
+
+def _trained_versions(folder: RunFolder, node: str) -> list[int]:
+    return sorted(int(file.parent.name) for file in (folder.adapters / node).glob("*/marft.json"))
 
 
 def _required_walls(config: BridgeConfig) -> list[Isolation]:
@@ -79,10 +104,8 @@ def _walls_to_text(required: Sequence[Isolation] = ()) -> str:
     )
 
 
-def _say_store(folder: RunFolder, reporter: Reporter) -> None:
-    if not is_recorded(folder.store):
-        reporter.say("  no store yet")
-        return
+def _say_store(folder: RunFolder, reporter: Reporter) -> list[dict[str, Any]] | None:
+    """Prints the episodes of the store by run and outcome; None where it cannot be read now."""
     try:
         with TraceStore.open(folder.store, read_only=True, wait_s=WAIT_S) as store:
             rows = store.sql(
@@ -90,6 +113,10 @@ def _say_store(folder: RunFolder, reporter: Reporter) -> None:
             )
     except StoreError as error:
         reporter.say(f"  store: {error}")
-        return
+        return None
     for run_id, variant, outcome, count in rows:
         reporter.say(f"  {run_id}{' ' + variant if variant else ''}: {count} episodes {outcome}")
+    return [
+        {"run": run_id, "variant": variant or None, "outcome": outcome, "episodes": count}
+        for run_id, variant, outcome, count in rows
+    ]

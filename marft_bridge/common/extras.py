@@ -14,7 +14,7 @@ from marft_bridge.common.errors import ConfigError
 
 _EXTRA_TO_MODULES = {
     "train": (
-        *("torch", "transformers", "peft", "accelerate", "safetensors", "scipy", "langchain_openai"),
+        *("torch", "transformers", "tokenizers", "peft", "accelerate", "safetensors", "scipy", "langchain_openai"),
         "huggingface_hub",
     ),
     "math": ("math_verify", "sympy"),

@@ -1,17 +1,22 @@
 """Progress of long work -> bars on a terminal, plain lines elsewhere.
 
 A caller reports its steps and current figures; only this module decides how they are shown. On a terminal a bar
-shows figures and time left; in a file or a pipe a line with both comes every few seconds, and one at the end.
+shows figures and time left; in a file or a pipe a line with both comes every few seconds, and one at the end. With
+`--json` all of that goes to standard error, and standard output gets what the command found as one JSON value.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+from marft_bridge.common.terminal_text import value_to_json
 
 LINE_EVERY_S = 10.0
 
@@ -57,15 +62,25 @@ class Task:
 
 
 class Reporter:
-    """Where a command's progress and messages go."""
+    """Where a command's progress and messages go.
 
-    def __init__(self, console: Console | None = None) -> None:
+    Args:
+        json_output: gets the command's findings; None where they were not asked for as JSON.
+    """
+
+    def __init__(self, console: Console | None = None, json_output: TextIO | None = None) -> None:
         self.console = console or Console(highlight=False)
+        self.json_output = json_output
         self.live: Progress | None = None
 
     def say(self, text: str) -> None:
         """Prints one plain line; text of a model is never taken for markup."""
         self.console.print(text, markup=False, soft_wrap=True)
+
+    def give(self, findings: Any) -> None:
+        """Prints what a command found as JSON, where that was asked for; people have read it in the lines."""
+        if self.json_output is not None:
+            self.json_output.write(value_to_json(findings) + "\n")
 
     @contextmanager
     def bars(self) -> Iterator[Reporter]:
@@ -104,3 +119,15 @@ class Reporter:
             yield task
         finally:
             task.finish()
+
+
+@contextmanager
+def open_reporter(as_json: bool) -> Iterator[Reporter]:
+    """A reporter for one command. With `as_json` nothing but its findings reaches standard output, whatever the user's
+    app prints."""
+    if not as_json:
+        yield Reporter()
+        return
+    stdout = sys.stdout
+    with redirect_stdout(sys.stderr):
+        yield Reporter(json_output=stdout)  # its console prints to what is standard output now

@@ -21,6 +21,7 @@ from marft_bridge.comparison.records import Report
 from marft_bridge.statistics import INTERVAL
 from trace_store.files import make_folder
 
+REPORT_FILES = ("report.json", "report.html", "report.md")
 _TEMPLATES = Path(__file__).parent / "templates"
 _MAX_NAME_LENGTH = 60  # characters, inside a sentence
 
@@ -71,7 +72,7 @@ def write_report(report: Report, folder: Path) -> tuple[Path, Path, Path]:
     content = json.dumps(report.model_dump(mode="json"), sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
     texts = (content + "\n", report_page(report), report_to_markdown(report))
     make_folder(folder.resolve())  # its user may reach it by a link
-    paths = (folder / "report.json", folder / "report.html", folder / "report.md")
+    json_path, page_path, markdown_path = paths = tuple(folder / name for name in REPORT_FILES)
     for path, text in reversed([*zip(paths, texts, strict=True)]):
         write_atomically(path, text)
-    return paths
+    return json_path, page_path, markdown_path

@@ -287,7 +287,7 @@ class BridgeConfig(_Options):
     @property
     def run_folder(self) -> Path:
         """Where this run's files live."""
-        return Path(self.run or f"runs/{self.name}")
+        return _to_run_folder(self.name, self.run)
 
     def recorded(self) -> dict[str, Any]:
         """What a run writes down of itself: every option as JSON values, names of the Hub with their commits."""
@@ -297,6 +297,10 @@ class BridgeConfig(_Options):
         for variant in content["compare"]["variants"]:
             variant["model"] = None if variant["model"] is None else model_to_pinned(variant["model"])
         return content
+
+
+def _to_run_folder(name: str, run: str | None) -> Path:
+    return Path(run or f"runs/{name}")
 
 
 def toml_to_config(path: Path, overrides: Mapping[str, Any] | None = None) -> BridgeConfig:
@@ -326,27 +330,41 @@ def toml_to_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Br
         raise ConfigError(f"{path}: {problem_to_line(error)}") from None
 
 
-def run_folder_to_config(folder: Path) -> BridgeConfig:
-    """What a run folder tells of itself: graph, rewards and rounds, as the last command noted them.
+def toml_to_run_folder(path: Path) -> Path | None:
+    """The run folder that a bridge.toml names, whatever else is in it; None where it cannot be told."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        return _to_run_folder(raw.get("name", "app"), raw.get("run"))
+    except (OSError, ValueError, RecursionError, TypeError):
+        return None
 
-    All other options are at their defaults: a resolved configuration also holds those that its server refuses to
-    be set. Raises ConfigError where nothing is noted, or nothing that holds today.
+
+def notes_to_config(folder: Path, command: str, overrides: Mapping[str, Any] | None = None) -> BridgeConfig:
+    """What `command` was given in a run folder, else what the newest command was, as bridge.json notes it.
+
+    Raises:
+        ConfigError: nothing is noted, or nothing that holds today.
     """
     path = folder / "bridge.json"
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
-        noted = list(entries.values())[-1]["config"]
-        raw = {"graph": noted["graph"], "rewards": noted["rewards"], "train": {"rounds": noted["train"]["rounds"]}}
+        raw = dict((entries.get(command) or list(entries.values())[-1])["given"])
     except FileNotFoundError:
+        reason = f"there is no {path}" if folder.is_dir() else f"there is no run folder {folder}"
+        raise ConfigError(f"{command}: {reason}, in which a run notes its options; name them with --config") from None
+    except KeyError:
         raise ConfigError(
-            f"there is no {path}, in which a run notes its configuration; name one with --config"
+            f"{command}: {path} is of an earlier version, which noted no options to go on with; name them with --config"
         ) from None
     except (OSError, ValueError, AttributeError, LookupError, TypeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
+        raise ConfigError(f"{command}: cannot read {path}: {error}; name the options with --config") from None
+    for key, value in {**(overrides or {}), "run": str(folder)}.items():
+        if value is not None:
+            set_dotted(raw, key, value)
     try:
-        return BridgeConfig.model_validate({**raw, "run": str(folder)})
+        return BridgeConfig.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError(f"{path}: {problem_to_line(error)}") from None
+        raise ConfigError(f"{command}: {path}: {problem_to_line(error)}; name the options with --config") from None
 
 
 def set_dotted(raw: dict[str, Any], key: str, value: Any) -> None:

@@ -123,7 +123,7 @@ def _lock_run(path: Path, dry_run: bool) -> AbstractContextManager[None]:
 def _erase_unlocked(path: Path, request: EraseRequest, dry_run: bool, as_json: bool, console: Console) -> Erasure:
     if (folder := store_to_run_folder(path)) is not None:
         folder.refuse_unsafe()  # also where `--store` names its store
-    with _open_store(path, console) as store:
+    with _open_store(path) as store:
         store.take_in()
         chosen = _choose_traces(store, request)
         erasure = Erasure(dry_run, list(chosen.trace_ids), list(chosen.replays))
@@ -150,11 +150,11 @@ def _erase_unlocked(path: Path, request: EraseRequest, dry_run: bool, as_json: b
     return erasure
 
 
-def _open_store(path: Path, console: Console) -> TraceStore:
+def _open_store(path: Path) -> TraceStore:
     """The store. Made where nothing was taken in yet, and where there is only what a receiver left."""
     if _has_spool(path):
-        return open_store(path, console)
-    return open_existing_store(path, console)
+        return open_store(path)
+    return open_existing_store(path)
 
 
 def _has_spool(path: Path) -> bool:

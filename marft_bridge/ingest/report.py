@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -53,6 +54,12 @@ class IngestReport:
         self.removed_settings = cleaner.removed_settings
         self.redactions = Counter(cleaner.privacy.redactions)
         self.unredactable = cleaner.privacy.failures
+
+    def to_json(self) -> dict[str, Any]:
+        """The counts under their names, for `--json`."""
+        values = {name: value for name, value in asdict(self).items() if name != "row_counts"}
+        missing = [{"convention": name, "what": what, "times": count} for (name, what), count in self.missing.items()]
+        return {**values, "missing": missing}
 
     def show(self, reporter: Reporter) -> None:
         """Prints the report."""

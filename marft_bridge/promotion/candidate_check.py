@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.files import write_atomically
@@ -55,6 +56,15 @@ class CandidateCheck:
     def exit_code(self) -> int:
         """0 where the gate and every suite passed, 3 refused, 4 not settled."""
         return self.decision.exit_code or (0 if all(outcome.passed for outcome in self.outcomes) else REFUSED)
+
+    def to_json(self) -> dict[str, Any]:
+        """The decision and the outcomes of the suites, for `--json`."""
+        decision = {**asdict(self.decision), "outcome": self.decision.outcome}
+        suites = [
+            {"suite": suite.suite, "passed": suite.passed, "reason": suite.reason, "seconds": suite.seconds}
+            for suite in self.outcomes
+        ]
+        return {"gate": decision, "safety": suites}
 
     @property
     def output(self) -> bytes:

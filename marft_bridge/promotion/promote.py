@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -21,6 +22,7 @@ from marft_bridge.comparison.records import Report
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.promotion.candidate_check import check_candidate, write_output
 from marft_bridge.promotion.manifest import (
+    FOLDER,
     Manifest,
     SafetyResult,
     SignedFinding,
@@ -66,6 +68,8 @@ def promote(config: BridgeConfig, request: PromotionRequest, confirm: Confirm, r
         verify_chain(folder.path, key, will_extend=True)
         result = check_candidate(config, report, request.gate, candidate=request.candidate, reporter=reporter)
         if result.exit_code:
+            outcome = result.decision.outcome if result.decision.exit_code else "refused"
+            reporter.give({"outcome": outcome, **result.to_json(), "manifests": []})
             return result.exit_code
         decision = result.decision
         number, previous = next_chain_position(folder.path)
@@ -90,7 +94,9 @@ def promote(config: BridgeConfig, request: PromotionRequest, confirm: Confirm, r
             signed_by=signed_by,
             signed_at=datetime.now(UTC),
         )
-        return _confirm_and_write(folder, manifest, key, confirm=confirm, reporter=reporter, output=result.output)
+        path = _confirm_and_write(folder, manifest, key, confirm=confirm, reporter=reporter, output=result.output)
+        reporter.give({"outcome": "promoted", **result.to_json(), "manifests": [_manifest_to_json(manifest, path)]})
+        return 0
 
 
 def roll_back(config: BridgeConfig, number: int, signed_by: str | None, confirm: Confirm, reporter: Reporter) -> int:
@@ -121,7 +127,10 @@ def roll_back(config: BridgeConfig, number: int, signed_by: str | None, confirm:
                 "signature": None,
             }
         )
-        return _confirm_and_write(folder, manifest, key, confirm=confirm, reporter=reporter, output=b"")
+        path = _confirm_and_write(folder, manifest, key, confirm=confirm, reporter=reporter, output=b"")
+        manifests = [_manifest_to_json(manifest, path)]
+        reporter.give({"outcome": "promoted", "gate": None, "safety": [], "manifests": manifests})
+        return 0
 
 
 def verify(config: BridgeConfig, reporter: Reporter) -> int:
@@ -144,6 +153,8 @@ def verify(config: BridgeConfig, reporter: Reporter) -> int:
         )
         reporter.say(f"{_title(manifest)}: {signature}")
     reporter.say(f"{len(chain)} manifests hold together, and the weights are those of the newest")
+    manifests = [_manifest_to_json(manifest, folder.path / FOLDER / f"{manifest.number}.json") for manifest in chain]
+    reporter.give({"outcome": "verified", "gate": None, "safety": [], "manifests": manifests})
     return 0
 
 
@@ -172,14 +183,24 @@ def read_report(folder: RunFolder) -> tuple[Report, str]:
 
 def _confirm_and_write(
     folder: RunFolder, manifest: Manifest, key: bytes | None, confirm: Confirm, reporter: Reporter, output: bytes
-) -> int:
+) -> Path:
     if not confirm(f"sign off {_title(manifest)}, for {folder.path}"):
         raise ConfigError("promote: not signed off; nothing was changed")
     if output:
         write_output(folder, str(manifest.number), output)
     path = write_manifest(folder.path, manifest if key is None else manifest.signed(key))
     reporter.say(f"promoted {_title(manifest)}: {path}")
-    return 0
+    return path
+
+
+def _manifest_to_json(manifest: Manifest, path: Path) -> dict[str, Any]:
+    return {
+        "number": manifest.number,
+        "versions": dict(manifest.versions),
+        "signed_by": manifest.signed_by,
+        "rollback_to": manifest.rollback_to,
+        "file": str(path),
+    }
 
 
 def _title(manifest: Manifest) -> str:

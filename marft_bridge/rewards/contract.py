@@ -41,7 +41,7 @@ class RewardOptions(BaseModel):
     name: str = Field(min_length=1)
     """Name of the reward in the store, by which `train.trainer.reward` and `compare.metric` select it."""
     kind: str
-    """Which kind computes it; the registry has them all."""
+    """Which kind computes it; docs/rewards.md has them all."""
     weight: float = Field(1.0, allow_inf_nan=False)
     """Its factor in a composite that names it without a weight of its own; negative for a penalty."""
     timeout_s: float = Field(30.0, gt=0)

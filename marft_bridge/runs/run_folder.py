@@ -1,6 +1,6 @@
 """A run's files: one folder, which is all that a run leaves behind.
 
-    bridge.json     the resolved configuration of each command, with versions
+    bridge.json     the configuration of each command, as it was given and with all defaults, with versions
     store.duckdb    spans and trajectories (its journal beside it)
     adapters/       <node>/<version>/; version 0 changes nothing
     models/         a folder for each other base model of a comparison: version 0 of every node, the server's log
@@ -56,6 +56,11 @@ class RunFolder:
     """Paths inside one run's folder."""
 
     path: Path
+
+    @property
+    def notes(self) -> Path:
+        """What each command was given; see `config.bridge.notes_to_config`."""
+        return self.path / "bridge.json"
 
     @property
     def store(self) -> Path:
@@ -166,11 +171,15 @@ class RunFolder:
             yield
 
     def record_config(self, command: str, config: BridgeConfig) -> None:
-        """Adds the resolved configuration of `command` to bridge.json."""
-        path = self.path / "bridge.json"
-        configs: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        configs[command] = {"version": bridge_version(), "config": config.recorded()}
-        write_atomically(path, json.dumps(configs, indent=1) + "\n")
+        """Adds the configuration of `command` to bridge.json, as the newest."""
+        configs: dict[str, Any] = json.loads(self.notes.read_text(encoding="utf-8")) if self.notes.exists() else {}
+        configs.pop(command, None)
+        configs[command] = {
+            "version": bridge_version(),
+            "given": config.model_dump(mode="json", exclude_unset=True),  # some options may not be set to their default
+            "config": config.recorded(),
+        }
+        write_atomically(self.notes, json.dumps(configs, indent=1) + "\n")
 
 
 def store_to_run_folder(store: Path) -> RunFolder | None:

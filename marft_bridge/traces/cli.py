@@ -7,13 +7,13 @@ looks into all that a run left behind, is in `marft_bridge.erasure`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
 from marft_bridge.common.errors import ConfigError
-from marft_bridge.traces.store_path import flags_to_store
+from marft_bridge.runs.run_choice import RunChoice, run_folders_below
 
 app = typer.Typer(
     name="traces",
@@ -23,12 +23,31 @@ app = typer.Typer(
 )
 
 RunArgument = Annotated[
-    Path | None, typer.Argument(metavar="[RUN]", help="A run folder, or a store.", show_default=False)
+    Path | None,
+    typer.Argument(
+        metavar="[RUN]", help="A run folder, or a store.", show_default=False, autocompletion=run_folders_below
+    ),
 ]
-Config = Annotated[Path | None, typer.Option("--config", "-c", help="A bridge.toml: its run folder.")]
-Run = Annotated[str | None, typer.Option("--run", help="Run folder whose store it is.")]
+Config = Annotated[
+    Path | None, typer.Option("--config", "-c", help="A bridge.toml, whose run folder it is; bridge.toml.")
+]
+Run = Annotated[
+    str | None, typer.Option("--run", help="Run folder whose store it is.", autocompletion=run_folders_below)
+]
 Store = Annotated[Path | None, typer.Option("--store", help="The store itself.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def json_option(keys: str, each: str | None = None) -> Any:
+    """`--json`, with the keys of the object that it prints, or of every object in a list."""
+    return typer.Option("--json", help=f"Print JSON{'' if each is None else f', for each {each}'}: {keys}.")
+
+
+_LIST_KEYS = (
+    "episode_id, short_id, run_id, task_id, split, sample, round, variant, outcome, reason, started_ns, seconds, "
+    "actions, trainable_actions, prompt_tokens, sampled_tokens, thread_id, user_id, tags, rewards, link, nodes, input, "
+    "output"
+)
+_ROWS_KEYS = "rows, seconds"
 
 
 def _console() -> Console:
@@ -57,7 +76,7 @@ def list_(
     limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest.")] = 20,
     waiting: Annotated[bool, typer.Option("--waiting", help="Traces whose spans have not all arrived.")] = False,
     refused: Annotated[bool, typer.Option("--refused", help="Whole traces that are no episodes, and why.")] = False,
-    as_json: AsJson = False,
+    as_json: Annotated[bool, json_option(_LIST_KEYS, each="episode")] = False,
 ) -> None:
     """List episodes, the newest first."""
     from marft_bridge.traces import listing
@@ -65,7 +84,7 @@ def list_(
     filters = {"run_id": run_id, "split": split, "task": task, "node": node, "outcome": outcome, "reward": reward}
     filters |= {"thread": thread, "user": user, "tag": tag, "adapter": adapter, "variant": variant, "search": search}
     filters["version"] = None if version is None else str(version)
-    path = flags_to_store(config, run, store, argument=run_folder)
+    path = RunChoice("traces list", run_folder, config=config, run=run, store=store).to_store()
     if waiting or refused:
         listing.refuse_flags(waiting, refused, filters)
         listing.list_unassembled(path, "waiting" if waiting else "refused", limit, as_json=as_json, console=_console())
@@ -95,7 +114,7 @@ def sql(
     config: Config = None,
     run: Run = None,
     store: Store = None,
-    as_json: AsJson = False,
+    as_json: Annotated[bool, json_option("the columns", each="row")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
     limit: Annotated[int, typer.Option(min=0, help="At most so many rows; 0 for all of them.")] = 100,
     seconds: Annotated[float, typer.Option(min=0.1, help="Stop the query after so long.")] = 60.0,
@@ -110,7 +129,7 @@ def sql(
 
     form: Literal["table", "json", "csv"] = "json" if as_json else "csv" if as_csv else "table"
     show_sql(
-        flags_to_store(config, run, store, argument=run_folder),
+        RunChoice("traces sql", run_folder, config=config, run=run, store=store).to_store(),
         question,
         form,
         limit=limit or None,
@@ -126,7 +145,7 @@ def doctor(
     run: Run = None,
     store: Store = None,
     limit: Annotated[int, typer.Option(min=0, help="Print at most so many faults of each law; 0 for all.")] = 20,
-    as_json: AsJson = False,
+    as_json: Annotated[bool, json_option("episodes, counts, faults")] = False,
 ) -> None:
     """Check every law of a store.
 
@@ -134,7 +153,12 @@ def doctor(
     """
     from marft_bridge.traces.doctor import doctor as check
 
-    if not check(flags_to_store(config, run, store, argument=run_folder), limit or None, as_json, console=_console()):
+    if not check(
+        RunChoice("traces doctor", run_folder, config=config, run=run, store=store).to_store(),
+        limit or None,
+        as_json,
+        console=_console(),
+    ):
         raise typer.Exit(1)
 
 
@@ -152,7 +176,9 @@ def show(
     matrix: Annotated[bool, typer.Option("--matrix", help="Only D, as a matrix of the actions.")] = False,
     gamma: Annotated[float, typer.Option(min=0, max=1, help="Discount of the advantages.")] = 1.0,
     lam: Annotated[float, typer.Option("--lambda", min=0, max=1, help="Lambda of GAE.")] = 0.95,
-    as_json: AsJson = False,
+    as_json: Annotated[
+        bool, json_option("episode, actions, edges, rewards, link, followers, advantages, spans")
+    ] = False,
 ) -> None:
     """Draw one episode: its calls with their words, D, rewards.
 
@@ -168,41 +194,57 @@ def show(
     from marft_bridge.traces.show import show as show_episode
 
     characters = None if full else 0 if text is False else SHORT_TEXT
-    path = flags_to_store(config, run, store, argument=run_folder)
+    path = RunChoice("traces show", run_folder, config=config, run=run, store=store).to_store()
     show_episode(path, episode, _console(), matrix=matrix, as_json=as_json, text_limit=characters, gamma=gamma, lam=lam)
 
 
 @app.command(epilog="Example: marft-bridge traces export archive --config examples/math_duo/bridge.toml")
 def export(
     target: Annotated[Path, typer.Argument(help="A folder for Parquet files, or a DuckLake catalog: NAME.ducklake.")],
+    run_folder: RunArgument = None,
     config: Config = None,
     run: Run = None,
     store: Store = None,
-    as_json: AsJson = False,
+    as_json: Annotated[bool, json_option(_ROWS_KEYS)] = False,
 ) -> None:
     """Add what a folder lacks of a store, as Parquet by run and day."""
     from marft_bridge.traces import exports
 
-    exports.export(flags_to_store(config, run, store), target, as_json, console=_console())
+    exports.export(
+        RunChoice("traces export", run_folder, config=config, run=run, store=store).to_store(),
+        target,
+        as_json,
+        console=_console(),
+    )
 
 
 @app.command("import", epilog="Example: marft-bridge traces import archive --store other.duckdb")
 def import_(
     folder: Annotated[Path, typer.Argument(help="A folder that `traces export` wrote.")],
+    run_folder: RunArgument = None,
     config: Config = None,
     run: Run = None,
     store: Store = None,
-    as_json: AsJson = False,
+    as_json: Annotated[bool, json_option(_ROWS_KEYS)] = False,
 ) -> None:
     """Add to a store what it lacks of an export."""
     from marft_bridge.traces import exports
 
-    exports.import_(folder, flags_to_store(config, run, store), as_json, console=_console())
+    exports.import_(
+        folder,
+        RunChoice("traces import", run_folder, config=config, run=run, store=store).to_store(),
+        as_json,
+        console=_console(),
+    )
 
 
 @app.command("take-in", epilog="Example: marft-bridge traces take-in --store traces.duckdb")
 def take_in(
-    run_folder: RunArgument = None, config: Config = None, run: Run = None, store: Store = None, as_json: AsJson = False
+    run_folder: RunArgument = None,
+    config: Config = None,
+    run: Run = None,
+    store: Store = None,
+    as_json: Annotated[bool, json_option(_ROWS_KEYS)] = False,
 ) -> None:
     """Put what was recorded into the store.
 
@@ -210,12 +252,20 @@ def take_in(
     """
     from marft_bridge.traces.exports import take_in_journal
 
-    take_in_journal(flags_to_store(config, run, store, argument=run_folder), as_json, console=_console())
+    take_in_journal(
+        RunChoice("traces take-in", run_folder, config=config, run=run, store=store).to_store(),
+        as_json,
+        console=_console(),
+    )
 
 
 @app.command(epilog="Example: marft-bridge traces vacuum --config examples/math_duo/bridge.toml")
 def vacuum(
-    run_folder: RunArgument = None, config: Config = None, run: Run = None, store: Store = None, as_json: AsJson = False
+    run_folder: RunArgument = None,
+    config: Config = None,
+    run: Run = None,
+    store: Store = None,
+    as_json: Annotated[bool, json_option("before, after, seconds")] = False,
 ) -> None:
     """Rewrite a store's file without the space of deleted rows.
 
@@ -223,4 +273,6 @@ def vacuum(
     """
     from marft_bridge.traces.vacuum import vacuum_store
 
-    vacuum_store(flags_to_store(config, run, store, argument=run_folder), as_json, _console())
+    vacuum_store(
+        RunChoice("traces vacuum", run_folder, config=config, run=run, store=store).to_store(), as_json, _console()
+    )

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.files import write_atomically
+from marft_bridge.common.progress import Reporter
 from marft_bridge.common.terminal_text import print_line, value_to_json
 from trace_store.ducklake import store_to_catalog
 from trace_store.errors import StoreError
@@ -35,7 +36,7 @@ def export(path: Path, target: Path, as_json: bool, console: Console) -> None:
     is_catalog = target.suffix == CATALOG_SUFFIX
     if is_catalog:
         require_ducklake()
-    with open_existing_store(path, console) as store:
+    with open_existing_store(path) as store:
         store.take_in()
         _record_export(path, target)  # before the first byte: an export that is interrupted counts too
         rows = {} if is_catalog else store_to_parquet(store, target).rows
@@ -53,7 +54,7 @@ def import_(folder: Path, path: Path, as_json: bool, console: Console) -> None:
         raise ConfigError(f"traces import: {folder} is a DuckLake catalog, which is read in place: see train.traces")
     started = time.monotonic()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open_store(path, console) as store:
+    with open_store(path) as store:
         store.take_in()
         rows = parquet_to_store(folder, store)
     _print_rows(f"imported into {path}", rows, time.monotonic() - started, as_json=as_json, console=console)
@@ -62,26 +63,31 @@ def import_(folder: Path, path: Path, as_json: bool, console: Console) -> None:
 def take_in_journal(path: Path, as_json: bool, console: Console) -> None:
     """Takes the journal of a store in, and prints what was added. Raises StoreError where there is nothing."""
     started = time.monotonic()
-    with open_existing_store(path, console) as store:
+    with open_existing_store(path) as store:
         counts = store.take_in()
     rows = {"spans": counts.spans, "episodes": counts.episodes, "rewards": counts.rewards, "refusals": counts.refused}
     rows |= {"damaged lines dropped": counts.torn, "lines set aside": counts.foreign, "paths passed over": counts.odd}
     _print_rows(f"taken into {path}", rows, time.monotonic() - started, as_json=as_json, console=console)
 
 
-def open_existing_store(path: Path, console: Console) -> TraceStore:
+def open_existing_store(path: Path) -> TraceStore:
     """The store, open for writing. Made where there is only its journal.
 
     Raises StoreError where there is neither.
     """
     if not is_recorded(path):
         raise StoreError(f"store {path} does not exist; name one with --store, --run or --config")
-    return open_store(path, console)
+    return open_store(path)
 
 
-def open_store(path: Path, console: Console) -> TraceStore:
+def open_store(path: Path) -> TraceStore:
     """The store, open for writing; made where there is none. Waits for another process, and says so."""
-    return TraceStore.open(path, wait_s=WAIT_S, on_wait=lambda line: console.print(line, markup=False, soft_wrap=True))
+    return TraceStore.open(path, wait_s=WAIT_S, on_wait=say_waiting)
+
+
+def say_waiting(line: str) -> None:
+    """Prints on standard error that another process has the store: standard output is for what was asked for."""
+    Reporter(Console(stderr=True, highlight=False)).say(line)
 
 
 def read_export_paths(path: Path) -> list[Path]:

@@ -233,7 +233,17 @@ class _Training:
                 self.reporter.say(regression)
         self._evaluate()
         with self._store() as store:
-            self.reporter.say(named_to_text(self._name_version(store)))
+            named = self._name_version(store)
+        self.reporter.say(named_to_text(named))
+        self.reporter.give(
+            {
+                "run_folder": str(self.folder.path),
+                "rounds": self.trainer.rounds,
+                "versions": dict.fromkeys(self.nodes, last),
+                "best": named.version,
+                "metrics": str(self.folder.metrics),
+            }
+        )
 
     def _version(self) -> int:
         return self.trainer.rounds + 1

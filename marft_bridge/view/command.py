@@ -13,6 +13,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from marft_bridge.common.errors import ConfigError
+from marft_bridge.common.extras import is_installed, missing_module_to_line
 from marft_bridge.common.hub_names import model_to_directory
 from marft_bridge.common.progress import Reporter
 from marft_bridge.view.source import path_to_source
@@ -29,17 +30,21 @@ def view(path: Path, port: int, model: str | None, browser: bool, reporter: Repo
             says.
 
     Raises:
-        ConfigError: there is no store or no such model, or the port is taken.
+        ConfigError: there is no store or no such model, the port is taken, or `model` can give no texts.
+        StoreError: the store cannot be opened.
     """
     source = path_to_source(path)
     tokenizer = None if model is None else model_to_directory(model) / "tokenizer.json"
     if tokenizer is not None and not tokenizer.is_file():
         raise ConfigError(f"view: there is no {tokenizer}; --model names the directory of the base model")
+    if tokenizer is not None and not is_installed("tokenizers"):
+        raise ConfigError(f"view: --model has no effect: {missing_module_to_line('tokenizers')}, or that package alone")
     from marft_bridge.view.pages import Pages
     from marft_bridge.view.web import pages_to_server
 
     token, one_time_token = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
     pages = Pages(source, tokenizer)
+    pages.refuse_unreadable_store()
     server = pages_to_server(pages, port, token, one_time_token=one_time_token if browser else None)
     with suppress(KeyboardInterrupt), closing(pages), server:
         address = f"{server.url}/?token="

@@ -62,6 +62,7 @@ from marft_bridge.view.store_queries import (
     variants_to_run,
 )
 from marft_bridge.view.token_texts import TextsByNode
+from trace_store.errors import StoreBusyError
 from trace_store.journal import is_recorded, journal_segments
 from trace_store.store import TraceStore
 from trace_store.unread import UnreadJournal
@@ -128,6 +129,11 @@ class Pages:
         }
         self._environment.filters.update(filters, address=query_to_address)
         self._environment.globals["source"] = source
+
+    def refuse_unreadable_store(self) -> None:
+        """Raises StoreError for a store that no page could show; one that another process holds is shown later."""
+        with suppress(StoreBusyError), open_for_reading(self.source.store, self._unread):
+            pass
 
     def close(self) -> None:
         """Forget what was read of the journal."""

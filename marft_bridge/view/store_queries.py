@@ -164,21 +164,26 @@ def store_to_filter_choices(store: TraceStore, run_id: str | None) -> FilterChoi
 
 @dataclass(frozen=True, slots=True)
 class AgentCredit:
-    """The mean of a reward that agents got of their own, over the episodes of a run that have it."""
+    """The mean of a reward that agents got of their own from one source, over the episodes of a run that have it."""
 
     run_id: str
     reward: str
     node: str
+    source: str  # of `marft-bridge credit`: its run, what it shared out, and who stood in
     mean: float
     episodes: int
+    better_episodes: int  # for having this agent
+    worse_episodes: int
 
 
 def store_to_credits(store: TraceStore) -> list[AgentCredit]:
-    """The rewards of single agents by run and node, at most MAX_CHOICES: those of `marft-bridge credit`, and others."""
+    """The rewards of single agents by run, node and source, at most MAX_CHOICES: those of `marft-bridge credit`, and
+    others. Each run of `credit` is a source of its own, also where several share out the episodes of one run."""
     rows = store.sql(
-        "SELECT e.run_id, r.name, r.node, avg(r.value), count(DISTINCT r.episode_id) FROM rewards r"
-        " JOIN episodes e USING (episode_id) WHERE r.scope = 'agent' AND isfinite(r.value)"
-        " GROUP BY ALL ORDER BY 1, 2, 4 DESC LIMIT ?",
+        "SELECT e.run_id, r.name, r.node, r.source, avg(r.value), count(DISTINCT r.episode_id),"
+        " count(DISTINCT r.episode_id) FILTER (r.value > 0), count(DISTINCT r.episode_id) FILTER (r.value < 0)"
+        " FROM rewards r JOIN episodes e USING (episode_id) WHERE r.scope = 'agent' AND isfinite(r.value)"
+        " GROUP BY ALL ORDER BY 1, 4, 2, 5 DESC LIMIT ?",
         (MAX_CHOICES,),
     )
     return [AgentCredit(*row) for row in rows]

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from marft_bridge.common.extras import missing_module_to_line
+
 
 class TextsByNode:
     """The token texts of every node, by the tokenizer of the base model that it runs on.
@@ -69,7 +71,7 @@ class TokenTexts:
 
                 self._tokenizer = Tokenizer.from_file(str(self._path))
             except ImportError:
-                self.unavailable_reason = "the package `tokenizers` is not installed"
+                self.unavailable_reason = f"{missing_module_to_line('tokenizers')}, or that package alone"
             except Exception as error:  # noqa: BLE001 - the library raises bare ones for a file that it cannot read
                 self.unavailable_reason = f"{self._path} cannot be read: {error}"
         return self._tokenizer

@@ -47,17 +47,6 @@ def lab(tmp_path: Path) -> Iterator[CreditLab]:
         yield CreditLab(tmp_path, server)
 
 
-def train_all(lab: CreditLab) -> None:
-    """A version 1 of every node, which the server's script takes for trained."""
-    config = lab.config()
-    lab.run_folder.create()
-    registry = config_to_versions(config, lab.run_folder.adapters, lab.reporter().say).registry
-    for node in NODES:
-        for version in (0, 1):
-            write_zero_adapter(registry.new_folder(node, version), lab.folder / "model", ("q_proj", "v_proj"))
-            registry.register(node, version, version - 1 if version else None, {})
-
-
 def run(lab: CreditLab, resume: bool = False, **options: Any) -> list[str]:
     config = lab.config()
     return lab.say(lambda reporter: credit(config, CreditOptions(**options), reporter, resume))
@@ -75,7 +64,7 @@ def agent_rewards(episode: Trajectory) -> dict[tuple[str, str | None], float]:
 @pytest.mark.slow
 def test_who_helps_who_idles_and_who_harms_is_written_and_said(lab: CreditLab) -> None:
     """Even tasks need the helper's hint; on odd ones the harmer spoils it; the idler is not read."""
-    train_all(lab)
+    lab.train_all()
     said = run(lab, tasks=32, min_contribution=0.2)
     team = episodes(lab, variant="team")
     assert len(team) == 32
@@ -100,7 +89,7 @@ def test_who_helps_who_idles_and_who_harms_is_written_and_said(lab: CreditLab) -
 
 @pytest.mark.slow
 def test_the_team_is_the_version_that_training_names_unless_one_is_typed(lab: CreditLab) -> None:
-    train_all(lab)
+    lab.train_all()
     write_named_version(lab.run_folder, NamedVersion(version=1, newest=2, reward="reward"))
     registry = config_to_versions(lab.config(), lab.run_folder.adapters, lab.reporter().say).registry
     for node in NODES:
@@ -115,7 +104,7 @@ def test_the_team_is_the_version_that_training_names_unless_one_is_typed(lab: Cr
 
 @pytest.mark.slow
 def test_teams_share_tasks_and_seeds_and_only_the_replaced_agent_differs(lab: CreditLab) -> None:
-    train_all(lab)
+    lab.train_all()
     run(lab, tasks=6, samples=2, nodes=("helper", "harmer"))
     by_variant: dict[str | None, dict[Any, Trajectory]] = {}
     for episode in episodes(lab):
@@ -135,7 +124,7 @@ def test_teams_share_tasks_and_seeds_and_only_the_replaced_agent_differs(lab: Cr
 
 
 def test_rewards_are_seen_in_traces_show_and_reach_the_agents_own_actions_in_training(lab: CreditLab) -> None:
-    train_all(lab)
+    lab.train_all()
     run(lab, tasks=4)
     episode = next(e for e in episodes(lab, variant="team") if e.episode.task["x"] % 2 == 0)
     text = io.StringIO()
@@ -191,7 +180,7 @@ def test_the_command_line_says_what_the_functions_are_given(
 
 @pytest.mark.slow
 def test_a_text_in_an_agents_place_and_one_that_is_frozen_can_be_replaced(lab: CreditLab) -> None:
-    train_all(lab)
+    lab.train_all()
     said = run(lab, tasks=8, nodes=("idler", "solver"), substitute="text:right")
     team, idler, solver = (
         episodes(lab, variant=name)
@@ -209,7 +198,7 @@ def test_a_text_in_an_agents_place_and_one_that_is_frozen_can_be_replaced(lab: C
 @pytest.mark.slow
 def test_shapley_runs_every_combination_and_says_who_matters_only_together(lab: CreditLab) -> None:
     """The helper's hint and the idler's silence: here the solver needs the words of both."""
-    train_all(lab)
+    lab.train_all()
     both = lab.server.answer
 
     def answer(body: dict[str, Any]) -> Any:
@@ -259,7 +248,7 @@ def test_a_stored_run_can_be_the_team_and_its_episodes_get_the_rewards(lab: Cred
 def test_a_run_that_was_cut_short_goes_on_and_another_one_is_not_mixed_into_it(
     lab: CreditLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train_all(lab)
+    lab.train_all()
     whole = Session.run
 
     def stopped(session: Session, requests: Sequence[EpisodeRequest], title: str, reward: str) -> Tally:
@@ -305,7 +294,7 @@ def test_a_stored_run_with_another_tool_of_the_same_name_gets_no_rewards(
 
 
 def test_there_is_nothing_to_go_on_with_before_a_run(lab: CreditLab) -> None:
-    train_all(lab)
+    lab.train_all()
     with pytest.raises(ConfigError, match="credit: nothing to resume in"):
         run(lab, resume=True)
 
@@ -325,7 +314,7 @@ def test_there_is_nothing_to_go_on_with_before_a_run(lab: CreditLab) -> None:
     ],
 )
 def test_what_cannot_be_told_is_refused(lab: CreditLab, options: dict[str, Any], message: str) -> None:
-    train_all(lab)
+    lab.train_all()
     with pytest.raises(BridgeError) as caught:
         run(lab, **options)
     assert message in str(caught.value)
@@ -334,7 +323,7 @@ def test_what_cannot_be_told_is_refused(lab: CreditLab, options: dict[str, Any],
 
 @pytest.mark.slow
 def test_a_stored_run_of_other_sampling_or_versions_is_no_team(lab: CreditLab) -> None:
-    train_all(lab)
+    lab.train_all()
     run(lab, tasks=2)
     with pytest.raises(ConfigError, match="the episodes of run 'credit-1' are of several teams or versions"):
         run(lab, run_of="credit-1", substitute="silent")

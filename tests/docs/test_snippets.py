@@ -274,7 +274,7 @@ def test_every_command_that_the_text_shows_or_mentions_exists(page: Path) -> Non
         ("marft-bridge collect --epsiodes 3", "No such option: --epsiodes"),
         ("marft-bridge collect --episodes many", "Invalid value for '--episodes'"),
         ("marft-bridge export actor", "Missing argument 'folder'"),
-        ("marft-bridge serve --splt 90/10", "serve has no --splt"),
+        ("marft-bridge serve --splt 90/10", "No such option: --splt"),
         ("marft-bridge traces", "no command is named"),
     ],
 )

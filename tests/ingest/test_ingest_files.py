@@ -25,11 +25,15 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue, KeyValueList
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from support.ingest_rig import START, TRACE, foreign_requests, framed, hand_made, request, small_trace
+from support.paths import ROOT
 
 from marft_bridge import cli
+from marft_bridge.config.record import RecordOptions
+from marft_bridge.ingest.command import choice_to_target
 from marft_bridge.ingest.errors import IngestError, TooLarge
 from marft_bridge.ingest.files import file_to_spans
 from marft_bridge.ingest.otlp import inflate, json_to_spans, protobuf_to_spans
+from marft_bridge.runs.run_choice import RunChoice
 from trace_store.store import TraceStore
 
 # As in the specification's own example, with one attribute of each kind.
@@ -186,7 +190,7 @@ def test_a_wrong_file_is_one_line_and_nothing_is_taken_in(
         (["no-such-file"], "cannot read no-such-file"),
         (["some-file", "--listen"], "one of the two"),
         (["some-file", "--port", "5", "--quiet-seconds", "1"], "--port, --quiet-seconds without --listen"),
-        (["some-file", "--run", "runs/x"], "--store and --run"),
+        (["some-file", "--run", "runs/x"], "and runs/x are two runs"),
         (["--listen", "--token-env", "NO_SUCH_TOKEN"], "NO_SUCH_TOKEN holds no token"),
     ],
 )
@@ -268,3 +272,27 @@ def test_arbitrary_bytes_are_spans_or_refused(data: bytes) -> None:
         except IngestError:
             continue
         assert all(len(span.trace_id) == 32 and len(span.span_id) == 16 for span in decoded.spans)
+
+
+def test_the_run_folder_or_the_store_stands_behind_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("spans.json").write_text('{"resourceSpans": []}')
+    Path("runs/new").mkdir(parents=True, mode=0o700)
+    assert cli.run(["ingest", "spans.json", "spans.json", "runs/new"]) == 0
+    assert cli.run(["ingest", "spans.json", "own.duckdb"]) == 0
+    assert Path("runs/new/store.duckdb").is_file()
+    assert Path("own.duckdb").is_file()
+    example = (ROOT / "examples/math_duo/bridge.toml").read_text()
+    Path("bridge.toml").write_text(f'run = "runs/configured"\n{example}\n[record]\ncontent = false\n')
+    configured, bare = RecordOptions(content=False), RecordOptions()
+    new, own, config = Path("runs/new"), Path("own.duckdb"), Path("bridge.toml")
+    for choice, options in (
+        (RunChoice("ingest", Path("runs/configured")), configured),
+        (RunChoice("ingest", run="runs/another"), configured),
+        (RunChoice("ingest", new), bare),
+        (RunChoice("ingest", own), bare),
+        (RunChoice("ingest", own, config=config), configured),
+    ):
+        assert choice_to_target(choice).options == options, choice

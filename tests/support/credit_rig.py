@@ -13,6 +13,8 @@ from rich.console import Console
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig, toml_to_config
 from marft_bridge.runs.run_folder import RunFolder
+from marft_bridge.serving.model_versions import config_to_versions
+from marft_bridge.serving.zero_adapter import write_zero_adapter
 from support.compare_rig import save_model
 from support.fake_vllm import FakeVllm
 from trace_store.store import TraceStore
@@ -110,6 +112,15 @@ class CreditLab:
         path = self.folder / "bridge.toml"
         path.write_text("\n".join(line.strip() for line in text.splitlines()))
         return toml_to_config(path)
+
+    def train_all(self) -> None:
+        """A version 1 of every node, which the server's script takes for trained."""
+        self.run_folder.create()
+        registry = config_to_versions(self.config(), self.run_folder.adapters, self.reporter().say).registry
+        for node in NODES:
+            for version in (0, 1):
+                write_zero_adapter(registry.new_folder(node, version), self.folder / "model", ("q_proj", "v_proj"))
+                registry.register(node, version, version - 1 if version else None, {})
 
     def reporter(self) -> Reporter:
         """One that nobody reads."""

@@ -126,8 +126,7 @@ def command_problem(words: Sequence[str], whole: bool = True) -> str | None:
         unknown = [word for word in rest if word.startswith("--") and word.split("=")[0] not in known]
         return f"{command.name} has no {unknown[0]}" if unknown else None
     try:
-        context = command.make_context(command.name, rest)
+        command.make_context(command.name, rest)
     except TyperException as error:
         return str(error.format_message() if hasattr(error, "format_message") else error)
-    flags = [word for word in context.args if word.startswith("-")]  # commands that take another one let all through
-    return f"{command.name} has no {flags[0]}" if flags else None
+    return None

@@ -278,7 +278,7 @@ def test_two_ways_to_print_or_two_places_are_refused(path: Path, capsys: pytest.
     code, _, err = traces(capsys, "sql", "SELECT 1", "--json", "--csv", "--store", path)
     assert (code, err) == (2, "marft-bridge: traces sql: --json and --csv both say how to print; leave one out\n")
     code, _, err = traces(capsys, "sql", "SELECT 1", "--store", path, "--run", "x")
-    assert (code, err) == (2, "marft-bridge: traces: --store and --run both say which store; leave one out\n")
+    assert (code, err) == (2, f"marft-bridge: traces sql: --store {path} and x are two runs; leave one out\n")
 
 
 def test_looking_leaves_the_file_to_its_writer(path: Path) -> None:

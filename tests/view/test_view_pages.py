@@ -12,6 +12,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -386,6 +387,20 @@ def test_a_base_model_may_be_a_name_of_the_hub(
     many_episodes(tmp_path / "store.duckdb", 1)
     assert cli.run(["view", str(tmp_path), "--model", "acme/gone", "--no-browser"]) == 2
     assert "hf download acme/gone" in capsys.readouterr().err
+
+
+def test_without_the_package_of_tokenizers_the_page_names_the_extra_and_a_model_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = hostile_run(tmp_path)
+    tokenizer = save_tokenizer(tmp_path / "model", {4: "four", 5: "five"})
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    reason = "tokenizers is not installed: pip install 'marft-bridge[train]', or that package alone"
+    with serving(run.path, tokenizer) as served:
+        page = html.unescape(served.text(f"/episode?id={EPISODE}"))
+    assert f"tokens by their ids: {reason}." in page
+    assert cli.run(["view", str(run.path), "--model", str(tokenizer.parent), "--no-browser"]) == 2
+    assert capsys.readouterr().err == f"marft-bridge: view: --model has no effect: {reason}\n"
 
 
 # -- beside other commands --------------------------------------------------------------------------------------------

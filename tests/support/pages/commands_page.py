@@ -20,9 +20,17 @@ INTRODUCTION = """\
 # Commands
 
 Every command with its options, as `--help` says it. This page is written from there (`make pages`).
-`--config` and `--run` mean the same everywhere: the configuration, `bridge.toml` unless another file is named, and the
-folder that a run leaves its files in, which overrides the configuration's own. Ctrl-C stops every command in order;
-those with `--resume` go on where they were.
+
+Which run is meant is said in the same words everywhere. `RUN`, behind the command, is the folder that a run leaves its
+files in; alone, it has the options of the `bridge.toml` here if that is its own, else those that its commands were
+given last. `--config` names a configuration, and with it the run folder; without either it is `bridge.toml`. `--run`
+puts another folder in the place of the configuration's own. Words that name two runs are refused.
+
+With `--json`, standard output is one JSON value, whose keys the option names, and nothing else; progress, and what the
+app prints, goes to standard error. After a user error, which is one line there and exit code 2, there is none.
+
+Ctrl-C stops every command in order; those with `--resume` go on where they were. `marft-bridge --install-completion`
+makes the shell complete commands, options and run folders.
 """
 
 
