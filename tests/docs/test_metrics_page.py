@@ -1,5 +1,5 @@
-"""Owns: docs/metrics.md explains every figure that the trainer returns, and no figure that it does not; and every logger
-that takes them elsewhere."""
+"""Owns: docs/metrics.md explains every figure that the trainer returns, and no figure that it does not; and every
+logger that takes them elsewhere."""
 
 from __future__ import annotations
 
