@@ -16,6 +16,7 @@ from support.paths import ROOT
 
 PAGE = ROOT / "docs/commands.md"
 
+LONGEST_LINE = 80
 _KINDS = {str: "TEXT", int: "NUMBER", float: "NUMBER", Path: "PATH"}
 INTRODUCTION = """\
 # Commands
@@ -62,7 +63,11 @@ def _plain(text: str) -> str:
 
 
 def _example(epilog: str) -> str:
-    return f"Example: `{epilog.strip().removeprefix('Example: ')}`"
+    """A block of its own; a long one has an option a line, as in text it would be broken within one."""
+    command = epilog.strip().removeprefix("Example: ")
+    if len(command) > LONGEST_LINE:
+        command = command.replace(" --", " \\\n    --")
+    return f"```text\n{command}\n```"
 
 
 def _name(parameter: Any) -> str:
