@@ -142,6 +142,11 @@ def test_what_a_page_loads_and_links_to_is_there(built: dict[Path, Page]) -> Non
     assert missing == []
 
 
+def without_code(text: str) -> str:
+    """A page without what is shown as it stands: fenced blocks, and code in a line."""
+    return re.sub(r"```.*?```|`[^`\n]*`|<!--.*?-->", "", text, flags=re.DOTALL)
+
+
 def words_taken_for_elements(page: Page) -> list[str]:
     """Those that no browser knows: it shows nothing in their place."""
     return sorted(element for element in page.elements if not ELEMENT.fullmatch(element))
@@ -154,6 +159,13 @@ def test_no_word_of_a_page_is_taken_for_an_element(built: dict[Path, Page]) -> N
 
 def test_a_word_in_angle_brackets_that_is_no_code_is_seen() -> None:
     assert words_taken_for_elements(Page("<p>The run folder is runs/<name>.</p>")) == ["name"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_a_page_is_written_with_the_elements_of_pictures_cards_and_lines_only(page: Path) -> None:
+    text = re.sub(r"^ {4}.*$", "", without_code((DOCS / page).read_text()), flags=re.MULTILINE)  # set in: code
+    words = set(re.findall(r"<([a-zA-Z][\w -]*)[^>\n]*>", text))
+    assert {word.split()[0] for word in words} <= {"br", "div", "img", "picture", "source"}, "write `<word>` as code"
 
 
 def test_style_sheets_load_nothing_from_another_host(site: Path) -> None:
@@ -197,8 +209,7 @@ def test_every_page_stands_in_the_side_bar_once_under_a_short_title_of_its_group
 
 
 def relative_links(page: Path) -> Iterator[str]:
-    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
-    for address in re.findall(r"\]\(([^)\s]+)\)", text):
+    for address in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text())):
         if not urlsplit(address).scheme and not address.startswith("#"):
             yield address
 
@@ -287,12 +298,14 @@ BARE_OPTIONS = r"""[...document.querySelectorAll('td, p, li')].flatMap(element =
 
 @pytest.mark.browser
 @WIDTHS
-@pytest.mark.parametrize("page", ["commands", "config", "reference/trainer-options", "serving"])
-def test_an_option_stands_in_one_line(address: str, browser: Browser, width: int, page: str) -> None:
+def test_an_option_stands_in_one_line_on_every_page(address: str, browser: Browser, width: int) -> None:
     browser.look(width)
-    browser.open(f"{address}/{page}.html")
-    assert browser.run(BROKEN_OPTIONS) == []
-    assert browser.run(BARE_OPTIONS) == [], "an option in text is written as code"
+    broken = {}
+    for page in PAGES:
+        browser.open(f"{address}/{page.with_suffix('.html')}")
+        if options := browser.run(BROKEN_OPTIONS) + browser.run(BARE_OPTIONS):
+            broken[str(page)] = options
+    assert broken == {}, "an option in text is written as code"
 
 
 SEARCH = "[...document.querySelectorAll('*')].find(element => element.shadowRoot).shadowRoot"
