@@ -50,4 +50,4 @@ pictures: setup ## take the pictures of the viewer in docs/pictures anew; a minu
 	PYTHONPATH=tests:. $(VENV)/python -m support.viewer_pictures
 
 docs: setup ## the documentation as a site in build/site; nothing in it is loaded from another host
-	$(VENV)/zensical build --clean --strict
+	PYTHONPATH=tests:. $(VENV)/python -m support.docs_site

@@ -14,9 +14,6 @@ from __future__ import annotations
 import functools
 import http.server
 import re
-import shutil
-import subprocess
-import sys
 import threading
 import tomllib
 from collections.abc import Iterator
@@ -27,7 +24,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from support import docs_site
 from support.browser import CHROMIUM, Browser, browsing
+from support.docs_site import CONFIG, build_site
 from support.paths import ROOT
 
 pytestmark = pytest.mark.slow
@@ -42,18 +41,6 @@ ELEMENT = re.compile(
     "|span|strong|sub|summary|sup|table|tbody|td|th|thead|title|tr|u|ul|svg|path|circle|rect|line|g"
 )
 LONGEST_TITLE = 24  # letters that the side bar shows in one line
-
-
-def build_site(root: Path) -> Path:
-    """Builds the documentation in a copy of what it is made from. Fails on any warning, griffe's on docstrings too."""
-    shutil.copytree(DOCS, root / "docs")
-    shutil.copy(ROOT / "zensical.toml", root)
-    for package in ("marft_bridge", "trace_store", "trainers"):
-        (root / package).symlink_to(ROOT / package)
-    command = [sys.executable, "-m", "zensical", "build", "--strict"]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr.strip()) == (0, "No issues found"), done.stdout + done.stderr
-    return root / "build/site"
 
 
 @pytest.fixture(scope="module")
@@ -103,17 +90,22 @@ def test_every_page_is_built(site: Path) -> None:
     assert [page for page in PAGES if not (site / page).with_suffix(".html").is_file()] == []
 
 
-def test_what_the_build_warns_of_fails_it(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "zensical.toml", tmp_path)
-    (tmp_path / "docs/theme").mkdir(parents=True)
-    text = tmp_path.joinpath("zensical.toml").read_text()
-    (tmp_path / "zensical.toml").write_text(re.sub(r"^nav = \[.*?^\]\n", "", text, flags=re.DOTALL | re.MULTILINE))
-    (tmp_path / "docs/index.md").write_text("# One\n\n[a](#one)\n")
-    command = [sys.executable, "-m", "zensical", "build", "--strict"]
-    assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == 0
-    for link in ("[a](#two)", "[a](two.md)"):
-        (tmp_path / "docs/index.md").write_text(f"# One\n\n{link}\n")
-        assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == 1, link
+@pytest.mark.parametrize("text", ["[a](#two)", "[a](two.md)", "::: marft_bridge.nobody"])
+def test_what_the_build_warns_of_fails_it(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    docs = tmp_path / "docs"
+    (docs / "theme").mkdir(parents=True)
+    nav = re.compile(r"^nav = \[.*?^\]\n", re.DOTALL | re.MULTILINE)
+    (docs / "zensical.toml").write_text(nav.sub("", CONFIG.read_text()))
+    monkeypatch.setattr(docs_site, "CONFIG", docs / "zensical.toml")
+    for page, is_right in (("# One\n\n[a](#one)\n", True), (f"# One\n\n{text}\n", False)):
+        (docs / "index.md").write_text(page)
+        scratch = tmp_path / str(is_right)
+        scratch.mkdir()
+        if is_right:
+            assert (build_site(scratch) / "index.html").is_file()
+        else:
+            with pytest.raises(RuntimeError, match="the documentation was not built"):
+                build_site(scratch)
 
 
 def test_a_page_loads_nothing_from_another_host_and_its_policy_would_refuse_it(site: Path) -> None:
@@ -191,7 +183,7 @@ def test_every_page_can_be_reached_from_the_first_one(built: dict[Path, Page], s
 
 def navigation() -> list[tuple[str, str, str]]:
     """Group, title and page of every entry of the side bar."""
-    groups = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
+    groups = tomllib.loads(CONFIG.read_text())["project"]["nav"]
     return [
         (group, title, page)
         for entry in groups
@@ -203,7 +195,7 @@ def navigation() -> list[tuple[str, str, str]]:
 
 def test_every_page_stands_in_the_side_bar_once_under_a_short_title_of_its_group() -> None:
     entries = navigation()
-    assert sorted(page for _, _, page in entries) == [page.as_posix() for page in PAGES], "zensical.toml: nav"
+    assert sorted(page for _, _, page in entries) == [page.as_posix() for page in PAGES], "docs/zensical.toml: nav"
     assert [title for _, title, _ in entries if len(title) > LONGEST_TITLE] == []
     assert len({(group, title) for group, title, _ in entries}) == len(entries)
 
