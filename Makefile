@@ -14,7 +14,7 @@ VLLM_TESTS = $$(grep -rl --include='test_*.py' 'mark.vllm' tests)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint bench pages docs
+.PHONY: help setup demo test test-all lint bench pages pictures docs
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -46,5 +46,8 @@ bench: setup ## measure, print a table, write runs/bench/latest.json; BENCH=name
 pages: setup ## write the generated pages of docs/ anew
 	PYTHONPATH=tests:. $(VENV)/python -m support.pages
 
+pictures: setup ## take the pictures of the viewer in docs/pictures anew; a minute, with chromium
+	PYTHONPATH=tests:. $(VENV)/python -m support.viewer_pictures
+
 docs: setup ## the documentation as a site in build/site; nothing in it is loaded from another host
-	NO_MKDOCS_2_WARNING=1 $(VENV)/mkdocs build --strict
+	PYTHONPATH=tests:. $(VENV)/python -m support.docs_site

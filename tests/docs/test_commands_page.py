@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 import typer
-from support.pages.commands_page import PAGE, commands, page
+from support.pages.commands_page import LONGEST_LINE, PAGE, commands, page
 from support.snippets import command_problem
 from typer.testing import CliRunner
 
@@ -32,6 +32,7 @@ def test_a_command_is_on_the_page_with_the_options_of_its_help_and_no_other(comm
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_example_of_a_command_can_be_given(command: str) -> None:
-    (example,) = re.findall(r"^Example: `(.+)`$", SECTIONS[command], re.MULTILINE)
+    (example,) = re.findall(r"^```text\n(.+?)\n```$", SECTIONS[command], re.MULTILINE | re.DOTALL)
     assert example.startswith(f"marft-bridge {command} ")
-    assert command_problem(shlex.split(example)) is None
+    assert max(map(len, example.splitlines())) <= LONGEST_LINE
+    assert command_problem(shlex.split(example.replace("\\\n", ""))) is None

@@ -30,16 +30,3 @@ def test_the_counts_are_those_of_the_tables(name: str, exact: str, bounds: str) 
 
 def test_nothing_to_count_is_said() -> None:
     assert counts_to_text({}) == "none"
-
-
-def test_the_table_of_versions_has_the_pins_and_the_ranges() -> None:
-    rows = [
-        line
-        for line in PAGE.read_text(encoding="utf-8").splitlines()
-        if line.startswith(("| langgraph |", "| torch |"))
-    ]
-    versions = pins()
-    assert rows == [
-        f"| langgraph | {versions['langgraph']} | `>=1.2,<2` | the light core |",
-        f"| torch | {versions['torch']} | `>=2.11,<3` | the extra `train` |",
-    ]

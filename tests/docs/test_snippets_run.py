@@ -62,6 +62,10 @@ NOT_RUN = {
     ("README.md", "make demo"): "trains on the real vLLM for minutes; test_end_to_end.py does it in small",
     ("README.md", "make setup"): "installs everything from an index; test_set_up.py runs it on a small project",
     ("README.md", ". .venv/bin/activate"): "changes the user's shell",
+    (
+        "docs/index.md",
+        "pip install .",
+    ): "installs from an index; test_light_core.py installs the wheel",
     ("docs/start.md", "make setup"): "installs everything from an index; test_set_up.py runs it on a small project",
     ("docs/start.md", ". .venv/bin/activate"): "changes the user's shell",
     ("docs/small-study.md", "python -m examples.study.small.run build/small.jsonl --seeds 0 1 2 3"): (
@@ -90,6 +94,7 @@ NOT_RUN = {
 WALKED = {
     *("README.md", "docs/start.md", "docs/comparison.md", "docs/promotion.md", "docs/credit.md", "docs/rewards.md"),
     *("docs/training.md", "docs/serving.md", "docs/ingest.md", "docs/recording.md", "docs/view.md"),
+    "docs/index.md",
 }
 
 
@@ -175,6 +180,26 @@ episodes = 12
 [train]
 rounds = 2
 episodes_per_round = 8
+"""
+
+
+HOME_APP = """
+from typing import TypedDict
+
+from langgraph.graph import START, StateGraph
+from marft_bridge import ScriptedPolicy
+
+
+class State(TypedDict, total=False):
+    question: str
+    reply: str
+
+
+def answer(state: State) -> State:
+    return {"reply": str(ScriptedPolicy(answers={"answer": ["5"]}).invoke(state["question"]).text)}
+
+
+graph = StateGraph(State).add_node("answer", answer).add_edge(START, "answer").compile()
 """
 
 
@@ -315,6 +340,22 @@ def test_the_commands_of_the_readme_train_an_app_on_its_own_models(
                 assert run_here(words) == 0, capsys.readouterr().err
         assert server.asked
     check_trained(Path("runs/mine"), ("planner", "writer"), capsys.readouterr().out.replace("\n", ""))
+
+
+def test_the_five_lines_of_the_home_page_record_a_graph_and_show_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my_app.py").write_text(HOME_APP)
+    (lines,) = (found.text for found in snippets() if found.page == "docs/index.md" and found.kind == "python")
+    assert len([line for line in lines.splitlines() if line.strip()]) <= 5
+    subprocess.run([sys.executable, "-c", lines], check=True)
+    (words,) = to_run("docs/index.md")
+    assert "looking at traces.duckdb" in run_until_it_says("open http", words, "--no-browser")
+    with TraceStore.open(Path("traces.duckdb")) as store:
+        store.take_in()
+        (episode,) = store.trajectories()
+    assert [action.node for action in episode.actions] == ["answer"]
 
 
 # -- comparing, promoting, taking elsewhere -----------------------------------------------------------------------

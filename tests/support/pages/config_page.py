@@ -17,6 +17,7 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from support.pages.code_in_text import text_to_markdown
 from support.paths import ROOT
 
 PAGE = ROOT / "docs/config.md"
@@ -85,9 +86,13 @@ def _section(options: type[BaseModel], table: str) -> Iterator[str]:
             if not table or isinstance(field.default, BaseModel):
                 continue  # its section says everything
         assert name in said, f"{dotted}: nothing stands below its declaration"
-        yield f"| `{name}` | {_default(field)} | {_takes(field)} | {said[name].replace('|', chr(92) + '|')} |\n"
+        yield f"| `{name}` | {_default(field)} | {_takes(field)} | {_cell(said[name])} |\n"
     for dotted, inner in inside:
         yield from _section(inner, dotted)
+
+
+def _cell(sentence: str) -> str:
+    return text_to_markdown(sentence).replace("|", r"\|")
 
 
 def _heading(options: type[BaseModel], table: str) -> str:

@@ -103,13 +103,10 @@ def apps() -> str:
         changed, counted = diff_to_changed(diff), toml_to_counted(toml)
         table += f"| [{heading}](#{heading.lower().replace(' ', '-').replace('.', '')}) | {changed} | {counted} | "
         table += f"{changed + counted} |\n"
-        sections += f"\n### {heading}\n\n{said}\n\nTo record, {changed} lines ([the app]({_link(name)})):\n\n"
+        app = f"examples/wrapping/{name}/app.py"
+        sections += f"\n### {heading}\n\n{said}\n\nTo record, {changed} lines (the app is `{app}`):\n\n"
         sections += f"```diff\n{diff}```\n\nTo train, `bridge.toml`, {counted} lines:\n\n```toml\n{toml}```\n"
     return INTRODUCTION + table + AFTER + sections + "\n"
-
-
-def _link(name: str) -> str:
-    return f"../examples/wrapping/{name}/app.py"
 
 
 def write() -> None:

@@ -140,7 +140,7 @@ def entries_to_page(entries: list[Entry]) -> str:
         name, module = entry.name, entry.module.replace(".", "/")
         blocks.append(
             f"## {name}\n\n"
-            f"After {entry.after}. [{module}.py](../{module}.py), [{name}.toml](../examples/zoo/{name}.toml)\n\n"
+            f"After {entry.after}. `{module}.py`, `examples/zoo/{name}.toml`\n\n"
             f"- topology: {entry.topology}{'. ' + entry.more.rstrip('.') if entry.more else ''}\n"
             f"- learns by: {entry.learns}\n"
             f"- expected: {entry.expected}\n"
