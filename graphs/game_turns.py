@@ -74,23 +74,25 @@ class Game(NamedTuple):
 
 
 class TurnScore(TypedDict):
-    """What one turn paid: the team, and each agent for itself."""
+    """What one turn paid the team, and the planner for itself."""
 
     team: float
-    writer: float
     planner: float
     bad_moves: int
     solved: bool
 
 
 class GameState(TypedDict, total=False):
-    """The state that the nodes share."""
+    """The state that the nodes share. `trials` holds what the writer's own answers would have paid, turn by turn.
+
+    No node reads them: the environment goes by the planner's answer alone, and D shows that.
+    """
 
     position: Position
     turn_limit: int
     feedback: str
     proposal: str
-    proposal_reward: float
+    trials: Annotated[list[float], operator.add]
     answer: str
     turns: Annotated[list[TurnScore], operator.add]
 
@@ -117,7 +119,7 @@ def game_to_graph(
         report = f"Tool: {trial.note}"
         if run_program is not None:
             report = f"Code: {_shorten(text_to_code(program))}\nPrinted: {_shorten(moves)}\n{report}"
-        return {"proposal": report, "proposal_reward": trial.reward if trial.readable else NO_ANSWER}
+        return {"proposal": report, "trials": [trial.reward if trial.readable else NO_ANSWER]}
 
     async def planner(state: GameState) -> GameState:
         question = (
@@ -130,7 +132,6 @@ def game_to_graph(
         played = game.play(state["position"], state["answer"])
         score: TurnScore = {
             "team": played.reward,
-            "writer": state["proposal_reward"],
             "planner": played.reward if played.readable else NO_ANSWER,
             "bad_moves": played.bad_moves,
             "solved": played.solved,
@@ -168,16 +169,15 @@ def turns_to_rewards(game: Game, result: dict[str, Any], run: Any) -> dict[str, 
     answer, on a copy of the state for the writer, NO_ANSWER where it has no move. It is absent where the record does
     not have exactly one call of each agent for each turn. `turns` and `bad_moves` are counts.
     """
-    turns = result["turns"]
+    turns, trials = result["turns"], result["trials"]
     actions = run.game().actions
     writer_calls = [action.action_id for action in actions if action.node == game.writer.node]
     planner_calls = [action.action_id for action in actions if action.node == game.planner.node]
     complete = len(writer_calls) == len(planner_calls) == len(turns)
     local = {}
     if complete:
-        for turn, writer_call, planner_call in zip(turns, writer_calls, planner_calls, strict=True):
-            local[f"step:{writer_call}"] = turn["writer"]
-            local[f"step:{planner_call}"] = turn["planner"]
+        local = {f"step:{call}": trial for call, trial in zip(writer_calls, trials, strict=True)}
+        local |= {f"step:{call}": turn["planner"] for call, turn in zip(planner_calls, turns, strict=True)}
     return {
         "correct": float(turns[-1]["solved"]),
         "reward": sum(turn["team"] for turn in turns),

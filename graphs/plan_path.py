@@ -209,7 +209,8 @@ GAME = Game(
     ),
     programmer=FewShotPrompt(
         "You are the Tool writer. Write a Python program that finds the moves from S to G in the grid, by a search "
-        "such as BFS; # is blocked. Put it between ```python and ```. It must print the moves and nothing else: U, D, L, R.",
+        "such as BFS; # is blocked. Put it between ```python and ```. It must print the moves "
+        "and nothing else: U, D, L, R.",
         (),
     ),
 )

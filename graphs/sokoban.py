@@ -96,7 +96,7 @@ def _seed_to_task(level: Level, seed: int) -> dict[str, Any]:
         if length is not None and level.shortest <= length <= level.longest:
             return {
                 "id": f"{level.name}-{seed}",
-                "room": _draw_room(level.side, floor, player, boxes, goals),
+                "room": _draw_room((level.side, level.side), Room(floor, player, frozenset(boxes), frozenset(goals))),
                 "shortest": length,
                 "step_limit": level.step_limit,
                 "turn_limit": level.turn_limit,
@@ -137,23 +137,6 @@ def push(
     return beside, boxes - {beside} | {behind}
 
 
-def _draw_room(
-    side: int, floor: frozenset[Cell], player: Cell, boxes: Iterable[Cell], goals: Iterable[Cell]
-) -> list[str]:
-    box_cells, goal_cells = set(boxes), set(goals)
-
-    def symbol(cell: Cell) -> str:
-        if cell not in floor:
-            return "#"
-        if cell == player:
-            return "+" if cell in goal_cells else "@"
-        if cell in box_cells:
-            return "*" if cell in goal_cells else "$"
-        return "." if cell in goal_cells else "_"
-
-    return ["".join(symbol((row, column)) for column in range(side)) for row in range(side)]
-
-
 class Room(NamedTuple):
     """A drawn room as sets of cells."""
 
@@ -161,6 +144,21 @@ class Room(NamedTuple):
     player: Cell
     boxes: frozenset[Cell]
     goals: frozenset[Cell]
+
+
+def _draw_room(size: tuple[int, int], room: Room) -> list[str]:
+    """Rows of symbols, as many as `size` says, and as long."""
+
+    def symbol(cell: Cell) -> str:
+        if cell not in room.floor:
+            return "#"
+        if cell == room.player:
+            return "+" if cell in room.goals else "@"
+        if cell in room.boxes:
+            return "*" if cell in room.goals else "$"
+        return "." if cell in room.goals else "_"
+
+    return ["".join(symbol((row, column)) for column in range(size[1])) for row in range(size[0])]
 
 
 def read_room(rows: list[str]) -> Room:
@@ -241,7 +239,8 @@ def play(position: Position, text: str) -> Played:
     earned += WON if solved else FAILED if over else 0.0
     done = len(boxes & room.goals)
     note = f"{moves_to_text(moves[:walked])}, at {_name(player)}, {bad_moves} bad, {done} of {len(boxes)} boxes"
-    rows = _draw_room(len(position["room"]), room.floor, player, boxes, room.goals)
+    size = (len(position["room"]), len(position["room"][0]))
+    rows = _draw_room(size, room._replace(player=player, boxes=boxes))
     return Played(
         {**position, "room": rows, "steps": steps},
         earned,

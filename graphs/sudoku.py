@@ -254,8 +254,8 @@ GAME = Game(
     ),
     programmer=FewShotPrompt(
         "You are the Tool writer. Write a Python program that solves the Sudoku of 4 x 4 cells with boxes of 2 x 2. "
-        "Put it between ```python and ```. It must print the entries for the empty cells in one line and nothing else, as "
-        "r1c2=3 r4c4=1.",
+        "Put it between ```python and ```. It must print the entries for the empty cells in one line and "
+        "nothing else, as r1c2=3 r4c4=1.",
         (),
     ),
 )
