@@ -111,12 +111,12 @@ def game_to_graph(
     writer_question = game.writer.question if run_program is None else "Code?"
 
     async def writer(state: GameState) -> GameState:
-        question = f"{game.describe(state['position'])}{state['feedback']}\n{writer_question}"
-        reply = await model.ainvoke(writer_prompt.messages(question))
+        situation = situation_to_text(game, state["position"], state["feedback"])
+        reply = await model.ainvoke(writer_prompt.messages(f"{situation}\n{writer_question}"))
         program = str(reply.text)
         moves = program if run_program is None else await run_program(text_to_code(program))
         trial = game.play(state["position"], moves)
-        report = f"Tool: {trial.note}"
+        report = played_to_report(trial)
         if run_program is not None:
             report = f"Code: {_shorten(text_to_code(program))}\nPrinted: {_shorten(moves)}\n{report}"
         return {"proposal": report, "trials": [trial.reward if trial.readable else NO_ANSWER]}
@@ -138,7 +138,7 @@ def game_to_graph(
         }
         # `over` is kept in the position: a state has to say by itself how it goes on.
         position = {**played.position, "over": played.over}
-        return {"position": position, "feedback": f"\nLast turn: {played.note}", "turns": [score]}
+        return {"position": position, "feedback": played.note, "turns": [score]}
 
     def route_after_environment(state: GameState) -> Literal["again", "__end__"]:
         turns = state["turns"]
@@ -154,6 +154,16 @@ def game_to_graph(
     graph.add_edge(game.planner.node, "environment")
     graph.add_conditional_edges("environment", route_after_environment, {"again": game.writer.node, "__end__": END})
     return graph.compile(name=game.name)
+
+
+def situation_to_text(game: Game, position: Position, feedback: str) -> str:
+    """What both agents are shown: the position, and after the first turn what the last one did."""
+    return game.describe(position) + (f"\nLast turn: {feedback}" if feedback else "")
+
+
+def played_to_report(played: Played) -> str:
+    """What the planner is told of the writer's proposal."""
+    return f"Tool: {played.note}"
 
 
 def task_to_state(position: Position, turn_limit: int) -> GameState:
