@@ -31,6 +31,132 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
 }
 """Sudoku, Sokoban and Plan-Path of Qwen3-1.7B, then of Qwen3-8B, in percent."""
 
+GAMES = (
+    (
+        "",
+        "task",
+        "an answer",
+        "first",
+        "easy",
+        "middle",
+        "published",
+    ),
+    (
+        "Plan-Path",
+        "a way through a grid with obstacles",
+        "`R2 D`: moves",
+        "4x4, 1 to 3 moves",
+        "5x5, 3 to 5",
+        "7x7, 4 to 10",
+        "10x10, 22 % blocked",
+    ),
+    (
+        "Sudoku",
+        "the empty cells of a grid of 4x4",
+        "`r1c2=3`: entries",
+        "1 empty",
+        "3",
+        "5",
+        "8",
+    ),
+    (
+        "Sokoban",
+        "a box to push onto its goal, in a room of 6x6",
+        "`U R2`: moves",
+        "1 to 3 moves",
+        "3 to 5",
+        "4 to 9",
+        "box 2 or more from its goal",
+    ),
+    (
+        "Countdown",
+        "all of some numbers to a target",
+        "`3 * 4 + 5`",
+        "2 numbers, + -",
+        "3, + -",
+        "3, + - *",
+        "4, + - * /",
+    ),
+)
+DIFFERENCES = (
+    (
+        "",
+        "theirs",
+        "ours",
+    ),
+    (
+        "tool",
+        "a Python program, run for 20 s at most",
+        (
+            "a line of the game, since a small model writes no search; `--published`: Python, in the "
+            "[sandbox](rewards.md)"
+        ),
+    ),
+    (
+        "what the planner reads",
+        "the code, what it printed, the moves in it",
+        "the same, and what became of them on a copy of the state",
+    ),
+    (
+        "rewards of a turn",
+        "of its own kind, see each graph",
+        (
+            "the same numbers; an answer of the planner without a move costs the team 1, where theirs costs "
+            "it nothing in a grid"
+        ),
+    ),
+    (
+        "an agent's reward",
+        "its own plus the team's, of that turn alone",
+        "the same two, and what followed of them along D",
+    ),
+    (
+        "Plan-Path",
+        "10x10, 22 % blocked, 4 or 5 turns",
+        "the same grids by another generator; 4 turns",
+    ),
+    (
+        "Sokoban",
+        "a room played backwards from its end; their guide says four boxes, the code makes one",
+        "a random room that a search solves; one box",
+    ),
+    (
+        "Sudoku",
+        (
+            "3 to 11 given cells; of the 400 puzzles that its script makes, 324 cannot be solved with their "
+            "given cells and 17 in several ways; a whole grid as an answer is not compared with the given "
+            "cells"
+        ),
+        "8 given cells, one solution; entries only, and given cells stay; one's own can be replaced",
+    ),
+    (
+        "Countdown",
+        "TinyZero: one agent, one answer, six numbers, targets that may be out of reach",
+        ("two agents, 4 turns, four numbers, a target that can be reached; less 0.05 for each turn after the first"),
+    ),
+    (
+        "training",
+        (
+            "AT-GRPO: 32 tasks, 4 or 8 samples, going on from the best of a turn's samples, 200 steps, all "
+            "weights or LoRA"
+        ),
+        (
+            "`chains`: the defaults of this trainer; `at-grpo`: its groups over whole episodes, without going"
+            " on from the best"
+        ),
+    ),
+    (
+        "sampling",
+        "temperature 1, top_p 0.9, top_k 20; greedy at the test",
+        "temperature 1, the whole distribution, also at the test",
+    ),
+    (
+        "test",
+        "100 tasks of other seeds, in its code; its page says 200",
+        "held-out tasks that share no content with those trained on",
+    ),
+)
+
 
 def runs_to_page(runs: Sequence[BenchmarkRun]) -> str:
     """The whole page."""
@@ -62,17 +188,12 @@ python -m examples.benchmarks.run --level published --published --model models/Q
 
 
 def _games() -> str:
-    return """## The games
+    return f"""## The games
 
-| | task | an answer | first | easy | middle | published |
-| --- | --- | --- | --- | --- | --- | --- |
-| Plan-Path | a way through a grid with obstacles | `R2 D`: moves | 4x4, 1 to 3 moves | 5x5, 3 to 5 | 7x7, 4 to 10 | 10x10, 22 % blocked |
-| Sudoku | the empty cells of a grid of 4x4 | `r1c2=3`: entries | 1 empty | 3 | 5 | 8 |
-| Sokoban | a box to push onto its goal, in a room of 6x6 | `U R2`: moves | 1 to 3 moves | 3 to 5 | 4 to 9 | box 2 or more from its goal |
-| Countdown | all of some numbers to a target | `3 * 4 + 5` | 2 numbers, + - | 3, + - | 3, + - * | 4, + - * / |
+{_table(GAMES[0], GAMES[1:])}
 
-In every turn the first agent (tool writer, in Countdown the proposer) writes a program, a tool plays it on a copy of the
-state and says what came of it, and the second (planner, checker) reads that and answers; its answer is what the
+In every turn the first agent (tool writer, in Countdown the proposer) writes a program, a tool plays it on a copy of
+the state and says what came of it, and the second (planner, checker) reads that and answers; its answer is what the
 environment does. A turn says what the last one did. An answer without a move and a move that is refused cost, and end
 nothing; a run ends when the game is solved, or after 2 to 4 turns.
 
@@ -114,7 +235,8 @@ def _ours(runs: Sequence[BenchmarkRun]) -> str:
 
 Shares of held-out tasks that were solved, means over seeds; the difference is after less before, seed by seed, with its
 95 % t interval over seeds. The area is that under the share solved in training, over the tokens sampled so far, up to
-where the shorter of the two curves ends; its difference to `{BASELINE}` is taken seed by seed. One seed has no interval.
+where the shorter of the two curves ends; its difference to `{BASELINE}` is taken seed by seed. One seed has no
+interval.
 
 {ways}
 """
@@ -145,23 +267,11 @@ def _interval(interval: MeanInterval) -> str:
 
 
 def _differences() -> str:
-    return """## Where the setting differs from theirs
+    return f"""## Where the setting differs from theirs
 
 "Theirs" is the code of PettingLLMs at commit a054fb1, not the paper's words.
 
-| | theirs | ours |
-| --- | --- | --- |
-| tool | a Python program, run for 20 s at most | a line of the game, since a small model writes no search; `--published`: Python, in the [sandbox](rewards.md) |
-| what the planner reads | the code, what it printed, the moves in it | the same, and what became of them on a copy of the state |
-| rewards of a turn | of its own kind, see each graph | the same numbers; an answer of the planner without a move costs the team 1, where theirs costs it nothing in a grid |
-| an agent's reward | its own plus the team's, of that turn alone | the same two, and what followed of them along D |
-| Plan-Path | 10x10, 22 % blocked, 4 or 5 turns | the same grids by another generator; 4 turns |
-| Sokoban | a room played backwards from its end; their guide says four boxes, the code makes one | a random room that a search solves; one box |
-| Sudoku | 3 to 11 given cells; of the 400 puzzles that its script makes, 324 cannot be solved with their given cells and 17 in several ways; a whole grid as an answer is not compared with the given cells | 8 given cells, one solution; entries only, and given cells stay; one's own can be replaced |
-| Countdown | TinyZero: one agent, one answer, six numbers, targets that may be out of reach | two agents, 4 turns, four numbers, a target that can be reached; less 0.05 for each turn after the first |
-| training | AT-GRPO: 32 tasks, 4 or 8 samples, going on from the best of a turn's samples, 200 steps, all weights or LoRA | `chains`: the defaults of this trainer; `at-grpo`: its groups over whole episodes, without going on from the best |
-| sampling | temperature 1, top_p 0.9, top_k 20; greedy at the test | temperature 1, the whole distribution, also at the test |
-| test | 100 tasks of other seeds, in its code; its page says 200 | held-out tasks that share no content with those trained on |
+{_table(DIFFERENCES[0], DIFFERENCES[1:])}
 """
 
 
@@ -170,9 +280,9 @@ def _small_model() -> str:
 
 `--model small` is a Llama of under a million weights that `examples/benchmarks/small_model.py` makes once, from noisy
 transcripts of these games at their first two levels, in minutes of one core: the small model of
-[the small study](small-study.md) knows only the words of its own games. A word is a token, and it reads the last message
-alone. It is right now and then, guesses else, and sometimes says what is no move; its teacher acts for the best in a
-quarter to a third of the answers.
+[the small study](small-study.md) knows only the words of its own games. A word is a token, and it reads the last
+message alone. It is right now and then, guesses else, and sometimes says what is no move; its teacher acts for the best
+in a quarter to a third of the answers.
 
 ```sh
 python -m examples.benchmarks.small_model .cache --measure    # makes it, and says how often it solves each level

@@ -1,7 +1,7 @@
 """Finished runs -> docs/benchmarks.json and docs/benchmarks.md: `python -m examples.benchmarks.report --help`.
 
-Invariant: the page follows from benchmarks.json and the tables of `examples.benchmarks.page` alone. What benchmarks.json
-holds of a run that is no longer there is kept, so that settings can be run on different machines.
+Invariant: the page follows from benchmarks.json and the tables of `examples.benchmarks.page` alone. What
+benchmarks.json holds of a run that is no longer there is kept, so that settings can be run on different machines.
 """
 
 from __future__ import annotations

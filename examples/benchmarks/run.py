@@ -37,7 +37,9 @@ SMALL = "small"
 SEEDS = (0, 1, 2, 3, 4)
 
 
-def setting_to_options(game: str, level: str, model: str, *, published: bool) -> dict[str, Any]:
+def setting_to_options(
+    game: str, level: str, model: str, *, published: bool = False, over: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """The configuration of a benchmark as a dictionary: its file, at this level, on this model.
 
     Args:
@@ -45,6 +47,7 @@ def setting_to_options(game: str, level: str, model: str, *, published: bool) ->
         level: one of LEVELS.
         model: what `model.path` says.
         published: whether published.toml is put over it, and the writer writes Python.
+        over: further tables to put over it.
     """
     raw = tomllib.loads((HERE / f"{game}.toml").read_text(encoding="utf-8"))
     set_dotted(raw, "graph.tasks", f"graphs.{game}:{LEVELS[level]}")
@@ -52,7 +55,7 @@ def setting_to_options(game: str, level: str, model: str, *, published: bool) ->
     if published:
         raw = _put_over(raw, tomllib.loads((HERE / "published.toml").read_text(encoding="utf-8")))
         set_dotted(raw, "graph.app", f"examples.benchmarks.python_tool:{game}")
-    return raw
+    return _put_over(raw, over or {})
 
 
 def _put_over(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,6 +139,13 @@ def _seeds(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 0,1,2") from None
 
 
+def _tables(path: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"cannot read {path}: {error}") from None
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs what is left of the plan, seed after seed; 2 after a user error."""
     parser = argparse.ArgumentParser(prog="python -m examples.benchmarks.run", description="Run the benchmarks.")
@@ -145,6 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--level", choices=list(LEVELS), default="first")
     parser.add_argument("--model", default=SMALL, help=f"{SMALL!r}, or what model.path of a configuration may be")
     parser.add_argument("--published", action="store_true", help="published.toml on top, and Python as the tool")
+    parser.add_argument("--over", type=_tables, help="a TOML file that is put over every configuration, at last")
     parser.add_argument("--folder", type=Path, default=Path("runs/benchmarks"), help="where the run folders are")
     parser.add_argument("--cache", type=Path, default=Path(".cache"), help="where the small model is, or is made")
     parser.add_argument("--dry-run", action="store_true", help="print the plan")
@@ -168,24 +179,36 @@ def _run_plan(given: argparse.Namespace) -> int:
         from examples.benchmarks.small_model import ensure_model, model_folder  # torch, which a plan can do without
 
         model = str(model_folder(given.cache) if given.dry_run else ensure_model(given.cache))
-    left = 0
-    for seed in given.seeds:
-        for game in given.games:
-            base = setting_to_options(game, given.level, model, published=given.published)
-            root = given.folder / given.level / game
-            collected = options_to_job(base, root, COLLECTED, seed)
-            for job in [options_to_job(base, root, condition, seed) for condition in given.only]:
-                done = finished_run(job) is not None
-                left += not done
-                if given.dry_run:
-                    state = "done" if done else "goes on" if job.folder.path.exists() else "to run"
-                    print(f"{game} {given.level} {job.condition} seed {seed}: {state}")
-                elif not done:
-                    run = finish_job(job, collected, game=game, level=given.level, model=given.model)
-                    print(run_to_line(run), flush=True)
+    plan = [
+        (game, options_to_job(base, root, COLLECTED, seed), options_to_job(base, root, condition, seed))
+        for seed in given.seeds
+        for game in given.games
+        for base in [setting_to_options(game, given.level, model, published=given.published, over=given.over)]
+        for root in [given.folder / given.level / game]
+        for condition in given.only
+    ]
+    left = [(game, collected, job) for game, collected, job in plan if finished_run(job) is None]
     if given.dry_run:
-        print(f"{left} runs left")
-    return 0
+        waiting = {job.folder.path for _, _, job in left}
+        for game, _, job in plan:
+            begun = "goes on" if job.folder.path.exists() else "to run"
+            state = begun if job.folder.path in waiting else "done"
+            print(f"{game} {given.level} {job.condition} seed {job.seed}: {state}")
+        print(f"{len(plan)} runs, {len(left)} left")
+        return 0
+    failures, failed_before = 0, False
+    for game, collected, job in left:
+        try:
+            run = finish_job(job, collected, game=game, level=given.level, model=given.model)
+            print(run_to_line(run), flush=True)
+        except StudyError as error:
+            if failed_before:  # a second one in a row is not chance
+                raise
+            print(f"benchmarks: {game} {job.condition} seed {job.seed}: {error}", file=sys.stderr, flush=True)
+            failures, failed_before = failures + 1, True
+        else:
+            failed_before = False
+    return 2 if failures else 0
 
 
 if __name__ == "__main__":
