@@ -92,11 +92,13 @@ def _seed_to_task(level: Level, seed: int) -> dict[str, Any]:
         if any(min(distance(box, goal) for goal in goals) < level.box_distance for box in boxes):
             continue
         floor = frozenset(free)
-        length = shortest_solution(floor, player, boxes, goals)
+        length = shortest_solution(floor, player, boxes=boxes, goals=goals)
         if length is not None and level.shortest <= length <= level.longest:
             return {
                 "id": f"{level.name}-{seed}",
-                "room": _draw_room((level.side, level.side), Room(floor, player, frozenset(boxes), frozenset(goals))),
+                "room": _draw_room(
+                    (level.side, level.side), Room(floor, player=player, boxes=frozenset(boxes), goals=frozenset(goals))
+                ),
                 "shortest": length,
                 "step_limit": level.step_limit,
                 "turn_limit": level.turn_limit,
@@ -166,10 +168,10 @@ def read_room(rows: list[str]) -> Room:
     cells = {(r, c): symbol for r, row in enumerate(rows) for c, symbol in enumerate(row)}
     (player,) = (cell for cell, symbol in cells.items() if symbol in "@+")
     return Room(
-        frozenset(cell for cell, symbol in cells.items() if symbol != "#"),
-        player,
-        frozenset(cell for cell, symbol in cells.items() if symbol in "$*"),
-        frozenset(cell for cell, symbol in cells.items() if symbol in ".*+"),
+        floor=frozenset(cell for cell, symbol in cells.items() if symbol != "#"),
+        player=player,
+        boxes=frozenset(cell for cell, symbol in cells.items() if symbol in "$*"),
+        goals=frozenset(cell for cell, symbol in cells.items() if symbol in ".*+"),
     )
 
 

@@ -50,7 +50,7 @@ RAMBLING = 0.05
 MAX_NUMBER = 200
 MAX_TOKENS = 24
 PAD, END, UNKNOWN, ANSWER = "<pad>", "<end>", "<unknown>", "<answer>"
-_STEPS, _BATCH, _RATE = 1500, 48, 2e-3
+_STEPS, _BATCH, _RATE = 1600, 48, 2e-3
 _WORD = r"[A-Za-z]+|[0-9]+|[^\sA-Za-z0-9]"
 _TEMPLATE = "{{ messages[-1]['content'] }} " + ANSWER
 _HIDDEN, _LAYERS, _HEADS = 128, 3, 4
@@ -241,7 +241,7 @@ def pretrain(folder: Path, seed: int = 0, steps: int = _STEPS) -> Path:
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=steps, pct_start=0.1)
     sources = [transcripts(name, random.Random(f"{name} {seed}")) for name in GAMES]
     for step in range(steps):
-        rows = [next(sources[i % len(sources)]) for i in range(_BATCH)]
+        rows = list(itertools.islice(sources[step % len(sources)], _BATCH))  # of one game: they are of like length
         ids_BL, labels_BL = make_batch(rows, tokenizer)
         loss = model(input_ids=ids_BL, labels=labels_BL, attention_mask=(ids_BL != tokenizer.pad_token_id).long()).loss
         optimizer.zero_grad()
@@ -249,7 +249,7 @@ def pretrain(folder: Path, seed: int = 0, steps: int = _STEPS) -> Path:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         scheduler.step()
-        if step % 250 == 0 or step == steps - 1:
+        if step % 200 < len(sources) or step == steps - 1:
             print(f"step {step}: {float(loss.detach()):.3f}", flush=True)
     part = folder.with_name(f".{folder.name}.part")
     model.save_pretrained(part)

@@ -76,7 +76,7 @@ def test_every_room_is_solved_in_the_moves_it_says_and_no_fewer(level: sokoban.L
 def test_a_room_that_cannot_be_solved_is_known_for_one() -> None:
     corner = ["#####", "#$__#", "#_@.#", "#####"]
     room = sokoban.read_room(corner)
-    assert sokoban.shortest_solution(room.floor, room.player, list(room.boxes), list(room.goals)) is None
+    assert sokoban.shortest_solution(room.floor, room.player, boxes=list(room.boxes), goals=list(room.goals)) is None
     assert solve(corner) is None
 
 
