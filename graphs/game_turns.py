@@ -17,7 +17,7 @@ import operator
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
-from langchain_core.language_models import BaseChatModel
+from langchain_core.runnables import Runnable
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
@@ -98,13 +98,13 @@ class GameState(TypedDict, total=False):
 
 
 def game_to_graph(
-    game: Game, model: BaseChatModel, run_program: RunProgram | None = None
+    game: Game, model: Runnable[Any, Any], run_program: RunProgram | None = None
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The compiled loop, in which both agents call `model`.
 
     Args:
         game: its rules and its agents.
-        model: for both agents.
+        model: a chat model for both agents, perhaps with options bound to it.
         run_program: runs Python that the writer wrote; without it the writer's text is a line of the game itself.
     """
     writer_prompt = game.writer.prompt if run_program is None else game.programmer

@@ -101,8 +101,8 @@ DIFFERENCES = (
         "rewards of a turn",
         "of its own kind, see each graph",
         (
-            "the same numbers; an answer of the planner without a move costs the team 1, where theirs costs "
-            "it nothing in a grid"
+            "the same numbers; an answer of the planner without a move costs the team 1, where theirs takes it "
+            "for an empty list, which costs the team nothing"
         ),
     ),
     (
@@ -147,8 +147,8 @@ DIFFERENCES = (
     ),
     (
         "sampling",
-        "temperature 1, top_p 0.9, top_k 20; greedy at the test",
-        "temperature 1, the whole distribution, also at the test",
+        "temperature 1, top_p 0.9, top_k 20; greedy at the test; Qwen3 does not think",
+        "temperature 1, the whole distribution, also at the test; `--published`: Qwen3 does not think either",
     ),
     (
         "test",
@@ -279,13 +279,13 @@ def _small_model() -> str:
     return """## The small model
 
 `--model small` is a Llama of under a million weights that `examples/benchmarks/small_model.py` makes once, from noisy
-transcripts of these games at their first two levels, in minutes of one core: the small model of
-[the small study](small-study.md) knows only the words of its own games. A word is a token, and it reads the last
-message alone. It is right now and then, guesses else, and sometimes says what is no move; its teacher acts for the best
-in a quarter to a third of the answers.
+transcripts of these games at their first level: the small model of [the small study](small-study.md) knows only the
+words of its own games. A word is a token, and it reads the last message alone, so profiles and examples are for models
+that can read them. Its teacher mostly guesses, acts for the best now and then, and sometimes says what is no move; two
+such agents solve a quarter to a good third of the tasks of the first level. Other levels it has never seen.
 
 ```sh
-python -m examples.benchmarks.small_model .cache --measure    # makes it, and says how often it solves each level
+python -m examples.benchmarks.small_model .cache --measure    # makes it, and says how often it solves that level
 ```
 """
 

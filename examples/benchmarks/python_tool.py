@@ -12,14 +12,19 @@ from typing import Any
 from langchain_core.language_models import BaseChatModel
 from langgraph.graph.state import CompiledStateGraph
 
-import graphs.countdown
-import graphs.plan_path
-import graphs.sokoban
-import graphs.sudoku
+from graphs import countdown as countdown_game
+from graphs import plan_path as plan_path_game
+from graphs import sokoban as sokoban_game
+from graphs import sudoku as sudoku_game
+from graphs.game_turns import Game, game_to_graph
 from marft_bridge.sandbox.programs import Limits, run_in_sandbox
 
 LIMITS = Limits(wall_s=20.0, cpu_s=20)
 """Theirs: 20 seconds."""
+
+
+WITHOUT_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
+"""Theirs, for Qwen3; the template of a model that does not know the word ignores it."""
 
 
 async def run_program(source: str) -> str:
@@ -28,21 +33,25 @@ async def run_program(source: str) -> str:
     return end.stdout.strip() or end.last_error_line
 
 
+def _with_python(game: Game, model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
+    return game_to_graph(game, model.bind(extra_body=WITHOUT_THINKING), run_program)
+
+
 def plan_path(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     """Plan-Path, whose tool writer writes Python."""
-    return graphs.plan_path.build(model, run_program)
+    return _with_python(plan_path_game.GAME, model)
 
 
 def sudoku(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     """Sudoku, whose tool writer writes Python."""
-    return graphs.sudoku.build(model, run_program)
+    return _with_python(sudoku_game.GAME, model)
 
 
 def sokoban(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     """Sokoban, whose tool writer writes Python."""
-    return graphs.sokoban.build(model, run_program)
+    return _with_python(sokoban_game.GAME, model)
 
 
 def countdown(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     """Countdown, whose proposer writes Python."""
-    return graphs.countdown.build(model, run_program)
+    return _with_python(countdown_game.GAME, model)

@@ -17,13 +17,17 @@ import os
 import random
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.messages import AIMessage
+from pydantic import Field
 from support import study_server
+from support.edge_rig import SaysNext
 from support.paths import ROOT
 from support.tiny_policy import save_tiny_llama
 from support.zoo_rig import train_zoo
@@ -43,6 +47,7 @@ from examples.benchmarks.results import (
     write_run,
 )
 from examples.benchmarks.small_model import (
+    ADOPTED,
     ANSWER,
     GAMES,
     LEVELS,
@@ -112,6 +117,7 @@ def test_a_condition_is_accepted_and_all_share_their_budget(game: str, condition
     assert job.config.train.rounds == shared.train.rounds
     assert job.config.train.episodes_per_round == shared.train.episodes_per_round
     assert job.config.collect == shared.collect
+    assert BridgeConfig.model_validate(tomllib.loads(job.text)) == job.config  # what the commands will read
 
 
 def test_tables_on_top_win_over_everything() -> None:
@@ -146,10 +152,7 @@ def sometimes_solves(game: str) -> Any:
 @pytest.mark.slow
 @each_game
 def test_training_pulls_both_agents_towards_what_paid(game: str, tmp_path: Path) -> None:
-    changes = {"train.refill": 0, "serve.max_loras": 4}
-    trained = train_zoo(
-        FOLDER / f"{game}.toml", sometimes_solves(game), tmp_path, rounds=2, episodes=16, changes=changes
-    )
+    trained = train_zoo(FOLDER / f"{game}.toml", sometimes_solves(game), tmp_path, rounds=2, episodes=16)
     writer, planner = trained.config.graph.nodes
     assert min(trained.norms.values()) > 0
     assert trained.pull_to(planner, "local") > 0.2
@@ -359,8 +362,26 @@ def test_transcripts_are_the_same_for_the_same_seed_and_hold_good_bad_and_unread
     task = next(module.level_to_tasks(module.LEVELS[0], [5]))
     position = module.task_to_input(task)["position"]
     played = [module.play(position, noisy_answer(game, position, draw)) for _ in range(300)]
-    assert 0.2 < sum(each.solved for each in played) / 300 < 0.7
+    assert 0.02 < sum(each.solved for each in played) / 300 < 0.4
     assert 0.01 < sum(not each.readable for each in played) / 300 < 0.2
+
+
+@each_game
+def test_two_such_teachers_solve_a_tenth_to_two_fifths_of_the_first_level(game: str) -> None:
+    module, draw = GAMES[game], random.Random(1)
+    tasks = list(module.level_to_tasks(module.LEVELS[0], range(300)))
+    solved = 0
+    for task in tasks:
+        position = module.task_to_input(task)["position"]
+        for _ in range(task["turn_limit"]):
+            proposal = noisy_answer(game, position, draw)
+            adopts = module.play(position, proposal).solved and draw.random() < ADOPTED
+            played = module.play(position, proposal if adopts else noisy_answer(game, position, draw))
+            position = played.position
+            if played.solved:
+                solved += 1
+                break
+    assert 0.1 <= solved / len(tasks) <= 0.4
 
 
 def test_a_word_is_a_token_and_only_answers_are_learned() -> None:
@@ -404,3 +425,25 @@ def test_the_model_is_a_folder_that_a_server_takes_and_reads_the_last_message_al
 )
 def test_a_program_of_the_writer_runs_in_the_sandbox(source: str, printed: str) -> None:
     assert asyncio.run(python_tool.run_program(source)).startswith(printed)
+
+
+class Recording(SaysNext):
+    """Keeps the options of its calls."""
+
+    options: list[dict[str, Any]] = Field(default_factory=list)
+
+    def _generate(self, messages: list[Any], *arguments: Any, **options: Any) -> Any:
+        self.options.append(options)
+        return super()._generate(messages, *arguments, **options)
+
+
+@each_game
+def test_a_graph_of_the_published_setting_runs_its_writers_program_without_thinking(game: str) -> None:
+    module = GAMES[game]
+    task = next(module.level_to_tasks(module.LEVELS[0], [0]))
+    best = best_answer(game, module.task_to_input(task)["position"])
+    model = Recording(answers=[AIMessage(f"```python\nprint({best!r})\n```"), AIMessage(f"So.\n#### {best}")])
+    result = asyncio.run(getattr(python_tool, game)(model).ainvoke(module.task_to_input(task)))
+    assert result["turns"][-1]["solved"]
+    assert result["trials"] == [result["turns"][-1]["team"]]
+    assert [each["extra_body"] for each in model.options] == [python_tool.WITHOUT_THINKING] * 2
