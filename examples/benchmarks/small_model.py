@@ -50,7 +50,7 @@ ADOPTED = 0.6
 RAMBLING = 0.05
 """How often an answer is no move at all."""
 MAX_NUMBER = 200
-MAX_TOKENS = 24
+MAX_TOKENS = 32
 PAD, END, UNKNOWN, ANSWER = "<pad>", "<end>", "<unknown>", "<answer>"
 _STEPS, _BATCH, _RATE = 900, 48, 2e-3
 _WORD = r"[A-Za-z]+|[0-9]+|[^\sA-Za-z0-9]"
