@@ -85,13 +85,22 @@ def options_to_job(base: Mapping[str, Any], root: Path, condition: str, seed: in
 
 
 def dict_to_toml(raw: Mapping[str, Any], path: tuple[str, ...] = ()) -> str:
-    """Nested tables of strings, numbers, truth values and lists of these as TOML, whose scalars are those of JSON."""
+    """Nested tables of strings, numbers, truth values and lists of these or of tables as TOML."""
     tables = {key: value for key, value in raw.items() if isinstance(value, Mapping)}
-    lines = [f"{key} = {json.dumps(value)}" for key, value in raw.items() if key not in tables]
+    lines = [f"{key} = {_value_to_toml(value)}" for key, value in raw.items() if key not in tables]
     if path and lines:
         lines.insert(0, f"\n[{'.'.join(path)}]")
     text = "".join(f"{line}\n" for line in lines)
     return text + "".join(dict_to_toml(value, (*path, key)) for key, value in tables.items())
+
+
+def _value_to_toml(value: Any) -> str:
+    """Its scalars are those of JSON; a table in a list is written inline."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {_value_to_toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ", ".join(map(_value_to_toml, value)) + "]"
+    return json.dumps(value)
 
 
 def run_job(job: Job, collected: RunFolder) -> Result:

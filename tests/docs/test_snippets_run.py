@@ -56,6 +56,7 @@ RUN_BY = {
     ("docs/training.md", "accelerate"): LAUNCHED,
 }
 ZOO = "takes the real model an hour; the tests of the zoo collect and train each configuration in small, on a stand-in"
+BENCHMARKS = "takes hours, in runs/; test_benchmarks.py runs a small one on a stand-in, and plans in another folder"
 CLUSTER = "listens to other machines; test_ray_cluster.py starts the same parts on loopback"
 # (page, the command) -> why no test runs it. Each is looked at by test_snippets.py: it exists, and takes these flags.
 NOT_RUN = {
@@ -78,6 +79,20 @@ NOT_RUN = {
     ("docs/study.md", "python -m examples.study.run --dry-run"): "looks into runs/; test_study.py names another folder",
     ("docs/study.md", "python -m examples.study.run"): "takes hours; test_study.py runs a small study on a stand-in",
     ("docs/study.md", "python -m examples.study.report"): "writes docs/study.md; test_study.py names another folder",
+    ("docs/benchmarks.md", "python -m examples.benchmarks.run --dry-run"): BENCHMARKS,
+    ("docs/benchmarks.md", "python -m examples.benchmarks.run"): BENCHMARKS,
+    (
+        "docs/benchmarks.md",
+        "python -m examples.benchmarks.run --level published --published --model models/Qwen3-1.7B --seeds 0,1,2",
+    ): "takes a GPU for days; test_benchmarks.py holds that its configurations load",
+    (
+        "docs/benchmarks.md",
+        "python -m examples.benchmarks.report",
+    ): "writes docs/benchmarks.md; test_benchmarks.py names another folder",
+    (
+        "docs/benchmarks.md",
+        "python -m examples.benchmarks.small_model .cache --measure",
+    ): "makes a model for minutes; test_benchmarks.py makes two steps of it",
     ("docs/zoo.md", "marft-bridge collect --config examples/zoo/defer.toml"): ZOO,
     ("docs/zoo.md", "marft-bridge train --config examples/zoo/defer.toml"): ZOO,
     ("docs/zoo.md", "marft-bridge compare --config examples/zoo/defer.toml"): ZOO,

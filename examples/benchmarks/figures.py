@@ -1,0 +1,84 @@
+"""Runs of the benchmarks -> their figures: how much the team learned, and how fast for the tokens that it sampled.
+
+Invariant: a seed is one observation. Intervals are t intervals over seeds, and differences are taken seed by seed, as
+the runs of a seed share their collected episodes and tasks. What too few seeds leave unknown is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from examples.benchmarks.results import BenchmarkRun
+from marft_bridge.statistics import MeanInterval, mean_interval
+
+Setting = tuple[str, str, str]
+"""Game, level and model."""
+Runs = Mapping[str, Mapping[int, BenchmarkRun]]
+"""Condition -> seed -> its run."""
+
+
+def runs_by_setting(runs: Iterable[BenchmarkRun]) -> dict[Setting, dict[str, dict[int, BenchmarkRun]]]:
+    """Runs in the order of their seeds.
+
+    Raises:
+        ValueError: a run occurs twice.
+    """
+    grouped: dict[Setting, dict[str, dict[int, BenchmarkRun]]] = {}
+    for run in sorted(runs, key=lambda each: (each.game, each.level, each.model, each.condition, each.seed)):
+        by_seed = grouped.setdefault((run.game, run.level, run.model), {}).setdefault(run.condition, {})
+        if run.seed in by_seed:
+            raise ValueError(f"{run.game} {run.level} {run.model} {run.condition} seed {run.seed} is there twice")
+        by_seed[run.seed] = run
+    return grouped
+
+
+def learned(runs: Mapping[int, BenchmarkRun]) -> MeanInterval:
+    """Share of held-out tasks that is solved after training less that before, over seeds."""
+    return mean_interval([run.heldout.after - run.heldout.before for run in runs.values()])
+
+
+def token_curve(run: BenchmarkRun) -> tuple[list[int], list[float]] | None:
+    """Tokens sampled before each round of training, and the share of its episodes that was solved.
+
+    None where a round has no tokens or no such share.
+    """
+    tokens, shares, total = [], [], 0
+    for each in run.rounds[1:]:
+        if each.sampled_tokens is None or each.correct is None:
+            return None
+        tokens.append(total)
+        shares.append(each.correct)
+        total += each.sampled_tokens
+    return (tokens, shares) if shares else None
+
+
+def area_at(run: BenchmarkRun, budget: int) -> float | None:
+    """Area under the token curve up to a budget, over the budget: the mean share solved on the way.
+
+    None where the curve does not reach so far, or has only one point.
+    """
+    curve = token_curve(run)
+    if curve is None or len(curve[0]) < 2 or curve[0][-1] < budget or budget <= 0:
+        return None
+    tokens, shares = np.array(curve[0], float), np.array(curve[1])
+    inside = tokens < budget
+    x = np.append(tokens[inside], budget)
+    y = np.append(shares[inside], np.interp(budget, tokens, shares))
+    return float(np.trapezoid(y, x) / budget)
+
+
+def area_differences(runs: Runs, condition: str, baseline: str) -> list[float]:
+    """Seed by seed: the area of a condition less the baseline's, both up to where the shorter curve ends."""
+    differences = []
+    for seed, run in runs.get(condition, {}).items():
+        base = runs.get(baseline, {}).get(seed)
+        curves = None if base is None else (token_curve(run), token_curve(base))
+        if base is None or curves is None or curves[0] is None or curves[1] is None:
+            continue
+        budget = min(curves[0][0][-1], curves[1][0][-1])
+        areas = area_at(run, budget), area_at(base, budget)
+        if areas[0] is not None and areas[1] is not None:
+            differences.append(areas[0] - areas[1])
+    return differences

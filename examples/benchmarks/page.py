@@ -1,0 +1,295 @@
+"""Runs of the benchmarks -> their page in Markdown.
+
+Invariant: a pure function of the runs and of the tables below. What was not run is said to be; no sentence has a figure
+of ours in it but through the runs, and none of others without its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from examples.benchmarks.conditions import BASELINE, CONDITIONS
+from examples.benchmarks.figures import Runs, area_differences, learned, runs_by_setting
+from examples.benchmarks.results import BenchmarkRun
+from marft_bridge.statistics import MeanInterval, mean_interval
+
+NOT_RUN = "not run yet"
+NONE = "–"
+
+TITLES = {
+    "plan_path": "Plan-Path",
+    "sudoku": "Sudoku 4x4",
+    "sokoban": "Sokoban 6x6",
+    "countdown": "Countdown",
+}
+PUBLISHED: dict[str, tuple[str, ...]] = {
+    "one agent": ("7.0", "0.0", "5.0", "48.0", "9.0", "12.0"),
+    "one agent, GRPO": ("29.0", "3.0", "11.0", "54.0", "14.0", "47.0"),
+    "two agents": ("69.0", "0.0", "10.0", "72.0", "16.0", "71.0"),
+    "two agents, AT-GRPO, one policy": ("99.0", "10.0", "96.0", "99.5", "96.0", "93.0"),
+    "two agents, AT-GRPO, one each": ("99.0", "11.5", "97.0", "99.0", "98.0", "96.0"),
+}
+"""Sudoku, Sokoban and Plan-Path of Qwen3-1.7B, then of Qwen3-8B, in percent."""
+
+GAMES = (
+    (
+        "",
+        "task",
+        "an answer",
+        "first",
+        "easy",
+        "middle",
+        "published",
+    ),
+    (
+        "Plan-Path",
+        "a way through a grid with obstacles",
+        "`R2 D`: moves",
+        "4x4, 1 to 3 moves",
+        "5x5, 3 to 5",
+        "7x7, 4 to 10",
+        "10x10, 22 % blocked",
+    ),
+    (
+        "Sudoku",
+        "the empty cells of a grid of 4x4",
+        "`r1c2=3`: entries",
+        "1 empty",
+        "3",
+        "5",
+        "8",
+    ),
+    (
+        "Sokoban",
+        "a box to push onto its goal, in a room of 6x6",
+        "`U R2`: moves",
+        "1 to 3 moves",
+        "3 to 5",
+        "4 to 9",
+        "box 2 or more from its goal",
+    ),
+    (
+        "Countdown",
+        "all of some numbers to a target",
+        "`3 * 4 + 5`",
+        "2 numbers, + -",
+        "3, + -",
+        "3, + - *",
+        "4, + - * /",
+    ),
+)
+DIFFERENCES = (
+    (
+        "",
+        "theirs",
+        "ours",
+    ),
+    (
+        "tool",
+        "a Python program, run for 20 s at most",
+        (
+            "a line of the game, since a small model writes no search; `--published`: Python, in the "
+            "[sandbox](rewards.md)"
+        ),
+    ),
+    (
+        "what the planner reads",
+        "the code, what it printed, the moves in it",
+        "the same, and what became of them on a copy of the state",
+    ),
+    (
+        "rewards of a turn",
+        "of its own kind, see each graph",
+        (
+            "the same numbers; an answer of the planner without a move costs the team 1, where theirs takes it "
+            "for an empty list, which costs the team nothing"
+        ),
+    ),
+    (
+        "an agent's reward",
+        "its own plus the team's, of that turn alone",
+        "the same two, and what followed of them along D",
+    ),
+    (
+        "Plan-Path",
+        "10x10, 22 % blocked, 4 or 5 turns",
+        "the same grids by another generator; 4 turns",
+    ),
+    (
+        "Sokoban",
+        "a room played backwards from its end; their guide says four boxes, the code makes one",
+        "a random room that a search solves; one box",
+    ),
+    (
+        "Sudoku",
+        (
+            "3 to 11 given cells; of the 400 puzzles that its script makes, 324 cannot be solved with their "
+            "given cells and 17 in several ways; a whole grid as an answer is not compared with the given "
+            "cells"
+        ),
+        "8 given cells, one solution; entries only, and given cells stay; one's own can be replaced",
+    ),
+    (
+        "Countdown",
+        "TinyZero: one agent, one answer, six numbers, targets that may be out of reach",
+        ("two agents, 4 turns, four numbers, a target that can be reached; less 0.05 for each turn after the first"),
+    ),
+    (
+        "training",
+        (
+            "AT-GRPO: 32 tasks, 4 or 8 samples, going on from the best of a turn's samples, 200 steps, all "
+            "weights or LoRA"
+        ),
+        (
+            "`chains`: the defaults of this trainer; `at-grpo`: its groups over whole episodes, without going"
+            " on from the best"
+        ),
+    ),
+    (
+        "sampling",
+        "temperature 1, top_p 0.9, top_k 20; greedy at the test; Qwen3 does not think",
+        "temperature 1, the whole distribution, also at the test; `--published`: Qwen3 does not think either",
+    ),
+    (
+        "test",
+        "100 tasks of other seeds, in its code; its page says 200",
+        "held-out tasks that share no content with those trained on",
+    ),
+)
+
+
+def runs_to_page(runs: Sequence[BenchmarkRun]) -> str:
+    """The whole page."""
+    sections = [_opening(), _games(), _published(), _ours(runs), _differences(), _small_model()]
+    return "\n".join(f"{section.rstrip()}\n" for section in sections)
+
+
+def _opening() -> str:
+    return """# Benchmarks that others publish
+
+Four games that multi-agent training is measured on elsewhere, as graphs: [Plan-Path](../graphs/plan_path.py),
+[Sudoku](../graphs/sudoku.py), [Sokoban](../graphs/sokoban.py) and [Countdown](../graphs/countdown.py). Each has two
+agents that play it in turns with an environment, tasks from seeds at four levels, and the published rewards. Their
+configurations are in `examples/benchmarks/`; `docs/benchmarks.json` holds every figure of ours on this page.
+
+```sh
+python -m examples.benchmarks.run --dry-run    # what is left of the plan
+python -m examples.benchmarks.run              # all four at the first level, on the small model; stopped, it goes on
+python -m examples.benchmarks.report           # this page
+```
+
+`--level` is `first`, `easy`, `middle` or `published`. `--model` takes what `model.path` of a configuration may be, so
+the same command runs a real model; `--published` puts the published setting over the configurations, for a GPU:
+
+```sh
+python -m examples.benchmarks.run --level published --published --model models/Qwen3-1.7B --seeds 0,1,2
+```
+"""
+
+
+def _games() -> str:
+    return f"""## The games
+
+{_table(GAMES[0], GAMES[1:])}
+
+In every turn the first agent (tool writer, in Countdown the proposer) writes a program, a tool plays it on a copy of
+the state and says what came of it, and the second (planner, checker) reads that and answers; its answer is what the
+environment does. A turn says what the last one did. An answer without a move and a move that is refused cost, and end
+nothing; a run ends when the game is solved, or after 2 to 4 turns.
+
+`correct` is 1 where the game was solved: the share that the tables show. `reward`, which is trained on, is what the
+environment paid for the planner's answers over all turns; `local`, a reward of the step, is what it pays for an agent's
+own answer, on a copy for the first agent. Sokoban has a level with two boxes as well (`graphs.sokoban:two_box_tasks`).
+"""
+
+
+def _published() -> str:
+    head = ("percent solved", "Sudoku", "Sokoban", "Plan-Path", "Sudoku", "Sokoban", "Plan-Path")
+    rows = [(name, *figures) for name, figures in PUBLISHED.items()]
+    return f"""## What others publish
+
+PettingLLMs (AT-GRPO, [arXiv 2510.11062](https://arxiv.org/abs/2510.11062)), the first three columns of Qwen3-1.7B, the
+others of Qwen3-8B; from `docs/results/benchmarks.md` of its repository at commit a054fb1:
+
+{_table(head, rows)}
+
+It has no Countdown. TinyZero, which the game is from, publishes learning curves of one agent and no table; of
+Qwen2.5-0.5B its README says that it does not learn to reason there.
+"""
+
+
+def _ours(runs: Sequence[BenchmarkRun]) -> str:
+    settings = runs_by_setting(runs)
+    head = ("benchmark", "level", "model", "way", "seeds", "before", "after", "difference", f"area less {BASELINE}")
+    rows = [
+        row
+        for (game, level, model), by_condition in settings.items()
+        for row in _setting_to_rows((TITLES[game], level, model), by_condition)
+    ]
+    have_runs = {game for game, _, _ in settings}
+    rows += [(TITLES[game], *([NOT_RUN] * 8)) for game in TITLES if game not in have_runs]
+    ways = "\n".join(f"- `{name}`: {condition.about}" for name, condition in CONDITIONS.items())
+    return f"""## What came out here
+
+{_table(head, rows)}
+
+Shares of held-out tasks that were solved, means over seeds; the difference is after less before, seed by seed, with its
+95 % t interval over seeds. The area is that under the share solved in training, over the tokens sampled so far, up to
+where the shorter of the two curves ends; its difference to `{BASELINE}` is taken seed by seed. One seed has no
+interval.
+
+{ways}
+"""
+
+
+def _setting_to_rows(names: tuple[str, str, str], by_condition: Runs) -> list[tuple[str, ...]]:
+    rows = []
+    for condition in CONDITIONS:
+        by_seed = by_condition.get(condition, {})
+        if not by_seed:
+            rows.append((*names, f"`{condition}`", *([NOT_RUN] * 5)))
+            continue
+        before, after = (
+            mean_interval([getattr(run.heldout, field) for run in by_seed.values()]).mean
+            for field in ("before", "after")
+        )
+        differences = [] if condition == BASELINE else area_differences(by_condition, condition, BASELINE)
+        area = _interval(mean_interval(differences)) if differences else NONE
+        figures = (str(len(by_seed)), f"{before:.3f}", f"{after:.3f}", _interval(learned(by_seed)), area)
+        rows.append((*names, f"`{condition}`", *figures))
+    return rows
+
+
+def _interval(interval: MeanInterval) -> str:
+    if interval.low is None or interval.high is None:
+        return f"{interval.mean:+.3f}"
+    return f"{interval.mean:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"
+
+
+def _differences() -> str:
+    return f"""## Where the setting differs from theirs
+
+"Theirs" is the code of PettingLLMs at commit a054fb1, not the paper's words.
+
+{_table(DIFFERENCES[0], DIFFERENCES[1:])}
+"""
+
+
+def _small_model() -> str:
+    return """## The small model
+
+`--model small` is a Llama of under a million weights that `examples/benchmarks/small_model.py` makes once, from noisy
+transcripts of these games at their first level: the small model of [the small study](small-study.md) knows only the
+words of its own games. A word is a token, and it reads the last message alone, so profiles and examples are for models
+that can read them. Its teacher mostly guesses, acts for the best now and then, and sometimes says what is no move; two
+such agents solve a quarter to a good third of the tasks of the first level. Other levels it has never seen.
+
+```sh
+python -m examples.benchmarks.small_model .cache --measure    # makes it, and says how often it solves that level
+```
+"""
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
