@@ -31,7 +31,8 @@ def output_to_text(output: Any) -> str | None:
         parts = {"value": output}
     try:
         text = json.dumps(parts)
-        is_same = json.loads(text) == parts
+        if json.loads(text) == parts:
+            return text
     except (TypeError, ValueError, RecursionError):
-        is_same = False
-    return text if is_same else json.dumps({"run_again": type(output).__name__})
+        pass
+    return json.dumps({"run_again": type(output).__name__})

@@ -22,8 +22,9 @@ _UNBOUNDED_WIDTH = 1_000_000  # characters in a line
 _MAX_CANDIDATES = 5  # in an error
 
 
-def prefix_to_episode(store: TraceStore, prefix: str) -> str:
-    """The one episode whose id is, or begins with, `prefix`. Raises ConfigError when there is none or several."""
+def prefix_to_episode(store: TraceStore, prefix: str, *, command: str = "traces show") -> str:
+    """The one episode whose id is, or begins with, `prefix`. Raises ConfigError when there is none or several, in the
+    name of the command."""
     rows = store.sql(
         "SELECT episode_id FROM episodes WHERE starts_with(episode_id, ?) ORDER BY episode_id <> ?, episode_id LIMIT ?",
         (prefix, prefix, _MAX_CANDIDATES + 1),
@@ -34,9 +35,7 @@ def prefix_to_episode(store: TraceStore, prefix: str) -> str:
     printed_prefix = text_to_line(prefix, 40)
     if episode_ids:
         candidates = ", ".join(episode_ids[:_MAX_CANDIDATES]) + (", ..." if len(episode_ids) > _MAX_CANDIDATES else "")
-        raise ConfigError(
-            f"traces show: several episodes begin with '{printed_prefix}': {candidates}; give more digits"
-        )
+        raise ConfigError(f"{command}: several episodes begin with '{printed_prefix}': {candidates}; give more digits")
     trace_rows = store.sql(
         "SELECT s.trace_id, f.reason FROM spans s LEFT JOIN refusals f USING (trace_id)"
         " WHERE starts_with(s.trace_id, ?) LIMIT 1",
@@ -44,8 +43,8 @@ def prefix_to_episode(store: TraceStore, prefix: str) -> str:
     )
     if trace_rows:
         reason = "its spans have not all arrived" if trace_rows[0][1] is None else text_to_line(trace_rows[0][1])
-        raise ConfigError(f"traces show: trace {trace_rows[0][0]} is no episode: {reason}")
-    raise ConfigError(f"traces show: no episode begins with '{printed_prefix}'; `traces list` names them")
+        raise ConfigError(f"{command}: trace {trace_rows[0][0]} is no episode: {reason}")
+    raise ConfigError(f"{command}: no episode begins with '{printed_prefix}'; `traces list` names them")
 
 
 def show(
