@@ -55,6 +55,10 @@ class DivergedError(RuntimeError):
     """Raised in the app where a replay has no recorded answer. (LangGraph does not retry it.)"""
 
 
+class RefusedConnectionError(DivergedError, OSError):
+    """Raised where an app connects during a replay: an error of the network, which libraries clean up after."""
+
+
 def _quote(words: str | None) -> str:
     return "nothing" if words is None else f'"{text_to_line(words, 120)}"'
 
@@ -132,7 +136,7 @@ def _message_to_text(message: Any) -> str:
     name = [] if message.get("name") is None else [f"[{message['name']}]"]
     if not isinstance(parts, list):
         return json.dumps(message)
-    return "\n".join([*name, *map(_part_to_text, parts)])
+    return "\n".join([*map(_part_to_text, parts), *name])
 
 
 def _part_to_text(part: Any) -> str:
@@ -140,5 +144,5 @@ def _part_to_text(part: Any) -> str:
         return str(part["content"])
     if isinstance(part, Mapping) and part.get("type") == "tool_call_response":
         response = part.get("response")
-        return f"(result of {part.get('id')}) {response if isinstance(response, str) else json.dumps(response)}"
+        return f"{response if isinstance(response, str) else json.dumps(response)} (result of {part.get('id')})"
     return json.dumps(part)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +20,7 @@ from marft_bridge.replay.divergence import Divergence, prompt_difference
 from marft_bridge.replay.recorded_run import RecordedCall
 from trace_store.records import Edge
 
+NOT_MADE = "this call is not made any more"
 PATIENCE_S = 1.0
 """How long a call waits for another one to come, after the last that came."""
 
@@ -42,7 +43,8 @@ class RecordedAnswers:
         self._turn = threading.Condition()
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._last_event_s = time.monotonic()
-        self.is_over = False  # whoever waits goes on
+        self._suspects: list[tuple[RecordedCall, RecordedCall]] = []  # a call, and one that had come before it
+        self._is_in_order = True  # False: nobody waits for anybody any more
 
     @property
     def unclaimed(self) -> list[RecordedCall]:
@@ -58,10 +60,8 @@ class RecordedAnswers:
             if not same_calls:
                 return self._unknown_call(node, prompt, open_calls)
             call = next((call for call in same_calls if call.rank == rank), same_calls[0])
-            missing_ids = [source for source in self._sources.get(call.action_id, ()) if source not in self._answered]
-            if missing_ids:
-                return _out_of_order(call, self._calls[missing_ids[0]])
             self._claimed.add(call.action_id)
+            self._suspect_missing(call, self._answered)
             self._wake()
             return call
 
@@ -73,28 +73,49 @@ class RecordedAnswers:
             text = f"the record has {_counted(recorded_count)} of this node, and no answer for one more"
             return Divergence("extra call", node, made_count + 1, text, recorded=None, replayed=words)
         nearest = max(open_calls, key=lambda call: _shared(call.prompt, prompt))
+        self._suspect_missing(nearest, self._claimed)
         where, recorded_words, replayed_words = prompt_difference(nearest.prompt, prompt)
         return Divergence("prompt", node, nearest.number, where, recorded=recorded_words, replayed=replayed_words)
 
+    def _suspect_missing(self, call: RecordedCall, made: Set[str]) -> None:
+        """Notes the first call that this one depended on, and that is not among those that were made."""
+        missing_calls = [self._calls[source] for source in self._sources.get(call.action_id, ()) if source not in made]
+        if missing_calls:
+            self._suspects.append((call, min(missing_calls, key=lambda each: each.started_ns)))
+            self._is_in_order = False
+
+    @property
+    def disorder(self) -> Divergence | None:
+        """The first call that was made without one that came before it: which comes later, or not at all."""
+        if not self._suspects:
+            return None
+        call, earlier = self._suspects[0]
+        if earlier.action_id not in self._claimed:
+            first = next(each for each in self.unclaimed if each.namespace == earlier.namespace)
+            return Divergence("missing call", first.node, first.number, NOT_MADE)
+        text = f"it comes before {earlier.node}, call {earlier.number}, which came before it"
+        return Divergence("order", call.node, call.number, text)
+
     # -- whose turn it is ----------------------------------------------------------------------------------------
 
-    def wait_turn(self, call: RecordedCall) -> Divergence | None:
-        """Waits until the answer of a claimed call is due; the divergence where it is due too early."""
+    def wait_turn(self, call: RecordedCall) -> None:
+        """Waits until the answer of a claimed call is due, or is due too early."""
         with self._turn:
             while not self._is_due(call):
                 if not self._turn.wait(self._patience_left_s()) and self._patience_left_s() <= 0:
-                    return self._give_up(call)
-            return None
+                    self._give_up(call)
+                    return
 
-    async def await_turn(self, call: RecordedCall) -> Divergence | None:
+    async def await_turn(self, call: RecordedCall) -> None:
         """As `wait_turn`, without holding the event loop up."""
         loop = asyncio.get_running_loop()
         while True:
             with self._turn:
                 if self._is_due(call):
-                    return None
+                    return
                 if self._patience_left_s() <= 0:
-                    return self._give_up(call)
+                    self._give_up(call)
+                    return
                 woken: asyncio.Future[None] = loop.create_future()
                 self._waiting.append((loop, woken))
                 patience_s = self._patience_left_s()
@@ -116,23 +137,25 @@ class RecordedAnswers:
     def end(self) -> None:
         """Ends all waiting."""
         with self._turn:
-            self.is_over = True
+            self._is_in_order = False
             self._wake()
 
     def _is_due(self, call: RecordedCall) -> bool:
-        return self.is_over or self._unanswered[0] is call
+        return not self._is_in_order or self._unanswered[0] is call
 
     def _patience_left_s(self) -> float:
         return PATIENCE_S - (time.monotonic() - self._last_event_s)
 
-    def _give_up(self, call: RecordedCall) -> Divergence | None:
+    def _give_up(self, call: RecordedCall) -> None:
         """Nothing moves: the order of the record cannot be met. It matters inside one task of the outermost graph."""
         task = call.namespace.partition("|")[0]
         for earlier in self._unanswered:
             is_in_task = earlier.namespace.partition("|")[0] == task
             if is_in_task and earlier.ended_ns <= call.started_ns and earlier.action_id not in self._claimed:
-                return _out_of_order(call, earlier)
-        return None
+                self._suspects.append((call, earlier))
+                self._is_in_order = False
+                self._wake()
+                return
 
     def _wake(self) -> None:
         self._turn.notify_all()
@@ -145,11 +168,6 @@ class RecordedAnswers:
 def _set(woken: asyncio.Future[None]) -> None:
     if not woken.done():
         woken.set_result(None)
-
-
-def _out_of_order(call: RecordedCall, earlier: RecordedCall) -> Divergence:
-    text = f"it comes before {earlier.node}, call {earlier.number}, which came before it"
-    return Divergence("order", call.node, call.number, text)
 
 
 def _counted(count: int) -> str:

@@ -6,9 +6,13 @@ have an older form), it is refused in one line; where it is older and only says 
 
 from __future__ import annotations
 
+import ast
+import builtins
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +29,8 @@ NOT_FINISHED = "TimeoutError: not finished when the run ended"
 """What the recorder says of a call that was under way when its run ended."""
 _CUT = ("CancelledError", "GeneratorExit", "StreamClosedError", "KeyboardInterrupt")
 _MESSAGE_KEYS = {"type", "data"}
+_CALL_PARTS = ("tool_call", "tool_call_response")
+_UUID = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _BUBBLING = frozenset({"GraphInterrupt", "NodeInterrupt", "ParentCommand", "GraphBubbleUp"})
 
 
@@ -42,8 +48,9 @@ class RecordedError:
 
     def to_exception(self) -> Exception:
         """An exception of that name: Python's own where it has one, else one that only has the name."""
-        import builtins
-
+        if self.name == "KeyError":  # its text is the representation of its key
+            with suppress(ValueError, SyntaxError):
+                return KeyError(ast.literal_eval(self.text))
         known = getattr(builtins, self.name, None)
         is_known = isinstance(known, type) and issubclass(known, Exception) and known is not UnicodeDecodeError
         error_class: Any = known if is_known else type(self.name, (Exception,), {})
@@ -207,7 +214,7 @@ def _span_to_call(span: SpanRow, node: str, number: int, ranks: Mapping[str, int
         span.span_id,
         node,
         number,
-        prompt=prompt_messages,
+        prompt=to_comparable_prompt(prompt_messages),
         answer=None if error is not None else _span_to_answer(span),
         error=error,
         started_ns=span.start_ns,
@@ -215,6 +222,27 @@ def _span_to_call(span: SpanRow, node: str, number: int, ranks: Mapping[str, int
         namespace=namespace,
         rank=ranks.get(namespace, 0),
     )
+
+
+def to_comparable_prompt(messages: list[Any]) -> list[Any]:
+    """A prompt whose tool calls go by number where their ids are UUIDs: who made them draws them anew in each run.
+
+    Which result belongs to which call stays; ids that a model gave are no UUIDs of this form, or come from the record.
+    """
+    numbers: dict[str, str] = {}
+
+    def rename(part: Any) -> Any:
+        call_id = part.get("id") if isinstance(part, dict) and part.get("type") in _CALL_PARTS else None
+        if not isinstance(call_id, str) or _UUID.fullmatch(call_id) is None:
+            return part
+        return {**part, "id": numbers.setdefault(call_id, f"call {len(numbers) + 1}")}
+
+    return [
+        {**message, "parts": [rename(part) for part in message["parts"]]}
+        if isinstance(message.get("parts"), list)
+        else message
+        for message in messages
+    ]
 
 
 def _span_to_error(span: SpanRow) -> RecordedError | None:

@@ -38,9 +38,15 @@ from marft_bridge.recording.instrument import instrument_paused
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.wrap import graph_to_original, wrap
 from marft_bridge.replay.connections import allowed_connections, refused_connections
-from marft_bridge.replay.divergence import DivergedError, Divergence, first_words, value_difference
+from marft_bridge.replay.divergence import (
+    DivergedError,
+    Divergence,
+    RefusedConnectionError,
+    first_words,
+    value_difference,
+)
 from marft_bridge.replay.pins import pinned
-from marft_bridge.replay.recorded_answers import RecordedAnswers
+from marft_bridge.replay.recorded_answers import NOT_MADE, RecordedAnswers
 from marft_bridge.replay.recorded_models import chat_stand_in, llm_stand_in
 from marft_bridge.replay.recorded_run import (
     RecordedCall,
@@ -48,6 +54,7 @@ from marft_bridge.replay.recorded_run import (
     RecordedTool,
     arguments_to_json,
     spans_to_ranks,
+    to_comparable_prompt,
 )
 from marft_bridge.replay.recorded_tools import RunIt, recorded_tools
 from trace_store import conventions as c
@@ -143,11 +150,13 @@ class _Replay:
 
     def take_answer(self, run_id: UUID | None) -> AIMessage:
         call = self._claim(run_id)
-        return self._give(call, self.answers.wait_turn(call))
+        self.answers.wait_turn(call)
+        return self._give(call)
 
     async def atake_answer(self, run_id: UUID | None) -> AIMessage:
         call = self._claim(run_id)
-        return self._give(call, await self.answers.await_turn(call))
+        await self.answers.await_turn(call)
+        return self._give(call)
 
     def _claim(self, run_id: UUID | None) -> RecordedCall:
         self._raise_if_over()
@@ -156,7 +165,7 @@ class _Replay:
             text = "a model is called where no recorder sees it, in a thread without LangGraph's context"
             raise self.diverged(Divergence("extra call", calling_node(), None, text))
         namespace = str(span.attributes.get(c.CHECKPOINT_NS) or "")
-        prompt = json.loads(span.attributes[c.INPUT_MESSAGES])
+        prompt = to_comparable_prompt(json.loads(span.attributes[c.INPUT_MESSAGES]))
         call = self.answers.claim(str(span.attributes.get(c.NODE) or ""), prompt, self._recorder.rank_of(namespace))
         if isinstance(call, Divergence):
             if call.kind == "extra call" and self._run.was_cut:
@@ -166,9 +175,7 @@ class _Replay:
             self.matched_calls[span.span_id] = call
         return call
 
-    def _give(self, call: RecordedCall, divergence: Divergence | None) -> AIMessage:
-        if divergence is not None:
-            raise self.diverged(divergence)
+    def _give(self, call: RecordedCall) -> AIMessage:
         self._raise_if_over()
         self.answers.note_answer(call)
         if call.error is not None:
@@ -210,15 +217,14 @@ class _Replay:
 
     def refuse_connection(self, address: str) -> Exception:
         """The error of a node that connects to `address`."""
-        return self.diverged(
-            Divergence("connection", calling_node(), None, f"it connects to {address}, past its models and tools")
-        )
+        text = f"it connects to {address}, past its models and tools"
+        return RefusedConnectionError(str(self.diverged(Divergence("connection", calling_node(), None, text))))
 
     def diverged(self, divergence: Divergence) -> Exception:
         """Keeps the first divergence and ends the run; the error to raise in the app."""
         with self._lock:
             if self.divergence is None and not self.reached_cut:
-                self.divergence = divergence
+                self.divergence = self.answers.disorder or divergence
         self.answers.end()
         self.stop()
         return DivergedError(str(divergence))
@@ -408,6 +414,8 @@ def _compare(
         return replay.divergence, None
     if replay.reached_cut:
         return None, f"the recorded run was cut ({run.trajectory.episode.reason}); the same up to there"
+    if (disorder := replay.answers.disorder) is not None:
+        return disorder, None
     recorded_episode = run.trajectory.episode
     root = next((row for row in rows if row.parent_span_id is None), None)
     if root is None:
@@ -422,7 +430,7 @@ def _compare(
         return Divergence("outcome", None, None, "the run ends otherwise", recorded=ends[0], replayed=ends[1]), None
     if missing_calls:
         first = missing_calls[0]
-        return Divergence("missing call", first.node, first.number, "this call is not made any more"), None
+        return Divergence("missing call", first.node, first.number, NOT_MADE), None
     if run.was_cut:
         return None, f"the recorded run was cut ({recorded_episode.reason}); the same up to there"
     notes = [] if not run.is_dated else ["recorded before the output of every run was"]
