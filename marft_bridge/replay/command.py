@@ -26,7 +26,7 @@ from marft_bridge.replay.recorded_run import RecordedRun, spans_to_run
 from marft_bridge.replay.replayed_run import Replayed, ReplayedThread, ReplayOptions, replay_run
 from marft_bridge.rollouts.app_graph import call_app_factory, load_app_object, open_graph
 from marft_bridge.rollouts.run_settings import RunSettings, load_run_settings
-from marft_bridge.traces.show import prefix_to_episode
+from marft_bridge.traces.episode_prefix import prefix_to_episode
 from marft_bridge.traces.store_reader import open_for_reading
 from trace_store.store import TraceStore
 

@@ -14,7 +14,7 @@ from typing import Any
 from marft_bridge.common.errors import GraphError
 from marft_bridge.replay.recorded_run import RecordedRun, spans_to_run
 from marft_bridge.runs.run_folder import RunFolder
-from marft_bridge.traces.show import prefix_to_episode
+from marft_bridge.traces.episode_prefix import prefix_to_episode
 from marft_bridge.traces.store_reader import open_for_reading
 from trace_store.manifest import MANIFEST
 from trace_store.records import SpanRow

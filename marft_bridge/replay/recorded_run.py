@@ -169,7 +169,7 @@ def spans_to_run(spans: Sequence[SpanRow]) -> RecordedRun:
         numbers[node] += 1
         calls.append(_span_to_call(span, node, numbers[node], ranks=ranks, episode_id=episode_id))
     around_calls = {
-        outer for span in spans if span.operation in (c.CHAT, c.INVOKE_AGENT) for outer in _tools_around(span, by_id)
+        outer for span in spans if span.operation in (c.CHAT, c.INVOKE_AGENT) for outer in tools_around(span, by_id)
     }
     tools = [
         _span_to_tool(span, has_calls=span.span_id in around_calls)
@@ -331,7 +331,8 @@ def arguments_to_json(arguments: Any) -> Any:
         return arguments
 
 
-def _tools_around(span: SpanRow, by_id: Mapping[str, SpanRow]) -> list[str]:
+def tools_around(span: SpanRow, by_id: Mapping[str, SpanRow]) -> list[str]:
+    """The ids of the tool runs that enclose a span, innermost first."""
     tools = []
     while span.parent_span_id is not None and span.parent_span_id in by_id:
         span = by_id[span.parent_span_id]

@@ -55,6 +55,7 @@ from marft_bridge.replay.recorded_run import (
     arguments_to_json,
     spans_to_ranks,
     to_comparable_prompt,
+    tools_around,
 )
 from marft_bridge.replay.recorded_tools import RunIt, recorded_tools
 from trace_store import conventions as c
@@ -63,6 +64,7 @@ from trace_store.journal import Journal
 from trace_store.records import ONE_TOOL_OF, Edge, SpanRow, Trajectory
 
 SPLIT = "replay"
+DATED = "recorded before the record said how a run was started: it was run asynchronously"
 _one_at_a_time = threading.Lock()
 # Ids that are drawn anew in each run: UUIDs, LangGraph's hashes of them, addresses of objects.
 _DRAWN = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|\b[0-9a-f]{32}\b|0x[0-9a-f]{6,}")
@@ -193,19 +195,22 @@ class _Replay:
             return RunIt()  # outside any graph: not recorded either
         name, call_id = str(span.attributes[c.TOOL_NAME]), span.attributes.get(c.TOOL_CALL_ID)
         arguments = arguments_to_json(span.attributes.get(c.TOOL_ARGUMENTS))
+        node = str(span.attributes.get(c.NODE) or "")
         with self._lock:
             tools = [tool for tool in self._open_tools if tool.name == name]
+            tools = [tool for tool in tools if tool.node == node] or tools
             if call_id is not None:
                 tools = [tool for tool in tools if tool.call_id == call_id] or tools
-            tool = next((tool for tool in tools if tool.arguments == arguments), None)
-            if tool is not None:
-                self._open_tools.remove(tool)
-                self.matched_tools[span.span_id] = tool
-        if self._options.tools == "run" or (tool is not None and tool.must_run):
+            same_tools = [tool for tool in tools if tool.arguments == arguments]
+            if same_tools:
+                self._open_tools.remove(same_tools[0])
+                self.matched_tools[span.span_id] = same_tools[0]
+        # Of several that are the same and run at once nobody knows which this is.
+        if self._options.tools == "run" or any(tool.must_run for tool in same_tools):
             return RunIt()
-        if tool is None:
-            raise self.diverged(_tool_divergence(str(span.attributes.get(c.NODE) or ""), name, arguments, tools))
-        return tool
+        if not same_tools:
+            raise self.diverged(_tool_divergence(node, name, arguments, tools))
+        return same_tools[0]
 
     @contextmanager
     def tool_running(self) -> Iterator[None]:
@@ -433,7 +438,7 @@ def _compare(
         return Divergence("missing call", first.node, first.number, NOT_MADE), None
     if run.was_cut:
         return None, f"the recorded run was cut ({recorded_episode.reason}); the same up to there"
-    notes = [] if not run.is_dated else ["recorded before the output of every run was"]
+    notes = [] if not run.is_dated else [DATED]
     if c.follows_todays_rule(run.root.convention):
         try:
             trajectory = spans_to_trajectory(_with_recorded_times(run, replay, rows))
@@ -458,7 +463,7 @@ def _with_recorded_times(run: RecordedRun, replay: _Replay, rows: Sequence[SpanR
     """The replay's spans at the times of those that they replay: what of D follows from time alone is the record's."""
     by_id = {span.span_id: span for span in run.spans}
     times = {row_id: by_id[call.action_id] for row_id, call in replay.matched_calls.items()}
-    times |= {row_id: by_id[tool.span_id] for row_id, tool in replay.matched_tools.items()}
+    times |= {row_id: by_id[tool_id] for row_id, tool_id in _match_tools(run, replay, rows).items()}
     by_start = sorted(rows, key=lambda row: (row.start_ns, row.span_id))
     executions = _attempts(sorted(run.spans, key=lambda span: (span.start_ns, span.span_id)))
     namespaces = _matched_namespaces(rows, replay)
@@ -479,6 +484,28 @@ def _with_recorded_times(run: RecordedRun, replay: _Replay, rows: Sequence[SpanR
         else replace(row, start_ns=original.start_ns, end_ns=original.end_ns)
         for row in rows
     ]
+
+
+def _match_tools(run: RecordedRun, replay: _Replay, rows: Sequence[SpanRow]) -> dict[str, str]:
+    """Span of a tool in the replay -> in the record: by the calls inside it, else as it was when it began."""
+    by_id, rows_by_id = {span.span_id: span for span in run.spans}, {row.span_id: row for row in rows}
+    matches: dict[str, str] = {}
+    for row_id, call in replay.matched_calls.items():
+        if row_id in rows_by_id:
+            pair = tools_around(rows_by_id[row_id], rows_by_id), tools_around(by_id[call.action_id], by_id)
+            matches |= dict(zip(*pair, strict=False))
+    taken_ids = set(matches.values())
+    tools = {tool.span_id: tool for tool in run.tools}
+    for row_id, tool in replay.matched_tools.items():
+        if row_id in matches:
+            continue
+        key = (tool.name, tool.node, tool.arguments)
+        same_ids = [each.span_id for each in tools.values() if (each.name, each.node, each.arguments) == key]
+        free_ids = [span_id for span_id in (tool.span_id, *same_ids) if span_id not in taken_ids]
+        if free_ids:
+            matches[row_id] = free_ids[0]
+            taken_ids.add(free_ids[0])
+    return matches
 
 
 def _attempts(spans_by_start: Sequence[SpanRow]) -> dict[str, list[SpanRow]]:

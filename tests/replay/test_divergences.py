@@ -262,9 +262,8 @@ def test_recorded_results_stand_in_for_tools_which_run_again_by_choice(tmp_path:
     assert ran == ["apple"]
     (changed,) = differences(replay_all(graph, runs, ReplayOptions(tools="run")))
     assert ran == ["apple", "apple"]
-    assert changed == (
-        'agent, call 2: message 2 (tool) differs at word 1: recorded "1 (result of c1)", now "2 (result of c1)"'
-    )
+    sides = 'recorded "1 (result of c1) [price]", now "2 (result of c1) [price]"'
+    assert changed == f"agent, call 2: message 2 (tool) differs at word 1: {sides}"
 
 
 def test_a_tool_that_failed_fails_again_without_running(tmp_path: Path) -> None:

@@ -87,12 +87,12 @@ def check(drawing: Drawing) -> None:
     with tempfile.TemporaryDirectory() as folder:
         graph_input: dict[str, Any] = {"k0": "", "log": []}
         (run,) = record_runs(drawing_to_graph(drawing, Witness()), [graph_input], Path(folder))
-        replayed = replay_run(drawing_to_graph(drawing, Witness()), run)
+        replayed = replay_run(drawing_to_graph(drawing, Witness(meets=False)), run)
     assert (replayed.divergence, replayed.note) == (None, None)
     assert replayed.call_count == len(run.calls)
 
 
-LAW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+LAW = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 @LAW
