@@ -1,7 +1,7 @@
 """A connection that a node opens during a replay -> a divergence, and no connection.
 
-Only what is called in the replay's own context is looked at: a thread of another library's, such as an exporter of
-traces, goes on. Invariant: sockets connect as ever when the block has ended.
+Only what is called in the replay's own context is looked at, so that threads of libraries go on; and what OpenTelemetry
+sends from there is no call of the app's. Invariant: sockets connect as ever when the block has ended.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
+
+from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, get_value
 
 Refuse = Callable[[str], Exception]
 """(address) -> the error to raise."""
@@ -28,7 +30,7 @@ def refused_connections(refuse: Refuse) -> Iterator[None]:
     def replacement(original: Callable[..., Any]) -> Callable[..., Any]:
         def connect(self: socket.socket, address: Any) -> Any:
             refusal = _refuse.get()
-            if refusal is not None and self.family in _INTERNET:
+            if refusal is not None and self.family in _INTERNET and not get_value(_SUPPRESS_INSTRUMENTATION_KEY):
                 raise refusal(f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address))
             return original(self, address)
 

@@ -6,15 +6,19 @@ Here the models of the replayed apps answer nothing: a live call fails the test.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
 import tempfile
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from apps.by_hand import FOLDER, SUITE
 from apps.test_suite import IS_ASYNC, module_of, provider
+from examples.test_wrapping import EXPECTED, GUIDES, QUESTION, serving, sink
+from examples.test_wrapping import _forget as forget_app
 from hypothesis import HealthCheck, given, settings
 from support.random_programs import Drawing, Witness, drawing_to_graph, drawings
 from support.replay_rig import differences, record_runs, replay_all
@@ -24,8 +28,10 @@ from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.replay.replayed_run import replay_run
 from marft_bridge.rollouts.app import load_app
+from marft_bridge.rollouts.app_graph import call_app_factory, load_app_object, open_graph
 from trace_store import conventions as c
 
+__all__ = ["sink"]  # a fixture
 FILES = sorted(ZOO.glob("*.toml"))
 
 
@@ -106,3 +112,26 @@ def test_random_programs_come_out_the_same(drawing: Drawing) -> None:
 @given(drawing=drawings())
 def test_a_thousand_random_programs_come_out_the_same(drawing: Drawing) -> None:
     check(drawing)
+
+
+@pytest.mark.filterwarnings("ignore::langgraph.warnings.LangGraphDeprecatedSinceV10")
+@pytest.mark.parametrize("name", EXPECTED)
+def test_every_app_of_the_guides_comes_out_the_same_with_its_provider_gone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sink: ThreadingHTTPServer
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{sink.server_address[1]}")
+    for variable, value in {"OPENAI_API_KEY": "x", "SUMS_STYLE": "Answer with one number.", "NO_PROXY": "*"}.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.chdir(GUIDES / name)
+    graph_name = toml_to_config(Path("bridge.toml")).graph.app
+    try:
+        with serving(EXPECTED[name]) as server, asyncio.Runner() as runner:
+            monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
+            with open_graph(call_app_factory(load_app_object(graph_name, "app"), "app", None), "app", runner) as graph:
+                graph_input = {"messages": [("user", QUESTION)], "question": QUESTION}
+                runs = record_runs(graph, [graph_input], tmp_path)
+        replayed = replay_all(graph, runs)
+    finally:
+        forget_app()
+    assert differences(replayed) == [None]
+    assert replayed[0].call_count == len(EXPECTED[name].called)
