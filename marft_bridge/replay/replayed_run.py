@@ -30,12 +30,14 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 
 from marft_bridge.common.errors import GraphError
+from marft_bridge.config.record import RecordOptions
 from marft_bridge.model_calls.clients.hooks import clients_answered_by
 from marft_bridge.model_calls.model_entries import stand_in_for_models
 from marft_bridge.model_calls.routing import Routing, calling_node, current_routing
 from marft_bridge.recording.episode_context import EpisodeContext, current_episode
 from marft_bridge.recording.instrument import instrument_paused
 from marft_bridge.recording.recorder import Recorder
+from marft_bridge.recording.redaction import REDACTED, Redactor
 from marft_bridge.recording.wrap import graph_to_original, wrap
 from marft_bridge.replay.connections import allowed_connections, refused_connections
 from marft_bridge.replay.divergence import (
@@ -146,6 +148,8 @@ class _Replay:
         self.matched_calls: dict[str, RecordedCall] = {}  # span of the replay -> call
         self.matched_tools: dict[str, RecordedTool] = {}
         self._open_tools = list(run.tools)
+        self._redactor = Redactor(RecordOptions().redact)
+        self._is_redacted = any(REDACTED in str(value) for span in run.spans for value in span.attributes.values())
         self._lock = threading.Lock()
 
     # -- answers, see `recorded_models.AnswerSource` --------------------------------------------------------------
@@ -167,7 +171,7 @@ class _Replay:
             text = "a model is called where no recorder sees it, in a thread without LangGraph's context"
             raise self.diverged(Divergence("extra call", calling_node(), None, text))
         namespace = str(span.attributes.get(c.CHECKPOINT_NS) or "")
-        prompt = to_comparable_prompt(json.loads(span.attributes[c.INPUT_MESSAGES]))
+        prompt = to_comparable_prompt(json.loads(self._as_recorded(span, c.INPUT_MESSAGES)))
         call = self.answers.claim(str(span.attributes.get(c.NODE) or ""), prompt, self._recorder.rank_of(namespace))
         if isinstance(call, Divergence):
             if call.kind == "extra call" and self._run.was_cut:
@@ -176,6 +180,11 @@ class _Replay:
         with self._lock:
             self.matched_calls[span.span_id] = call
         return call
+
+    def _as_recorded(self, span: Any, key: str) -> Any:
+        """An attribute of an open span as the record would have it: redacted, where that is."""
+        value = span.attributes.get(key)
+        return self._redactor.value_to_clean(key, value, Counter()) if self._is_redacted else value
 
     def _give(self, call: RecordedCall) -> AIMessage:
         self._raise_if_over()
@@ -194,7 +203,7 @@ class _Replay:
         if span is None:
             return RunIt()  # outside any graph: not recorded either
         name, call_id = str(span.attributes[c.TOOL_NAME]), span.attributes.get(c.TOOL_CALL_ID)
-        arguments = arguments_to_json(span.attributes.get(c.TOOL_ARGUMENTS))
+        arguments = arguments_to_json(self._as_recorded(span, c.TOOL_ARGUMENTS))
         node = str(span.attributes.get(c.NODE) or "")
         with self._lock:
             tools = [tool for tool in self._open_tools if tool.name == name]

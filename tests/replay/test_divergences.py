@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import operator
 import random
 import socket
 import time
@@ -17,14 +18,17 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
+from langchain_core.language_models import FakeListLLM
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph, add_messages
 from langgraph.prebuilt import ToolNode
+from langgraph.types import Send
 from support.edge_rig import SaysNext, says
 from support.replay_rig import differences, record_runs, replay_all
 
+from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.replay.replayed_run import ReplayOptions, replay_run
 
 
@@ -375,3 +379,55 @@ def test_calls_beside_each_other_come_back_in_the_order_in_which_they_ended(tmp_
     assert runs[0].output["notes"] == ["waited 1", "waited 2", "waited 3"]
     for _ in range(5):
         assert differences(replay_all(graph, runs)) == [None]
+
+
+def test_another_schema_of_a_tool_that_is_offered_is_named(tmp_path: Path) -> None:
+    def offers(description: str) -> Any:
+        prices = tool("price", description=description)(lambda: "1")
+        model = ScriptedPolicy(script=lambda *_: "none needed").bind_tools([prices])
+        return chain(a=lambda _: {"answer": model.invoke("?").text})
+
+    (run,) = record_runs(offers("The price of a fruit."), [QUESTION], tmp_path)
+    assert differences([replay_run(offers("The price of a fruit."), run)]) == [None]
+    (changed,) = differences([replay_run(offers("What a fruit costs."), run)])
+    assert changed == "a: it offers its model another schema of the tool price"
+
+
+def test_one_call_of_several_that_are_the_same_goes_to_the_execution_that_made_it(tmp_path: Path) -> None:
+    """Three workers ask the same, and get different answers: the state is that of the record, whoever asks first."""
+
+    class Sent(TypedDict, total=False):
+        name: str
+        notes: Annotated[list[str], operator.add]
+
+    numbers = iter(range(100))
+    model = ScriptedPolicy(script=lambda *_: f"answer {next(numbers)}")
+
+    async def worker(state: Sent) -> Sent:
+        await asyncio.sleep(0.01)
+        return {"notes": [f"{state['name']}: {(await model.ainvoke('the same')).text}"]}
+
+    graph = StateGraph(Sent)
+    graph.add_node("worker", worker)
+    graph.add_conditional_edges(START, lambda _: [Send("worker", {"name": name}) for name in "abc"], ["worker"])
+    graph.add_edge("worker", END)
+    app = graph.compile()
+    runs = record_runs(app, [{"notes": []}], tmp_path)
+    assert len({note.partition(": ")[2] for note in runs[0].output["notes"]}) == 3
+    assert differences(replay_all(app, runs) * 2) == [None, None]
+
+
+def test_a_completion_model_answers_from_the_record_too(tmp_path: Path) -> None:
+    model = FakeListLLM(responses=["a poem", "another"])
+    graph = chain(a=lambda _: {"answer": model.invoke("Write a poem.")})
+    runs = record_runs(graph, [QUESTION], tmp_path)
+    assert differences(replay_all(graph, runs)) == [None]
+    assert (runs[0].output["answer"], model.i) == ("a poem", 1)
+
+
+def test_a_prompt_with_a_secret_is_compared_as_it_was_written(tmp_path: Path) -> None:
+    secret = "sk-proj-" + "a1B2c3D4e5F6" * 4
+    graph = team(says(*ANSWERS), profile=f"Your key is {secret} and nobody else's.")
+    runs = record_runs(graph, [{"question": f"Is {secret} mine?"}], tmp_path)
+    assert secret not in str(runs[0].spans)
+    assert differences(replay_all(graph, runs)) == [None]
