@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.plain_values import value_fault
@@ -319,6 +319,11 @@ def run_folder_to_config(folder: Path) -> BridgeConfig:
     except (OSError, ValueError, AttributeError, LookupError, TypeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
     try:
+        graph = GraphOptions.model_validate(raw["graph"])
+        rewards = [TypeAdapter(AnyReward).validate_python(reward) for reward in raw["rewards"]]
+        # The note has every option, and some are refused where they are given and have no effect.
+        raw["graph"] = graph.model_dump(exclude_defaults=True)
+        raw["rewards"] = [{"kind": reward.kind, **reward.model_dump(exclude_defaults=True)} for reward in rewards]
         return BridgeConfig.model_validate({**raw, "run": str(folder)})
     except ValidationError as error:
         raise ConfigError(f"{path}: {problem_to_line(error)}") from None
