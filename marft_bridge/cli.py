@@ -582,6 +582,51 @@ def ingest(
         run_ingest(otlp_files, target, receiver, reporter=reporter)
 
 
+@app.command(epilog="Example: marft-bridge replay traces.duckdb --app my_app.py:graph")
+def replay(
+    run_folder: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="A run folder, a store, or an export of one.",
+            show_default=False,
+            autocompletion=run_folders_below,
+        ),
+    ] = None,
+    episodes: Annotated[
+        list[str] | None, typer.Argument(metavar="[EPISODE]...", help="First digits of their ids; without any, all.")
+    ] = None,
+    app_name: Annotated[str | None, typer.Option("--app", help="The app, as graph.app names it.")] = None,
+    config: Config = None,
+    run: Run = None,
+    tools: Annotated[
+        Literal["recorded", "run"], typer.Option(help="Give back what the tools gave, or run them again.")
+    ] = "recorded",
+    freeze_time: Annotated[
+        bool, typer.Option("--freeze-time", help="Stop the app's clock at the start of each recorded run.")
+    ] = False,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed `random` and numpy before each run.")] = None,
+    connect: Annotated[
+        bool, typer.Option("--connect", help="Let nodes connect past their models and tools, to a database.")
+    ] = False,
+    as_json: Annotated[bool, json_option("episodes, summary")] = False,
+) -> None:
+    """Run recorded episodes again without a model, and compare.
+
+    Their recorded answers stand in for the models. The exit code is 1 when one does not come out the same.
+    """
+    from marft_bridge.replay.command import flags_to_app
+    from marft_bridge.replay.command import replay as run_replay
+    from marft_bridge.replay.replayed_run import ReplayOptions
+
+    options = ReplayOptions(tools, freeze_time=freeze_time, seed=seed, allow_connections=connect)
+    choice = RunChoice("replay", run_folder, config=config, run=run)
+    path, console = choice.to_folder(), Console(highlight=False)
+    replayed_app = flags_to_app(app_name, choice, path)
+    if not run_replay(path, episodes or (), replayed_app, options, as_json=as_json, console=console):
+        raise typer.Exit(1)
+
+
 def run(arguments: Sequence[str]) -> int:
     """Runs one command line and returns its exit code: 0, 1 where all or most episodes failed or say nothing of what is
     better, 2 for another user error, 130 after Ctrl-C."""

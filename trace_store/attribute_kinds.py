@@ -56,6 +56,7 @@ _STRUCTURE = (
     c.SPAN_COUNT,
     c.SUBJECT_ID,
     c.PARENT_EPISODE,
+    c.INPUT_KIND,
     c.BEGINS,
     c.FORKED,
     c.FROM_CHECKPOINT,
@@ -93,6 +94,9 @@ _CONTENT = (
     c.METADATA,
     c.INPUT,
     c.OUTPUT,
+    c.RUN_CONFIG,
+    c.ANSWER_REST,
+    c.TOOL_OUTPUT,
     c.OUTCOME_REASON,
 )
 

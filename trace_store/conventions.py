@@ -75,8 +75,10 @@ PARENT_EPISODE = "marft.parent_episode"
 THREAD_ID = "marft.thread.id"
 USER_ID = "marft.user.id"  # as the app's metadata names them; the subject of an erasure is SUBJECT_ID
 METADATA = "marft.metadata"  # JSON object: the metadata that the app gave the run
-INPUT = "marft.input"  # JSON: what a live run was given
-OUTPUT = "marft.output"  # JSON: what a live run gave back
+INPUT = "marft.input"  # JSON: what the graph was given; absent where that is the task itself
+INPUT_KIND = "marft.input.kind"  # command where the input was a Command of LangGraph's; absent otherwise
+OUTPUT = "marft.output"  # JSON: what it gave back
+RUN_CONFIG = "marft.run_config"  # JSON object: how the run was started besides its input, see recording.run_facts
 # How a run on a thread with a checkpointer begins, see records.Episode; and the checkpoints that it wrote, in order.
 BEGINS = "marft.langgraph.begins"
 FORKED = "marft.langgraph.forked"
@@ -110,6 +112,10 @@ LOGPROBS = "marft.sampled_logprobs"
 ADAPTER = "marft.adapter"  # "node@version"
 ADAPTER_VERSION = "marft.adapter.version"
 UNTRAINABLE = "marft.untrainable"  # the reason, when the recorder knows one
+
+# Ours: what a replay needs of an answer or a tool's result and the conventions have no place for. Absent: nothing.
+ANSWER_REST = "marft.answer.rest"  # JSON object: what the message has beside its parts, see recording.span_attributes
+TOOL_OUTPUT = "marft.tool.output"  # JSON object: what a tool gave back that is no text, see recording.tool_output
 
 
 def follows_todays_rule(convention: str) -> bool:

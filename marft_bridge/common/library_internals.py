@@ -81,6 +81,7 @@ INTERNALS = (
             *("manager", "tasks", "nodes", "specs", "channels", "status", "input", "config"),
             *("checkpointer", "checkpoint", "checkpoint_metadata", "prev_checkpoint_config"),
             *("_has_persisted_parent", "_addressed_checkpoint_superseded"),
+            *("interrupt_before", "interrupt_after"),
         )
     ),
     Internal("langgraph", "langgraph.pregel._runner", "run_with_retry", parameters=("task", "retry_policy")),
@@ -112,7 +113,7 @@ INTERNALS = (
     Internal("langgraph", "langgraph.checkpoint.base", "writes_sort_key", parameters=("task_path",)),
     *(
         Internal("langgraph", "langgraph._internal._constants", name)
-        for name in ("ERROR", "INTERRUPT", "NO_WRITES", "PUSH", "RESUME", "RETURN", "TASKS")
+        for name in ("CONFIG_KEY_RUNTIME", "ERROR", "INTERRUPT", "NO_WRITES", "PUSH", "RESUME", "RETURN", "TASKS")
     ),
     Internal("langchain-core", "langchain_core.tracers.context", "_configure_hooks"),
     Internal("langchain-core", "langchain_core.runnables.config", "var_child_runnable_config"),
@@ -170,7 +171,16 @@ def require_internals(*libraries: str) -> None:
 try:
     from langchain_core.runnables.config import var_child_runnable_config
     from langchain_core.tracers.context import _configure_hooks as configure_hooks
-    from langgraph._internal._constants import ERROR, INTERRUPT, NO_WRITES, PUSH, RESUME, RETURN, TASKS
+    from langgraph._internal._constants import (
+        CONFIG_KEY_RUNTIME,
+        ERROR,
+        INTERRUPT,
+        NO_WRITES,
+        PUSH,
+        RESUME,
+        RETURN,
+        TASKS,
+    )
     from langgraph._internal._runnable import RunnableCallable
     from langgraph.checkpoint.base import writes_sort_key
     from langgraph.graph._branch import BranchSpec
@@ -186,6 +196,7 @@ __all__ = [
     "CHAT_ENTRIES",
     "CHAT_INNER",
     "CHAT_V3",
+    "CONFIG_KEY_RUNTIME",
     "ERROR",
     "INTERNALS",
     "INTERRUPT",

@@ -1,9 +1,8 @@
 """A node's own chat model, of any provider -> the served model under that node's adapter, while a session runs.
 
-It replaces BaseChatModel's own methods, below every provider's class: when the calling node has a route in this
-episode, a `NodeChat` that carries the model's callbacks, tags and options answers in its place. Invariants: a call
-from a node without a route, or outside an episode, is not touched; the methods are restored when the last session
-has stopped.
+It stands in at the methods that every chat model's call passes (`model_entries`): when the calling node has a route in
+this episode, a `NodeChat` that carries the model's callbacks, tags and options answers in its place. Invariant: a call
+from a node without a route, or outside an episode, is not touched.
 
 Clients that are no LangChain chat model are in `clients/`. A thread without LangGraph's context cannot be seen;
 `Routing.routed_calls` shows that a trainable node made no call through its route.
@@ -11,9 +10,7 @@ Clients that are no LangChain chat model are in `clients/`. A thread without Lan
 
 from __future__ import annotations
 
-import functools
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +18,8 @@ from langchain_core.language_models import BaseChatModel
 from langchain_openai.chat_models.base import BaseChatOpenAI
 from pydantic import SecretStr
 
-from marft_bridge.common.library_internals import CHAT_ENTRIES, CHAT_INNER, CHAT_V3, TESTED_VERSIONS, require_internals
+from marft_bridge.common.library_internals import CHAT_INNER, TESTED_VERSIONS, require_internals
+from marft_bridge.model_calls.model_entries import stand_in_for_models
 from marft_bridge.model_calls.node_chat_model import NodeChat
 from marft_bridge.model_calls.request_rules import tools_to_openai
 from marft_bridge.model_calls.routing import calling_node, current_routing
@@ -127,24 +125,6 @@ def _redirect_call(model: BaseChatModel, options: dict[str, Any], entry: str) ->
     return make_stand_in(model, routing.chat, node), tools_to_openai(options, node)
 
 
-def _redirect_method(original: Callable[..., Any], entry: str) -> Callable[..., Any]:
-    if entry in CHAT_V3:  # their decorator warns of a beta whenever the caller is not LangChain's own code
-        original = getattr(original, "__wrapped__", original)
-
-    # Calling is enough for all four kinds of method: a coroutine or a generator belongs to the model it was made of.
-    @functools.wraps(original)
-    def method(self: BaseChatModel, *args: Any, **kwargs: Any) -> Any:
-        model, options = _redirect_call(self, kwargs, entry)
-        return original(model, *args, **options)
-
-    return method
-
-
-_lock = threading.Lock()
-_sessions = 0
-_originals: dict[str, Callable[..., Any]] = {}
-
-
 @contextmanager
 def redirected_models() -> Iterator[None]:
     """While the block runs, episodes whose routing names a `chat` have their models redirected.
@@ -152,20 +132,6 @@ def redirected_models() -> Iterator[None]:
     Raises:
         BridgeError: a release of LangChain whose internals have moved.
     """
-    global _sessions
     require_internals(*TESTED_VERSIONS)
-    with _lock:
-        if _sessions == 0:
-            for name in CHAT_ENTRIES:
-                _originals[name] = vars(BaseChatModel)[name]
-                setattr(BaseChatModel, name, _redirect_method(_originals[name], name))
-        _sessions += 1
-    try:
+    with stand_in_for_models(_redirect_call):
         yield
-    finally:
-        with _lock:
-            _sessions -= 1
-            if _sessions == 0:
-                for name, original in _originals.items():
-                    setattr(BaseChatModel, name, original)
-                _originals.clear()

@@ -72,6 +72,9 @@ class TaskListener(Protocol):
     def note_task_writes(self, loop: Any, task: PregelExecutableTask, writes: Any, cached: bool) -> None:
         """LangGraph commits what `task` wrote in the graph that `loop` runs; `cached`: without running it."""
 
+    def note_run_config(self, loop: Any) -> None:
+        """A graph run begins, with a checkpointer or without; `loop` says how it was started."""
+
     def note_loop_start(self, loop: Any) -> None:
         """A graph run with a checkpointer begins: its checkpoint is loaded, its input not yet applied."""
 
@@ -187,8 +190,9 @@ def _output_writes_and_note(original: Callable[..., None]) -> Callable[..., None
 
 def _note_start_and_begin(original: Callable[..., Any]) -> Callable[..., Any]:
     def first(loop: Any, *args: Any, **kwargs: Any) -> Any:
-        if loop.checkpointer is not None:
-            for listener in _task_listeners(loop.manager):
+        for listener in _task_listeners(loop.manager):
+            listener.note_run_config(loop)
+            if loop.checkpointer is not None:
                 listener.note_loop_start(loop)
         return original(loop, *args, **kwargs)
 

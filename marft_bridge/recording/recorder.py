@@ -23,7 +23,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
 from langgraph.errors import GraphBubbleUp, GraphInterrupt, ParentCommand
-from langgraph.types import PregelExecutableTask
+from langgraph.types import Command, PregelExecutableTask
 
 from marft_bridge.common.error_handlers import failed_task
 from marft_bridge.common.running_routers import in_router, own_namespace
@@ -41,7 +41,7 @@ from marft_bridge.recording.format_check import answer_fits, request_to_format
 from marft_bridge.recording.langgraph_hooks import NodeKind, loop_to_position
 from marft_bridge.recording.open_span import OpenSpan, open_span
 from marft_bridge.recording.redaction import Redact
-from marft_bridge.recording.run_facts import run_to_attributes, value_to_text
+from marft_bridge.recording.run_facts import loop_to_run_config, run_to_attributes, value_to_text
 from marft_bridge.recording.span_attributes import (
     answer_to_attributes,
     decision_to_attributes,
@@ -53,6 +53,7 @@ from marft_bridge.recording.span_messages import find_messages, messages_to_text
 from marft_bridge.recording.span_processor import options_to_processor
 from marft_bridge.recording.state_reads import Reads
 from marft_bridge.recording.thread_position import CheckpointWriters
+from marft_bridge.recording.tool_output import output_to_text
 from marft_bridge.recording.trace_state import OpenRun, OpenTrace
 from marft_bridge.recording.write_ledger import ENTRY
 from trace_store import conventions as names
@@ -195,7 +196,7 @@ class Recorder(BaseCallbackHandler):
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """Ends the node's span, or the whole trace."""
         run = self._runs.get(run_id)
-        if run is not None and run.is_root and run.trace.episode.split == LIVE:
+        if run is not None and run.is_root:
             run.span.set({names.OUTPUT: value_to_text(outputs)})
         if run is not None and run.is_call:
             run.span.set(decision_to_attributes(outputs))
@@ -223,8 +224,10 @@ class Recorder(BaseCallbackHandler):
         open_trace = OpenTrace(episode)
         attributes = episode_to_attributes(episode, name) | run_to_attributes(tags, metadata, episode.tags)
         open_trace.conversation_id = attributes[names.THREAD_ID]
-        if episode.split == LIVE:  # what a command runs is in its task
-            attributes[names.INPUT] = value_to_text(inputs)
+        input_text = value_to_text(inputs)
+        if episode.split == LIVE or input_text != attributes[names.TASK]:  # most commands run the task as it is
+            attributes[names.INPUT] = input_text
+        attributes[names.INPUT_KIND] = "command" if isinstance(inputs, Command) else None
         span = self._start_span(open_trace, f"{names.INVOKE_WORKFLOW} {name}", None, attributes=attributes)
         episode.episode_id = span.trace_id
         if episode.spans is not None:
@@ -345,6 +348,13 @@ class Recorder(BaseCallbackHandler):
                 )
                 self._end_span(span, None)
         open_trace.note_writes(loop, task, writes)
+
+    @_never_raise
+    def note_run_config(self, loop: Any) -> None:
+        """Notes how the run was started, so that it can be started again."""
+        run = self._runs.get(loop.manager.run_id)
+        if run is not None and run.is_root:
+            run.span.set({names.RUN_CONFIG: value_to_text(loop_to_run_config(loop))})
 
     # -- checkpoints, from `task_hooks` -----------------------------------------------------------------------
 
@@ -522,6 +532,7 @@ class Recorder(BaseCallbackHandler):
         run = self._runs.get(run_id)
         if run is not None:
             run.span.set({names.TOOL_RESULT: str(getattr(output, "content", output))})
+            run.span.set({names.TOOL_OUTPUT: output_to_text(output)})
             self._close(run_id, None)
 
     @_never_raise

@@ -22,7 +22,8 @@ Redact = Callable[[str, str], str]
 FUNCTION = "function"  # name under which replacements by the user's function are counted
 _FIELD = "secret_field"
 _ESCAPED = re.compile(r"\\(?:/|u00[2-7])")  # ASCII that JSON writers rarely escape; an escape hides pattern fragments
-_MARK = "[redacted:"
+REDACTED = "[redacted:"
+"""How what stands in the place of a secret begins."""
 _MAX_CLEAN_ELEMENTS = 20_000  # that are remembered
 _BETWEEN_ELEMENTS = re.compile(r"\s*([,\]])\s*")
 _read_element = json.JSONDecoder().raw_decode
@@ -70,10 +71,10 @@ class Redactor:
 
     def _field_to_clean(self, key: str, name: Any, value: Any, replacements: Counter[str]) -> Any:
         if self._redacts_fields and isinstance(value, str) and value and is_secret_field(str(name)):
-            if value.startswith(_MARK):
+            if value.startswith(REDACTED):
                 return value
             replacements[_FIELD] += 1
-            return f"{_MARK}{_FIELD}]"
+            return f"{REDACTED}{_FIELD}]"
         return self.value_to_clean(key, value, replacements)
 
     def _text_to_clean(self, key: str, text: str, replacements: Counter[str]) -> str:

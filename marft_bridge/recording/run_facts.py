@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import BaseMessage, message_to_dict
 from pydantic import BaseModel
 
+from marft_bridge.common.library_internals import CONFIG_KEY_RUNTIME
 from marft_bridge.recording.episode_context import SUBJECT_METADATA
 from trace_store import conventions as names
 
@@ -21,6 +23,7 @@ USER_KEYS = ("user_id", "langgraph_user_id", "langgraph_auth_user_id")
 """Metadata keys that name the user: an app's own, then those that LangGraph's server sets."""
 _THREAD_KEY = "thread_id"
 _LIBRARY_PREFIXES = ("langgraph_", "ls_", "lc_", "__", "checkpoint_")
+_SECRET_NAME = re.compile("key|token|secret|password|auth|credential", re.IGNORECASE)
 
 
 def run_to_attributes(
@@ -41,6 +44,33 @@ def run_to_attributes(
         names.THREAD_ID: None if thread is None else str(thread),
         names.USER_ID: None if user is None else str(user),
     }
+
+
+def loop_to_run_config(loop: Any) -> dict[str, Any]:
+    """How a graph run was started, from LangGraph's loop of it: what a second run has to be given besides the input.
+
+    `configurable` and `context` as the app passed them, limits and breakpoints; what is as ever is absent. Keys that
+    are LangGraph's own, or whose names are those of secrets, are left out.
+    """
+    config = loop.config
+    given = config.get("configurable") or {}
+    runtime = given.get(CONFIG_KEY_RUNTIME)
+    facts = {
+        "is_async": hasattr(loop, "__aenter__"),
+        "configurable": {key: value for key, value in given.items() if _is_apps_own(key, value)},
+        "context": getattr(runtime, "context", None),
+        "recursion_limit": config.get("recursion_limit"),
+        "max_concurrency": config.get("max_concurrency"),
+        "interrupt_before": loop.interrupt_before,
+        "interrupt_after": loop.interrupt_after,
+    }
+    return {name: value for name, value in facts.items() if value is not None and value not in ({}, (), [])}
+
+
+def _is_apps_own(key: str, value: Any) -> bool:
+    is_librarys = key.startswith(_LIBRARY_PREFIXES) or key in (_THREAD_KEY, "run_id")
+    is_plain = value is None or isinstance(value, (str, int, float, bool, list, dict))
+    return is_plain and not is_librarys and _SECRET_NAME.search(key) is None
 
 
 def value_to_text(value: Any) -> str:

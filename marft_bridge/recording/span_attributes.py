@@ -30,6 +30,8 @@ _PROVIDERS = {
     "xai": "x_ai",
 }
 
+_DRAWN_IDS = ("lc_", "run-")  # how the ids begin that LangChain gives to messages that have none
+
 _REQUEST_KEYS = {
     "temperature": names.REQUEST_TEMPERATURE,
     "top_p": names.REQUEST_TOP_P,
@@ -77,11 +79,31 @@ def answer_to_attributes(response: LLMResult) -> dict[str, Any]:
             to_json([text_to_message("assistant", generation.text)]) if message is None else messages_to_text([message])
         ),
     }
+    if message is not None and (rest := _message_to_rest(message)):
+        attributes[names.ANSWER_REST] = value_to_text(rest)
     if usage:
         attributes |= _usage_to_attributes(usage)
     if len(response.generations[0]) > 1:
         attributes[names.UNTRAINABLE] = f"n={len(response.generations[0])}: one call with several answers"
     return attributes
+
+
+def _message_to_rest(message: Any) -> dict[str, Any]:
+    """What a message of a model has beside its parts, which a program may read; ids that LangChain draws are none."""
+    rest: dict[str, Any] = {}
+    if message.id is not None and not str(message.id).startswith(_DRAWN_IDS):
+        rest["id"] = message.id
+    if not isinstance(message.content, str):
+        rest["content"] = message.content
+    if message.additional_kwargs:
+        fields = {
+            key: value
+            for key, value in message.additional_kwargs.items()
+            if value is not None and key not in ("tool_calls", "function_call")  # among the parts
+        }
+        if fields:
+            rest["additional_kwargs"] = fields
+    return rest
 
 
 def _usage_to_attributes(usage: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """`marft-bridge traces show`: the first digits of an episode's id -> a drawing, its matrix D, or all of it as JSON.
 
-Invariant: digits that fit several episodes are refused, never resolved. The drawing is made in `drawing`.
+The drawing is made in `drawing`.
 """
 
 from __future__ import annotations
@@ -10,42 +10,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from marft_bridge.common.errors import ConfigError
-from marft_bridge.common.terminal_text import print_line, print_table, text_to_line, value_to_json
+from marft_bridge.common.terminal_text import print_line, print_table, value_to_json
 from marft_bridge.traces.advantages import episode_to_group, trajectory_to_advantages
 from marft_bridge.traces.drawing import KIND_LETTERS, EpisodeParts, dependencies_to_rows, episode_to_tree
+from marft_bridge.traces.episode_prefix import prefix_to_episode
 from marft_bridge.traces.store_reader import open_for_reading
-from trace_store.store import TraceStore
 from trace_store.threads import episode_to_next, episodes_to_links
 
 _UNBOUNDED_WIDTH = 1_000_000  # characters in a line
-_MAX_CANDIDATES = 5  # in an error
-
-
-def prefix_to_episode(store: TraceStore, prefix: str) -> str:
-    """The one episode whose id is, or begins with, `prefix`. Raises ConfigError when there is none or several."""
-    rows = store.sql(
-        "SELECT episode_id FROM episodes WHERE starts_with(episode_id, ?) ORDER BY episode_id <> ?, episode_id LIMIT ?",
-        (prefix, prefix, _MAX_CANDIDATES + 1),
-    )
-    episode_ids = [row[0] for row in rows]
-    if len(episode_ids) == 1 or prefix in episode_ids:
-        return str(episode_ids[0])
-    printed_prefix = text_to_line(prefix, 40)
-    if episode_ids:
-        candidates = ", ".join(episode_ids[:_MAX_CANDIDATES]) + (", ..." if len(episode_ids) > _MAX_CANDIDATES else "")
-        raise ConfigError(
-            f"traces show: several episodes begin with '{printed_prefix}': {candidates}; give more digits"
-        )
-    trace_rows = store.sql(
-        "SELECT s.trace_id, f.reason FROM spans s LEFT JOIN refusals f USING (trace_id)"
-        " WHERE starts_with(s.trace_id, ?) LIMIT 1",
-        (prefix,),
-    )
-    if trace_rows:
-        reason = "its spans have not all arrived" if trace_rows[0][1] is None else text_to_line(trace_rows[0][1])
-        raise ConfigError(f"traces show: trace {trace_rows[0][0]} is no episode: {reason}")
-    raise ConfigError(f"traces show: no episode begins with '{printed_prefix}'; `traces list` names them")
 
 
 def show(

@@ -15,6 +15,7 @@ from rich.console import Console
 from benchmarks import (  # noqa: F401 - makes their benches known
     learning,
     live_split,
+    replay_speed,
     rollout_memory,
     rollout_reference,
     rollout_speed,

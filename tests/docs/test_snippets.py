@@ -54,6 +54,7 @@ RUN_BY_THEIR_TEST = {
     "README.md": "test_readme.py",
     "docs/index.md": "test_snippets_run.py",
     "docs/start.md": "test_snippets_run.py",
+    "docs/replay.md": "test_replay_page.py",
     "docs/store.md": "test_store_page.py",
     "docs/training.md": "test_training_page.py",
     "docs/tasks.md": "test_tasks_page.py",

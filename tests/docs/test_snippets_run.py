@@ -52,6 +52,7 @@ LAUNCHED = "test_training_page.py: test_the_script_for_several_processes_runs_as
 RUN_BY = {
     ("docs/store.md", "marft-bridge traces"): LOOKED_AT,
     ("docs/store.md", "(umask"): "test_store_page.py: test_a_backup_holds_every_row_and_is_a_store",
+    ("docs/replay.md", "marft-bridge"): "test_replay_page.py: test_the_commands_of_the_page_run_as_they_are_written",
     ("docs/training.md", "torchrun"): LAUNCHED,
     ("docs/training.md", "accelerate"): LAUNCHED,
 }

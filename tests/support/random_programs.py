@@ -365,6 +365,7 @@ class Witness:
     """What reached which prompt: call -> the calls whose answers are in its prompt."""
 
     prompts: dict[str, set[str]] = field(default_factory=dict)
+    meets: bool = True  # what runs at once meets, in its models too; False where others answer for these
 
     def ask(self, label: str, known: str, meet: Callable[[], Any] | None = None) -> str:
         """`known` with the answer."""
@@ -387,10 +388,10 @@ def _do(items: Iterable[Item], known: str, witness: Witness, meet: Callable[[], 
             known = _tool(item.items, witness, meet).invoke({"text": known})
         else:
             barrier = threading.Barrier(len(item.items), timeout=30)
+            meet_all = barrier.wait if witness.meets else None
             with ThreadPoolExecutor(len(item.items)) as pool:
                 runs = [
-                    pool.submit(copy_context().run, _do, (branch,), known, witness, barrier.wait)
-                    for branch in item.items
+                    pool.submit(copy_context().run, _do, (branch,), known, witness, meet_all) for branch in item.items
                 ]
                 known = _tokens([run.result() for run in runs])
     return _tokens(known)

@@ -60,6 +60,11 @@ class ClientCall:
         self._parts: list[bytes] = []
         self._is_stream = self._is_over = False
 
+    @property
+    def run_id(self) -> uuid.UUID:
+        """The call's id, by which its listeners know it."""
+        return self._run_id
+
     def start(self, parameters: Body) -> None:
         """Tells the listeners of the call; `parameters` are its fields with the model that really answers."""
         metadata = self._metadata | {"ls_provider": self.wire.provider, "ls_model_name": parameters.get("model")}

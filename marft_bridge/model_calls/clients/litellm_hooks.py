@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from marft_bridge.model_calls.clients.answered_call import NO_ADDRESS, current_answerer
 from marft_bridge.model_calls.clients.client_call import ClientCall, open_call, running_call
 from marft_bridge.model_calls.clients.openai_chat import OpenAIChat
 from marft_bridge.model_calls.clients.patches import PatchState
@@ -162,6 +163,8 @@ def _begin(arguments: Body, package: ModuleType, state: PatchState) -> tuple[Cli
     if call is None:
         return None, None
     call.reads_http = False
+    if current_answerer() is not None:
+        return None, Route(str(arguments.get("model")), None, None, temperature=1.0, max_tokens=0)
     route = current_route() if state.redirects else None
     if route is not None:
         return None, route
@@ -184,7 +187,7 @@ def _provider_of(arguments: Body, package: ModuleType) -> str:
 
 def _to_served(arguments: Body, route: Route) -> Body:
     """The arguments of the same call to the served model."""
-    address, key = route_to_address()
+    address, key = route_to_address() if current_answerer() is None else (NO_ADDRESS, "none")
     kept_arguments = {name: value for name, value in arguments.items() if name not in _CONNECTION_FIELDS}
     return kept_arguments | _NO_CACHE | {"model": f"openai/{route.model}", "api_base": address, "api_key": key}
 

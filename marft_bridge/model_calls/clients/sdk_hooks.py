@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from marft_bridge.model_calls.clients.answered_call import AnsweredCall, current_answerer
 from marft_bridge.model_calls.clients.anthropic_messages import AnthropicMessages
 from marft_bridge.model_calls.clients.client_call import ClientCall, open_call, running_call
 from marft_bridge.model_calls.clients.openai_chat import OpenAIChat
@@ -77,7 +78,8 @@ def _owner_of(client_class: Any, method: str) -> Any:
 def _begin(
     client: Any, options: Any, stream: bool, wires: Mapping[str, Wire], state: PatchState
 ) -> tuple[Any, ClientCall | None, Any]:
-    """The client that makes the request, the call where it is one of a node, and how the served model answers it.
+    """The client that makes the request, the call where it is one of a node, and how the served model, or the record of
+    a replay, answers it.
 
     Raises:
         GraphError: the node has a route, and the served model cannot answer this call.
@@ -88,6 +90,10 @@ def _begin(
     call = open_call(wire, lambda: _options_to_body(options, stream))
     if call is None:
         return client, None, None
+    if (answerer := current_answerer()) is not None:
+        call.start({})
+        answered = AnsweredCall(call, answerer)
+        return _client_on_served(client, answered), call, answered
     route = current_route() if state.redirects else None
     parameters = {} if route is None else {"model": route.model, "temperature": route.temperature}
     call.start(parameters)
@@ -113,7 +119,7 @@ def _own_timeout(options: Any) -> Any:
     return None if type(options.timeout).__name__ in _NOT_GIVEN else options.timeout
 
 
-def _client_on_served(client: Any, served: ServedCall) -> Any:
+def _client_on_served(client: Any, served: ServedCall | AnsweredCall) -> Any:
     """A copy of the client whose requests the served model answers, without credentials of the hosted service."""
     http = _http_library(client._client)
     is_async = isinstance(client._client, http.AsyncClient)
@@ -174,7 +180,7 @@ def _wrap_async_request(
 
 
 @contextmanager
-def _running(call: ClientCall, served: ServedCall | None) -> Iterator[None]:
+def _running(call: ClientCall, served: ServedCall | AnsweredCall | None) -> Iterator[None]:
     reset_token = running_call.set(call)
     try:
         yield

@@ -331,8 +331,8 @@ def _transport_classes(http: ModuleType) -> tuple[Any, Any]:
     return Transport, AsyncTransport
 
 
-def make_http_client(served: ServedCall, http: ModuleType, *, is_async: bool) -> Any:
-    """An HTTP client that sends nothing itself: the served model answers."""
+def make_http_client(served: Any, http: ModuleType, *, is_async: bool) -> Any:
+    """An HTTP client that sends nothing itself: `served`, a `ServedCall` or what has its methods, answers."""
     sync_class, async_class = _transport_classes(http)
     if is_async:
         return http.AsyncClient(transport=async_class(served), trust_env=False)

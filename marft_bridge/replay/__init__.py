@@ -1,0 +1,1 @@
+"""Recorded runs, run again with their recorded answers in place of the models."""

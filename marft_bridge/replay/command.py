@@ -1,0 +1,197 @@
+"""`marft-bridge replay`: episodes of a store, and the app -> a line for each of whether it comes out the same.
+
+Invariant: nothing is written, and no model is called. An episode that cannot be replayed is a line with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from langgraph.store.memory import InMemoryStore
+from rich.console import Console
+
+from marft_bridge.common.errors import ConfigError, GraphError
+from marft_bridge.common.import_name import load_name
+from marft_bridge.common.terminal_text import print_line
+from marft_bridge.recording.recorder import LIVE
+from marft_bridge.replay.episodes import episode_to_way, path_to_store
+from marft_bridge.replay.recorded_models import RecordedChat
+from marft_bridge.replay.recorded_run import RecordedRun, spans_to_run
+from marft_bridge.replay.replayed_run import Replayed, ReplayedThread, ReplayOptions, replay_run
+from marft_bridge.rollouts.app_graph import call_app_factory, load_app_object, open_graph
+from marft_bridge.rollouts.run_settings import RunSettings, load_run_settings
+from marft_bridge.runs.run_choice import RunChoice
+from marft_bridge.traces.episode_prefix import prefix_to_episode
+from marft_bridge.traces.store_reader import open_for_reading
+from trace_store.store import TraceStore
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedApp:
+    """The app that is replayed, and how commands started its runs before the record said it."""
+
+    name: str
+    task_to_input: str | None = None
+    runs: RunSettings = field(default_factory=RunSettings)
+
+    @contextmanager
+    def open_graph(self, runner: asyncio.Runner) -> Iterator[Any]:
+        """The compiled graph. Raises GraphError where it cannot be loaded."""
+        loaded = load_app_object(self.name, "graph.app")
+        source = call_app_factory(loaded, self.name, RecordedChat())
+        with open_graph(source, self.name, runner) as graph:
+            yield graph
+
+    def run_to_start(self, run: RecordedRun) -> dict[str, Any]:
+        """What `replay_run` is to be given where the record does not say how a command's run was started."""
+        if not run.is_dated or run.trajectory.episode.split == LIVE:
+            return {}
+        task = dict(run.trajectory.episode.task)
+        start: dict[str, Any] = {"arguments": self.runs.to_arguments(task, {})}
+        if self.task_to_input is not None:
+            start["graph_input"] = load_name(self.task_to_input, "graph.task_to_input")(task)
+        return start
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is said of one episode."""
+
+    episode_id: str
+    task_id: str
+    replayed: Replayed | None
+    reason: str | None = None  # why it could not be replayed
+
+    @property
+    def is_same(self) -> bool:
+        """Whether it was replayed, and came out the same."""
+        return self.replayed is not None and self.replayed.divergence is None
+
+    def to_line(self) -> str:
+        """One line for people."""
+        place = f"{self.episode_id[:12]} {self.task_id}"
+        if self.replayed is None:
+            return f"{place}: not replayed: {self.reason}"
+        if self.replayed.divergence is not None:
+            return f"{place}: diverged: {self.replayed.divergence}"
+        counted = f"{self.replayed.call_count} calls in {self.replayed.seconds:.2f} s"
+        note = "" if self.replayed.note is None else f" ({self.replayed.note})"
+        return f"{place}: same, {counted}, recorded in {self.replayed.recorded_seconds:.2f} s{note}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The same for programs."""
+        state = "same" if self.is_same else "diverged" if self.replayed is not None else "not replayed"
+        parts: dict[str, Any] = {"episode_id": self.episode_id, "task_id": self.task_id, "state": state}
+        if self.replayed is None:
+            return parts | {"reason": self.reason}
+        divergence = self.replayed.divergence
+        return parts | {
+            "calls": self.replayed.call_count,
+            "seconds": self.replayed.seconds,
+            "recorded_seconds": self.replayed.recorded_seconds,
+            "note": self.replayed.note,
+            "divergence": None if divergence is None else {**asdict(divergence), "sentence": str(divergence)},
+        }
+
+
+def flags_to_app(app: str | None, choice: RunChoice, path: Path) -> ReplayedApp:
+    """The app that `--app` or a bridge.toml names, else that of the run folder `path`. Raises ConfigError."""
+    if app is not None:
+        if choice.config is not None:
+            raise ConfigError("replay: --app and --config both say which app; leave one out")
+        return ReplayedApp(app)
+    if choice.config is None and not path.is_dir():
+        raise ConfigError("replay: name the app that was recorded with --app my_app.py:graph, or with --config")
+    graph = choice.to_config().graph
+    return ReplayedApp(graph.app, graph.task_to_input, load_run_settings(graph.context, graph.config))
+
+
+def replay_episodes(path: Path, prefixes: Sequence[str], app: ReplayedApp, options: ReplayOptions) -> Iterator[Outcome]:
+    """Replays the episodes that are named, or all, in the order in which they ran.
+
+    They share one store of LangGraph's, and those of one thread its checkpoints: an earlier run of a thread is replayed
+    before a later one, also where it is not named.
+    """
+    with open_for_reading(path_to_store(path)) as store, asyncio.Runner() as runner, app.open_graph(runner) as graph:
+        yield from _Replays(store, graph, app, options=options, runner=runner).replay(prefixes)
+
+
+class _Replays:
+    def __init__(
+        self, store: TraceStore, graph: Any, app: ReplayedApp, *, options: ReplayOptions, runner: asyncio.Runner
+    ) -> None:
+        self._store, self._graph, self._app, self._options, self._runner = store, graph, app, options, runner
+        self._memory = InMemoryStore()
+        self._threads: dict[str, ReplayedThread] = {}  # by the first run
+        self._outcomes: dict[str, Outcome] = {}
+
+    def replay(self, prefixes: Sequence[str]) -> Iterator[Outcome]:
+        wanted = {prefix_to_episode(self._store, prefix, command="replay") for prefix in prefixes}
+        rows = self._store.sql("SELECT episode_id, task_id FROM episodes ORDER BY started_ns, episode_id")
+        tasks: Mapping[str, str] = {str(episode_id): str(task_id) for episode_id, task_id in rows}
+        for episode_id in tasks:
+            if not wanted or episode_id in wanted:
+                yield self._replay_way(episode_id, tasks)
+
+    def _replay_way(self, episode_id: str, tasks: Mapping[str, str]) -> Outcome:
+        try:
+            way = episode_to_way(self._store, episode_id)
+        except GraphError as error:
+            return Outcome(episode_id, tasks[episode_id], None, reason=str(error))
+        for each in way:
+            if each not in self._outcomes:
+                self._outcomes[each] = self._replay_one(each, way[0], tasks.get(each, ""))
+            if not self._outcomes[each].is_same and each != episode_id:
+                reason = f"an earlier run of its thread, {each}, did not come out the same"
+                return Outcome(episode_id, tasks[episode_id], None, reason=reason)
+        return self._outcomes[episode_id]
+
+    def _replay_one(self, episode_id: str, first_id: str, task_id: str) -> Outcome:
+        try:
+            return self._replay_run(spans_to_run(self._store.spans(episode_id)), first_id, task_id)
+        except GraphError as error:
+            return Outcome(episode_id, task_id, None, reason=str(error).removeprefix("replay: "))
+
+    def _replay_run(self, run: RecordedRun, first_id: str, task_id: str) -> Outcome:
+        thread = self._threads.setdefault(first_id, ReplayedThread(store=self._memory))
+        start = self._app.run_to_start(run)
+        replayed = replay_run(self._graph, run, thread=thread, options=self._options, runner=self._runner, **start)
+        return Outcome(run.episode_id, task_id, replayed)
+
+
+def replay(
+    path: Path, prefixes: Sequence[str], app: ReplayedApp, options: ReplayOptions, *, as_json: bool, console: Console
+) -> bool:
+    """Replays and prints; whether all came out the same."""
+    outcomes = []
+    for outcome in replay_episodes(path, prefixes, app, options):
+        outcomes.append(outcome)
+        if not as_json:
+            print_line(console, outcome.to_line())
+    if not outcomes:
+        raise ConfigError(f"replay: there is no episode in {path}")
+    replayed = [outcome.replayed for outcome in outcomes if outcome.replayed is not None]
+    counts = {
+        "episodes": len(outcomes),
+        "same": sum(outcome.is_same for outcome in outcomes),
+        "diverged": sum(one.divergence is not None for one in replayed),
+        "not_replayed": len(outcomes) - len(replayed),
+        "seconds": sum(one.seconds for one in replayed),
+        "recorded_seconds": sum(one.recorded_seconds for one in replayed),
+    }
+    if as_json:
+        print_line(console, json.dumps({"episodes": [outcome.to_json() for outcome in outcomes], "summary": counts}))
+    else:
+        print_line(
+            console,
+            f"{counts['same']} of {counts['episodes']} episodes came out the same, {counts['diverged']} diverged,"
+            f" {counts['not_replayed']} could not be replayed; {counts['seconds']:.2f} s, recorded in"
+            f" {counts['recorded_seconds']:.2f} s",
+        )
+    return counts["same"] == counts["episodes"]

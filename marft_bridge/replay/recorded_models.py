@@ -1,0 +1,202 @@
+"""A model that an app calls -> a model with its callbacks and tags that answers from the record.
+
+Invariant: whatever the model, no request is made; a call that the record has no answer for raises `DivergedError`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, Protocol
+from uuid import UUID
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel
+from langchain_core.language_models.llms import BaseLLM
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.outputs import (
+    ChatGeneration,
+    ChatGenerationChunk,
+    ChatResult,
+    Generation,
+    GenerationChunk,
+    LLMResult,
+)
+from langchain_core.runnables import Runnable
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic import ConfigDict, Field
+
+from marft_bridge.model_calls.token_capture import announced_call
+
+# Fields of a model that decide what the app sees of a call, whoever answers.
+_CHAT_FIELDS = ("callbacks", "tags", "metadata", "verbose", "disable_streaming", "name")
+_LLM_FIELDS = ("callbacks", "tags", "metadata", "verbose", "name")
+
+
+class AnswerSource(Protocol):
+    """Gives back the answers of a record."""
+
+    def take_answer(self, run_id: UUID | None) -> AIMessage:
+        """The answer of the call with this run id, when it is due. Raises what the call raised, or DivergedError."""
+
+    async def atake_answer(self, run_id: UUID | None) -> AIMessage:
+        """As `take_answer`."""
+
+
+class RecordedChat(BaseChatModel):
+    """Answers from a record, whatever it is asked for."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    source: Any = Field(default=None, exclude=True)
+    """An AnswerSource; None for a model that an app is built with, which the replay's own stands in for."""
+    cache: Any = Field(default=False, exclude=True)
+
+    @property
+    def _llm_type(self) -> str:
+        return "recorded"
+
+    def bind_tools(self, tools: Sequence[Any], *, tool_choice: str | None = None, **options: Any) -> Runnable[Any, Any]:
+        """The same model, which offers these tools as any other would."""
+        choice_option = {} if tool_choice is None else {"tool_choice": tool_choice}
+        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **choice_option, **options)
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],  # noqa: ARG002
+        stop: list[str] | None = None,  # noqa: ARG002
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,  # noqa: ARG002
+    ) -> ChatResult:
+        return _message_to_result(self.source.take_answer(_run_of(run_manager)))
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],  # noqa: ARG002
+        stop: list[str] | None = None,  # noqa: ARG002
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,  # noqa: ARG002
+    ) -> ChatResult:
+        return _message_to_result(await self.source.atake_answer(_run_of(run_manager)))
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],  # noqa: ARG002
+        stop: list[str] | None = None,  # noqa: ARG002
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,  # noqa: ARG002
+    ) -> Iterator[ChatGenerationChunk]:
+        yield _message_to_chunk(self.source.take_answer(_run_of(run_manager)))
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],  # noqa: ARG002
+        stop: list[str] | None = None,  # noqa: ARG002
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,  # noqa: ARG002
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        yield _message_to_chunk(await self.source.atake_answer(_run_of(run_manager)))
+
+
+class RecordedLLM(BaseLLM):
+    """A completion model that answers from a record."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    source: Any = Field(exclude=True)
+    """An AnswerSource."""
+    cache: Any = Field(default=False, exclude=True)
+
+    @property
+    def _llm_type(self) -> str:
+        return "recorded"
+
+    def _generate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,  # noqa: ARG002
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,  # noqa: ARG002
+    ) -> LLMResult:
+        message = self.source.take_answer(_run_of(run_manager))
+        return LLMResult(generations=[[Generation(text=message.text)] for _ in prompts])
+
+    async def _agenerate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,  # noqa: ARG002
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,  # noqa: ARG002
+    ) -> LLMResult:
+        message = await self.source.atake_answer(_run_of(run_manager))
+        return LLMResult(generations=[[Generation(text=message.text)] for _ in prompts])
+
+    def _stream(
+        self,
+        prompt: str,  # noqa: ARG002
+        stop: list[str] | None = None,  # noqa: ARG002
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,  # noqa: ARG002
+    ) -> Iterator[GenerationChunk]:
+        yield GenerationChunk(text=str(self.source.take_answer(_run_of(run_manager)).text))
+
+
+def chat_stand_in(source: AnswerSource) -> Any:
+    """Who answers in place of a chat model; see `model_entries.StandIn`."""
+    prototype = RecordedChat(source=source)
+
+    def stand_in(model: Any, options: dict[str, Any], entry: str) -> tuple[Any, dict[str, Any]]:  # noqa: ARG001
+        if isinstance(model, RecordedChat) and model.source is source:
+            return model, options
+        fields = {name: getattr(model, name) for name in _CHAT_FIELDS}
+        return prototype.model_copy(update=fields | {"name": model.name or type(model).__name__}), options
+
+    return stand_in
+
+
+def llm_stand_in(source: AnswerSource) -> Any:
+    """Who answers in place of a completion model; see `model_entries.StandIn`."""
+    prototype = RecordedLLM(source=source)
+
+    def stand_in(model: Any, options: dict[str, Any], entry: str) -> tuple[Any, dict[str, Any]]:  # noqa: ARG001
+        if isinstance(model, RecordedLLM):
+            return model, options
+        return prototype.model_copy(update={name: getattr(model, name) for name in _LLM_FIELDS}), options
+
+    return stand_in
+
+
+def _run_of(run_manager: Any) -> UUID | None:
+    """The run id of a call; LangChain does not tell it to every model that streams, the recorder does."""
+    if run_manager is not None:
+        run_id: UUID = run_manager.run_id
+        return run_id
+    announced = announced_call.get()
+    return None if announced is None else announced[0]
+
+
+def _message_to_result(message: AIMessage) -> ChatResult:
+    reason = message.response_metadata.get("finish_reason")
+    info = {} if reason is None else {"finish_reason": reason}
+    return ChatResult(generations=[ChatGeneration(message=message, generation_info=info)])
+
+
+def _message_to_chunk(message: AIMessage) -> ChatGenerationChunk:
+    """A whole answer as the one chunk of a stream."""
+    calls: list[tuple[Any, Any, Any]] = [
+        (call["id"], call["name"], json.dumps(call["args"])) for call in message.tool_calls
+    ]
+    calls += [(call["id"], call["name"], call["args"] or "") for call in message.invalid_tool_calls]
+    chunks: Any = [
+        {"id": call_id, "name": name, "args": text, "index": index, "type": "tool_call_chunk"}
+        for index, (call_id, name, text) in enumerate(calls)
+    ]
+    chunk = AIMessageChunk(
+        content=message.content,
+        id=message.id,
+        name=message.name,
+        additional_kwargs=message.additional_kwargs,
+        response_metadata=message.response_metadata,
+        usage_metadata=message.usage_metadata,
+        tool_call_chunks=chunks,
+        chunk_position="last",
+    )
+    return ChatGenerationChunk(message=chunk)

@@ -1,0 +1,371 @@
+"""The spans of one episode -> what a replay needs of it: how it was started, its calls with their answers, its tools.
+
+Invariant: nothing is guessed. Where the record lacks what a replay needs (its content was not captured, its prompts
+have an older form), it is refused in one line; where it is older and only says less, `age_note` says so.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from langchain_core.messages import AIMessage, InvalidToolCall, ToolCall, messages_from_dict
+from langgraph.types import Command, Send
+
+from marft_bridge.common.errors import GraphError
+from trace_store import conventions as c
+from trace_store.assemble import spans_to_trajectory
+from trace_store.attributes import Malformed
+from trace_store.records import SpanRow, Trajectory
+
+NOT_FINISHED = "TimeoutError: not finished when the run ended"
+"""What the recorder says of a call that was under way when its run ended."""
+_CUT = ("CancelledError", "GeneratorExit", "StreamClosedError", "KeyboardInterrupt")
+_MESSAGE_KEYS = {"type", "data"}
+_CALL_PARTS = ("tool_call", "tool_call_response")
+_UUID = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_BUBBLING = frozenset({"GraphInterrupt", "NodeInterrupt", "ParentCommand", "GraphBubbleUp"})
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedError:
+    """An error, by the class and the text that are recorded of it."""
+
+    name: str
+    text: str
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the run was stopped from outside while this was under way, so that nobody knows its end."""
+        return f"{self.name}: {self.text}" == NOT_FINISHED or self.name in _CUT
+
+    def to_exception(self) -> Exception:
+        """An exception of that name: Python's own where it has one, else one that only has the name."""
+        if self.name == "KeyError":  # its text is the representation of its key
+            with suppress(ValueError, SyntaxError):
+                return KeyError(ast.literal_eval(self.text))
+        known = getattr(builtins, self.name, None)
+        is_known = isinstance(known, type) and issubclass(known, Exception) and known is not UnicodeDecodeError
+        error_class: Any = known if is_known else type(self.name, (Exception,), {})
+        try:
+            error: Exception = error_class(self.text)
+        except TypeError:  # a class that takes more than a text
+            error = type(self.name, (Exception,), {})(self.text)
+        return error
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """One LLM call."""
+
+    action_id: str
+    node: str
+    number: int  # among those of its node, from 1, by their start
+    prompt: list[Any]  # messages in the form of the GenAI conventions
+    answer: AIMessage | None  # None where it failed
+    error: RecordedError | None
+    started_ns: int
+    ended_ns: int
+    namespace: str  # LangGraph's, of the execution that made it
+    rank: int  # of that execution among those of its node, from 0
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTool:
+    """One run of a tool."""
+
+    span_id: str
+    name: str
+    node: str
+    call_id: str | None
+    arguments: Any
+    result: str
+    output: dict[str, Any] | None  # see recording.tool_output; None: `result` says all
+    error: RecordedError | None
+    has_calls: bool  # a model was called inside it
+
+    @property
+    def must_run(self) -> bool:
+        """Whether only the tool itself can do what it did: it calls models, or gives back an object of the app's."""
+        is_unknown = (self.output or {}).get("run_again") is not None or self.result.startswith("Command(")
+        is_control = self.error is not None and (self.error.name in _BUBBLING or self.error.is_cut)
+        return self.has_calls or is_unknown or is_control
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """One episode, as a replay reads it."""
+
+    trajectory: Trajectory
+    spans: Sequence[SpanRow]
+    root: SpanRow
+    calls: Sequence[RecordedCall]  # by their start
+    tools: Sequence[RecordedTool]
+    run_config: Mapping[str, Any] = field(default_factory=dict)  # see recording.run_facts.loop_to_run_config
+
+    @property
+    def episode_id(self) -> str:
+        """The episode's id."""
+        return self.trajectory.episode.episode_id
+
+    @property
+    def is_dated(self) -> bool:
+        """Whether it was recorded before the record kept how a run was started, and what tools gave back."""
+        return c.RUN_CONFIG not in self.root.attributes
+
+    @property
+    def graph_input(self) -> Any:
+        """What the graph was given."""
+        text = self.root.attributes.get(c.INPUT)
+        if text is None:
+            return json_to_value(dict(self.trajectory.episode.task))
+        value = json.loads(text) if isinstance(text, str) else text
+        if self.root.attributes.get(c.INPUT_KIND) == "command" or (self.is_dated and self._resumes_with(value)):
+            return json_to_command(value)
+        return json_to_value(value)
+
+    def _resumes_with(self, value: Any) -> bool:
+        return self.trajectory.episode.begins == "resume" and isinstance(value, dict) and "resume" in value
+
+    @property
+    def output(self) -> Any:
+        """What the run gave back, as JSON; None where that is not recorded."""
+        text = self.root.attributes.get(c.OUTPUT)
+        return json.loads(text) if isinstance(text, str) else text
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether it was stopped from outside, at a moment that no replay can meet."""
+        episode = self.trajectory.episode
+        by_itself = ("interrupted", "recursion limit reached")
+        return episode.outcome == "truncated" and episode.reason not in by_itself
+
+
+def spans_to_run(spans: Sequence[SpanRow]) -> RecordedRun:
+    """The run that these spans record. Raises GraphError where they cannot be replayed, with the reason."""
+    try:
+        trajectory = spans_to_trajectory(spans)
+    except (Malformed, ValueError) as error:
+        raise GraphError(f"replay: these spans are no whole episode: {error}") from None
+    episode_id = trajectory.episode.episode_id
+    root = next(span for span in spans if span.parent_span_id is None)
+    by_start = sorted(spans, key=lambda span: (span.start_ns, span.span_id))
+    by_id = {span.span_id: span for span in spans}
+    nodes = {action.action_id: action.node for action in trajectory.actions}
+    ranks = spans_to_ranks(by_start)
+    numbers: Counter[str] = Counter()
+    calls: list[RecordedCall] = []
+    for span in by_start:
+        if span.operation != c.CHAT:
+            continue
+        node = nodes.get(span.span_id, "")
+        numbers[node] += 1
+        calls.append(_span_to_call(span, node, numbers[node], ranks=ranks, episode_id=episode_id))
+    around_calls = {
+        outer for span in spans if span.operation in (c.CHAT, c.INVOKE_AGENT) for outer in tools_around(span, by_id)
+    }
+    tools = [
+        _span_to_tool(span, has_calls=span.span_id in around_calls)
+        for span in by_start
+        if span.operation == c.EXECUTE_TOOL
+    ]
+    run_config = root.attributes.get(c.RUN_CONFIG)
+    if isinstance(run_config, str):
+        run_config = json.loads(run_config)
+    return RecordedRun(trajectory, spans, root, calls, tools=tools, run_config=run_config or {})
+
+
+def spans_to_ranks(spans_by_start: Sequence[SpanRow]) -> dict[str, int]:
+    """Namespace of each execution -> its place among those of its node, from 0."""
+    ranks: dict[str, int] = {}
+    counts: Counter[str] = Counter()
+    for span in spans_by_start:
+        namespace = str(span.attributes.get(c.CHECKPOINT_NS))
+        if span.operation == c.INVOKE_AGENT and namespace not in ranks:
+            node = str(span.attributes.get(c.NODE))
+            ranks[namespace] = counts[node]
+            counts[node] += 1
+    return ranks
+
+
+def _span_to_call(span: SpanRow, node: str, number: int, ranks: Mapping[str, int], episode_id: str) -> RecordedCall:
+    prompt, answer = span.attributes.get(c.INPUT_MESSAGES), span.attributes.get(c.OUTPUT_MESSAGES)
+    error = _span_to_error(span)
+    if prompt is None or (answer is None and error is None):
+        raise GraphError(
+            f"replay: episode {episode_id} was recorded without content, so there is no answer to give back; record it"
+            " with record.content = true"
+        )
+    prompt_messages = json.loads(prompt) if isinstance(prompt, str) else prompt
+    if any(not isinstance(message, dict) or "parts" not in message for message in prompt_messages):
+        raise GraphError(
+            f"replay: the prompts of episode {episode_id} have the form of {span.convention}, which is older than"
+            f" {c.CONVENTION_VERSION}; record it again"
+        )
+    namespace = str(span.attributes.get(c.CHECKPOINT_NS) or "")
+    return RecordedCall(
+        span.span_id,
+        node,
+        number,
+        prompt=to_comparable_prompt(prompt_messages),
+        answer=None if error is not None else _span_to_answer(span),
+        error=error,
+        started_ns=span.start_ns,
+        ended_ns=span.end_ns,
+        namespace=namespace,
+        rank=ranks.get(namespace, 0),
+    )
+
+
+def to_comparable_prompt(messages: list[Any]) -> list[Any]:
+    """A prompt whose tool calls go by number where their ids are UUIDs: who made them draws them anew in each run.
+
+    Which result belongs to which call stays; ids that a model gave are no UUIDs of this form, or come from the record.
+    """
+    numbers: dict[str, str] = {}
+
+    def rename(part: Any) -> Any:
+        call_id = part.get("id") if isinstance(part, dict) and part.get("type") in _CALL_PARTS else None
+        if not isinstance(call_id, str) or _UUID.fullmatch(call_id) is None:
+            return part
+        return {**part, "id": numbers.setdefault(call_id, f"call {len(numbers) + 1}")}
+
+    return [
+        {**message, "parts": [rename(part) for part in message["parts"]]}
+        if isinstance(message.get("parts"), list)
+        else message
+        for message in messages
+    ]
+
+
+def _span_to_error(span: SpanRow) -> RecordedError | None:
+    if span.status != "error":
+        return None
+    name = str(span.attributes.get(c.ERROR_TYPE) or "Exception").rpartition(".")[2]
+    return RecordedError(name, (span.status_message or "").removeprefix(f"{name}: "))
+
+
+def _span_to_answer(span: SpanRow) -> AIMessage:
+    """The message that the model gave: its parts, and what is recorded beside them."""
+    messages = span.attributes[c.OUTPUT_MESSAGES]
+    messages = json.loads(messages) if isinstance(messages, str) else messages
+    parts = messages[0].get("parts") or [] if messages else []
+    rest = span.attributes.get(c.ANSWER_REST) or "{}"
+    rest = json.loads(rest) if isinstance(rest, str) else rest
+    texts = [part["content"] for part in parts if part.get("type") == "text"]
+    others = [part for part in parts if part.get("type") not in ("text", "tool_call")]
+    content: Any = "".join(texts)
+    if others:
+        content = [_part_to_block(part) for part in parts if part.get("type") != "tool_call"]
+    tool_calls, invalid_calls = [], []
+    for part in parts:
+        if part.get("type") != "tool_call":
+            continue
+        call_id, name, arguments = part.get("id"), part.get("name"), part.get("arguments")
+        if isinstance(arguments, dict):
+            tool_calls.append(ToolCall(name=name, args=arguments, id=call_id, type="tool_call"))
+        else:
+            invalid_calls.append(
+                InvalidToolCall(name=name, args=arguments, id=call_id, error=None, type="invalid_tool_call")
+            )
+    reasons = span.attributes.get(c.FINISH_REASONS)
+    reasons = json.loads(reasons) if isinstance(reasons, str) and reasons.startswith("[") else reasons
+    metadata = {
+        "model_name": span.attributes.get(c.RESPONSE_MODEL),
+        "finish_reason": reasons[0] if isinstance(reasons, (list, tuple)) and reasons else reasons,
+    }
+    counts = [span.attributes.get(key) for key in (c.USAGE_INPUT_TOKENS, c.USAGE_OUTPUT_TOKENS)]
+    usage = None
+    if counts[0] is not None and counts[1] is not None:
+        usage = {"input_tokens": counts[0], "output_tokens": counts[1], "total_tokens": counts[0] + counts[1]}
+    return AIMessage(
+        content=rest.get("content", content),
+        id=rest.get("id"),
+        name=messages[0].get("name") if messages else None,
+        tool_calls=tool_calls,
+        invalid_tool_calls=invalid_calls,
+        additional_kwargs=rest.get("additional_kwargs") or {},
+        response_metadata={key: value for key, value in metadata.items() if value is not None},
+        usage_metadata=usage,
+    )
+
+
+def _part_to_block(part: Mapping[str, Any]) -> dict[str, Any]:
+    if part.get("type") == "text":
+        return {"type": "text", "text": part["content"]}
+    if part.get("type") == "reasoning" and "content" in part:
+        return {"type": "reasoning", "reasoning": part["content"]}
+    return dict(part)
+
+
+def _span_to_tool(span: SpanRow, *, has_calls: bool) -> RecordedTool:
+    arguments = span.attributes.get(c.TOOL_ARGUMENTS)
+    output = span.attributes.get(c.TOOL_OUTPUT)
+    return RecordedTool(
+        span.span_id,
+        str(span.attributes.get(c.TOOL_NAME)),
+        node=str(span.attributes.get(c.NODE) or ""),
+        call_id=span.attributes.get(c.TOOL_CALL_ID),
+        arguments=arguments_to_json(arguments),
+        result=str(span.attributes.get(c.TOOL_RESULT) or ""),
+        output=json.loads(output) if isinstance(output, str) else output,
+        error=_span_to_error(span),
+        has_calls=has_calls,
+    )
+
+
+def arguments_to_json(arguments: Any) -> Any:
+    """The arguments of a tool as they are recorded: JSON, or a text that is none."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
+
+
+def tools_around(span: SpanRow, by_id: Mapping[str, SpanRow]) -> list[str]:
+    """The ids of the tool runs that enclose a span, innermost first."""
+    tools = []
+    while span.parent_span_id is not None and span.parent_span_id in by_id:
+        span = by_id[span.parent_span_id]
+        if span.operation == c.EXECUTE_TOOL:
+            tools.append(span.span_id)
+    return tools
+
+
+# -- values ---------------------------------------------------------------------------------------------------------
+
+
+def json_to_value(value: Any) -> Any:
+    """What `run_facts.value_to_text` wrote -> values with LangChain's messages in them."""
+    if isinstance(value, list):
+        return [json_to_value(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == _MESSAGE_KEYS and isinstance(value["data"], dict) and "content" in value["data"]:
+        return messages_from_dict([value])[0]
+    return {key: json_to_value(item) for key, item in value.items()}
+
+
+def json_to_command(fields: Mapping[str, Any]) -> Command[Any]:
+    """The fields of a Command as they were recorded -> the Command."""
+    arguments = {key: json_to_value(value) for key, value in fields.items()}
+    if "goto" in arguments:
+        arguments["goto"] = _json_to_goto(arguments["goto"])
+    return Command(**arguments)
+
+
+def _json_to_goto(goto: Any) -> Any:
+    if isinstance(goto, list):
+        return [_json_to_goto(each) for each in goto]
+    if isinstance(goto, dict) and {"node", "arg"} <= set(goto):
+        return Send(goto["node"], goto["arg"])
+    return goto

@@ -1,0 +1,121 @@
+"""A tool that an app runs -> a copy of it that gives back what is recorded, or runs, and says so either way.
+
+The copy parses its arguments and reports to callbacks as the tool itself: only the function beneath is replaced.
+Invariant: LangChain's methods are restored when the block ends.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+from uuid import UUID
+
+from langchain_core.tools import BaseTool
+from langchain_core.tools.base import ToolException
+
+from marft_bridge.replay.recorded_run import RecordedTool
+
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class RunIt:
+    """The tool itself is to run."""
+
+
+class ToolSource(Protocol):
+    """Knows what the tools of a record gave back."""
+
+    def take_tool(self, run_id: UUID) -> RecordedTool | RunIt:
+        """What the tool run with this id did. Raises DivergedError where the record has no such run."""
+
+    def tool_running(self) -> Any:
+        """A context manager around a tool that runs itself."""
+
+
+class _ToolRun:
+    """One run of a tool: decided once, however many methods it goes through."""
+
+    def __init__(self, source: ToolSource, run_id: UUID) -> None:
+        self._source, self._run_id = source, run_id
+        self._recorded: RecordedTool | RunIt | None = None
+
+    def decide(self) -> RecordedTool | RunIt:
+        if self._recorded is None:
+            self._recorded = self._source.take_tool(self._run_id)
+        return self._recorded
+
+    def running(self) -> Any:
+        return self._source.tool_running()
+
+
+@contextmanager
+def recorded_tools(source: ToolSource) -> Iterator[None]:
+    """While the block runs, every tool is asked of `source` first."""
+    originals = {name: vars(BaseTool)[name] for name in ("run", "arun")}
+
+    def stand_in(name: str) -> Callable[..., Any]:
+        original = originals[name]
+
+        @functools.wraps(original)
+        def method(tool: BaseTool, *args: Any, **kwargs: Any) -> Any:  # for a coroutine function, calling is enough
+            run_id = kwargs.pop("run_id", None) or uuid.uuid4()
+            return original(_copy_with(tool, _ToolRun(source, run_id)), *args, run_id=run_id, **kwargs)
+
+        return method
+
+    with _lock:
+        for name in originals:
+            setattr(BaseTool, name, stand_in(name))
+    try:
+        yield
+    finally:
+        with _lock:
+            for name, original in originals.items():
+                setattr(BaseTool, name, original)
+
+
+def _copy_with(tool: BaseTool, tool_run: _ToolRun) -> BaseTool:
+    stand_in = copy.copy(tool)
+    run, arun = tool._run, tool._arun
+
+    @functools.wraps(run)  # LangChain reads from the signature what a tool wants to be given
+    def recorded_run(*args: Any, **kwargs: Any) -> Any:
+        recorded = tool_run.decide()
+        if isinstance(recorded, RunIt):
+            with tool_run.running():
+                return run(*args, **kwargs)
+        return _give_back(stand_in, recorded)
+
+    @functools.wraps(arun)
+    async def recorded_arun(*args: Any, **kwargs: Any) -> Any:
+        recorded = tool_run.decide()
+        if isinstance(recorded, RunIt):
+            with tool_run.running():
+                return await arun(*args, **kwargs)
+        return _give_back(stand_in, recorded)
+
+    # On the object alone, beside the fields: the class stays, by which LangChain tells which methods a tool has.
+    stand_in.__dict__.update(_run=recorded_run, _arun=recorded_arun)
+    return stand_in
+
+
+def _give_back(tool: BaseTool, recorded: RecordedTool) -> Any:
+    output = recorded.output or {}
+    if recorded.error is not None:
+        raise recorded.error.to_exception()
+    if "error" in output:
+        tool.handle_tool_error = _error_to_content(output["error"])
+        raise ToolException(recorded.result)
+    content = output.get("content", output.get("value", recorded.result))
+    return (content, output.get("artifact")) if tool.response_format == "content_and_artifact" else content
+
+
+def _error_to_content(content: Any) -> Callable[[ToolException], Any]:
+    return lambda _: content

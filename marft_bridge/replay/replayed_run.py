@@ -1,0 +1,613 @@
+"""A recorded run and the app's graph -> the same run once more, without a model, and the first difference.
+
+The graph is the app's own; its models, and the tools whose results are recorded, answer from the record, and it runs
+under a recorder of its own, so that both runs are compared as records: calls, prompts, D and the final state.
+Invariants: no model is asked, whatever client the app uses; the app's checkpointer, store and cache are not touched, an
+empty one of each stands in their place; one replay runs at a time in a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import json
+import re
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+from uuid import UUID
+
+from langchain_core.messages import AIMessage
+from langgraph.cache.memory import InMemoryCache
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.store.memory import InMemoryStore
+
+from marft_bridge.common.errors import GraphError
+from marft_bridge.config.record import RecordOptions
+from marft_bridge.model_calls.clients.hooks import clients_answered_by
+from marft_bridge.model_calls.model_entries import stand_in_for_models
+from marft_bridge.model_calls.routing import Routing, calling_node, current_routing
+from marft_bridge.recording.episode_context import EpisodeContext, current_episode
+from marft_bridge.recording.instrument import instrument_paused
+from marft_bridge.recording.recorder import Recorder
+from marft_bridge.recording.redaction import REDACTED, Redactor
+from marft_bridge.recording.wrap import graph_to_original, wrap
+from marft_bridge.replay.connections import allowed_connections, refused_connections
+from marft_bridge.replay.divergence import (
+    DivergedError,
+    Divergence,
+    RefusedConnectionError,
+    first_words,
+    value_difference,
+)
+from marft_bridge.replay.pins import pinned
+from marft_bridge.replay.recorded_answers import NOT_MADE, RecordedAnswers
+from marft_bridge.replay.recorded_models import chat_stand_in, llm_stand_in
+from marft_bridge.replay.recorded_run import (
+    RecordedCall,
+    RecordedRun,
+    RecordedTool,
+    arguments_to_json,
+    spans_to_ranks,
+    to_comparable_prompt,
+    tools_around,
+)
+from marft_bridge.replay.recorded_tools import RunIt, recorded_tools
+from trace_store import conventions as c
+from trace_store.assemble import Incomplete, Malformed, spans_to_trajectory
+from trace_store.journal import Journal
+from trace_store.records import ONE_TOOL_OF, Edge, SpanRow, Trajectory
+
+SPLIT = "replay"
+DATED = "recorded before the record said how a run was started: it was run asynchronously"
+_one_at_a_time = threading.Lock()
+# Ids that are drawn anew in each run: UUIDs, LangGraph's hashes of them, addresses of objects.
+_DRAWN = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|\b[0-9a-f]{32}\b|0x[0-9a-f]{6,}")
+_MESSAGE_FIELDS = ("type", "content", "name", "tool_calls", "tool_call_id", "role")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """What is given back, and what is pinned."""
+
+    tools: Literal["recorded", "run"] = "recorded"  # run: every tool runs itself, and may connect
+    freeze_time: bool = False  # the app's clock stands at the start of the recorded run
+    seed: int | None = None  # what `random` and numpy begin with
+    allow_connections: bool = False  # nodes may connect, to a database of theirs
+
+
+@dataclass(slots=True)
+class ReplayedThread:
+    """What the runs of one thread share: in the place of the app's checkpointer and store."""
+
+    saver: InMemorySaver = field(default_factory=InMemorySaver)
+    store: InMemoryStore = field(default_factory=InMemoryStore)
+    checkpoints: dict[str, str] = field(default_factory=dict)  # recorded id -> the replay's
+    interrupts: dict[str, str] = field(default_factory=dict)  # recorded id -> the replay's
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """How a replay went."""
+
+    episode_id: str
+    divergence: Divergence | None  # None: it came out the same
+    call_count: int  # that were given their recorded answers
+    seconds: float
+    recorded_seconds: float
+    note: str | None = None  # what could not be compared, and why
+
+
+class _CutError(RuntimeError):
+    """The replay has come to where the recorded run was stopped from outside."""
+
+
+class _Recorder(Recorder):
+    """A recorder that says of an open call what it has recorded of it."""
+
+    def __init__(self, journal: Journal) -> None:
+        super().__init__(journal)
+        self._ranks: dict[str, int] = {}
+        self._rank_counts: Counter[str] = Counter()
+
+    def open_span_of(self, run_id: UUID | None) -> Any:
+        """The span of a call or tool that is under way; None where it is none of the graph's."""
+        run = self._runs.get(run_id) if run_id is not None else None
+        return None if run is None else run.span
+
+    def rank_of(self, namespace: str) -> int:
+        """The place of an execution among those of its node; see `recorded_run.spans_to_ranks`."""
+        return self._ranks.get(namespace, 0)
+
+    def _start_node_span(self, *args: Any, **kwargs: Any) -> Any:
+        span = super()._start_node_span(*args, **kwargs)
+        namespace, node = str(span.attributes[c.CHECKPOINT_NS]), str(span.attributes[c.NODE])
+        with self._lock:
+            if namespace not in self._ranks:
+                self._ranks[namespace] = self._rank_counts[node]
+                self._rank_counts[node] += 1
+        return span
+
+
+class _Replay:
+    """One replay under way: gives answers and tool results back, and keeps the first difference."""
+
+    def __init__(self, run: RecordedRun, recorder: _Recorder, options: ReplayOptions) -> None:
+        self._run, self._recorder, self._options = run, recorder, options
+        self.answers = RecordedAnswers(run.calls, run.trajectory.edges)
+        self.divergence: Divergence | None = None
+        self.reached_cut = False
+        self.stop: Callable[[], object] = lambda: None
+        self.matched_calls: dict[str, RecordedCall] = {}  # span of the replay -> call
+        self.matched_tools: dict[str, RecordedTool] = {}
+        self._open_tools = list(run.tools)
+        self._redactor = Redactor(RecordOptions().redact)
+        self._is_redacted = any(REDACTED in str(value) for span in run.spans for value in span.attributes.values())
+        self._lock = threading.Lock()
+
+    # -- answers, see `recorded_models.AnswerSource` --------------------------------------------------------------
+
+    def take_answer(self, run_id: UUID | None) -> AIMessage:
+        call = self._claim(run_id)
+        self.answers.wait_turn(call)
+        return self._give(call)
+
+    async def atake_answer(self, run_id: UUID | None) -> AIMessage:
+        call = self._claim(run_id)
+        await self.answers.await_turn(call)
+        return self._give(call)
+
+    def _claim(self, run_id: UUID | None) -> RecordedCall:
+        self._raise_if_over()
+        span = self._recorder.open_span_of(run_id)
+        if span is None:
+            text = "a model is called where no recorder sees it, in a thread without LangGraph's context"
+            raise self.diverged(Divergence("extra call", calling_node(), None, text))
+        namespace = str(span.attributes.get(c.CHECKPOINT_NS) or "")
+        prompt = to_comparable_prompt(json.loads(self._as_recorded(span, c.INPUT_MESSAGES)))
+        call = self.answers.claim(str(span.attributes.get(c.NODE) or ""), prompt, self._recorder.rank_of(namespace))
+        if isinstance(call, Divergence):
+            if call.kind == "extra call" and self._run.was_cut:
+                raise self._cut()
+            raise self.diverged(call)
+        with self._lock:
+            self.matched_calls[span.span_id] = call
+        return call
+
+    def _as_recorded(self, span: Any, key: str) -> Any:
+        """An attribute of an open span as the record would have it: redacted, where that is."""
+        value = span.attributes.get(key)
+        return self._redactor.value_to_clean(key, value, Counter()) if self._is_redacted else value
+
+    def _give(self, call: RecordedCall) -> AIMessage:
+        self._raise_if_over()
+        self.answers.note_answer(call)
+        if call.error is not None:
+            raise self._cut() if call.error.is_cut else call.error.to_exception()
+        assert call.answer is not None  # a call has one or the other
+        return call.answer.model_copy(deep=True)
+
+    # -- tools, see `recorded_tools.ToolSource` ------------------------------------------------------------------
+
+    def take_tool(self, run_id: UUID) -> RecordedTool | RunIt:
+        self._raise_if_over()
+        self.answers.note_event()
+        span = self._recorder.open_span_of(run_id)
+        if span is None:
+            return RunIt()  # outside any graph: not recorded either
+        name, call_id = str(span.attributes[c.TOOL_NAME]), span.attributes.get(c.TOOL_CALL_ID)
+        arguments = arguments_to_json(self._as_recorded(span, c.TOOL_ARGUMENTS))
+        node = str(span.attributes.get(c.NODE) or "")
+        with self._lock:
+            tools = [tool for tool in self._open_tools if tool.name == name]
+            tools = [tool for tool in tools if tool.node == node] or tools
+            if call_id is not None:
+                tools = [tool for tool in tools if tool.call_id == call_id] or tools
+            same_tools = [tool for tool in tools if tool.arguments == arguments]
+            if same_tools:
+                self._open_tools.remove(same_tools[0])
+                self.matched_tools[span.span_id] = same_tools[0]
+        # Of several that are the same and run at once nobody knows which this is.
+        if self._options.tools == "run" or any(tool.must_run for tool in same_tools):
+            return RunIt()
+        if not same_tools:
+            raise self.diverged(_tool_divergence(node, name, arguments, tools))
+        return same_tools[0]
+
+    @contextmanager
+    def tool_running(self) -> Iterator[None]:
+        with allowed_connections() if self._options.tools == "run" else contextlib.nullcontext():
+            yield
+        self.answers.note_event()
+
+    # -- ends ---------------------------------------------------------------------------------------------------
+
+    def refuse_connection(self, address: str) -> Exception:
+        """The error of a node that connects to `address`."""
+        text = f"it connects to {address}, past its models and tools"
+        return RefusedConnectionError(str(self.diverged(Divergence("connection", calling_node(), None, text))))
+
+    def diverged(self, divergence: Divergence) -> Exception:
+        """Keeps the first divergence and ends the run; the error to raise in the app."""
+        with self._lock:
+            if self.divergence is None and not self.reached_cut:
+                self.divergence = self.answers.disorder or divergence
+        self.answers.end()
+        self.stop()
+        return DivergedError(str(divergence))
+
+    def _cut(self) -> Exception:
+        with self._lock:
+            if self.divergence is None:
+                self.reached_cut = True
+        self.answers.end()
+        self.stop()
+        return _CutError("the recorded run was stopped here")
+
+    def _raise_if_over(self) -> None:
+        if self.divergence is not None:
+            raise DivergedError(str(self.divergence))
+        if self.reached_cut:
+            raise _CutError("the recorded run was stopped here")
+
+
+def _tool_divergence(node: str, name: str, arguments: Any, open_tools: Sequence[RecordedTool]) -> Divergence:
+    if not open_tools:
+        text = f"it runs the tool {name}, and the record has no such run that is left"
+        return Divergence("tool", node, None, text, replayed=json.dumps(arguments, default=str))
+    _, recorded_words, words = first_words(json.dumps(open_tools[0].arguments), json.dumps(arguments, default=str))
+    text = f"it runs the tool {name} with other arguments"
+    return Divergence("tool", node, None, text, recorded=recorded_words, replayed=words)
+
+
+# -- the run ----------------------------------------------------------------------------------------------------------
+
+
+def replay_run(
+    graph: Any,
+    run: RecordedRun,
+    *,
+    thread: ReplayedThread | None = None,
+    options: ReplayOptions = ReplayOptions(),
+    graph_input: Any = None,
+    arguments: Mapping[str, Any] | None = None,
+    runner: asyncio.Runner | None = None,
+) -> Replayed:
+    """Runs `graph` as `run` says, and compares.
+
+    Args:
+        graph: the app's compiled graph.
+        thread: what the earlier runs of the thread left, which must have been replayed before; None for the first.
+        graph_input: the input, where the record has it only as a task; None: the recorded one.
+        arguments: `config` and `context` of the run where the record lacks them.
+        runner: the event loop that the app was opened on; None: one of its own.
+
+    Raises:
+        GraphError: the run goes on with one that was not replayed, or the graph cannot be run at all.
+    """
+    thread = thread or ReplayedThread()
+    with _one_at_a_time, tempfile.TemporaryDirectory(prefix="marft-replay-") as folder, ExitStack() as stack:
+        recorder = _Recorder(Journal(Path(folder) / "journal"))
+        stack.callback(recorder.journal.close)
+        replay = _Replay(run, recorder, options)
+        episode = EpisodeContext("replay", run.trajectory.episode.task_id, SPLIT, spans=[], recorder=recorder)
+        prepared_graph = _prepare(graph, run, thread)
+        recorded_graph = wrap(prepared_graph, recorder)
+        stack.callback(recorded_graph.unwrap)
+        call_arguments = _run_arguments(run, thread, arguments)
+        value = _translate_interrupts(run.graph_input if graph_input is None else graph_input, thread)
+        stack.enter_context(instrument_paused())
+        stack.enter_context(stand_in_for_models(chat_stand_in(replay), llm_stand_in(replay)))
+        stack.enter_context(clients_answered_by(replay))
+        stack.enter_context(recorded_tools(replay))
+        if not options.allow_connections:
+            stack.enter_context(refused_connections(replay.refuse_connection))
+        started_ns = run.root.start_ns
+        stack.enter_context(pinned(start_ns=started_ns, freeze_time=options.freeze_time, seed=options.seed))
+        stack.enter_context(_set_for_run(current_episode, episode))
+        stack.enter_context(_set_for_run(current_routing, Routing({}, actors=episode.actors)))
+        began_s = time.perf_counter()
+        error = _run_graph(recorded_graph, run, replay, value, arguments=call_arguments, runner=runner)
+        seconds = time.perf_counter() - began_s
+        divergence, note = _compare(run, replay, episode.spans or [], error)
+        if divergence is None:
+            _keep_ids(run, episode.spans or [], thread)
+    recorded_seconds = (run.root.end_ns - run.root.start_ns) / 1e9
+    return Replayed(
+        run.trajectory.episode.episode_id,
+        divergence,
+        len(replay.matched_calls),
+        seconds=seconds,
+        recorded_seconds=recorded_seconds,
+        note=note,
+    )
+
+
+@contextmanager
+def _set_for_run(variable: Any, value: Any) -> Iterator[None]:
+    reset_token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(reset_token)
+
+
+def _prepare(graph: Any, run: RecordedRun, thread: ReplayedThread) -> Any:
+    """The graph with a checkpointer, a store and a cache that are the replay's own."""
+    original = graph_to_original(graph)
+    changes: dict[str, Any] = {}
+    if run.trajectory.episode.begins is not None or original.checkpointer not in (None, False):
+        changes["checkpointer"] = thread.saver
+    if original.store is not None:
+        changes["store"] = thread.store
+    if original.cache is not None:
+        changes["cache"] = InMemoryCache()
+    return original.copy(changes) if changes else original
+
+
+def _run_arguments(run: RecordedRun, thread: ReplayedThread, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The keyword arguments of the run: as they are recorded, else as they are given."""
+    episode, facts = run.trajectory.episode, run.run_config
+    given_config = dict((given or {}).get("config") or {})
+    configurable = {**given_config.get("configurable", {}), **(facts.get("configurable") or {})}
+    configurable["thread_id"] = episode.thread_id or "replay"
+    if episode.forked:
+        if episode.from_checkpoint not in thread.checkpoints:
+            raise GraphError(
+                f"replay: episode {episode.episode_id} begins at a checkpoint of a run that was not replayed before it"
+            )
+        configurable["checkpoint_id"] = thread.checkpoints[episode.from_checkpoint]
+    config: dict[str, Any] = {**given_config, "configurable": configurable}
+    config["tags"] = [tag for tag, value in episode.tags.items() if value == ""]
+    config["metadata"] = dict(episode.metadata)
+    for name in ("recursion_limit", "max_concurrency"):
+        if name in facts:
+            config[name] = facts[name]
+    arguments: dict[str, Any] = {"config": config}
+    arguments |= {name: facts[name] for name in ("interrupt_before", "interrupt_after") if name in facts}
+    if (context := facts.get("context", (given or {}).get("context"))) is not None:
+        arguments["context"] = context
+    return arguments
+
+
+def _translate_interrupts(value: Any, thread: ReplayedThread) -> Any:
+    """A resume that names interrupts by their ids -> the same by the ids of the replay."""
+    resume = getattr(value, "resume", None)
+    if isinstance(resume, dict) and resume and all(key in thread.interrupts for key in resume):
+        return replace(value, resume={thread.interrupts[key]: answer for key, answer in resume.items()})
+    return value
+
+
+def _run_graph(
+    graph: Any,
+    run: RecordedRun,
+    replay: _Replay,
+    value: Any,
+    arguments: Mapping[str, Any],
+    runner: asyncio.Runner | None,
+) -> BaseException | None:
+    """Runs the graph as it was run, sync or async; returns the error that it ended with."""
+    try:
+        if run.run_config.get("is_async") or run.is_dated:
+            with ExitStack() as stack:
+                own_runner = runner if runner is not None else stack.enter_context(asyncio.Runner())
+                own_runner.run(_run_async(graph, replay, value, arguments), context=contextvars.copy_context())
+        else:
+            graph.invoke(value, **arguments)
+    except asyncio.CancelledError as error:
+        return error
+    except Exception as error:  # noqa: BLE001 - whatever the app raises is how its run ended
+        return error
+    finally:
+        replay.answers.end()
+    return None
+
+
+async def _run_async(graph: Any, replay: _Replay, value: Any, arguments: Mapping[str, Any]) -> Any:
+    loop = asyncio.get_running_loop()
+    running = asyncio.ensure_future(graph.ainvoke(value, **arguments))
+    replay.stop = lambda: loop.call_soon_threadsafe(running.cancel)
+    return await running
+
+
+# -- comparing --------------------------------------------------------------------------------------------------------
+
+
+def _compare(
+    run: RecordedRun, replay: _Replay, rows: list[SpanRow], error: BaseException | None
+) -> tuple[Divergence | None, str | None]:
+    """The first divergence, and what could not be compared."""
+    if replay.divergence is not None:
+        return replay.divergence, None
+    if replay.reached_cut:
+        return None, f"the recorded run was cut ({run.trajectory.episode.reason}); the same up to there"
+    if (disorder := replay.answers.disorder) is not None:
+        return disorder, None
+    recorded_episode = run.trajectory.episode
+    root = next((row for row in rows if row.parent_span_id is None), None)
+    if root is None:
+        return Divergence("outcome", None, None, f"the run did not begin: {_one_line(error)}"), None
+    ends = [
+        " ".join(filter(None, (str(attributes.get(c.OUTCOME)), attributes.get(c.OUTCOME_REASON))))
+        for attributes in (run.root.attributes, root.attributes)
+    ]
+    ends = [_DRAWN.sub("...", end) for end in ends]
+    missing_calls = [call for call in replay.answers.unclaimed if call.error is None or not call.error.is_cut]
+    if ends[0] != ends[1] and not run.was_cut and (root.attributes.get(c.OUTCOME) == "failed" or not missing_calls):
+        return Divergence("outcome", None, None, "the run ends otherwise", recorded=ends[0], replayed=ends[1]), None
+    if missing_calls:
+        first = missing_calls[0]
+        return Divergence("missing call", first.node, first.number, NOT_MADE), None
+    if run.was_cut:
+        return None, f"the recorded run was cut ({recorded_episode.reason}); the same up to there"
+    notes = [] if not run.is_dated else [DATED]
+    if c.follows_todays_rule(run.root.convention):
+        try:
+            trajectory = spans_to_trajectory(_with_recorded_times(run, replay, rows))
+        except (Malformed, Incomplete) as fault:
+            return Divergence("edges", None, None, f"the replay's record is not whole: {fault}"), None
+        if (divergence := _compare_edges(run, replay, trajectory)) is not None:
+            return divergence, None
+        if (divergence := _compare_tools_offered(run.trajectory, trajectory)) is not None:
+            return divergence, None
+    else:
+        notes.append("edges not compared, which follow an older rule")
+    if c.OUTPUT in run.root.attributes and (divergence := _compare_results(run, root)) is not None:
+        return divergence, None
+    return None, "; ".join(notes) or None
+
+
+def _one_line(error: BaseException | None) -> str:
+    return "" if error is None else " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _with_recorded_times(run: RecordedRun, replay: _Replay, rows: Sequence[SpanRow]) -> list[SpanRow]:
+    """The replay's spans at the times of those that they replay: what of D follows from time alone is the record's."""
+    by_id = {span.span_id: span for span in run.spans}
+    times = {row_id: by_id[call.action_id] for row_id, call in replay.matched_calls.items()}
+    times |= {row_id: by_id[tool_id] for row_id, tool_id in _match_tools(run, replay, rows).items()}
+    by_start = sorted(rows, key=lambda row: (row.start_ns, row.span_id))
+    executions = _attempts(sorted(run.spans, key=lambda span: (span.start_ns, span.span_id)))
+    namespaces = _matched_namespaces(rows, replay)
+    ranks, recorded_ranks = (
+        spans_to_ranks(by_start),
+        spans_to_ranks(sorted(run.spans, key=lambda span: (span.start_ns, span.span_id))),
+    )
+    by_rank = {(str(executions[ns][0].attributes.get(c.NODE)), rank): ns for ns, rank in recorded_ranks.items()}
+    for namespace, attempts in _attempts(by_start).items():
+        node = str(attempts[0].attributes.get(c.NODE))
+        recorded_namespace = namespaces.get(namespace) or by_rank.get((node, ranks.get(namespace, -1)))
+        for attempt, recorded in zip(attempts, executions.get(recorded_namespace or "", ()), strict=False):
+            times[attempt.span_id] = recorded
+    times |= {row.span_id: run.root for row in rows if row.parent_span_id is None}
+    return [
+        row
+        if (original := times.get(row.span_id)) is None
+        else replace(row, start_ns=original.start_ns, end_ns=original.end_ns)
+        for row in rows
+    ]
+
+
+def _match_tools(run: RecordedRun, replay: _Replay, rows: Sequence[SpanRow]) -> dict[str, str]:
+    """Span of a tool in the replay -> in the record: by the calls inside it, else as it was when it began."""
+    by_id, rows_by_id = {span.span_id: span for span in run.spans}, {row.span_id: row for row in rows}
+    matches: dict[str, str] = {}
+    for row_id, call in replay.matched_calls.items():
+        if row_id in rows_by_id:
+            pair = tools_around(rows_by_id[row_id], rows_by_id), tools_around(by_id[call.action_id], by_id)
+            matches |= dict(zip(*pair, strict=False))
+    taken_ids = set(matches.values())
+    tools = {tool.span_id: tool for tool in run.tools}
+    for row_id, tool in replay.matched_tools.items():
+        if row_id in matches:
+            continue
+        key = (tool.name, tool.node, tool.arguments)
+        same_ids = [each.span_id for each in tools.values() if (each.name, each.node, each.arguments) == key]
+        free_ids = [span_id for span_id in (tool.span_id, *same_ids) if span_id not in taken_ids]
+        if free_ids:
+            matches[row_id] = free_ids[0]
+            taken_ids.add(free_ids[0])
+    return matches
+
+
+def _attempts(spans_by_start: Sequence[SpanRow]) -> dict[str, list[SpanRow]]:
+    attempts: dict[str, list[SpanRow]] = {}
+    for span in spans_by_start:
+        if span.operation == c.INVOKE_AGENT:
+            attempts.setdefault(str(span.attributes.get(c.CHECKPOINT_NS)), []).append(span)
+    return attempts
+
+
+def _matched_namespaces(rows: Sequence[SpanRow], replay: _Replay) -> dict[str, str]:
+    """Namespace of the replay -> of the record, of the executions around matched calls."""
+    namespaces: dict[str, str] = {}
+    for row in rows:
+        call = replay.matched_calls.get(row.span_id)
+        if call is None:
+            continue
+        now, before = str(row.attributes.get(c.CHECKPOINT_NS) or "").split("|"), call.namespace.split("|")
+        if len(now) == len(before):
+            for depth in range(1, len(now) + 1):
+                namespaces["|".join(now[:depth])] = "|".join(before[:depth])
+    return namespaces
+
+
+def _compare_edges(run: RecordedRun, replay: _Replay, trajectory: Trajectory) -> Divergence | None:
+    def key(edge: Edge) -> tuple[str, str, str, bool]:
+        return (edge.src, edge.dst, edge.kind, edge.exact)
+
+    calls = {call.action_id: call for call in run.calls}
+    recorded_ids = {row_id: call.action_id for row_id, call in replay.matched_calls.items()}
+    recorded_edges = {key(edge) for edge in run.trajectory.edges}
+    edges = {
+        (recorded_ids.get(src, src), recorded_ids.get(dst, dst), kind, exact)
+        for src, dst, kind, exact in map(key, trajectory.edges)
+    }
+    different = sorted(
+        recorded_edges ^ edges, key=lambda edge: (calls[edge[1]].started_ns, calls[edge[0]].started_ns, edge[2:])
+    )
+    if not different:
+        return None
+    src, dst, kind, exact = different[0]
+    source, sink = calls[src], calls[dst]
+    verb = "no longer depends" if different[0] in recorded_edges else "now depends"
+    certainty = "" if exact else ", at most"
+    text = f"it {verb} on {source.node}, call {source.number} ({kind}{certainty})"
+    return Divergence("edges", sink.node, sink.number, text)
+
+
+def _compare_tools_offered(recorded: Trajectory, replayed: Trajectory) -> Divergence | None:
+    before, now = (
+        {name: digest for name, digest in trajectory.episode.lineage.items() if name.startswith(ONE_TOOL_OF)}
+        for trajectory in (recorded, replayed)
+    )
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
+            node, _, tool = name.removeprefix(ONE_TOOL_OF).rpartition("/")
+            verb = "another schema of" if name in before and name in now else "no longer" if name in before else "now"
+            return Divergence("tools offered", node, None, f"it offers its model {verb} the tool {tool}")
+    return None
+
+
+def _compare_results(run: RecordedRun, root: SpanRow) -> Divergence | None:
+    text = root.attributes.get(c.OUTPUT)
+    now = json.loads(text) if isinstance(text, str) else text
+    difference = value_difference(_to_comparable(run.output), _to_comparable(now))
+    if difference is None:
+        return None
+    path, recorded_words, words = difference
+    place = f"the result differs at {path}" if path else "the result differs"
+    return Divergence("result", None, None, place, recorded=recorded_words, replayed=words)
+
+
+def _to_comparable(value: Any) -> Any:
+    """A recorded state without what is drawn anew in each run, and what a model reports besides its answer."""
+    if isinstance(value, str):
+        return _DRAWN.sub("...", value)
+    if isinstance(value, list):
+        return [_to_comparable(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"type", "data"} and isinstance(value["data"], dict):
+        value = {key: item for key, item in value["data"].items() if key in _MESSAGE_FIELDS}
+    return {_DRAWN.sub("...", str(key)): _to_comparable(item) for key, item in value.items()}
+
+
+def _keep_ids(run: RecordedRun, rows: Sequence[SpanRow], thread: ReplayedThread) -> None:
+    """Remembers which checkpoints and interrupts of the replay are which of the record, for runs that go on from it."""
+    root = next(row for row in rows if row.parent_span_id is None)
+    recorded_ids = str(run.trajectory.episode.checkpoints or "").split()
+    thread.checkpoints.update(zip(recorded_ids, str(root.attributes.get(c.CHECKPOINTS) or "").split(), strict=False))
+    text = root.attributes.get(c.OUTPUT)
+    outputs = [run.output, json.loads(text) if isinstance(text, str) else text]
+    interrupts = [output.get("__interrupt__") or [] if isinstance(output, dict) else [] for output in outputs]
+    for before, now in zip(*interrupts, strict=False):
+        if isinstance(before, dict) and isinstance(now, dict) and before.get("id") and now.get("id"):
+            thread.interrupts[before["id"]] = now["id"]

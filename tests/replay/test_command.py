@@ -1,0 +1,303 @@
+"""Owns: `marft-bridge replay` and `marft_bridge.testing.replay`, on real stores.
+
+- One line an episode, a summary, JSON; exit code 1 where one diverges; what cannot be replayed is said in one line.
+- Runs of a thread are replayed after those that they go on with: turns, resumes, forks. A run that was cut is the same
+  up to there. An older record is replayed as far as it goes.
+- In an app's own tests a divergence is an AssertionError that names it; the light core is enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, TypedDict
+
+import pytest
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Command, interrupt
+from support.edge_rig import says
+from support.light_app import write_app
+from support.paths import ROOT
+from support.traces_rig import traces
+
+from marft_bridge import cli, wrap
+from marft_bridge.common.errors import GraphError
+from marft_bridge.config.record import RecordOptions
+from marft_bridge.replay.episodes import file_to_run
+from marft_bridge.testing import replay
+from trace_store.store import TraceStore
+
+APP = """
+from typing import TypedDict
+
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
+from langgraph.graph import END, START, StateGraph
+
+
+class State(TypedDict, total=False):
+    question: str
+    draft: str
+    answer: str
+
+
+model = GenericFakeChatModel(messages=iter(AIMessage(f"reply {n}") for n in range(ANSWERS)))
+
+
+def write(state):
+    return {"draft": model.invoke("Write: " + state["question"]).text}
+
+
+def edit(state):
+    return {"answer": model.invoke("Edit: " + state["draft"]).text}
+
+
+builder = StateGraph(State)
+builder.add_node("write", write)
+builder.add_node("edit", edit)
+builder.add_edge(START, "write")
+builder.add_edge("write", "edit")
+builder.add_edge("edit", END)
+graph = builder.compile()
+"""
+
+
+def load(file: Path, text: str) -> Any:
+    names: dict[str, Any] = {"__name__": file.stem}
+    file.write_text(text)
+    exec(compile(text, str(file), "exec"), names)  # noqa: S102 - written above
+    return names["graph"]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a store of two episodes, and the app beside it, whose model has no answer left."""
+    monkeypatch.chdir(tmp_path)
+    graph = load(tmp_path / "recorded_app.py", APP.replace("ANSWERS", "10"))
+    recorded = wrap(graph, "traces.duckdb")
+    recorded.invoke({"question": "How fast?"})
+    asyncio.run(recorded.ainvoke({"question": "How slow?"}))
+    recorded.recorder.journal.close()
+    (tmp_path / "app.py").write_text(APP.replace("ANSWERS", "0"))
+    return tmp_path
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = cli.run(["replay", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def ids(store: Path) -> list[str]:
+    with TraceStore.open(store, read_only=True) as reader:
+        return [episode.episode_id for episode in reader.episodes()]
+
+
+def test_every_episode_is_a_line_and_all_the_same_is_exit_code_0(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run(capsys, "traces.duckdb", "--app", "app.py:graph")
+    first, second, summary = out.splitlines()
+    assert code == 0
+    for line, episode in zip((first, second), ids(project / "traces.duckdb"), strict=True):
+        assert line.startswith(episode[:12])
+        assert ": same, 2 calls in " in line
+    assert summary.startswith("2 of 2 episodes came out the same, 0 diverged, 0 could not be replayed; ")
+
+
+def test_a_divergence_is_named_and_exits_with_1_also_as_json(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "app.py").write_text(APP.replace("ANSWERS", "0").replace("Edit: ", "Improve: "))
+    episode = ids(project / "traces.duckdb")[1]
+    code, out, _ = run(capsys, "traces.duckdb", episode[:12], "--app", "app.py:graph")
+    sentence = 'edit, call 1: message 0 (user) differs at word 0: recorded "Edit: reply 2", now "Improve: reply 2"'
+    assert (code, len(out.splitlines())) == (1, 2)
+    assert out.splitlines()[0].endswith(f": diverged: {sentence}")
+    code, out, _ = run(capsys, "traces.duckdb", "--app", "app.py:graph", "--json")
+    whole = json.loads(out)
+    assert code == 1
+    assert whole["summary"]["diverged"] == 2
+    assert whole["episodes"][1]["state"] == "diverged"
+    assert whole["episodes"][1]["divergence"] == {
+        "kind": "prompt",
+        "node": "edit",
+        "call": 1,
+        "text": "message 0 (user) differs at word 0",
+        "recorded": "Edit: reply 2",
+        "replayed": "Improve: reply 2",
+        "sentence": sentence,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("traces.duckdb",), "name the app that was recorded with --app my_app.py:graph, or with --config"),
+        (("traces.duckdb", "ffff0000", "--app", "app.py:graph"), "replay: no episode begins with 'ffff0000'"),
+        (("traces.duckdb", "--app", "app.py:nothing"), "nothing"),
+        (("nowhere.duckdb", "--app", "app.py:graph"), "nowhere.duckdb"),
+        (("traces.duckdb", "--app", "app.py:graph", "--config", "b.toml"), "--app and --config both say which app"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    project: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], line: str
+) -> None:
+    code, out, errors = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert line in errors
+    assert len(errors.splitlines()) == 1
+
+
+def test_an_episode_without_content_is_said_to_have_no_answers(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph = load(project / "quiet_app.py", APP.replace("ANSWERS", "10"))
+    recorded = wrap(graph, "quiet.duckdb", RecordOptions(content=False))
+    recorded.invoke({"question": "How fast?"})
+    recorded.recorder.journal.close()
+    code, out, _ = run(capsys, "quiet.duckdb", "--app", "app.py:graph")
+    assert code == 1
+    assert "was recorded without content, so there is no answer to give back" in out.splitlines()[0]
+
+
+# -- threads ----------------------------------------------------------------------------------------------------------
+
+
+class Reviewed(TypedDict, total=False):
+    ask: str
+    log: list[str]
+
+
+def reviewed(model: Any) -> Any:
+    """A draft that somebody approves; what was said before stays on the thread."""
+
+    def write(state: dict[str, Any]) -> dict[str, Any]:
+        return {"log": [*state.get("log", []), model.invoke(f"{state['ask']} after {len(state.get('log', []))}").text]}
+
+    def review(state: dict[str, Any]) -> Command[Any]:
+        decision = interrupt({"draft": state["log"][-1]})
+        return Command(goto=END if decision == "approve" else "write", update={"ask": decision})
+
+    graph = StateGraph(Reviewed)
+    graph.add_node("write", write)
+    graph.add_node("review", review)
+    graph.add_edge(START, "write")
+    graph.add_edge("write", "review")
+    return graph.compile(checkpointer=InMemorySaver())
+
+
+def test_turns_resumes_and_forks_of_a_thread_are_replayed_after_what_they_go_on_with(tmp_path: Path) -> None:
+    store = tmp_path / "traces.duckdb"
+    graph = reviewed(says("one", "two", "three", "four"))
+    recorded = wrap(graph, store)
+    config: Any = {"configurable": {"thread_id": "t"}}
+    recorded.invoke({"ask": "a mail"}, config)
+    recorded.invoke(Command(resume="shorter"), config)
+    recorded.invoke(Command(resume="approve"), config)
+    recorded.invoke({"ask": "another"}, config)
+    begin = list(recorded.get_state_history(config))[-2].config  # where the first node was about to run
+    recorded.invoke(None, begin)
+    recorded.recorder.journal.close()
+    episodes = ids(store)
+    assert len(episodes) == 5
+    quiet = reviewed(says())
+    for episode in episodes:
+        assert replay(quiet, episode, store=store).divergence is None
+    changed = reviewed(says())
+    changed.nodes["write"].bound.func = lambda state: {"log": []}
+    with pytest.raises(AssertionError, match="an earlier run of the thread of"):
+        replay(changed, episodes[3], store=store)
+
+
+def test_a_run_that_goes_on_with_one_that_is_not_there_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, saver_graph = tmp_path / "traces.duckdb", reviewed(says("one", "two"))
+    config: Any = {"configurable": {"thread_id": "t"}}
+    saver_graph.invoke({"ask": "a mail"}, config)  # unrecorded
+    recorded = wrap(saver_graph, store)
+    recorded.invoke(Command(resume="approve"), config)
+    recorded.recorder.journal.close()
+    with pytest.raises(GraphError, match="goes on with a run of its thread that is not in the store"):
+        replay(reviewed(says()), ids(store)[0], store=store)
+
+
+def test_a_run_that_was_cut_is_the_same_up_to_there(tmp_path: Path) -> None:
+    store = tmp_path / "traces.duckdb"
+    graph = load(tmp_path / "app.py", APP.replace("ANSWERS", "10"))
+    recorded = wrap(graph, store)
+    steps = recorded.stream({"question": "How fast?"})
+    next(steps)
+    steps.close()
+    recorded.recorder.journal.close()
+    replayed = replay(load(tmp_path / "app.py", APP.replace("ANSWERS", "0")), ids(store)[0], store=store)
+    assert replayed.call_count == 1
+    assert replayed.note == "the recorded run was cut (the stream was closed before its end); the same up to there"
+
+
+# -- an app's own tests -----------------------------------------------------------------------------------------------
+
+
+def test_an_exported_file_is_an_apps_own_regression_test(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store, graph = project / "traces.duckdb", load(project / "app.py", APP.replace("ANSWERS", "0"))
+    code, text, _ = traces(capsys, "show", ids(store)[0], "--store", store, "--json")
+    (project / "episode.json").write_text(text)
+    assert code == 0
+    assert replay(graph, project / "episode.json").call_count == 2
+    changed = load(project / "app.py", APP.replace("ANSWERS", "0").replace("Write: ", "Draft: "))
+    with pytest.raises(AssertionError, match=r"is not the same: write, call 1: message 0 \(user\) differs at word 0"):
+        replay(changed, project / "episode.json")
+    (project / "episode.json").write_text("{}")
+    with pytest.raises(GraphError, match="is not what `traces show EPISODE --json` writes"):
+        replay(graph, project / "episode.json")
+
+
+def test_a_replay_works_inside_a_running_loop(project: Path) -> None:
+    store, graph = project / "traces.duckdb", load(project / "app.py", APP.replace("ANSWERS", "0"))
+
+    async def replay_here() -> Any:
+        return replay(graph, ids(store)[1], store=store)
+
+    assert asyncio.run(replay_here()).divergence is None
+
+
+def test_an_older_record_is_replayed_and_says_what_it_lacks(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store, graph = project / "traces.duckdb", load(project / "app.py", APP.replace("ANSWERS", "0"))
+    _, text, _ = traces(capsys, "show", ids(store)[0], "--store", store, "--json")
+    parts = json.loads(text)
+    for span in parts["spans"]:
+        span["attributes"].pop("marft.run_config", None)
+    (project / "older.json").write_text(json.dumps(parts))
+    assert file_to_run(project / "older.json").is_dated
+    replayed = replay(graph, project / "older.json")
+    assert replayed.note == "recorded before the record said how a run was started: it was run asynchronously"
+
+
+@pytest.mark.slow
+def test_the_light_core_replays(tmp_path: Path) -> None:
+    write_app(tmp_path)
+    script = "\n".join(
+        [
+            "import support.light_core",
+            "from marft_bridge import cli, wrap",
+            "from graphs.support import build",
+            "wrap(build(), 'traces.duckdb').invoke({'question': 'How fast?'})",
+            "code = cli.run(['replay', 'traces.duckdb', '--app', 'graphs.support:build'])",
+            "import sys; assert not {'torch', 'transformers', 'openai'} & set(sys.modules); sys.exit(code)",
+        ]
+    )
+    (tmp_path / "script.py").write_text(script)
+    path = f"{tmp_path}:{ROOT / 'tests'}:{ROOT}"
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": path, "PATH": "/usr/bin:/bin", "MARFT_QUIET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 of 1 episodes came out the same" in done.stdout

@@ -1,0 +1,433 @@
+"""Owns: what a replay does otherwise is named: the first difference, by node, call and place, whatever it is.
+
+- A changed prompt, another order, a call less or more, a changed tool, other edges, another result, the clock and
+  random numbers in a prompt: each is named as what it is. What is unchanged comes out the same.
+- No model is asked and no connection opened during a replay; what stands outside is not touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import operator
+import random
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langchain_core.language_models import FakeListLLM
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, StateGraph, add_messages
+from langgraph.prebuilt import ToolNode
+from langgraph.types import Send
+from support.edge_rig import SaysNext, says
+from support.replay_rig import differences, record_runs, replay_all
+
+from marft_bridge.model_calls.scripted_model import ScriptedPolicy
+from marft_bridge.replay.replayed_run import ReplayOptions, replay_run
+
+
+class State(TypedDict, total=False):
+    question: str
+    plan: str
+    notes: list[str]
+    answer: str
+    messages: Annotated[list[Any], add_messages]
+
+
+class NeverAsked(SaysNext):
+    """A model of whose calls there must be none."""
+
+    def _generate(self, *args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("a live call")
+
+
+def team(
+    model: Any,
+    *,
+    profile: str = "You plan the work in short steps.",
+    order: tuple[str, str] = ("first", "second"),
+    asks: int = 2,
+    extra: Callable[[], object] = lambda: None,
+    suffix: Callable[[], str] = lambda: "",
+) -> Any:
+    """planner -> worker (two calls, one after the other) -> writer."""
+
+    async def planner(state: State) -> State:
+        reply = await model.ainvoke([SystemMessage(profile), HumanMessage(state["question"] + suffix())])
+        return {"plan": str(reply.text)}
+
+    async def worker(state: State) -> State:
+        return {"notes": [(await model.ainvoke(f"{name}: {state['question']}")).text for name in order[:asks]]}
+
+    def writer(state: State) -> State:
+        answer = str(model.invoke(f"{state['plan']} / {len(state['notes'])} notes").text)
+        if extra() == "call":
+            model.invoke("are you sure?")
+        return {"answer": answer}
+
+    return chain(planner=planner, worker=worker, writer=writer)
+
+
+def chain(**nodes: Any) -> Any:
+    graph = StateGraph(State)
+    for name, node in nodes.items():
+        graph.add_node(name, node)
+    for edge in zip((START, *nodes), (*nodes, END), strict=True):
+        graph.add_edge(*edge)
+    return graph.compile()
+
+
+QUESTION = {"question": "What do three apples and four pears cost?"}
+ANSWERS = ("count them", "three", "four", "seven")
+
+
+def replayed(tmp_path: Path, graph: Any, options: ReplayOptions | None = None, **original: Any) -> str | None:
+    """What the replay of a recorded team on `graph` does otherwise."""
+    (run,) = record_runs(team(says(*ANSWERS), **original), [QUESTION], tmp_path)
+    return differences([replay_run(graph, run, options=options or ReplayOptions())])[0]
+
+
+def test_an_unchanged_app_comes_out_the_same_without_asking_its_model(tmp_path: Path) -> None:
+    (run,) = record_runs(team(says(*ANSWERS)), [QUESTION], tmp_path)
+    one = replay_run(team(NeverAsked()), run)
+    assert (one.divergence, one.call_count, one.note) == (None, 4, None)
+    assert run.output["answer"] == "seven"
+
+
+def test_a_changed_prompt_is_named_by_message_and_word(tmp_path: Path) -> None:
+    changed = replayed(tmp_path, team(NeverAsked(), profile="You plan the work in long steps."))
+    assert changed == (
+        'planner, call 1: message 0 (system) differs at word 5: recorded "short steps.", now "long steps."'
+    )
+
+
+def test_another_order_of_calls_in_one_node_is_named(tmp_path: Path) -> None:
+    changed = replayed(tmp_path, team(NeverAsked(), order=("second", "first")))
+    assert changed == "worker, call 2: it comes before worker, call 1, which came before it"
+
+
+def test_another_order_of_nodes_is_named(tmp_path: Path) -> None:
+    def asks(name: str) -> Any:
+        return lambda _: {"answer": says("ok").invoke(f"I am {name}").text}
+
+    (run,) = record_runs(chain(a=asks("a"), b=asks("b")), [QUESTION], tmp_path)
+    (changed,) = differences([replay_run(chain(b=asks("b"), a=asks("a")), run)])
+    assert changed == "b, call 1: it comes before a, call 1, which came before it"
+
+
+def test_a_call_that_is_not_made_any_more_is_named(tmp_path: Path) -> None:
+    quiet = chain(
+        planner=team(NeverAsked()).nodes["planner"].bound,
+        worker=lambda _: {"notes": ["a", "b"]},
+        writer=team(NeverAsked()).nodes["writer"].bound,
+    )
+    assert replayed(tmp_path, quiet) == "worker, call 1: this call is not made any more"
+
+
+def test_one_call_less_is_named_before_the_prompt_that_it_leads_to(tmp_path: Path) -> None:
+    changed = replayed(tmp_path, team(NeverAsked(), asks=1))
+    assert changed == "worker, call 2: this call is not made any more"
+    skips_first = replayed(tmp_path / "skips", team(NeverAsked(), order=("second", "third"), asks=1))
+    assert skips_first == "worker, call 1: this call is not made any more"
+
+
+def test_one_call_more_is_named(tmp_path: Path) -> None:
+    changed = replayed(tmp_path, team(NeverAsked(), extra=lambda: "call"))
+    assert changed == (
+        "writer, call 2: the record has 1 call of this node, and no answer for one more: "
+        'recorded nothing, now "are you sure?"'
+    )
+
+
+def test_a_node_that_did_not_ask_and_now_asks_is_named(tmp_path: Path) -> None:
+    (run,) = record_runs(chain(a=lambda _: {"answer": "x"}), [QUESTION], tmp_path)
+    (changed,) = differences([replay_run(chain(a=lambda _: {"answer": NeverAsked().invoke("hm").text}), run)])
+    assert changed == (
+        'a, call 1: the record has no call of this node, and no answer for one more: recorded nothing, now "hm"'
+    )
+
+
+def test_the_clock_in_a_prompt_is_named_and_can_be_stopped(tmp_path: Path) -> None:
+    def today() -> str:
+        return f" It is {datetime.datetime.now():%Y-%m-%d %H:%M} and {int(time.time() // 60)}."
+
+    class Tomorrow(datetime.datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return super().now(tz) + datetime.timedelta(days=1)
+
+    (run,) = record_runs(team(says(*ANSWERS), suffix=today), [QUESTION], tmp_path)
+    graph = team(NeverAsked(), suffix=today)
+    (stopped,) = differences([replay_run(graph, run, options=ReplayOptions(freeze_time=True))])
+    assert stopped is None
+    was, datetime.datetime = datetime.datetime, Tomorrow  # type: ignore[misc]
+    try:
+        (changed,) = differences([replay_run(graph, run)])
+    finally:
+        datetime.datetime = was  # type: ignore[misc]
+    assert changed is not None
+    assert changed.startswith('planner, call 1: message 1 (user) differs at word 10: recorded "20')
+
+
+def test_random_numbers_in_a_prompt_are_named_and_can_be_seeded(tmp_path: Path) -> None:
+    def drawn() -> str:
+        return f" Example {random.randrange(10**9)}."
+
+    random.seed(7)
+    (run,) = record_runs(team(says(*ANSWERS), suffix=drawn), [QUESTION], tmp_path)
+    graph = team(NeverAsked(), suffix=drawn)
+    (changed,) = differences([replay_run(graph, run)])
+    assert changed is not None
+    assert changed.startswith("planner, call 1: message 1 (user) differs at word 9: recorded")
+    state = random.getstate()
+    assert differences([replay_run(graph, run, options=ReplayOptions(seed=7))]) == [None]
+    assert random.getstate() == state  # the app's own go on where they were
+
+
+def test_another_result_of_the_same_calls_is_named_by_its_place(tmp_path: Path) -> None:
+    graph = team(NeverAsked())
+    loud = chain(
+        **{name: graph.nodes[name].bound for name in ("planner", "worker")},
+        writer=lambda state: {
+            "answer": NeverAsked().invoke(f"{state['plan']} / {len(state['notes'])} notes").text.upper()
+        },
+    )
+    assert replayed(tmp_path, loud) == 'the result differs at answer: recorded "seven", now "SEVEN"'
+
+
+def test_other_edges_of_the_same_calls_are_named(tmp_path: Path) -> None:
+    def reads_plan(state: State) -> State:
+        return {"answer": NeverAsked().invoke(f"{state['plan']} / 2 notes").text}
+
+    def reads_nothing(state: State) -> State:
+        return {"answer": NeverAsked().invoke("count them / 2 notes").text}
+
+    graph = team(NeverAsked())
+    nodes = {name: graph.nodes[name].bound for name in ("planner", "worker")}
+    assert replayed(tmp_path, chain(**nodes, writer=reads_plan)) is not None  # it no longer reads the notes
+    changed = replayed(tmp_path / "second", chain(**nodes, writer=reads_nothing))
+    assert changed == "writer, call 1: it no longer depends on planner, call 1 (data)"
+
+
+def test_a_run_that_fails_now_is_named(tmp_path: Path) -> None:
+    def fails(_: State) -> State:
+        raise ValueError("no apples")
+
+    graph = team(NeverAsked())
+    nodes = {name: graph.nodes[name].bound for name in ("planner", "worker")}
+    changed = replayed(tmp_path, chain(**nodes, writer=fails))
+    assert changed == ('the run ends otherwise: recorded "terminated", now "failed ValueError: no apples"')
+
+
+# -- tools ------------------------------------------------------------------------------------------------------------
+
+
+def tool_team(model: Any, price: Callable[[str], Any], **arguments: Any) -> Any:
+    """An agent with one tool in a loop."""
+    prices = tool("price", description="The price of a fruit.")(lambda fruit: price(fruit))
+    prices.func.__annotations__ = {"fruit": str}  # type: ignore[union-attr]
+
+    def agent(state: State) -> State:
+        return {"messages": [model.invoke(state["messages"])]}
+
+    graph = StateGraph(State)
+    graph.add_node("agent", agent)
+    graph.add_node("tools", ToolNode([prices]))
+    graph.add_edge(START, "agent")
+    graph.add_conditional_edges("agent", lambda state: "tools" if state["messages"][-1].tool_calls else END)
+    graph.add_edge("tools", "agent")
+    return graph.compile(**arguments)
+
+
+def asks_for(fruit: str) -> AIMessage:
+    return AIMessage("", tool_calls=[{"name": "price", "args": {"fruit": fruit}, "id": "c1"}])
+
+
+ASKED = {"messages": [("user", "What does an apple cost?")]}
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_recorded_results_stand_in_for_tools_which_run_again_by_choice(tmp_path: Path, is_async: bool) -> None:
+    ran = []
+
+    def price(fruit: str) -> str:
+        ran.append(fruit)
+        return f"{fruit}: {len(ran)}"
+
+    graph = tool_team(says(asks_for("apple"), "1"), price)
+    runs = record_runs(graph, [ASKED], tmp_path, is_async=is_async)
+    assert differences(replay_all(graph, runs)) == [None]
+    assert ran == ["apple"]
+    (changed,) = differences(replay_all(graph, runs, ReplayOptions(tools="run")))
+    assert ran == ["apple", "apple"]
+    sides = 'recorded "1 (result of c1) [price]", now "2 (result of c1) [price]"'
+    assert changed == f"agent, call 2: message 2 (tool) differs at word 1: {sides}"
+
+
+def test_a_tool_that_failed_fails_again_without_running(tmp_path: Path) -> None:
+    ran = []
+
+    def price(fruit: str) -> str:
+        ran.append(fruit)
+        raise KeyError(fruit)
+
+    def tries(state: State) -> State:
+        prices = tool("price", description="The price of a fruit.")(price)
+        try:
+            prices.invoke({"fruit": "apple"})
+        except KeyError as error:
+            return {"answer": str(says("none").invoke(f"no price: {error!r}").text)}
+        return {}
+
+    graph = chain(a=tries)
+    runs = record_runs(graph, [QUESTION], tmp_path)
+    assert differences(replay_all(graph, runs)) == [None]
+    assert ran == ["apple"]
+
+
+@pytest.mark.parametrize("value", [{"price": 3, "of": ["apple"]}, 3, [1, 2], None])
+def test_a_tools_own_values_come_back_as_they_were(tmp_path: Path, value: Any) -> None:
+    prices = tool("price", description="The price of a fruit.")(lambda: value)
+    seen = []
+
+    def asks(state: State) -> State:
+        seen.append(prices.invoke({}))
+        return {"answer": str(says("ok").invoke(f"{seen[-1]!r}").text)}
+
+    graph = chain(a=asks)
+    runs = record_runs(graph, [QUESTION], tmp_path)
+    assert differences(replay_all(graph, runs)) == [None]
+    assert seen == [value, value]
+
+
+def test_a_tool_that_is_called_otherwise_is_named(tmp_path: Path) -> None:
+    def asks(fruit: str) -> Any:
+        prices = tool("price", description="The price of a fruit.")(lambda name: f"{name}: 1")
+        prices.func.__annotations__ = {"name": str}  # type: ignore[union-attr]
+        return lambda _: {"answer": prices.invoke({"name": fruit}) + says("!").invoke("?").text}
+
+    (run,) = record_runs(chain(a=asks("apple")), [QUESTION], tmp_path)
+    (changed,) = differences([replay_run(chain(a=asks("pear")), run)])
+    assert changed == ('a: it runs the tool price with other arguments: recorded ""apple"}", now ""pear"}"')
+
+
+# -- nothing leaves -------------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_connects_past_its_models_and_tools_is_named_unless_it_may(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def asks(_: State) -> State:
+            with socket.create_connection(("127.0.0.1", port)):
+                return {"answer": str(says("ok").invoke("?").text)}
+
+        graph = chain(a=asks)
+        runs = record_runs(graph, [QUESTION], tmp_path)
+        assert differences(replay_all(graph, runs)) == [
+            f"a: it connects to 127.0.0.1:{port}, past its models and tools"
+        ]
+        assert differences(replay_all(graph, runs, ReplayOptions(allow_connections=True))) == [None]
+        assert "connect" not in vars(socket.socket)
+
+
+def test_the_apps_checkpointer_is_not_written_to(tmp_path: Path) -> None:
+    saver = InMemorySaver()
+    graph = tool_team(says(asks_for("apple"), "1"), lambda fruit: f"{fruit}: 1", checkpointer=saver)
+    config = {"configurable": {"thread_id": "t"}}
+    runs = record_runs(graph, [ASKED], tmp_path, config=config)
+    before = [one.checkpoint["id"] for one in saver.list(None)]
+    assert differences(replay_all(graph, runs)) == [None]
+    assert [one.checkpoint["id"] for one in saver.list(None)] == before
+
+
+def test_a_failed_call_fails_again_and_its_fallback_answers(tmp_path: Path) -> None:
+    class Fails(SaysNext):
+        def _generate(self, *args: Any, **kwargs: Any) -> Any:
+            raise ConnectionError("the provider is down")
+
+    model = Fails().with_fallbacks([says("second best")])
+    graph = chain(a=lambda _: {"answer": model.invoke("?").text})
+    runs = record_runs(graph, [QUESTION], tmp_path)
+    assert [call.error is None for call in runs[0].calls] == [False, True]
+    assert differences(replay_all(graph, runs)) == [None]
+    assert runs[0].output["answer"] == "second best"
+
+
+def test_calls_beside_each_other_come_back_in_the_order_in_which_they_ended(tmp_path: Path) -> None:
+    class Waits(SaysNext):
+        async def _agenerate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+            await asyncio.sleep(0.05 * int(messages[0].text))
+            self.answers.append(AIMessage(f"waited {messages[0].text}"))
+            return self._generate(messages)
+
+    model = Waits()
+
+    async def races(_: State) -> State:
+        asked = asyncio.as_completed([model.ainvoke(str(n)) for n in (3, 1, 2)])
+        notes = [str((await reply).text) for reply in asked]
+        return {"notes": notes, "answer": str((await model.ainvoke("0", note=", ".join(notes))).text)}
+
+    graph = chain(a=races)
+    runs = record_runs(graph, [QUESTION], tmp_path)
+    assert runs[0].output["notes"] == ["waited 1", "waited 2", "waited 3"]
+    for _ in range(5):
+        assert differences(replay_all(graph, runs)) == [None]
+
+
+def test_another_schema_of_a_tool_that_is_offered_is_named(tmp_path: Path) -> None:
+    def offers(description: str) -> Any:
+        prices = tool("price", description=description)(lambda: "1")
+        model = ScriptedPolicy(script=lambda *_: "none needed").bind_tools([prices])
+        return chain(a=lambda _: {"answer": model.invoke("?").text})
+
+    (run,) = record_runs(offers("The price of a fruit."), [QUESTION], tmp_path)
+    assert differences([replay_run(offers("The price of a fruit."), run)]) == [None]
+    (changed,) = differences([replay_run(offers("What a fruit costs."), run)])
+    assert changed == "a: it offers its model another schema of the tool price"
+
+
+def test_one_call_of_several_that_are_the_same_goes_to_the_execution_that_made_it(tmp_path: Path) -> None:
+    """Three workers ask the same, and get different answers: the state is that of the record, whoever asks first."""
+
+    class Sent(TypedDict, total=False):
+        name: str
+        notes: Annotated[list[str], operator.add]
+
+    numbers = iter(range(100))
+    model = ScriptedPolicy(script=lambda *_: f"answer {next(numbers)}")
+
+    async def worker(state: Sent) -> Sent:
+        await asyncio.sleep(0.01)
+        return {"notes": [f"{state['name']}: {(await model.ainvoke('the same')).text}"]}
+
+    graph = StateGraph(Sent)
+    graph.add_node("worker", worker)
+    graph.add_conditional_edges(START, lambda _: [Send("worker", {"name": name}) for name in "abc"], ["worker"])
+    graph.add_edge("worker", END)
+    app = graph.compile()
+    runs = record_runs(app, [{"notes": []}], tmp_path)
+    assert len({note.partition(": ")[2] for note in runs[0].output["notes"]}) == 3
+    assert differences(replay_all(app, runs) * 2) == [None, None]
+
+
+def test_a_completion_model_answers_from_the_record_too(tmp_path: Path) -> None:
+    model = FakeListLLM(responses=["a poem", "another"])
+    graph = chain(a=lambda _: {"answer": model.invoke("Write a poem.")})
+    runs = record_runs(graph, [QUESTION], tmp_path)
+    assert differences(replay_all(graph, runs)) == [None]
+    assert (runs[0].output["answer"], model.i) == ("a poem", 1)
+
+
+def test_a_prompt_with_a_secret_is_compared_as_it_was_written(tmp_path: Path) -> None:
+    secret = "sk-proj-" + "a1B2c3D4e5F6" * 4
+    graph = team(says(*ANSWERS), profile=f"Your key is {secret} and nobody else's.")
+    runs = record_runs(graph, [{"question": f"Is {secret} mine?"}], tmp_path)
+    assert secret not in str(runs[0].spans)
+    assert differences(replay_all(graph, runs)) == [None]
