@@ -43,7 +43,8 @@ from trainers.adapters.adapter_map import options_to_adapters
 from trainers.batch import ActionItem
 from trainers.checks import memory_guard
 from trainers.checks.memory_guard import MemoryGuard
-from trainers.checks.memory_plan import Base, Calls, MemoryPlan, bytes_to_text, model_to_shape, plan_memory
+from trainers.checks.memory_plan import Base, Calls, MemoryPlan, model_to_shape, plan_memory
+from trainers.common.byte_text import bytes_to_text
 from trainers.common.free_memory import free_bytes, give_back_large_blocks, host_free_bytes, leaves_holes
 from trainers.config import LoraOptions, TrainerOptions
 from trainers.errors import TrainError
