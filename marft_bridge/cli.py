@@ -382,7 +382,7 @@ def status(
     settings = _config(config or DEFAULT_CONFIG, run=run) if run_folder is None else run_folder_to_config(run_folder)
     from marft_bridge.commands.status import status as show_status
 
-    show_status(settings, Reporter())
+    show_status(settings, Reporter(), has_file=run_folder is None)
 
 
 @app.command(epilog="Example: marft-bridge view runs/math_duo")

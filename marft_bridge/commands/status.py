@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marft_bridge.common.errors import ConfigError, StoreError
+from marft_bridge.common.errors import USER_ERRORS, ConfigError, StoreError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.config.serve import ServeOptions
 from marft_bridge.live.status import read_live_lines
 from marft_bridge.rewards.code import CodeOptions
 from marft_bridge.runs.named_version import read_named_version
 from marft_bridge.runs.run_folder import RunFolder, read_forecast, read_metrics
 from marft_bridge.sandbox.programs import WALLS, Isolation, NotStarted, wall_refusal
+from marft_bridge.serving.base_models import config_to_bases, is_prepared
+from marft_bridge.serving.placement import Placement
 from marft_bridge.serving.server_file import running_servers
 from trace_store.journal import is_recorded
 from trace_store.store import TraceStore
@@ -19,8 +22,12 @@ from trace_store.store import TraceStore
 WAIT_S = 3.0  # commands hold the store for moments only
 
 
-def status(config: BridgeConfig, reporter: Reporter) -> None:
+def status(config: BridgeConfig, reporter: Reporter, has_file: bool = True) -> None:
     """Prints the contents of the folder. Where another process holds the store, it says so instead of the counts.
+
+    Args:
+        has_file: whether the configuration is that of a bridge.toml, so that it says where models run; a run folder's
+            own does not.
 
     Raises:
         ConfigError: the run folder does not exist.
@@ -43,11 +50,26 @@ def status(config: BridgeConfig, reporter: Reporter) -> None:
         reporter.say(f"  best version: {named.version} of {named.newest}")
     servers = running_servers(folder)
     reporter.say(f"  server: {', '.join(address for address, _ in servers.values()) or 'none running'}")
+    for line in _device_lines(config, folder) if has_file else []:
+        reporter.say(f"  {line}")
     for line in read_live_lines(folder):
         reporter.say(f"  {line}")
     if (folder.path / "report.html").exists():
         reporter.say(f"  report: {folder.path / 'report.html'}")
     reporter.say(f"  programs that models write: {_walls_to_text(_required_walls(config))}")
+
+
+def _device_lines(config: BridgeConfig, folder: RunFolder) -> list[str]:
+    """Who has, or would have, which device; nothing where a base model is not there yet, and one line for a refusal."""
+    if not is_prepared(config):
+        return []
+    try:
+        bases = config_to_bases(config)
+        running = running_servers(folder)
+        options = [ServeOptions(attach=running[base.name][0]) if base.name in running else base.serve for base in bases]
+        return Placement(config, bases, options, trains=True).lines()
+    except USER_ERRORS as refusal:
+        return [f"devices: {refusal}"]
 
 
 def _required_walls(config: BridgeConfig) -> list[Isolation]:

@@ -51,6 +51,12 @@ def config_to_bases(config: BridgeConfig, report: Callable[[str], None] = lambda
     )
 
 
+def is_prepared(config: BridgeConfig) -> bool:
+    """Whether every base model's directory is there, so that `config_to_bases` takes no time."""
+    paths = [config.model.path, *(model.path for model in config.models.values())]
+    return all((_cache_of(config) / SMOLLM2_NAME if path == PREPARED_MODEL else Path(path)).is_dir() for path in paths)
+
+
 def directory_of(bases: Sequence[BaseModelSpec], node: str) -> Path:
     """The directory of the base model that a node runs on; of the first, where no table names the node."""
     return next((base.directory for base in bases if node in base.nodes), bases[0].directory)
@@ -66,7 +72,11 @@ def with_modules(config: BridgeConfig, options: ServeOptions) -> ServeOptions:
 def _prepare_directory(path: str, config: BridgeConfig, report: Callable[[str], None]) -> Path:
     if path != PREPARED_MODEL:
         return check_model_dir(Path(path))
-    cache = Path(os.environ.get("MARFT_CACHE") or config.model.cache)
+    cache = _cache_of(config)
     if not (cache / SMOLLM2_NAME).exists():
         report(f"preparing {SMOLLM2_NAME} in {cache} (once, about 20 s)")
     return prepare_smollm2(cache, report)
+
+
+def _cache_of(config: BridgeConfig) -> Path:
+    return Path(os.environ.get("MARFT_CACHE") or config.model.cache)
