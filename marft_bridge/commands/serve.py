@@ -62,8 +62,8 @@ def serve(config: BridgeConfig, reporter: Reporter, command: Sequence[str], live
     options = _place(config, bases, reporter)
     with ExitStack() as stack:
         servers = [
-            stack.enter_context(_start(base, placed, folder, reporter))
-            for base, placed in zip(bases, options, strict=True)
+            stack.enter_context(_start(base, placed_options, folder, reporter=reporter))
+            for base, placed_options in zip(bases, options, strict=True)
         ]
         endpoints = {base.name: server.endpoint for server, base in zip(servers, bases, strict=True)}
         write_server_file(folder, endpoints)
@@ -91,7 +91,7 @@ def _place(config: BridgeConfig, bases: Sequence[BaseModelSpec], reporter: Repor
     return options
 
 
-def _start(base: BaseModelSpec, options: ServeOptions, folder: RunFolder, reporter: Reporter) -> ModelServer:
+def _start(base: BaseModelSpec, options: ServeOptions, folder: RunFolder, *, reporter: Reporter) -> ModelServer:
     log = folder.server_log_of(base.name)
     return start_server(base, options, adapters=folder.adapters, log=log, reporter=reporter)
 
@@ -106,7 +106,7 @@ def _serve_live(
 ) -> int:
     traffic = _live_traffic(config, folder, base, options=live)
     (options,) = _place(config, [base], reporter)
-    with _start(base, options, folder, reporter) as server:
+    with _start(base, options, folder, reporter=reporter) as server:
         restarts, calls = config.serve.restarts, CallsUnderWay()  # the proxy's calls have limits of their own
         with (
             Supervisor(server, restarts, config.serve.hang_s, calls=calls, report=reporter.say) as supervisor,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from marft_bridge.common.errors import ServingError
 from marft_bridge.config.serve import ENGINE_RANKS, ServeOptions
@@ -166,7 +166,7 @@ def plan_devices(
         _plan_engine(machine, needs, position, chosen=chosen, trainer=trainer, trainer_card=trainer_card)
         for position in range(len(needs))
     ]
-    _refuse_large_trainer(machine, plans, trainer, trainer_card)
+    _refuse_large_trainer(machine, plans, trainer, card_number=trainer_card)
     remaining = iter(plans)
     return DevicePlan(machine, tuple(None if need is None else next(remaining) for need in engines), trainer_card)
 
@@ -299,7 +299,14 @@ def _plan_engine(
         )
     sleeps = shares_with_trainer and trainer is not None and trainer.takes_turns
     if need.shape is None or unknown:
-        return EnginePlan(devices, split, options.gpu_memory_utilization, options.max_model_len, sleeps, share=None)
+        return EnginePlan(
+            devices,
+            split,
+            options.gpu_memory_utilization,
+            max_model_len=options.max_model_len,
+            sleeps=sleeps,
+            share=None,
+        )
     rooms = []
     for number in devices:
         card = machine.cards[number]
@@ -311,14 +318,14 @@ def _plan_engine(
         rooms.append(_Room(number, card, room))
     tightest = min(rooms, key=lambda room: room.bytes)
     fixed = _fixed(need, tightest.card, split)
-    length, cache = _size_cache(need, tightest, split=split, beside=trainer if shares_with_trainer else None)
+    length, cache = _size_cache(need, tightest, split=split, neighbour=trainer if shares_with_trainer else None)
     share = replace(fixed, cache=cache, tokens=cache // _token_bytes(need, split))
     # vLLM looks whether so much is free before it starts, also where the size of the cache is given
     utilization = options.gpu_memory_utilization or int(1000 * share.total / tightest.card.total) / 1000
-    return EnginePlan(devices, split, utilization, length, sleeps, share=share)
+    return EnginePlan(devices, split, utilization, max_model_len=length, sleeps=sleeps, share=share)
 
 
-def _size_cache(need: EngineNeed, room: _Room, *, split: int, beside: TrainerNeed | None) -> tuple[int | None, int]:
+def _size_cache(need: EngineNeed, room: _Room, *, split: int, neighbour: TrainerNeed | None) -> tuple[int | None, int]:
     """The longest call, and the bytes of the cache, that fit into the room.
 
     Raises:
@@ -334,27 +341,44 @@ def _size_cache(need: EngineNeed, room: _Room, *, split: int, beside: TrainerNee
             raise ServingError(
                 f"{need.table}.gpu_memory_utilization {options.gpu_memory_utilization:g} is {bytes_to_text(limit)} of "
                 f"{room.title}, and {bytes_to_text(max(0, largest))} are there for the model server"
-                f"{_beside_text(beside)}: set it to {_floor(largest / room.card.total)} or less"
+                f"{_neighbour_text(neighbour)}: set it to {_floor(largest / room.card.total)} or less"
             )
     cache = limit - fixed
     if options.kv_cache_gib is not None:
         cache = int(options.kv_cache_gib * _GIB)
         if fixed + cache > limit:
-            _refuse(need, room, split, fixed + cache, beside, f"{options.kv_cache_gib:g} GiB of KV cache")
+            _refuse(
+                need,
+                room,
+                split,
+                least=fixed + cache,
+                neighbour=neighbour,
+                purpose=f"{options.kv_cache_gib:g} GiB of KV cache",
+            )
     held = max(0, cache) // token_bytes // _BLOCK * _BLOCK
     if options.max_model_len is not None:
         if options.max_model_len > held:
             least = fixed + -(-options.max_model_len // _BLOCK) * _BLOCK * token_bytes
-            _refuse(need, room, split, least, beside, f"one call of {options.max_model_len:,} tokens")
+            _refuse(
+                need,
+                room,
+                split,
+                least=least,
+                neighbour=neighbour,
+                purpose=f"one call of {options.max_model_len:,} tokens",
+            )
         return options.max_model_len, cache
     least_tokens = _least_tokens(need)
     if held < least_tokens:
         least = fixed + least_tokens * token_bytes
-        _refuse(need, room, split, least, beside, f"one call of {least_tokens:,} tokens")
+        purpose = f"one call of {least_tokens:,} tokens"
+        _refuse(need, room, split, least=least, neighbour=neighbour, purpose=purpose)
     return (None if need.context is None else min(need.context, held)), cache
 
 
-def _refuse(need: EngineNeed, room: _Room, split: int, least: int, beside: TrainerNeed | None, purpose: str) -> None:
+def _refuse(
+    need: EngineNeed, room: _Room, split: int, *, least: int, neighbour: TrainerNeed | None, purpose: str
+) -> None:
     """Refuses with what is needed, what is there, and what fits."""
     options, fixed = need.options, _fixed(need, room.card, split)
     limit = room.bytes
@@ -368,7 +392,9 @@ def _refuse(need: EngineNeed, room: _Room, split: int, least: int, beside: Train
     elif options.max_model_len is not None and held >= _BLOCK:
         way = f"set {need.table}.max_model_len to {held} or less"
     elif (
-        beside is not None and not beside.takes_turns and least <= _usable(room.card) - (beside.resident or 0) - CONTEXT
+        beside is not None
+        and not beside.takes_turns
+        and least <= _usable(room.card) - (neighbour.resident or 0) - CONTEXT
     ):
         way = "set train.max_staleness = 0, so that the server sleeps while the trainer updates"
     else:
@@ -381,7 +407,7 @@ def _refuse(need: EngineNeed, room: _Room, split: int, least: int, beside: Train
         f"the model server of {need.table} needs {bytes_to_text(least)} of {room.title} for {purpose} "
         f"(weights {bytes_to_text(fixed.weights)}, adapters {bytes_to_text(fixed.adapters)}, "
         f"the rest {bytes_to_text(fixed.rest)}), and {bytes_to_text(max(0, limit))} are there for it"
-        f"{_beside_text(beside)}: {way}"
+        f"{_neighbour_text(neighbour)}: {way}"
     )
 
 
@@ -398,10 +424,10 @@ def _refuse_large_trainer(
             held += _asleep(plan) if plan.sleeps else int((plan.utilization or 0) * card.total)
     room = _usable(card) - held - CONTEXT
     if trainer.peak > room:
-        beside = f" beside the {'sleeping ' if any(plan.sleeps for plan in plans) else ''}model server" if held else ""
+        suffix = f" beside the {'sleeping ' if any(plan.sleeps for plan in plans) else ''}model server" if held else ""
         raise ServingError(
             f"training needs about {bytes_to_text(trainer.peak)} of card {card_number} ({card.name}, "
-            f"{bytes_to_text(card.total)}), and {bytes_to_text(max(0, room))} are there for it{beside}: "
+            f"{bytes_to_text(card.total)}), and {bytes_to_text(max(0, room))} are there for it{suffix}: "
             f"{trainer.advice(room)}"
         )
 
@@ -489,7 +515,7 @@ def _least_tokens(need: EngineNeed) -> int:
     return -(-wanted // _BLOCK) * _BLOCK
 
 
-def _beside_text(trainer: TrainerNeed | None) -> str:
+def _neighbour_text(trainer: TrainerNeed | None) -> str:
     if trainer is None:
         return ""
     held = trainer.resident if trainer.takes_turns else trainer.peak

@@ -26,6 +26,7 @@ class Placement:
         options: of each base model's server, in their order; one that attaches takes no card of this command's.
         trains: whether this command trains. Others leave the trainer's share free where it fits, so that a call has
             the same limit in all of them, and go without it where it does not.
+        beside_trainer: whether the trainer computes on this machine, now or in another command.
         takes_turns: whether the command that trains may put these servers to sleep.
         machine: None reads this one.
 
@@ -41,13 +42,14 @@ class Placement:
         *,
         trains: bool,
         takes_turns: bool = True,
+        beside_trainer: bool = True,
         machine: Machine | None = None,
     ) -> None:
         self._config, self._bases, self._options = config, tuple(bases), tuple(options)
         self._takes_turns = takes_turns and config.train.max_staleness == 0
         self._machine = read_machine() if machine is None else machine
-        trainer = self._trainer_need() if self._machine.cards else None
-        if trainer is None and config.train.devices is not None:
+        trainer = self._trainer_need() if self._machine.cards and beside_trainer else None
+        if trainer is None and beside_trainer and config.train.devices is not None:
             raise ServingError(
                 "train.devices names a card, but there is none that the driver and torch see: leave it out"
             )

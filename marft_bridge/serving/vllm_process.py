@@ -50,7 +50,7 @@ class ServerProcess:
         """
         cpu = vllm_runs_on_cpu()
         argv = server_argv(self._options, check_model_dir(self._model_dir), port, cpu=cpu)
-        placed = self._options if isinstance(self._options, PlacedServeOptions) else PlacedServeOptions()
+        placed_options = self._options if isinstance(self._options, PlacedServeOptions) else PlacedServeOptions()
         log = open_to_write(self._log_path, append=True)
         try:
             log_offset = os.fstat(log).st_size
@@ -62,7 +62,7 @@ class ServerProcess:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=server_environment(api_key, cpu, self._options.cpu, visible_devices=placed.visible_devices),
+                env=server_environment(api_key, cpu, self._options.cpu, visible_devices=placed_options.visible_devices),
                 start_new_session=True,  # Ctrl-C reaches this process only, which then ends the server in order
             )
         finally:

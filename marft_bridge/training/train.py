@@ -203,7 +203,7 @@ class _Training:
         self.clock = RoundClock()
         self.store_lock = Lock()  # rollouts open the store too, on their thread, to see what a round still lacks
         versions = self.models.versions
-        with self.models.asleep():
+        with self._updating():  # so that the trainer finds the memory that it will have
             self.trainer = MarftTrainer(
                 trainer_options,
                 {node: versions.base_of(node).directory for node in self.nodes},

@@ -108,8 +108,8 @@ def test_a_call_may_be_as_long_as_the_model_reads_and_the_cache_holds(tmp_path: 
 
     assert length(8192) == (4096, 4096)
     assert length(2048) == (2048, 4096)
-    # a token: 30 layers x 2 x 3 heads x 64 x 4 bytes = 45 KiB, of which 0.05 GiB hold 1137
-    assert length(8192, kv_cache_gib=0.05) == (1137, 4096)
+    # a token: 30 layers x 2 x 3 heads x 64 x 4 bytes = 45 KiB, of which 0.05 GiB hold 1165
+    assert length(8192, kv_cache_gib=0.05) == (1165, 4096)
     assert length(8192, max_model_len=6000) == (6000, 6000)
     assert length(None) == (1024, 4096)
 
