@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from marft_bridge.common.errors import ServingError
 from marft_bridge.config.serve import ENGINE_RANKS, ServeOptions
@@ -138,6 +138,7 @@ class _Room:
     number: int
     card: Card
     bytes: int  # that the engine may take
+    split: int  # cards of one copy of the engine's model
 
     @property
     def title(self) -> str:
@@ -315,23 +316,24 @@ def _plan_engine(
             held = trainer.resident if sleeps else trainer.peak
             room -= (held or 0) + CONTEXT
         room -= sum(_given_bytes(need_beside, card) for need_beside in neighbours if number in need_beside[1])
-        rooms.append(_Room(number, card, room))
+        rooms.append(_Room(number, card, room, split=split))
     tightest = min(rooms, key=lambda room: room.bytes)
     fixed = _fixed(need, tightest.card, split)
-    length, cache = _size_cache(need, tightest, split=split, neighbour=trainer if shares_with_trainer else None)
+    length, cache = _size_cache(need, tightest, neighbour=trainer if shares_with_trainer else None)
     share = replace(fixed, cache=cache, tokens=cache // _token_bytes(need, split))
     # vLLM looks whether so much is free before it starts, also where the size of the cache is given
     utilization = options.gpu_memory_utilization or int(1000 * share.total / tightest.card.total) / 1000
     return EnginePlan(devices, split, utilization, max_model_len=length, sleeps=sleeps, share=share)
 
 
-def _size_cache(need: EngineNeed, room: _Room, *, split: int, neighbour: TrainerNeed | None) -> tuple[int | None, int]:
+def _size_cache(need: EngineNeed, room: _Room, *, neighbour: TrainerNeed | None) -> tuple[int | None, int]:
     """The longest call, and the bytes of the cache, that fit into the room.
 
     Raises:
         ServingError: not even one call fits, or what the options give.
     """
-    options, token_bytes = need.options, _token_bytes(need, split)
+    options, split = need.options, room.split
+    token_bytes = _token_bytes(need, split)
     fixed = _fixed(need, room.card, split).total
     limit = room.bytes
     if options.gpu_memory_utilization is not None:
@@ -343,71 +345,57 @@ def _size_cache(need: EngineNeed, room: _Room, *, split: int, neighbour: Trainer
                 f"{room.title}, and {bytes_to_text(max(0, largest))} are there for the model server"
                 f"{_neighbour_text(neighbour)}: set it to {_floor(largest / room.card.total)} or less"
             )
-    cache = limit - fixed
+    cache, least_tokens = limit - fixed, _least_tokens(need)
     if options.kv_cache_gib is not None:
         cache = int(options.kv_cache_gib * _GIB)
-        if fixed + cache > limit:
-            _refuse(
-                need,
-                room,
-                split,
-                least=fixed + cache,
-                neighbour=neighbour,
-                purpose=f"{options.kv_cache_gib:g} GiB of KV cache",
-            )
     held = max(0, cache) // token_bytes // _BLOCK * _BLOCK
-    if options.max_model_len is not None:
-        if options.max_model_len > held:
-            least = fixed + -(-options.max_model_len // _BLOCK) * _BLOCK * token_bytes
-            _refuse(
-                need,
-                room,
-                split,
-                least=least,
-                neighbour=neighbour,
-                purpose=f"one call of {options.max_model_len:,} tokens",
-            )
-        return options.max_model_len, cache
-    least_tokens = _least_tokens(need)
-    if held < least_tokens:
-        least = fixed + least_tokens * token_bytes
-        purpose = f"one call of {least_tokens:,} tokens"
-        _refuse(need, room, split, least=least, neighbour=neighbour, purpose=purpose)
-    return (None if need.context is None else min(need.context, held)), cache
-
-
-def _refuse(
-    need: EngineNeed, room: _Room, split: int, *, least: int, neighbour: TrainerNeed | None, purpose: str
-) -> None:
-    """Refuses with what is needed, what is there, and what fits."""
-    options, fixed = need.options, _fixed(need, room.card, split)
-    limit = room.bytes
-    if options.gpu_memory_utilization is not None:
-        limit = int(options.gpu_memory_utilization * room.card.total)
-    held = max(0, limit - fixed.total) // _token_bytes(need, split) // _BLOCK * _BLOCK
-    if options.gpu_memory_utilization is not None and least <= _free_for_engine(room):
-        way = f"set {need.table}.gpu_memory_utilization to {_ceil(least / room.card.total)} or more"
-    elif options.kv_cache_gib is not None and limit > fixed.total and held >= _least_tokens(need):
-        way = f"set {need.table}.kv_cache_gib to {_floor((limit - fixed.total) / _GIB)} or less"
-    elif options.max_model_len is not None and held >= _BLOCK:
-        way = f"set {need.table}.max_model_len to {held} or less"
-    elif (
-        beside is not None
-        and not beside.takes_turns
-        and least <= _usable(room.card) - (neighbour.resident or 0) - CONTEXT
-    ):
-        way = "set train.max_staleness = 0, so that the server sleeps while the trainer updates"
-    else:
-        card_bytes = int((_usable(room.card) - room.bytes + least) / _USABLE)
-        way = (
-            f"take a smaller base model, a card with {bytes_to_text(card_bytes)} or more, "
-            f"or several cards ({need.table}.devices)"
+    if held < least_tokens or fixed + cache > limit:
+        is_call = held < least_tokens
+        least = fixed + (least_tokens * token_bytes if is_call else cache)
+        purpose = f"one call of {least_tokens:,} tokens" if is_call else f"{options.kv_cache_gib:g} GiB of KV cache"
+        available = limit if options.kv_cache_gib is None or not is_call else fixed + cache
+        way = _way_to_fit(need, room, limit - fixed, least=least, neighbour=neighbour)
+        weights, adapters, rest = (bytes_to_text(size) for size in _parts(_fixed(need, room.card, split)))
+        raise ServingError(
+            f"the model server of {need.table} needs {bytes_to_text(least)} of {room.title} for {purpose} "
+            f"(weights {weights}, adapters {adapters}, the rest {rest}), and "
+            f"{bytes_to_text(max(0, available))} are there for it{_neighbour_text(neighbour)}: {way}"
         )
-    raise ServingError(
-        f"the model server of {need.table} needs {bytes_to_text(least)} of {room.title} for {purpose} "
-        f"(weights {bytes_to_text(fixed.weights)}, adapters {bytes_to_text(fixed.adapters)}, "
-        f"the rest {bytes_to_text(fixed.rest)}), and {bytes_to_text(max(0, limit))} are there for it"
-        f"{_neighbour_text(neighbour)}: {way}"
+    length = options.max_model_len or (None if need.context is None else min(need.context, held))
+    return length, cache
+
+
+def _parts(share: EngineShare) -> tuple[int, int, int]:
+    return share.weights, share.adapters, share.rest
+
+
+def _way_to_fit(need: EngineNeed, room: _Room, left: int, *, least: int, neighbour: TrainerNeed | None) -> str:
+    """A setting with which the server fits.
+
+    Args:
+        left: bytes that are there for a cache.
+        least: what the server needs as it is set now.
+    """
+    options, table = need.options, need.table
+    split = room.split
+    held = max(0, left) // _token_bytes(need, split) // _BLOCK * _BLOCK
+    if options.gpu_memory_utilization is not None and least <= _free_for_engine(room):
+        return f"set {table}.gpu_memory_utilization to {_ceil(least / room.card.total)} or more"
+    if options.kv_cache_gib is not None and held >= _least_tokens(need):
+        wanted = _least_tokens(need) * _token_bytes(need, split)
+        if wanted > options.kv_cache_gib * _GIB:
+            return f"set {table}.kv_cache_gib to {_ceil(wanted / _GIB)} or more"
+        return f"set {table}.kv_cache_gib to {_floor(left / _GIB)} or less"
+    if options.max_model_len is not None and held >= _BLOCK:
+        return f"set {table}.max_model_len to {held} or less"
+    if neighbour is not None and not neighbour.takes_turns:
+        in_turns = _usable(room.card) - (neighbour.resident or 0) - CONTEXT
+        if least <= in_turns:
+            return "set train.max_staleness = 0, so that the server sleeps while the trainer updates"
+    card_bytes = int((_usable(room.card) - room.bytes + least) / _USABLE)
+    return (
+        f"take a smaller base model, a card with {bytes_to_text(card_bytes)} or more, "
+        f"or several cards ({table}.devices)"
     )
 
 

@@ -215,6 +215,11 @@ REFUSED: list[tuple[str, str, dict[str, Any], str, dict[str, Any] | None]] = [
         {"serve.kv_cache_gib": 17.2},
     ),
     (
+        *("2 x 24", "1.7B", {"serve.kv_cache_gib": 0.5, "serve.max_model_len": 8192}),
+        r"one call of 8,192 tokens .*: set serve\.kv_cache_gib to 1\.5 or more",
+        {"serve.kv_cache_gib": 1.5},
+    ),
+    (
         *("1 x 24", "1.7B", {"serve.gpu_memory_utilization": 0.9}),
         r"0\.9 is 21\.6 GiB of card 0 .*, and 19\.7 GiB are there .* beside training with 3\.9 GiB: "
         r"set it to 0\.82 or less",

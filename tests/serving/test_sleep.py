@@ -160,7 +160,7 @@ def test_the_routes_reach_the_real_engine(smollm2_dir: Path, tmp_path: Path, mon
         return [word for word in server_argv(*args, **options) if word != "--enable-sleep-mode"]
 
     monkeypatch.setattr(server_process, "server_argv", argv)
-    options = PlacedServeOptions(max_model_len=256, dtype="float32", startup_timeout_s=500, sleeps=True)
+    options = PlacedServeOptions(dtype="float32", startup_timeout_s=500, sleeps=True)
     log = tmp_path / "vllm.log"
     with ModelServer.start(options, smollm2_dir, adapters=tmp_path / "adapters", log=log) as server:
         body = {"model": "base", "prompt": "The sky is", "max_tokens": 8, "temperature": 0.0, "seed": 1}
