@@ -86,7 +86,7 @@ class EnginePlan:
     devices: tuple[int, ...]
     tensor_parallel: int
     utilization: float | None  # of each card; None leaves vLLM's own
-    max_model_len: int | None  # None leaves vLLM's own
+    longest_call: int | None  # tokens, as planned; vLLM has the last word where max_model_len is not set
     sleeps: bool  # while the trainer updates
     share: EngineShare | None
 
@@ -116,8 +116,8 @@ class DevicePlan:
             text += f", {engine.utilization:g} of {'it' if len(engine.devices) == 1 else 'each'}"
         if engine.share is not None:
             text += f" ({engine.share})"
-        if engine.max_model_len is not None:
-            text += f", calls of up to {engine.max_model_len:,} tokens"
+        if engine.longest_call is not None:
+            text += f", calls of up to {engine.longest_call:,} tokens"
         return f"{text}, asleep while the trainer updates" if engine.sleeps else text
 
     def trainer_text(self) -> str:
@@ -304,7 +304,7 @@ def _plan_engine(
             devices,
             split,
             options.gpu_memory_utilization,
-            max_model_len=options.max_model_len,
+            longest_call=options.max_model_len,
             sleeps=sleeps,
             share=None,
         )
@@ -323,7 +323,7 @@ def _plan_engine(
     share = replace(fixed, cache=cache, tokens=cache // _token_bytes(need, split))
     # vLLM looks whether so much is free before it starts, also where the size of the cache is given
     utilization = options.gpu_memory_utilization or int(1000 * share.total / tightest.card.total) / 1000
-    return EnginePlan(devices, split, utilization, max_model_len=length, sleeps=sleeps, share=share)
+    return EnginePlan(devices, split, utilization, longest_call=length, sleeps=sleeps, share=share)
 
 
 def _size_cache(need: EngineNeed, room: _Room, *, neighbour: TrainerNeed | None) -> tuple[int | None, int]:

@@ -99,7 +99,6 @@ class Placement:
             "devices": engine.devices,
             "tensor_parallel": engine.tensor_parallel,
             "gpu_memory_utilization": engine.utilization,
-            "max_model_len": engine.max_model_len,
             "visible_devices": tuple(self._machine.cards[number].visible_name for number in engine.devices),
             "copies": engine.copies,
             "sleeps": engine.sleeps,

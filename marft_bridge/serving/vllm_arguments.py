@@ -59,8 +59,8 @@ def server_argv(options: ServeOptions, model_dir: Path, port: int, cpu: bool) ->
     max_model_len = options.max_model_len
     if max_model_len is None and cpu:
         max_model_len = _cpu_model_len(model_dir, kv_gib or 1.0, dtype)
-    if max_model_len is not None:
-        argv += ["--max-model-len", str(max_model_len)]
+    # On a card vLLM measures what the cache holds, which a plan only estimates.
+    argv += ["--max-model-len", str(max_model_len or "auto")]
     argv += ["--max-num-seqs", str(options.max_num_seqs)]
     argv += ["--enable-lora", "--max-loras", str(options.max_loras), "--max-lora-rank", str(rank)]
     # Adapters kept in main memory, so that a switch between versions does not read the disk.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from support.card_rig import SAVING, machine_of, place, pretend_cuda, write_mode
 from support.paths import ROOT
 
 from marft_bridge.common.errors import ServingError
+from marft_bridge.config.serve import PlacedServeOptions
+from marft_bridge.serving.vllm_arguments import server_argv, server_environment
 
 PAGE = (ROOT / "docs/gpus.md").read_text()
 TABLE = PAGE.partition("## What fits where")[2].partition("## ")[0]
@@ -31,7 +34,7 @@ def test_every_row_of_the_table_is_what_the_plan_gives(
         (engine,) = plan.engines
         assert engine is not None
         cards = ", ".join(map(str, engine.devices))
-        shown = [cards, f"{engine.utilization}", f"{engine.max_model_len:,}", f"{plan.trainer}"]
+        shown = [cards, f"{engine.utilization}", f"{engine.longest_call:,}", f"{plan.trainer}"]
     assert shown == expected
 
 
@@ -46,3 +49,14 @@ def test_the_lines_that_are_shown_are_the_plans_own(tmp_path: Path, monkeypatch:
     with pytest.raises(ServingError) as refusal:
         place(machine_of("2 x 24"), write_model(tmp_path, "8B"), SAVING | {"serve.max_model_len": 65536})
     assert str(refusal.value).replace("(GPU,", "(NVIDIA L4,") in PAGE
+
+
+def test_a_server_of_ones_own_is_started_as_we_start_it() -> None:
+    options = PlacedServeOptions(tensor_parallel=4, max_lora_rank=8)
+    words = server_argv(options, Path("models/large"), 8000, cpu=False)
+    shown = PAGE.partition("vllm serve models/large ")[2].partition("```")[0].split()
+    for flag, value in pairwise(shown):
+        if flag.startswith("--"):
+            assert flag in words
+            assert value.startswith("--") or words[words.index(flag) + 1] == value
+    assert server_environment("key", cpu=False)["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"

@@ -60,7 +60,8 @@ SIDE_BY_SIDE = {"train.max_staleness": 1, "train.trainer.importance.mismatch": "
 #   a token      24 layers x 2 x 32 heads x 64 x 2 bytes = 192 KiB: 32,733 tokens, of which a call may have 8192
 #   share        (3264 + 12 + 1700 + 6137) / 16376 = 0.678
 ROWS: list[tuple[str, str, dict[str, Any], dict[str, str], tuple[int, ...], int, tuple[int, int, int, int]]] = [
-    # machine, model, options, command line, the server's cards, the trainer's, MiB: weights, adapters, rest, cache
+    # machine, model, options, command line with the longest call as planned, cards of server and trainer,
+    # MiB: weights, adapters, rest, cache
     ("1 x 8", "0.1B", {}, {LENGTH: "8192", SHARE: "0.808", SLEEP: ""}, (0,), 0, (257, 4, 1599, 4763)),
     ("1 x 8", "0.5B", {}, {LENGTH: "32768", SHARE: "0.724", SLEEP: ""}, (0,), 0, (942, 4, 1718, 3269)),
     ("1 x 16", "0.5B", {}, {LENGTH: "32768", SHARE: "0.822", SLEEP: ""}, (0,), 0, (942, 4, 1718, 10802)),
@@ -123,6 +124,9 @@ def test_cards_command_line_and_memory_are_those_worked_by_hand(
     assert share is not None
     taken = (share.weights, share.adapters, share.rest, share.cache)
     assert [size / MIB for size in taken] == pytest.approx(mib, abs=2)
+    assert f"{engine.longest_call}" == argv[LENGTH]
+    if "serve.max_model_len" not in options:
+        argv = argv | {LENGTH: "auto"}  # where vLLM's own measure has the last word
     assert argv_of(placement, model_dir(model)) == argv
     (placed,) = placement.serve_options()
     assert isinstance(placed, PlacedServeOptions)
@@ -300,7 +304,7 @@ def test_a_command_that_does_not_train_goes_without_the_trainers_share_where_the
 ) -> None:
     (engine,) = place(machine_of("1 x 24"), model_dir("8B"), trains=False).plan.engines
     assert engine is not None
-    assert (engine.utilization, engine.max_model_len, engine.sleeps) == (0.919, 43152, False)
+    assert (engine.utilization, engine.longest_call, engine.sleeps) == (0.919, 43152, False)
     roomy = [place(machine_of("1 x 24"), model_dir("1.7B"), trains=trains).plan for trains in (True, False)]
     assert roomy[0] == roomy[1]  # so that collect takes the calls that train will
 
@@ -327,8 +331,10 @@ def test_a_model_whose_layers_are_not_known_shares_a_card_only_by_hand(
     with pytest.raises(ServingError, match=r"is not known: give the server its share with serve\.gpu"):
         place(machine_of("1 x 24"), tmp_path)
     by_hand = place(machine_of("1 x 24"), tmp_path, {"serve.gpu_memory_utilization": 0.5})
-    assert argv_of(by_hand, tmp_path) == {SHARE: "0.5", SLEEP: ""}
-    assert argv_of(place(machine_of("2 x 24"), tmp_path), tmp_path) == {}  # a card of its own: vLLM's defaults
+    assert argv_of(by_hand, tmp_path) == {LENGTH: "auto", SHARE: "0.5", SLEEP: ""}
+    assert argv_of(place(machine_of("2 x 24"), tmp_path), tmp_path) == {
+        LENGTH: "auto"
+    }  # a card of its own: vLLM's defaults
 
 
 def test_two_base_models_take_cards_of_their_own_and_share_one_only_by_hand(model_dir: Callable[[str], Path]) -> None:

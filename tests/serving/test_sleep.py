@@ -18,6 +18,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from support.school_rig import school_in
 
 from marft_bridge.common.errors import ServingError
 from marft_bridge.config.serve import PlacedServeOptions, ServeOptions
@@ -27,6 +28,7 @@ from marft_bridge.serving.sleep_route import SLEEP_PATH, WAKE_PATH, SleepRoute
 from marft_bridge.serving.supervisor import Supervisor
 from marft_bridge.serving.vllm_arguments import server_argv
 from marft_bridge.serving.vllm_server import ModelServer
+from trainers.marft import MarftTrainer
 
 KEY = "s3cret"
 
@@ -148,6 +150,33 @@ def test_a_server_that_dies_in_its_sleep_is_started_again_only_afterwards() -> N
             server.events.append("update")
         assert server.started_again.wait(5)
     assert server.events[:3] == ["sleep", "update", "start"]
+
+
+@pytest.mark.slow
+def test_training_updates_while_the_server_sleeps_and_does_all_else_while_it_is_awake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stand-in answers 503 while it sleeps, so a rollout or an adapter that came then would fail."""
+    with school_in(tmp_path, monkeypatch) as school:
+        monkeypatch.setattr(ModelServer, "can_sleep", True)
+        school.collect()
+        slept: list[tuple[str, bool]] = []
+
+        def note(name: str) -> None:
+            real = getattr(MarftTrainer, name)
+
+            def noted(*args: Any, **options: Any) -> Any:
+                slept.append((name, school.server.sleeps))
+                return real(*args, **options)
+
+            monkeypatch.setattr(MarftTrainer, name, noted)
+
+        for name in ("__init__", "warm_up", "replay", "update"):
+            note(name)
+        assert "trained" in school.train(rounds=2)
+        assert slept == [(name, True) for name in ("__init__", "warm_up", "replay", "update", "update")]
+        assert not school.server.sleeps
+        assert {name.rpartition("@")[2] for name in school.server.adapters} >= {"3"}
 
 
 @pytest.mark.slow
