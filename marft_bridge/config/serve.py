@@ -38,6 +38,7 @@ OWN_ARGUMENTS = {
     "--data-parallel-size": "set serve.devices, and serve.tensor_parallel to the cards of one copy",
     "-dp": "set serve.devices, and serve.tensor_parallel to the cards of one copy",
     "--gpu-memory-utilization": "set serve.gpu_memory_utilization",
+    "--device-memory-utilization": "set serve.gpu_memory_utilization",
     "--kv-cache-memory-bytes": "set serve.kv_cache_gib",
     "--max-loras": "set serve.max_loras",
     "--max-lora-rank": "set serve.max_lora_rank",
