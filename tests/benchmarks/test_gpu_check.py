@@ -24,7 +24,8 @@ from benchmarks.gpu_check import Report
 
 BARE = """
 import runpy, sys
-for name in ("duckdb", "langgraph", "langchain_core", "opentelemetry", "vllm", "pytest", "marft_bridge", "rich", "httpx"):
+LACKING = ("duckdb", "langgraph", "langchain_core", "opentelemetry", "vllm", "pytest", "marft_bridge", "rich", "httpx")
+for name in LACKING:
     sys.modules[name] = None  # an import of it fails
 sys.argv = ["gpu_check", *sys.argv[1:]]
 runpy.run_module("benchmarks.gpu_check", run_name="__main__")
