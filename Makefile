@@ -14,7 +14,7 @@ VLLM_TESTS = $$(grep -rl --include='test_*.py' 'mark.vllm' tests)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint bench pages pictures docs
+.PHONY: help setup demo test test-all lint bench gpu-check pages pictures docs
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -42,6 +42,9 @@ test-all: test ## and the slow tests: many seeds, crashes, soaks, whole training
 
 bench: setup ## measure, print a table, write runs/bench/latest.json; BENCH=name runs one
 	PYTHONPATH=tests $(VENV)/python -m benchmarks $(if $(BENCH),'$(BENCH)')
+
+gpu-check: ## try the trainer on this machine's card, with no network, and write runs/gpu-check; PYTHON has torch and peft
+	PYTHONPATH=tests:. $(PYTHON) -m benchmarks.gpu_check $(GPU_CHECK)
 
 pages: setup ## write the generated pages of docs/ anew
 	PYTHONPATH=tests:. $(VENV)/python -m support.pages

@@ -302,8 +302,9 @@ class SystemOptions(_Options):
     activation_checkpointing: bool = False
     """Whether decoder layers keep their input only and compute the rest again for the backward pass: less memory for
     more time, the same result."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` takes CUDA where there is some."""
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda|cuda:\d{1,3})$")
+    """`cpu`, `cuda`, or one card by number, as `cuda:1`; `auto` takes CUDA where there is some. In bridge.toml
+    train.devices names the card."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads for torch; None leaves torch's choice."""
 

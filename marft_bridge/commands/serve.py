@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 from marft_bridge.common.errors import ConfigError, ServingError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.config.serve import ServeOptions
 from marft_bridge.model_calls.call_monitor import CallsUnderWay
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving.base_models import BaseModelSpec, config_to_bases
 from marft_bridge.serving.model_versions import bases_to_versions
+from marft_bridge.serving.placement import Placement
 from marft_bridge.serving.served_base import start_server
 from marft_bridge.serving.served_bases import refuse_whole_gpus
 from marft_bridge.serving.server_file import running_servers, write_server_file
@@ -57,9 +59,12 @@ def serve(config: BridgeConfig, reporter: Reporter, command: Sequence[str], live
     bases = config_to_bases(config, reporter.say)
     if live is not None:
         return _serve_live(config, folder, bases[0], live=live, reporter=reporter, command=command)
-    refuse_whole_gpus(bases, [base.serve for base in bases])
+    options = _place(config, bases, reporter)
     with ExitStack() as stack:
-        servers = [stack.enter_context(_start(base, folder, reporter)) for base in bases]
+        servers = [
+            stack.enter_context(_start(base, placed_options, folder, reporter=reporter))
+            for base, placed_options in zip(bases, options, strict=True)
+        ]
         endpoints = {base.name: server.endpoint for server, base in zip(servers, bases, strict=True)}
         write_server_file(folder, endpoints)
         stack.callback(folder.server.unlink, missing_ok=True)
@@ -76,9 +81,19 @@ def _refuse_attached(config: BridgeConfig) -> None:
             raise ConfigError(f"serve: {table}.attach names a server that runs already; take it out to start one")
 
 
-def _start(base: BaseModelSpec, folder: RunFolder, reporter: Reporter) -> ModelServer:
+def _place(config: BridgeConfig, bases: Sequence[BaseModelSpec], reporter: Reporter) -> list[ServeOptions]:
+    """The servers' options with their cards, which are said; `train` cannot put servers of another command to sleep."""
+    placement = Placement(config, bases, [base.serve for base in bases], trains=False, takes_turns=False)
+    options = placement.serve_options()
+    refuse_whole_gpus(bases, options)
+    for line in placement.lines()[:-1]:  # without the trainer's, which may never come
+        reporter.say(line)
+    return options
+
+
+def _start(base: BaseModelSpec, options: ServeOptions, folder: RunFolder, *, reporter: Reporter) -> ModelServer:
     log = folder.server_log_of(base.name)
-    return start_server(base, base.serve, adapters=folder.adapters, log=log, reporter=reporter)
+    return start_server(base, options, adapters=folder.adapters, log=log, reporter=reporter)
 
 
 def _serve_live(
@@ -90,7 +105,8 @@ def _serve_live(
     command: Sequence[str],
 ) -> int:
     traffic = _live_traffic(config, folder, base, options=live)
-    with _start(base, folder, reporter) as server:
+    (options,) = _place(config, [base], reporter)
+    with _start(base, options, folder, reporter=reporter) as server:
         restarts, calls = config.serve.restarts, CallsUnderWay()  # the proxy's calls have limits of their own
         with (
             Supervisor(server, restarts, config.serve.hang_s, calls=calls, report=reporter.say) as supervisor,

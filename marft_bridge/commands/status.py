@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from marft_bridge.common.errors import ConfigError, StoreError
+from marft_bridge.common.errors import USER_ERRORS, ConfigError, StoreError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.config.serve import ServeOptions
 from marft_bridge.live.status import read_live_lines
 from marft_bridge.rewards.code import CodeOptions
 from marft_bridge.runs.named_version import read_named_version
 from marft_bridge.runs.run_folder import RunFolder, read_forecast, read_metrics
 from marft_bridge.sandbox.programs import WALLS, Isolation, NotStarted, wall_refusal
+from marft_bridge.serving.base_models import config_to_bases, is_prepared
+from marft_bridge.serving.placement import Placement
 from marft_bridge.serving.server_file import running_servers
 from trace_store.journal import is_recorded
 from trace_store.store import TraceStore
@@ -44,6 +47,7 @@ def status(config: BridgeConfig, reporter: Reporter) -> None:
         "rounds": config.train.rounds,
         "best": None if named is None else {"version": named.version, "newest": named.newest},
         "servers": [address for address, _ in running_servers(folder).values()],
+        "devices": _device_lines(config, folder),
         "live": read_live_lines(folder),
         "report": str(report_page) if report_page.exists() else None,
         "walls": walls_text,
@@ -63,7 +67,7 @@ def status(config: BridgeConfig, reporter: Reporter) -> None:
     if named is not None:
         reporter.say(f"  best version: {named.version} of {named.newest}")
     reporter.say(f"  server: {', '.join(state['servers']) or 'none running'}")
-    for line in state["live"]:
+    for line in [*state["devices"], *state["live"]]:
         reporter.say(f"  {line}")
     if state["report"] is not None:
         reporter.say(f"  report: {report_page}")
@@ -73,6 +77,19 @@ def status(config: BridgeConfig, reporter: Reporter) -> None:
 
 def _trained_versions(folder: RunFolder, node: str) -> list[int]:
     return sorted(int(file.parent.name) for file in (folder.adapters / node).glob("*/marft.json"))
+
+
+def _device_lines(config: BridgeConfig, folder: RunFolder) -> list[str]:
+    """Who has, or would have, which device; nothing where a base model is not there yet, and one line for a refusal."""
+    if not is_prepared(config):
+        return []
+    try:
+        bases = config_to_bases(config)
+        running = running_servers(folder)
+        options = [ServeOptions(attach=running[base.name][0]) if base.name in running else base.serve for base in bases]
+        return Placement(config, bases, options, trains=True).lines()
+    except USER_ERRORS as refusal:
+        return [f"devices: {refusal}"]
 
 
 def _required_walls(config: BridgeConfig) -> list[Isolation]:

@@ -127,12 +127,11 @@ def logprobs_to_kl(policy_logprobs: Sequence[float], base_logprobs: Sequence[flo
 
 
 def _load(config: BridgeConfig, model_dir: Path) -> PolicyModel:
-    import torch
-
+    from trainers.checks.memory_guard import options_to_device
     from trainers.scoring.model import PolicyModel
 
     options = config.train.trainer
-    device = "cuda" if options.system.device != "cpu" and torch.cuda.is_available() else "cpu"
+    device = str(options_to_device(options))
     return PolicyModel(model_dir, [_ADAPTER_NAME], options.lora, device=device, seed=0)
 
 

@@ -11,7 +11,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -148,6 +148,9 @@ class TrainOptions(_Options):
     `marft-bridge view`; 0.1 s and 0.7 MB for 50,000 sampled tokens, and never more than 32 MB before compression."""
     allow_tool_change: bool = False
     """Whether episodes with other tools than those that were learned from so far are learned from too."""
+    devices: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(None, min_length=1, max_length=1)
+    """The card of the trainer, by number; one, as there is one learner. None: one that no server of this command has,
+    or, with one card, that of the server."""
     trainer: TrainerOptions = TrainerOptions()
 
     @model_validator(mode="before")
@@ -230,6 +233,15 @@ class BridgeConfig(_Options):
                 f"train.trainer.agents.{unknown_agents[0]}: not in graph.nodes; only trained nodes have options"
             )
         self._rewards_fit_together()
+        device = trainer.system.device
+        if ":" in device:
+            raise ValueError(
+                f"train.trainer.system.device {device!r} names a card: set train.devices = [{device.partition(':')[2]}]"
+            )
+        if device == "cpu" and self.train.devices is not None:
+            raise ValueError(
+                "train.devices has no effect with train.trainer.system.device 'cpu': leave one of them out"
+            )
         if duplicates := sorted(set(self.graph.nodes) & set(self.graph.frozen)):
             raise ValueError(
                 f"graph.frozen: {duplicates[0]!r} is in graph.nodes too; a node is either trained or frozen"

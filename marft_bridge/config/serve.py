@@ -1,13 +1,75 @@
 """`[serve]` of bridge.toml: how the base model is served, and how the CPU build of vLLM uses the machine.
 
-Invariant: an option that would have no effect is refused. It does not import vLLM.
+Invariant: an option that would have no effect is refused, and so is an argument of vLLM's that we set ourselves. It
+does not import vLLM.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Collection
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, as vLLM has them
+CPU_MODEL_LEN = 4096  # on a CPU: tokens of one call at most, unless max_model_len says more
+
+# Arguments of vLLM that are set here, and what sets them. A training run relies on those without an option.
+_TRAINING = "training relies on its value"
+_ADDRESS = "the server is reached under an address of our own"
+OWN_ARGUMENTS = {
+    "--model": "set model.path",
+    "--host": _ADDRESS,
+    "--port": "set serve.port",
+    "--uds": _ADDRESS,
+    "--root-path": _ADDRESS,
+    "--ssl-keyfile": _ADDRESS,
+    "--ssl-certfile": _ADDRESS,
+    "--api-key": "the server has a random key",
+    "--api-server-count": "adapters are loaded into one server process",
+    "-asc": "adapters are loaded into one server process",
+    "--headless": _ADDRESS,
+    "--config": "a file could set what we set; name its arguments",
+    "--dtype": "set serve.dtype",
+    "--max-model-len": "set serve.max_model_len",
+    "--max-num-seqs": "set serve.max_num_seqs",
+    "--tensor-parallel-size": "set serve.tensor_parallel",
+    "-tp": "set serve.tensor_parallel",
+    "--data-parallel-size": "set serve.devices, and serve.tensor_parallel to the cards of one copy",
+    "-dp": "set serve.devices, and serve.tensor_parallel to the cards of one copy",
+    "--gpu-memory-utilization": "set serve.gpu_memory_utilization",
+    "--device-memory-utilization": "set serve.gpu_memory_utilization",
+    "--kv-cache-memory-bytes": "set serve.kv_cache_gib",
+    "--max-loras": "set serve.max_loras",
+    "--max-lora-rank": "set serve.max_lora_rank",
+    "--lora-target-modules": "set serve.lora_target_modules",
+    "--tool-call-parser": "set serve.tool_call_parser",
+    "--enable-auto-tool-choice": "set serve.tool_call_parser",
+    "--enable-lora": _TRAINING,
+    "--max-cpu-loras": _TRAINING,
+    "--served-model-name": _TRAINING,
+    "--logprobs-mode": _TRAINING,
+    "--generation-config": _TRAINING,
+    "--override-generation-config": _TRAINING,
+    "--disable-uvicorn-access-log": "it is set already",
+    "--disable-log-stats": "it is set already",
+    "--enable-sleep-mode": "the server sleeps where it shares its card with the trainer",
+    "--middleware": "it is how the server is put to sleep",
+}
+
+
+def argument_to_flag(argument: str) -> str | None:
+    """`--max_model_len=8`, as vLLM takes it -> `--max-model-len`; None for what is no flag, as a value."""
+    if not argument.startswith("-") or argument[1:2].isdigit():
+        return None
+    name = argument.partition("=")[0].partition(".")[0]
+    return name.replace("_", "-") if name.startswith("--") else name
+
+
+def own_flag(flag: str, own_flags: Collection[str]) -> str | None:
+    """The argument among `own_flags` that vLLM would take a flag for: also of its beginning, or of its opposite."""
+    positive = flag.replace("--no-", "--", 1)
+    return next((own for own in own_flags if own == positive or (len(flag) > 3 and own.startswith(positive))), None)
 
 
 class CpuOptions(BaseModel):
@@ -34,8 +96,14 @@ class ServeOptions(BaseModel):
 
     port: int | None = Field(default=None, ge=1, le=65535)
     """Port on 127.0.0.1; None takes a free one."""
-    max_model_len: int = Field(default=1024, ge=16)
-    """Tokens of prompt and completion together."""
+    devices: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(default=None, min_length=1)
+    """Cards of the server, by number. None: as many as the model needs; not the trainer's, where there are several."""
+    tensor_parallel: int | None = Field(default=None, ge=1)
+    """Cards that one copy of the model is split over. None: all in `devices`, or as few as hold it. With fewer than
+    `devices` has, each group of cards holds a copy."""
+    max_model_len: int | None = Field(default=None, ge=16)
+    """Tokens of prompt and completion together. None: what the model reads and the KV cache holds; on a CPU 4096 at
+    most."""
     max_num_seqs: int = Field(default=64, ge=1)
     """Requests that the engine works on at once."""
     max_loras: int = Field(default=4, ge=1)
@@ -48,14 +116,16 @@ class ServeOptions(BaseModel):
     dtype: str = Field(default="auto", pattern="^(auto|bfloat16|float16|float32)$")
     """Of weights and arithmetic. `auto` on a CPU: bfloat16 where it has instructions for it, else float32."""
     kv_cache_gib: float | None = Field(default=None, gt=0)
-    """KV cache in GiB; None is 1 on a CPU, and on a GPU what gpu_memory_utilization leaves."""
+    """KV cache in GiB, on each card; None is 1 on a CPU, and on a GPU what is left of the server's share."""
     gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
-    """Share of the GPU's memory for the engine; None leaves vLLM's own. A GPU that also trains needs a small one."""
+    """Share of each of its cards that the server takes. None: 0.92, and less on a card that also trains."""
     cpu: CpuOptions = CpuOptions()
     """How the CPU build of vLLM uses the machine."""
     tool_call_parser: str | None = Field(default=None, pattern="^[a-z0-9_-]+$")
     """How vLLM tells a tool call in the model's text (hermes, llama3_json, ...); None: no tools. A server in `attach`
     has its own."""
+    extra_args: tuple[str, ...] = ()
+    """Further arguments for vLLM, one text each, as ["--quantization", "fp8"]. What is set here is refused."""
     startup_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds until a server that is not ready counts as failed."""
     restarts: int = Field(default=2, ge=0, le=100)
@@ -69,6 +139,24 @@ class ServeOptions(BaseModel):
     api_key_env: str | None = None
     """Name of the environment variable that holds the key of the server in `attach`."""
 
+    @field_validator("devices")
+    @classmethod
+    def _no_card_twice(cls, devices: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if devices is not None and len(set(devices)) < len(devices):
+            raise ValueError(f"names a card twice: {', '.join(map(str, devices))}")
+        return devices
+
+    @field_validator("extra_args")
+    @classmethod
+    def _own_arguments_stay(cls, extra_args: tuple[str, ...]) -> tuple[str, ...]:
+        for position, argument in enumerate(extra_args):
+            flag = argument_to_flag(argument)
+            if flag is None and position == 0:
+                raise ValueError(f"{argument!r} is no argument of vLLM: they begin with a dash")
+            if flag is not None and (own := own_flag(flag, OWN_ARGUMENTS)) is not None:
+                raise ValueError(f"{argument!r} is not yours to set ({own}): {OWN_ARGUMENTS[own]}")
+        return extra_args
+
     @model_validator(mode="after")
     def _options_fit_together(self) -> ServeOptions:
         given_options = self.model_fields_set - {"attach", "api_key_env", "lora_target_modules", "hang_s"}
@@ -78,4 +166,17 @@ class ServeOptions(BaseModel):
             raise ValueError("api_key_env applies to attach only; a server that is started here gets a random key")
         if self.kv_cache_gib is not None and self.gpu_memory_utilization is not None:
             raise ValueError("kv_cache_gib and gpu_memory_utilization both size the KV cache; give one")
+        if self.tensor_parallel is not None and self.devices is not None and len(self.devices) % self.tensor_parallel:
+            raise ValueError(
+                f"tensor_parallel {self.tensor_parallel} does not divide the {len(self.devices)} cards in devices: "
+                "one copy of the model takes so many, so name a multiple of it"
+            )
         return self
+
+
+class PlacedServeOptions(ServeOptions):
+    """Serving options with what was planned for this machine filled in; no file says these."""
+
+    visible_devices: tuple[str, ...] = ()  # the server's cards, as CUDA_VISIBLE_DEVICES calls them
+    copies: int = 1  # of the model
+    sleeps: bool = False  # while the trainer updates

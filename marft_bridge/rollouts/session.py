@@ -19,6 +19,7 @@ from marft_bridge.rollouts.graph_stage import Stage, open_stage
 from marft_bridge.rollouts.run_counts import Tally
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving.model_versions import ModelVersions
+from marft_bridge.serving.placement import Placement
 from marft_bridge.serving.served_bases import ServedBases, serve_bases
 from marft_bridge.serving.server_file import server_options
 
@@ -46,19 +47,35 @@ class Session:
 
 @contextmanager
 def open_session(
-    config: BridgeConfig, folder: RunFolder, app: App, versions: ModelVersions, reporter: Reporter
+    config: BridgeConfig,
+    folder: RunFolder,
+    app: App,
+    versions: ModelVersions,
+    reporter: Reporter,
+    *,
+    placement: Placement | None = None,
 ) -> Iterator[Session]:
     """Starts the servers of the base models, or attaches to those of `marft-bridge serve`, and opens the app.
 
     The frozen nodes are served at version 0 from the beginning.
 
+    Args:
+        placement: who takes which card, and which server is attached to; None plans it for a command that does not
+            train.
+
     Raises:
         BridgeError: a server does not start; the app cannot be opened.
     """
     with open_stage(config, folder, reporter) as stage:
-        options = server_options(versions.bases, folder, reporter)
+        options = placement.serve_options() if placement else server_options(versions.bases, folder, reporter)
         with serve_bases(
-            config, versions, options, log_of=folder.server_log_of, loop=stage.loop, reporter=reporter
+            config,
+            versions,
+            options,
+            log_of=folder.server_log_of,
+            loop=stage.loop,
+            reporter=reporter,
+            placement=placement,
         ) as models:
             versions.register_zero((*config.graph.nodes, *app.frozen))
             models.publish(dict.fromkeys(app.frozen, 0))

@@ -54,6 +54,12 @@ def config_to_bases(config: BridgeConfig, report: Callable[[str], None] = lambda
     )
 
 
+def is_prepared(config: BridgeConfig) -> bool:
+    """Whether every base model's directory is there, so that `config_to_bases` takes no time."""
+    paths = [config.model.path, *(model.path for model in config.models.values())]
+    return all((_cache_of(config) / SMOLLM2_NAME if path == PREPARED_MODEL else Path(path)).is_dir() for path in paths)
+
+
 def directory_of(bases: Sequence[BaseModelSpec], node: str) -> Path:
     """The directory of the base model that a node runs on; of the first, where no table names the node."""
     return next((base.directory for base in bases if node in base.nodes), bases[0].directory)
@@ -73,7 +79,7 @@ def prepare_directory(path: str, config: BridgeConfig, report: Callable[[str], N
     """
     if path != PREPARED_MODEL:
         return name_to_model_dir(path)
-    cache = Path(os.environ.get("MARFT_CACHE") or config.model.cache)
+    cache = _cache_of(config)
     if not (cache / SMOLLM2_NAME).exists():
         report(f"preparing {SMOLLM2_NAME} in {cache} (once, about 20 s)")
     return prepare_smollm2(cache, report)
@@ -89,3 +95,7 @@ def name_to_model_dir(path: str) -> Path:
         return check_model_dir(model_to_directory(path))
     except ServingError as error:  # a download that was broken off, or of some files only
         raise error if name is None else ServingError(f"{error}: {name.download_command}") from None
+
+
+def _cache_of(config: BridgeConfig) -> Path:
+    return Path(os.environ.get("MARFT_CACHE") or config.model.cache)

@@ -22,6 +22,7 @@ from marft_bridge.rewards.contract import ModelAddress
 from marft_bridge.serving.adapter_registry import publish, retire
 from marft_bridge.serving.base_models import BaseModelSpec
 from marft_bridge.serving.model_versions import ModelVersions
+from marft_bridge.serving.placement import Placement
 from marft_bridge.serving.served_base import ServedBase, serve_base
 from marft_bridge.serving.supervisor import Supervisor
 from marft_bridge.serving.vllm_arguments import vllm_runs_on_cpu
@@ -85,6 +86,14 @@ class ServedBases:
                 if version not in versions and registry.served_name(node, version) in loaded:
                     retire(served_base.server, node, version)
 
+    @contextmanager
+    def asleep(self) -> Iterator[None]:
+        """The servers that share the trainer's card give their memory back until the block ends."""
+        with ExitStack() as stack:
+            for supervisor in self.supervisors:
+                stack.enter_context(supervisor.asleep())
+            yield
+
     # -- calls ------------------------------------------------------------------------------------------------
 
     @property
@@ -141,6 +150,7 @@ def serve_bases(
     log_of: Callable[[str], Path],
     loop: asyncio.Runner,
     reporter: Reporter,
+    placement: Placement | None = None,
 ) -> Iterator[ServedBases]:
     """Starts the servers, one after another, or attaches to them, until the block ends.
 
@@ -148,10 +158,13 @@ def serve_bases(
         options: of each base model's server, in their order.
         log_of: name of a base model -> the file that its server writes its output to.
         loop: the event loop that the connections belong to.
+        placement: who takes which card; None plans it for a command that does not train.
 
     Raises:
-        ServingError: see `ModelServer.start` and `refuse_whole_gpus`.
+        ServingError: see `ModelServer.start`, `Placement` and `refuse_whole_gpus`.
     """
+    placement = placement or Placement(config, versions.bases, options, trains=False)
+    options = placement.serve_options()
     refuse_whole_gpus(versions.bases, options)
     with ExitStack() as stack:
         served = tuple(

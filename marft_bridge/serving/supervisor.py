@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -93,6 +94,23 @@ class Supervisor:
             except ServingError:
                 if not self.came_back(began):
                     raise
+
+    @contextmanager
+    def asleep(self) -> Iterator[None]:
+        """The server gives its memory back until the block ends, and is not started again meanwhile.
+
+        One that died in its sleep is started again afterwards. Does nothing with a server that cannot sleep.
+
+        Raises:
+            ServingError: as `run_with_restarts`.
+        """
+        if not self._server.can_sleep:
+            yield
+            return
+        self.run_with_restarts(self._server.sleep)
+        with self._lock:  # its memory is another's now, so nobody may start it
+            yield
+        self.run_with_restarts(self._server.wake)  # one that was started again is awake, and stays so
 
     def _diagnose(self) -> str | None:
         """Why the server needs a restart; None when it is up, or answers slowly. With the lock held."""

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from marft_bridge.common.errors import ServingError
+from marft_bridge.serving.sleep_route import SLEEP_PATH, WAKE_PATH
 
 _WRAPPED_REASON = re.compile(r"Worker failed with error '(.*)', please check", re.DOTALL)
 
@@ -63,6 +64,14 @@ class EngineClient:
     def unload_adapter(self, name: str) -> None:
         """Takes `name` out of service; its memory is reused when the engine needs it."""
         self._request("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+
+    def sleep(self) -> None:
+        """Has the engine give its memory back, once no call is under way; see `sleep_route`."""
+        self._request("POST", SLEEP_PATH)
+
+    def wake(self) -> None:
+        """Has a sleeping engine take its memory again."""
+        self._request("POST", WAKE_PATH)
 
     def can_load_adapters(self) -> bool:
         """Whether the route for loading adapters exists; the request has an empty name, which changes nothing."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from marft_bridge.common.errors import ServingError
-from marft_bridge.config.serve import ServeOptions
+from marft_bridge.config.serve import PlacedServeOptions, ServeOptions
 from marft_bridge.serving import process_guard
 from marft_bridge.serving.cpu.plan import options_to_cpu_plan
 from marft_bridge.serving.prepare_model import check_model_dir
@@ -50,6 +50,7 @@ class ServerProcess:
         """
         cpu = vllm_runs_on_cpu()
         argv = server_argv(self._options, check_model_dir(self._model_dir), port, cpu=cpu)
+        placed_options = self._options if isinstance(self._options, PlacedServeOptions) else PlacedServeOptions()
         log = open_to_write(self._log_path, append=True)
         try:
             log_offset = os.fstat(log).st_size
@@ -61,7 +62,7 @@ class ServerProcess:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=server_environment(api_key, cpu, self._options.cpu),
+                env=server_environment(api_key, cpu, self._options.cpu, visible_devices=placed_options.visible_devices),
                 start_new_session=True,  # Ctrl-C reaches this process only, which then ends the server in order
             )
         finally:

@@ -18,7 +18,7 @@ from typing import Self
 
 from marft_bridge.common.errors import ServingError
 from marft_bridge.common.extras import install_command
-from marft_bridge.config.serve import ServeOptions
+from marft_bridge.config.serve import PlacedServeOptions, ServeOptions
 from marft_bridge.serving.adapter_checks import (
     LayerShapes,
     check_adapter_folder,
@@ -32,6 +32,11 @@ from marft_bridge.serving.vllm_client import EngineClient
 from marft_bridge.serving.vllm_process import ServerProcess, free_port, port_when_free
 
 _PORT_TRIES = 3  # another process may take a free port in the seconds before vLLM binds it
+_CARD_OPTIONS = {
+    "gpu_memory_utilization": "use kv_cache_gib",
+    "devices": "leave it out",
+    "tensor_parallel": "leave it out",
+}
 _NO_HASHES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -112,6 +117,19 @@ class ModelServer:
     def attached(self) -> bool:
         """Whether the server ran before, so that this object neither starts nor ends it."""
         return self._process is None
+
+    @property
+    def can_sleep(self) -> bool:
+        """Whether the server was started to give its memory back when it is not needed."""
+        return isinstance(self._options, PlacedServeOptions) and self._options.sleeps
+
+    def sleep(self) -> None:
+        """Gives the server's memory back until `wake`, once calls under way are answered; adapters stay loaded."""
+        self._client.sleep()
+
+    def wake(self) -> None:
+        """Takes the memory again. Raises ServingError when the server does not wake."""
+        self._client.wake()
 
     def restart(self, on_progress: Callable[[str], None] = lambda _: None) -> None:
         """Ends what is left of the server and starts it again, with the port, key and adapters that it had.
@@ -264,8 +282,10 @@ def _new_process(options: ServeOptions, model_dir: Path, log: Path) -> ServerPro
         raise ServingError(
             f"vLLM is not installed: {install_command('cuda')}, or [cpu] where there is no GPU; or set serve.attach"
         )
-    if vllm_runs_on_cpu() and options.gpu_memory_utilization is not None:
-        raise ServingError("gpu_memory_utilization has no effect on the CPU build of vLLM; use kv_cache_gib")
+    if vllm_runs_on_cpu():
+        for name, instead in _CARD_OPTIONS.items():
+            if getattr(options, name) is not None:
+                raise ServingError(f"{name} has no effect on the CPU build of vLLM; {instead}")
     if not vllm_runs_on_cpu() and "cpu" in options.model_fields_set:
         raise ServingError("serve.cpu has no effect on the CUDA build of vLLM; leave it out")
     if options.port is not None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.serving.base_models import BaseModelSpec
+from marft_bridge.serving.model_config import context_length
 from marft_bridge.training.recorded_chats import ChatMessage, RecordedChat, UnusableChatError, span_to_chat
 from trace_store import conventions as c
 from trace_store.records import FROM_ENGINE, RETOKENISED, TOOLS_OF, Action, Episode, SpanRow, Trajectory
@@ -225,7 +226,7 @@ def bases_to_retokeniser(bases: Sequence[BaseModelSpec], nodes: Collection[str],
     retokeniser = Retokeniser(None, ())
     for base in bases:
         its_nodes = [node for node in base.nodes if node in nodes]
-        # a server that runs already has a limit of its own, which is not known here
+        # a server that runs already, or sizes itself, has a limit of its own, which is not known here
         served_length = base.serve.max_model_len if base.serve.attach is None else None
         if its_nodes:
             tokenizer = ChatTokenizer(base.directory) if retokenise else None
@@ -236,13 +237,6 @@ def bases_to_retokeniser(bases: Sequence[BaseModelSpec], nodes: Collection[str],
 def _lacks_only_ids(action: Action, nodes: Collection[str]) -> bool:
     has_ids = action.prompt_ids and action.sampled_ids
     return action.node in nodes and not has_ids and (action.untrainable_reason or "").endswith(FROM_ENGINE)
-
-
-def context_length(model_dir: Path) -> int | None:
-    """The most tokens that the base model reads, by its configuration; None where it does not say."""
-    config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
-    length = config.get("max_position_embeddings") or (config.get("text_config") or {}).get("max_position_embeddings")
-    return length if isinstance(length, int) else None
 
 
 def _stop_ids(model_dir: Path) -> set[int]:

@@ -48,6 +48,8 @@ from marft_bridge.runs.run_folder import (
 )
 from marft_bridge.runs.run_store import WAIT_IN_RUN_S, open_run_store, take_in_journal, take_in_on_failure
 from marft_bridge.serving.model_versions import config_to_versions
+from marft_bridge.serving.placement import Placement
+from marft_bridge.serving.server_file import server_options
 from marft_bridge.training.advantage_log import credits_to_file, delete_rounds_after
 from marft_bridge.training.async_rollouts import BackgroundRollouts
 from marft_bridge.training.external_traces import config_to_names, traces_to_episodes
@@ -73,6 +75,8 @@ from trace_store.records import Trajectory
 from trace_store.store import TraceStore
 from trainers import checkpoint
 from trainers.checks.memory_guard import MemoryGuard
+from trainers.common.free_memory import give_back_card_memory
+from trainers.config import TrainerOptions
 from trainers.marft import MarftTrainer
 
 # Episodes of this run's rounds, and the collected ones, which version 0 sampled. Episodes that failed, or have no
@@ -106,8 +110,11 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
     heldout = HeldOutTasks(app.heldout_tasks, app.task_to_input)
     versions = config_to_versions(config, folder.adapters, reporter.say)
     model_dirs = {node: versions.base_of(node).directory for node in config.graph.nodes}
+    placement = Placement(config, versions.bases, server_options(versions.bases, folder, reporter), trains=True)
+    for device_line in placement.lines():
+        reporter.say(device_line)
     # before a server is started in vain; the trainer checks again once the server has taken its share of the GPU
-    memory = MemoryGuard.of_agents(config.train.trainer, model_dirs, config.graph.nodes)
+    memory = MemoryGuard.of_agents(placement.trainer_options(), model_dirs, config.graph.nodes)
     memory.check()
     if (memory_line := memory.describe()) is not None:
         reporter.say(memory_line)
@@ -138,7 +145,7 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
             begin_run(store, TRAIN, "train", config=config, folder=folder)
         with (
             take_in_on_failure(folder, reporter, "train"),
-            open_session(config, folder, app, versions=versions, reporter=reporter) as session,
+            open_session(config, folder, app, versions=versions, reporter=reporter, placement=placement) as session,
             BackgroundRollouts(session.stage.stop) as rollouts,
             open_loggers(config, folder, checkpoint.is_saved(folder.checkpoint), say=reporter.say) as loggers,
         ):
@@ -146,6 +153,7 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
                 config,
                 folder,
                 session,
+                trainer_options=placement.trainer_options(),
                 rollouts=rollouts,
                 loggers=loggers,
                 heldout=heldout,
@@ -179,6 +187,7 @@ class _Training:
         rollouts: BackgroundRollouts,
         *,
         loggers: RunLoggers,
+        trainer_options: TrainerOptions,
         heldout: HeldOutTasks,
         tasks: Sequence[dict[str, Any]],
         collected: Sequence[Trajectory],
@@ -196,15 +205,16 @@ class _Training:
         self.clock = RoundClock()
         self.store_lock = Lock()  # rollouts open the store too, on their thread, to see what a round still lacks
         versions = self.models.versions
-        self.trainer = MarftTrainer(
-            self.options.trainer,
-            {node: versions.base_of(node).directory for node in self.nodes},
-            self.nodes,
-            seed=config.seed,
-            progress=self._show_phase,
-            lineage=versions.lineage,
-            is_heldout=heldout.is_held_out,
-        )
+        with self._updating():  # so that the trainer finds the memory that it will have
+            self.trainer = MarftTrainer(
+                trainer_options,
+                {node: versions.base_of(node).directory for node in self.nodes},
+                self.nodes,
+                seed=config.seed,
+                progress=self._show_phase,
+                lineage=versions.lineage,
+                is_heldout=heldout.is_held_out,
+            )
 
     def run(self) -> None:
         """Trains from the checkpoint's round, or from the offline phase, to the last round."""
@@ -265,10 +275,11 @@ class _Training:
         collected = self.collected
         self.reporter.say(f"learning from {len(collected)} stored episodes")
         record_learned_tasks(self.folder.path, collected)
-        with self._show_progress("warm-up"):
-            warm_up = self.trainer.warm_up(collected)
-        with self._show_progress("replay"):
-            replay = self.trainer.replay(collected)
+        with self._updating():
+            with self._show_progress("warm-up"):
+                warm_up = self.trainer.warm_up(collected)
+            with self._show_progress("replay"):
+                replay = self.trainer.replay(collected)
         with self.clock.part(1, PUBLISH):
             self._commit({"phase": "offline", "round": 0, "warm_up": warm_up, "replay": replay})
         explained_variance = warm_up["critic"]["explained_variance"]
@@ -305,7 +316,7 @@ class _Training:
         last_ahead = min(number + self.options.max_staleness, self.options.rounds)
         for next_number in range(number + 1, last_ahead + 1):
             self.rollouts.start(next_number, partial(self._plan_rollouts, next_number))
-        with self._show_progress(f"round {number}/{self.options.rounds}"):
+        with self._updating(), self._show_progress(f"round {number}/{self.options.rounds}"):
             with self.clock.part(number, SCORE):
                 served = served_versions(self.trainer.policies, self.registry, episodes, newest=version)
             log_credits = partial(credits_to_file, folder=self.folder.advantages, number=number)
@@ -327,6 +338,13 @@ class _Training:
         figures = self._report_round(number, episodes, metrics)
         self.signal.refuse_silence(read_metrics(self.folder.metrics), episodes)
         return figures
+
+    @contextmanager
+    def _updating(self) -> Iterator[None]:
+        """The trainer has what a server on its card needs no more until the block ends, and gives it back."""
+        with self.models.asleep():
+            yield
+            give_back_card_memory()
 
     def _plan_rollouts(self, number: int) -> Callable[[], None]:
         """A function that plays the episodes that a round lacks, and refills it, by the currently newest versions."""

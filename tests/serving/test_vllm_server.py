@@ -4,6 +4,7 @@ and adapters are what training takes them for."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -22,7 +23,7 @@ from support.fake_vllm import FakeVllm, running
 from support.lora_files import write_adapter
 
 from marft_bridge.common.errors import ServingError
-from marft_bridge.config.serve import CpuOptions, ServeOptions
+from marft_bridge.config.serve import OWN_ARGUMENTS, CpuOptions, PlacedServeOptions, ServeOptions
 from marft_bridge.serving import process_guard as server_guard
 from marft_bridge.serving import vllm_process as server_process
 from marft_bridge.serving import vllm_server as serving
@@ -50,6 +51,10 @@ def test_options_that_would_have_no_effect_are_refused() -> None:
         ({"kv_cache_gib": 1.0, "gpu_memory_utilization": 0.5}, "give one"),
         ({"attach": "127.0.0.1:8000"}, "attach"),
         ({"threads": 2}, "threads"),
+        ({"devices": [0, 1, 0]}, "names a card twice"),
+        ({"devices": []}, "devices"),
+        ({"devices": [0, 1, 2], "tensor_parallel": 2}, "tensor_parallel 2 does not divide the 3 cards"),
+        ({"attach": "http://127.0.0.1:8000", "devices": [0]}, "devices cannot be set"),
         ({"attach": "http://127.0.0.1:8000", "cpu": {"threads": 2}}, "cpu cannot be set"),
     ):
         with pytest.raises(ValidationError, match=named):
@@ -82,9 +87,99 @@ def test_a_gpu_keeps_its_own_defaults() -> None:
 
 
 def test_options_of_the_cpu_build_are_refused_on_another(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("gpu_memory_utilization", "devices", "tensor_parallel"):
+        value: Any = [0] if name == "devices" else 1
+        with pytest.raises(ServingError, match=rf"{name} has no effect on the CPU build of vLLM"):
+            start(ServeOptions.model_validate({name: value}), model_dir)
     monkeypatch.setattr(serving, "vllm_runs_on_cpu", lambda: False)
     with pytest.raises(ServingError, match=r"serve\.cpu has no effect on the CUDA build of vLLM"):
         start(ServeOptions(cpu=CpuOptions(threads=1)), model_dir)
+
+
+def test_a_call_may_be_as_long_as_the_model_reads_and_the_cache_holds(tmp_path: Path) -> None:
+    """On a CPU up to 4096 tokens, which is what one step takes anyway, so that nothing else grows."""
+    sizes = {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576}
+
+    def length(context: int | None, **options: Any) -> tuple[int, int]:
+        config = sizes if context is None else sizes | {"max_position_embeddings": context}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        argv = server_argv(ServeOptions(dtype="float32", **options), tmp_path, 1, cpu=True)
+        return int(value_after(argv, "--max-model-len")), int(value_after(argv, "--max-num-batched-tokens"))
+
+    assert length(8192) == (4096, 4096)
+    assert length(2048) == (2048, 4096)
+    # a token: 30 layers x 2 x 3 heads x 64 x 4 bytes = 45 KiB, of which 0.05 GiB hold 1165
+    assert length(8192, kv_cache_gib=0.05) == (1165, 4096)
+    assert length(8192, max_model_len=6000) == (6000, 6000)
+    assert length(None) == (1024, 4096)
+
+
+OPTIONS_OF_ALL_ARGUMENTS: dict[str, Any] = {
+    "tool_call_parser": "hermes",
+    "lora_target_modules": ("q_proj",),
+    "kv_cache_gib": 1.0,
+    "tensor_parallel": 2,
+    "max_model_len": 512,
+}
+
+
+def all_argv(cpu: bool) -> list[str]:
+    """A command line with everything that we ever set."""
+    options = PlacedServeOptions.model_validate(OPTIONS_OF_ALL_ARGUMENTS | {"copies": 2, "sleeps": True})
+    return server_argv(options, Path("model"), 1, cpu=cpu) + server_argv(
+        ServeOptions(gpu_memory_utilization=0.5), Path("model"), 1, cpu=False
+    )
+
+
+def test_an_argument_that_is_set_here_is_refused_however_it_is_written() -> None:
+    flags = {word for word in all_argv(cpu=False) if word.startswith("--")}
+    assert len(flags) > 20
+    for flag in flags:
+        for written in (
+            flag,
+            f"{flag}=1",
+            flag.replace("-", "_").replace("__", "--", 1),
+            flag[:-1],
+            f"--no-{flag[2:]}",
+        ):
+            with pytest.raises(ValidationError, match=r"extra_args\n.*is not yours to set"):
+                ServeOptions(extra_args=(written,))
+    for short in ("-tp", "-dp=2"):
+        with pytest.raises(ValidationError, match="set serve"):
+            ServeOptions(extra_args=(short, "2"))
+    with pytest.raises(ValidationError, match=r"'--max_model_len=9' is not yours .*: set serve\.max_model_len"):
+        ServeOptions(extra_args=("--quantization", "fp8", "--max_model_len=9"))
+    with pytest.raises(ValidationError, match="'fp8' is no argument of vLLM"):
+        ServeOptions(extra_args=("fp8",))
+
+
+def test_other_arguments_reach_vllm_and_one_that_a_cpu_needs_is_refused_there() -> None:
+    extra_args = ("--quantization", "fp8", "--compilation-config.mode", "0", "--seed", "-1")
+    assert server_argv(ServeOptions(extra_args=extra_args), Path("model"), 1, cpu=False)[-6:] == [*extra_args]
+    for flag in ("--enforce-eager", "--no-enforce-eager", "--block_size=16"):
+        options = ServeOptions(extra_args=(flag,))
+        assert server_argv(options, Path("model"), 1, cpu=False)[-1] == flag
+        with pytest.raises(ServingError, match=r"serve\.extra_args: .* is set here already"):
+            server_argv(options, Path("model"), 1, cpu=True)
+
+
+@pytest.mark.slow
+def test_vllm_itself_knows_every_argument_and_no_other_name_of_one_gets_through() -> None:
+    script = (
+        "import json; from vllm.entrypoints.launchers.cli_args import make_arg_parser\n"
+        "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
+        "print(json.dumps([a.option_strings for a in make_arg_parser(FlexibleArgumentParser())._actions]))"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300)
+    names = json.loads(run.stdout.splitlines()[-1])
+    known = {name for group in names for name in group}
+    flags = {word for word in all_argv(cpu=True) if word.startswith("--")}
+    assert flags <= known
+    for group in names:
+        if set(group) & OWN_ARGUMENTS.keys():
+            for name in group:
+                with pytest.raises(ValidationError, match="is not yours to set"):
+                    ServeOptions(extra_args=(name,))
 
 
 @pytest.mark.parametrize(("asked", "engine"), [(1, 1), (4, 8), (8, 8), (9, 16), (300, 320), (512, 512)])

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from marft_bridge.serving.sleep_route import SLEEP_PATH, WAKE_PATH
+
 LOGITS = {" cat": 3.0, " dog": 1.0, " owl": 0.5}
 END_OF_TURN = 256
 Answer = str | list[tuple[str, dict[str, Any]]]
@@ -45,6 +47,7 @@ class FakeVllm(ThreadingHTTPServer):
         self.answer: Callable[[dict[str, Any]], Answer] = lambda body: f"{body['model']} speaks"
         self.asked: list[dict[str, Any]] = []  # bodies of the chat requests
         self.auto_tools = False  # --enable-auto-tool-choice --tool-call-parser
+        self.sleeps = False  # our route of vLLM's server (`sleep_route`): it answers nothing until it is woken
         self.fail_next = 0  # so many chat requests end with 500
         self.spoil: Callable[[dict[str, Any]], bytes | None] = lambda _: None  # whole answer -> what is sent instead
         self.samples: Callable[[], object] = lambda: None  # called before a completion is answered
@@ -69,10 +72,15 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, {"data": cards})
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
         if not self._key_is_right():
             return
-        if self.path == "/v1/completions":
+        if self.path in (SLEEP_PATH, WAKE_PATH):
+            self.server.sleeps = self.path == SLEEP_PATH
+            self._answer(200, {})
+        elif self.server.sleeps:
+            self._answer(503, {"error": {"message": "asleep"}})
+        elif self.path == "/v1/completions":
             self.server.samples()
             scale = body["temperature"] if self.server.processed else 1.0
             total = math.log(sum(math.exp(logit / scale) for logit in LOGITS.values()))

@@ -29,6 +29,7 @@ FLOORS = (
     "marft_bridge.serving",
     "marft_bridge.serving.cpu",
     "marft_bridge.runs",
+    "marft_bridge.devices",
     "marft_bridge.config",
     "marft_bridge.rewards",
     "marft_bridge.tasks",

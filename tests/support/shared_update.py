@@ -14,6 +14,23 @@ from trainers.scoring.microbatch import items_to_microbatches
 
 NAME = "support.shared_update:updates"
 
+# Every way to update: what is called, and with which options.
+UPDATES: dict[str, tuple[str, dict[str, Any]]] = {
+    "as it comes": ("update", {}),
+    "token": ("update", {"granularity": "token", "entropy_coef": 0.01, "critic": {"sharing": "agent"}}),
+    "reference": ("update", {"kl_coef": 0.1, "epochs": 2}),
+    "all at once": ("update", {"update": "simultaneous", "logprob_norm": "sum"}),
+    "masked": ("update", {"mismatch": "mask", "mismatch_cap": 1e9, "geometric_mask": 1e3, "veto": 1e-30}),
+    "shortened": ("update", {"lr": 0.1, "kl_target": 1e-3, "agent_order": "reverse"}),
+    "groups": ("update", {"estimator": "grpo", "granularity": "token", "dual_clip": 3.0}),
+    "one adapter": ("update", {"agents": {"actor": {"adapter": "reasoner"}}, "nll_coef": 0.1}),
+    "computed again": ("update", {"activation_checkpointing": True}),
+    "filtered": ("replay", {"offline": {"mode": "filtered", "threshold": 0.5}}),
+    "awr": ("replay", {"offline": {"mode": "awr"}}),
+    "topr": ("replay", {"offline": {"mode": "topr"}, "replay": {"min_ess": 0.0}}),
+    "vtrace": ("replay", {"offline": {"mode": "vtrace"}, "replay": {"min_ess": 0.0}}),
+}
+
 
 def updates(workers: Workers, argument: dict[str, Any]) -> dict[str, Any]:
     """One for each of the named options: (what to do, with how many games, options)."""

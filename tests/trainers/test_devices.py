@@ -19,28 +19,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.paths import TESTS
-from support.shared_update import leaves, updates
+from support.shared_update import UPDATES, leaves, updates
 from support.tiny_policy import save_tiny_llama
 
 from trainers.common.workers import Workers
 
 pytestmark = pytest.mark.slow  # one costly fixture serves them all
-
-UPDATES: dict[str, tuple[str, dict[str, Any]]] = {
-    "as it comes": ("update", {}),
-    "token": ("update", {"granularity": "token", "entropy_coef": 0.01, "critic": {"sharing": "agent"}}),
-    "reference": ("update", {"kl_coef": 0.1, "epochs": 2}),
-    "all at once": ("update", {"update": "simultaneous", "logprob_norm": "sum"}),
-    "masked": ("update", {"mismatch": "mask", "mismatch_cap": 1e9, "geometric_mask": 1e3, "veto": 1e-30}),
-    "shortened": ("update", {"lr": 0.1, "kl_target": 1e-3, "agent_order": "reverse"}),
-    "groups": ("update", {"estimator": "grpo", "granularity": "token", "dual_clip": 3.0}),
-    "one adapter": ("update", {"agents": {"actor": {"adapter": "reasoner"}}, "nll_coef": 0.1}),
-    "computed again": ("update", {"activation_checkpointing": True}),
-    "filtered": ("replay", {"offline": {"mode": "filtered", "threshold": 0.5}}),
-    "awr": ("replay", {"offline": {"mode": "awr"}}),
-    "topr": ("replay", {"offline": {"mode": "topr"}, "replay": {"min_ess": 0.0}}),
-    "vtrace": ("replay", {"offline": {"mode": "vtrace"}, "replay": {"min_ess": 0.0}}),
-}
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,8 @@ import torch
 
 from trainers.adapters.adapter_map import AdapterPlan, options_to_adapters
 from trainers.batch import ActionItem
-from trainers.checks.memory_plan import Base, Calls, MemoryPlan, bytes_to_text, model_to_shape, plan_memory
+from trainers.checks.memory_plan import Base, Calls, MemoryPlan, model_to_shape, plan_memory
+from trainers.common.byte_text import bytes_to_text
 from trainers.common.free_memory import free_bytes, leaves_holes
 from trainers.config import TrainerOptions
 from trainers.errors import TrainError
@@ -80,7 +81,7 @@ class MemoryGuard:
         if self._total(self.options) - loaded_bytes > free:
             raise TrainError(
                 f"training needs about {bytes_to_text(self._total(self.options))} of memory ({plan}), and "
-                f"{bytes_to_text(free + loaded_bytes)} are there for it: {self._advice(free + loaded_bytes)}"
+                f"{bytes_to_text(free + loaded_bytes)} are there for it: {self.advice(free + loaded_bytes)}"
             )
 
     def expect(self, items: Sequence[ActionItem]) -> None:
@@ -123,7 +124,7 @@ class MemoryGuard:
         assert plan is not None
         return plan.total - (plan.features if self.device.type == "cuda" else 0)
 
-    def _advice(self, room: int) -> str:
+    def advice(self, room: int) -> str:
         """What to change so that training fits into `room` bytes."""
         plain, saving = (_with(self.options, activation_checkpointing=checkpointing) for checkpointing in (False, True))
         least = self._largest(saving, room)
@@ -161,11 +162,20 @@ def options_to_device(options: TrainerOptions) -> torch.device:
     """Where one process computes.
 
     Raises:
-        TrainError: CUDA is asked for and there is none.
+        TrainError: CUDA is asked for and there is none, or not this card.
     """
-    if options.system.device == "cuda" and not torch.cuda.is_available():
-        raise TrainError("trainer.system.device is 'cuda' but torch sees no CUDA device: use 'cpu' or 'auto'")
-    return torch.device("cuda" if options.system.device != "cpu" and torch.cuda.is_available() else "cpu")
+    wanted, has_cards = options.system.device, torch.cuda.is_available()
+    if wanted == "cpu" or (wanted == "auto" and not has_cards):
+        return torch.device("cpu")
+    if not has_cards:
+        raise TrainError(f"trainer.system.device is {wanted!r} but torch sees no CUDA device: use 'cpu' or 'auto'")
+    device = torch.device("cuda" if wanted == "auto" else wanted)
+    if ":" in wanted and device.index >= torch.cuda.device_count():
+        raise TrainError(
+            f"trainer.system.device is {wanted!r}, but torch sees {torch.cuda.device_count()} CUDA devices: "
+            f"use 'cuda:0' to 'cuda:{torch.cuda.device_count() - 1}'"
+        )
+    return device
 
 
 class _Trains(Protocol):

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from trainers.common.byte_text import bytes_to_text
 from trainers.config import LoraOptions, TrainerOptions
 from trainers.scoring.activation_checkpointing import decoder_layers
 from trainers.scoring.prefix_tree import RECTANGLE
@@ -120,11 +121,6 @@ class MemoryPlan:
             "the rest": self.runtime + self.scratch,
         }
         return ", ".join(f"{name} {bytes_to_text(size)}" for name, size in parts.items() if size)
-
-
-def bytes_to_text(size: int) -> str:
-    """12.3 GiB, or 345 MiB below one."""
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{max(size, 2**20) / 2**20:.0f} MiB"
 
 
 def plan_memory(

@@ -45,6 +45,11 @@ def leaves_holes() -> bool:
     return _THRESHOLD_VARIABLE not in os.environ
 
 
+def give_back_card_memory() -> None:
+    """Gives the driver what torch has freed and keeps for itself, so that another process on the card can have it."""
+    torch.cuda.empty_cache()  # does nothing where there is no card
+
+
 def give_back_large_blocks() -> None:
     """From now on every large block that this process frees goes back to the machine.
 

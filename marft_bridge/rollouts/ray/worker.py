@@ -32,6 +32,7 @@ from marft_bridge.rollouts.run_counts import Tally
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving.base_models import config_to_bases, with_modules
 from marft_bridge.serving.model_versions import bases_to_versions
+from marft_bridge.serving.placement import Placement
 from marft_bridge.serving.served_bases import ServedBases, serve_bases
 from trace_store.files import open_to_read
 from trace_store.journal import folder_to_segments, lock_if_abandoned
@@ -188,6 +189,7 @@ class Worker:
                 log_of=self._scratch.server_log_of,
                 loop=stage.loop,
                 reporter=quiet_reporter,
+                placement=Placement(config, bases, options, trains=False, beside_trainer=False),
             ) as models,
         ):
             if assignment.endpoint is None:

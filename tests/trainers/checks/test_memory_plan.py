@@ -43,7 +43,8 @@ from trainers.adapters.adapter_map import options_to_adapters
 from trainers.batch import ActionItem
 from trainers.checks import memory_guard
 from trainers.checks.memory_guard import MemoryGuard
-from trainers.checks.memory_plan import Base, Calls, MemoryPlan, bytes_to_text, model_to_shape, plan_memory
+from trainers.checks.memory_plan import Base, Calls, MemoryPlan, model_to_shape, plan_memory
+from trainers.common.byte_text import bytes_to_text
 from trainers.common.free_memory import free_bytes, give_back_large_blocks, host_free_bytes, leaves_holes
 from trainers.config import LoraOptions, TrainerOptions
 from trainers.errors import TrainError
@@ -443,12 +444,15 @@ def test_the_train_command_says_the_plan_first_and_refuses_before_a_server_start
     monkeypatch.setattr(reporter, "say", said.append)
     monkeypatch.setattr(memory_guard, "free_bytes", lambda _: 10 * MIB)
     assert refusal(lambda: train(config, reporter, resume=False)).startswith("training needs about")
-    assert said == []
+    devices = ["devices: model server: CPU", "devices: training: CPU"]
+    assert said == devices
+    said.clear()
     monkeypatch.setattr(memory_guard, "free_bytes", lambda _: 5 * GIB)
     with pytest.raises(ConfigError, match="holds no collected episode"):
         train(config, reporter, resume=False)
-    assert said[0].startswith("memory: training takes about ")
-    assert said[0].endswith("; 5.0 GiB are free")
+    assert said[:2] == devices
+    assert said[2].startswith("memory: training takes about ")
+    assert said[2].endswith("; 5.0 GiB are free")
 
 
 def test_a_trainer_refuses_a_call_that_is_too_long_for_what_is_left(

@@ -1,0 +1,144 @@
+"""A configuration and its base models -> which card each server and the trainer take on this machine.
+
+Here the machine and the models are read; what follows from them is decided by `devices.plan`. Invariant: without cards
+that the driver lists, nothing is planned and everything stays as the options say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from marft_bridge.common.errors import ServingError
+from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.config.serve import PlacedServeOptions, ServeOptions
+from marft_bridge.devices.machine import Machine, read_machine
+from marft_bridge.devices.plan import DevicePlan, EngineNeed, EnginePlan, TrainerNeed, plan_devices
+from marft_bridge.serving.base_models import BaseModelSpec, directory_of
+from marft_bridge.serving.model_config import context_length, read_model_config
+from marft_bridge.serving.vllm_arguments import vllm_runs_on_cpu
+from trainers.config import TrainerOptions
+
+
+class Placement:
+    """Who takes which card for the commands of one configuration.
+
+    Args:
+        options: of each base model's server, in their order; one that attaches takes no card of this command's.
+        trains: whether this command trains. Others leave the trainer's share free where it fits, so that a call has
+            the same limit in all of them, and go without it where it does not.
+        beside_trainer: whether the trainer computes on this machine, now or in another command.
+        takes_turns: whether the command that trains may put these servers to sleep.
+        machine: None reads this one.
+
+    Raises:
+        ServingError: see `plan_devices`.
+    """
+
+    def __init__(
+        self,
+        config: BridgeConfig,
+        bases: Sequence[BaseModelSpec],
+        options: Sequence[ServeOptions],
+        *,
+        trains: bool,
+        takes_turns: bool = True,
+        beside_trainer: bool = True,
+        machine: Machine | None = None,
+    ) -> None:
+        self._config, self._bases, self._options = config, tuple(bases), tuple(options)
+        self._takes_turns = takes_turns and config.train.max_staleness == 0
+        self._machine = read_machine() if machine is None else machine
+        trainer = self._trainer_need() if self._machine.cards and beside_trainer else None
+        if trainer is None and beside_trainer and config.train.devices is not None:
+            raise ServingError(
+                "train.devices names a card, but there is none that the driver and torch see: leave it out"
+            )
+        needs = [self._engine_need(base, serve) for base, serve in zip(self._bases, self._options, strict=True)]
+        try:
+            self._plan = plan_devices(self._machine, needs, trainer)
+        except ServingError:
+            if trains or trainer is None:
+                raise
+            self._plan = plan_devices(self._machine, needs)
+
+    @property
+    def plan(self) -> DevicePlan:
+        """Who takes which card."""
+        return self._plan
+
+    def serve_options(self) -> list[ServeOptions]:
+        """The options of each server with what was planned for it."""
+        return [
+            options if engine is None else self._place(options, engine)
+            for options, engine in zip(self._options, self._plan.engines, strict=True)
+        ]
+
+    def trainer_options(self) -> TrainerOptions:
+        """The trainer's options with its card, where there are several to choose from."""
+        trainer = self._config.train.trainer
+        if self._plan.trainer is None or len(self._machine.cards) < 2:
+            return trainer
+        system = trainer.system.model_copy(update={"device": f"cuda:{self._plan.trainer}"})
+        return trainer.model_copy(update={"system": system})
+
+    def lines(self) -> list[str]:
+        """Who has which device, one line each."""
+        rows = []
+        for position, (base, options) in enumerate(zip(self._bases, self._options, strict=True)):
+            if options.attach is not None:
+                text = f"at {options.attach}, which runs already"
+            elif vllm_runs_on_cpu():
+                text = "CPU"
+            else:
+                text = self._plan.engine_text(position) or "as vLLM chooses, since the driver lists no card"
+            rows.append(f"{base.title}: {text}")
+        return [f"devices: {row}" for row in (*rows, f"training: {self._plan.trainer_text()}")]
+
+    def _place(self, options: ServeOptions, engine: EnginePlan) -> PlacedServeOptions:
+        values = {name: getattr(options, name) for name in ServeOptions.model_fields} | {
+            "devices": engine.devices,
+            "tensor_parallel": engine.tensor_parallel,
+            "gpu_memory_utilization": engine.utilization,
+            "visible_devices": tuple(self._machine.cards[number].visible_name for number in engine.devices),
+            "copies": engine.copies,
+            "sleeps": engine.sleeps,
+        }
+        # not checked again: a file gives the cache's size or a share, and vLLM wants both
+        return PlacedServeOptions.model_construct(_fields_set=set(values), **values)
+
+    def _engine_need(self, base: BaseModelSpec, options: ServeOptions) -> EngineNeed | None:
+        if options.attach is not None or vllm_runs_on_cpu():
+            return None
+        table = f"models.{base.name}.serve" if base.name else "serve"
+        if not self._machine.cards:
+            return EngineNeed(table, options, shape=None)
+        from trainers.checks.memory_plan import model_to_shape  # imported late: it imports torch
+
+        lora = self._config.train.trainer.lora
+        if options.lora_target_modules is not None:
+            lora = lora.model_copy(update={"target_modules": options.lora_target_modules})
+        is_quantized = "quantization_config" in read_model_config(base.directory) or any(
+            argument.startswith(("--quantization", "-q")) for argument in options.extra_args
+        )
+        shape = None if is_quantized else model_to_shape(base.directory, lora)
+        return EngineNeed(table, options, shape, rank=lora.rank, context=context_length(base.directory))
+
+    def _trainer_need(self) -> TrainerNeed | None:
+        options, nodes = self._config.train.trainer, self._config.graph.nodes
+        if options.system.device == "cpu":
+            return None
+        import torch  # late, and only where there is a card
+
+        from trainers.adapters.adapter_map import options_to_adapters
+        from trainers.checks.memory_guard import MemoryGuard
+
+        if not torch.cuda.is_available():
+            return None
+        directories = {node: directory_of(self._bases, node) for node in nodes}
+        guard = MemoryGuard(options, options_to_adapters(options, nodes, directories), torch.device("cuda"))
+        plan, devices = guard.plan(), self._config.train.devices
+        device = devices[0] if devices else None
+        if plan is None:
+            return TrainerNeed(None, None, self._takes_turns, device=device)
+        peak = plan.total - plan.features  # which are in host memory
+        return TrainerNeed(plan.loaded, peak, self._takes_turns, advice=guard.advice, device=device)

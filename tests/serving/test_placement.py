@@ -1,0 +1,361 @@
+"""Owns: who takes which card and how much of it, on machines that are described here, since none is at hand.
+
+- A table of cards and models, from config.json to vLLM's command line, with sizes that are worked by hand.
+- What does not fit is refused in one line with numbers, and the setting that it names does fit.
+- Without a card everything is as it was; a server that runs already takes no card of ours.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.card_rig import MACHINES, MIB, SAVING, config_of, machine_of, place, pretend_cuda, write_model
+
+from marft_bridge.common.errors import ServingError
+from marft_bridge.config.serve import PlacedServeOptions, ServeOptions
+from marft_bridge.serving.base_models import BaseModelSpec, with_modules
+from marft_bridge.serving.placement import Placement
+from marft_bridge.serving.vllm_arguments import server_argv, server_environment
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    return partial(write_model, tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(autouse=True)
+def with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_cuda(monkeypatch)
+
+
+def argv_of(placement: Placement, model: Path) -> dict[str, str]:
+    """What the plan decides of the command line."""
+    (options,) = placement.serve_options()
+    words = server_argv(options, model, 1, cpu=False)
+    flags = (
+        *("--max-model-len", "--gpu-memory-utilization", "--kv-cache-memory-bytes"),
+        *("--tensor-parallel-size", "--data-parallel-size"),
+    )
+    chosen = {flag: words[words.index(flag) + 1] for flag in flags if flag in words}
+    return chosen | ({"--enable-sleep-mode": ""} if "--enable-sleep-mode" in words else {})
+
+
+LENGTH, SHARE, SLEEP = "--max-model-len", "--gpu-memory-utilization", "--enable-sleep-mode"
+SPLIT, COPIES = "--tensor-parallel-size", "--data-parallel-size"
+SIDE_BY_SIDE = {"train.max_staleness": 1, "train.trainer.importance.mismatch": "truncate", "serve.max_loras": 6}
+
+# One row by hand, 1.7B on one card of 16 GB: 16376 MiB, of which 0.92 count: 15065.
+#   parameters   24 x (4 x 2048 x 2048 + 3 x 2048 x 8192 + 2 x 2048) + 49152 x 2048 + 2048 = 1,711,376,384: 3264 MiB
+#   one adapter  24 layers x rank 8 x ((2048 + 2048) for q_proj + (2048 + 2048) for v_proj) = 1,572,864 numbers
+#   trainer      3264 + 2 adapters x 16 bytes x 1,572,864 (48) + 128 = 3440 between updates, and 512 of context
+#   server       15065 - 3952 = 11113 are there. Weights 3264; 4 adapters x 2 bytes x 1,572,864 = 12;
+#                the rest: 2048 tokens x 2 bytes x (4 x 2048 + 3 x 8192) = 128, logits 64 x 49152 x 12 bytes = 36,
+#                graphs 1024, context 512: 1700. Left for the cache: 11113 - 3264 - 12 - 1700 = 6137
+#   a token      24 layers x 2 x 32 heads x 64 x 2 bytes = 192 KiB: 32,733 tokens, of which a call may have 8192
+#   share        (3264 + 12 + 1700 + 6137) / 16376 = 0.678
+ROWS: list[tuple[str, str, dict[str, Any], dict[str, str], tuple[int, ...], int, tuple[int, int, int, int]]] = [
+    # machine, model, options, command line with the longest call as planned, cards of server and trainer,
+    # MiB: weights, adapters, rest, cache
+    ("1 x 8", "0.1B", {}, {LENGTH: "8192", SHARE: "0.808", SLEEP: ""}, (0,), 0, (257, 4, 1599, 4763)),
+    ("1 x 8", "0.5B", {}, {LENGTH: "32768", SHARE: "0.724", SLEEP: ""}, (0,), 0, (942, 4, 1718, 3269)),
+    ("1 x 16", "0.5B", {}, {LENGTH: "32768", SHARE: "0.822", SLEEP: ""}, (0,), 0, (942, 4, 1718, 10802)),
+    ("1 x 16", "1.7B", {}, {LENGTH: "8192", SHARE: "0.678", SLEEP: ""}, (0,), 0, (3264, 12, 1700, 6138)),
+    ("1 x 24", "1.7B", {}, {LENGTH: "8192", SHARE: "0.759", SLEEP: ""}, (0,), 0, (3264, 12, 1700, 13670)),
+    ("1 x 80", "0.1B", {}, {LENGTH: "8192", SHARE: "0.908", SLEEP: ""}, (0,), 0, (257, 4, 1680, 72184)),
+    ("1 x 80", "8B", {}, {LENGTH: "131072", SHARE: "0.723", SLEEP: ""}, (0,), 0, (15317, 26, 2558, 41073)),
+    ("2 x 24", "0.5B", {}, {LENGTH: "32768", SHARE: "0.919"}, (0,), 1, (942, 4, 1718, 19934)),
+    ("2 x 24", "1.7B", {}, {LENGTH: "8192", SHARE: "0.919"}, (0,), 1, (3264, 12, 1700, 17623)),
+    # 128 KiB a token: the card holds 43,155 of the 131,072 that the model reads
+    ("2 x 24", "8B", SAVING, {LENGTH: "43152", SHARE: "0.919"}, (0,), 1, (15317, 26, 1862, 5394)),
+    ("4 x 80", "8B", {}, {LENGTH: "131072", SHARE: "0.919"}, (0,), 1, (15317, 26, 2558, 57134)),
+    ("4 x 80", "32B", SAVING, {LENGTH: "32768", SHARE: "0.919"}, (0,), 1, (62492, 64, 3263, 9215)),
+    (
+        *("8 x 80", "8B", {"serve.devices": [0, 1, 2, 3, 4, 5, 6], "serve.tensor_parallel": 1}),
+        {LENGTH: "131072", SHARE: "0.919", COPIES: "7"},
+        *((0, 1, 2, 3, 4, 5, 6), 7, (15317, 26, 2558, 57134)),
+    ),
+    (
+        *("8 x 80", "8B", {"serve.devices": [2, 3], "train.devices": [0]}),
+        # half the weights on each, and 1 GiB for the link; half of a token's 128 KiB
+        {LENGTH: "131072", SHARE: "0.919", SPLIT: "2"},
+        *((2, 3), 0, (7659, 26, 3246, 64103)),
+    ),
+    # rollouts while the trainer updates: nobody sleeps, and the trainer's whole update is kept free
+    (
+        *("1 x 24", "1.7B", SIDE_BY_SIDE),
+        {LENGTH: "8192", SHARE: "0.565"},
+        *((0,), 0, (3264, 18, 1700, 8909)),
+    ),
+    # given by hand
+    ("1 x 24", "1.7B", {"serve.gpu_memory_utilization": 0.5}, {LENGTH: "8192", SHARE: "0.5", SLEEP: ""}, (0,), 0,
+     (3264, 12, 1700, 7306)),
+    ("1 x 24", "1.7B", {"serve.kv_cache_gib": 2.0, "serve.max_model_len": 4096},
+     {LENGTH: "4096", SHARE: "0.285", "--kv-cache-memory-bytes": str(2**31), SLEEP: ""}, (0,), 0,
+     (3264, 12, 1700, 2048)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("machine", "model", "options", "argv", "devices", "trainer", "mib"),
+    ROWS,
+    ids=[f"{row[1]} on {row[0]}{', ' if row[2] else ''}{', '.join(row[2])}" for row in ROWS],
+)
+def test_cards_command_line_and_memory_are_those_worked_by_hand(
+    model_dir: Callable[[str], Path],
+    machine: str,
+    model: str,
+    options: dict[str, Any],
+    argv: dict[str, str],
+    devices: tuple[int, ...],
+    trainer: int,
+    mib: tuple[int, int, int, int],
+) -> None:
+    placement = place(machine_of(machine), model_dir(model), options)
+    (engine,) = placement.plan.engines
+    assert engine is not None
+    assert (engine.devices, placement.plan.trainer) == (devices, trainer)
+    share = engine.share
+    assert share is not None
+    taken = (share.weights, share.adapters, share.rest, share.cache)
+    assert [size / MIB for size in taken] == pytest.approx(mib, abs=2)
+    assert f"{engine.longest_call}" == argv[LENGTH]
+    if "serve.max_model_len" not in options:
+        argv = argv | {LENGTH: "auto"}  # where vLLM's own measure has the last word
+    assert argv_of(placement, model_dir(model)) == argv
+    (placed,) = placement.serve_options()
+    assert isinstance(placed, PlacedServeOptions)
+    env = server_environment("key", cpu=False, visible_devices=placed.visible_devices)
+    assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == (",".join(map(str, devices)), "PCI_BUS_ID")
+    wanted = "auto" if len(MACHINES[machine]) == 1 else f"cuda:{trainer}"
+    assert placement.trainer_options().system.device == wanted
+
+
+def test_without_a_card_nothing_is_planned(model_dir: Callable[[str], Path]) -> None:
+    placement = place(machine_of("none"), model_dir("0.1B"), {"serve.max_loras": 5})
+    (options,) = placement.serve_options()
+    assert type(options) is ServeOptions
+    assert options.max_loras == 5
+    assert (placement.trainer_options().system.device, placement.plan.trainer) == ("auto", None)
+
+
+def test_a_server_that_runs_already_takes_no_card_and_the_trainer_the_emptiest(
+    model_dir: Callable[[str], Path],
+) -> None:
+    machine = machine_of("2 x 24", free_mib={0: 2000})  # the server's memory
+    placement = place(machine, model_dir("1.7B"), {"serve.attach": "http://127.0.0.1:8000"})
+    assert placement.plan.engines == (None,)
+    assert placement.trainer_options().system.device == "cuda:1"
+    assert placement.lines() == [
+        "devices: model server: at http://127.0.0.1:8000, which runs already",
+        "devices: training: card 1 (GPU, 24.0 GiB)",
+    ]
+
+
+def test_a_card_that_somebody_else_uses_is_taken_last(model_dir: Callable[[str], Path]) -> None:
+    placement = place(machine_of("4 x 80", free_mib={0: 9000}), model_dir("8B"))
+    (engine,) = placement.plan.engines
+    assert engine is not None
+    assert (engine.devices, placement.plan.trainer) == ((1,), 2)
+
+
+def test_what_others_hold_of_the_only_card_is_not_given_away(model_dir: Callable[[str], Path]) -> None:
+    (engine,) = place(machine_of("1 x 24", free_mib={0: 16000}), model_dir("1.7B")).plan.engines
+    assert engine is not None
+    assert engine.share is not None
+    # 16000 instead of 22598 MiB, less the trainer's 3952
+    assert engine.share.total / MIB == pytest.approx(16000 - 3952, abs=2)
+
+
+def test_who_has_which_device_is_said_with_its_share(model_dir: Callable[[str], Path]) -> None:
+    assert place(machine_of("1 x 16"), model_dir("1.7B")).lines() == [
+        "devices: model server: card 0 (GPU, 16.0 GiB), 0.678 of it (weights 3.2 GiB, adapters 12 MiB, "
+        "the rest 1.7 GiB, KV cache 6.0 GiB for 32,733 tokens), calls of up to 8,192 tokens, "
+        "asleep while the trainer updates",
+        "devices: training: card 0 (GPU, 16.0 GiB)",
+    ]
+
+
+# Refusals: one line with numbers, and what it says to set does fit
+
+SEVEN = [0, 1, 2, 3, 4, 5, 6]
+REFUSED: list[tuple[str, str, dict[str, Any], str, dict[str, Any] | None]] = [
+    # machine, model, options, what is said, and what then fits
+    (
+        *("1 x 8", "1.7B", {}),
+        r"server of serve needs 5\.0 GiB of card 0 .*, and 3\.5 GiB are there for it, beside training with 3\.9 GiB: "
+        r"take a smaller base model, a card with 9\.7 GiB or more",
+        None,
+    ),
+    (
+        *("1 x 24", "8B", {}),
+        r"needs 16\.9 GiB of card 0 .* one call of 1,024 tokens .*beside training with 15\.7 GiB",
+        None,
+    ),
+    (
+        *("4 x 80", "32B", {}),
+        r"training needs about 94\.2 GiB of card 1 .*, and 72\.8 GiB are there for it: set "
+        r"trainer\.system\.tokens_per_microbatch to \d+ or less, or .*activation_checkpointing = true",
+        SAVING,
+    ),
+    (
+        *("8 x 80", "70B", {}),
+        r"training needs about 182\.3 GiB of card 2 .*: free memory, take a smaller base model",
+        None,
+    ),
+    (
+        *("2 x 24", "8B", {"serve.max_model_len": 65536, **SAVING}),
+        r"one call of 65,536 tokens .*: set serve\.max_model_len to 43152 or less",
+        {"serve.max_model_len": 43152},
+    ),
+    (
+        *("2 x 24", "1.7B", {"serve.kv_cache_gib": 20.0}),
+        r"for 20 GiB of KV cache .*: set serve\.kv_cache_gib to 17\.2 or less",
+        {"serve.kv_cache_gib": 17.2},
+    ),
+    (
+        *("2 x 24", "1.7B", {"serve.kv_cache_gib": 0.5, "serve.max_model_len": 8192}),
+        r"one call of 8,192 tokens .*: set serve\.kv_cache_gib to 1\.5 or more",
+        {"serve.kv_cache_gib": 1.5},
+    ),
+    (
+        *("1 x 24", "1.7B", {"serve.gpu_memory_utilization": 0.9}),
+        r"0\.9 is 21\.6 GiB of card 0 .*, and 19\.7 GiB are there .* beside training with 3\.9 GiB: "
+        r"set it to 0\.82 or less",
+        {"serve.gpu_memory_utilization": 0.82},
+    ),
+    (
+        *("2 x 24", "1.7B", {"serve.gpu_memory_utilization": 0.1}),
+        r"needs 5\.0 GiB .*: set serve\.gpu_memory_utilization to 0\.22 or more",
+        {"serve.gpu_memory_utilization": 0.22},
+    ),
+    (
+        *("8 x 80", "8B", {"serve.devices": SEVEN}),
+        r"32 attention heads, 8 of them for keys, cannot be split over 7 cards: "
+        r"set serve\.tensor_parallel = 1, for 7 copies of the model",
+        {"serve.tensor_parallel": 1},
+    ),
+    (
+        *("2 x 24", "0.5B", {"serve.devices": [2]}),
+        r"serve\.devices names card 2, but there are cards 0 to 1",
+        {"serve.devices": [1]},
+    ),
+    (
+        *("1 x 24", "0.5B", {"train.devices": [1]}),
+        r"train\.devices names card 1, but there is card 0 only",
+        {"train.devices": [0]},
+    ),
+    (
+        *("2 x 24", "0.5B", {"serve.tensor_parallel": 2}),
+        r"serve\.tensor_parallel is 2, but 1 of 2 cards is free for it: set it to 1",
+        {"serve.tensor_parallel": 1},
+    ),
+    (
+        *("none", "0.5B", {"serve.devices": [0]}),
+        r"serve\.devices names card 0, but there is no",
+        {"serve.devices": None},
+    ),
+    (*("none", "0.5B", {"train.devices": [0]}), r"train\.devices names a card, but there", {"train.devices": None}),
+]
+
+
+@pytest.mark.parametrize(
+    ("machine", "model", "options", "said", "fitting"),
+    REFUSED,
+    ids=[f"{row[1]} on {row[0]}{', ' if row[2] else ''}{', '.join(row[2])}" for row in REFUSED],
+)
+def test_what_does_not_fit_is_refused_with_a_setting_that_does(
+    model_dir: Callable[[str], Path],
+    machine: str,
+    model: str,
+    options: dict[str, Any],
+    said: str,
+    fitting: dict[str, Any] | None,
+) -> None:
+    with pytest.raises(ServingError, match=said) as refusal:
+        place(machine_of(machine), model_dir(model), options)
+    assert "\n" not in str(refusal.value)
+    if fitting is not None:
+        place(machine_of(machine), model_dir(model), {**options, **fitting})
+
+
+def test_the_budget_that_the_trainer_is_told_to_take_does_fit(model_dir: Callable[[str], Path]) -> None:
+    with pytest.raises(ServingError, match="tokens_per_microbatch to") as refusal:
+        place(machine_of("2 x 24"), model_dir("8B"))
+    budget = re.search(r"tokens_per_microbatch to (\d+)", str(refusal.value))
+    assert budget is not None
+    options = {"train.trainer.system.tokens_per_microbatch": int(budget[1])}
+    assert place(machine_of("2 x 24"), model_dir("8B"), options).plan.trainer == 1
+
+
+def test_rollouts_beside_updates_that_do_not_fit_are_told_to_take_turns(model_dir: Callable[[str], Path]) -> None:
+    with pytest.raises(ServingError, match=r"set train\.max_staleness = 0, so that the server sleeps"):
+        place(machine_of("1 x 12"), model_dir("1.7B"), SIDE_BY_SIDE)
+    place(machine_of("1 x 12"), model_dir("1.7B"))
+
+
+def test_a_command_that_does_not_train_goes_without_the_trainers_share_where_there_is_no_room(
+    model_dir: Callable[[str], Path],
+) -> None:
+    (engine,) = place(machine_of("1 x 24"), model_dir("8B"), trains=False).plan.engines
+    assert engine is not None
+    assert (engine.utilization, engine.longest_call, engine.sleeps) == (0.919, 43152, False)
+    roomy = [place(machine_of("1 x 24"), model_dir("1.7B"), trains=trains).plan for trains in (True, False)]
+    assert roomy[0] == roomy[1]  # so that collect takes the calls that train will
+
+
+def test_a_server_on_another_machine_than_the_trainer_has_the_whole_card(model_dir: Callable[[str], Path]) -> None:
+    plan = place(machine_of("1 x 24"), model_dir("8B"), {"train.devices": [5]}, trains=False, beside_trainer=False).plan
+    (engine,) = plan.engines
+    assert engine is not None
+    assert (engine.utilization, engine.sleeps, plan.trainer) == (0.919, False, None)
+
+
+def test_servers_of_serve_never_sleep(model_dir: Callable[[str], Path]) -> None:
+    """Another command's trainer cannot wake them, so its whole update is kept free."""
+    (engine,) = place(machine_of("1 x 24"), model_dir("1.7B"), trains=False, takes_turns=False).plan.engines
+    assert engine is not None
+    assert (engine.sleeps, engine.utilization) == (False, 0.565)
+
+
+def test_a_model_whose_layers_are_not_known_shares_a_card_only_by_hand(
+    tmp_path: Path, model_dir: Callable[[str], Path]
+) -> None:
+    config = json.loads((model_dir("1.7B") / "config.json").read_text()) | {"quantization_config": {"bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ServingError, match=r"is not known: give the server its share with serve\.gpu"):
+        place(machine_of("1 x 24"), tmp_path)
+    by_hand = place(machine_of("1 x 24"), tmp_path, {"serve.gpu_memory_utilization": 0.5})
+    assert argv_of(by_hand, tmp_path) == {LENGTH: "auto", SHARE: "0.5", SLEEP: ""}
+    assert argv_of(place(machine_of("2 x 24"), tmp_path), tmp_path) == {
+        LENGTH: "auto"
+    }  # a card of its own: vLLM's defaults
+
+
+def test_two_base_models_take_cards_of_their_own_and_share_one_only_by_hand(model_dir: Callable[[str], Path]) -> None:
+    tables = {"models": {"big": {"path": str(model_dir("1.7B")), "nodes": ["writer"]}}}
+
+    def place_both(machine: str, **changes: Any) -> Placement:
+        config = config_of(model_dir("0.5B"), tables | changes)
+        other = config.models["big"]
+        bases = [
+            BaseModelSpec("", model_dir("0.5B"), with_modules(config, config.serve), nodes=("planner",)),
+            BaseModelSpec("big", model_dir("1.7B"), with_modules(config, other.serve), nodes=other.nodes),
+        ]
+        return Placement(config, bases, [b.serve for b in bases], trains=True, machine=machine_of(machine))
+
+    plan = place_both("4 x 80").plan
+    assert [engine and engine.devices for engine in plan.engines] == [(0,), (1,)]
+    assert plan.trainer == 2
+    with pytest.raises(ServingError, match=r"several model servers share card 0: .* serve\.gpu_memory_utilization"):
+        place_both("1 x 80")
+    tables["models"]["big"]["serve"] = {"gpu_memory_utilization": 0.4}
+    shared = place_both("1 x 80", **{"serve.gpu_memory_utilization": 0.3}).plan
+    assert [engine and engine.utilization for engine in shared.engines] == [0.3, 0.4]
+    with pytest.raises(ServingError, match=r"gpu_memory_utilization 0\.6 is .* set it to 0\.5\d or less"):
+        place_both("1 x 80", **{"serve.gpu_memory_utilization": 0.6})
