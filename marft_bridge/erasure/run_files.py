@@ -51,7 +51,7 @@ _REMEDIES = (
 _OTHERS_REMEDY = "it is not a file of a run; delete it, or take the text out of it"
 _STORE_SUFFIXES = ("", ".wal", ".tmp", ".journal", ".spool", ".exports")
 _RAY_FOLDERS = ("ray/session_*/ray_spilled_objects*", "ray/session_*/logs")
-_TEMPORARY_FOLDERS = ("marft-worker-*", "marft-probe-*", "marft-box-*", *_RAY_FOLDERS)
+_TEMPORARY_FOLDERS = ("marft-worker-*", "marft-probe-*", "marft-replay-*", "marft-box-*", *_RAY_FOLDERS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,14 +231,14 @@ def to_comparable_prompt(messages: list[Any]) -> list[Any]:
     """
     numbers: dict[str, str] = {}
 
-    def rename(part: Any) -> Any:
+    def number_call(part: Any) -> Any:
         call_id = part.get("id") if isinstance(part, dict) and part.get("type") in _CALL_PARTS else None
         if not isinstance(call_id, str) or _UUID.fullmatch(call_id) is None:
             return part
         return {**part, "id": numbers.setdefault(call_id, f"call {len(numbers) + 1}")}
 
     return [
-        {**message, "parts": [rename(part) for part in message["parts"]]}
+        {**message, "parts": [number_call(part) for part in message["parts"]]}
         if isinstance(message.get("parts"), list)
         else message
         for message in messages

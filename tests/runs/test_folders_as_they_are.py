@@ -324,6 +324,7 @@ WRITERS = {
     "marft_bridge/sandbox/confine.py": ("mkdir*3 open symlink_to touch write_text*2", OUTSIDE),
     "marft_bridge/sandbox/programs.py": ("NamedTemporaryFile chmod mkdtemp", OUTSIDE),
     "marft_bridge/sandbox/worker_main.py": ("open*2", OUTSIDE),
+    "marft_bridge/replay/replayed_run.py": ("TemporaryDirectory", OUTSIDE),
     "marft_bridge/serving/adapter_registry.py": (
         "fchmod make_folder*2 open_to_write rmtree write_atomically",
         IN_PLACE,
