@@ -33,6 +33,12 @@ def test_the_viewer_still_says_what_its_pictures_say(tmp_path: Path) -> None:
     assert sorted(path.name for path in fresh.iterdir()) == [path.name for path in PICTURES], "run `make pictures`"
 
 
+def test_no_picture_is_left_over() -> None:
+    names = json.loads(WORDS.read_text(encoding="utf-8"))
+    files = {f"viewer-{name}{kind}.png" for name in names for kind in ("", "-dark", "-phone")}
+    assert {path.name for path in FOLDER.iterdir() if path.suffix != ".svg"} == files | {WORDS.name}
+
+
 @pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)
 def test_a_picture_is_small_has_the_size_of_its_window_and_stands_on_a_page(path: Path) -> None:
     with Image.open(path) as picture:
