@@ -34,7 +34,7 @@ from support.tiny_policy import AGENTS, both_low, play, save_tiny_llama
 from support.trainer_options import trainer_options
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.train_flops import model_to_shape, rows_to_flops
+from benchmarks.flop_count import model_to_shape, rows_to_flops
 from trainers import checkpoint
 from trainers.batch import ActionItem
 from trainers.checks.memory_guard import MemoryGuard

@@ -11,7 +11,7 @@ from support.tiny_policy import save_tiny_llama
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from benchmarks.train_flops import model_to_shape, rows_to_flops
+from benchmarks.flop_count import model_to_shape, rows_to_flops
 from trainers.config import LoraOptions
 from trainers.scoring.model import PolicyModel
 

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Callable
@@ -15,10 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from support.card_rig import MACHINES, MIB, SAVING, config_of, machine_of, place, pretend_cuda, write_model
 
+from marft_bridge.commands.status import status
 from marft_bridge.common.errors import ServingError
+from marft_bridge.common.progress import Reporter
 from marft_bridge.config.serve import PlacedServeOptions, ServeOptions
+from marft_bridge.serving import placement as placement_module
 from marft_bridge.serving.base_models import BaseModelSpec, with_modules
 from marft_bridge.serving.placement import Placement
 from marft_bridge.serving.vllm_arguments import server_argv, server_environment
@@ -359,3 +364,25 @@ def test_two_base_models_take_cards_of_their_own_and_share_one_only_by_hand(mode
     assert [engine and engine.utilization for engine in shared.engines] == [0.3, 0.4]
     with pytest.raises(ServingError, match=r"gpu_memory_utilization 0\.6 is .* set it to 0\.5\d or less"):
         place_both("1 x 80", **{"serve.gpu_memory_utilization": 0.6})
+
+
+def test_status_says_who_would_have_which_device_or_why_nobody(
+    tmp_path: Path, model_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement_module, "read_machine", lambda: machine_of("2 x 24"))
+    model = write_model(tmp_path, "1.7B")
+    for name in ("tokenizer.json", "model.safetensors"):
+        (model / name).touch()
+    (tmp_path / "run").mkdir()
+
+    def lines(**options: Any) -> list[str]:
+        text = io.StringIO()
+        config = config_of(model, {"run": str(tmp_path / "run"), **options})
+        status(config, Reporter(Console(file=text, width=1000)))
+        return [line.strip() for line in text.getvalue().splitlines() if "devices" in line]
+
+    server, training = lines()
+    assert server.startswith("devices: model server: card 0 (GPU, 24.0 GiB), 0.919 of it (weights 3.2 GiB")
+    assert training == "devices: training: card 1 (GPU, 24.0 GiB)"
+    (refusal,) = lines(**{"serve.devices": [7]})
+    assert refusal.startswith("devices: serve.devices names card 7, but there are cards 0 to 1")
