@@ -281,8 +281,8 @@ def _small_model() -> str:
 `--model small` is a Llama of under a million weights that `examples/benchmarks/small_model.py` makes once, from noisy
 transcripts of these games at their first level: the small model of [the small study](small-study.md) knows only the
 words of its own games. A word is a token, and it reads the last message alone, so profiles and examples are for models
-that can read them. Its teacher mostly guesses, acts for the best now and then, and sometimes says what is no move; two
-such agents solve a quarter to a good third of the tasks of the first level. Other levels it has never seen.
+that can read them. Its teacher guesses more often than it acts for the best, and sometimes says what is no move. Other
+levels it has never seen.
 
 ```sh
 python -m examples.benchmarks.small_model .cache --measure    # makes it, and says how often it solves that level

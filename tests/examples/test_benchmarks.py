@@ -47,7 +47,6 @@ from examples.benchmarks.results import (
     write_run,
 )
 from examples.benchmarks.small_model import (
-    ADOPTED,
     ANSWER,
     GAMES,
     LEVELS,
@@ -362,26 +361,8 @@ def test_transcripts_are_the_same_for_the_same_seed_and_hold_good_bad_and_unread
     task = next(module.level_to_tasks(module.LEVELS[0], [5]))
     position = module.task_to_input(task)["position"]
     played = [module.play(position, noisy_answer(game, position, draw)) for _ in range(300)]
-    assert 0.02 < sum(each.solved for each in played) / 300 < 0.4
+    assert 0.02 < sum(each.solved for each in played) / 300 < 0.8
     assert 0.01 < sum(not each.readable for each in played) / 300 < 0.2
-
-
-@each_game
-def test_two_such_teachers_solve_a_tenth_to_two_fifths_of_the_first_level(game: str) -> None:
-    module, draw = GAMES[game], random.Random(1)
-    tasks = list(module.level_to_tasks(module.LEVELS[0], range(300)))
-    solved = 0
-    for task in tasks:
-        position = module.task_to_input(task)["position"]
-        for _ in range(task["turn_limit"]):
-            proposal = noisy_answer(game, position, draw)
-            adopts = module.play(position, proposal).solved and draw.random() < ADOPTED
-            played = module.play(position, proposal if adopts else noisy_answer(game, position, draw))
-            position = played.position
-            if played.solved:
-                solved += 1
-                break
-    assert 0.1 <= solved / len(tasks) <= 0.4
 
 
 def test_a_word_is_a_token_and_only_answers_are_learned() -> None:
