@@ -219,7 +219,7 @@ class _Replay:
                 self._open_tools.remove(same_tools[0])
                 self.matched_tools[span.span_id] = same_tools[0]
         # Of several that are the same and run at once nobody knows which this is.
-        if self._options.tools == "run" or any(tool.must_run for tool in same_tools):
+        if self._options.tools == "run" or any(_is_run_of(each, same_tools[:1]) for each in self._run.tools):
             return RunIt()
         if not same_tools:
             raise self.diverged(_tool_divergence(node, name, arguments, tools))
@@ -260,6 +260,12 @@ class _Replay:
             raise DivergedError(str(self.divergence))
         if self.reached_cut:
             raise _CutError("the recorded run was stopped here")
+
+
+def _is_run_of(tool: RecordedTool, matched: Sequence[RecordedTool]) -> bool:
+    """Whether a recorded run that only the tool itself can do again is one of those that the matched run may be."""
+    keys = [(each.name, each.node, each.call_id, each.arguments) for each in (tool, *matched)]
+    return tool.must_run and bool(matched) and keys[0] == keys[1]
 
 
 def _tool_divergence(node: str, name: str, arguments: Any, open_tools: Sequence[RecordedTool]) -> Divergence:
