@@ -10,6 +10,7 @@ happened for `PATIENCE_S`.
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
 from collections.abc import Sequence, Set
@@ -28,7 +29,12 @@ PATIENCE_S = 1.0
 class RecordedAnswers:
     """The calls of one record, while they are given back. Safe for any number of threads and event loops."""
 
-    def __init__(self, calls: Sequence[RecordedCall], edges: Sequence[Edge]) -> None:
+    def __init__(
+        self, calls: Sequence[RecordedCall], edges: Sequence[Edge], chance: random.Random | None = None
+    ) -> None:
+        """`chance` decides between equal calls, instead of their executions; for a second attempt."""
+        self._chance = chance
+        self.had_ties = False  # equal calls had different answers, and which is whose was not sure
         self._by_node: dict[str, list[RecordedCall]] = {}
         for call in calls:
             self._by_node.setdefault(call.node, []).append(call)
@@ -60,6 +66,9 @@ class RecordedAnswers:
             if not same_calls:
                 return self._unknown_call(node, prompt, open_calls)
             call = next((call for call in same_calls if call.rank == rank), same_calls[0])
+            if any(each.answer != call.answer for each in same_calls):
+                self.had_ties = True
+                call = call if self._chance is None else self._chance.choice(same_calls)
             self._claimed.add(call.action_id)
             self._suspect_missing(call, self._answered)
             self._wake()

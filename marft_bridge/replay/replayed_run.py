@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import contextvars
 import json
+import random
 import re
 import tempfile
 import threading
@@ -66,6 +67,7 @@ from trace_store.journal import Journal
 from trace_store.records import ONE_TOOL_OF, Edge, SpanRow, Trajectory
 
 SPLIT = "replay"
+_ATTEMPTS = 17  # at a run in which equal prompts were asked at once
 DATED = "recorded before the record said how a run was started: it was run asynchronously"
 _one_at_a_time = threading.Lock()
 # Ids that are drawn anew in each run: UUIDs, LangGraph's hashes of them, addresses of objects.
@@ -139,9 +141,11 @@ class _Recorder(Recorder):
 class _Replay:
     """One replay under way: gives answers and tool results back, and keeps the first difference."""
 
-    def __init__(self, run: RecordedRun, recorder: _Recorder, options: ReplayOptions) -> None:
+    def __init__(
+        self, run: RecordedRun, recorder: _Recorder, options: ReplayOptions, chance: random.Random | None
+    ) -> None:
         self._run, self._recorder, self._options = run, recorder, options
-        self.answers = RecordedAnswers(run.calls, run.trajectory.edges)
+        self.answers = RecordedAnswers(run.calls, run.trajectory.edges, chance)
         self.divergence: Divergence | None = None
         self.reached_cut = False
         self.stop: Callable[[], object] = lambda: None
@@ -215,7 +219,7 @@ class _Replay:
                 self._open_tools.remove(same_tools[0])
                 self.matched_tools[span.span_id] = same_tools[0]
         # Of several that are the same and run at once nobody knows which this is.
-        if self._options.tools == "run" or any(tool.must_run for tool in same_tools):
+        if self._options.tools == "run" or any(_is_run_of(each, same_tools[:1]) for each in self._run.tools):
             return RunIt()
         if not same_tools:
             raise self.diverged(_tool_divergence(node, name, arguments, tools))
@@ -258,6 +262,12 @@ class _Replay:
             raise _CutError("the recorded run was stopped here")
 
 
+def _is_run_of(tool: RecordedTool, matched: Sequence[RecordedTool]) -> bool:
+    """Whether a recorded run that only the tool itself can do again is one of those that the matched run may be."""
+    keys = [(each.name, each.node, each.call_id, each.arguments) for each in (tool, *matched)]
+    return tool.must_run and bool(matched) and keys[0] == keys[1]
+
+
 def _tool_divergence(node: str, name: str, arguments: Any, open_tools: Sequence[RecordedTool]) -> Divergence:
     if not open_tools:
         text = f"it runs the tool {name}, and the record has no such run that is left"
@@ -293,10 +303,44 @@ def replay_run(
         GraphError: the run goes on with one that was not replayed, or the graph cannot be run at all.
     """
     thread = thread or ReplayedThread()
+    attempts: list[Replayed] = []
+    for attempt in range(_ATTEMPTS):
+        replayed, had_ties = _replay_once(
+            graph,
+            run,
+            thread,
+            options=options,
+            graph_input=graph_input,
+            arguments=arguments,
+            runner=runner,
+            chance=random.Random(attempt) if attempt else None,
+        )
+        attempts.append(replayed)
+        if replayed.divergence is None:
+            return replayed
+        # Equal prompts that were asked at once have different answers, and these may have come to the wrong ones.
+        if not had_ties or options.tools == "run" or thread.checkpoints:
+            break
+        thread.saver = InMemorySaver()
+    return attempts[0]
+
+
+def _replay_once(
+    graph: Any,
+    run: RecordedRun,
+    thread: ReplayedThread,
+    *,
+    options: ReplayOptions,
+    graph_input: Any,
+    arguments: Mapping[str, Any] | None,
+    runner: asyncio.Runner | None,
+    chance: random.Random | None,
+) -> tuple[Replayed, bool]:
+    """One attempt; and whether it was not sure of which answer is whose."""
     with _one_at_a_time, tempfile.TemporaryDirectory(prefix="marft-replay-") as folder, ExitStack() as stack:
         recorder = _Recorder(Journal(Path(folder) / "journal"))
         stack.callback(recorder.journal.close)
-        replay = _Replay(run, recorder, options)
+        replay = _Replay(run, recorder, options, chance)
         episode = EpisodeContext("replay", run.trajectory.episode.task_id, SPLIT, spans=[], recorder=recorder)
         prepared_graph = _prepare(graph, run, thread)
         recorded_graph = wrap(prepared_graph, recorder)
@@ -320,14 +364,15 @@ def replay_run(
         if divergence is None:
             _keep_ids(run, episode.spans or [], thread)
     recorded_seconds = (run.root.end_ns - run.root.start_ns) / 1e9
-    return Replayed(
-        run.trajectory.episode.episode_id,
+    replayed = Replayed(
+        run.episode_id,
         divergence,
         len(replay.matched_calls),
         seconds=seconds,
         recorded_seconds=recorded_seconds,
         note=note,
     )
+    return replayed, replay.answers.had_ties
 
 
 @contextmanager

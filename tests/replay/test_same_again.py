@@ -48,7 +48,7 @@ def never(node: str, prompt: str, _: random.Random) -> str:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_graph_of_the_zoo_comes_out_the_same_to_the_token(path: Path, tmp_path: Path) -> None:
+def test_every_graph_of_the_zoo_comes_out_the_same(path: Path, tmp_path: Path) -> None:
     app = load_app(toml_to_config(path))
     graph, quiet_graph = (app.build(ScriptedPolicy(script=script)) for script in (any_answer, never))
     for number, task in enumerate(app.train_tasks[:3]):
@@ -108,9 +108,9 @@ def test_random_programs_come_out_the_same(drawing: Drawing) -> None:
 
 
 @pytest.mark.slow
-@settings(LAW, max_examples=1000)
+@settings(LAW, max_examples=300)
 @given(drawing=drawings())
-def test_a_thousand_random_programs_come_out_the_same(drawing: Drawing) -> None:
+def test_three_hundred_random_programs_come_out_the_same(drawing: Drawing) -> None:
     check(drawing)
 
 
