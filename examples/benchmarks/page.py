@@ -167,8 +167,8 @@ def runs_to_page(runs: Sequence[BenchmarkRun]) -> str:
 def _opening() -> str:
     return """# Benchmarks that others publish
 
-Four games that multi-agent training is measured on elsewhere, as graphs: [Plan-Path](../graphs/plan_path.py),
-[Sudoku](../graphs/sudoku.py), [Sokoban](../graphs/sokoban.py) and [Countdown](../graphs/countdown.py). Each has two
+Four games that multi-agent training is measured on elsewhere, as graphs: Plan-Path (`graphs/plan_path.py`), Sudoku
+(`graphs/sudoku.py`), Sokoban (`graphs/sokoban.py`) and Countdown (`graphs/countdown.py`). Each has two
 agents that play it in turns with an environment, tasks from seeds at four levels, and the published rewards. Their
 configurations are in `examples/benchmarks/`; `docs/benchmarks.json` holds every figure of ours on this page.
 

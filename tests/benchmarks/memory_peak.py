@@ -21,7 +21,8 @@ from trainers.batch import ActionItem
 from trainers.checks.memory_guard import MemoryGuard
 from trainers.common.workers import Workers
 from trainers.objective.adapter_round import AdapterRound
-from trainers.policies.adapter_learner import AdapterLearner, AdapterRates
+from trainers.objective.improve import improve
+from trainers.policies.adapter_learner import AdapterLearner
 from trainers.scoring.model import PolicyModel
 
 CALL, SAMPLED = 256, 64  # tokens of a call, and those of them that are sampled
@@ -44,7 +45,7 @@ def main(model_dir: Path, tokens: int, again: bool) -> None:
     guard = MemoryGuard.of_agents(options, model_dir, ["agent"])
     before = status("VmRSS")
     model = PolicyModel(model_dir, ["agent"], options.lora, "cpu", 0, again)
-    learner = AdapterLearner(model, "agent", AdapterRates(lr=0.0, weight_decay=0.0), options, Workers.alone())
+    learner = AdapterLearner(model, "agent", lr=0.0, options=options, workers=Workers.alone())
     items = calls(tokens, model.vocabulary)
     guard.expect(items)
     data = AdapterRound(
@@ -58,7 +59,7 @@ def main(model_dir: Path, tokens: int, again: bool) -> None:
     )
     for _ in range(2):
         began = time.process_time()
-        improved = learner.improve(data, torch.Generator().manual_seed(0), lambda _: None)
+        improved = improve(learner, data, torch.Generator().manual_seed(0), tick=lambda _: None)
         seconds = time.process_time() - began
     taken, plan = status("VmHWM") - before, guard.plan()
     assert plan is not None

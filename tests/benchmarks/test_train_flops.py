@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,11 @@ from support.tiny_policy import save_tiny_llama
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
+import benchmarks
 from benchmarks.flop_count import model_to_shape, rows_to_flops
+from benchmarks.train_flops import useful_flops
+from benchmarks.train_work import OurUpdate, advantages
+from trainers.batch import ActionItem
 from trainers.config import LoraOptions
 from trainers.scoring.model import PolicyModel
 
@@ -38,3 +44,21 @@ def test_what_rows_share_counts_once_and_sees_only_its_path(tmp_path: Path) -> N
     pair = 12 * shape.attended - 2 * shape.blind_keys
     # distinct beginnings: (1), (1 2), (1 2 3), (1 2 4), which see 1 + 2 + 3 + 3 tokens
     assert rows_to_flops(shape, [(1, 2, 3), (1, 2, 4)], 2) == 4 * token + 9 * pair + 8 * shape.head
+
+
+def test_the_step_that_is_measured_is_the_trainers_and_its_operations_are_counted(tmp_path: Path) -> None:
+    folder = save_tiny_llama(tmp_path)
+    work = {a: [ActionItem(a, (1, 2, n), (4, 5), None, 0.7) for n in (3, 4, 6)] for a in ("reasoner", "actor")}
+    update = OurUpdate(folder, work)
+    norms = update.step()
+    assert set(norms) == set(work)
+    assert min(norms.values()) > 0
+    assert useful_flops(update) > 0
+    assert len(advantages(3)) == 3
+
+
+def test_every_bench_can_be_imported() -> None:
+    """They are measured by hand and seldom, so nothing else says that a name they use is gone."""
+    for module in pkgutil.iter_modules(benchmarks.__path__):
+        if module.name != "__main__" and not module.name.startswith("test_"):
+            importlib.import_module(f"benchmarks.{module.name}")

@@ -37,7 +37,7 @@ def useful_flops(update: OurUpdate) -> int:
     """Operations of one step of all agents, as the module's docstring counts them."""
     shape, total = model_to_shape(update.model), 0
     for agent, data in update.rounds.items():
-        for batch in update.learners[agent]._batches(data.items):
+        for batch in update.learners[agent].microbatches(data.items):
             items = [data.items[i] for i in batch.items]
             rows = [item.prompt_ids + item.sampled_ids[:-1] for item in items]
             total += rows_to_flops(shape, rows, sum(len(item.sampled_ids) for item in items))

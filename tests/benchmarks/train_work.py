@@ -27,7 +27,8 @@ from transformers import AutoModelForCausalLM
 from trainers.batch import ActionItem
 from trainers.common.workers import Workers
 from trainers.objective.adapter_round import AdapterRound
-from trainers.policies.adapter_learner import AdapterLearner, AdapterRates
+from trainers.objective.improve import improve
+from trainers.policies.adapter_learner import AdapterLearner
 from trainers.scoring.model import PolicyModel
 
 AGENTS = ("reasoner", "actor")
@@ -76,8 +77,10 @@ class OurUpdate:
 
     def __init__(self, model_dir: Path, work: Work) -> None:
         self.model = PolicyModel(model_dir, AGENTS, OPTIONS.lora, "cpu", seed=0)
-        rates = AdapterRates(lr=0.0, weight_decay=0.0)
-        self.learners = {a: AdapterLearner(self.model, a, rates, OPTIONS, Workers.alone()) for a in AGENTS}
+        self.learners = {
+            agent: AdapterLearner(self.model, agent, lr=0.0, options=OPTIONS, workers=Workers.alone())
+            for agent in AGENTS
+        }
         self.rounds = {agent: self._round(agent, items) for agent, items in work.items()}
 
     def _round(self, agent: str, items: list[ActionItem]) -> AdapterRound:
@@ -95,7 +98,7 @@ class OurUpdate:
         """One optimiser step of every agent; the norms of their gradients."""
         norms = {}
         for agent, learner in self.learners.items():
-            improved = learner.improve(self.rounds[agent], torch.Generator().manual_seed(0), lambda _: None)
+            improved = improve(learner, self.rounds[agent], torch.Generator().manual_seed(0), tick=lambda _: None)
             norms[agent] = improved["grad_norm"]
         return norms
 
