@@ -168,7 +168,7 @@ def filters_to_episodes(store: TraceStore, filters: Filters, limit: int) -> list
             *(columns[0], columns[0][:length], *columns[1:], json.loads(tags)),
             *(rewards.get(columns[0], {}), links[columns[0]]),
             {call[0]: call[1] for call in map(tuple, calls or ())},
-            *(first_words(given, json.loads(task)), first_words(gave, completion)),
+            *(first_words(given, json.loads(task)), first_words(what_was_added(gave, given or task), completion)),
         )
         listed.append(ListedEpisode(*values))
     return listed
@@ -268,17 +268,29 @@ def first_words(recorded: Any, otherwise: Any = None) -> str | None:
     Those of the last message, else of the field that is named like a question or an answer, else of the first text.
     `otherwise` is looked at where there are none; None where there are none in it either.
     """
-    value = recorded
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            value = recorded
-    text = _value_to_words(value)
+    text = _value_to_words(_read_json(recorded))
     if text is None:
         return None if otherwise is None else first_words(otherwise)
     line = " ".join(text.split())
     return line if len(line) <= MAX_WORDS_LENGTH else line[: MAX_WORDS_LENGTH - 1] + "…"
+
+
+def what_was_added(gave: Any, given: Any) -> Any:
+    """The fields of a final state that differ from those that the run was given; all of it where it is no state."""
+    gave, given = _read_json(gave), _read_json(given)
+    if not isinstance(gave, dict) or not isinstance(given, dict):
+        return gave
+    return {name: value for name, value in gave.items() if name not in given or given[name] != value}
+
+
+def _read_json(recorded: Any) -> Any:
+    """What a text says as JSON; the text where it is none, and whatever else is given as it is."""
+    if not isinstance(recorded, str):
+        return recorded
+    try:
+        return json.loads(recorded)
+    except ValueError:
+        return recorded
 
 
 def _value_to_words(value: Any, depth: int = 0) -> str | None:

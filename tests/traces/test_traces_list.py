@@ -12,16 +12,19 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
+from langgraph.graph import START as START_NODE
+from langgraph.graph import StateGraph
 from support.paths import ROOT
 from support.sample_spans import START, SampleTrace, chain
 from support.traces_rig import sound_store, store_of, terminal, traces, written
 
+from marft_bridge.recording.wrap import wrap
 from marft_bridge.traces import store_reader
 from marft_bridge.traces.cli import app
-from marft_bridge.traces.listing import Filters, list_episodes, text_to_reward_filter
+from marft_bridge.traces.listing import Filters, first_words, list_episodes, text_to_reward_filter, what_was_added
 from trace_store.records import Reward
 
 SECOND = 10**9
@@ -275,3 +278,41 @@ def test_a_store_is_named_by_its_run_folder_or_itself(tmp_path: Path, capsys: py
     for place in (tmp_path, tmp_path / "store.duckdb"):
         for command in (["list"], ["show", "c"], ["sql", "FROM episodes"], ["doctor"]):
             assert traces(capsys, *command, place)[0] == 0, command
+
+
+def test_the_words_of_an_output_are_what_the_run_added_to_its_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class State(TypedDict, total=False):
+        question: str
+        plan: str
+        answer: str
+
+    def plan(state: State) -> State:
+        return {"plan": "add them"}
+
+    def answer(state: State) -> State:
+        return {"answer": "ten"}
+
+    graph = StateGraph(State)
+    graph.add_sequence([plan, answer])
+    graph.add_edge(START_NODE, "plan")
+    app = wrap(graph.compile(), tmp_path / "s.duckdb")
+    app.invoke({"question": "What is 3 + 7?"})
+    (episode,) = listed(capsys, tmp_path / "s.duckdb")
+    assert (episode["input"], episode["output"]) == ("What is 3 + 7?", "ten")
+
+
+@pytest.mark.parametrize(
+    ("gave", "given", "words"),
+    [
+        ('{"messages": ["hi", "hello"]}', '{"messages": ["hi"]}', "hello"),
+        ('{"question": "q", "text": "q"}', '{"question": "q"}', "q"),  # a field of its own, with the same words
+        ('{"question": "q"}', '{"question": "q"}', None),
+        ("a text", '{"question": "q"}', "a text"),
+        ('{"answer": 7}', "a text", "7"),
+        (None, None, None),
+    ],
+)
+def test_what_a_run_added_by_hand(gave: str | None, given: str | None, words: str | None) -> None:
+    assert first_words(what_was_added(gave, given)) == words
