@@ -170,7 +170,7 @@ def replay(
 ) -> bool:
     """Replays and prints; whether all came out the same."""
     outcomes = []
-    for outcome in replay_episodes(path, prefixes, app, options):
+    for outcome in replay_episodes(path, prefixes, app, options=options):
         outcomes.append(outcome)
         if not as_json:
             print_line(console, outcome.to_line())

@@ -80,11 +80,11 @@ class RecordedAnswers:
             recorded_count = len(self._by_node.get(node, ()))
             _, _, words = prompt_difference([], prompt)
             text = f"the record has {_counted(recorded_count)} of this node, and no answer for one more"
-            return Divergence("extra call", node, made_count + 1, text, recorded=None, replayed=words)
+            return Divergence("extra call", node, made_count + 1, text=text, recorded=None, replayed=words)
         nearest = max(open_calls, key=lambda call: _shared(call.prompt, prompt))
         self._suspect_missing(nearest, self._claimed)
         where, recorded_words, replayed_words = prompt_difference(nearest.prompt, prompt)
-        return Divergence("prompt", node, nearest.number, where, recorded=recorded_words, replayed=replayed_words)
+        return Divergence("prompt", node, nearest.number, text=where, recorded=recorded_words, replayed=replayed_words)
 
     def _suspect_missing(self, call: RecordedCall, made: Set[str]) -> None:
         """Notes the first call that this one depended on, and that is not among those that were made."""
@@ -101,9 +101,9 @@ class RecordedAnswers:
         call, earlier = self._suspects[0]
         if earlier.action_id not in self._claimed:
             first = next(each for each in self.unclaimed if each.namespace == earlier.namespace)
-            return Divergence("missing call", first.node, first.number, NOT_MADE)
+            return Divergence("missing call", first.node, first.number, text=NOT_MADE)
         text = f"it comes before {earlier.node}, call {earlier.number}, which came before it"
-        return Divergence("order", call.node, call.number, text)
+        return Divergence("order", call.node, call.number, text=text)
 
     # -- whose turn it is ----------------------------------------------------------------------------------------
 

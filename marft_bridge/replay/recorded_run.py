@@ -179,7 +179,7 @@ def spans_to_run(spans: Sequence[SpanRow]) -> RecordedRun:
     run_config = root.attributes.get(c.RUN_CONFIG)
     if isinstance(run_config, str):
         run_config = json.loads(run_config)
-    return RecordedRun(trajectory, spans, root, calls, tools=tools, run_config=run_config or {})
+    return RecordedRun(trajectory, spans, root, calls=calls, tools=tools, run_config=run_config or {})
 
 
 def spans_to_ranks(spans_by_start: Sequence[SpanRow]) -> dict[str, int]:

@@ -173,7 +173,7 @@ class _Replay:
         span = self._recorder.open_span_of(run_id)
         if span is None:
             text = "a model is called where no recorder sees it, in a thread without LangGraph's context"
-            raise self.diverged(Divergence("extra call", calling_node(), None, text))
+            raise self.diverged(Divergence("extra call", calling_node(), None, text=text))
         namespace = str(span.attributes.get(c.CHECKPOINT_NS) or "")
         prompt = to_comparable_prompt(json.loads(self._as_recorded(span, c.INPUT_MESSAGES)))
         call = self.answers.claim(str(span.attributes.get(c.NODE) or ""), prompt, self._recorder.rank_of(namespace))
@@ -222,7 +222,7 @@ class _Replay:
         if self._options.tools == "run" or any(_is_run_of(each, same_tools[:1]) for each in self._run.tools):
             return RunIt()
         if not same_tools:
-            raise self.diverged(_tool_divergence(node, name, arguments, tools))
+            raise self.diverged(_tool_divergence(node, name, arguments, open_tools=tools))
         return same_tools[0]
 
     @contextmanager
@@ -236,7 +236,7 @@ class _Replay:
     def refuse_connection(self, address: str) -> Exception:
         """The error of a node that connects to `address`."""
         text = f"it connects to {address}, past its models and tools"
-        return RefusedConnectionError(str(self.diverged(Divergence("connection", calling_node(), None, text))))
+        return RefusedConnectionError(str(self.diverged(Divergence("connection", calling_node(), None, text=text))))
 
     def diverged(self, divergence: Divergence) -> Exception:
         """Keeps the first divergence and ends the run; the error to raise in the app."""
@@ -271,10 +271,10 @@ def _is_run_of(tool: RecordedTool, matched: Sequence[RecordedTool]) -> bool:
 def _tool_divergence(node: str, name: str, arguments: Any, open_tools: Sequence[RecordedTool]) -> Divergence:
     if not open_tools:
         text = f"it runs the tool {name}, and the record has no such run that is left"
-        return Divergence("tool", node, None, text, replayed=json.dumps(arguments, default=str))
+        return Divergence("tool", node, None, text=text, replayed=json.dumps(arguments, default=str))
     _, recorded_words, words = first_words(json.dumps(open_tools[0].arguments), json.dumps(arguments, default=str))
     text = f"it runs the tool {name} with other arguments"
-    return Divergence("tool", node, None, text, recorded=recorded_words, replayed=words)
+    return Divergence("tool", node, None, text=text, recorded=recorded_words, replayed=words)
 
 
 # -- the run ----------------------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def _replay_once(
     with _one_at_a_time, tempfile.TemporaryDirectory(prefix="marft-replay-") as folder, ExitStack() as stack:
         recorder = _Recorder(Journal(Path(folder) / "journal"))
         stack.callback(recorder.journal.close)
-        replay = _Replay(run, recorder, options, chance)
+        replay = _Replay(run, recorder, options, chance=chance)
         episode = EpisodeContext("replay", run.trajectory.episode.task_id, SPLIT, spans=[], recorder=recorder)
         prepared_graph = _prepare(graph, run, thread)
         recorded_graph = wrap(prepared_graph, recorder)
@@ -358,9 +358,9 @@ def _replay_once(
         stack.enter_context(_set_for_run(current_episode, episode))
         stack.enter_context(_set_for_run(current_routing, Routing({}, actors=episode.actors)))
         began_s = time.perf_counter()
-        error = _run_graph(recorded_graph, run, replay, value, arguments=call_arguments, runner=runner)
+        error = _run_graph(recorded_graph, run, replay, value=value, arguments=call_arguments, runner=runner)
         seconds = time.perf_counter() - began_s
-        divergence, note = _compare(run, replay, episode.spans or [], error)
+        divergence, note = _compare(run, replay, episode.spans or [], error=error)
         if divergence is None:
             _keep_ids(run, episode.spans or [], thread)
     recorded_seconds = (run.root.end_ns - run.root.start_ns) / 1e9
@@ -443,7 +443,9 @@ def _run_graph(
         if run.run_config.get("is_async") or run.is_dated:
             with ExitStack() as stack:
                 own_runner = runner if runner is not None else stack.enter_context(asyncio.Runner())
-                own_runner.run(_run_async(graph, replay, value, arguments), context=contextvars.copy_context())
+                own_runner.run(
+                    _run_async(graph, replay, value, arguments=arguments), context=contextvars.copy_context()
+                )
         else:
             graph.invoke(value, **arguments)
     except asyncio.CancelledError as error:
@@ -478,7 +480,7 @@ def _compare(
     recorded_episode = run.trajectory.episode
     root = next((row for row in rows if row.parent_span_id is None), None)
     if root is None:
-        return Divergence("outcome", None, None, f"the run did not begin: {_one_line(error)}"), None
+        return Divergence("outcome", None, None, text=f"the run did not begin: {_one_line(error)}"), None
     ends = [
         " ".join(filter(None, (str(attributes.get(c.OUTCOME)), attributes.get(c.OUTCOME_REASON))))
         for attributes in (run.root.attributes, root.attributes)
@@ -486,10 +488,12 @@ def _compare(
     ends = [_DRAWN.sub("...", end) for end in ends]
     missing_calls = [call for call in replay.answers.unclaimed if call.error is None or not call.error.is_cut]
     if ends[0] != ends[1] and not run.was_cut and (root.attributes.get(c.OUTCOME) == "failed" or not missing_calls):
-        return Divergence("outcome", None, None, "the run ends otherwise", recorded=ends[0], replayed=ends[1]), None
+        return Divergence(
+            "outcome", None, None, text="the run ends otherwise", recorded=ends[0], replayed=ends[1]
+        ), None
     if missing_calls:
         first = missing_calls[0]
-        return Divergence("missing call", first.node, first.number, NOT_MADE), None
+        return Divergence("missing call", first.node, first.number, text=NOT_MADE), None
     if run.was_cut:
         return None, f"the recorded run was cut ({recorded_episode.reason}); the same up to there"
     notes = [] if not run.is_dated else [DATED]
@@ -497,7 +501,7 @@ def _compare(
         try:
             trajectory = spans_to_trajectory(_with_recorded_times(run, replay, rows))
         except (Malformed, Incomplete) as fault:
-            return Divergence("edges", None, None, f"the replay's record is not whole: {fault}"), None
+            return Divergence("edges", None, None, text=f"the replay's record is not whole: {fault}"), None
         if (divergence := _compare_edges(run, replay, trajectory)) is not None:
             return divergence, None
         if (divergence := _compare_tools_offered(run.trajectory, trajectory)) is not None:
@@ -605,7 +609,7 @@ def _compare_edges(run: RecordedRun, replay: _Replay, trajectory: Trajectory) ->
     verb = "no longer depends" if different[0] in recorded_edges else "now depends"
     certainty = "" if exact else ", at most"
     text = f"it {verb} on {source.node}, call {source.number} ({kind}{certainty})"
-    return Divergence("edges", sink.node, sink.number, text)
+    return Divergence("edges", sink.node, sink.number, text=text)
 
 
 def _compare_tools_offered(recorded: Trajectory, replayed: Trajectory) -> Divergence | None:
@@ -617,7 +621,7 @@ def _compare_tools_offered(recorded: Trajectory, replayed: Trajectory) -> Diverg
         if before.get(name) != now.get(name):
             node, _, tool = name.removeprefix(ONE_TOOL_OF).rpartition("/")
             verb = "another schema of" if name in before and name in now else "no longer" if name in before else "now"
-            return Divergence("tools offered", node, None, f"it offers its model {verb} the tool {tool}")
+            return Divergence("tools offered", node, None, text=f"it offers its model {verb} the tool {tool}")
     return None
 
 
@@ -629,7 +633,7 @@ def _compare_results(run: RecordedRun, root: SpanRow) -> Divergence | None:
         return None
     path, recorded_words, words = difference
     place = f"the result differs at {path}" if path else "the result differs"
-    return Divergence("result", None, None, place, recorded=recorded_words, replayed=words)
+    return Divergence("result", None, None, text=place, recorded=recorded_words, replayed=words)
 
 
 def _to_comparable(value: Any) -> Any:

@@ -116,7 +116,9 @@ def test_other_apis(package: str, stream: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_litellm(chat_url: str, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")  # litellm leaves an event loop of its own to the collector
+def test_litellm(chat_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would be fetched when litellm is imported
     import litellm
 
     def whole(_: State) -> State:
