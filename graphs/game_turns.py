@@ -122,9 +122,8 @@ def game_to_graph(
         return {"proposal": report, "trials": [trial.reward if trial.readable else NO_ANSWER]}
 
     async def planner(state: GameState) -> GameState:
-        question = (
-            f"{game.describe(state['position'])}{state['feedback']}\n{state['proposal']}\n{game.planner.question}"
-        )
+        situation = situation_to_text(game, state["position"], state["feedback"])
+        question = f"{situation}\n{state['proposal']}\n{game.planner.question}"
         reply = await model.ainvoke(game.planner.prompt.messages(question))
         return {"answer": str(reply.text)}
 

@@ -622,8 +622,8 @@ def replay(
 
     options = ReplayOptions(tools, freeze_time=freeze_time, seed=seed, allow_connections=connect)
     choice = RunChoice("replay", run_folder, config=config, run=run)
-    path, console = choice.to_folder(), Console(highlight=False)
-    replayed_app = flags_to_app(app_name, choice, path)
+    replayed_app, console = flags_to_app(app_name, choice), Console(highlight=False)
+    path = choice.to_folder()
     if not run_replay(path, episodes or (), replayed_app, options, as_json=as_json, console=console):
         raise typer.Exit(1)
 

@@ -100,14 +100,16 @@ class Outcome:
         }
 
 
-def flags_to_app(app: str | None, choice: RunChoice, path: Path) -> ReplayedApp:
-    """The app that `--app` or a bridge.toml names, else that of the run folder `path`. Raises ConfigError."""
+def flags_to_app(app: str | None, choice: RunChoice) -> ReplayedApp:
+    """The app that `--app` or a bridge.toml names, else that of the run folder. Raises ConfigError."""
     if app is not None:
         if choice.config is not None:
             raise ConfigError("replay: --app and --config both say which app; leave one out")
         return ReplayedApp(app)
-    if choice.config is None and not path.is_dir():
-        raise ConfigError("replay: name the app that was recorded with --app my_app.py:graph, or with --config")
+    if choice.config is None and not (path := choice.to_folder()).is_dir():
+        raise ConfigError(
+            f"replay: {path} does not say which app was recorded; name it with --app my_app.py:graph, or with --config"
+        )
     graph = choice.to_config().graph
     return ReplayedApp(graph.app, graph.task_to_input, load_run_settings(graph.context, graph.config))
 

@@ -36,6 +36,7 @@ COMMANDS = {" ".join(words): command for words, command in commands(typer.main.g
 WITHOUT_RUN = {"init"}  # it writes the bridge.toml that names one
 WITHOUT_FINDINGS = {"serve", "view"}  # they go on until they are stopped
 MANY_RUNS = {"ingest": "[FILES]... [RUN]"}  # files without a number stand before RUN
+BEHIND_RUN = {"replay": 1}  # arguments without a number that stand behind RUN
 REQUIRED = {
     "export": ["actor", "exported"],
     "ingest": ["spans.json"],
@@ -78,7 +79,7 @@ def test_a_command_takes_the_run_as_argument_by_config_and_by_run(command: str) 
         assert not {"--config", "--run"} & options
         return
     assert {"--config", "--run"} <= options
-    assert arguments[-1] == MANY_RUNS.get(command, "[RUN]")
+    assert arguments[-1 - BEHIND_RUN.get(command, 0)] == MANY_RUNS.get(command, "[RUN]")
 
 
 @pytest.mark.parametrize("command", WITH_RUN)

@@ -135,7 +135,7 @@ def test_a_divergence_is_named_and_exits_with_1_also_as_json(project: Path, caps
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("traces.duckdb",), "name the app that was recorded with --app my_app.py:graph, or with --config"),
+        (("traces.duckdb",), "name it with --app my_app.py:graph, or with --config"),
         (("traces.duckdb", "ffff0000", "--app", "app.py:graph"), "replay: no episode begins with 'ffff0000'"),
         (("traces.duckdb", "--app", "app.py:nothing"), "nothing"),
         (("nowhere.duckdb", "--app", "app.py:graph"), "nowhere.duckdb"),

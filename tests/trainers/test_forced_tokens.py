@@ -222,7 +222,7 @@ def test_the_critic_observes_what_stands_before_each_decided_token(
     monkeypatch.setattr(
         trainer.credit._team,
         "observe",
-        lambda data, tokens: observations.append(observe(data, tokens)) or observations[-1],
+        lambda *asked: observations.append(observe(*asked)) or observations[-1],
     )
     credited: list[ActionCredit] = []
     trainer.update([*cut, *played[2:]], credited=credited.extend)
