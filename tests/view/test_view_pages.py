@@ -573,3 +573,16 @@ def test_the_first_page_of_many_episodes_is_there_at_once_and_the_oldest_word_is
     assert len(Elements(page).links("/episode")) == 50
     assert len(found) == 1
     assert seconds < 1.5  # 0.3 on an idle machine of two cores; twice the rows of a page would take several
+
+
+def test_a_thread_is_listed_where_somebody_named_it_and_not_where_a_command_made_one_up(tmp_path: Path) -> None:
+    records: list[list[object]] = []
+    for split, thread in (("live", "support-17"), ("train", "7f3a9c0e")):
+        t = SampleTrace(split, START)
+        t.call("x", t.node("a:1", 10, 20, step=1), 11, 19)
+        records.append([*t.spans(RUN_ID="mixed", SPLIT=split, THREAD_ID=thread)])
+    fill(tmp_path / "store.duckdb", records)  # type: ignore[arg-type]
+    with serving(tmp_path) as served:
+        page = served.text("/run?id=mixed")
+    assert "support-17" in page
+    assert "7f3a9c0e" not in page
