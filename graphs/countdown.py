@@ -32,6 +32,7 @@ from graphs.game_turns import (
     Played,
     Position,
     RunProgram,
+    distinct_tasks,
     game_to_graph,
     task_to_state,
     text_to_answer,
@@ -69,13 +70,8 @@ LEVELS = (FIRST, EASY, MIDDLE, PUBLISHED)
 
 def level_to_tasks(level: Level, seeds: Iterable[int]) -> Iterator[dict[str, Any]]:
     """One task for each seed, but for those whose numbers and target an earlier seed gave."""
-    known: set[tuple[int, ...]] = set()
-    for seed in seeds:
-        task = _seed_to_task(level, seed)
-        content = (*sorted(task["numbers"]), task["target"])
-        if content not in known:
-            known.add(content)
-            yield task
+    made = (_seed_to_task(level, seed) for seed in seeds)
+    return distinct_tasks(made, lambda task: (*sorted(task["numbers"]), task["target"]))
 
 
 def _seed_to_task(level: Level, seed: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ game is solved, when it has no step left, or after the turns of its task. A posi
 from __future__ import annotations
 
 import operator
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from langchain_core.runnables import Runnable
@@ -219,3 +219,14 @@ def _shorten(text: str) -> str:
         return text
     half = MAX_PRINTED_CHARACTERS // 2
     return f"{text[:half]} ... {text[-half:]}"
+
+
+def distinct_tasks(
+    made: Iterable[dict[str, Any]], content: Callable[[dict[str, Any]], Hashable]
+) -> Iterator[dict[str, Any]]:
+    """The tasks but for those whose content, which is what a model sees of one, an earlier task had."""
+    known: set[Hashable] = set()
+    for task in made:
+        if (seen := content(task)) not in known:
+            known.add(seen)
+            yield task

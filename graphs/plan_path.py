@@ -30,6 +30,7 @@ from graphs.game_turns import (
     Played,
     Position,
     RunProgram,
+    distinct_tasks,
     game_to_graph,
     task_to_state,
     turns_to_rewards,
@@ -63,13 +64,8 @@ LEVELS = (FIRST, EASY, MIDDLE, PUBLISHED)
 
 def level_to_tasks(level: Level, seeds: Iterable[int]) -> Iterator[dict[str, Any]]:
     """One task for each seed, but for those whose grid and ends an earlier seed gave."""
-    known: set[tuple[Any, ...]] = set()
-    for seed in seeds:
-        task = _seed_to_task(level, seed)
-        content = (*task["grid"], *task["start"], *task["goal"])
-        if content not in known:
-            known.add(content)
-            yield task
+    made = (_seed_to_task(level, seed) for seed in seeds)
+    return distinct_tasks(made, lambda task: (*task["grid"], *task["start"], *task["goal"]))
 
 
 def _seed_to_task(level: Level, seed: int) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from graphs.game_turns import (
     Played,
     Position,
     RunProgram,
+    distinct_tasks,
     game_to_graph,
     task_to_state,
     turns_to_rewards,
@@ -71,12 +72,8 @@ LEVELS = (FIRST, EASY, MIDDLE, PUBLISHED, TWO_BOXES)
 
 def level_to_tasks(level: Level, seeds: Iterable[int]) -> Iterator[dict[str, Any]]:
     """One task for each seed, but for those whose room an earlier seed gave."""
-    known: set[tuple[str, ...]] = set()
-    for seed in seeds:
-        task = _seed_to_task(level, seed)
-        if (content := tuple(task["room"])) not in known:
-            known.add(content)
-            yield task
+    made = (_seed_to_task(level, seed) for seed in seeds)
+    return distinct_tasks(made, lambda task: tuple(task["room"]))
 
 
 def _seed_to_task(level: Level, seed: int) -> dict[str, Any]:

@@ -37,6 +37,15 @@ RunArgument = Annotated[
     Path | None,
     typer.Argument(metavar="[RUN]", help="The run folder.", show_default=False, autocompletion=run_folders_below),
 ]
+RunOrStore = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[RUN]",
+        help="A run folder, a store, or an export of one.",
+        show_default=False,
+        autocompletion=run_folders_below,
+    ),
+]
 Config = Annotated[
     Path | None, typer.Option("--config", "-c", help="The bridge.toml to read; bridge.toml, or what RUN notes.")
 ]
@@ -446,15 +455,7 @@ def status(
 
 @app.command(epilog="Example: marft-bridge view runs/math_duo")
 def view(
-    run_folder: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[RUN]",
-            help="A run folder, a store, or an export of one.",
-            show_default=False,
-            autocompletion=run_folders_below,
-        ),
-    ] = None,
+    run_folder: RunOrStore = None,
     config: traces_cli.Config = None,
     run: traces_cli.Run = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen on 127.0.0.1; 0 takes a free one.")] = 0,
@@ -585,15 +586,7 @@ def ingest(
 
 @app.command(epilog="Example: marft-bridge replay traces.duckdb --app my_app.py:graph")
 def replay(
-    run_folder: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[RUN]",
-            help="A run folder, a store, or an export of one.",
-            show_default=False,
-            autocompletion=run_folders_below,
-        ),
-    ] = None,
+    run_folder: RunOrStore = None,
     episodes: Annotated[
         list[str] | None, typer.Argument(metavar="[EPISODE]...", help="First digits of their ids; without any, all.")
     ] = None,

@@ -18,6 +18,7 @@ import signal
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from pydantic import ValidationError
 from examples.benchmarks.conditions import CONDITIONS
 from examples.benchmarks.results import BenchmarkRun, folder_to_rounds, read_run, result_to_run, write_run
 from examples.study.results import read_result, text_sha256
-from examples.study.run import COLLECTED, Job, StudyError, collect_once, dict_to_toml, run_job
+from examples.study.run import COLLECTED, Job, StudyError, collect_once, dict_to_toml, run_each, run_job
 from marft_bridge.config.bridge import BridgeConfig, set_dotted
 from marft_bridge.runs.run_folder import RunFolder
 
@@ -196,19 +197,17 @@ def _run_plan(given: argparse.Namespace) -> int:
             print(f"{game} {given.level} {job.condition} seed {job.seed}: {state}")
         print(f"{len(plan)} runs, {len(left)} left")
         return 0
-    failures, failed_before = 0, False
-    for game, collected, job in left:
-        try:
-            run = finish_job(job, collected, game=game, level=given.level, model=given.model)
-            print(run_to_line(run), flush=True)
-        except StudyError as error:
-            if failed_before:  # a second one in a row is not chance
-                raise
-            print(f"benchmarks: {game} {job.condition} seed {job.seed}: {error}", file=sys.stderr, flush=True)
-            failures, failed_before = failures + 1, True
-        else:
-            failed_before = False
-    return 2 if failures else 0
+
+    def finish(game: str, collected: Job, job: Job) -> str:
+        return run_to_line(finish_job(job, collected, game=game, level=given.level, model=given.model))
+
+    return run_each(
+        "benchmarks",
+        [
+            (f"{game} {job.condition} seed {job.seed}", partial(finish, game, collected, job))
+            for game, collected, job in left
+        ],
+    )
 
 
 if __name__ == "__main__":

@@ -21,8 +21,9 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -282,7 +283,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.dry_run:
             _print_plan(jobs, list(collecting.values()), results)
             return 0
-        return _run_all([job for job, result in zip(jobs, results, strict=True) if result is None], collecting)
+        left = [job for job, result in zip(jobs, results, strict=True) if result is None]
+        return run_each("study", [(_title(job), partial(_finish, job, collecting[job.seed])) for job in left])
     except StudyError as error:
         print(f"study: {error}", file=sys.stderr)
         return 2
@@ -291,17 +293,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _run_all(jobs: Sequence[Job], collecting: Mapping[int, Job]) -> int:
-    """Runs the jobs in their order; 2 when one failed. A second failure in a row is not chance, and ends it."""
+def _title(job: Job) -> str:
+    return f"{job.condition} seed {job.seed}"
+
+
+def _finish(job: Job, collecting: Job) -> str:
+    """Runs a job, and first what it starts from; the line that says how it went."""
+    collect_once(collecting)
+    return _line(run_job(job, collecting.folder))
+
+
+def run_each(program: str, runs: Sequence[tuple[str, Callable[[], str]]]) -> int:
+    """Runs titled runs in their order, each to the line that is printed of it; 2 when one failed. A second failure in a
+    row is not chance, and ends it."""
     failed, before = 0, False
-    for job in jobs:
+    for title, run in runs:
         try:
-            collect_once(collecting[job.seed])
-            print(_line(run_job(job, collecting[job.seed].folder)), flush=True)
+            print(run(), flush=True)
         except StudyError as error:
             if before:
                 raise
-            print(f"study: {job.condition} seed {job.seed}: {error}", file=sys.stderr, flush=True)
+            print(f"{program}: {title}: {error}", file=sys.stderr, flush=True)
             failed, before = failed + 1, True
         else:
             before = False
