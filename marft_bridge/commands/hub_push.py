@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marft_bridge.common.errors import ConfigError, ServingError
-
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/\w[\w.-]*", re.ASCII)
+from marft_bridge.common.hub_names import REPOSITORY
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class Destination:
         Raises:
             ConfigError: no name of a repository, or no token.
         """
-        if _REPOSITORY.fullmatch(repository) is None:
+        if re.fullmatch(REPOSITORY, repository, re.ASCII) is None:
             raise ConfigError(f"export --push: {repository!r} is no repository; give owner/name")
         from huggingface_hub import get_token
 

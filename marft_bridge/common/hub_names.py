@@ -14,7 +14,8 @@ from typing import NamedTuple
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.extras import install_command, is_installed
 
-_HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/\w[\w.-]*)(?:@([\w][\w./-]*))?", re.ASCII)
+REPOSITORY = r"[A-Za-z0-9][\w.-]*/\w[\w.-]*"  # a pattern: owner/name
+_HUB_NAME = re.compile(rf"({REPOSITORY})(?:@([\w][\w./-]*))?", re.ASCII)
 _SNAPSHOTS = "snapshots"  # models--<owner>--<name>/snapshots/<commit>: the layout of the cache
 
 
