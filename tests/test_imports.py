@@ -123,16 +123,19 @@ def test_importing_the_bridge_loads_none_of_the_heavy_libraries() -> None:
     assert run.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_importing_the_bridge_takes_less_than_three_tenths_of_a_second() -> None:
     own = seconds_of("import marft_bridge", runs=5) - seconds_of("pass", runs=5)
     assert own < 0.3
 
 
+@pytest.mark.slow
 def test_recording_takes_less_than_six_tenths_of_a_second_beside_langgraph() -> None:
     recording = seconds_of("from marft_bridge import wrap", runs=5)
     assert recording - seconds_of("import langgraph.graph", runs=5) < 0.6
 
 
+@pytest.mark.slow
 def test_help_is_there_within_half_a_second() -> None:
     assert seconds_of("from marft_bridge.cli import run; run(['--help'])", runs=5) < 0.5
 

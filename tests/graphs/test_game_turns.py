@@ -330,6 +330,7 @@ def random_answer(module: ModuleType, position: dict[str, Any], draw: random.Ran
     return str(first) + "".join(f" {draw.choice(position['operators'])} {number}" for number in others)
 
 
+@pytest.mark.slow
 @each_game
 def test_who_plays_at_random_solves_a_part_of_the_first_level_and_far_less_of_the_published_one(
     module: ModuleType,

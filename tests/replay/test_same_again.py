@@ -98,7 +98,7 @@ def check(drawing: Drawing) -> None:
     assert replayed.call_count == len(run.calls)
 
 
-LAW = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+LAW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 @LAW

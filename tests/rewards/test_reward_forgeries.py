@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.reward_rig import table
+from support.tiers import one_in
 
 from marft_bridge.rewards.contract import RunView
 from marft_bridge.rewards.scoring import Scorer
@@ -270,7 +271,7 @@ def test_the_tests_are_passed_by_an_answer_that_solves_the_task(wall: Isolation 
     assert len(FORGERIES) + len(ENDLESS) >= 60
 
 
-@pytest.mark.parametrize("forgery", FORGERIES.values(), ids=list(FORGERIES))
+@pytest.mark.parametrize("forgery", one_in(5, FORGERIES))
 def test_no_forgery_earns_anything_or_ends_a_run(forgery: str, wall: Isolation | None) -> None:
     assert value_of(forgery, TESTS, wall) == 0.0
 

@@ -81,12 +81,14 @@ def test_an_app_with_a_trainers_of_its_own_is_recorded_without_the_extras_and_wi
     assert "writer" in command(app, "traces", "show", episode["episode_id"], "--store", "traces.duckdb")
 
 
+@pytest.mark.slow
 def test_init_opens_an_app_with_a_trainers_of_its_own_without_the_extras(app: Path) -> None:
     flags = ["--tasks", "tasks.jsonl", "--reward", "graphs.support:reward", "--yes", "--probe"]
     command(app, "init", "graphs.support:build", *flags)
     assert 'nodes = ["writer", "editor"]' in (app / "bridge.toml").read_text()
 
 
+@pytest.mark.slow
 def test_traces_of_others_are_ingested_without_the_extras(tmp_path: Path) -> None:
     (tmp_path / "traces.otlp").write_bytes(foreign_requests("openinference", runs=1)[0])
     command(tmp_path, "ingest", "traces.otlp", "--store", "traces.duckdb")
@@ -109,6 +111,7 @@ pages.close()
 """
 
 
+@pytest.mark.slow
 def test_the_viewer_shows_a_store_without_the_extras(app: Path) -> None:
     assert run_light(RECORD, app, is_app=True).returncode == 0
     process = run_light(VIEW, app)

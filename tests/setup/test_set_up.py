@@ -79,6 +79,7 @@ def test_a_finished_environment_is_left_alone_within_a_second(project: Path) -> 
 
 
 @pytest.mark.parametrize("changed", ["requirements/cpu.txt", "requirements/cpu.lock", "pyproject.toml"])
+@pytest.mark.slow
 def test_a_changed_input_makes_a_finished_environment_stale(project: Path, changed: str) -> None:
     witness = write_environment(project, digest_of(project))
     with (project / changed).open("a") as file:
