@@ -565,8 +565,8 @@ def ingest(
     as_json: Annotated[
         bool,
         json_option(
-            "traces, spans, stored_before, episodes, actions, rewards, conventions, missing, refused, removed_settings, "
-            "redactions, unredactable, late_spans, rejected"
+            "traces, spans, stored_before, episodes, actions, rewards, conventions, missing, refused, "
+            "removed_settings, redactions, unredactable, late_spans, rejected"
         ),
     ] = False,
 ) -> None:

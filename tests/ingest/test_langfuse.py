@@ -318,27 +318,9 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 KEYS = [
-    "id",
-    "traceId",
-    "type",
-    "name",
-    "startTime",
-    "endTime",
-    "parentObservationId",
-    "input",
-    "output",
-    "metadata",
-    "model",
-    "modelParameters",
-    "usageDetails",
-    "level",
-    "data",
-    "observations",
-    "scores",
-    "timestamp",
-    "value",
-    "dataType",
-    "isRootObservation",
+    *("id", "traceId", "type", "name", "startTime", "endTime", "parentObservationId", "input", "output", "metadata"),
+    *("model", "modelParameters", "usageDetails", "level", "data", "observations", "scores", "timestamp", "value"),
+    *("dataType", "isRootObservation"),
 ]
 
 
