@@ -6,6 +6,8 @@ agent. Invariant: a score that cannot be placed is counted with the reason; stor
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from marft_bridge.ingest.langfuse_export import LangfuseRecords, Score
 from marft_bridge.ingest.report import IngestReport
 from trace_store import conventions as c
@@ -45,15 +47,20 @@ def _score_to_reward(
     """The reward, or the reason why there is none."""
     if score.trace_id not in episode_ids:
         return "a score of a trace that is no episode"
-    reward = Reward(score.trace_id, score.name, score.value, f"langfuse:{score.source}", score.created_ns)
+    reward = Reward(
+        episode_id=score.trace_id,
+        name=score.name,
+        value=score.value,
+        source=f"langfuse:{score.source}",
+        created_ns=score.created_ns,
+    )
     if score.span_id is None:
         return reward
     operation, node = operations.get((score.trace_id, score.span_id), ("", None))
     if operation == c.INVOKE_WORKFLOW:
         return reward
-    fields = (score.trace_id, score.name, score.value, reward.source, score.created_ns)
     if operation == c.CHAT:
-        return Reward(*fields, scope="step", action_id=score.span_id)
+        return replace(reward, scope="step", action_id=score.span_id)
     if operation == c.INVOKE_AGENT:
-        return Reward(*fields, scope="agent", node=node)
+        return replace(reward, scope="agent", node=node)
     return "a score of an observation that is neither a call, a node nor the run"
