@@ -546,7 +546,7 @@ def ingest(
         list[Path] | None,
         typer.Argument(
             metavar="[FILES]... [RUN]",
-            help="OTLP files: protobuf, JSON or JSON lines, gzip; then the run folder, or a store.",
+            help="OTLP files, or exports of Langfuse; then the run folder, or a store.",
         ),
     ] = None,
     config: Annotated[
@@ -565,14 +565,14 @@ def ingest(
     as_json: Annotated[
         bool,
         json_option(
-            "traces, spans, stored_before, episodes, actions, conventions, missing, refused, removed_settings, "
-            "redactions, unredactable, late_spans, rejected"
+            "traces, spans, stored_before, episodes, actions, rewards, conventions, missing, refused, "
+            "removed_settings, redactions, unredactable, late_spans, rejected"
         ),
     ] = False,
 ) -> None:
     """Take in traces that other tracers recorded.
 
-    Those of OpenInference, OpenLLMetry and LangSmith, as far as they go.
+    Those of OpenInference, OpenLLMetry, LangSmith and Langfuse, as far as they go.
     """
     from marft_bridge.ingest.command import choice_to_target, flags_to_receiver, split_run
     from marft_bridge.ingest.command import ingest as run_ingest

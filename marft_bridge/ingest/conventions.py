@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from marft_bridge.ingest import genai, langsmith, openinference, traceloop
+from marft_bridge.ingest import genai, langfuse, langsmith, openinference, traceloop
 from marft_bridge.ingest.otlp import WireSpan
 from marft_bridge.ingest.reading import Reading
 
@@ -20,7 +20,7 @@ class _Convention(Protocol):
 
 
 # First match wins. Plain GenAI last: the other conventions use its attribute names too.
-_CONVENTIONS: tuple[_Convention, ...] = (openinference, traceloop, langsmith, genai)
+_CONVENTIONS: tuple[_Convention, ...] = (langfuse, openinference, traceloop, langsmith, genai)
 
 
 def span_to_reading(span: WireSpan) -> Reading | None:

@@ -1,4 +1,4 @@
-"""`marft-bridge ingest FILE...`: OTLP files -> episodes of a store.
+"""`marft-bridge ingest FILE...`: OTLP files and Langfuse's exports -> episodes of a store, with their scores.
 
 Invariant: every file is read and checked before anything is written; a trace may be spread over several of them.
 Ingesting the same files twice adds nothing.
@@ -12,7 +12,10 @@ from pathlib import Path
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.record import RecordOptions
 from marft_bridge.ingest.cleaning import SpanCleaner
-from marft_bridge.ingest.files import file_to_spans
+from marft_bridge.ingest.files import file_to_content
+from marft_bridge.ingest.langfuse_export import LangfuseRecords, records_to_spans, traces_without_observations
+from marft_bridge.ingest.langfuse_scores import put_scores
+from marft_bridge.ingest.otlp import WireSpan
 from marft_bridge.ingest.report import IngestReport
 from marft_bridge.ingest.writer import TraceWriter, open_store, read_decided_ids, report_stored, spans_to_traces
 from trace_store.journal import Journal
@@ -21,16 +24,19 @@ from trace_store.journal import Journal
 def ingest_files(paths: Sequence[Path], store_path: Path, options: RecordOptions, reporter: Reporter) -> IngestReport:
     """Takes the traces in the files into the store, cleaned as `options` say, and prints a report.
 
-    Raises IngestError for a file that is no OTLP trace data, and StoreError when the store cannot be written; then
-    nothing was taken in.
+    Raises IngestError for a file that is neither OTLP trace data nor an export of Langfuse, and StoreError when the
+    store cannot be written; then nothing was taken in.
     """
     report = IngestReport()
     cleaner = SpanCleaner(options)
-    spans = [cleaner.clean_span(span) for path in paths for span in file_to_spans(path)]
+    spans, records = _read_files(paths)
+    spans = [cleaner.clean_span(span) for span in (*spans, *records_to_spans(records))]
     report.spans = len(spans)
     report.note_cleaning(cleaner)
     traces = spans_to_traces(spans)
     report.traces = len(traces)
+    for trace_id in traces_without_observations(records):
+        report.refuse(trace_id, "a trace of Langfuse whose observations are in none of the files")
     with open_store(store_path, reporter) as store:
         store.take_in()
         decided_ids = read_decided_ids(store, traces)
@@ -45,5 +51,16 @@ def ingest_files(paths: Sequence[Path], store_path: Path, options: RecordOptions
             journal.close()
         store.take_in()
         report_stored(store, report)
+        put_scores(store, records, report)
     report.show(reporter)
     return report
+
+
+def _read_files(paths: Sequence[Path]) -> tuple[list[WireSpan], LangfuseRecords]:
+    spans: list[WireSpan] = []
+    records = LangfuseRecords()
+    for path in paths:
+        content = file_to_content(path)
+        spans.extend(content.spans)
+        records.merge(content.langfuse)
+    return spans, records

@@ -26,7 +26,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, SpanFlags, Status
 from marft_bridge.ingest.errors import IngestError, TooLarge
 from marft_bridge.ingest.request_cost import NOT_PROTOBUF, RequestBounds, check_json_cost, check_protobuf_cost
 
-_RESOURCE_SPANS = ("resourceSpans", "resource_spans")
+RESOURCE_SPANS = ("resourceSpans", "resource_spans")
 _TIME_LIMIT_NS = 2**63  # the store keeps times as signed 64-bit integers
 _PARENT_IS_REMOTE = SpanFlags.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
 
@@ -86,7 +86,7 @@ def json_to_spans(text: bytes, bounds: RequestBounds | None = None) -> DecodedRe
     except (ValueError, RecursionError):
         raise IngestError("not JSON") from None
     del text  # as above
-    if not isinstance(body, dict) or not any(key in body for key in _RESOURCE_SPANS):
+    if not isinstance(body, dict) or not any(key in body for key in RESOURCE_SPANS):
         raise IngestError("a JSON value without resourceSpans: no OTLP traces")
     try:
         if bounds is not None and sum(1 for _ in _json_spans(body)) > bounds.spans:
@@ -129,7 +129,7 @@ def _hex_ids_to_base64(body: dict[str, Any]) -> None:
 
 
 def _json_spans(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for resource in _objects(body, *_RESOURCE_SPANS):
+    for resource in _objects(body, *RESOURCE_SPANS):
         for scope in _objects(resource, "scopeSpans", "scope_spans"):
             yield from _objects(scope, "spans")
 

@@ -5,6 +5,7 @@ LangGraph raises exceptions to route and to pause, which instrumentors record as
 
 from __future__ import annotations
 
+from marft_bridge.ingest import langfuse
 from marft_bridge.ingest.otlp import WireSpan
 
 _CONTROL_FLOW = ("GraphInterrupt", "NodeInterrupt", "ParentCommand", "GraphBubbleUp")
@@ -13,7 +14,8 @@ _CONTROL_FLOW = ("GraphInterrupt", "NodeInterrupt", "ParentCommand", "GraphBubbl
 def has_failed(span: WireSpan) -> bool:
     """Whether a span failed; LangGraph's own control flow (interrupts, handoffs) is no failure."""
     kinds = ((span.exception_type or "").rpartition(".")[2], (span.status_message or "").partition("(")[0])
-    return span.failed and not any(kind in _CONTROL_FLOW for kind in kinds)
+    failed = span.failed or span.attributes.get(langfuse.LEVEL) == "ERROR"  # whose SDK sets no status
+    return failed and not any(kind in _CONTROL_FLOW for kind in kinds)
 
 
 def root_to_outcome(root: WireSpan) -> tuple[str, str | None]:

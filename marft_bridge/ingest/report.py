@@ -30,6 +30,7 @@ class IngestReport:
     stored_before: int = 0  # traces that were in the store already, as episodes or refused
     episodes: int = 0
     actions: int = 0
+    rewards: int = 0  # that were not stored yet: scores of Langfuse
     conventions: Counter[str] = field(default_factory=Counter)  # traces by convention
     missing: Counter[tuple[str, str]] = field(default_factory=Counter)  # by (convention, what is missing)
     refused: dict[str, list[str]] = field(default_factory=dict)  # reason -> trace ids
@@ -37,7 +38,7 @@ class IngestReport:
     redactions: Counter[str] = field(default_factory=Counter)  # by pattern
     unredactable: int = 0  # spans whose content was dropped because redacting it failed
     late_spans: int = 0  # spans of traces that were written already, or that came again
-    rejected: Counter[str] = field(default_factory=Counter)  # requests and spans that were not taken, by reason
+    rejected: Counter[str] = field(default_factory=Counter)  # requests, spans and scores that were not taken, by reason
 
     def add_rows(self, trace_id: str, trace_rows: TraceRows) -> None:
         """Counts a trace that was journaled."""
@@ -69,6 +70,7 @@ class IngestReport:
             + (f" ({conventions})" if conventions else "")
         )
         for count, label in (
+            (self.rewards, "new rewards, of scores that are numbers"),
             (self.stored_before, "traces were in the store already"),
             (self.late_spans, "spans came after their trace was done, or again; not taken in"),
             (self.removed_settings, "attributes left out: headers, keys and the like, that clients authenticate with"),
@@ -91,7 +93,7 @@ class IngestReport:
         )
         _show_counts(
             reporter,
-            "requests and spans that were not taken",
+            "requests, spans and scores that were not taken",
             ("why", "times"),
             rows=sorted(self.rejected.items()),
         )

@@ -31,7 +31,7 @@ from marft_bridge import cli
 from marft_bridge.config.record import RecordOptions
 from marft_bridge.ingest.command import choice_to_target
 from marft_bridge.ingest.errors import IngestError, TooLarge
-from marft_bridge.ingest.files import file_to_spans
+from marft_bridge.ingest.files import file_to_content
 from marft_bridge.ingest.otlp import inflate, json_to_spans, protobuf_to_spans
 from marft_bridge.runs.run_choice import RunChoice
 from trace_store.store import TraceStore
@@ -129,7 +129,7 @@ def test_a_file_is_recognised_by_its_content(form: str, tmp_path: Path) -> None:
     path = tmp_path / "no-name-helps"
     path.write_bytes(forms()[form])
     expected = [*protobuf_to_spans(forms()["one message"]).spans]
-    assert file_to_spans(path) == expected
+    assert file_to_content(path).spans == expected
     assert [span.span_id[-1] for span in expected] == ["1", "2", "1", "2"]
 
 
@@ -138,7 +138,7 @@ def test_a_protobuf_message_that_begins_like_json_is_read_as_protobuf(tmp_path: 
     by_length = (request(hand_made("1", None, "x" * n)).SerializeToString() for n in range(200))
     path = tmp_path / "braces"
     path.write_bytes(next(sent for sent in by_length if sent[:2] == b"\n{"))
-    (span,) = file_to_spans(path)
+    (span,) = file_to_content(path).spans
     assert set(span.name) == {"x"}
 
 
