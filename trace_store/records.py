@@ -25,6 +25,13 @@ NO_LOGPROBS = f"no log-probs {FROM_ENGINE}"
 RETOKENISED = "re-tokenised text, not the tokens of any engine"
 """The `untrainable_reason` of an action whose ids were made from its texts, for imitation; it is never stored."""
 
+REPLAYED = "answered again from the record of another episode"
+"""The `untrainable_reason` of an action of a fork that was sampled in the episode that it forks, and could be trained on
+there: here nothing was sampled. Its `replayed_from` names that action."""
+
+BLIND_FORK = "blind_fork"
+"""Tag of a fork that was chosen without a look at how the episode that it forks went on from there. Only such a one says
+something of the calls before it: of those that failed, most go better the second time."""
 
 HELDOUT = "heldout"
 """The split of episodes that ran to compare, and of tasks that are kept for it."""
@@ -103,6 +110,7 @@ class Action:
     untrainable_reason: str | None = None  # set exactly when trainable is false
     prompt_tokens: int | None = None  # as the engine counted them, which is also known where it told no ids
     sampled_tokens: int | None = None
+    replayed_from: str | None = None  # the action whose recorded answer was given again; None: it was sampled here
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +172,9 @@ class Episode:
     forked: bool | None = None  # from a checkpoint that the thread had moved past, or that was named to be replayed
     from_checkpoint: str | None = None  # where it begins; the view `episode_links` knows whose checkpoint that is
     checkpoints: str | None = None  # ids of those that it wrote, in order, a space between
+    # A fork of `parent_episode`: the action of that episode whose call was made again, and from which on nothing that
+    # depended on it was given again. None: no fork. What came before is the parent's, and is counted there.
+    fork_action: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

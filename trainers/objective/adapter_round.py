@@ -25,6 +25,8 @@ from trainers.objective.weighting import unit_shares
 from trainers.scoring.microbatch import MicroBatch
 from trainers.scoring.model import PolicyModel
 
+TOKEN: Granularity = "token"
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterRound:
@@ -38,6 +40,7 @@ class AdapterRound:
     factor_A: Tensor  # compounded clipped ratio of the agents already updated
     positive_A: Tensor  # 1.0 where the team reward reached nll_threshold
     source_U: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)  # parts of the advantage, by reward
+    stands_A: Sequence[Sequence[tuple[int, float]]] | None = None  # runs of each action and their weights; None: no forks
 
 
 class PreparedRound:
@@ -47,10 +50,17 @@ class PreparedRound:
         self.data, self.options, self.device = data, options, model.device
         self.rows = self._learnable()
         self.parts = max(1, round(len(self.rows) / options.optimizer.minibatch_actions))  # each stands for the whole
-        self.share_A = shares_A_of(
-            data.items, data.episode_A, options, granularity=options.granularity, device=self.device
+        self.share_A, self.token_share_A = (
+            shares_A_of(
+                data.items,
+                data.episode_A,
+                options,
+                granularity=granularity,
+                device=self.device,
+                stands_A=data.stands_A,
+            )
+            for granularity in (options.granularity, TOKEN)
         )
-        self.token_share_A = shares_A_of(data.items, data.episode_A, options, granularity="token", device=self.device)
         self.words_A: Tensor | None = None
         if options.experimental.logprob_norm == "word":
             words = [sum(model.word_counts(item.decided_stretches)) for item in data.items]
@@ -114,8 +124,9 @@ def shares_A_of(
     options: TrainerOptions,
     granularity: Granularity,
     device: torch.device,
+    stands_A: Sequence[Sequence[tuple[int, float]]] | None = None,
 ) -> Tensor:
     """What each action, or each token of it, counts in the loss; see `unit_shares`. Shape [A]."""
     lengths = [len(item.decided) for item in items]
-    shares = unit_shares(lengths, list(episode_A), options.loss_weighting, granularity=granularity)
+    shares = unit_shares(lengths, list(episode_A), options.loss_weighting, granularity, stands_A)
     return torch.tensor(shares, dtype=torch.float32, device=device)
