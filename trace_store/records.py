@@ -26,12 +26,12 @@ RETOKENISED = "re-tokenised text, not the tokens of any engine"
 """The `untrainable_reason` of an action whose ids were made from its texts, for imitation; it is never stored."""
 
 REPLAYED = "answered again from the record of another episode"
-"""The `untrainable_reason` of an action of a fork that was sampled in the episode that it forks, and could be trained on
-there: here nothing was sampled. Its `replayed_from` names that action."""
+"""The `untrainable_reason` of an action of a fork that was sampled in the episode that it forks, and could be trained
+on there: here nothing was sampled. Its `replayed_from` names that action."""
 
 BLIND_FORK = "blind_fork"
-"""Tag of a fork that was chosen without a look at how the episode that it forks went on from there. Only such a one says
-something of the calls before it: of those that failed, most go better the second time."""
+"""Tag of a fork that was chosen without a look at how the episode that it forks went on from there. Only such a one
+says something of the calls before it: of those that failed, most go better the second time."""
 
 HELDOUT = "heldout"
 """The split of episodes that ran to compare, and of tasks that are kept for it."""

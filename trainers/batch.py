@@ -7,7 +7,7 @@ sampled it (`trainers.forest`). A token that the engine could not but sample is 
 after it and takes part in nothing else (`forced_tokens`). It knows nothing of policies, critics or losses.
 """
 
-# ruff: noqa: N803, N806, N815 (shape suffixes)
+# ruff: noqa: N802, N803, N806, N815 (shape suffixes)
 from __future__ import annotations
 
 import math
@@ -213,7 +213,9 @@ def trajectories_to_round(
                     drops=drops,
                 )
                 if trajectory.episode.fork_action is not None:
-                    fork = _to_fork(trajectory, is_trained_A, (reward, value), origins, shaping=shaping, use=use, final=final)
+                    fork = _to_fork(
+                        trajectory, is_trained_A, (reward, value), origins, shaping=shaping, use=use, final=final
+                    )
                     episode = _with_turns(replace(episode, fork=fork), fork)
             except (KeyError, ValueError):
                 drops["episode whose edges do not fit its actions"] += 1
@@ -281,9 +283,7 @@ def _to_fork(
     edges = tuple(replace(edge, src=ids[edge.src], dst=ids[edge.dst]) for edge in trajectory.edges)
     rewards = tuple(replace(r, action_id=ids.get(r.action_id or "", r.action_id)) for r in trajectory.rewards)
     unrolled = replace(trajectory, actions=actions, edges=edges, rewards=rewards)
-    whole = _to_episode(
-        unrolled, is_trained_A, team, shaping=shaping, use=use, final=final, drops=Counter()
-    )
+    whole = _to_episode(unrolled, is_trained_A, team, shaping=shaping, use=use, final=final, drops=Counter())
     own = [i for i, action in enumerate(trajectory.actions) if action.replayed_from is None]
     point, depth = origins.point(trajectory.episode)
     return Fork(

@@ -129,7 +129,7 @@ def _is_attached(episode: EpisodeItem, number_of: dict[str, int], row_of: dict[s
 
 
 def _unroll(data: Round, attached: Sequence[bool]) -> Round:
-    from trainers.batch import Round  # noqa: PLC0415 - it imports this module
+    from trainers.batch import Round
 
     wholes = [
         episode.fork.whole if hangs and episode.fork is not None and episode.fork.whole is not None else episode
@@ -143,9 +143,7 @@ def _unroll(data: Round, attached: Sequence[bool]) -> Round:
 class _Trees:
     """The fork points of a round, from the roots down."""
 
-    def __init__(
-        self, episodes: Sequence[EpisodeItem], number_of: dict[str, int], attached: Sequence[bool]
-    ) -> None:
+    def __init__(self, episodes: Sequence[EpisodeItem], number_of: dict[str, int], attached: Sequence[bool]) -> None:
         self.episodes, self.number_of, self.attached = episodes, number_of, attached
         # of each run, the points at which attached forks left it, the first first; and who left there
         self.branches: list[dict[Point, list[int]]] = [{} for _ in episodes]

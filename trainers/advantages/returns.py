@@ -85,7 +85,7 @@ def team_chain(
 
 
 def team_rewards(data: Round) -> dict[str, Floats]:
-    """The team rewards of each action's episode, by name; [A] each. Not of the runs beneath it, where it has several."""
+    """The team rewards of each action's episode, by name; [A] each. Not of the forks beneath an action."""
     names = dict.fromkeys(name for episode in data.episodes for name in episode.rewards.team)
     earned = [data.episodes[e].rewards.team for e in data.episode_A]
     return {name: np.array([rewards.get(name, 0.0) for rewards in earned], dtype=np.float64) for name in names}

@@ -25,8 +25,6 @@ from trainers.objective.weighting import unit_shares
 from trainers.scoring.microbatch import MicroBatch
 from trainers.scoring.model import PolicyModel
 
-TOKEN: Granularity = "token"
-
 
 @dataclass(frozen=True, slots=True)
 class AdapterRound:
@@ -40,7 +38,9 @@ class AdapterRound:
     factor_A: Tensor  # compounded clipped ratio of the agents already updated
     positive_A: Tensor  # 1.0 where the team reward reached nll_threshold
     source_U: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)  # parts of the advantage, by reward
-    stands_A: Sequence[Sequence[tuple[int, float]]] | None = None  # runs of each action and their weights; None: no forks
+    stands_A: Sequence[Sequence[tuple[int, float]]] | None = (
+        None  # runs of each action and their weights; None: no forks
+    )
 
 
 class PreparedRound:
@@ -59,13 +59,16 @@ class PreparedRound:
                 device=self.device,
                 stands_A=data.stands_A,
             )
-            for granularity in (options.granularity, TOKEN)
+            for granularity in self._granularities()
         )
         self.words_A: Tensor | None = None
         if options.experimental.logprob_norm == "word":
             words = [sum(model.word_counts(item.decided_stretches)) for item in data.items]
             self.words_A = torch.tensor(words, dtype=torch.float32, device=self.device)
         self.needs_behaviour = options.importance.mismatch != "none" or options.experimental.masks_actions
+
+    def _granularities(self) -> tuple[Granularity, Granularity]:
+        return self.options.granularity, "token"
 
     def _learnable(self) -> list[int]:
         """Positions of the actions that have a part in the loss: without a gradient there is nothing to compute."""

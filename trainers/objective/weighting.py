@@ -6,6 +6,7 @@ same in whatever minibatch and micro-batch it lands, and accumulation changes no
 micro-batch would make a token of a short one weigh more. It knows nothing of tensors, losses or agents.
 """
 
+# ruff: noqa: N803 (shape suffixes)
 from __future__ import annotations
 
 import math
