@@ -15,7 +15,7 @@ from typing import cast, get_args
 from trace_store import conventions as c
 from trace_store.attributes import Malformed, SpanAttributes
 from trace_store.dependencies import Call, DependencyCycleError, Execution, executions_to_edges, topological_order
-from trace_store.records import FROM_ENGINE, NO_LOGPROBS, Action, Episode, Outcome, SpanRow, Trajectory
+from trace_store.records import FROM_ENGINE, NO_LOGPROBS, REPLAYED, Action, Episode, Outcome, SpanRow, Trajectory
 
 __all__ = ["Incomplete", "Malformed", "spans_to_trajectory"]
 
@@ -253,6 +253,7 @@ def _span_to_action(trace: _Trace, span: SpanRow, index: int) -> Action:
             or attributes.text(c.UNTRAINABLE)
             or _failure_reason(span)
             or token_fault(prompt_ids, sampled_ids, logprobs, reported_count=attributes.integer(c.USAGE_OUTPUT_TOKENS))
+            or (REPLAYED if attributes.is_set(c.REPLAYED_FROM) else None)
         )
     return Action(
         action_id=span.span_id,
@@ -279,6 +280,7 @@ def _span_to_action(trace: _Trace, span: SpanRow, index: int) -> Action:
         untrainable_reason=reason,
         prompt_tokens=attributes.int32(c.USAGE_INPUT_TOKENS),
         sampled_tokens=attributes.int32(c.USAGE_OUTPUT_TOKENS),
+        replayed_from=attributes.text(c.REPLAYED_FROM),
     )
 
 
@@ -344,6 +346,7 @@ def _root_to_episode(root: SpanRow, span_count: int) -> Episode:
         tags=attributes.tags(),
         subject_id=attributes.text(c.SUBJECT_ID),
         parent_episode=attributes.text(c.PARENT_EPISODE),
+        fork_action=attributes.text(c.FORK_ACTION),
         lineage=attributes.lineage(),
         thread_id=attributes.text(c.THREAD_ID),
         user_id=attributes.text(c.USER_ID),

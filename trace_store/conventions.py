@@ -72,6 +72,7 @@ SPAN_COUNT = "marft.span_count"  # on the root: how many spans the episode has, 
 TAGS = "marft.tags"
 SUBJECT_ID = "marft.subject.id"
 PARENT_EPISODE = "marft.parent_episode"
+FORK_ACTION = "marft.fork_action"  # span id of the call of the parent episode from which this one was run anew
 THREAD_ID = "marft.thread.id"
 USER_ID = "marft.user.id"  # as the app's metadata names them; the subject of an erasure is SUBJECT_ID
 METADATA = "marft.metadata"  # JSON object: the metadata that the app gave the run
@@ -112,6 +113,7 @@ LOGPROBS = "marft.sampled_logprobs"
 ADAPTER = "marft.adapter"  # "node@version"
 ADAPTER_VERSION = "marft.adapter.version"
 UNTRAINABLE = "marft.untrainable"  # the reason, when the recorder knows one
+REPLAYED_FROM = "marft.replayed_from"  # span id of the call of the parent episode whose recorded answer was given
 
 # Ours: what a replay needs of an answer or a tool's result and the conventions have no place for. Absent: nothing.
 ANSWER_REST = "marft.answer.rest"  # JSON object: what the message has beside its parts, see recording.span_attributes

@@ -113,6 +113,32 @@ MIGRATIONS = (
             )
         ),
     ),
+    Migration(
+        5,
+        "forks: from which call on an episode was run anew, and which answers were given again",
+        (
+            "ALTER TABLE episodes ADD COLUMN fork_action VARCHAR",
+            # Made anew, in the order of the rows, for the reasons of migration 2.
+            """
+            CREATE TABLE actions_5 (
+                action_id VARCHAR NOT NULL, episode_id VARCHAR NOT NULL, node VARCHAR NOT NULL,
+                "index" INTEGER NOT NULL, step INTEGER, prompt_ids INTEGER[], sampled_ids INTEGER[],
+                logprobs DOUBLE[], model VARCHAR, adapter VARCHAR, adapter_version INTEGER, temperature DOUBLE,
+                top_p DOUBLE, top_k INTEGER, max_tokens INTEGER, seed BIGINT, finish_reason VARCHAR,
+                completion VARCHAR, started_ns BIGINT NOT NULL, ended_ns BIGINT NOT NULL,
+                trainable BOOLEAN NOT NULL, untrainable_reason VARCHAR,
+                prompt_tokens INTEGER, sampled_tokens INTEGER, replayed_from VARCHAR,
+                episode_started_ns BIGINT NOT NULL
+            )
+            """,
+            """
+            INSERT INTO actions_5
+            SELECT * EXCLUDE (episode_started_ns), NULL, episode_started_ns FROM actions
+            """,
+            "DROP TABLE actions",
+            "ALTER TABLE actions_5 RENAME TO actions",
+        ),
+    ),
 )
 
 

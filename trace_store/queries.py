@@ -61,7 +61,8 @@ QUESTIONS = (
         sql="""
         SELECT what, reason, count(*) AS number FROM (
             SELECT 'episode ' || outcome AS what, reason FROM episodes WHERE outcome <> 'terminated'
-            UNION ALL SELECT 'untrainable action', untrainable_reason FROM actions WHERE NOT trainable
+            UNION ALL SELECT 'untrainable action', untrainable_reason FROM actions
+            WHERE NOT trainable AND replayed_from IS NULL
             UNION ALL SELECT 'refused trace', reason FROM refusals
         )
         GROUP BY what, reason
@@ -76,7 +77,7 @@ QUESTIONS = (
         SELECT e.run_id, e.round, e.split, w.name AS reward, count(*) AS episodes, avg(w.value) AS mean,
                stddev_samp(w.value) / sqrt(count(*)) AS standard_error
         FROM episodes e JOIN episode_reward w USING (episode_id)
-        WHERE e.round IS NOT NULL
+        WHERE e.round IS NOT NULL AND e.fork_action IS NULL
         GROUP BY e.run_id, e.round, e.split, w.name
         ORDER BY e.run_id, w.name, e.split, e.round
         """,
@@ -84,12 +85,13 @@ QUESTIONS = (
     Question(
         "dependencies-between-nodes",
         "Who depends on whom?",
-        "D summed over all episodes, by node.",
+        "D summed over all episodes but forks, by node.",
         sql="""
         SELECT s.node AS src_node, d.node AS dst_node, x.kind, count(*) AS edges
         FROM edges x
         JOIN actions s ON s.episode_id = x.episode_id AND s.action_id = x.src
         JOIN actions d ON d.episode_id = x.episode_id AND d.action_id = x.dst
+        JOIN episodes e ON e.episode_id = x.episode_id AND e.fork_action IS NULL
         GROUP BY s.node, d.node, x.kind
         ORDER BY edges DESC, src_node, dst_node, x.kind
         """,
@@ -108,6 +110,7 @@ QUESTIONS = (
             FROM (
                 SELECT c.episode_id, c.node, bool_or(s.status = 'error' OR coalesce(c.cut_off, false)) AS trouble
                 FROM calls c JOIN spans s ON s.trace_id = c.episode_id AND s.span_id = c.action_id
+                JOIN episodes e ON e.episode_id = c.episode_id AND e.fork_action IS NULL
                 GROUP BY c.episode_id, c.node
             ) p
             JOIN episode_reward r USING (episode_id)
@@ -126,6 +129,7 @@ QUESTIONS = (
         LEFT JOIN (
             SELECT e.task_id, e.split, w.name AS reward, avg(w.value) AS mean
             FROM episodes e JOIN episode_reward w USING (episode_id)
+            WHERE e.fork_action IS NULL
             GROUP BY e.task_id, e.split, w.name
         ) r USING (task_id, split)
         ORDER BY r.mean NULLS FIRST, o.failed DESC, o.task_id, o.split, r.reward

@@ -56,6 +56,7 @@ class EpisodeFilter:
     split: str | None = None
     round: int | None = None
     variant: str | None = None
+    forks: bool = False  # whether forks of other episodes are among them
 
     def condition(self) -> tuple[str, tuple[Any, ...]]:
         """A condition on `episodes` and the values to bind."""
@@ -66,7 +67,8 @@ class EpisodeFilter:
             "variant = ?": self.variant,
         }
         active_conditions = {condition: value for condition, value in conditions.items() if value is not None}
-        return " AND ".join(["true", *active_conditions]), tuple(active_conditions.values())
+        whole_episodes = [] if self.forks else ["fork_action IS NULL"]
+        return " AND ".join(["true", *whole_episodes, *active_conditions]), tuple(active_conditions.values())
 
 
 class _Key(NamedTuple):

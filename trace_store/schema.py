@@ -102,6 +102,7 @@ EPISODES = Table(
         Column("forked", "BOOLEAN", "Whether it begins at an earlier checkpoint of the thread than the last."),
         Column("from_checkpoint", "VARCHAR", "The checkpoint where it begins; NULL for the first of a thread."),
         Column("checkpoints", "VARCHAR", "Ids of the checkpoints that it wrote, in order, a space between."),
+        Column("fork_action", "VARCHAR", "The action of parent_episode from which it was run anew; NULL: no fork."),
     ),
     key=("episode_id",),
 )
@@ -134,6 +135,7 @@ ACTIONS = Table(
         Column("untrainable_reason", "VARCHAR", "Why not, when trainable is false."),
         Column("prompt_tokens", "INTEGER", "Prompt tokens as the engine counted them, with or without their ids."),
         Column("sampled_tokens", "INTEGER", "Sampled tokens as the engine counted them, with or without their ids."),
+        Column("replayed_from", "VARCHAR", "The action whose recorded answer was given again; NULL: sampled here."),
         Column("episode_started_ns", "BIGINT NOT NULL", "Start of the episode, so that a page reads few row groups."),
     ),
 )

@@ -227,10 +227,11 @@ class TraceStore:
         split: str | None = None,
         round: int | None = None,  # noqa: A002
         variant: str | None = None,
+        forks: bool = False,
     ) -> list[Episode]:
-        """Episodes that match every argument that is not None, by (start, id)."""
+        """Episodes that match every argument that is not None, by (start, id); no forks unless `forks` is true."""
         condition, values = EpisodeFilter(
-            None if run_id is None else [run_id], split, round, variant=variant
+            None if run_id is None else [run_id], split, round, variant=variant, forks=forks
         ).condition()
         rows = self.sql(f"SELECT * FROM episodes WHERE {condition} ORDER BY started_ns, episode_id", values)
         return rows_to_records(Episode, schema.EPISODES, rows)
@@ -242,13 +243,17 @@ class TraceStore:
         split: str | None = None,
         round: int | None = None,  # noqa: A002
         variant: str | None = None,
+        forks: bool = False,
         limit: int | None = None,
     ) -> Iterator[Trajectory]:
         """Stream the trajectories of matching episodes, by (start, id); memory holds a page of them.
 
+        Forks are left out unless `forks` is true: their beginning is another episode's, and they are no fresh sample of
+        their task.
+
         Raises StoreError, when it gets there, at an edge whose actions are not there.
         """
-        episode_filter = EpisodeFilter(run_ids, split, round, variant=variant)
+        episode_filter = EpisodeFilter(run_ids, split, round, variant=variant, forks=forks)
         return stream_trajectories(self._snapshot, episode_filter, limit)
 
     def trajectory(self, episode_id: str) -> Trajectory | None:

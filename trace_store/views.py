@@ -32,7 +32,7 @@ def links_of(episodes: str) -> str:
     """The query of `episode_links` over some episodes, which are a table or a query in parentheses."""
     return f"""
     SELECT e.episode_id, e.thread_id, e.begins,
-           CASE WHEN e.forked THEN 'fork' WHEN e.begins IS NOT NULL THEN e.begins
+           CASE WHEN e.forked OR e.fork_action IS NOT NULL THEN 'fork' WHEN e.begins IS NOT NULL THEN e.begins
                 WHEN e.parent_episode IS NOT NULL THEN 'replay' END AS link,
            coalesce(e.parent_episode, w.episode_id) AS linked_episode,
            e.from_checkpoint IS NULL AND e.parent_episode IS NULL AS is_first
@@ -58,32 +58,34 @@ EPISODE_LINKS = View(
 CALLS = View(
     "calls",
     "One row per action: tokens as the engine counted them, or else as many as their ids; NULL where neither is known."
-    " cut_off: it stopped at its token limit.",
+    " cut_off: it stopped at its token limit. replayed: its answer was given again in a fork, and nothing was computed.",
     """
     SELECT episode_id, action_id, node, "index", step, model, adapter, adapter_version, started_ns,
            (ended_ns - started_ns) / 1e9 AS seconds,
            coalesce(prompt_tokens, len(prompt_ids)) AS prompt_tokens,
            coalesce(sampled_tokens, len(sampled_ids)) AS sampled_tokens,
-           finish_reason = 'length' AS cut_off, trainable, untrainable_reason
+           finish_reason = 'length' AS cut_off, trainable, untrainable_reason, replayed_from IS NOT NULL AS replayed
     FROM actions
     """,
 )
 
 EPISODE_SUMMARY = View(
     "episode_summary",
-    "One row per episode: calls, tokens (NULL unless known for every call), seconds, and rewards by name (NULL without"
-    " any).",
+    "One row per episode: calls, tokens (NULL unless known for every call, those of answers that were given again left"
+    " out), seconds, rewards by name (NULL without any), and whether it is a fork.",
     """
     SELECT e.episode_id, e.run_id, e.task_id, e.split, e.sample, e.round, e.variant, e.outcome, e.reason,
            coalesce(a.actions, 0) AS actions, coalesce(a.trainable_actions, 0) AS trainable_actions,
            CASE WHEN a.actions IS NULL THEN 0 ELSE a.prompt_tokens END AS prompt_tokens,
            CASE WHEN a.actions IS NULL THEN 0 ELSE a.sampled_tokens END AS sampled_tokens,
-           (e.ended_ns - e.started_ns) / 1e9 AS seconds, r.rewards
+           (e.ended_ns - e.started_ns) / 1e9 AS seconds, r.rewards, e.fork_action IS NOT NULL AS is_fork
     FROM episodes e
     LEFT JOIN (
         SELECT episode_id, count(*) AS actions, count(*) FILTER (WHERE trainable) AS trainable_actions,
-               CASE WHEN count(prompt_tokens) = count(*) THEN sum(prompt_tokens) END AS prompt_tokens,
-               CASE WHEN count(sampled_tokens) = count(*) THEN sum(sampled_tokens) END AS sampled_tokens
+               CASE WHEN bool_and(replayed OR prompt_tokens IS NOT NULL)
+                    THEN coalesce(sum(prompt_tokens) FILTER (WHERE NOT replayed), 0) END AS prompt_tokens,
+               CASE WHEN bool_and(replayed OR sampled_tokens IS NOT NULL)
+                    THEN coalesce(sum(sampled_tokens) FILTER (WHERE NOT replayed), 0) END AS sampled_tokens
         FROM calls GROUP BY episode_id
     ) a USING (episode_id)
     LEFT JOIN (
@@ -95,19 +97,21 @@ EPISODE_SUMMARY = View(
 
 REWARD_BY_NODE_VERSION = View(
     "reward_by_node_version",
-    "Mean episode reward by node and adapter version, over the episodes in which that version acted.",
+    "Mean episode reward by node and adapter version, over the episodes in which that version acted, without forks.",
     """
     SELECT p.node, p.adapter_version, r.name AS reward, count(*) AS episodes,
            avg(r.value) AS mean, stddev_samp(r.value) AS deviation
     FROM (SELECT DISTINCT episode_id, node, adapter_version FROM actions WHERE node <> '') p
     JOIN episode_reward r USING (episode_id)
+    JOIN episodes e USING (episode_id)
+    WHERE e.fork_action IS NULL
     GROUP BY p.node, p.adapter_version, r.name
     """,
 )
 
 OUTCOMES_BY_TASK = View(
     "outcomes_by_task",
-    "How the episodes of each task ended, and how many of them have a reward.",
+    "How the episodes of each task ended, and how many of them have a reward; without forks.",
     """
     SELECT e.task_id, e.split, count(*) AS episodes,
            count(*) FILTER (WHERE e.outcome = 'terminated') AS terminated,
@@ -116,6 +120,7 @@ OUTCOMES_BY_TASK = View(
            count(r.episode_id) AS rewarded
     FROM episodes e
     LEFT JOIN (SELECT DISTINCT episode_id FROM episode_reward) r USING (episode_id)
+    WHERE e.fork_action IS NULL
     GROUP BY e.task_id, e.split
     """,
 )
@@ -129,7 +134,7 @@ TOKENS_BY_NODE_VERSION = View(
            sum(prompt_tokens) AS prompt_tokens, sum(sampled_tokens) AS sampled_tokens,
            avg(prompt_tokens) AS prompt_tokens_per_call, avg(sampled_tokens) AS sampled_tokens_per_call,
            count(*) FILTER (WHERE cut_off) AS cut_off
-    FROM calls GROUP BY node, adapter_version
+    FROM calls WHERE NOT replayed GROUP BY node, adapter_version
     """,
 )
 
@@ -141,20 +146,20 @@ LATENCY_BY_NODE = View(
     SELECT node, count(*) AS calls, median(seconds) AS p50, quantile_cont(seconds, 0.95) AS p95,
            max(seconds) AS longest,
            sum(sampled_tokens) / nullif(sum(seconds) FILTER (WHERE sampled_tokens IS NOT NULL), 0) AS tokens_per_second
-    FROM calls GROUP BY node
+    FROM calls WHERE NOT replayed GROUP BY node
     """,
 )
 
 STEPS_BY_NODE = View(
     "steps_by_node",
-    "How often each node ran in the episodes in which it ran, with or without a call; retries count.",
+    "How often each node ran in the episodes in which it ran, with or without a call; retries count, forks do not.",
     """
     SELECT node, count(*) AS episodes, sum(times) AS executions, avg(times) AS per_episode, max(times) AS most,
            sum(failed) AS failed
     FROM (
         SELECT s.trace_id, s.attributes ->> '$."marft.node"' AS node, count(*) AS times,
                count(*) FILTER (WHERE s.status = 'error') AS failed
-        FROM spans s SEMI JOIN episodes e ON e.episode_id = s.trace_id
+        FROM spans s SEMI JOIN (FROM episodes WHERE fork_action IS NULL) e ON e.episode_id = s.trace_id
         WHERE s.operation = 'invoke_agent' GROUP BY ALL
     )
     GROUP BY node
@@ -171,6 +176,7 @@ NODE_TROUBLE = View(
            count(DISTINCT c.episode_id) AS episodes,
            count(DISTINCT c.episode_id) FILTER (WHERE s.status = 'error' OR c.cut_off) AS episodes_in_trouble
     FROM calls c JOIN spans s ON s.trace_id = c.episode_id AND s.span_id = c.action_id
+    WHERE NOT c.replayed
     GROUP BY c.node
     """,
 )
@@ -204,11 +210,11 @@ TOOL_CALLS = View(
 
 TOOL_ERRORS = View(
     "tool_errors",
-    "How often each tool was called by each node, and the share of these calls that failed.",
+    "How often each tool was called by each node, and the share of these calls that failed; without forks.",
     """
     SELECT tool, node, count(*) AS calls, count(*) FILTER (WHERE status = 'error') AS errors,
            count(*) FILTER (WHERE status = 'error') / count(*) AS error_rate, median(seconds) AS p50
-    FROM tool_calls GROUP BY tool, node
+    FROM tool_calls SEMI JOIN (FROM episodes WHERE fork_action IS NULL) USING (episode_id) GROUP BY tool, node
     """,
 )
 
@@ -251,11 +257,13 @@ HANDOFF_LOOPS = View(
 
 CALL_COSTS = View(
     "call_costs",
-    "What each call cost at the price of its model that held when it began; NULL without a price or its tokens.",
+    "What each call cost at the price of its model that held when it began; NULL without a price or its tokens. An"
+    " answer that was given again cost nothing, and has no row.",
     """
     SELECT c.episode_id, c.action_id, c.node, c.model, c.prompt_tokens, c.sampled_tokens, p.currency,
            (c.prompt_tokens * p.per_million_prompt + c.sampled_tokens * p.per_million_sampled) / 1e6 AS cost
     FROM calls c ASOF LEFT JOIN prices p ON c.model = p.model AND c.started_ns >= p.since_ns
+    WHERE NOT c.replayed
     """,
 )
 
@@ -280,7 +288,7 @@ ADAPTERS_SERVED = View(
     FROM (
         SELECT node, adapter, adapter_version, count(*) AS calls, count(DISTINCT episode_id) AS episodes,
                min(started_ns) AS first_ns, max(started_ns) AS last_ns
-        FROM actions WHERE adapter IS NOT NULL GROUP BY node, adapter, adapter_version
+        FROM actions WHERE adapter IS NOT NULL AND replayed_from IS NULL GROUP BY node, adapter, adapter_version
     ) s
     LEFT JOIN adapters a ON a.node = s.node AND a.version = s.adapter_version
     """,

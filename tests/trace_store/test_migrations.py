@@ -71,6 +71,7 @@ def insert_rows(con: duckdb.DuckDBPyConnection, version: int, episodes: int = 3)
             insert_row(con, "spans", values)
         episode = [sample.trace_id, "run", "task", "train", 0, None, None, 2**62, "{}", "terminated", None, START + k]
         episode += [START + k + 40, 5, "{}", "{}", None, None, *([] if version < 3 else [None])]
+        episode += [] if version < 4 else [None] * 7
         insert_row(con, "episodes", episode)
         for index, (name, node, ids) in enumerate((("x", "a", [4, 5]), ("y", "b", None))):
             values = [name, sample.trace_id, node, index, index + 1, [1, 2, 3], ids, ids and [-0.1, -1 / 3], "m"]
@@ -131,8 +132,8 @@ def test_an_older_store_keeps_every_row_and_gains_the_counts_that_its_spans_know
     rows_after = {name: rows(con, name) for name in names}
     counts = con.execute("SELECT action_id, prompt_tokens, sampled_tokens FROM actions ORDER BY ALL").fetchall()
     assert counts == [("x", 3, 2)] * 3 + [("y", None, None)] * 3
-    assert [(*row[:-3], row[-1]) for row in rows_after.pop("actions")] == rows_before.pop("actions")
-    nulls = (None,) * 8  # no lineage is known, and no thread
+    assert [(*row[:-4], row[-1]) for row in rows_after.pop("actions")] == rows_before.pop("actions")
+    nulls = (None,) * 9  # no lineage is known, no thread, and no fork
     assert [(*row, *nulls) for row in rows_before.pop("episodes")] == rows_after.pop("episodes")
     assert [row for row in rows_after.pop("schema_version") if row[0] == 1] == rows_before.pop("schema_version")
     assert rows_after == rows_before
@@ -148,7 +149,8 @@ def test_a_store_of_version_2_keeps_every_row_and_knows_no_lineage(con: duckdb.D
     rows_before = {table.name: rows(con, table.name) for table in schema.TABLES}
     migrate(con)
     rows_after = {table.name: rows(con, table.name) for table in schema.TABLES}
-    nulls = (None,) * 8
+    nulls = (None,) * 9
+    assert [(*row[:-1], None, row[-1]) for row in rows_before.pop("actions")] == rows_after.pop("actions")
     assert [(*row, *nulls) for row in rows_before.pop("episodes")] == rows_after.pop("episodes")
     assert [row for row in rows_after.pop("schema_version") if row[0] == 2] == rows_before.pop("schema_version")
     assert rows_after == rows_before
