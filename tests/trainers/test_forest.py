@@ -27,6 +27,7 @@ from trainers.advantages.returns import returns_by_source
 from trainers.advantages.settings import EstimatorSettings
 from trainers.advantages.siblings import siblings_A
 from trainers.batch import Round, trajectories_to_round
+from trainers.config import TrainerOptions
 from trainers.marft import MarftTrainer
 from trainers.objective.weighting import unit_shares
 from trainers.rewards import ShapingTerm
@@ -336,6 +337,44 @@ def test_the_update_on_a_tree_is_that_on_its_unrolled_runs(tmp_path: Path, granu
     assert max(float(value.abs().max()) for value in tree.values()) > 1e-3
     for name, value in tree.items():
         torch.testing.assert_close(value, runs[name], atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("estimator", ["gae", "tree_grpo", "at_grpo", "c3", "rloo", "dr_mas", "rae"])
+def test_every_estimator_learns_from_a_tree_with_the_defaults_of_the_trainer(tmp_path: Path, estimator: str) -> None:
+    """In the agents' order, with their ratios compounded; every sampled call is credited once."""
+    model = save_tiny_llama(tmp_path / "model")
+    parent, chain = run("e", LONG, 1.0), run("c", LONG[:3], 0.5)
+    advantage = (
+        {"estimator": estimator, "critic": {"warmup_epochs": 1}} if estimator == "gae" else {"estimator": estimator}
+    )
+    options = TrainerOptions.model_validate(
+        {
+            "advantage": {"estimator": estimator},
+            "importance": {"engine_tolerance": 100.0},
+            "objective": {"negative_weight": 1.0},
+        }
+    )
+    trainer = MarftTrainer(options, model, NODES, seed=0)
+    credited: list[str] = []
+    report = trainer.update(
+        [parent, fork("f", parent, 2, [("plan", 7), ("act", 8)], -0.5), chain],
+        credited=lambda every: credited.extend(credit.action_id for credit in every),
+    )
+    assert credited == ["e.0", "e.1", "e.2", "e.3", "f.2", "f.3", "c.0", "c.1", "c.2"]
+    assert report["agents"]["plan"]["actions"] + report["agents"]["act"]["actions"] == len(credited)
+    assert report["agents"]["plan"]["adapter_moved"] > 0
+
+
+def test_gae_of_a_shared_call_is_the_mean_over_its_runs_and_so_are_its_parts() -> None:
+    parent = run("e", LONG, 1.0)
+    data = to_round(parent, fork("f", parent, 2, LONG[2:], 0.0))
+    values = [np.array([0.5])] * 6
+    given = EstimatorInput(data, (1,) * 6, np.ones(6), values=values, bootstrap_A=np.zeros(6))
+    estimate = estimators()["gae"](EstimatorSettings(gae_lambda=1.0)).estimate(given).estimate
+    # lambda 1: the return less the value; above the fork point the return is (1 + 0) / 2
+    np.testing.assert_allclose(estimate.advantage_U, [0, 0, 0.5, 0.5, -0.5, -0.5], atol=1e-12)
+    np.testing.assert_allclose(estimate.by_source["reward"], [0.5, 0.5, 1, 1, 0, 0], atol=1e-12)
+    np.testing.assert_allclose(sum(estimate.by_source.values()), estimate.advantage_U, atol=1e-12)
 
 
 def test_a_share_is_that_of_all_runs_that_a_call_stands_in() -> None:
