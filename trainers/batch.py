@@ -214,7 +214,13 @@ def trajectories_to_round(
                 )
                 if trajectory.episode.fork_action is not None:
                     fork = _to_fork(
-                        trajectory, is_trained_A, (reward, value), origins, shaping=shaping, use=use, final=final
+                        trajectory,
+                        is_trained_A,
+                        (reward, value),
+                        origins=origins,
+                        shaping=shaping,
+                        use=use,
+                        final=final,
                     )
                     episode = _with_turns(replace(episode, fork=fork), fork)
             except (KeyError, ValueError):
@@ -268,8 +274,8 @@ def _to_fork(
     trajectory: Trajectory,
     is_trained_A: Sequence[bool],
     team: tuple[str, float],
-    origins: _Origins,
     *,
+    origins: _Origins,
     shaping: Sequence[ShapingTerm],
     use: Use,
     final: bool,

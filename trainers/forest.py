@@ -19,16 +19,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from trainers.batch import EpisodeItem, Round
-
 Floats = npt.NDArray[np.float64]
+EpisodeItem = Any
+"""Of `trainers.batch`, which stands above: an episode holds its fork, and a round its forest."""
+Round = Any
+"""Likewise."""
 Point = tuple[str, str]
 """A fork point: the episode that sampled a call, and the call."""
 
@@ -63,7 +64,8 @@ class Forest:
     @property
     def weight_A(self) -> Floats:
         """The weight of all runs that a call stands in."""
-        return np.bincount(self.row_B, weights=self.weight_B, minlength=len(self.path_A))
+        weight_A: Floats = np.bincount(self.row_B, weights=self.weight_B, minlength=len(self.path_A)).astype(np.float64)
+        return weight_A
 
     @property
     def stands_A(self) -> list[list[tuple[int, float]]]:
@@ -82,7 +84,8 @@ class Forest:
         weight_B = self.weight_B * known_B
         total_A = np.bincount(self.row_B, weights=weight_B, minlength=len(self.path_A))
         sum_A = np.bincount(self.row_B, weights=weight_B * np.nan_to_num(values_B), minlength=len(self.path_A))
-        return np.divide(sum_A, total_A, out=np.full(len(total_A), np.nan), where=total_A > 0)
+        mean_A: Floats = np.divide(sum_A, total_A, out=np.full(len(total_A), np.nan), where=total_A > 0)
+        return mean_A
 
     def fold_parts(self, parts_B: Sequence[Floats]) -> list[Floats]:
         """`fold` of one array per action, whose entries are its units."""
@@ -129,15 +132,13 @@ def _is_attached(episode: EpisodeItem, number_of: dict[str, int], row_of: dict[s
 
 
 def _unroll(data: Round, attached: Sequence[bool]) -> Round:
-    from trainers.batch import Round
-
     wholes = [
         episode.fork.whole if hangs and episode.fork is not None and episode.fork.whole is not None else episode
         for episode, hangs in zip(data.episodes, attached, strict=True)
     ]
     items = tuple(item for episode in wholes for item in episode.actions)
     episode_A = tuple(e for e, episode in enumerate(wholes) for _ in episode.actions)
-    return Round(tuple(wholes), {}, items, episode_A=episode_A)
+    return replace(data, episodes=tuple(wholes), drops={}, items=items, episode_A=episode_A, forest=None)
 
 
 class _Trees:

@@ -344,9 +344,6 @@ def test_every_estimator_learns_from_a_tree_with_the_defaults_of_the_trainer(tmp
     """In the agents' order, with their ratios compounded; every sampled call is credited once."""
     model = save_tiny_llama(tmp_path / "model")
     parent, chain = run("e", LONG, 1.0), run("c", LONG[:3], 0.5)
-    advantage = (
-        {"estimator": estimator, "critic": {"warmup_epochs": 1}} if estimator == "gae" else {"estimator": estimator}
-    )
     options = TrainerOptions.model_validate(
         {
             "advantage": {"estimator": estimator},

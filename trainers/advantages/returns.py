@@ -57,13 +57,12 @@ def team_chain(
     values, bootstrap). Of a call that several runs stand on, the mean over them, see `trainers.forest`.
     """
     if data.forest is not None:
-        rows = data.forest.row_B
         unrolled = team_chain(
             data.forest.unrolled,
             team_E,
-            [values[row] for row in rows],
-            bootstrap_A=bootstrap_A[list(rows)],
-            token_lambda_A=[token_lambda_A[row] for row in rows],
+            [values[row] for row in data.forest.row_B],
+            bootstrap_A=bootstrap_A[list(data.forest.row_B)],
+            token_lambda_A=[token_lambda_A[row] for row in data.forest.row_B],
             gamma=gamma,
             lam=lam,
             gamma_token=gamma_token,

@@ -131,5 +131,5 @@ def shares_A_of(
 ) -> Tensor:
     """What each action, or each token of it, counts in the loss; see `unit_shares`. Shape [A]."""
     lengths = [len(item.decided) for item in items]
-    shares = unit_shares(lengths, list(episode_A), options.loss_weighting, granularity, stands_A)
+    shares = unit_shares(lengths, list(episode_A), options.loss_weighting, granularity=granularity, stands_A=stands_A)
     return torch.tensor(shares, dtype=torch.float32, device=device)
