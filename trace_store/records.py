@@ -26,8 +26,9 @@ RETOKENISED = "re-tokenised text, not the tokens of any engine"
 """The `untrainable_reason` of an action whose ids were made from its texts, for imitation; it is never stored."""
 
 REPLAYED = "answered again from the record of another episode"
-"""The `untrainable_reason` of an action of a fork that was sampled in the episode that it forks, and could be trained
-on there: here nothing was sampled. Its `replayed_from` names that action."""
+"""The `untrainable_reason` of a fork's action that could be trained on in the episode that sampled it: here nothing was
+sampled. Its `replayed_from` names that action."""
+
 
 BLIND_FORK = "blind_fork"
 """Tag of a fork that was chosen without a look at how the episode that it forks went on from there. Only such a one

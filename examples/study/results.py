@@ -22,7 +22,8 @@ from trace_store.store import TraceStore
 RESULT = "result.json"
 
 _ROUNDS = """
-SELECT coalesce(e.round, 0) AS number, count(r.value), avg(r.value), (max(e.ended_ns) - min(e.started_ns)) / 1e9
+SELECT coalesce(e.round, 0) AS number, count(r.value), avg(r.value) FILTER (WHERE e.fork_action IS NULL),
+       (max(e.ended_ns) - min(e.started_ns)) / 1e9
 FROM episodes e LEFT JOIN rewards r ON r.episode_id = e.episode_id AND r.scope = 'episode' AND r.name = ?
 WHERE e.run_id IN ('collect', 'train') AND e.split = 'train' GROUP BY number ORDER BY number
 """

@@ -254,7 +254,7 @@ def _refuse_other_plan(store: TraceStore, run_id: str, plan: Sequence[EpisodeReq
     """Raises ConfigError where a resumed run has episodes that are not in the plan: they would mix into its scores."""
     planned = {request.key: (dict(request.adapters), request.seed) for request in plan}
     for episode in store.episodes(run_id=run_id):
-        key = (episode.task_id, episode.sample, episode.variant, episode.round)
+        key = (episode.task_id, episode.sample, episode.variant, episode.round, None)
         if planned.get(key) != (episode.adapters, episode.seed):
             raise ConfigError(
                 f"credit --resume: {run_id} began with other teams, tasks or versions (it has {episode.variant!r} with "

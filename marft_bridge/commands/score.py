@@ -30,7 +30,7 @@ SOURCE = "score:"
 PAGE = 256  # episodes in memory at a time, at most
 MAX_SHOWN = 4  # rewards whose mean fits the progress line
 
-_FROM_OURS = "FROM episodes e JOIN runs r USING (run_id) WHERE r.command IN ('collect', 'train', 'compare')"
+_FROM_OURS = "FROM episodes e JOIN runs r USING (run_id) WHERE r.command IN ('collect', 'train', 'compare', 'fork')"
 # Only episodes that came to their end: the return of one that was cut short is not known.
 _EPISODES = f"SELECT e.episode_id {_FROM_OURS} AND e.outcome = 'terminated' ORDER BY e.started_ns, e.episode_id"
 _LEFT_OUT = f"SELECT e.outcome, count(*) {_FROM_OURS} AND e.outcome <> 'terminated' GROUP BY 1 ORDER BY 1 DESC"

@@ -40,6 +40,7 @@ class EpisodeContext:
     tags: Mapping[str, str] = field(default_factory=dict)
     subject_id: str | None = None
     parent_episode: str | None = None
+    fork_action: str | None = None  # the parent's, where it is a fork
     lineage: Mapping[str, str] = field(default_factory=dict)  # of the served model; tools are added while it runs
     recorder: object | None = None  # the one whose episode this is, where several record the run; None: any
     cut_short: str | None = None  # reason, set by the code that cancels the run: truncated instead of failed
@@ -69,6 +70,7 @@ def episode_to_attributes(episode: EpisodeContext, workflow: str) -> dict[str, A
         names.TAGS: _mapping_to_text(episode.tags),
         names.SUBJECT_ID: episode.subject_id,
         names.PARENT_EPISODE: episode.parent_episode,
+        names.FORK_ACTION: episode.fork_action,
     }
 
 

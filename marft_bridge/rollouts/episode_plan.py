@@ -23,7 +23,7 @@ from trace_store.store import TraceStore
 
 # Episodes that need not run again: cut short by one of their limits, or ended and rewarded.
 _FINISHED = """
-SELECT task_id, sample, variant, round FROM episodes e
+SELECT task_id, sample, variant, round, if(fork_action IS NULL, NULL, [parent_episode, fork_action]) FROM episodes e
 WHERE run_id = ? AND (outcome = 'truncated' AND reason <> ? OR outcome = 'terminated'
   AND EXISTS (SELECT 1 FROM rewards r WHERE r.episode_id = e.episode_id AND r.scope = 'episode'))
 """
@@ -37,18 +37,31 @@ AND NOT EXISTS (SELECT 1 FROM rewards r WHERE r.episode_id = e.episode_id AND r.
 AND EXISTS (
   SELECT 1 FROM episodes f WHERE f.run_id = $1 AND f.task_id = e.task_id AND f.sample = e.sample
   AND f.variant IS NOT DISTINCT FROM e.variant AND f.round IS NOT DISTINCT FROM e.round
+  AND f.fork_action IS NOT DISTINCT FROM e.fork_action
+  AND (e.fork_action IS NULL OR f.parent_episode = e.parent_episode)
   AND (f.outcome = 'truncated' AND f.reason <> $2 OR f.outcome = 'terminated'
     AND EXISTS (SELECT 1 FROM rewards r WHERE r.episode_id = f.episode_id AND r.scope = 'episode')))
 """
 
 
-Key = tuple[str, int, str | None, int | None]
-"""(task, sample, variant, round): what identifies a request within its run."""
+@dataclass(frozen=True, slots=True)
+class ForkPoint:
+    """Where a recorded episode is left: everything that does not depend on this action of it is given again."""
+
+    episode_id: str
+    action_id: str
+
+
+Key = tuple[str, int, str | None, int | None, ForkPoint | None]
+"""(task, sample, variant, round, fork): what identifies a request within its run."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRequest:
-    """One episode to run. (task, sample, variant, round) identifies it within a run."""
+    """One episode to run. (task, sample, variant, round, fork) identifies it within a run.
+
+    The samples of a fork point are counted from 0 on their own.
+    """
 
     run_id: str
     task: Task
@@ -60,11 +73,19 @@ class EpisodeRequest:
     variant: str | None = None
     temperature: float | None = None  # None: that of the configuration
     answers: Mapping[str, str] = field(default_factory=dict)  # node -> the text that answers its calls, not a model
+    fork: ForkPoint | None = None  # None: the whole episode is run
 
     @property
     def key(self) -> Key:
         """The request's identity within its run, by which resuming finds finished episodes."""
-        return (self.task["id"], self.sample, self.variant, self.round)
+        return (self.task["id"], self.sample, self.variant, self.round, self.fork)
+
+
+def episode_to_fork(episode: Episode) -> ForkPoint | None:
+    """Where an episode left another one; None for one that is no fork."""
+    if episode.parent_episode is None or episode.fork_action is None:
+        return None
+    return ForkPoint(episode.parent_episode, episode.fork_action)
 
 
 def task_order(tasks: Sequence[Task], seed: int) -> list[Task]:
@@ -99,7 +120,11 @@ def plan_episodes(
 
 def unfinished_requests(store: TraceStore, requests: Sequence[EpisodeRequest]) -> list[EpisodeRequest]:
     """The requests that no finished episode in the store answers."""
-    done = {key for run_id in {r.run_id for r in requests} for key in store.sql(_FINISHED, (run_id, CANCELLED))}
+    done = {
+        (task_id, sample, variant, number, None if fork is None else ForkPoint(*fork))
+        for run_id in {r.run_id for r in requests}
+        for task_id, sample, variant, number, fork in store.sql(_FINISHED, (run_id, CANCELLED))
+    }
     return [request for request in requests if request.key not in done]
 
 
@@ -131,7 +156,7 @@ def in_planned_order(
     positions = {request.key: position for position, request in enumerate(requests)}
 
     def place(episode: Episode) -> tuple[int, str, int]:
-        key = (episode.task_id, episode.sample, episode.variant, episode.round)
+        key = (episode.task_id, episode.sample, episode.variant, episode.round, episode_to_fork(episode))
         return positions.get(key, len(positions)), episode.task_id, episode.sample
 
     kept_trajectories = [each for each in trajectories if each.episode.episode_id not in replaced]

@@ -23,7 +23,8 @@ _NODE_FIGURES = ("approx_kl", "kl_after", "clipfrac", "grad_norm", "adapter_norm
 
 _REWARDS = """
 SELECT coalesce(e.round, 0), e.task_id, r.value FROM episodes e JOIN episode_reward r USING (episode_id)
-WHERE e.run_id = ANY(?) AND r.name = ? AND isfinite(r.value) ORDER BY 1, e.task_id, e.sample, e.started_ns
+WHERE e.run_id = ANY(?) AND r.name = ? AND isfinite(r.value) AND e.fork_action IS NULL
+ORDER BY 1, e.task_id, e.sample, e.started_ns
 """
 
 

@@ -34,7 +34,7 @@ def episode_to_group(store: TraceStore, episode: Episode) -> dict[str, list[tupl
     rows = store.sql(
         "SELECT r.name, r.episode_id, r.value FROM episodes e JOIN episode_reward r USING (episode_id)"
         ' WHERE e.run_id = ? AND e.task_id = ? AND e.split = ? AND e."round" IS NOT DISTINCT FROM ?'
-        " AND e.variant IS NOT DISTINCT FROM ? AND e.outcome <> 'failed' ORDER BY ALL",
+        " AND e.variant IS NOT DISTINCT FROM ? AND e.outcome <> 'failed' AND e.fork_action IS NULL ORDER BY ALL",
         (episode.run_id, episode.task_id, episode.split, episode.round, episode.variant),
     )
     group: dict[str, list[tuple[str, float]]] = {}

@@ -19,6 +19,7 @@ from trace_store.readers import path_to_reader
 from trace_store.records import SpanRow, Trajectory
 
 LEARNED_SPLITS = ("train", "live")
+_LEARNABLE = "SELECT count(*) FROM episodes WHERE split = ANY(?) AND fork_action IS NULL"
 
 EpisodeReader = Callable[[Trajectory, Callable[[str], Sequence[SpanRow]]], Trajectory]
 """A stored episode, and a function from a trace's id to its spans -> the episode to learn from."""
@@ -57,7 +58,7 @@ def traces_to_episodes(
                     if episode.episode_id not in episode_ids:
                         episode_ids.add(episode.episode_id)
                         episodes.append(read_episode(trajectory, reader.spans))
-            if reader.sql("SELECT count(*) FROM episodes WHERE split = ANY(?)", (list(LEARNED_SPLITS),)) == [(0,)]:
+            if reader.sql(_LEARNABLE, (list(LEARNED_SPLITS),)) == [(0,)]:
                 raise ConfigError(f"train.traces: {path} holds no episode of the split train or live")
         reporter.say(f"{len(episodes) - count_before} episodes from {path}")
     return episodes

@@ -25,6 +25,7 @@ _REWARDS = """
 SELECT e.task_id, e.round, arg_max(r.value, r.created_ns)
 FROM episodes e JOIN rewards r USING (episode_id)
 WHERE e.run_id = ? AND e.round <= ? AND e.outcome <> 'failed' AND r.scope = 'episode' AND r.name = ?
+  AND e.fork_action IS NULL
 GROUP BY e.task_id, e.round, e.sample, e.episode_id ORDER BY e.task_id, e.round, e.sample, 3
 """
 

@@ -85,7 +85,7 @@ _REPLAYABLE = """
 SELECT e.episode_id, e.task_id, CASE WHEN run_id = $4 THEN 0 ELSE round END, arg_max(r.value, r.created_ns)
 FROM episodes e JOIN rewards r USING (episode_id)
 WHERE (run_id = $1 AND $2 <= round AND round < $3 OR run_id = $4 AND split = 'train' AND $2 <= 0)
-  AND outcome <> 'failed' AND r.scope = 'episode' AND r.name = $5
+  AND outcome <> 'failed' AND fork_action IS NULL AND r.scope = 'episode' AND r.name = $5
 GROUP BY e.episode_id, run_id, round, task_id, sample, started_ns
 ORDER BY run_id = $4, round, task_id, sample, started_ns, e.episode_id
 """

@@ -26,7 +26,8 @@ from trace_store.store import TraceStore
 _REWARDS = """
 SELECT e.run_id, e.adapters::VARCHAR, e.task_id, r.value FROM episodes e JOIN episode_reward r USING (episode_id)
 WHERE (e.run_id = $1 AND e.split = 'train' OR e.run_id = $2 AND e.round <= $3 OR e.run_id = $4)
-  AND r.name = $5 AND isfinite(r.value) ORDER BY e.run_id, e.round, e.task_id, e.sample, e.started_ns
+  AND r.name = $5 AND isfinite(r.value) AND e.fork_action IS NULL
+ORDER BY e.run_id, e.round, e.task_id, e.sample, e.started_ns
 """
 
 

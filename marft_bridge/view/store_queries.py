@@ -84,7 +84,7 @@ SELECT e.run_id, r.name, CASE WHEN s.rounds IS NULL OR s.rounds = 0
 FROM {{rewards}} r JOIN episodes e USING (episode_id)
 JOIN (SELECT run_id, max("round") AS rounds, min(started_ns)::HUGEINT AS first_ns, max(started_ns) AS last_ns
       FROM episodes WHERE run_id = ANY($1) GROUP BY run_id) s USING (run_id)
-WHERE isfinite(r.value) GROUP BY ALL ORDER BY 1, 2, 3
+WHERE isfinite(r.value) AND e.fork_action IS NULL GROUP BY ALL ORDER BY 1, 2, 3
 """  # noqa: S608 - constants
 
 
@@ -183,6 +183,7 @@ def store_to_credits(store: TraceStore) -> list[AgentCredit]:
         "SELECT e.run_id, r.name, r.node, r.source, avg(r.value), count(DISTINCT r.episode_id),"
         " count(DISTINCT r.episode_id) FILTER (r.value > 0), count(DISTINCT r.episode_id) FILTER (r.value < 0)"
         " FROM rewards r JOIN episodes e USING (episode_id) WHERE r.scope = 'agent' AND isfinite(r.value)"
+        " AND e.fork_action IS NULL"
         " GROUP BY ALL ORDER BY 1, 4, 2, 5 DESC LIMIT ?",
         (MAX_CHOICES,),
     )
@@ -209,7 +210,7 @@ def episode_to_mates(store: TraceStore, episode: Episode, reward: str | None) ->
         SELECT e.episode_id, e.run_id, e."round", e.variant, e.sample, e.outcome,
                (SELECT first(value ORDER BY created_ns DESC, source) FROM rewards r
                 WHERE r.episode_id = e.episode_id AND r.scope = 'episode' AND r.name = $4)
-        FROM episodes e WHERE task_id = $1 AND split = $2 AND episode_id <> $3
+        FROM episodes e WHERE task_id = $1 AND split = $2 AND episode_id <> $3 AND fork_action IS NULL
         ORDER BY e.run_id = $5 DESC, e."round" IS NOT DISTINCT FROM $6 DESC, started_ns DESC, episode_id
         LIMIT $7
         """,
@@ -221,7 +222,7 @@ def episode_to_mates(store: TraceStore, episode: Episode, reward: str | None) ->
 def variants_to_run(store: TraceStore, variants: Sequence[str]) -> str | None:
     """The newest run whose episodes are of one of these variants."""
     rows = store.sql(
-        "SELECT run_id FROM episodes WHERE variant IN (SELECT unnest($1::VARCHAR[]))"
+        "SELECT run_id FROM episodes WHERE variant IN (SELECT unnest($1::VARCHAR[])) AND fork_action IS NULL"
         " ORDER BY started_ns DESC, run_id LIMIT 1",
         (list(variants),),
     )
@@ -247,6 +248,7 @@ def run_to_duels(store: TraceStore, run_id: str, variants: tuple[str, str], rewa
         WITH scored AS (
             SELECT e.*, r.value FROM episodes e LEFT JOIN episode_reward r
             ON r.episode_id = e.episode_id AND r.name = $4 WHERE run_id = $1 AND variant IN ($2, $3)
+            AND fork_action IS NULL
         )
         SELECT a.task_id, a.sample, a.episode_id, b.episode_id, a.value, b.value
         FROM scored a JOIN scored b ON a.task_id = b.task_id AND a.sample = b.sample

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,13 @@ import pytest
 from support.growth_rig import fill, trace_id
 from support.sample_spans import START, chain
 
-from marft_bridge.rollouts.episode_plan import EpisodeRequest, in_planned_order, replaced_attempts
+from marft_bridge.rollouts.episode_plan import (
+    EpisodeRequest,
+    ForkPoint,
+    in_planned_order,
+    replaced_attempts,
+    unfinished_requests,
+)
 from marft_bridge.runs.learning_curve import runs_to_points
 from marft_bridge.training.round_plan import rewards_of_rounds
 from marft_bridge.training.version_naming import store_to_named
@@ -103,3 +110,27 @@ def test_sums_over_rewards_do_not_depend_on_random_ids(tmp_path: Path, names: st
     assert point.reward_mean == sum(values) / 6
     assert named.evidence[0].mean == sum(values) / 6
     assert [reward.value for reward in drawn_from] == list(values)
+
+
+def test_a_fork_is_never_taken_for_the_sample_of_its_task_or_for_a_fork_elsewhere(tmp_path: Path) -> None:
+    fork = {"PARENT_EPISODE": "p", "FORK_ACTION": "y"}
+    fill(
+        tmp_path / "s.duckdb",
+        [episode("f1", 1, None, TASK_ID="t1", **fork), episode("f2", 2, 1.0, TASK_ID="t1", **fork)],
+    )
+    chain_request = request("t1")
+    here, elsewhere = (replace(chain_request, fork=ForkPoint("p", action)) for action in ("y", "x"))
+    of_another = replace(chain_request, fork=ForkPoint("q", "y"))
+    with TraceStore.open(tmp_path / "s.duckdb") as store:
+        requests = [chain_request, here, elsewhere, of_another]
+        assert unfinished_requests(store, requests) == [chain_request, elsewhere, of_another]
+        assert replaced_attempts(store, "train") == {trace_id("f1")}
+        assert rewards_of_rounds(store, "train", 1, "reward") == []
+
+
+def test_an_attempt_at_a_chain_is_not_replaced_by_a_fork_of_the_same_sample(tmp_path: Path) -> None:
+    killed = episode("a1", 1, None, TASK_ID="t1")
+    fork = episode("f1", 2, 1.0, TASK_ID="t1", PARENT_EPISODE="p", FORK_ACTION="y")
+    fill(tmp_path / "s.duckdb", [killed, fork])
+    with TraceStore.open(tmp_path / "s.duckdb") as store:
+        assert replaced_attempts(store, "train") == set()

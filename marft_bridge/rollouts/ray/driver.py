@@ -21,9 +21,9 @@ from typing import Any
 from marft_bridge.common import errors
 from marft_bridge.common.errors import BridgeError, ClusterError
 from marft_bridge.config.ray import RayOptions
-from marft_bridge.rollouts.episode_plan import EpisodeRequest
+from marft_bridge.rollouts.episode_plan import EpisodeRequest, Key
 from marft_bridge.rollouts.ray.filing import Filing
-from marft_bridge.rollouts.ray.messages import Assignment, Key, Report
+from marft_bridge.rollouts.ray.messages import Assignment, Report
 from marft_bridge.rollouts.ray.worker import Worker
 from marft_bridge.rollouts.run_counts import Tally
 

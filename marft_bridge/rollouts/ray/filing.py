@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from marft_bridge.common.errors import ClusterError
 from marft_bridge.recording.episode_context import CANCELLED
-from marft_bridge.rollouts.ray.messages import Key
+from marft_bridge.rollouts.episode_plan import ForkPoint, Key
 from trace_store import conventions as names
 from trace_store.journal import ForeignLine, Journal, JournalRecord, record_of
 from trace_store.records import Reward, SpanRow
@@ -65,11 +65,13 @@ class Filing:
             raise ClusterError(
                 f"{sender} sent an episode of the run {attributes.get(names.RUN_ID)!r}, not {self._run_id!r}"
             )
-        key = (
+        parent, fork_action = attributes.get(names.PARENT_EPISODE), attributes.get(names.FORK_ACTION)
+        key: Key = (
             attributes[names.TASK_ID],
             attributes[names.SAMPLE],
             attributes.get(names.VARIANT),
             attributes.get(names.ROUND),
+            None if parent is None or fork_action is None else ForkPoint(parent, fork_action),
         )
         outcome = attributes.get(names.OUTCOME)
         if outcome == "truncated" and attributes.get(names.OUTCOME_REASON) != CANCELLED:

@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.rollouts.episode_plan import Key
 from marft_bridge.rollouts.run_counts import Tally
-
-Key = tuple[str, int, str | None, int | None]
-"""`EpisodeRequest.key`."""
 
 
 @dataclass(frozen=True, slots=True)

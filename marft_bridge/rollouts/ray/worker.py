@@ -25,9 +25,9 @@ from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.config.serve import ServeOptions
 from marft_bridge.rollouts.app import load_app
 from marft_bridge.rollouts.collector import Collector, Job
-from marft_bridge.rollouts.episode_plan import EpisodeRequest
+from marft_bridge.rollouts.episode_plan import EpisodeRequest, Key
 from marft_bridge.rollouts.graph_stage import Stage, open_stage
-from marft_bridge.rollouts.ray.messages import Assignment, Key, Report, config_to_digests, digest_differences
+from marft_bridge.rollouts.ray.messages import Assignment, Report, config_to_digests, digest_differences
 from marft_bridge.rollouts.run_counts import Tally
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving.base_models import config_to_bases, with_modules

@@ -41,7 +41,7 @@ from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.config.ray import RayOptions
 from marft_bridge.config.serve import ServeOptions
 from marft_bridge.rollouts.app import load_app
-from marft_bridge.rollouts.episode_plan import EpisodeRequest, plan_episodes, task_order
+from marft_bridge.rollouts.episode_plan import EpisodeRequest, ForkPoint, plan_episodes, task_order
 from marft_bridge.rollouts.ray import worker as worker_module
 from marft_bridge.rollouts.ray.collect import connect_ray
 from marft_bridge.rollouts.ray.driver import remember_interrupts
@@ -409,7 +409,7 @@ def root(outcome: str, reason: str | None = None, run: str = "collect", trace: s
     return SpanRow(trace, "s1", None, "run", c.INVOKE_WORKFLOW, 1, 2, "ok", None, "v", attributes)
 
 
-KEY = ("sum", 2, None, None)
+KEY = ("sum", 2, None, None, None)
 REWARD = Reward("t1", "reward", 1.0, "a:r", 3)
 
 
@@ -435,6 +435,14 @@ def test_a_request_is_done_by_the_records_that_are_filed(tmp_path: Path, records
     assert filing.is_done(KEY) == done
     (segment,) = tmp_path.iterdir()
     assert segment.read_bytes() == lines
+
+
+def test_a_fork_does_not_end_the_request_of_the_chain(tmp_path: Path) -> None:
+    filing, chain = Filing(Journal(tmp_path), "collect"), root("terminated")
+    fork = replace(chain, attributes={**chain.attributes, c.PARENT_EPISODE: "p", c.FORK_ACTION: "y"})
+    filing.add(b"".join(map(line_of, [fork, REWARD])), "worker 1")
+    assert not filing.is_done(KEY)
+    assert filing.is_done((*KEY[:-1], ForkPoint("p", "y")))
 
 
 @pytest.mark.parametrize(
