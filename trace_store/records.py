@@ -30,6 +30,10 @@ REPLAYED = "answered again from the record of another episode"
 sampled. Its `replayed_from` names that action."""
 
 
+BLIND_FORK = "blind_fork"
+"""Tag of a fork that was chosen without a look at how the episode that it forks went on from there. Only such a one
+says something of the calls before it: of those that failed, most go better the second time."""
+
 HELDOUT = "heldout"
 """The split of episodes that ran to compare, and of tasks that are kept for it."""
 

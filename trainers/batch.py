@@ -2,11 +2,12 @@
 
 Invariant: what is left out is counted with its reason; what is kept has exactly the token ids and log-probs that
 the engine recorded, untruncated. An action without log-probs can be kept for imitation only, and says so by
-`behaviour = None`, which no importance weight accepts. A token that the engine could not but sample is read by those
+`behaviour = None`, which no importance weight accepts. A call that a fork repeats is kept once, in the episode that
+sampled it (`trainers.forest`). A token that the engine could not but sample is read by those
 after it and takes part in nothing else (`forced_tokens`). It knows nothing of policies, critics or losses.
 """
 
-# ruff: noqa: N803, N806, N815 (shape suffixes)
+# ruff: noqa: N802, N803, N806, N815 (shape suffixes)
 from __future__ import annotations
 
 import math
@@ -15,9 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from trace_store.records import HELDOUT, NO_LOGPROBS, RETOKENISED, Action, Episode, Trajectory
+from trace_store.records import BLIND_FORK, HELDOUT, NO_LOGPROBS, RETOKENISED, Action, Episode, Trajectory
 from trainers.dependencies import Successors, edges_to_successors, transitive_reduction
 from trainers.errors import TrainError
+from trainers.forest import Forest, Fork, episodes_to_forest
 from trainers.rewards import EpisodeRewards, ShapingTerm, trajectory_to_rewards
 
 Use = Literal["on_policy", "replay", "imitation", "demonstration"]
@@ -27,6 +29,7 @@ _RATIO = ("on_policy", "replay")
 
 _NOT_TRAINED = "node is not trained"
 _ALL_FORCED = "every token was forced"
+_REPEATED = "repeated by a fork, and counted where it was sampled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,7 @@ class EpisodeItem:
     replayed: bool = False  # older than the round that it is part of
     episode_id: str = ""
     action_ids: tuple[str, ...] = ()  # parallel to `actions`
+    fork: Fork | None = None  # where it left another run; then `actions` are its own, made anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,17 @@ class Round:
     drops: dict[str, int]  # what was left out, by reason
     items: tuple[ActionItem, ...]
     episode_A: tuple[int, ...]
+    forest: Forest | None = None  # None where no episode is a fork
+
+    @property
+    def tree_A(self) -> tuple[int, ...]:
+        """Which tree an action belongs to: equal numbers share a beginning. Without forks that is the episode."""
+        return self.episode_A if self.forest is None else tuple(self.forest.root_E[e] for e in self.episode_A)
+
+    @property
+    def tree_E(self) -> tuple[int, ...]:
+        """Which tree an episode belongs to."""
+        return tuple(range(len(self.episodes))) if self.forest is None else self.forest.root_E
 
     def agents_to_rows(self, agents: Sequence[str]) -> list[int]:
         """Positions of some agents' actions."""
@@ -164,6 +179,7 @@ def trajectories_to_round(
         TrainError: a trajectory is held out. Whoever reads a store leaves such out, and says how many.
     """
     drops: Counter[str] = Counter()
+    origins = _Origins(trajectories)
     episodes = []
     for trajectory in trajectories:
         if trajectory.episode.split == HELDOUT or is_heldout(trajectory.episode):
@@ -179,8 +195,12 @@ def trajectories_to_round(
         else:
             reasons = [
                 _find_drop_reason(action, agents, vocabulary, use=use) or (refused or {}).get(action.node)
-                for action in trajectory.actions
+                for action in map(origins.sampled, trajectory.actions)
             ]
+            is_trained_A = [reason is None for reason in reasons]
+            for i, action in enumerate(trajectory.actions):
+                if action.replayed_from is not None and reasons[i] is None:
+                    reasons[i] = _REPEATED
             drops.update(f"action: {reason}" for reason in reasons if reason is not None)
             try:
                 episode = _to_episode(
@@ -192,6 +212,17 @@ def trajectories_to_round(
                     final=final,
                     drops=drops,
                 )
+                if trajectory.episode.fork_action is not None:
+                    fork = _to_fork(
+                        trajectory,
+                        is_trained_A,
+                        (reward, value),
+                        origins=origins,
+                        shaping=shaping,
+                        use=use,
+                        final=final,
+                    )
+                    episode = _with_turns(replace(episode, fork=fork), fork)
             except (KeyError, ValueError):
                 drops["episode whose edges do not fit its actions"] += 1
                 continue
@@ -206,7 +237,77 @@ def episodes_to_round(episodes: Sequence[EpisodeItem], drops: dict[str, int]) ->
     """Episodes laid end to end."""
     items = tuple(item for episode in episodes for item in episode.actions)
     episode_A = tuple(i for i, episode in enumerate(episodes) for _ in episode.actions)
-    return Round(tuple(episodes), drops, items, episode_A=episode_A)
+    data = Round(tuple(episodes), drops, items, episode_A=episode_A)
+    return replace(data, forest=episodes_to_forest(data))
+
+
+class _Origins:
+    """The calls of some trajectories, by id; a repeated one leads to that which was sampled, as far as they hold it."""
+
+    def __init__(self, trajectories: Sequence[Trajectory]) -> None:
+        is_forked = any(trajectory.episode.fork_action is not None for trajectory in trajectories)
+        self._trajectories = {t.episode.episode_id: t for t in trajectories if is_forked}
+        self._actions = {action.action_id: action for t in self._trajectories.values() for action in t.actions}
+
+    def sampled(self, action: Action) -> Action:
+        """The call that an action repeats; itself where it was sampled, or where that call is not here."""
+        while action.replayed_from is not None and action.replayed_from in self._actions:
+            action = self._actions[action.replayed_from]
+        return action
+
+    def sampled_id(self, action: Action) -> str:
+        """The id of that call, also where only its id is known."""
+        action = self.sampled(action)
+        return action.replayed_from or action.action_id
+
+    def point(self, episode: Episode) -> tuple[tuple[str, str], int]:
+        """Where a fork left another run: the episode that sampled the call, the call, and its position there."""
+        assert episode.fork_action is not None
+        call = self._actions.get(episode.fork_action)
+        if call is None:
+            return (episode.parent_episode or "", episode.fork_action), 0
+        call = self.sampled(call)
+        return (call.episode_id, self.sampled_id(call)), call.index
+
+
+def _to_fork(
+    trajectory: Trajectory,
+    is_trained_A: Sequence[bool],
+    team: tuple[str, float],
+    *,
+    origins: _Origins,
+    shaping: Sequence[ShapingTerm],
+    use: Use,
+    final: bool,
+) -> Fork:
+    """Where a run left another one, and the run with the calls that it repeats among its own."""
+    ids = {action.action_id: origins.sampled_id(action) for action in trajectory.actions}
+    actions = tuple(
+        replace(origins.sampled(action), action_id=ids[action.action_id], index=action.index)
+        for action in trajectory.actions
+    )
+    edges = tuple(replace(edge, src=ids[edge.src], dst=ids[edge.dst]) for edge in trajectory.edges)
+    rewards = tuple(replace(r, action_id=ids.get(r.action_id or "", r.action_id)) for r in trajectory.rewards)
+    unrolled = replace(trajectory, actions=actions, edges=edges, rewards=rewards)
+    whole = _to_episode(unrolled, is_trained_A, team, shaping=shaping, use=use, final=final, drops=Counter())
+    own = [i for i, action in enumerate(trajectory.actions) if action.replayed_from is None]
+    point, depth = origins.point(trajectory.episode)
+    return Fork(
+        point,
+        depth,
+        blind=BLIND_FORK in trajectory.episode.tags,
+        repeats=frozenset(ids[action.action_id] for action in trajectory.actions if action.replayed_from is not None),
+        remakes=bool(own) and is_trained_A[own[0]],
+        whole=whole,
+    )
+
+
+def _with_turns(episode: EpisodeItem, fork: Fork) -> EpisodeItem:
+    """The fork with the turns that its own calls have in the whole run."""
+    assert fork.whole is not None
+    turns = {a: item.turn for a, item in zip(fork.whole.action_ids, fork.whole.actions, strict=True)}
+    items = [replace(item, turn=turns[a]) for a, item in zip(episode.action_ids, episode.actions, strict=True)]
+    return replace(episode, actions=tuple(items))
 
 
 def _to_episode(

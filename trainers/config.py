@@ -97,8 +97,10 @@ class AdvantageOptions(_Options):
 
     estimator: str = "gae"
     """GAE along D with the critic (MARFT), or a baseline without one. `grpo` and `rloo`: the samples of a task.
-    `dr_mas`: the samples of a task, each agent for itself. `at_grpo`: the samples of a task, agent and turn. `rae`: a
-    running mean of each agent's returns. Or a class of your own, as `package.module:Class` or `path/file.py:Class`."""
+    `dr_mas`: the samples of a task, each agent for itself. `at_grpo`: siblings, calls that answer one prompt; without
+    forks the samples of a task, agent and turn. `c3`: siblings only. `tree_grpo`: siblings and the task's other trees.
+    `rae`: a running mean of each agent's returns. Or a class of your own, as `package.module:Class` or
+    `path/file.py:Class`."""
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount per action (one link of D)."""
     gae_lambda: float = Field(default=0.95, ge=0, le=1)

@@ -203,7 +203,7 @@ def test_every_option_that_the_guide_names_is_there_and_every_folder_and_module(
         "value_weights",
         "stopped_by",
     }
-    elsewhere |= {"rank_consistency", "dr_mas", "at_grpo"}
+    elsewhere |= {"rank_consistency", "dr_mas", "at_grpo", "tree_grpo", "blind_fork"}
     assert named - elsewhere <= known
     for path in re.findall(r"`((?:trainers|examples)/[\w./]*)`", TEXT + FLOW):
         assert (ROOT / path).exists(), path

@@ -21,7 +21,8 @@ def table_round(
     episode_of = range(len(tasks)) if runs is None else [list(dict.fromkeys(runs)).index(run) for run in runs]
     episodes = {e: SimpleNamespace(task_id=task) for e, task in zip(episode_of, tasks, strict=True)}
     items = [SimpleNamespace(agent=agent, turn=turn) for agent, turn in zip(agents, turns, strict=True)]
-    return SimpleNamespace(episodes=episodes, episode_A=tuple(episode_of), items=items)
+    numbers = tuple(episode_of)
+    return SimpleNamespace(episodes=episodes, episode_A=numbers, tree_A=numbers, items=items, forest=None)
 
 
 def group_keys(estimator: str, tasks: Sequence[str], agents: Sequence[str], turns: Sequence[int]) -> Any:

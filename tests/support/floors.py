@@ -52,6 +52,7 @@ FLOORS = (
     "trainers.advantages",
     "trainers.batch",
     "trainers.rewards",
+    "trainers.forest",
     "trainers.dependencies",
     "trainers.common",
     "trainers.errors",

@@ -29,7 +29,8 @@ from trainers.config import MOVED, TrainerOptions
         ({"skip_flat_groups": True}, "skip_flat_groups has no effect here"),
         (
             {"estimator": "rae", "contribution": "rank_consistency"},
-            "contribution has no effect here: it applies to advantage.estimator 'at_grpo' or 'dr_mas' or 'gae' only",
+            "contribution has no effect here: it applies to advantage.estimator 'at_grpo' or 'c3' or 'dr_mas' or "
+            "'gae' or 'tree_grpo' only",
         ),
         ({"contribution": "rank_consistency"}, "add one to shaping, of level 'agent'"),
         ({"estimator": "rae", "skip_flat_groups": True}, "skip_flat_groups has no effect here"),

@@ -126,7 +126,7 @@ class BaselineEstimator(Estimator):
         baseline = self.baseline(return_A, round_input.data)
         shares = {name: self.baseline(part_A, round_input.data).baseline_A for name, part_A in sources.items()}
         groups = self.groups(round_input.data)
-        flat = None if groups is None else flat_groups(return_A, groups, round_input.data.episode_A)[0]
+        flat = None if groups is None else flat_groups(return_A, groups, round_input.data.tree_A)[0]
         return Estimated(self.split(round_input, sources, baseline, shares=shares), flat_groups=flat)
 
     def split(

@@ -44,6 +44,19 @@ class Gae(Estimator):
         ones, zero_values = [1.0] * len(totals), [np.zeros_like(action_values) for action_values in values]
         one_U = factor_U * laid_end_to_end(self._chain(data, ones, zero_values, bootstrap_A=np.zeros(len(zero_values))))
         by_source = {name: one_U * np.repeat(value_A, lengths) for name, value_A in team_rewards(data).items()}
+        if data.forest is not None:  # a call then stands in runs that earned differently
+            by_source = {
+                name: factor_U
+                * laid_end_to_end(
+                    self._chain(
+                        data,
+                        [episode.rewards.team.get(name, 0.0) for episode in data.episodes],
+                        zero_values,
+                        bootstrap_A=np.zeros(len(zero_values)),
+                    )
+                )
+                for name in by_source
+            }
         by_source[BASELINE] = team_U - sum_of(by_source, len(team_U))
         own_by_source = centred_own_returns(data, self.settings.gamma)
         own_U = {

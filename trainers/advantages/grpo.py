@@ -25,7 +25,7 @@ class Standardised(BaselineEstimator):
         groups = self.groups(data)
         assert groups is not None
         weight = self.settings.group_weight or self.default_weight
-        return standardise(returns_A, groups, data.episode_A, weight=weight, std=self.settings.group_std)
+        return standardise(returns_A, groups, data.tree_A, weight=weight, std=self.settings.group_std)
 
 
 class Grpo(Standardised):

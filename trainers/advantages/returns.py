@@ -54,8 +54,20 @@ def team_chain(
     """A team reward of each episode to the advantages of each action's units, see `token_gae_along_dependencies`.
 
     One unit per action is the action level. With values of 0 and lambdas of 1 they are returns. Linear in (team reward,
-    values, bootstrap).
+    values, bootstrap). Of a call that several runs stand on, the mean over them, see `trainers.forest`.
     """
+    if data.forest is not None:
+        unrolled = team_chain(
+            data.forest.unrolled,
+            team_E,
+            [values[row] for row in data.forest.row_B],
+            bootstrap_A=bootstrap_A[list(data.forest.row_B)],
+            token_lambda_A=[token_lambda_A[row] for row in data.forest.row_B],
+            gamma=gamma,
+            lam=lam,
+            gamma_token=gamma_token,
+        )
+        return data.forest.fold_parts(unrolled)
     result: list[Floats] = []
     for (episode, rows), reward in zip(episodes_of(data), team_E, strict=True):
         result += token_gae_along_dependencies(
@@ -72,7 +84,7 @@ def team_chain(
 
 
 def team_rewards(data: Round) -> dict[str, Floats]:
-    """The team rewards of each action's episode, by name; [A] each."""
+    """The team rewards of each action's episode, by name; [A] each. Not of the forks beneath an action."""
     names = dict.fromkeys(name for episode in data.episodes for name in episode.rewards.team)
     earned = [data.episodes[e].rewards.team for e in data.episode_A]
     return {name: np.array([rewards.get(name, 0.0) for rewards in earned], dtype=np.float64) for name in names}
@@ -80,6 +92,9 @@ def team_rewards(data: Round) -> dict[str, Floats]:
 
 def own_returns(data: Round, gamma: float) -> dict[str, Floats]:
     """Step returns and private rewards of each action, by name; [A] each, NaN where a private one is not known."""
+    if data.forest is not None:
+        unrolled = own_returns(data.forest.unrolled, gamma)
+        return {name: data.forest.fold(own_B) for name, own_B in unrolled.items()}
     own_by_source: dict[str, Floats] = {}
     for name in dict.fromkeys(name for episode in data.episodes for name in episode.rewards.step):
         own_by_source[name] = np.zeros(len(data.items))
@@ -95,11 +110,11 @@ def own_returns(data: Round, gamma: float) -> dict[str, Floats]:
 
 
 def centred_own_returns(data: Round, gamma: float) -> dict[str, Floats]:
-    """`own_returns`, each less its mean over the agent's actions in other episodes that have it; 0 where nothing is."""
+    """`own_returns`, each less its mean over the agent's actions in other trees that have it; 0 where nothing is."""
     centred: dict[str, Floats] = {}
     for name, own_A in own_returns(data, gamma).items():
         recorded_rows = np.flatnonzero(~np.isnan(own_A))
-        agents, episodes = [data.items[i].agent for i in recorded_rows], [data.episode_A[i] for i in recorded_rows]
+        agents, episodes = [data.items[i].agent for i in recorded_rows], [data.tree_A[i] for i in recorded_rows]
         centred[name] = np.zeros(len(data.items))
         centred[name][recorded_rows] = leave_one_out_mean(own_A[recorded_rows], agents, episodes)
     return centred
@@ -126,6 +141,9 @@ def returns_by_source(data: Round, gamma: float) -> dict[str, Floats]:
 
     Nothing is added for what a truncated episode might have earned later.
     """
+    if data.forest is not None:
+        unrolled = returns_by_source(data.forest.unrolled, gamma)
+        return {name: data.forest.fold(earned_B) for name, earned_B in unrolled.items()}
     count = len(data.items)
     ones, zero_values, lambdas = [1.0] * len(data.episodes), [np.zeros(1)] * count, [1.0] * count
     chain = team_chain(
@@ -144,7 +162,7 @@ def returns_by_source(data: Round, gamma: float) -> dict[str, Floats]:
 
 
 def leave_one_out_mean(values_A: Sequence[float] | Floats, agent_A: Sequence[str], episode_A: Sequence[int]) -> Floats:
-    """Values less the mean over the same agent's actions in other episodes of the round; 0 where there are none.
+    """Values less the mean over the same agent's actions in other episodes (trees) of the round; 0 where none are.
 
     For rewards that no critic predicts (step and private ones). Every action of the other episodes counts once.
     Linear in the values. Shape [A].

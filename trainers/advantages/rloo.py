@@ -28,4 +28,4 @@ class Rloo(BaselineEstimator):
 
     def baseline(self, returns_A: Floats, data: Round) -> Baseline:
         """The mean of the others, see `leave_one_out`."""
-        return leave_one_out(returns_A, task_of_each_action(data), data.episode_A)
+        return leave_one_out(returns_A, task_of_each_action(data), data.tree_A)

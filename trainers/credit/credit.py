@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from trainers.advantages.arrays import Floats, laid_end_to_end
@@ -90,7 +91,7 @@ class Credit:
         """
         observed = self._team.observe(data, self._by_token and self.estimator.needs_critic)
         figures = self._team.warm_up(
-            observed, self._team_returns(data, observed, np.zeros(len(data.items))), data.episode_A
+            observed, self._team_returns(data, observed, np.zeros(len(data.items))), data.tree_A
         )
         if self.options.advantage.critic.shrink:
             self.rests.end_warm_up({key: part["explained_variance"] for key, part in figures["critics"].items()})
@@ -102,8 +103,15 @@ class Credit:
 
     def known_returns(self, data: Round) -> Floats:
         """`returns`, with NaN where a run was cut short, so that what it would have earned is not known. Shape [A]."""
-        is_cut_A = np.array([data.episodes[e].truncated for e in data.episode_A], dtype=np.bool_)
+        is_cut_A = self._cut(data)
         return np.where(is_cut_A, np.nan, self.returns(data))
+
+    @staticmethod
+    def _cut(data: Round) -> npt.NDArray[np.bool_]:
+        """Whether one of the runs that each action stands in was cut short. Shape [A]."""
+        runs = data if data.forest is None else data.forest.unrolled
+        is_cut_B = np.array([runs.episodes[e].truncated for e in runs.episode_A], dtype=np.float64)
+        return (is_cut_B if data.forest is None else data.forest.fold(is_cut_B)) > 0
 
     def replay_advantages(self, data: Round) -> Floats:
         """Discounted team return (bootstrapped where cut) minus V, plus the centred step and private parts. Shape [A].
@@ -183,8 +191,8 @@ class Credit:
     def informative(self, data: Round) -> Round:
         """The round without the episodes whose groups all earned the same (DAPO's dynamic sampling).
 
-        Counted as dropped under `FLAT`. An episode stays when one of its actions is in a group, as the
-        estimator forms them, that can say what was better.
+        Counted as dropped under `FLAT`. An episode stays when one of its actions, or of its tree's, is in a
+        group, as the estimator forms them, that can say what was better.
 
         Raises:
             ValueError: the estimator compares no groups.
@@ -195,9 +203,10 @@ class Credit:
         earned = self._to_estimator_input(data, self._contribution(data), None).returns_by_source(
             self.options.advantage.gamma
         )
-        flat_A = flat_groups(sum_of(earned, len(data.items)), groups, data.episode_A)[1]
-        refused = {id(episode) for episode, rows in episodes_of(data) if flat_A[rows].all()}
-        return data.only(lambda episode: id(episode) not in refused, FLAT)
+        flat_A = flat_groups(sum_of(earned, len(data.items)), groups, data.tree_A)[1]
+        telling = {tree for tree, is_flat in zip(data.tree_A, flat_A.tolist(), strict=True) if not is_flat}
+        kept_ids = {id(episode) for episode, tree in zip(data.episodes, data.tree_E, strict=True) if tree in telling}
+        return data.only(lambda episode: id(episode) in kept_ids, FLAT)
 
     def _shrink(
         self, data: Round, observed: Observed
@@ -211,7 +220,7 @@ class Credit:
             returns,
             agents=observed.agents,
             tasks=[data.episodes[e].task_id for e in data.episode_A],
-            episode_A=data.episode_A,
+            episode_A=data.tree_A,
             ends_A=observed.bootstrap_A,
             is_cut_A=observed.is_cut_A,
         )

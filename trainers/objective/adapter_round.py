@@ -38,6 +38,9 @@ class AdapterRound:
     factor_A: Tensor  # compounded clipped ratio of the agents already updated
     positive_A: Tensor  # 1.0 where the team reward reached nll_threshold
     source_U: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)  # parts of the advantage, by reward
+    stands_A: Sequence[Sequence[tuple[int, float]]] | None = (
+        None  # runs of each action and their weights; None: no forks
+    )
 
 
 class PreparedRound:
@@ -47,15 +50,25 @@ class PreparedRound:
         self.data, self.options, self.device = data, options, model.device
         self.rows = self._learnable()
         self.parts = max(1, round(len(self.rows) / options.optimizer.minibatch_actions))  # each stands for the whole
-        self.share_A = shares_A_of(
-            data.items, data.episode_A, options, granularity=options.granularity, device=self.device
+        self.share_A, self.token_share_A = (
+            shares_A_of(
+                data.items,
+                data.episode_A,
+                options,
+                granularity=granularity,
+                device=self.device,
+                stands_A=data.stands_A,
+            )
+            for granularity in self._granularities()
         )
-        self.token_share_A = shares_A_of(data.items, data.episode_A, options, granularity="token", device=self.device)
         self.words_A: Tensor | None = None
         if options.experimental.logprob_norm == "word":
             words = [sum(model.word_counts(item.decided_stretches)) for item in data.items]
             self.words_A = torch.tensor(words, dtype=torch.float32, device=self.device)
         self.needs_behaviour = options.importance.mismatch != "none" or options.experimental.masks_actions
+
+    def _granularities(self) -> tuple[Granularity, Granularity]:
+        return self.options.granularity, "token"
 
     def _learnable(self) -> list[int]:
         """Positions of the actions that have a part in the loss: without a gradient there is nothing to compute."""
@@ -114,8 +127,9 @@ def shares_A_of(
     options: TrainerOptions,
     granularity: Granularity,
     device: torch.device,
+    stands_A: Sequence[Sequence[tuple[int, float]]] | None = None,
 ) -> Tensor:
     """What each action, or each token of it, counts in the loss; see `unit_shares`. Shape [A]."""
     lengths = [len(item.decided) for item in items]
-    shares = unit_shares(lengths, list(episode_A), options.loss_weighting, granularity=granularity)
+    shares = unit_shares(lengths, list(episode_A), options.loss_weighting, granularity=granularity, stands_A=stands_A)
     return torch.tensor(shares, dtype=torch.float32, device=device)

@@ -53,7 +53,7 @@ def update_order(
         ordered = [names[i] for i in torch.randperm(len(names), generator=generator).tolist()]
     else:
         positions: dict[str, list[int]] = {name: [] for name in names}
-        for episode in data.episodes:
+        for episode in (data if data.forest is None else data.forest.unrolled).episodes:
             for i, item in enumerate(episode.actions):
                 positions[policies.adapter_of(item.agent)].append(i)
         ordered = sorted(names, key=lambda n: float(np.mean(positions[n])) if positions[n] else math.inf)
@@ -91,6 +91,7 @@ class UpdateContext:
         device, reference_T = self.policies.learners[name].model.device, scored.reference_T
         threshold = self.options.experimental.nll_threshold
         positive = [data.episodes[data.episode_A[i]].reward >= threshold for i in rows]
+        stands_A = None if data.forest is None else data.forest.stands_A
         sources = {source: part_U for source, part_U in self.normal.by_source.items() if source != BASELINE}
         return AdapterRound(
             items=[data.items[i] for i in rows],
@@ -101,6 +102,7 @@ class UpdateContext:
             factor_A=factor_A[list(rows)].to(device),
             positive_A=torch.tensor(positive, dtype=torch.float32, device=device),
             source_U={source: self.units.split(part_U, rows, device) for source, part_U in sources.items()},
+            stands_A=None if stands_A is None else [stands_A[i] for i in rows],
         )
 
 
@@ -142,11 +144,16 @@ def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
             if weighs_others:
                 ratios_A = items_to_ratios(new_T, sampled_round.items, options, old_T=sampled_round.old_T)
                 factor_A = compounded_factor(
-                    log_factor_E, ratios_A, sampled_rows, episode_A=data.episode_A, options=options
+                    log_factor_E, ratios_A, sampled_rows, stands_A=_stands(data), options=options
                 )
         movement = learner.movement(snapshot)
         learned[name] = {**improved, **measured, "kl_target": target, "lr": lr, "factor_mean": factor_mean, **movement}
     return learned
+
+
+def _stands(data: Round) -> list[list[tuple[int, float]]]:
+    """The runs that each action stands in, with their weights."""
+    return [[(e, 1.0)] for e in data.episode_A] if data.forest is None else data.forest.stands_A
 
 
 def _kl_target(advantage_U: Sequence[Tensor], acting: int, options: TrainerOptions) -> float | None:

@@ -121,16 +121,28 @@ def items_to_ratios(
 
 
 def compounded_factor(
-    log_factor_E: Tensor, ratios_A: Tensor, rows: Sequence[int], episode_A: Sequence[int], options: TrainerOptions
+    log_factor_E: Tensor,
+    ratios_A: Tensor,
+    rows: Sequence[int],
+    stands_A: Sequence[Sequence[tuple[int, float]]],
+    options: TrainerOptions,
 ) -> Tensor:
     """The ratios of an adapter that was just updated to what the actions of those still to come are weighted by.
 
     HAPPO's compounded ratio: per episode the product over all actions of the adapters already updated, clipped like
-    a ratio (A2PO), shape [A] of the whole round. `log_factor_E` is moved on in place.
+    a ratio (A2PO), shape [A] of the whole round. `log_factor_E` is moved on in place. An action that several runs share
+    has the mean of their ratios, by their weights (`stands_A`).
     """
-    log_factor_E.index_add_(0, torch.tensor([episode_A[i] for i in rows]), ratios_A.double().log())
+    runs, positions = [], []
+    for position, i in enumerate(rows):
+        for run, _ in stands_A[i]:
+            runs.append(run)
+            positions.append(position)
+    log_factor_E.index_add_(0, torch.tensor(runs), ratios_A.double().log()[positions])
     factor_E = log_factor_E.exp().clamp(1 - options.objective.clip_low, 1 + options.objective.clip_high)
-    return factor_E.float()[list(episode_A)]
+    factors = factor_E.tolist()
+    means = [sum(factors[run] * w for run, w in runs) / sum(w for _, w in runs) for runs in stands_A]
+    return torch.tensor(means, dtype=torch.float32, device=factor_E.device)
 
 
 def _action_of_token(items: Sequence[ActionItem]) -> Tensor:

@@ -117,6 +117,8 @@ def test_every_estimator_of_the_folder_declares_what_it_needs() -> None:
         "dr_mas": (False, True, True, False, "none"),
         "at_grpo": (False, True, True, False, "none"),
         "rae": (False, False, True, True, "agent"),
+        "c3": (False, True, True, False, "none"),
+        "tree_grpo": (False, True, True, False, "none"),
     }
     assert {name: declared[name] for name in published} == published
     assert all(name_to_estimator(name) is each for name, each in estimators().items())

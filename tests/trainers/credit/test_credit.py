@@ -345,7 +345,7 @@ def test_group_estimators_take_the_whole_discounted_return(model: PolicyModel) -
     _close(estimate.by_source["tool"], [0.25, 0.5, -0.25, -0.5])
 
 
-@pytest.mark.parametrize("name", sorted(set(estimators()) - {"gae"}))
+@pytest.mark.parametrize("name", sorted(set(estimators()) - {"gae", "c3"}))
 @pytest.mark.parametrize("gamma", [0.5, 0.9, 1.0])
 def test_every_call_of_the_better_run_is_better_than_its_baseline_whatever_its_depth(name: str, gamma: float) -> None:
     """Chains of three that earned 1 and 0.9, by agents of their own or by one; or the discount is refused."""
