@@ -550,6 +550,11 @@ def test_traces_of_others_are_taken_in_as_it_is_written(
     Path("traces.json").write_text(trace_to_json("a" * 32))
     sent = request(*small_trace("b" * 32)).SerializeToString()
     Path("more.binpb.gz").write_bytes(gzip.compress(sent))
+    Path("page-1.json").write_text((ROOT / "tests/ingest/langfuse_observations.json").read_text())
+    observations = json.loads(Path("page-1.json").read_text())["data"]
+    score = {"id": "s", "traceId": observations[0]["traceId"], "name": "quality", "value": 1, "dataType": "NUMERIC"}
+    score |= {"timestamp": "2026-08-22T10:00:00.000Z", "source": "API"}
+    Path("scores.json").write_text(json.dumps({"data": [score], "meta": {}}))
     Path("bridge.toml").write_text('[graph]\napp = "a:b"\nnodes = ["n"]\ntasks = "t.jsonl"\nreward = "a:r"\n')
     for words in to_run("docs/ingest.md"):
         if "--listen" in words:
@@ -557,7 +562,7 @@ def test_traces_of_others_are_taken_in_as_it_is_written(
             assert "http://127.0.0.1:" in said
         else:
             assert run_here(words) == 0, capsys.readouterr().err
-    for path, episodes in (("traces.duckdb", 2), ("runs/try/store.duckdb", 1)):
+    for path, episodes in (("traces.duckdb", 2), ("langfuse.duckdb", 1), ("runs/try/store.duckdb", 1)):
         with TraceStore.open(Path(path)) as store:
             assert store.counts()["episodes"] == episodes
 
