@@ -19,12 +19,13 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from marft_bridge.statistics.clusters import Floats, Labels, paired_values, totals_by_label
+from marft_bridge.statistics.clusters import Floats, Labels, finite_values, paired_values, totals_by_label
 from marft_bridge.statistics.distributions import ndtr, ndtri
-from marft_bridge.statistics.planning import tasks_to_settle
+from marft_bridge.statistics.planning import MAX_TASKS
 
 NON_INFERIORITY = "score test over tasks (Tango), one-sided"
 
+_ROUNDING = 1e-12
 _BISECTIONS = 100  # halvings of an interval of floats: enough for its last bit
 
 
@@ -51,23 +52,30 @@ def non_inferiority_p_value(
     """
     values_a, values_b = paired_values(name, a, b)
     diffs = values_b - values_a
-    if not 0 < margin < value_range:
-        raise ValueError(f"{name}: margin {margin} must lie between 0 and the metric's range, {value_range}")
-    if np.abs(diffs).max() > value_range * (1 + 1e-9):
-        raise ValueError(f"{name}: a difference of {np.abs(diffs).max():g} is larger than the range {value_range}")
+    _check_margin(name, diffs, margin, value_range)
     sums, sizes = totals_by_label(name, diffs, clusters)
     # Mean 0 if the true difference is -margin. Dividing by the mean size makes a task of mean size its mean difference.
     shifted = (sums + margin * sizes) / sizes.mean()
-    if shifted.mean() >= 0:
-        return float(ndtr(-_score(shifted, lowest=margin - value_range)))
-    return float(ndtr(_score(-shifted, lowest=-margin - value_range)))
+    mean, root = float(shifted.mean()), math.sqrt(shifted.size)
+    if abs(mean) <= _ROUNDING * value_range:  # the difference is -margin itself; every single one may be
+        return 0.5
+    if mean > 0:
+        return float(ndtr(-root * mean / _null_deviation(shifted, lowest=margin - value_range)))
+    return float(ndtr(-root * mean / _null_deviation(-shifted, lowest=-margin - value_range)))
 
 
-def _score(values: Floats, lowest: float) -> float:
-    """Values [K] with a mean of at least 0 into that mean in standard errors, if the true mean is 0.
+def _check_margin(name: str, diffs: Floats, margin: float, value_range: float) -> None:
+    if not 0 < margin < value_range:
+        raise ValueError(f"{name}: margin {margin} must lie between 0 and the metric's range, {value_range}")
+    if (largest := float(np.abs(diffs).max(initial=0.0))) > value_range * (1 + 1e-9):
+        raise ValueError(f"{name}: a difference of {largest:g} is larger than the range {value_range}")
 
-    The variance is that of the most likely distribution with mean 0 on the values seen and on `lowest`, which is below
-    0 and need not be among them: weights 1 / (K (1 + tilt x value)), and the rest on `lowest`.
+
+def _null_deviation(values: Floats, lowest: float) -> float:
+    """Values [K] with a mean above 0 into their standard deviation if the true mean is 0; above 0.
+
+    It is that of the most likely distribution with mean 0 on the values seen and on `lowest`, which is below 0 and need
+    not be among them: weights 1 / (K (1 + tilt x value)), and the rest on `lowest`.
     """
     lowest = min(lowest, float(values.min()))  # a task with more samples than the mean may weigh more
     tilt_limit = -1 / lowest
@@ -85,8 +93,7 @@ def _score(values: Floats, lowest: float) -> float:
             low, high = (middle, high) if tilted_mean(middle) > 0 else (low, middle)
     weights = 1 / (values.size * (1 + low * values))
     rest = max(0.0, 1 - float(weights.sum())) if at_limit else 0.0
-    variance = float((weights * values**2).sum()) + rest * lowest**2
-    return math.sqrt(values.size / variance) * float(values.mean()) if variance > 0 else 0.0
+    return math.sqrt(float((weights * values**2).sum()) + rest * lowest**2)
 
 
 def tasks_for_non_inferiority(
@@ -98,16 +105,24 @@ def tasks_for_non_inferiority(
     power: float = 0.8,
     clusters: Labels | None = None,
 ) -> int | None:
-    """Paired differences [n] into the tasks that show non-inferiority with this power, if nothing truly differs.
+    """Paired differences [n] into the tasks, in total, that show non-inferiority with this power if nothing differs.
 
-    The tasks are in total, at the variance that was seen, and at least as many as it takes without a single changed
-    task: z^2 (range - margin) / margin, from `non_inferiority_p_value`. `alpha` is two-sided, as that of the interval.
-    None where ten million tasks would not do.
+    ((z_{1-alpha/2} x deviation of a task at a difference of -margin + z_power x its deviation as seen) / margin)^2: the
+    spread is that of the tasks seen, around no difference. Where none changed it is the number that it takes without a
+    change. `alpha` is two-sided, as that of the interval. None where ten million tasks would not do.
+
+    Raises:
+        ValueError: as `non_inferiority_p_value`; alpha or power outside 0 to 1.
     """
-    z = float(ndtri(1 - alpha / 2))
-    fewest = math.floor(z**2 * (value_range - margin) / margin) + 1
-    values = np.asarray(diffs, dtype=np.float64)
-    if np.ptp(values) == 0:
-        return fewest
-    required = tasks_to_settle(values, margin, alpha, power, clusters=clusters)
-    return None if required is None else max(fewest, required.tasks)
+    values = finite_values("diffs", diffs)
+    _check_margin("diffs", values, margin, value_range)
+    if not values.size:
+        raise ValueError("diffs: none; the spread of at least one task is needed")
+    if not (0 < alpha < 1 and 0 < power < 1):
+        raise ValueError(f"alpha {alpha} and power {power} must lie between 0 and 1")
+    sums, sizes = totals_by_label("diffs", values, clusters)
+    centred = (sums - sums.sum() / sizes.sum() * sizes) / sizes.mean()
+    null_deviation = _null_deviation(centred + margin * sizes / sizes.mean(), lowest=margin - value_range)
+    distance = float(ndtri(1 - alpha / 2)) * null_deviation + float(ndtri(power)) * float(centred.std())
+    tasks = math.floor((distance / margin) ** 2) + 1
+    return tasks if tasks <= MAX_TASKS else None
