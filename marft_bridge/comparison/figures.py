@@ -88,7 +88,7 @@ def episodes_to_report(
         looks=len(progress.looks),
     )
     if config.compare.non_inferior is not None:
-        contrasts = add_margin(contrasts, pairs, metric, config.compare.non_inferior)
+        contrasts = add_margin(contrasts, pairs, metric, margin=config.compare.non_inferior)
     now = datetime.now(UTC)
     return Report(
         metric=metric,

@@ -52,7 +52,7 @@ def non_inferiority_p_value(
     """
     values_a, values_b = paired_values(name, a, b)
     diffs = values_b - values_a
-    _check_margin(name, diffs, margin, value_range)
+    _check_margin(name, diffs, margin=margin, value_range=value_range)
     sums, sizes = totals_by_label(name, diffs, clusters)
     # Mean 0 if the true difference is -margin. Dividing by the mean size makes a task of mean size its mean difference.
     shifted = (sums + margin * sizes) / sizes.mean()
@@ -115,7 +115,7 @@ def tasks_for_non_inferiority(
         ValueError: as `non_inferiority_p_value`; alpha or power outside 0 to 1.
     """
     values = finite_values("diffs", diffs)
-    _check_margin("diffs", values, margin, value_range)
+    _check_margin("diffs", values, margin=margin, value_range=value_range)
     if not values.size:
         raise ValueError("diffs: none; the spread of at least one task is needed")
     if not (0 < alpha < 1 and 0 < power < 1):

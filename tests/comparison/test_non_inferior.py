@@ -17,8 +17,10 @@ import pytest
 from pydantic import ValidationError
 from rich.console import Console
 from support.compare_rig import Lab, lab_in
+from support.paths import ROOT
 from support.sample_report import bare_report
 
+from marft_bridge import cli
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.comparison import wording
 from marft_bridge.comparison.contrasts import pairs_to_deciding_contrasts
@@ -162,6 +164,12 @@ def test_a_margin_as_large_as_the_range_is_refused() -> None:
 def test_a_margin_is_a_number_above_0(margin: float) -> None:
     with pytest.raises(ValidationError):
         CompareOptions(non_inferior=margin)
+
+
+def test_the_flag_is_the_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = ["--config", str(ROOT / "examples/math_duo/bridge.toml"), "--run", str(tmp_path / "run")]
+    assert cli.run(["compare", *config, "--non-inferior", "0"]) == 2
+    assert capsys.readouterr().err.strip().endswith("compare.non_inferior: Input should be greater than 0")
 
 
 def test_looks_on_the_way_and_a_margin_exclude_each_other() -> None:
