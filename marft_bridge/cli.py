@@ -212,6 +212,10 @@ def compare(
     after: Annotated[
         str | None, typer.Option(help="Version after: a number, newest or best; without it best, which training names.")
     ] = None,
+    non_inferior: Annotated[
+        float | None,
+        typer.Option(help="Not worse by this margin or more? Overrides `compare.non_inferior`."),
+    ] = None,
     resume: Resume = False,
     promote_if: Annotated[
         str | None, typer.Option("--promote-if", help="Exit with 0 if it holds, 3 if not, 4 if not settled: correct>0.")
@@ -228,7 +232,7 @@ def compare(
     """
     require_extra("train", "compare")
     choice = RunChoice("compare", run_folder, config=config, run=run)
-    settings = choice.to_config(_dotted(seed=seed, compare__tasks=tasks))
+    settings = choice.to_config(_dotted(seed=seed, compare__tasks=tasks, compare__non_inferior=non_inferior))
     from marft_bridge.comparison.command import VersionFlags
     from marft_bridge.comparison.command import compare as run_compare
     from marft_bridge.comparison.page import REPORT_FILES

@@ -101,7 +101,7 @@ def _correct_for_looks(row: Contrast, interim_result: InterimResult, looks: int,
         "test": SEQUENTIAL_TEST.format(looks),
         "ratio_ci95": None,  # one that ignores the looks is too narrow
     }
-    return Contrast.model_validate(row.model_dump(exclude={"outcome"}) | changes)
+    return Contrast.model_validate(row.model_dump(exclude_computed_fields=True) | changes)
 
 
 def _require_bounds(row: Contrast, interval: tuple[float | None, float | None]) -> tuple[float, float]:

@@ -22,6 +22,7 @@ from marft_bridge.comparison.contrasts import (
     pairs_to_secondary_contrasts,
 )
 from marft_bridge.comparison.episodes import Plan, Progress
+from marft_bridge.comparison.margins import add_margin
 from marft_bridge.comparison.mixed import scores_to_mixed
 from marft_bridge.comparison.nodes import KlEstimates, episodes_to_nodes
 from marft_bridge.comparison.outcomes import (
@@ -78,19 +79,22 @@ def episodes_to_report(
             context.print_line(f"{name}: {missing} pairs left out, because one side has no {metric!r}")
     _print_unranked_metrics(config, pairs, context)
     teams = lineup.teams
+    contrasts = pairs_to_deciding_contrasts(
+        pairs,
+        metric,
+        plan.seed,
+        ranks=config.compare.ranks,
+        interim_results=progress.interim_results if plan.looks else None,
+        looks=len(progress.looks),
+    )
+    if config.compare.non_inferior is not None:
+        contrasts = add_margin(contrasts, pairs, metric, margin=config.compare.non_inferior)
     now = datetime.now(UTC)
     return Report(
         metric=metric,
         base=lineup.base.name,
         variants=tuple(_variant(config, team, outcomes[team.name], plan=plan) for team in teams),
-        contrasts=pairs_to_deciding_contrasts(
-            pairs,
-            metric,
-            plan.seed,
-            ranks=config.compare.ranks,
-            interim_results=progress.interim_results if plan.looks else None,
-            looks=len(progress.looks),
-        ),
+        contrasts=contrasts,
         secondary=tuple(
             row
             for name, candidate_pairs in pairs.items()

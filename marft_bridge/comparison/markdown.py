@@ -46,6 +46,7 @@ def report_to_markdown(report: Report) -> str:
     blocks = [
         f"# {wording.headline(report, code)}",
         f"{wording.evidence(report, code)}.",
+        *_margins(report),
         *_metrics(report),
         *_power(report),
         *_stopping(report),
@@ -64,6 +65,12 @@ def report_to_markdown(report: Report) -> str:
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> str:
     alignment = ["---" if i < text_columns else "---:" for i in range(len(header))]
     return "\n".join("| " + " | ".join(cell or " " for cell in row) + " |" for row in (header, alignment, *rows))
+
+
+def _margins(report: Report) -> Iterator[str]:
+    if margins := wording.margins(report):
+        yield "## Beside the margin"
+        yield "\n".join(f"- {code(variant)}: {sentence}" for variant, sentence in margins)
 
 
 def _metrics(report: Report) -> Iterator[str]:

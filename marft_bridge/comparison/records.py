@@ -26,9 +26,11 @@ from marft_bridge.runs.learning_curve import LearningPoint
 
 SCHEMA_VERSION: Literal[2] = 2  # of report.json
 SIGNIFICANCE = 0.05
+ONE_SIDED_SIGNIFICANCE = SIGNIFICANCE / 2
 MAX_CHANGED_TASKS = 5  # tasks shown per direction
 
 ContrastOutcome = Literal["higher", "lower", "not settled"]
+MarginOutcome = Literal["better", "non-inferior", "worse by more than the margin", "not told"]
 
 
 def _storable(text: str) -> str:
@@ -93,6 +95,17 @@ class Variant(_ReportPart):
 # -- comparisons ----------------------------------------------------------------------------------------------
 
 
+class NonInferiority(_ReportPart):
+    """The test of "worse than the base by the margin or more", beside the interval of its contrast."""
+
+    margin: float = Field(gt=0)  # in the metric's units
+    value_range: float = Field(gt=0)  # of the metric: the margin is below it
+    p_value: float = Field(ge=0, le=1)  # one-sided, of this contrast alone
+    p_adjusted: float = Field(ge=0, le=1)  # holds for all candidates together
+    test: Text
+    tasks_more: int | None = Field(ge=0)  # beyond those that ran, to show it with power 0.8 if nothing truly differs
+
+
 class Contrast(_ReportPart):
     """One metric of one variant against the base: `a` is the base, `b` the variant, `diff` is b - a.
 
@@ -113,6 +126,7 @@ class Contrast(_ReportPart):
     p_adjusted: float = Field(ge=0, le=1)
     simultaneous: tuple[float, float]
     ratio_ci95: tuple[float, float] | None = None  # of mean_b / mean_a; None where mean_a may be 0, and after looks
+    non_inferiority: NonInferiority | None = None  # of the deciding metric, where a margin is given
 
     @model_validator(mode="after")
     def _numbers_agree(self) -> Contrast:
@@ -133,6 +147,23 @@ class Contrast(_ReportPart):
         if self.p_adjusted >= SIGNIFICANCE or low <= 0 <= high:
             return "not settled"
         return "higher" if low > 0 else "lower"
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def margin_outcome(self) -> MarginOutcome | None:
+        """What is told about the margin, by the simultaneous interval and a test; None without a margin.
+
+        Non-inferior needs the interval above -margin, and the one-sided test at 2.5%, which is the interval's level.
+        """
+        if self.non_inferiority is None:
+            return None
+        if self.outcome == "higher":
+            return "better"
+        low, high = self.simultaneous
+        margin = self.non_inferiority.margin
+        if low > -margin and self.non_inferiority.p_adjusted < ONE_SIDED_SIGNIFICANCE:
+            return "non-inferior"
+        return "worse by more than the margin" if self.outcome == "lower" and high < -margin else "not told"
 
 
 class Power(_ReportPart):
@@ -305,7 +336,7 @@ class Report(_ReportPart):
     @property
     def verdict(self) -> str:
         """One sentence: what may be claimed of each candidate."""
-        claims = [f"{row.variant} {_CLAIMS[row.outcome]} {self.base}" for row in self.contrasts]
+        claims = [f"{row.variant} {_CLAIMS[row.outcome]} {self.base}{_margin_claim(row)}" for row in self.contrasts]
         return f"{'; '.join(claims)} ({self.metric})"
 
     @model_validator(mode="after")
@@ -329,6 +360,12 @@ class Report(_ReportPart):
         yield from (changed.candidate for changed in self.tasks)
         if self.mixed is not None:
             yield self.mixed.candidate
+
+
+def _margin_claim(row: Contrast) -> str:
+    """What a contrast tells about its margin, to be read behind the claim; empty without one."""
+    test = row.non_inferiority
+    return "" if test is None else f", margin {test.margin:g}: {row.margin_outcome}"
 
 
 _CLAIMS: dict[ContrastOutcome, str] = {

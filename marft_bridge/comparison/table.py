@@ -58,7 +58,7 @@ def _notes(report: Report) -> Iterator[str]:
     yield f"{marks['higher']} higher, {marks['lower']} lower, {marks['not settled']} not settled"
     if report.secondary:
         yield "p and interval of all rows but a variant's first are corrected for its number of metrics"
-    for variant, sentence in wording.unsettled(report):
+    for variant, sentence in (*wording.margins(report), *wording.unsettled(report)):
         yield sentence if len(report.candidates) == 1 else f"{_shorten_name(variant)}: {sentence}"
     if report.stopping is not None:
         yield wording.describe_stopping(report.stopping)

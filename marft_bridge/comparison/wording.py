@@ -12,11 +12,14 @@ from typing import Literal
 
 from marft_bridge.comparison.numbers import counted, number, p_equals, signed, signed_interval
 from marft_bridge.comparison.records import (
+    ONE_SIDED_SIGNIFICANCE,
     SIGNIFICANCE,
     Contrast,
     ContrastOutcome,
+    MarginOutcome,
     Mixed,
     NodeShare,
+    NonInferiority,
     Power,
     Report,
     Stopping,
@@ -40,7 +43,11 @@ def visible(text: str) -> str:
 
 
 def headline(report: Report, format_name: FormatName = str) -> str:
-    """The verdict in plain words, the better candidates first."""
+    """The verdict in plain words, the better candidates first; with a margin, what is told about it behind."""
+    return "; ".join([_difference_headline(report, format_name), *_margin_claims(report, format_name)])
+
+
+def _difference_headline(report: Report, format_name: FormatName) -> str:
     base = format_name(report.base)
     if len(report.contrasts) == 1:
         (row,) = report.contrasts
@@ -63,6 +70,50 @@ def _claim_sentences(report: Report, base: str, format_name: FormatName) -> Iter
         yield f"{_join_names(worse)} {_is_or_are(worse)} worse" + ("" if better else f" than {base}")
     if unsettled_names and (better or worse):
         yield f"{_join_names(unsettled_names)} {_is_or_are(unsettled_names)} not shown to differ"
+
+
+def _margin_claims(report: Report, format_name: FormatName) -> Iterator[str]:
+    """One claim for each outcome beside the margin that some variant has; none for what is better."""
+    groups: dict[MarginOutcome, list[str]] = {}
+    for row in report.contrasts:
+        if row.margin_outcome is not None:
+            groups.setdefault(row.margin_outcome, []).append(format_name(row.variant))
+    margin = next((f"{row.non_inferiority.margin:g}" for row in report.contrasts if row.non_inferiority), "")
+    if names := groups.get("non-inferior"):
+        yield f"{_join_names(names)} {_is_or_are(names)} non-inferior, by a margin of {margin}"
+    if names := groups.get("worse by more than the margin"):
+        yield f"{_join_names(names)} {_is_or_are(names)} worse by more than {margin}"
+    if names := groups.get("not told"):
+        yield f"whether {_join_names(names)} {_is_or_are(names)} worse by {margin} or more is not told"
+
+
+def margins(report: Report) -> list[tuple[str, str]]:
+    """(name, sentences) of each candidate: the verdict beside the margin and its numbers; empty without a margin."""
+    return [
+        (row.variant, _margin_sentences(row, row.non_inferiority)) for row in report.contrasts if row.non_inferiority
+    ]
+
+
+def _margin_sentences(row: Contrast, test: NonInferiority) -> str:
+    low, high = row.simultaneous
+    needed = f"below {ONE_SIDED_SIGNIFICANCE} is needed"
+    parts = [
+        f"Margin {test.margin:g}: {row.margin_outcome}. The 95% interval is {signed(low)} to {signed(high)}, "
+        f"{'all' if low > -test.margin else 'not all'} of it above {signed(-test.margin)}; one-sided "
+        f"{p_equals(test.p_adjusted)} ({needed})."
+    ]
+    if row.margin_outcome == "not told":
+        parts.append(_margin_tasks(test))
+    return " ".join(parts)
+
+
+def _margin_tasks(test: NonInferiority) -> str:
+    if test.tasks_more is None:
+        return "Even if nothing truly differs, no affordable number of tasks would show it."
+    if test.tasks_more == 0:
+        return "If nothing truly differs, as many tasks as these show it four times in five."
+    more = counted(_round_up(test.tasks_more), "more task")
+    return f"If nothing truly differs, about {more} would show it four times in five."
 
 
 def _join_names(names: Sequence[str]) -> str:

@@ -118,6 +118,9 @@ class CompareOptions(_Options):
     metric: str = "correct"
     """The episode reward that decides; more is better. Where none of the app's rewards is called `correct`, the one
     that is trained on decides unless this is said."""
+    non_inferior: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """A margin, in the metric's units: is each variant at least not worse than the base by as much? Below the metric's
+    range. To be chosen before one sees numbers."""
     variants: tuple[VariantOptions, ...] = ()
     """What is compared; none: every node's version 0 with the best, or as --before and --after say."""
     mixed_teams: Literal["auto", "off"] = "auto"
@@ -160,6 +163,11 @@ class CompareOptions(_Options):
             raise ValueError("looks has no effect without stop_early = true")
         if self.stop_early and self.metric in self.ranks:
             raise ValueError(f"ranks: {self.metric!r} decides at every look, by its mean; take it out, or stop_early")
+        if self.stop_early and self.non_inferior is not None:
+            raise ValueError(
+                "non_inferior: its test does not allow for the looks of stop_early, which stop at differences only; "
+                "leave one of the two out"
+            )
         if self.pass_at and max(self.pass_at) > self.samples_per_task:
             raise ValueError(
                 f"pass_at: pass@{max(self.pass_at)} needs as many samples; set samples_per_task to "

@@ -1,6 +1,7 @@
 """Outcomes of graphs on tasks -> what may be claimed from them: pure functions on arrays.
 
 - `paired`: two variants on the same tasks -> difference, interval, p-value.
+- `non_inferiority`: two variants and a margin -> p-value of being worse by the margin or more.
 - `families`: several variants and metrics -> adjusted p-values and simultaneous intervals.
 - `group_sequential`, `anytime`: outcomes as they come in -> whether one may stop.
 - `means`: one variant -> mean, avg@k, pass@k, with intervals.
@@ -15,6 +16,11 @@ from marft_bridge.statistics.anytime import ConfidenceSequence, confidence_seque
 from marft_bridge.statistics.families import Contrast, FamilyMember, compare_family, holm
 from marft_bridge.statistics.group_sequential import Monitored, monitor, repeated_interval, spent_error
 from marft_bridge.statistics.means import MeanInterval, avg_at_k, mean_interval, pass_at_k, pass_at_k_by_task
+from marft_bridge.statistics.non_inferiority import (
+    NON_INFERIORITY,
+    non_inferiority_p_value,
+    tasks_for_non_inferiority,
+)
 from marft_bridge.statistics.paired import (
     INTERVAL,
     MCNEMAR,
@@ -29,6 +35,7 @@ from marft_bridge.statistics.planning import TasksToSettle, minimum_detectable_e
 __all__ = [
     "INTERVAL",
     "MCNEMAR",
+    "NON_INFERIORITY",
     "SIGNED_RANK",
     "SIGN_FLIP",
     "ConfidenceSequence",
@@ -46,10 +53,12 @@ __all__ = [
     "mean_interval",
     "minimum_detectable_effect",
     "monitor",
+    "non_inferiority_p_value",
     "paired_difference",
     "pass_at_k",
     "pass_at_k_by_task",
     "repeated_interval",
     "spent_error",
+    "tasks_for_non_inferiority",
     "tasks_to_settle",
 ]

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from marft_bridge.statistics.clusters import Floats, Labels, finite_values, standard_error, totals_by_label
 from marft_bridge.statistics.distributions import stdtrit
 
-_MAX_TASKS = 10_000_000  # nobody will run more, and rounding alone can ask for them
+MAX_TASKS = 10_000_000  # nobody will run more, and rounding alone can ask for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def tasks_to_settle(
 
     low, high = 1, 2  # bisection: `low` never suffices, `high` doubles until it does
     while not suffices(high):
-        if high > _MAX_TASKS:
+        if high > MAX_TASKS:
             return None
         low, high = high, 2 * high
     while high - low > 1:

@@ -25,9 +25,11 @@ from marft_bridge.statistics import (
     mean_interval,
     minimum_detectable_effect,
     monitor,
+    non_inferiority_p_value,
     paired_difference,
     pass_at_k,
     repeated_interval,
+    tasks_for_non_inferiority,
     tasks_to_settle,
 )
 
@@ -106,6 +108,22 @@ def sampled(rng: Rng, tasks: int, samples: int, mean: float = 0.0) -> tuple[Any,
     return rng.normal(mean, 1, tasks)[labels] + rng.normal(0, 0.5, labels.size), labels
 
 
+def changed(rng: Rng, tasks: int, won: float, lost: float) -> Any:
+    """Differences of outcomes of 0 and 1, of which these shares of the tasks are won and lost."""
+    draws = rng.random(tasks)
+    return np.where(draws < won, 1.0, np.where(draws < won + lost, -1.0, 0.0))
+
+
+def not_inferior(
+    seed: int, diffs: Any, margin: float, clusters: Any = None, *, by_interval_alone: bool = False
+) -> bool:
+    """The claim of a comparison: the interval is above -margin, and the one-sided test rejects at 2.5%."""
+    base, values = np.maximum(-diffs, 0.0), np.maximum(diffs, 0.0)
+    result = paired_difference("x", base, values, clusters=clusters, seed=seed, resamples=999)
+    p = non_inferiority_p_value("x", base, values, margin=margin, value_range=1.0, clusters=clusters)
+    return result.ci95[0] > -margin and (by_interval_alone or p < 0.025)
+
+
 # -- no difference: how often is one found? ----------------------------------------------------------------------
 
 
@@ -166,6 +184,31 @@ def _(rng: Rng, seed: int) -> bool:
 @study(LEVEL, "Wilcoxon, 12 tasks x 8 samples, CLUSTERS IGNORED", 0.05, BROKEN, 0.2)
 def _(rng: Rng, seed: int) -> bool:
     return p_of(seed, sampled(rng, 12, 8)[0], ranks=True, resamples=10) <= 0.05
+
+
+# -- worse by exactly the margin: how often is it called non-inferior? --------------------------------------------
+
+
+@study(LEVEL, "non-inferior at a loss of the margin, 200 tasks, 10% won and 13% lost, margin 0.03", 0.025, AT_MOST)
+def _(rng: Rng, seed: int) -> bool:
+    return not_inferior(seed, changed(rng, 200, 0.1, 0.13), 0.03)
+
+
+@study(LEVEL, "non-inferior at a loss of the margin, 120 tasks, none won and 3% lost, margin 0.03", 0.025, AT_MOST)
+def _(rng: Rng, seed: int) -> bool:
+    return not_inferior(seed, changed(rng, 120, 0.0, 0.03), 0.03)
+
+
+@study(LEVEL, "non-inferior at a loss of the margin, 100 tasks x 4 samples, clustered, margin 0.1", 0.025, AT_MOST)
+def _(rng: Rng, seed: int) -> bool:
+    labels = np.repeat(np.arange(100), 4)
+    diffs = rng.normal(-0.1, 0.2, 100)[labels] + rng.normal(0, 0.2, 400)
+    return not_inferior(seed, np.clip(diffs, -1, 1), 0.1, labels)
+
+
+@study(LEVEL, "non-inferior at a loss of the margin, 30 tasks, 3% lost, INTERVAL ALONE", 0.025, BROKEN, 0.2)
+def _(rng: Rng, seed: int) -> bool:
+    return not_inferior(seed, changed(rng, 30, 0.0, 0.03), 0.03, by_interval_alone=True)
 
 
 # -- several variants and metrics --------------------------------------------------------------------------------
@@ -391,6 +434,24 @@ def _(rng: Rng, seed: int) -> bool:
 )
 def _(rng: Rng, seed: int) -> bool:
     return stops(seed, rng.normal(0.3, 1, 100), FIVE_LOOKS)
+
+
+@functools.cache
+def _tasks_for_non_inferiority() -> int:
+    """From 200 tasks of which 5% were won and 5% lost."""
+    tasks = tasks_for_non_inferiority(np.repeat([1.0, -1.0, 0.0], [10, 10, 180]), margin=0.1, value_range=1.0)
+    assert tasks is not None
+    return tasks
+
+
+@study(POWER, "non-inferior, no true difference, as many tasks as planned, 5% won and lost", 0.8, ROUGHLY, 0.05)
+def _(rng: Rng, seed: int) -> bool:
+    return not_inferior(seed, changed(rng, _tasks_for_non_inferiority(), 0.05, 0.05), 0.1)
+
+
+@study(POWER, "non-inferior, no true difference, 400 tasks, 10% won and lost, margin 0.1", 0.97, AT_LEAST)
+def _(rng: Rng, seed: int) -> bool:
+    return not_inferior(seed, changed(rng, 400, 0.1, 0.1), 0.1)
 
 
 # -- intervals: how often do they hold the truth? ----------------------------------------------------------------
