@@ -39,6 +39,7 @@ MANY_RUNS = {"ingest": "[FILES]... [RUN]"}  # files without a number stand befor
 BEHIND_RUN = {"replay": 1}  # arguments without a number that stand behind RUN
 REQUIRED = {
     "export": ["actor", "exported"],
+    "fork": ["4be1", "--at", "actor"],
     "ingest": ["spans.json"],
     "promote": ["--by", "Jane Doe"],
     "traces erase": ["--subject", "u-17"],
@@ -268,7 +269,7 @@ def test_a_store_of_another_version_is_one_line_with_both_versions(
     result = told(capsys, command, folder, *(["--no-browser"] if command == "view" else []))
     text = result[1] if command == "status" else one_line(command, result)
     assert "99" in text
-    assert "knows up to 4" in text
+    assert "knows up to 5" in text
 
 
 @pytest.mark.parametrize("command", WITH_RUN)
