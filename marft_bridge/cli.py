@@ -643,7 +643,7 @@ def fork(
         json_option("run, parent, node, call, variant, metric, given_again, parent_reward, forks, mean, low, high"),
     ] = False,
 ) -> None:
-    """Run a recorded episode again up to a call, and sample on from there.
+    """Run a recorded episode up to a call, and sample on from there.
 
     Calls before it get their recorded answers.
     """
