@@ -53,5 +53,3 @@ def test_the_prefix_of_a_fork_has_the_parents_ids_and_the_engine_samples_the_res
         assert live.trainable
         assert live.seed != recorded_actor.seed
     assert len({fork.actions[1].sampled_ids for fork in forks}) > 1
-        [f.actions[1].completion for f in forks]
-    )
