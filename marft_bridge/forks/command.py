@@ -15,10 +15,10 @@ from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.forks.fork_plan import (
     ForkChange,
-    place_to_prefix,
     plan_forks,
     refuse_other_models,
     spans_to_parent,
+    text_to_prefix,
 )
 from marft_bridge.forks.recorded_prefix import RecordedPrefix
 from marft_bridge.replay.recorded_run import RecordedRun
@@ -78,7 +78,7 @@ def fork(config: BridgeConfig, options: ForkOptions, reporter: Reporter, resume:
     folder.create()
     with folder.lock_for("fork"):
         with open_run_store(folder, reporter) as store:
-            planned = _plan(store, config, options, versions.registry, resume=resume)
+            planned = _plan(store, config, options, registry=versions.registry, resume=resume)
             _refuse_other_plan(store, planned)
             begin_run(store, planned.run_id, "fork", config=config, folder=folder, plan=_to_noted_plan(planned))
             requests = unfinished_requests(store, planned.plan)
@@ -104,13 +104,13 @@ def _refuse_options(options: ForkOptions) -> None:
 
 
 def _plan(
-    store: TraceStore, config: BridgeConfig, options: ForkOptions, registry: AdapterRegistry, *, resume: bool
+    store: TraceStore, config: BridgeConfig, options: ForkOptions, *, registry: AdapterRegistry, resume: bool
 ) -> _Fork:
     run_id = numbered_run_id(store, "fork", resume)
     episode_id = prefix_to_episode(store, options.episode, command="fork")
     parent = spans_to_parent(store.spans(episode_id))
     refuse_other_models(parent, config, registry)
-    prefix = place_to_prefix(parent, options.at, options.text)
+    prefix = text_to_prefix(parent, options.at, options.text)
     change = ForkChange(_choose_version(config, options, registry, node=prefix.forked.node), options.text)
     metric = options.metric or config.train.trainer.reward
     stored = store.trajectory(episode_id)

@@ -52,12 +52,12 @@ def spans_to_parent(spans: Sequence[SpanRow]) -> RecordedRun:
     return run
 
 
-def text_to_call(run: RecordedRun, place: str) -> RecordedCall:
+def text_to_call(run: RecordedRun, at: str) -> RecordedCall:
     """`NODE` or `NODE:k` -> the k-th call of that node, from 1. Raises ConfigError."""
-    node, _, digits = place.rpartition(":")
+    node, _, digits = at.rpartition(":")
     number: int | None = int(digits) if node and digits.isdecimal() else None
-    if number is None or any(call.node == place for call in run.calls):
-        node, number = place, None
+    if number is None or any(call.node == at for call in run.calls):
+        node, number = at, None
     calls = [call for call in run.calls if call.node == node]
     if not calls:
         nodes = ", ".join(dict.fromkeys(call.node for call in run.calls))
@@ -114,6 +114,6 @@ def plan_forks(
     ]
 
 
-def place_to_prefix(run: RecordedRun, place: str, text: str | None) -> RecordedPrefix:
+def text_to_prefix(run: RecordedRun, at: str, text: str | None) -> RecordedPrefix:
     """What a fork of a run at `NODE[:k]` gives again. Raises ConfigError, GraphError."""
-    return run_to_prefix(run, text_to_call(run, place), text)
+    return run_to_prefix(run, text_to_call(run, at), text)

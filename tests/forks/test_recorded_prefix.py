@@ -12,6 +12,7 @@ import json
 import operator
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,12 +20,13 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send
 from support.duo_rig import Rig
 
 from marft_bridge.common.errors import ConfigError, GraphError
-from marft_bridge.forks.fork_plan import ForkChange, place_to_prefix, plan_forks, spans_to_parent, text_to_call
+from marft_bridge.forks.fork_plan import ForkChange, plan_forks, spans_to_parent, text_to_call, text_to_prefix
 from marft_bridge.forks.recorded_prefix import actions_to_dependents
 from marft_bridge.model_calls.scripted_model import END_OF_TURN, text_to_ids
 from marft_bridge.rollouts.episode_plan import EpisodeRequest, unfinished_requests
@@ -64,14 +66,14 @@ class Team:
         with self.rig.store() as store:
             return list(store.trajectories(run_ids=[run_id], forks=True))
 
-    def plan(self, place: str, samples: int = 1, change: ForkChange = ForkChange()) -> list[EpisodeRequest]:  # noqa: B008 - frozen
+    def plan(self, at: str, samples: int = 1, change: ForkChange = ForkChange()) -> list[EpisodeRequest]:  # noqa: B008 - frozen
         with self.rig.store() as store:
             run = spans_to_parent(store.spans(self.parent.episode.episode_id))
-        prefix = place_to_prefix(run, place, change.text)
+        prefix = text_to_prefix(run, at, change.text)
         return plan_forks(run, prefix, change, run_id="fork-1", samples=samples, seed=0)
 
-    def fork(self, place: str, samples: int = 1, change: ForkChange = ForkChange()) -> list[Trajectory]:  # noqa: B008
-        self.rig.run(self.plan(place, samples, change))
+    def fork(self, at: str, samples: int = 1, change: ForkChange = ForkChange()) -> list[Trajectory]:  # noqa: B008
+        self.rig.run(self.plan(at, samples, change))
         return self.episodes("fork-1")
 
     def sampled_since(self) -> dict[str, int]:
@@ -271,6 +273,58 @@ def test_what_began_after_the_forked_call_is_sampled_again_though_it_reads_nothi
     }
 
 
+def test_a_call_of_another_branch_that_comes_before_the_forked_one_this_time_is_no_divergence(tmp_path: Path) -> None:
+    """In the parent right began after left had ended; in the fork at left it is the first call of all."""
+
+    def build(model: Any) -> Any:
+        graph = StateGraph(State)
+        waits = {"left": [0.0, 0.2], "right": [0.2, 0.0]}
+
+        def call(name: str) -> Callable[[State], dict[str, Any]]:
+            def node(_: State) -> dict[str, Any]:
+                time.sleep(waits[name].pop(0))
+                return {"words": [model.invoke(name).text]}
+
+            return node
+
+        for name in waits:
+            graph.add_node(name, call(name))
+            graph.add_edge(START, name)
+            graph.add_edge(name, END)
+        return graph.compile()
+
+    team = Team(tmp_path, build, ("left", "right"))
+    assert [action.node for action in team.parent.actions] == ["left", "right"]
+    (fork,) = team.fork("left")
+    assert [action.node for action in fork.actions] == ["right", "left"]
+    assert (fork.episode.outcome, team.sampled_since()) == ("terminated", {"left": 1, "right": 1})
+
+
+def with_memory(model: Any) -> Any:
+    """A chain with a checkpointer, as a chat has one."""
+    return chain(model).builder.compile(checkpointer=InMemorySaver())
+
+
+def test_an_app_with_a_checkpointer_is_forked_from_its_beginning(tmp_path: Path) -> None:
+    team = Team(tmp_path, with_memory, ("a", "b", "c"))
+    (fork,) = team.fork("c")
+    assert (fork.episode.outcome, team.sampled_since()) == ("terminated", {"c": 1})
+    assert sampling(by_node(fork)["b"]) == sampling(by_node(team.parent)["b"])
+
+
+def test_a_fork_can_be_forked(tmp_path: Path) -> None:
+    team = Team(tmp_path, chain, ("a", "b", "c"))
+    (team.parent,) = team.fork("b")
+    plan = [replace(each, run_id="fork-2") for each in team.plan("c")]
+    team.rig.run(plan)
+    (second,) = team.episodes("fork-2")
+    mine, parents = by_node(second), by_node(team.parent)
+    for node in "ab":
+        assert mine[node].replayed_from == parents[node].action_id
+        assert sampling(mine[node]) == sampling(parents[node])
+    assert mine["c"].completion != parents["c"].completion
+
+
 def test_what_depends_on_an_action_is_found_over_others_and_once() -> None:
     edges = [Edge("e", src, dst, "state", exact) for src, dst, exact in [
         ("a", "b", True), ("b", "c", False), ("a", "c", True), ("c", "d", True), ("x", "d", True), ("x", "y", True)
@@ -358,14 +412,14 @@ def test_a_place_that_is_not_one_call_is_refused_with_what_there_is(tmp_path: Pa
     with team.rig.store() as store:
         run = spans_to_parent(store.spans(team.parent.episode.episode_id))
     assert text_to_call(run, "a:3").number == 3
-    for place, words in (
+    for at, words in (
         ("a", "a made 3 calls; say which, as --at a:1"),
         ("a:4", "there is no call 4 of a; it made 3"),
         ("a:0", "there is no call 0 of a"),
         ("z:1", "has no call of 'z'; it has calls of: a"),
     ):
         with pytest.raises(ConfigError, match=words):
-            text_to_call(run, place)
+            text_to_call(run, at)
 
 
 def test_a_run_that_goes_on_with_another_one_is_refused(tmp_path: Path) -> None:
@@ -391,4 +445,4 @@ def test_a_redacted_record_is_refused(tmp_path: Path) -> None:
         for span in spans
     ]
     with pytest.raises(GraphError, match=r"is redacted \(node a, call 1\)"):
-        place_to_prefix(spans_to_parent(hidden), "b", None)
+        text_to_prefix(spans_to_parent(hidden), "b", None)
