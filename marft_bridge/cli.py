@@ -54,7 +54,7 @@ Run = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, envvar="MARFT_SEED", help="Overrides `seed`.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")]
-RESUMABLE = ("collect", "train", "compare", "credit")
+RESUMABLE = ("collect", "train", "compare", "credit", "fork")
 INTERRUPTED = 130
 
 
@@ -623,6 +623,42 @@ def replay(
     path = choice.to_folder()
     if not run_replay(path, episodes or (), replayed_app, options, as_json=as_json, console=console):
         raise typer.Exit(1)
+
+
+@app.command(epilog="Example: marft-bridge fork 4be1 runs/try --at planner:2 --samples 8")
+def fork(
+    episode: Annotated[str, typer.Argument(help="The first digits of an episode's id, as `traces list` prints it.")],
+    run_folder: RunArgument = None,
+    at: Annotated[
+        str, typer.Option("--at", metavar="NODE[:K]", help="The call to make again: a node, and which of its calls.")
+    ] = "",
+    samples: Annotated[int, typer.Option(min=1, help="Forks, each with a seed of its own.")] = 8,
+    with_version: Annotated[
+        str | None, typer.Option("--with", help="Version that answers for that node from there on: a number or newest.")
+    ] = None,
+    say: Annotated[str | None, typer.Option(help="The text that answers the call, instead of a model.")] = None,
+    metric: Annotated[str | None, typer.Option(help="The team reward to report; train.trainer.reward.")] = None,
+    config: Config = None,
+    run: Run = None,
+    seed: Seed = None,
+    resume: Resume = False,
+    as_json: Annotated[
+        bool,
+        json_option("run, parent, node, call, variant, metric, given_again, parent_reward, forks, mean, low, high"),
+    ] = False,
+) -> None:
+    """Run a recorded episode up to a call, and sample on from there.
+
+    Calls before it get their recorded answers.
+    """
+    require_extra("train", "fork")
+    settings = RunChoice("fork", run_folder, config=config, run=run).to_config(_dotted(seed=seed))
+    from marft_bridge.forks.command import ForkOptions
+    from marft_bridge.forks.command import fork as run_fork
+
+    options = ForkOptions(episode, at, samples=samples, version=with_version, text=say, metric=metric)
+    with open_reporter(as_json) as reporter:
+        run_fork(settings, options, reporter, resume=resume)
 
 
 def run(arguments: Sequence[str]) -> int:

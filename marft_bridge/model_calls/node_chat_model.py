@@ -15,15 +15,17 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import UUID
 
 from langchain_core.caches import BaseCache
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models.base import LangSmithParams
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_openai import ChatOpenAI
 from pydantic import Field, PrivateAttr
 
+from marft_bridge.model_calls.given_answers import answer_given_call, message_to_chunk, message_to_result
 from marft_bridge.model_calls.request_rules import payload_to_routed
 from marft_bridge.model_calls.routing import (
     PROVIDER,
@@ -31,7 +33,7 @@ from marft_bridge.model_calls.routing import (
     current_routing,
     route_for_call,
 )
-from marft_bridge.model_calls.scripted_answer import fixed_answer, result_to_chunk
+from marft_bridge.model_calls.scripted_answer import fixed_answer
 from marft_bridge.model_calls.token_capture import (
     ExactTokens,
     add_wire_answer,
@@ -213,9 +215,14 @@ class NodeChat(ChatOpenAI):
         fields = self._server_fields.get(route.server or "") if route is not None else None
         return self if fields is None else self.model_copy(update=fields)
 
-    def _fixed_result(self, tokens: ExactTokens) -> ChatResult | None:
-        """The result where a fixed text answers for the calling node; None where the server is to be called."""
-        node, route = calling_route() if self._is_routed() else ("", None)
+    def _known_answer(self, tokens: ExactTokens, run_id: UUID | None) -> AIMessage | None:
+        """The answer that the episode's prefix or a fixed text gives; None where the server is to be called."""
+        if not self._is_routed():
+            return None
+        if (given := answer_given_call(run_id)) is not None:
+            tokens.take(given.tokens)
+            return given.message
+        node, route = calling_route()
         return None if route is None or route.answer is None else fixed_answer(tokens, node, route)
 
     def _open_stream_call(self, tokens: ExactTokens, options: dict[str, Any]) -> _Call:
@@ -233,8 +240,8 @@ class NodeChat(ChatOpenAI):
         **kwargs: Any,
     ) -> ChatResult:
         with capture_tokens(run_manager.run_id if run_manager else None) as tokens, _collect_into(_Call(tokens)):
-            if (fixed_result := self._fixed_result(tokens)) is not None:
-                return fixed_result
+            if (known_answer := self._known_answer(tokens, run_manager.run_id if run_manager else None)) is not None:
+                return message_to_result(known_answer)
             return super(NodeChat, self.model_for_server())._generate(messages, stop, run_manager, **kwargs)
 
     async def _agenerate(
@@ -245,8 +252,8 @@ class NodeChat(ChatOpenAI):
         **kwargs: Any,
     ) -> ChatResult:
         with capture_tokens(run_manager.run_id if run_manager else None) as tokens, _collect_into(_Call(tokens)):
-            if (fixed_result := self._fixed_result(tokens)) is not None:
-                return fixed_result
+            if (known_answer := self._known_answer(tokens, run_manager.run_id if run_manager else None)) is not None:
+                return message_to_result(known_answer)
             return await super(NodeChat, self.model_for_server())._agenerate(messages, stop, run_manager, **kwargs)
 
     def _stream(
@@ -258,8 +265,8 @@ class NodeChat(ChatOpenAI):
     ) -> Iterator[ChatGenerationChunk]:
         # A generator runs in the context of its consumer, so the current call is set anew around each `next`.
         with capture_tokens(run_manager.run_id if run_manager else None) as tokens:
-            if (fixed_result := self._fixed_result(tokens)) is not None:
-                yield result_to_chunk(fixed_result)
+            if (known_answer := self._known_answer(tokens, run_manager.run_id if run_manager else None)) is not None:
+                yield message_to_chunk(known_answer)
                 return
             call = self._open_stream_call(tokens, kwargs)
             chunks = super(NodeChat, self.model_for_server())._stream(messages, stop, run_manager, **kwargs)
@@ -278,8 +285,8 @@ class NodeChat(ChatOpenAI):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         with capture_tokens(run_manager.run_id if run_manager else None) as tokens:
-            if (fixed_result := self._fixed_result(tokens)) is not None:
-                yield result_to_chunk(fixed_result)
+            if (known_answer := self._known_answer(tokens, run_manager.run_id if run_manager else None)) is not None:
+                yield message_to_chunk(known_answer)
                 return
             call = self._open_stream_call(tokens, kwargs)
             chunks = super(NodeChat, self.model_for_server())._astream(messages, stop, run_manager, **kwargs)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from langchain_core.language_models import BaseChatModel
 from langgraph.config import get_config
@@ -19,6 +20,9 @@ from langgraph.config import get_config
 from marft_bridge.common.agent_names import Actors
 from marft_bridge.common.errors import GraphError
 from marft_bridge.common.running_routers import own_namespace
+
+if TYPE_CHECKING:
+    from marft_bridge.model_calls.given_answers import Prefix
 
 PROVIDER = "vllm"
 """What records name as the provider of a call that a route answered."""
@@ -50,7 +54,9 @@ class Routing:
     note_cut: Callable[[str], None] = lambda _: None  # the episode counts as cut short, for this reason
     stop: Callable[[], object] = lambda: None  # ends it, from any thread
     actors: Actors = field(default_factory=Actors)  # the episode's; see `EpisodeContext.actors`
-    sampled_tokens: int = 0  # by all calls so far
+    prefix: Prefix | None = None  # answers before the routes do, where the episode's beginning is a recorded one
+    sampled_tokens: int = 0  # by all calls so far, those of the prefix among them
+    given_tokens: int = 0  # of those, what the prefix gave again
     routed_calls: Counter[str] = field(default_factory=Counter)  # node -> recorded calls that its route answered
     unrouted_calls: Counter[str] = field(default_factory=Counter)  # node without a route -> calls of its own model
     _call_numbers: dict[str, Iterator[int]] = field(default_factory=dict)

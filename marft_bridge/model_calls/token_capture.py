@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -38,6 +38,12 @@ class ExactTokens:
     model: str | None = None  # served name of the model that answered
     provider: str | None = None  # kind of server that answered, such as vllm
     choices: int = 1  # answers to the one prompt
+    given: Mapping[str, Any] | None = None  # span attributes of the recorded call whose answer was given again
+
+    def take(self, tokens: ExactTokens) -> None:
+        """Becomes a copy of `tokens`: of an answer that is known as a whole."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(tokens, each.name))
 
     def malformed_error(self, reason: str) -> ServingError:
         """The error of a call whose answer does not have the requested form."""
@@ -69,6 +75,7 @@ def hand_over_tokens(announced: tuple[UUID, tuple[TokenListener, ...]] | None, t
     if routing is not None:
         sampled_count = len(tokens.sampled_ids or ())
         routing.count_sampled(tokens.node, tokens.route, sampled_count, finish_reason=tokens.finish_reason)
+        routing.given_tokens += sampled_count if tokens.given is not None else 0
         if tokens.route is not None and announced is not None:
             routing.routed_calls[tokens.node] += 1
     if announced is not None:
@@ -99,7 +106,7 @@ def capture_tokens(run_id: UUID | None) -> Iterator[ExactTokens]:
 
 def require_tokens(tokens: ExactTokens) -> None:
     """Refuses the tokens of a trained node's answer that cannot be trained on. Raises ServingError."""
-    if tokens.route is not None and tokens.route.trainable and tokens.choices == 1:
+    if tokens.given is None and tokens.route is not None and tokens.route.trainable and tokens.choices == 1:
         fault = token_fault(tokens.prompt_ids, tokens.sampled_ids, tokens.logprobs, reported_count=None)
         if fault is not None:
             raise tokens.malformed_error(fault)

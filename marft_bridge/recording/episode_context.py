@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +46,8 @@ class EpisodeContext:
     cut_short: str | None = None  # reason, set by the code that cancels the run: truncated instead of failed
     episode_id: str | None = None  # set by the recorder when the run starts
     actors: Actors = field(default_factory=Actors)  # who acts in its tasks, noted by the recorder
+    judge_end: Callable[[BaseException | None], Exception | None] = lambda _: None
+    """By the error that the run ended with: another one that it failed with, which the graph may have caught."""
     spans: list[SpanRow] | None = None  # a list that the written spans are appended to, besides the journal
 
 

@@ -468,6 +468,11 @@ class Recorder(BaseCallbackHandler):
             ),
         )
 
+    def open_span_of(self, run_id: UUID | None) -> OpenSpan | None:
+        """The span of a call or tool that is under way; None where it is none of a recorded graph's."""
+        run = self._runs.get(run_id) if run_id is not None else None
+        return None if run is None else run.span
+
     @_never_raise
     def note_exact_tokens(self, run_id: UUID, tokens: ExactTokens) -> None:
         """Keeps the engine's token ids and log-probs of a call until the call ends; see `token_capture`."""
@@ -596,6 +601,7 @@ class Recorder(BaseCallbackHandler):
         unfinished_error = TimeoutError("not finished when the run ended")
         for run_id in list(open_trace.runs.values()):
             self._close(run_id, unfinished_error)
+        error = open_trace.episode.judge_end(error) or error
         outcome, reason = end_to_outcome(open_trace.episode, error, open_trace.was_interrupted)
         outcome_attributes: dict[str, Any] = {
             names.OUTCOME: outcome,

@@ -135,6 +135,8 @@ def decision_to_attributes(response: Any) -> dict[str, Any]:
 
 def tokens_to_attributes(tokens: ExactTokens) -> dict[str, Any]:
     """Attributes of the engine's exact tokens and of their sampling; None for what it did not send."""
+    if tokens.given is not None:
+        return dict(tokens.given)
     attributes: dict[str, Any] = {
         names.PROMPT_IDS: None if tokens.prompt_ids is None else ints_to_text(tokens.prompt_ids),
         names.SAMPLED_IDS: None if tokens.sampled_ids is None else ints_to_text(tokens.sampled_ids),

@@ -5,7 +5,6 @@ Invariant: whatever the model, no request is made; a call that the record has no
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Protocol
 from uuid import UUID
@@ -13,9 +12,8 @@ from uuid import UUID
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel
 from langchain_core.language_models.llms import BaseLLM
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import (
-    ChatGeneration,
     ChatGenerationChunk,
     ChatResult,
     Generation,
@@ -26,6 +24,7 @@ from langchain_core.runnables import Runnable
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import ConfigDict, Field
 
+from marft_bridge.model_calls.given_answers import message_to_chunk, message_to_result
 from marft_bridge.model_calls.token_capture import announced_call
 
 # Fields of a model that decide what the app sees of a call, whoever answers.
@@ -67,7 +66,7 @@ class RecordedChat(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,  # noqa: ARG002
     ) -> ChatResult:
-        return _message_to_result(self.source.take_answer(_run_of(run_manager)))
+        return message_to_result(self.source.take_answer(_run_of(run_manager)))
 
     async def _agenerate(
         self,
@@ -76,7 +75,7 @@ class RecordedChat(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,  # noqa: ARG002
     ) -> ChatResult:
-        return _message_to_result(await self.source.atake_answer(_run_of(run_manager)))
+        return message_to_result(await self.source.atake_answer(_run_of(run_manager)))
 
     def _stream(
         self,
@@ -85,7 +84,7 @@ class RecordedChat(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,  # noqa: ARG002
     ) -> Iterator[ChatGenerationChunk]:
-        yield _message_to_chunk(self.source.take_answer(_run_of(run_manager)))
+        yield message_to_chunk(self.source.take_answer(_run_of(run_manager)))
 
     async def _astream(
         self,
@@ -94,7 +93,7 @@ class RecordedChat(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,  # noqa: ARG002
     ) -> AsyncIterator[ChatGenerationChunk]:
-        yield _message_to_chunk(await self.source.atake_answer(_run_of(run_manager)))
+        yield message_to_chunk(await self.source.atake_answer(_run_of(run_manager)))
 
 
 class RecordedLLM(BaseLLM):
@@ -171,32 +170,3 @@ def _run_of(run_manager: Any) -> UUID | None:
         return run_id
     announced = announced_call.get()
     return None if announced is None else announced[0]
-
-
-def _message_to_result(message: AIMessage) -> ChatResult:
-    reason = message.response_metadata.get("finish_reason")
-    info = {} if reason is None else {"finish_reason": reason}
-    return ChatResult(generations=[ChatGeneration(message=message, generation_info=info)])
-
-
-def _message_to_chunk(message: AIMessage) -> ChatGenerationChunk:
-    """A whole answer as the one chunk of a stream."""
-    calls: list[tuple[Any, Any, Any]] = [
-        (call["id"], call["name"], json.dumps(call["args"])) for call in message.tool_calls
-    ]
-    calls += [(call["id"], call["name"], call["args"] or "") for call in message.invalid_tool_calls]
-    chunks: Any = [
-        {"id": call_id, "name": name, "args": text, "index": index, "type": "tool_call_chunk"}
-        for index, (call_id, name, text) in enumerate(calls)
-    ]
-    chunk = AIMessageChunk(
-        content=message.content,
-        id=message.id,
-        name=message.name,
-        additional_kwargs=message.additional_kwargs,
-        response_metadata=message.response_metadata,
-        usage_metadata=message.usage_metadata,
-        tool_call_chunks=chunks,
-        chunk_position="last",
-    )
-    return ChatGenerationChunk(message=chunk)

@@ -112,17 +112,12 @@ class _CutError(RuntimeError):
 
 
 class _Recorder(Recorder):
-    """A recorder that says of an open call what it has recorded of it."""
+    """A recorder that says which of its node's executions one is."""
 
     def __init__(self, journal: Journal) -> None:
         super().__init__(journal)
         self._ranks: dict[str, int] = {}
         self._rank_counts: Counter[str] = Counter()
-
-    def open_span_of(self, run_id: UUID | None) -> Any:
-        """The span of a call or tool that is under way; None where it is none of the graph's."""
-        run = self._runs.get(run_id) if run_id is not None else None
-        return None if run is None else run.span
 
     def rank_of(self, namespace: str) -> int:
         """The place of an execution among those of its node; see `recorded_run.spans_to_ranks`."""

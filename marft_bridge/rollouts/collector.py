@@ -200,6 +200,8 @@ class Collector:
             adapters=request.adapters,
             tags={ATTEMPT: str(attempt + 1)} if attempt else {},
             subject_id=self._app.subject_of(request.task),
+            parent_episode=None if request.fork is None else request.fork.episode_id,
+            fork_action=None if request.fork is None else request.fork.action_id,
             lineage=dict(self._backend.lineage),
             recorder=self._graph.recorder,
             spans=[] if self._scorer.needs_record else None,
@@ -213,13 +215,18 @@ class Collector:
         routing = Routing(
             routes, request.seed, self._backend.chat, max_tokens=self._limits.max_tokens, actors=episode.actors
         )
+        if request.beginning is not None:
+            routing.prefix = request.beginning.begin(self._graph.recorder)
+            episode.judge_end = routing.prefix.judge_end
         current_episode.set(episode)  # in the context of this asyncio task: other episodes do not see it
         current_routing.set(routing)
         result, error = await self._graph_to_result(episode, routing, request.task)
+        if episode.cut_short is None:
+            error = episode.judge_end(error) or error
         recorder = self._graph.recorder
         if recorder.failure is not None:
             raise recorder.failure
-        tally.sampled_tokens += routing.sampled_tokens
+        tally.sampled_tokens += routing.sampled_tokens - routing.given_tokens
         tally.adapter_calls.update(routing.routed_calls)
         tally.own_model_calls.update(routing.unrouted_calls)
         if error is not None:

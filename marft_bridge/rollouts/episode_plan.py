@@ -12,10 +12,12 @@ import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.model_calls.given_answers import Prefix
 from marft_bridge.recording.episode_context import CANCELLED
+from marft_bridge.recording.recorder import Recorder
 from marft_bridge.runs.run_folder import COLLECT
 from marft_bridge.tasks.reading import Task
 from trace_store.records import Episode, Trajectory
@@ -56,6 +58,13 @@ Key = tuple[str, int, str | None, int | None, ForkPoint | None]
 """(task, sample, variant, round, fork): what identifies a request within its run."""
 
 
+class RecordedBeginning(Protocol):
+    """What a fork gives again of the episode that it leaves. It holds records only, so that a worker can be sent it."""
+
+    def begin(self, recorder: Recorder) -> Prefix:
+        """The answers for one run of the fork, whose calls `recorder` records."""
+
+
 @dataclass(frozen=True, slots=True)
 class EpisodeRequest:
     """One episode to run. (task, sample, variant, round, fork) identifies it within a run.
@@ -74,6 +83,7 @@ class EpisodeRequest:
     temperature: float | None = None  # None: that of the configuration
     answers: Mapping[str, str] = field(default_factory=dict)  # node -> the text that answers its calls, not a model
     fork: ForkPoint | None = None  # None: the whole episode is run
+    beginning: RecordedBeginning | None = field(default=None, compare=False, repr=False)  # of a fork
 
     @property
     def key(self) -> Key:
@@ -113,7 +123,7 @@ def plan_episodes(
         for _ in range(samples_per_task):
             sample = samples_used[task["id"]]
             samples_used[task["id"]] += 1
-            episode_seed = _derived_seed(seed, common.get("round"), task["id"], sample=sample)
+            episode_seed = derived_seed(seed, common.get("round"), task["id"], sample=sample)
             requests.append(EpisodeRequest(task=task, sample=sample, seed=episode_seed, **common))
     return requests[:episodes]
 
@@ -163,6 +173,7 @@ def in_planned_order(
     return sorted(kept_trajectories, key=lambda trajectory: place(trajectory.episode))
 
 
-def _derived_seed(seed: int, round_number: int | None, task_id: str, sample: int) -> int:
+def derived_seed(seed: int, round_number: int | None, task_id: str, sample: int) -> int:
+    """The seed of one sample of a task in a round, the same every time."""
     digest = hashlib.sha256(f"{seed}/{round_number}/{task_id}/{sample}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1

@@ -39,6 +39,7 @@ MANY_RUNS = {"ingest": "[FILES]... [RUN]"}  # files without a number stand befor
 BEHIND_RUN = {"replay": 1}  # arguments without a number that stand behind RUN
 REQUIRED = {
     "export": ["actor", "exported"],
+    "fork": ["4be1", "--at", "actor"],
     "ingest": ["spans.json"],
     "promote": ["--by", "Jane Doe"],
     "traces erase": ["--subject", "u-17"],

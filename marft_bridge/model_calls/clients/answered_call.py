@@ -1,7 +1,7 @@
 """A call of a node by a client that is no LangChain chat model -> an answer that is known, in the provider's own form.
 
-For replays. It stands where the client's HTTP connection would be, as `served_call` does. Invariants: nothing is sent;
-while somebody answers, no call of a node goes to its provider.
+For replays, and for the beginnings of forks. It stands where the client's HTTP connection would be, as `served_call`
+does. Invariants: nothing is sent; while somebody answers, no call of a node goes to its provider.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
 from uuid import UUID
@@ -32,6 +33,21 @@ class Answerer(Protocol):
 
     async def atake_answer(self, run_id: UUID | None) -> AIMessage:
         """As `take_answer`."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAnswer:
+    """An `Answerer` of one call, whose answer is at hand."""
+
+    message: AIMessage
+
+    def take_answer(self, run_id: UUID | None) -> AIMessage:  # noqa: ARG002 - as `Answerer` has it
+        """The answer."""
+        return self.message
+
+    async def atake_answer(self, run_id: UUID | None) -> AIMessage:  # noqa: ARG002 - as above
+        """As `take_answer`."""
+        return self.message
 
 
 _answerers: list[Answerer] = []

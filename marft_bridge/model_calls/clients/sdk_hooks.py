@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from marft_bridge.model_calls.clients.answered_call import AnsweredCall, current_answerer
+from marft_bridge.model_calls.clients.answered_call import AnsweredCall, KnownAnswer, current_answerer
 from marft_bridge.model_calls.clients.anthropic_messages import AnthropicMessages
 from marft_bridge.model_calls.clients.client_call import ClientCall, open_call, running_call
 from marft_bridge.model_calls.clients.openai_chat import OpenAIChat
@@ -31,6 +31,7 @@ from marft_bridge.model_calls.clients.served_call import (
     served_failures,
 )
 from marft_bridge.model_calls.clients.wire import Body, Wire
+from marft_bridge.model_calls.given_answers import answer_given_call
 
 log = logging.getLogger("marft_bridge")
 
@@ -78,8 +79,8 @@ def _owner_of(client_class: Any, method: str) -> Any:
 def _begin(
     client: Any, options: Any, stream: bool, wires: Mapping[str, Wire], state: PatchState
 ) -> tuple[Any, ClientCall | None, Any]:
-    """The client that makes the request, the call where it is one of a node, and how the served model, or the record of
-    a replay, answers it.
+    """The client that makes the request, the call where it is one of a node, and how the served model, the record of a
+    replay, or the prefix of an episode answers it.
 
     Raises:
         GraphError: the node has a route, and the served model cannot answer this call.
@@ -100,6 +101,10 @@ def _begin(
     if route is None:
         return client, call, None
     try:
+        if (given := answer_given_call(call.run_id)) is not None:
+            call.tokens = given.tokens
+            known = AnsweredCall(call, KnownAnswer(given.message))
+            return _client_on_served(client, known), call, known
         served = ServedCall(call, _own_timeout(options))
     except BaseException as error:
         call.fail(error)

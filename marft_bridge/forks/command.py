@@ -1,0 +1,235 @@
+"""`marft-bridge fork`: a stored episode, run again up to a call and sampled on from there -> a reward for each fork.
+
+Forks are episodes of a run of their own, with the parent and the action that they leave it at. Invariant: they run on
+the parent's versions, unless one is named for the forked node; a fork that fails is a row and a line with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from marft_bridge.common.errors import ConfigError
+from marft_bridge.common.progress import Reporter
+from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.forks.fork_plan import (
+    ForkChange,
+    plan_forks,
+    refuse_other_models,
+    spans_to_parent,
+    text_to_prefix,
+)
+from marft_bridge.forks.recorded_prefix import RecordedPrefix
+from marft_bridge.replay.recorded_run import RecordedRun
+from marft_bridge.rollouts.app import load_app
+from marft_bridge.rollouts.episode_plan import EpisodeRequest, episode_to_fork, replaced_attempts, unfinished_requests
+from marft_bridge.rollouts.session import open_session
+from marft_bridge.runs.ledger import begin_run, numbered_run_id
+from marft_bridge.runs.run_folder import RunFolder
+from marft_bridge.runs.run_store import WAIT_IN_RUN_S, open_run_store, take_in_on_failure
+from marft_bridge.serving.adapter_registry import AdapterRegistry
+from marft_bridge.serving.model_versions import config_to_versions
+from marft_bridge.statistics import MeanInterval, mean_interval
+from marft_bridge.traces.episode_prefix import prefix_to_episode
+from trace_store.records import Trajectory
+from trace_store.store import TraceStore
+
+NEWEST = "newest"
+
+
+@dataclass(frozen=True, slots=True)
+class ForkOptions:
+    """The options of the command line."""
+
+    episode: str  # first digits of the parent's id
+    at: str  # NODE[:k]
+    samples: int = 8
+    version: str | None = None  # of the forked node: a number, or newest; None: the parent's
+    text: str | None = None  # answers the forked call instead of a model
+    metric: str | None = None  # None: train.trainer.reward
+
+
+@dataclass(frozen=True, slots=True)
+class _Fork:
+    """What one command runs and reports."""
+
+    run_id: str
+    parent: RecordedRun
+    parent_reward: float | None
+    prefix: RecordedPrefix
+    change: ForkChange
+    metric: str
+    plan: Sequence[EpisodeRequest]
+
+
+def fork(config: BridgeConfig, options: ForkOptions, reporter: Reporter, resume: bool) -> None:
+    """Runs the forks, and prints the reward of each, of the parent, and the forks' mean with its interval.
+
+    With `resume` the latest `fork` run goes on, and forks that it has are not run again.
+
+    Raises:
+        BridgeError, StoreError: see the messages; what was finished before is kept.
+    """
+    folder = RunFolder(config.run_folder)
+    _refuse_options(options)
+    app = load_app(config)
+    versions = config_to_versions(config, folder.adapters, reporter.say)
+    folder.create()
+    with folder.lock_for("fork"):
+        with open_run_store(folder, reporter) as store:
+            planned = _plan(store, config, options, registry=versions.registry, resume=resume)
+            _refuse_other_plan(store, planned)
+            begin_run(store, planned.run_id, "fork", config=config, folder=folder, plan=_to_noted_plan(planned))
+            requests = unfinished_requests(store, planned.plan)
+        if requests:
+            with (
+                take_in_on_failure(folder, reporter, "fork"),
+                open_session(config, folder, app, versions=versions, reporter=reporter) as session,
+            ):
+                adapters = planned.plan[0].adapters
+                session.models.serve_only({node: [version] for node, version in adapters.items()})
+                session.run(requests, "fork", planned.metric)
+        with take_in_on_failure(folder, reporter, "fork"), open_run_store(folder, reporter, WAIT_IN_RUN_S) as store:
+            _report(store, planned, reporter)
+
+
+def _refuse_options(options: ForkOptions) -> None:
+    if not options.at:
+        raise ConfigError("fork: say which call to make again with --at NODE[:K]")
+    if options.version is not None and options.text is not None:
+        raise ConfigError("fork: --with and --say both say who answers; leave one out")
+    if options.version is not None and options.version != NEWEST and not options.version.isdecimal():
+        raise ConfigError(f"fork --with: {options.version!r} is no version; give a number, or {NEWEST}")
+
+
+def _plan(
+    store: TraceStore, config: BridgeConfig, options: ForkOptions, *, registry: AdapterRegistry, resume: bool
+) -> _Fork:
+    run_id = numbered_run_id(store, "fork", resume)
+    episode_id = prefix_to_episode(store, options.episode, command="fork")
+    parent = spans_to_parent(store.spans(episode_id))
+    refuse_other_models(parent, config, registry)
+    prefix = text_to_prefix(parent, options.at, options.text)
+    change = ForkChange(_choose_version(config, options, registry, node=prefix.forked.node), options.text)
+    metric = options.metric or config.train.trainer.reward
+    stored = store.trajectory(episode_id)
+    assert stored is not None  # its spans are there
+    plan = plan_forks(parent, prefix, change, run_id=run_id, samples=options.samples, seed=config.seed)
+    for node, version in plan[0].adapters.items():
+        if version:
+            registry.get(node, version)
+    return _Fork(run_id, parent, _reward_of(stored, metric), prefix=prefix, change=change, metric=metric, plan=plan)
+
+
+def _choose_version(config: BridgeConfig, options: ForkOptions, registry: AdapterRegistry, node: str) -> int | None:
+    if options.version is None:
+        return None
+    if node not in config.graph.nodes:
+        raise ConfigError(f"fork --with: {node} is frozen, and has no versions; leave it out")
+    if options.version != NEWEST:
+        return int(options.version)
+    newest = registry.latest(node)
+    return newest.version if newest is not None else 0
+
+
+def _to_noted_plan(planned: _Fork) -> dict[str, Any]:
+    """What a resumed command has to find unchanged."""
+    request = planned.plan[0]
+    assert request.fork is not None
+    return {
+        "episode": request.fork.episode_id,
+        "action": request.fork.action_id,
+        "variant": request.variant,
+        "adapters": dict(request.adapters),
+        "seed": request.seed,
+    }
+
+
+def _refuse_other_plan(store: TraceStore, planned: _Fork) -> None:
+    """Raises ConfigError where a resumed run began with another fork: two would mix in its figures."""
+    for run in store.runs():
+        if run.run_id == planned.run_id and run.config.get("plan") != _to_noted_plan(planned):
+            raise ConfigError(
+                f"fork --resume: {planned.run_id} began with another episode, call, version, text or seed; give the"
+                " same, or leave out --resume"
+            )
+
+
+# -- what is said ---------------------------------------------------------------------------------------------
+
+
+def _report(store: TraceStore, planned: _Fork, reporter: Reporter) -> None:
+    latest = _latest_attempts(store, planned)
+    rewards = {sample: _reward_of(each, planned.metric) for sample, each in latest.items()}
+    known_rewards = [reward for reward in rewards.values() if reward is not None]
+    estimate = mean_interval(known_rewards) if known_rewards else None
+    forked = planned.prefix.forked
+    given_count = len(planned.prefix.given)
+    reporter.say(
+        f"{planned.run_id}: {planned.parent.episode_id[:12]} at {forked.node}, call {forked.number};"
+        f" {given_count} {'call' if given_count == 1 else 'calls'} before it given again"
+    )
+    for sample, each in sorted(latest.items()):
+        reporter.say(f"sample {sample}: {each.episode.episode_id[:12]} {_outcome_text(each, rewards[sample])}")
+    reporter.say(_summary(planned, estimate, known_count=len(known_rewards)))
+    reporter.give(
+        {
+            "run": planned.run_id,
+            "parent": planned.parent.episode_id,
+            "node": forked.node,
+            "call": forked.number,
+            "variant": planned.change.variant,
+            "metric": planned.metric,
+            "given_again": given_count,
+            "parent_reward": planned.parent_reward,
+            "forks": [
+                {
+                    "sample": sample,
+                    "episode_id": each.episode.episode_id,
+                    "outcome": each.episode.outcome,
+                    "reason": each.episode.reason,
+                    "reward": rewards[sample],
+                }
+                for sample, each in sorted(latest.items())
+            ],
+            "mean": None if estimate is None else estimate.mean,
+            "low": None if estimate is None else estimate.low,
+            "high": None if estimate is None else estimate.high,
+        }
+    )
+
+
+def _latest_attempts(store: TraceStore, planned: _Fork) -> dict[int, Trajectory]:
+    """Sample -> the last attempt at it that counts."""
+    replaced = replaced_attempts(store, planned.run_id)
+    request = planned.plan[0]
+    return {
+        each.episode.sample: each
+        for each in store.trajectories(run_ids=[planned.run_id], forks=True)  # by their start
+        if each.episode.episode_id not in replaced and episode_to_fork(each.episode) == request.fork
+    }
+
+
+def _reward_of(trajectory: Trajectory, metric: str) -> float | None:
+    rewards = [each.value for each in trajectory.rewards if each.scope == "episode" and each.name == metric]
+    return rewards[-1] if rewards else None
+
+
+def _outcome_text(trajectory: Trajectory, reward: float | None) -> str:
+    episode = trajectory.episode
+    if reward is not None:
+        return f"reward {reward:g}"
+    return f"{episode.outcome}: {episode.reason}" if episode.reason is not None else "no reward"
+
+
+def _summary(planned: _Fork, estimate: MeanInterval | None, known_count: int) -> str:
+    parent = "no reward" if planned.parent_reward is None else f"{planned.parent_reward:g}"
+    start = f"{planned.metric}: parent {parent}; "
+    if estimate is None:
+        return f"{start}no fork has a reward"
+    if estimate.low is None or estimate.high is None:
+        return f"{start}1 fork, {estimate.mean:g}"
+    return (
+        f"{start}{known_count} forks, mean {estimate.mean:.3g}, 95% interval {estimate.low:.3g} to {estimate.high:.3g}"
+    )

@@ -1,0 +1,219 @@
+"""A recorded episode and one of its calls -> the answers that a fork of it there gives again, each to its own call.
+
+Given again are the calls that do not depend on the forked one by D and that began before it ended. A call is known by
+its node and its prompt; among equal ones by their order. Invariants: no recorded answer is given twice; a fork that
+does not make every one of these calls with its recorded prompt fails, and says which.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from langchain_core.messages import AIMessage
+
+from marft_bridge.common.errors import GraphError
+from marft_bridge.model_calls.given_answers import GivenAnswer
+from marft_bridge.model_calls.routing import current_routing
+from marft_bridge.model_calls.scripted_answer import fixed_answer, text_to_route
+from marft_bridge.model_calls.token_capture import ExactTokens
+from marft_bridge.recording.recorder import Recorder
+from marft_bridge.recording.redaction import REDACTED
+from marft_bridge.replay.divergence import DivergedError, Divergence, prompt_difference
+from marft_bridge.replay.recorded_answers import NOT_MADE
+from marft_bridge.replay.recorded_run import RecordedCall, RecordedRun, to_comparable_prompt
+from trace_store import conventions as c
+from trace_store.records import Action, Edge, SpanRow
+
+# What a span says of how its answer was sampled, and that the answer itself does not.
+_SAMPLING = (
+    c.PROMPT_IDS,
+    c.SAMPLED_IDS,
+    c.LOGPROBS,
+    c.PROVIDER,
+    c.REQUEST_MODEL,
+    c.REQUEST_TEMPERATURE,
+    c.REQUEST_TOP_P,
+    c.REQUEST_TOP_K,
+    c.REQUEST_MAX_TOKENS,
+    c.REQUEST_SEED,
+    c.RESPONSE_ID,
+    c.RESPONSE_MODEL,
+    c.FINISH_REASONS,
+    c.USAGE_INPUT_TOKENS,
+    c.USAGE_OUTPUT_TOKENS,
+    c.ADAPTER,
+    c.ADAPTER_VERSION,
+    c.UNTRAINABLE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCall:
+    """One call of the parent whose answer is given again."""
+
+    call: RecordedCall
+    attributes: Mapping[str, Any]  # of the span of its repetition
+    sampled_ids: Sequence[int] | None
+    finish_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPrefix:
+    """What a fork gives again of its parent. See `EpisodeRequest.beginning`."""
+
+    forked: RecordedCall
+    given: Sequence[PrefixCall]  # by their start
+    later: Sequence[RecordedCall]  # that do not depend on the forked call either, and began after it ended
+    text: str | None = None  # the answer of the forked call, where a person gives it; None: its route samples it
+
+    def begin(self, recorder: Recorder) -> PrefixAnswers:
+        """The answers for one run, none of them given yet."""
+        return PrefixAnswers(self, recorder)
+
+
+class PrefixAnswers:
+    """The answers of one prefix while a fork is run. Safe for any number of threads. See `given_answers.Prefix`."""
+
+    def __init__(self, prefix: RecordedPrefix, recorder: Recorder) -> None:
+        self._prefix, self._recorder = prefix, recorder
+        self._given = {each.call.action_id: each for each in prefix.given}
+        self._open_calls = sorted(
+            [*(each.call for each in prefix.given), prefix.forked], key=lambda call: (call.started_ns, call.action_id)
+        )
+        self._is_live = False  # a call went to its live route, so that later prompts may be new ones
+        self._divergence: Divergence | None = None
+        self._lock = threading.Lock()
+
+    def answer_call(self, run_id: UUID | None) -> GivenAnswer | None:
+        """The recorded answer of the call with this run id; None where its live route answers it.
+
+        Raises:
+            DivergedError: the fork has not made the forked call yet, and the parent made no such call.
+        """
+        span = self._recorder.open_span_of(run_id)
+        if span is None:
+            raise self._diverged(_unseen_call())
+        node = str(span.attributes.get(c.NODE) or "")
+        prompt = to_comparable_prompt(json.loads(span.attributes[c.INPUT_MESSAGES]))
+        with self._lock:
+            if self._divergence is not None:  # the app caught it, and goes on
+                raise DivergedError(str(self._divergence))
+            node_calls = [call for call in self._open_calls if call.node == node]
+            call = next((call for call in node_calls if call.prompt == prompt), None)
+            if call is None:
+                self._is_live = self._is_live or self._is_later(node, prompt)
+                if self._is_live:
+                    return None
+                raise self._diverged(_unknown_call(node, prompt, node_calls))
+            self._open_calls.remove(call)
+            if call is not self._prefix.forked:
+                return self._give(self._given[call.action_id])
+            self._is_live = True
+        return None if self._prefix.text is None else _say(self._prefix.text, node)
+
+    def judge_end(self, error: BaseException | None) -> Exception | None:
+        """The divergence of the run, which its graph may have caught, or a call of the prefix that it never made."""
+        if self._divergence is None and error is None and self._open_calls:
+            missing_call = self._open_calls[0]
+            self._divergence = Divergence("missing call", missing_call.node, missing_call.number, text=NOT_MADE)
+        return None if self._divergence is None else DivergedError(str(self._divergence))
+
+    def _is_later(self, node: str, prompt: list[Any]) -> bool:
+        """Whether the parent made this call too, after the forked one: with the answers at hand, it may come early."""
+        return any(call.node == node and call.prompt == prompt for call in self._prefix.later)
+
+    def _give(self, given: PrefixCall) -> GivenAnswer:
+        routing, node = current_routing.get(), given.call.node
+        tokens = ExactTokens(
+            routing.routes.get(node) if routing is not None else None,
+            node=node,
+            sampled_ids=None if given.sampled_ids is None else list(given.sampled_ids),
+            finish_reason=given.finish_reason,
+            given=given.attributes,
+        )
+        assert given.call.answer is not None  # see `run_to_prefix`
+        return GivenAnswer(given.call.answer.model_copy(deep=True), tokens)
+
+    def _diverged(self, divergence: Divergence) -> DivergedError:
+        self._divergence = self._divergence or divergence
+        return DivergedError(str(self._divergence))
+
+
+def run_to_prefix(run: RecordedRun, forked: RecordedCall, text: str | None = None) -> RecordedPrefix:
+    """What a fork of a run at one of its calls gives again.
+
+    Args:
+        text: the answer of the forked call; None: it is sampled.
+
+    Raises:
+        GraphError: an answer that would be given again is not recorded as it was.
+    """
+    dependents = actions_to_dependents(run.trajectory.edges, forked.action_id)
+    independent_calls = [call for call in run.calls if call.action_id not in {*dependents, forked.action_id}]
+    given_calls = [call for call in independent_calls if call.started_ns < forked.ended_ns]
+    for call in given_calls:
+        if call.answer is None:
+            raise GraphError(
+                f"fork: a call before it failed in episode {run.episode_id} ({call.error}), and has no answer to give"
+                " again; fork an episode without one"
+            )
+    for call in (*given_calls, forked):
+        if REDACTED in json.dumps([call.prompt, str(call.answer)]):
+            raise GraphError(
+                f"fork: the record of episode {run.episode_id} is redacted (node {call.node}, call {call.number}), so"
+                " its answers cannot be given again as they were"
+            )
+    spans = {span.span_id: span for span in run.spans}
+    actions = {action.action_id: action for action in run.trajectory.actions}
+    return RecordedPrefix(
+        forked,
+        given=[_call_to_given(call, spans[call.action_id], actions[call.action_id]) for call in given_calls],
+        later=[call for call in independent_calls if call.started_ns >= forked.ended_ns],
+        text=text,
+    )
+
+
+def actions_to_dependents(edges: Sequence[Edge], action_id: str) -> set[str]:
+    """The actions that depend on one by D, on however many others in between; bounds count as edges."""
+    dependents: set[str] = set()
+    sources = {action_id}
+    while sources:
+        sources = {edge.dst for edge in edges if edge.src in sources} - dependents
+        dependents |= sources
+    return dependents
+
+
+def _call_to_given(call: RecordedCall, span: SpanRow, action: Action) -> PrefixCall:
+    attributes = {key: span.attributes[key] for key in _SAMPLING if span.attributes.get(key) is not None}
+    return PrefixCall(
+        call,
+        attributes | {c.REPLAYED_FROM: call.action_id},
+        sampled_ids=action.sampled_ids,
+        finish_reason=action.finish_reason,
+    )
+
+
+def _say(text: str, node: str) -> GivenAnswer:
+    tokens = ExactTokens()
+    message: AIMessage = fixed_answer(tokens, node, text_to_route(text))
+    return GivenAnswer(message, tokens)
+
+
+def _unseen_call() -> Divergence:
+    text = "a model is called where no recorder sees it, in a thread without LangGraph's context"
+    return Divergence("extra call", "", None, text=text)
+
+
+def _unknown_call(node: str, prompt: list[Any], open_calls: Sequence[RecordedCall]) -> Divergence:
+    if not open_calls:
+        _, _, words = prompt_difference([], prompt)
+        text = "before the fork, the record has no more calls of this node"
+        return Divergence("extra call", node, None, text=text, recorded=None, replayed=words)
+    nearest = open_calls[0]
+    where, recorded_words, replayed_words = prompt_difference(nearest.prompt, prompt)
+    return Divergence("prompt", node, nearest.number, text=where, recorded=recorded_words, replayed=replayed_words)
