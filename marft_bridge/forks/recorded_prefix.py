@@ -156,11 +156,17 @@ def run_to_prefix(run: RecordedRun, forked: RecordedCall, text: str | None = Non
     dependents = actions_to_dependents(run.trajectory.edges, forked.action_id)
     independent_calls = [call for call in run.calls if call.action_id not in {*dependents, forked.action_id}]
     given_calls = [call for call in independent_calls if call.started_ns < forked.ended_ns]
+    spans = {span.span_id: span for span in run.spans}
     for call in given_calls:
+        if c.REQUEST_CHOICES in spans[call.action_id].attributes:
+            raise GraphError(
+                f"fork: a call before it asked for several answers in episode {run.episode_id} (node {call.node}, call"
+                f" {call.number}), of which one is recorded; fork an episode without one"
+            )
         if call.answer is None:
             raise GraphError(
-                f"fork: a call before it failed in episode {run.episode_id} ({call.error}), and has no answer to give"
-                " again; fork an episode without one"
+                f"fork: a call before it failed in episode {run.episode_id} (node {call.node}, call {call.number}), and"
+                " has no answer to give again; fork an episode without one"
             )
     for call in (*given_calls, forked):
         if REDACTED in json.dumps([call.prompt, str(call.answer)]):
@@ -168,7 +174,6 @@ def run_to_prefix(run: RecordedRun, forked: RecordedCall, text: str | None = Non
                 f"fork: the record of episode {run.episode_id} is redacted (node {call.node}, call {call.number}), so"
                 " its answers cannot be given again as they were"
             )
-    spans = {span.span_id: span for span in run.spans}
     actions = {action.action_id: action for action in run.trajectory.actions}
     return RecordedPrefix(
         forked,

@@ -30,7 +30,7 @@ from marft_bridge.forks.fork_plan import ForkChange, plan_forks, spans_to_parent
 from marft_bridge.forks.recorded_prefix import actions_to_dependents
 from marft_bridge.model_calls.scripted_model import END_OF_TURN, text_to_ids
 from marft_bridge.rollouts.episode_plan import EpisodeRequest, unfinished_requests
-from trace_store.conventions import BEGINS, OUTPUT_MESSAGES
+from trace_store.conventions import BEGINS, OUTPUT_MESSAGES, REQUEST_CHOICES
 from trace_store.records import REPLAYED, Action, Edge, Trajectory
 
 TASK = {"id": "t", "question": "q", "answer": 1}
@@ -432,6 +432,32 @@ def test_a_run_that_goes_on_with_another_one_is_refused(tmp_path: Path) -> None:
     ]
     with pytest.raises(GraphError, match="goes on with another run of its thread, and such a run cannot be forked yet"):
         spans_to_parent(resumed)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"attributes": {REQUEST_CHOICES: 2}}, r"asked for several answers in episode \w+ \(node a, call 1\)"),
+        ({"status": "error", "status_message": "OSError: cut"}, "a call before it failed in episode"),
+    ],
+    ids=["several answers", "failed"],
+)
+def test_a_call_without_one_whole_answer_before_the_fork_is_refused(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    team = Team(tmp_path, chain, ("a", "b", "c"))
+    with team.rig.store() as store:
+        spans = store.spans(team.parent.episode.episode_id)
+    first_id = team.parent.actions[0].action_id
+    changed = [
+        replace(span, **(change | {"attributes": span.attributes | change.get("attributes", {})}))
+        if span.span_id == first_id
+        else span
+        for span in spans
+    ]
+    run = spans_to_parent(changed)
+    with pytest.raises(GraphError, match=words):
+        text_to_prefix(run, "b", None)
 
 
 def test_a_redacted_record_is_refused(tmp_path: Path) -> None:
