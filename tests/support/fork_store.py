@@ -41,7 +41,7 @@ def fork_records(
     t.call(f"y{t.trace_id[:8]}", t.node("b:1", 30, 40, step=2, after=("a:1",)), 31, 39, REPLAYED_FROM="y")
     node = t.node("b:2", 50, 60, step=3, after=("b:1",))
     t.call(f"z{t.trace_id[:8]}", node, 51, 59, OUTPUT_MESSAGES=said(answer))
-    spans = t.spans(PARENT_EPISODE=PARENT, FORK_ACTION="z", RUN_ID=run, SAMPLE=sample, **root)
+    spans = t.spans(PARENT_EPISODE=PARENT, FORK_ACTION="z", SAMPLE=sample, **({"RUN_ID": run} | root))
     return [*spans, *([] if reward is None else [Reward(t.trace_id, "reward", reward, "test", 1)])]
 
 
