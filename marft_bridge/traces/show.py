@@ -51,9 +51,12 @@ def show(
         forks = episode_to_forks(store, trajectory.episode)
     advantages = trajectory_to_advantages(trajectory, group, gamma, lam=lam)
     if as_json:
-        place = {"link": asdict(link), "followers": [{"episode_id": key, "kind": kind} for key, kind in followers]}
-        place |= {"fork_of": None if origin is None else asdict(origin), "forks": [asdict(point) for point in forks]}
-        parts = {**asdict(trajectory), **place, "advantages": [asdict(estimate) for estimate in advantages]}
+        links = {"link": asdict(link), "followers": [{"episode_id": key, "kind": kind} for key, kind in followers]}
+        fork_parts = {
+            "fork_of": None if origin is None else asdict(origin),
+            "forks": [asdict(point) for point in forks],
+        }
+        parts = {**asdict(trajectory), **links, **fork_parts, "advantages": [asdict(each) for each in advantages]}
         print_line(console, value_to_json({**parts, "spans": [asdict(span) for span in spans]}))
     elif matrix:
         columns, rows = dependencies_to_rows(trajectory)
