@@ -78,7 +78,7 @@ def episode_to_origin(store: TraceStore, episode: Episode) -> ForkOrigin | None:
     calls = _ids_to_calls(store, [episode.parent_episode]).get(episode.parent_episode, [])
     position = _position_of(calls, episode.fork_action)
     node, number = (None, None) if position is None else (calls[position].node, _number_of(calls, position))
-    return ForkOrigin(episode.parent_episode, episode.fork_action, node, number)
+    return ForkOrigin(episode.parent_episode, episode.fork_action, node=node, call=number)
 
 
 def episode_to_forks(store: TraceStore, episode: Episode) -> list[ForkedCall]:

@@ -49,7 +49,9 @@ def episode_to_fork_section(store: TraceStore, episode: Episode) -> ForkSection 
 
 def _point_to_card(point: ForkedCall) -> ForkCard:
     shown = [(branch, _answer_to_message(branch.answer)) for branch in point.branches[:MAX_BRANCHES]]
-    return ForkCard(point, _answer_to_message(point.answer), shown, max(0, len(point.branches) - MAX_BRANCHES))
+    return ForkCard(
+        point, _answer_to_message(point.answer), shown, omitted_branches=max(0, len(point.branches) - MAX_BRANCHES)
+    )
 
 
 def _answer_to_message(answer: str | None) -> MessageText | None:

@@ -72,12 +72,12 @@ def test_a_fork_names_the_call_that_it_leaves_also_where_that_was_erased(tmp_pat
         fork, parent = store.trajectory(named("bbbb0000")), store.trajectory(PARENT)
         assert fork is not None
         assert parent is not None
-        assert episode_to_origin(store, fork.episode) == ForkOrigin(PARENT, "z", "b", 2)
+        assert episode_to_origin(store, fork.episode) == ForkOrigin(PARENT, "z", node="b", call=2)
         assert episode_to_origin(store, parent.episode) is None
         assert episode_to_forks(store, fork.episode) == []
     fill(tmp_path / "alone.duckdb", [fork_records(0, 1.0)])
     with TraceStore.open(tmp_path / "alone.duckdb") as store:
-        assert episode_to_origin(store, fork.episode) == ForkOrigin(PARENT, "z", None, None)
+        assert episode_to_origin(store, fork.episode) == ForkOrigin(PARENT, "z", node=None, call=None)
 
 
 def test_show_draws_the_forks_of_an_episode_and_whose_fork_it_is(
