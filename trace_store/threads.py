@@ -65,7 +65,10 @@ def episodes_to_links(store: TraceStore, episode_ids: Sequence[str]) -> dict[str
 
 
 def episode_to_next(store: TraceStore, episode_id: str) -> list[tuple[str, LinkKind]]:
-    """(id, kind) of the episodes that go on with one, oldest first; the first twenty."""
+    """(id, kind) of the episodes that go on with one, oldest first; the first twenty.
+
+    Episodes that fork it at a call (`fork_action`) are none of them, unless they run on its thread.
+    """
     rows = store.sql(
         f"WITH {_LINKS} SELECT l.episode_id, l.link FROM links l JOIN episodes e USING (episode_id)"
         f" WHERE l.linked_episode = $2 ORDER BY e.started_ns, l.episode_id LIMIT {_MAX_NEXT}",
@@ -73,6 +76,7 @@ def episode_to_next(store: TraceStore, episode_id: str) -> list[tuple[str, LinkK
     )
     replays = store.sql(
         "SELECT episode_id, 'replay' FROM episodes WHERE parent_episode = ? AND thread_id IS NULL"
+        " AND fork_action IS NULL"
         f" ORDER BY started_ns LIMIT {_MAX_NEXT}",
         (episode_id,),
     )

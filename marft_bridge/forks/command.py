@@ -30,7 +30,7 @@ from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.runs.run_store import WAIT_IN_RUN_S, open_run_store, take_in_on_failure
 from marft_bridge.serving.adapter_registry import AdapterRegistry
 from marft_bridge.serving.model_versions import config_to_versions
-from marft_bridge.statistics import MeanInterval, mean_interval
+from marft_bridge.statistics.fork_worth import ForkWorth, rewards_to_worth
 from marft_bridge.traces.episode_prefix import prefix_to_episode
 from trace_store.records import Trajectory
 from trace_store.store import TraceStore
@@ -162,8 +162,7 @@ def _refuse_other_plan(store: TraceStore, planned: _Fork) -> None:
 def _report(store: TraceStore, planned: _Fork, reporter: Reporter) -> None:
     latest = _latest_attempts(store, planned)
     rewards = {sample: _reward_of(each, planned.metric) for sample, each in latest.items()}
-    known_rewards = [reward for reward in rewards.values() if reward is not None]
-    estimate = mean_interval(known_rewards) if known_rewards else None
+    worth = rewards_to_worth(planned.parent_reward, list(rewards.values()), comparable=False)
     forked = planned.prefix.forked
     given_count = len(planned.prefix.given)
     reporter.say(
@@ -172,7 +171,7 @@ def _report(store: TraceStore, planned: _Fork, reporter: Reporter) -> None:
     )
     for sample, each in sorted(latest.items()):
         reporter.say(f"sample {sample}: {each.episode.episode_id[:12]} {_outcome_text(each, rewards[sample])}")
-    reporter.say(_summary(planned, estimate, known_count=len(known_rewards)))
+    reporter.say(_summary(planned.metric, worth))
     reporter.give(
         {
             "run": planned.run_id,
@@ -193,9 +192,9 @@ def _report(store: TraceStore, planned: _Fork, reporter: Reporter) -> None:
                 }
                 for sample, each in sorted(latest.items())
             ],
-            "mean": None if estimate is None else estimate.mean,
-            "low": None if estimate is None else estimate.low,
-            "high": None if estimate is None else estimate.high,
+            "mean": worth.mean,
+            "low": worth.low,
+            "high": worth.high,
         }
     )
 
@@ -223,13 +222,11 @@ def _outcome_text(trajectory: Trajectory, reward: float | None) -> str:
     return f"{episode.outcome}: {episode.reason}" if episode.reason is not None else "no reward"
 
 
-def _summary(planned: _Fork, estimate: MeanInterval | None, known_count: int) -> str:
-    parent = "no reward" if planned.parent_reward is None else f"{planned.parent_reward:g}"
-    start = f"{planned.metric}: parent {parent}; "
-    if estimate is None:
+def _summary(metric: str, worth: ForkWorth) -> str:
+    parent = "no reward" if worth.recorded is None else f"{worth.recorded:g}"
+    start = f"{metric}: parent {parent}; "
+    if worth.mean is None:
         return f"{start}no fork has a reward"
-    if estimate.low is None or estimate.high is None:
-        return f"{start}1 fork, {estimate.mean:g}"
-    return (
-        f"{start}{known_count} forks, mean {estimate.mean:.3g}, 95% interval {estimate.low:.3g} to {estimate.high:.3g}"
-    )
+    if worth.low is None or worth.high is None:
+        return f"{start}1 fork, {worth.mean:g}"
+    return f"{start}{worth.resampled} forks, mean {worth.mean:.3g}, 95% interval {worth.low:.3g} to {worth.high:.3g}"

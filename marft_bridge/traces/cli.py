@@ -44,8 +44,8 @@ def json_option(keys: str, each: str | None = None) -> Any:
 
 _LIST_KEYS = (
     "episode_id, short_id, run_id, task_id, split, sample, round, variant, outcome, reason, started_ns, seconds, "
-    "actions, trainable_actions, prompt_tokens, sampled_tokens, thread_id, user_id, tags, rewards, link, nodes, input, "
-    "output"
+    "actions, trainable_actions, prompt_tokens, sampled_tokens, fork_of, thread_id, user_id, tags, rewards, link, "
+    "nodes, input, output"
 )
 _ROWS_KEYS = "rows, seconds"
 
@@ -177,7 +177,7 @@ def show(
     gamma: Annotated[float, typer.Option(min=0, max=1, help="Discount of the advantages.")] = 1.0,
     lam: Annotated[float, typer.Option("--lambda", min=0, max=1, help="Lambda of GAE.")] = 0.95,
     as_json: Annotated[
-        bool, json_option("episode, actions, edges, rewards, link, followers, advantages, spans")
+        bool, json_option("episode, actions, edges, rewards, link, followers, fork_of, forks, advantages, spans")
     ] = False,
 ) -> None:
     """Draw one episode: its calls with their words, D, rewards.

@@ -19,6 +19,7 @@ from rich.tree import Tree
 
 from marft_bridge.common.terminal_text import text_to_line, text_to_lines, value_to_json
 from marft_bridge.traces.advantages import Advantages
+from marft_bridge.traces.forks import ForkBranch, ForkedCall, ForkOrigin, worth_to_text
 from marft_bridge.traces.listing import time_to_text, tokens_to_text
 from trace_store import conventions as c
 from trace_store.records import Action, Edge, Reward, SpanRow, Trajectory
@@ -44,10 +45,12 @@ class EpisodeParts:
     text_limit: int | None = 0
     link: EpisodeLink = field(default_factory=EpisodeLink)
     followers: Sequence[tuple[str, LinkKind]] = ()  # the episodes that go on with it, and how
+    origin: ForkOrigin | None = None  # where it left another episode; None: it is no fork
+    forks: Sequence[ForkedCall] = ()  # those that leave it, by call
 
 
 def episode_to_tree(parts: EpisodeParts) -> Tree:
-    """The tree: supersteps with their calls and tools, then rewards, then advantages."""
+    """The tree: supersteps with their calls and tools, then rewards, forks, and advantages."""
     drawer = _Drawer(parts)
     tree = Tree(drawer.episode_label())
     root = next((span for span in parts.spans if span.parent_span_id is None), None)
@@ -56,6 +59,7 @@ def episode_to_tree(parts: EpisodeParts) -> Tree:
         drawer.add_children(tree, root.span_id)
         drawer.add_text(tree, "output", root.attributes.get(c.OUTPUT))
     drawer.add_rewards(tree)
+    drawer.add_forks(tree)
     drawer.add_advantages(tree)
     return tree
 
@@ -124,7 +128,11 @@ class _Drawer:
         """What it goes on with, and what goes on with it."""
         link = self.parts.link
         parts = [f"{LINK_WORDS[link.kind]} {link.linked_episode}"] if link.kind is not None else []
-        return "  ".join([*parts, *(f"then {kind} {episode_id}" for episode_id, kind in self.parts.followers)])
+        if self.parts.origin is not None:
+            parts = [origin_to_text(self.parts.origin)]
+        forked_ids = {branch.episode_id for point in self.parts.forks for branch in point.branches}
+        followers = [(key, kind) for key, kind in self.parts.followers if key not in forked_ids]  # drawn below
+        return "  ".join([*parts, *(f"then {kind} {episode_id}" for episode_id, kind in followers)])
 
     def add_children(self, branch: Tree, span_id: str) -> None:
         """Adds the spans inside a span, node executions under their superstep."""
@@ -205,6 +213,19 @@ class _Drawer:
         for reward in rewards:
             branch.add(Text(_reward_to_text(reward)))
 
+    def add_forks(self, tree: Tree) -> None:
+        if not self.parts.forks:
+            return
+        branch = tree.add(Text("forks", style="bold"))
+        for point in self.parts.forks:
+            child = branch.add(Text(text_to_line(forked_call_to_text(point))))
+            for worth in point.worths.items():
+                child.add(Text(text_to_line(worth_to_text(*worth)), style="blue"))
+            self.add_text(child, "recorded answer", point.answer)
+            for fork in point.branches:
+                leaf = child.add(Text(text_to_line(_branch_to_text(fork))))
+                self.add_text(leaf, "< answer", fork.answer)
+
     def add_advantages(self, tree: Tree) -> None:
         if not self.parts.advantages:
             return
@@ -217,6 +238,26 @@ class _Drawer:
                 numbered = ((self.actions[key].index, value) for key, value in estimate.values.items())
                 label += "  ".join(f"#{index} {value:+.4g}" for index, value in numbered)
             branch.add(Text(text_to_line(label)))
+
+
+def origin_to_text(origin: ForkOrigin) -> str:
+    """`fork of 4be1... at planner, call 2`."""
+    call = "a call that is not stored" if origin.node is None else f"{origin.node}, call {origin.call}"
+    return f"fork of {origin.episode_id} at {call}"
+
+
+def forked_call_to_text(point: ForkedCall) -> str:
+    """`#1 planner, call 2, fork-1`: the call, the run of its forks, and what they did otherwise."""
+    call = "a call that is not stored" if point.node is None else f"#{point.index} {point.node}, call {point.call}"
+    parts = [call, point.run_id + ("" if point.round is None else f" round {point.round}")]
+    return ", ".join([*parts, *([] if point.variant is None else [point.variant])])
+
+
+def _branch_to_text(fork: ForkBranch) -> str:
+    outcome = fork.outcome if fork.reason is None else f"{fork.outcome}: {fork.reason}"
+    rewards = ", ".join(f"{name} {value:.6g}" for name, value in fork.rewards.items()) or outcome
+    own_forks = f"  with {fork.fork_count} forks of its own" if fork.fork_count else ""
+    return f"sample {fork.sample}: {fork.episode_id[:12]} {rewards}{own_forks}"
 
 
 def _is_node(span: SpanRow) -> bool:

@@ -93,6 +93,7 @@ class ListedEpisode:
     trainable_actions: int
     prompt_tokens: int | None
     sampled_tokens: int | None
+    fork_of: str | None  # the episode that it leaves at one of its calls; None: no fork
     thread_id: str | None
     user_id: str | None
     tags: dict[str, str]
@@ -145,7 +146,8 @@ def filters_to_episodes(store: TraceStore, filters: Filters, limit: int) -> list
         )
         SELECT c.episode_id, run_id, task_id, split, sample, "round", variant, outcome, reason, started_ns,
                (ended_ns - started_ns) / 1e9, coalesce(actions, 0), coalesce(trainable, 0),
-               prompt_tokens::BIGINT, sampled_tokens::BIGINT, thread_id, user_id, tags, calls, task, completion
+               prompt_tokens::BIGINT, sampled_tokens::BIGINT,
+               if(fork_action IS NULL, NULL, parent_episode), thread_id, user_id, tags, calls, task, completion
         FROM chosen c LEFT JOIN counted USING (episode_id) ORDER BY started_ns DESC, episode_id DESC
         """,
         (lowest, highest, ids),
@@ -414,7 +416,9 @@ def list_episodes(path: Path, filters: Filters, limit: int, as_json: bool, conso
         print_line(console, value_to_json([asdict(episode) for episode in episodes]))
         return
     has_threads = any(episode.thread_id is not None for episode in episodes)
-    columns = ("id", "started", "run", "task", *(("thread",) if has_threads else ()), "outcome", "actions", "tokens")
+    has_forks = any(episode.fork_of is not None for episode in episodes)
+    columns = ("id", "started", "run", "task", *(("thread",) if has_threads else ()))
+    columns += (*(("fork of",) if has_forks else ()), "outcome", "actions", "tokens")
     columns += ("seconds", "rewards")
     rows = [
         (
@@ -423,6 +427,7 @@ def list_episodes(path: Path, filters: Filters, limit: int, as_json: bool, conso
             episode.run_id if episode.round is None else f"{episode.run_id} round {episode.round}",
             episode.task_id,
             *((thread_to_text(episode.thread_id, episode.link),) if has_threads else ()),
+            *((episode.fork_of,) if has_forks else ()),
             episode.outcome if episode.reason is None else f"{episode.outcome}: {episode.reason}",
             episode.actions,
             tokens_to_text(episode.prompt_tokens, episode.sampled_tokens),
@@ -449,9 +454,10 @@ def _print_short(console: Console, episodes: Sequence[ListedEpisode]) -> None:
         ended = "" if episode.outcome == "terminated" else f"{episode.outcome}! "
         rewards = " ".join(f"{name} {value:.3g}" for name, value in episode.rewards.items())
         words = " → ".join(text for text in (episode.input, episode.output) if text is not None)
+        fork_mark = "" if episode.fork_of is None else f"fork of {episode.fork_of[: len(episode.short_id)]}: "
         cells = (
             *(episode.short_id, time_to_text(episode.started_ns)[5:], episode.run_id + round_text, ended + rewards),
-            words or episode.task_id,
+            fork_mark + (words or episode.task_id),
         )
         table.add_row(*(Text(text_to_line(cell)) for cell in cells))
     console.print(table)

@@ -14,6 +14,7 @@ from marft_bridge.common.terminal_text import print_line, print_table, value_to_
 from marft_bridge.traces.advantages import episode_to_group, trajectory_to_advantages
 from marft_bridge.traces.drawing import KIND_LETTERS, EpisodeParts, dependencies_to_rows, episode_to_tree
 from marft_bridge.traces.episode_prefix import prefix_to_episode
+from marft_bridge.traces.forks import episode_to_forks, episode_to_origin
 from marft_bridge.traces.store_reader import open_for_reading
 from trace_store.threads import episode_to_next, episodes_to_links
 
@@ -46,10 +47,16 @@ def show(
         spans = store.spans(episode_id)
         group = episode_to_group(store, trajectory.episode)
         link, followers = episodes_to_links(store, [episode_id])[episode_id], episode_to_next(store, episode_id)
+        origin = episode_to_origin(store, trajectory.episode)
+        forks = episode_to_forks(store, trajectory.episode)
     advantages = trajectory_to_advantages(trajectory, group, gamma, lam=lam)
     if as_json:
-        place = {"link": asdict(link), "followers": [{"episode_id": key, "kind": kind} for key, kind in followers]}
-        parts = {**asdict(trajectory), **place, "advantages": [asdict(estimate) for estimate in advantages]}
+        links = {"link": asdict(link), "followers": [{"episode_id": key, "kind": kind} for key, kind in followers]}
+        fork_parts = {
+            "fork_of": None if origin is None else asdict(origin),
+            "forks": [asdict(point) for point in forks],
+        }
+        parts = {**asdict(trajectory), **links, **fork_parts, "advantages": [asdict(each) for each in advantages]}
         print_line(console, value_to_json({**parts, "spans": [asdict(span) for span in spans]}))
     elif matrix:
         columns, rows = dependencies_to_rows(trajectory)
@@ -58,7 +65,16 @@ def show(
         print_line(console, f"an action depends on those whose column is marked: {letters}; ? is an upper bound")
     else:
         tree = episode_to_tree(
-            EpisodeParts(trajectory, spans, advantages, text_limit=text_limit, link=link, followers=followers)
+            EpisodeParts(
+                trajectory,
+                spans,
+                advantages,
+                text_limit=text_limit,
+                link=link,
+                followers=followers,
+                origin=origin,
+                forks=forks,
+            )
         )
         if not console.is_terminal:
             console = Console(file=console.file, highlight=False, width=_UNBOUNDED_WIDTH)  # no line is cut or wrapped

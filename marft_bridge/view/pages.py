@@ -28,6 +28,7 @@ from marft_bridge.comparison.page import report_style
 from marft_bridge.comparison.records import Report
 from marft_bridge.runs.learning_curve import LearningPoint
 from marft_bridge.runs.run_folder import TRAIN, RunFolder, read_metrics
+from marft_bridge.traces.forks import worth_to_text
 from marft_bridge.traces.listing import (
     filters_to_episodes,
     filters_to_keys,
@@ -38,6 +39,7 @@ from marft_bridge.traces.listing import (
 from marft_bridge.traces.store_reader import open_for_reading
 from marft_bridge.view.curves import lines_to_charts
 from marft_bridge.view.episode import ACTIONS_PER_PAGE, store_to_episode_page
+from marft_bridge.view.forks import episode_to_fork_section
 from marft_bridge.view.graph_drawing import STYLE
 from marft_bridge.view.pair import pages_to_pair
 from marft_bridge.view.query import (
@@ -125,6 +127,7 @@ class Pages:
                 thread_to_text,
                 time_to_text,
                 tokens_to_text,
+                worth_to_text,
             )
         }
         self._environment.filters.update(filters, address=query_to_address)
@@ -212,6 +215,7 @@ class Pages:
             )
             main_reward = self._main_reward([reward.name for reward in page.rewards if reward.scope == "episode"])
             mates = episode_to_mates(store, page.episode, main_reward)
+            forks = episode_to_fork_section(store, page.episode)
         return self._render(
             "episode",
             page=page,
@@ -220,6 +224,7 @@ class Pages:
             newer=newer[0][1] if newer else None,
             older=older[0][1] if older else None,
             mates=mates,
+            forks=forks,
             main_reward=main_reward,
         )
 

@@ -129,6 +129,7 @@ def test_json_keeps_what_is_absent_apart_from_zero(path: Path, capsys: pytest.Ca
         "trainable_actions": 2,
         "prompt_tokens": 6,
         "sampled_tokens": 4,
+        "fork_of": None,
         "thread_id": None,
         "user_id": None,
         "tags": {},
