@@ -216,6 +216,11 @@ class BridgeConfig(_Options):
                 f"train.trainer.advantage.estimator {advantage.estimator!r} compares samples of one task: "
                 "set train.samples_per_task to 2 or more"
             )
+        if advantage.estimator_class.needs_forks:
+            raise ValueError(
+                f"train.trainer.advantage.estimator {advantage.estimator!r} learns from forked calls, and train makes "
+                "no forks yet: 'tree_grpo' and 'rloo' learn from whole runs too"
+            )
         if advantage.contribution == "rank_consistency" and self.train.samples_per_task < 2:
             raise ValueError(
                 "train.trainer.advantage.contribution 'rank_consistency' ranks samples of one task: "

@@ -58,6 +58,10 @@ def test_a_flag_overrides_the_file_and_an_absent_flag_does_not(tmp_path: Path) -
         (MINIMAL + "[train]\nrounds = -1\n", "train.rounds: Input should be greater than or equal to 0"),
         (MINIMAL + "[train.trainer.advantage]\nestimator = 'grpo'\n", "set train.samples_per_task to 2 or more"),
         (
+            MINIMAL + "[train]\nsamples_per_task = 2\n[train.trainer.advantage]\nestimator = 'c3'\n",
+            "'c3' learns from forked calls, and train makes no forks yet",
+        ),
+        (
             MINIMAL
             + "[train]\nsamples_per_task = 2\n[train.trainer.advantage]\nestimator = 'grpo'\ngae_lambda = 0.5\n",
             "advantage.gae_lambda has no effect here: it applies to advantage.estimator 'gae' only",

@@ -121,5 +121,6 @@ def test_every_estimator_of_the_folder_declares_what_it_needs() -> None:
         "tree_grpo": (False, True, True, False, "none"),
     }
     assert {name: declared[name] for name in published} == published
+    assert [name for name, each in estimators().items() if each.needs_forks] == ["c3"]
     assert all(name_to_estimator(name) is each for name, each in estimators().items())
     assert all(issubclass(each, Estimator) and each.__doc__ for each in estimators().values())
