@@ -153,7 +153,7 @@ def _spans_to_ends(spans: Sequence[SpanRow]) -> list[MessageText]:
         return []
     ends = {"input": root.attributes.get(c.INPUT), "output": root.attributes.get(c.OUTPUT)}
     return [
-        truncate(name, text if isinstance(text, str) else value_to_json(text, None))
+        limit_text(name, text if isinstance(text, str) else value_to_json(text, None))
         for name, text in ends.items()
         if text is not None
     ]
@@ -225,9 +225,9 @@ class _CardBuilder:
                 kinds_by_source.setdefault(edge.src, []).append(edge.kind + ("" if edge.exact else ", an upper bound"))
         return ActionCard(
             action=action,
-            messages=[truncate(role, text) for role, text in shown_messages],
+            messages=[limit_text(role, text) for role, text in shown_messages],
             omitted_messages=omitted_messages,
-            answer=None if answer_text is None else truncate("answer", answer_text),
+            answer=None if answer_text is None else limit_text("answer", answer_text),
             failure=None if span is None or span.status == "ok" else span.status_message or "it failed",
             token_spans=action_to_spans(action, pieces, credit, scale=self.scale),
             omitted_tokens=len(action.sampled_ids or ()) - len(ids),
@@ -251,9 +251,9 @@ def _tool_to_texts(tool: SpanRow) -> tuple[str, list[MessageText]]:
         "failed": tool.status_message if tool.status == "error" else None,
     }
     texts = {name: value if isinstance(value, str) else value_to_json(value, None) for name, value in fields.items()}
-    return _tool_name(tool), [truncate(name, texts[name]) for name, value in fields.items() if value is not None]
+    return _tool_name(tool), [limit_text(name, texts[name]) for name, value in fields.items() if value is not None]
 
 
-def truncate(role: str, text: str) -> MessageText:
+def limit_text(role: str, text: str) -> MessageText:
     """A text as a message, cut."""
     return MessageText(role, text[:MAX_TEXT_LETTERS], max(0, len(text) - MAX_TEXT_LETTERS))

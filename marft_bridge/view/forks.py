@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from marft_bridge.traces.forks import ForkBranch, ForkedCall, ForkOrigin, episode_to_forks, episode_to_origin
-from marft_bridge.view.episode import MessageText, truncate
+from marft_bridge.view.episode import MessageText, limit_text
 from trace_store.records import Episode
 from trace_store.store import TraceStore
 
@@ -55,4 +55,4 @@ def _point_to_card(point: ForkedCall) -> ForkCard:
 
 
 def _answer_to_message(answer: str | None) -> MessageText | None:
-    return None if answer is None else truncate("answer", answer)
+    return None if answer is None else limit_text("answer", answer)

@@ -53,6 +53,9 @@ RUN_BY = {
     ("docs/store.md", "marft-bridge traces"): LOOKED_AT,
     ("docs/store.md", "(umask"): "test_store_page.py: test_a_backup_holds_every_row_and_is_a_store",
     ("docs/replay.md", "marft-bridge"): "test_replay_page.py: test_the_commands_of_the_page_run_as_they_are_written",
+    ("docs/forks.md", "marft-bridge fork"): (
+        "test_fork_command.py: test_the_commands_of_the_page_run_on_an_episode_that_is_there"
+    ),
     ("docs/training.md", "torchrun"): LAUNCHED,
     ("docs/training.md", "accelerate"): LAUNCHED,
 }
@@ -430,7 +433,7 @@ def test_the_comparisons_of_the_page_run(lab: Lab, capsys: pytest.CaptureFixture
         assert run_here(words) == 0, capsys.readouterr().err
         report = json.loads((lab.run / "report.json").read_text())
         teams.append([variant["adapters"]["actor"] for variant in report["variants"]])
-    assert teams == [[0, 5], [3, 5], [0, 5], [0, 5]]
+    assert teams == [[0, 5], [3, 5], [0, 5], [0, 5], [0, 5]]
     assert "correct>0" in capsys.readouterr().out
 
 

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from support.credit_rig import NODES, CreditLab
 from support.fake_vllm import FakeVllm, running
+from support.snippets import Snippet, snippets
 
 from marft_bridge import cli
 from marft_bridge.commands.collect import collect
@@ -157,6 +159,29 @@ def test_the_command_line_prints_json(lab: CreditLab, capsys: pytest.CaptureFixt
     assert {each["outcome"] for each in findings["forks"]} == {"terminated"}
     assert (findings["node"], findings["call"], findings["given_again"]) == ("solver", 1, 3)
     assert (findings["parent_reward"], findings["mean"]) == (0.0, 0.0)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_run_on_an_episode_that_is_there(
+    lab: CreditLab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """docs/forks.md, with this run's episode, folder and node in place of the page's."""
+    registry = config_to_versions(lab.config(), lab.run_folder.adapters, lab.reporter().say).registry
+    write_zero_adapter(registry.new_folder("helper", 1), lab.folder / "model", ("q_proj", "v_proj"))
+    registry.register("helper", 1, 0, {})
+    parent = episodes(lab, "collect")[0].episode.episode_id
+    names = {"4be1": parent[:8], "runs/try": str(lab.run_folder.path), "planner:2": "helper:1"}
+    lines = [line for found in snippets() if found.page == "docs/forks.md" for line in shown_lines(found)]
+    assert len(lines) == 3
+    for number, line in enumerate(lines, 1):
+        words = [names.get(word, word) for word in shlex.split(line)[1:]]
+        assert len({*words} & {*names.values()}) == 3
+        assert cli.run(words) == 0, capsys.readouterr()
+        assert {each.episode.parent_episode for each in episodes(lab, f"fork-{number}")} == {parent}
+
+
+def shown_lines(found: Snippet) -> list[str]:
+    return found.text.splitlines() if found.kind == "sh" else []
 
 
 # -- clients that are no chat model of LangChain --------------------------------------------------------------------
