@@ -19,7 +19,13 @@ from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.config.compare import BEST, Version
 from marft_bridge.rollouts.app import App, load_app
-from marft_bridge.rollouts.episode_plan import EpisodeRequest, plan_episodes, task_order, unfinished_requests
+from marft_bridge.rollouts.episode_plan import (
+    EpisodeRequest,
+    episode_to_key,
+    plan_episodes,
+    task_order,
+    unfinished_requests,
+)
 from marft_bridge.rollouts.session import open_session
 from marft_bridge.runs.ledger import begin_run, numbered_run_id
 from marft_bridge.runs.named_version import read_named_version
@@ -254,8 +260,7 @@ def _refuse_other_plan(store: TraceStore, run_id: str, plan: Sequence[EpisodeReq
     """Raises ConfigError where a resumed run has episodes that are not in the plan: they would mix into its scores."""
     planned = {request.key: (dict(request.adapters), request.seed) for request in plan}
     for episode in store.episodes(run_id=run_id):
-        key = (episode.task_id, episode.sample, episode.variant, episode.round, None)
-        if planned.get(key) != (episode.adapters, episode.seed):
+        if planned.get(episode_to_key(episode)) != (episode.adapters, episode.seed):
             raise ConfigError(
                 f"credit --resume: {run_id} began with other teams, tasks or versions (it has {episode.variant!r} with "
                 f"{episode.adapters} on task {episode.task_id!r}); give the same options, or leave out --resume"

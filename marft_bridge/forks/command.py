@@ -119,7 +119,7 @@ def _plan(
     for node, version in plan[0].adapters.items():
         if version:
             registry.get(node, version)
-    return _Fork(run_id, parent, _reward_of(stored, metric), prefix=prefix, change=change, metric=metric, plan=plan)
+    return _Fork(run_id, parent, stored.team_reward(metric), prefix=prefix, change=change, metric=metric, plan=plan)
 
 
 def _choose_version(config: BridgeConfig, options: ForkOptions, registry: AdapterRegistry, node: str) -> int | None:
@@ -161,7 +161,7 @@ def _refuse_other_plan(store: TraceStore, planned: _Fork) -> None:
 
 def _report(store: TraceStore, planned: _Fork, reporter: Reporter) -> None:
     latest = _latest_attempts(store, planned)
-    rewards = {sample: _reward_of(each, planned.metric) for sample, each in latest.items()}
+    rewards = {sample: each.team_reward(planned.metric) for sample, each in latest.items()}
     worth = rewards_to_worth(planned.parent_reward, list(rewards.values()), comparable=False)
     forked = planned.prefix.forked
     given_count = len(planned.prefix.given)
@@ -208,11 +208,6 @@ def _latest_attempts(store: TraceStore, planned: _Fork) -> dict[int, Trajectory]
         for each in store.trajectories(run_ids=[planned.run_id], forks=True)  # by their start
         if each.episode.episode_id not in replaced and episode_to_fork(each.episode) == request.fork
     }
-
-
-def _reward_of(trajectory: Trajectory, metric: str) -> float | None:
-    rewards = [each.value for each in trajectory.rewards if each.scope == "episode" and each.name == metric]
-    return rewards[-1] if rewards else None
 
 
 def _outcome_text(trajectory: Trajectory, reward: float | None) -> str:

@@ -65,7 +65,7 @@ class LangfuseRecords:
         if isinstance(document.get("data"), list) and "id" not in document:
             self.add(document["data"])  # a page of an API's answer
             return
-        record = {_CAMEL.sub("_", key).lower(): value for key, value in document.items()}
+        record = _to_snake_case(document)
         if "start_time" in record and "trace_id" in record and "type" in record:
             self._add_observation(record)
         elif "data_type" in record and "name" in record:
@@ -92,7 +92,7 @@ class LangfuseRecords:
                 self.add({"traceId": trace_id} | observation)
         for score in as_list(record.pop("scores", None)):
             if isinstance(score, dict):
-                self._add_score({"trace_id": trace_id} | {_CAMEL.sub("_", key).lower(): v for key, v in score.items()})
+                self._add_score({"trace_id": trace_id} | _to_snake_case(score))
         self._keep_fuller(self.traces, trace_id, record)
 
     def _add_observation(self, record: Record) -> None:
@@ -273,6 +273,11 @@ def _to_json_text(value: Any) -> Any:
     if value in (None, "", {}, []):
         return None
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _to_snake_case(record: Record) -> Record:
+    """The record with its own keys as the database writes them, whichever way the API did."""
+    return {_CAMEL.sub("_", key).lower(): value for key, value in record.items()}
 
 
 def _field_count(record: Record) -> int:

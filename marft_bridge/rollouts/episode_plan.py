@@ -98,6 +98,11 @@ def episode_to_fork(episode: Episode) -> ForkPoint | None:
     return ForkPoint(episode.parent_episode, episode.fork_action)
 
 
+def episode_to_key(episode: Episode) -> Key:
+    """`EpisodeRequest.key` of the request that an episode answers."""
+    return (episode.task_id, episode.sample, episode.variant, episode.round, episode_to_fork(episode))
+
+
 def task_order(tasks: Sequence[Task], seed: int) -> list[Task]:
     """The tasks in a seeded random order that does not depend on their order in the file."""
     ordered = sorted(tasks, key=lambda task: str(task["id"]))
@@ -166,8 +171,7 @@ def in_planned_order(
     positions = {request.key: position for position, request in enumerate(requests)}
 
     def place(episode: Episode) -> tuple[int, str, int]:
-        key = (episode.task_id, episode.sample, episode.variant, episode.round, episode_to_fork(episode))
-        return positions.get(key, len(positions)), episode.task_id, episode.sample
+        return positions.get(episode_to_key(episode), len(positions)), episode.task_id, episode.sample
 
     kept_trajectories = [each for each in trajectories if each.episode.episode_id not in replaced]
     return sorted(kept_trajectories, key=lambda trajectory: place(trajectory.episode))
