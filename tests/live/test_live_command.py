@@ -94,6 +94,15 @@ api_key_env = "ENGINE_KEY"
     return path
 
 
+def users_of_both_teams(run_folder: Path, count: int) -> list[str]:
+    """As many users as asked for, half of each team: the salt of a run is random, and eight users may all be of one."""
+    salt = read_or_make_live_file(run_folder / "live.json").salt
+    by_variant: dict[str, list[str]] = {BASE: [], CANDIDATE: []}
+    for number in range(1000):
+        by_variant[key_to_variant(salt, f"user-{number}", Split(50, 50))].append(f"user-{number}")
+    return [user for users in by_variant.values() for user in users[: count // 2]]
+
+
 def serve(config: Path, *flags: str) -> tuple[int, str]:
     process = start_command("serve", config, config.parent / "run", "--port", "0", *flags)
     said, _ = process.communicate(timeout=120)
@@ -104,7 +113,7 @@ def serve(config: Path, *flags: str) -> tuple[int, str]:
 def test_a_command_beside_it_is_answered_by_both_teams_and_recorded(config: Path, engine: FakeVllm) -> None:
     app = config.with_name("app.py")
     app.write_text(APP)
-    users = [f"user-{number}" for number in range(12)]
+    users = users_of_both_teams(config.parent / "run", 12)
     flags = ("--split", "50/50", "--base", "1", "--candidate", "planner=2,writer=newest", "--mirror")
     code, said = serve(config, *flags, "--", sys.executable, str(app), *users)
     assert code == 0, said
@@ -148,7 +157,7 @@ def test_ctrl_c_leaves_nothing_listening_and_a_restart_assigns_the_same(
 ) -> None:
     run_folder = config.parent / "run"
     flags = ("--config", str(config), "--run", str(run_folder))
-    users, rounds = [f"user-{number}" for number in range(10)], []
+    users, rounds = users_of_both_teams(run_folder, 10), []
     for _ in range(2):
         process = start_command("serve", config, run_folder, "--split", "50/50", "--port", "0")
         try:
@@ -273,7 +282,7 @@ api_key_env = "ENGINE_KEY"
         )
     )
     flags = ("--split", "50/50", "--base", "1", "--candidate", "2", "--mirror", "--port", "0")
-    users = [f"user-{number}" for number in range(8)]
+    users = users_of_both_teams(run_folder, 8)
     process = start_command("serve", path, run_folder, *flags, "--", sys.executable, str(app), *users)
     said, _ = process.communicate(timeout=600)
     assert process.returncode == 0, said
