@@ -20,6 +20,7 @@ from marft_bridge.common.hub_names import model_to_pinned
 from marft_bridge.common.plain_values import value_fault
 from marft_bridge.common.retries import Limits
 from marft_bridge.config.compare import CompareOptions
+from marft_bridge.config.fallback import FallbackOptions
 from marft_bridge.config.graph_runs import RunConfig, RunContext
 from marft_bridge.config.loggers import LOGGERS, AnyLogger
 from marft_bridge.config.models import ModelName, ModelOptions, OtherModelOptions, refuse_unservable
@@ -198,6 +199,8 @@ class BridgeConfig(_Options):
     train: TrainOptions = TrainOptions()
     compare: CompareOptions = CompareOptions()
     promote: PromoteOptions = PromoteOptions()
+    fallback: FallbackOptions | None = None
+    """Who answers a call of live traffic that the local model fails to answer: docs/serving.md."""
 
     @field_validator("name")
     @classmethod
@@ -238,6 +241,9 @@ class BridgeConfig(_Options):
                 f"train.trainer.agents.{unknown_agents[0]}: not in graph.nodes; only trained nodes have options"
             )
         self._rewards_fit_together()
+        fallback_nodes = set(self.fallback.models if self.fallback is not None else ())
+        if unknown_nodes := sorted(fallback_nodes - {*self.graph.nodes, *self.graph.frozen}):
+            raise ValueError(f"fallback.models.{unknown_nodes[0]}: not in graph.nodes or graph.frozen")
         device = trainer.system.device
         if ":" in device:
             raise ValueError(
