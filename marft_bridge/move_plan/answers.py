@@ -8,7 +8,8 @@ none of these, and is counted.
 # ruff: noqa: S608 - statements are put together from constants; every value is bound
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from marft_bridge.move_plan.considered import HOSTED
 from trace_store.store import TraceStore
@@ -65,6 +66,8 @@ class NodeAnswers:
     characters_p90: float | None
     tokens_median: float | None  # of the calls whose number of sampled tokens is known
     tokens_p90: float | None
+    drawn: int = 0  # calls that were drawn, and whose answer can be read
+    call_tools: int = 0  # of these, those whose answer calls a tool
 
     @property
     def is_choice(self) -> bool:
@@ -73,15 +76,20 @@ class NodeAnswers:
 
     @property
     def form(self) -> str:
-        """What nine answers in ten are: choice, number, JSON or text; "not recorded" without any."""
+        """What nine answers in ten are: tool calls, a choice, numbers, JSON or text; "not recorded" without any."""
+        if self.drawn and self.call_tools >= 0.9 * self.drawn:
+            return "tool calls"
         if not self.answered:
             return "not recorded"
         if self.is_choice:
-            return "choice"
-        shares = {"number": self.numbers / self.answered, "JSON": self.json / self.answered}
+            return "a choice"
+        shares = {"numbers": self.numbers / self.answered, "JSON": self.json / self.answered}
         return next((name for name, share in shares.items() if share >= 0.9), "text")
 
 
-def store_to_answers(store: TraceStore) -> dict[str, NodeAnswers]:
-    """Node -> its answers; a node without a hosted call is absent."""
-    return {row[0]: NodeAnswers(*row) for row in store.sql(_ANSWERS)}
+def store_to_answers(store: TraceStore, tool_calls: Mapping[str, tuple[int, int]]) -> dict[str, NodeAnswers]:
+    """Node -> its answers; a node without a hosted call is absent. `tool_calls`: see `count_tool_calls`."""
+    by_node = {row[0]: NodeAnswers(*row) for row in store.sql(_ANSWERS)}
+    for node, (drawn, call_tools) in tool_calls.items():
+        by_node[node] = replace(by_node[node], drawn=drawn, call_tools=call_tools)
+    return by_node

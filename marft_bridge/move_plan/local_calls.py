@@ -14,7 +14,7 @@ from pathlib import Path
 
 from marft_bridge.move_plan.drawn_calls import DrawnCall
 from marft_bridge.serving.model_config import context_length
-from marft_bridge.training.recorded_chats import UnusableChatError, span_to_chat
+from marft_bridge.training.recorded_chats import UnusableChatError
 from marft_bridge.training.retokenise import ChatTokenizer, span_to_ids
 from trainers.batch import ActionItem
 
@@ -55,17 +55,3 @@ def calls_to_local(calls: Sequence[DrawnCall], model_dirs: Mapping[str, Path]) -
         )
         local.groups.append(call.group)
     return by_node
-
-
-def count_tool_calls(calls: Sequence[DrawnCall]) -> dict[str, tuple[int, int]]:
-    """Node -> how many of its drawn calls can be read, and in how many of these the answer calls a tool."""
-    counts: dict[str, tuple[int, int]] = {}
-    for call in calls:
-        readable, with_tools = counts.get(call.node, (0, 0))
-        try:
-            answer = span_to_chat(call.span, offers_tools=False).answer
-        except UnusableChatError:
-            counts[call.node] = (readable, with_tools)
-            continue
-        counts[call.node] = (readable + 1, with_tools + ("tool_calls" in answer))
-    return counts

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from marft_bridge.move_plan.local_calls import LocalCalls
+from marft_bridge.move_plan.probe_figures import NodeFit, Probe
 from marft_bridge.statistics.means import MeanInterval, mean_interval
 from trainers.common.workers import Workers
 from trainers.config import OfflineOptions, TrainerOptions
@@ -29,43 +29,12 @@ LEAST_GROUPS = 6  # with fewer, two or less would be held out, and nothing is pr
 EPOCHS, MINIBATCH = 3, 8
 
 
-@dataclass(frozen=True, slots=True)
-class NodeFit:
-    """What a local base model makes of one node's recorded answers. Nats a token; less is better."""
-
-    node: str
-    calls: int  # scored
-    tokens: int  # sampled ones of these
-    base: MeanInterval | None  # of all scored calls; None without any
-    spread: float | None  # standard deviation over calls of their own nats a token; None below two calls
-    refused: Mapping[str, int] = field(default_factory=dict)  # reason -> calls that could not be rendered
-    probe: Probe | None = None
-    no_probe: str | None = None  # why there is none
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """A few steps of imitation, and what they did to calls that were held out."""
-
-    fitted_calls: int
-    held_calls: int
-    steps: int
-    before: MeanInterval  # of the held-out calls
-    after: MeanInterval
-    gain: MeanInterval  # before less after, token by token
-
-    @property
-    def helps(self) -> bool:
-        """Whether imitation is shown to make held-out answers likelier."""
-        return self.gain.low is not None and self.gain.low > 0
-
-
 def probe_nodes(
     calls: Mapping[str, LocalCalls],
     model_dirs: Mapping[str, Path],
     trainer: TrainerOptions,
     seed: int,
-    on_node: Callable[[str], None] = lambda _: None,
+    on_node: Callable[[int], None] = lambda _: None,
 ) -> dict[str, NodeFit]:
     """Scores and probes every node.
 
@@ -73,7 +42,7 @@ def probe_nodes(
         calls: of each node.
         model_dirs: the base model of each node.
         trainer: its LoRA, learning rate, device; all else is the probe's own.
-        on_node: told which node comes next.
+        on_node: told how many nodes are done.
 
     Raises:
         TrainError: see `Policies`.
@@ -92,8 +61,8 @@ def probe_nodes(
         offline=OfflineOptions(mode="filtered", epochs=EPOCHS, minibatch_actions=MINIBATCH),
     )
     policies = Policies(options, {node: model_dirs[node] for node in nodes}, nodes, seed=seed, workers=Workers.alone())
-    for node in nodes:
-        on_node(node)
+    for done, node in enumerate(nodes):
+        on_node(done)
         fits[node] = _fit_node(node, calls[node], policies, seed)
     return fits
 

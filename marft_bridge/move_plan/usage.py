@@ -8,7 +8,7 @@ is the sum over the others, with how many it leaves out; a call without a price 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from marft_bridge.move_plan.considered import CALLS
@@ -103,13 +103,14 @@ def store_to_usage(store: TraceStore, given: PriceTable | None = None) -> list[N
     for node, *row in store.sql(_COSTS, values):
         parts.setdefault(node, []).append(_Part(*row))
     return [
-        NodeUsage(
-            *row,
+        replace(
+            NodeUsage(*row),
             prompt_tokens=_sum([part.prompt_tokens for part in parts[row[0]]]),
             sampled_tokens=_sum([part.sampled_tokens for part in parts[row[0]]]),
             uncounted=sum(part.calls - part.counted for part in parts[row[0]]),
             models=tuple(
-                ModelUsage(part.model, part.calls, part.currency, part.cost, part.costed) for part in parts[row[0]]
+                ModelUsage(part.model, part.calls, part.currency, part.cost if part.costed else None, part.costed)
+                for part in parts[row[0]]
             ),
         )
         for row in store.sql(_CALLS)

@@ -59,9 +59,9 @@ def imitate(learner: AdapterLearner, data: Demonstrations, generator: torch.Gene
     """
     offline = learner.options.offline
     if offline.mode == "off" or not data.items:
-        names = ("loss", "grad_norm", "coefficient_mean", "stopped_by", "held_out_loss", "kl_after")
-        names += ("held_out_nats_before", "held_out_nats")
-        return {**dict.fromkeys(names), "steps": 0, "epochs": 0, "held_out_actions": 0}
+        figures = ("loss", "grad_norm", "coefficient_mean", "stopped_by", "held_out_loss", "kl_after")
+        nats_names = ("held_out_nats_before", "held_out_nats")
+        return {**dict.fromkeys((*figures, *nats_names)), "steps": 0, "epochs": 0, "held_out_actions": 0}
     phase = _Phase(learner, data, generator)
     nats_before = phase.held_nats()
     stopped_by: str | None = None
