@@ -425,9 +425,10 @@ def plan(
     """
     from marft_bridge.move_plan.command import PlanOptions, show_calibration
     from marft_bridge.move_plan.command import plan as run_plan
+    from marft_bridge.replay.episodes import path_to_store
 
     choice = RunChoice("plan", run_folder, config=config, run=run)
-    path = choice.to_store()
+    path = path_to_store(choice.to_folder())
     if calibration and (prices is not None or model is not None or metric is not None):
         raise ConfigError("plan --calibration makes no plan; leave out --prices, --model and --metric")
     with open_reporter(as_json) as reporter:

@@ -141,7 +141,13 @@ def test_few_answers_given_often_are_a_choice_and_numbers_are_numbers(tmp_path: 
         )
     )
     forms = {node: row.form for node, row in answers.items()}
-    assert forms == {"router": "a choice", "counter": "numbers", "fenced": "JSON", "nearly": "numbers", "nan": "a choice"}
+    assert forms == {
+        "router": "a choice",
+        "counter": "numbers",
+        "fenced": "JSON",
+        "nearly": "numbers",
+        "nan": "a choice",
+    }
     assert (answers["nearly"].numbers, answers["nan"].numbers) == (19, 0)
 
 
@@ -252,4 +258,3 @@ def test_the_draw_is_that_of_the_seed_and_tasks_with_the_same_fields_are_one_gro
     fill(same, traces)
     with TraceStore.open(same) as store:
         assert len({call.group for call in draw_calls(store, 9, seed=0)}) == 1
-

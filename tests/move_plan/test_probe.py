@@ -1,4 +1,4 @@
-"""Owns: what the probe says of a local base model: figures that a plain forward pass agrees with, and what imitation did.
+"""Owns: what the probe says of a local base model: figures as of a plain forward pass, and what imitation did.
 
 - A node whose answers follow a rule gains on held-out tasks; one whose answers are the base's own draws does not.
 - No group is in both halves, and no adapter is left behind. What cannot be rendered is counted by its reason.

@@ -1,4 +1,4 @@
-"""Stores of an app whose nodes call hosted models, made by hand: calls, tokens, answers and rewards that a test counts."""
+"""Stores of an app whose nodes call hosted models, made by hand: calls, answers and rewards that a test counts."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ def many_calls(path: Path, answers: dict[str, Callable[[int], str]], count: int,
     for number in range(count):
         trace, before = SampleTrace(f"{number:x}", START + number), ""
         for step, (node, answer) in enumerate(answers.items(), start=1):
-            inside = trace.node(f"{node}:1", step * SECOND, (step + 1) * SECOND, step=step, after=(before,) * bool(before))
-            before = f"{node}:1"
-            hosted(
-                trace, f"{step}-{number}", inside, (step, step + 1), f"{node} {number}", answer(number), **changed
+            inside = trace.node(
+                f"{node}:1", step * SECOND, (step + 1) * SECOND, step=step, after=(before,) * bool(before)
             )
+            before = f"{node}:1"
+            hosted(trace, f"{step}-{number}", inside, (step, step + 1), f"{node} {number}", answer(number), **changed)
         spans = trace.spans(TASK_ID=f"t{number}", TASK=json.dumps({"q": number}), SPLIT="live", ADAPTERS="{}")
         records.append([*spans, Reward(trace.trace_id, "right", float(number % 2), "test", 1)])
     fill(path, records)
