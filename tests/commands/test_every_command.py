@@ -176,6 +176,8 @@ def json_keys(command: str) -> set[str]:
     ("command", "words"),
     [
         ("status", []),
+        ("plan", ["--model", "none"]),
+        ("plan", ["--calibration"]),
         ("traces list", []),
         ("traces show", []),
         ("traces doctor", []),
