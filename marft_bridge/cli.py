@@ -394,6 +394,51 @@ def score(
         run_score(settings, only or (), reporter)
 
 
+@app.command(epilog="Example: marft-bridge plan langfuse.duckdb --prices prices.toml --model smollm2-135m")
+def plan(
+    run_folder: RunOrStore = None,
+    config: Config = None,
+    run: Run = None,
+    prices: Annotated[Path | None, typer.Option(help="A TOML or JSON file of prices, which the store keeps.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="The local base: a directory, a Hub name, smollm2-135m, or none; [model] of bridge.toml."),
+    ] = None,
+    calls: Annotated[int, typer.Option(min=1, help="Calls of each node that are read and scored, at most.")] = 48,
+    metric: Annotated[
+        str | None, typer.Option(help="The team reward; train.trainer.reward, or the only one there is.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, envvar="MARFT_SEED", help="Of the draw of calls and episodes.")] = 0,
+    calibration: Annotated[
+        bool, typer.Option("--calibration", help="Only hold earlier predictions against what happened since.")
+    ] = False,
+    as_json: Annotated[
+        bool,
+        json_option(
+            "store, run, episodes, left_out, drawn, nodes, rewards, rule, proposal, missing, calibration, order"
+        ),
+    ] = False,
+) -> None:
+    """Say which nodes to move to a local model, and why.
+
+    What each does, costs and answers, how well the local model predicts it, and what hangs on it.
+    """
+    from marft_bridge.move_plan.command import PlanOptions, show_calibration
+    from marft_bridge.move_plan.command import plan as run_plan
+    from marft_bridge.replay.episodes import path_to_store
+
+    choice = RunChoice("plan", run_folder, config=config, run=run)
+    path = path_to_store(choice.to_folder())
+    if calibration and (prices is not None or model is not None or metric is not None):
+        raise ConfigError("plan --calibration makes no plan; leave out --prices, --model and --metric")
+    with open_reporter(as_json) as reporter:
+        if calibration:
+            show_calibration(path, reporter)
+            return
+        options = PlanOptions(prices, model, calls=calls, metric=metric, seed=seed)
+        run_plan(path, choice.to_config_if_any(), options, reporter)
+
+
 @app.command(
     cls=_CommandBeforeAnother,
     epilog="Example: marft-bridge serve --config examples/math_duo/bridge.toml --run runs/try -- sleep 60",

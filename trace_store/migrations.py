@@ -139,6 +139,19 @@ MIGRATIONS = (
             "ALTER TABLE actions_5 RENAME TO actions",
         ),
     ),
+    Migration(
+        6,
+        "what plans predicted of nodes",
+        (
+            """
+            CREATE TABLE predictions (
+                run_id VARCHAR NOT NULL, node VARCHAR NOT NULL, quantity VARCHAR NOT NULL, "value" DOUBLE NOT NULL,
+                low DOUBLE, high DOUBLE, created_ns BIGINT NOT NULL,
+                PRIMARY KEY (run_id, node, quantity)
+            )
+            """,
+        ),
+    ),
 )
 
 

@@ -194,6 +194,19 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a plan predicted of one node before anything was moved."""
+
+    run_id: str  # of the plan
+    node: str
+    quantity: str
+    value: float
+    low: float | None  # 95% interval
+    high: float | None
+    created_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterRow:
     """One published adapter version of one node."""
 

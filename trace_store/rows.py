@@ -15,13 +15,13 @@ from functools import lru_cache
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from trace_store.records import Action, AdapterRow, Edge, Episode, Reward, RunRow, SpanRow
+from trace_store.records import Action, AdapterRow, Edge, Episode, Prediction, Reward, RunRow, SpanRow
 from trace_store.schema import Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-R = TypeVar("R", RunRow, SpanRow, Episode, Action, Edge, Reward, AdapterRow)
+R = TypeVar("R", RunRow, SpanRow, Episode, Action, Edge, Reward, AdapterRow, Prediction)
 
 
 def rows_to_records(record_class: type[R], table: Table, rows: Iterable[Sequence[Any]]) -> list[R]:

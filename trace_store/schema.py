@@ -209,6 +209,21 @@ PRICES = Table(
     key=("model", "since_ns"),
 )
 
+PREDICTIONS = Table(
+    "predictions",
+    "What a plan predicted of a node before anything was moved; it is held against what happened later.",
+    (
+        Column("run_id", "VARCHAR NOT NULL", "The plan, as plan-1; what it rests on is in the config of its run."),
+        Column("node", "VARCHAR NOT NULL", "The agent."),
+        Column("quantity", "VARCHAR NOT NULL", "What was predicted; docs/hosted-to-local.md has the names."),
+        Column("value", "DOUBLE NOT NULL", "The prediction."),
+        Column("low", "DOUBLE", "Lower end of its 95% interval; NULL without one."),
+        Column("high", "DOUBLE", "Upper end of its 95% interval; NULL without one."),
+        Column("created_ns", "BIGINT NOT NULL", "Unix time when it was made, in nanoseconds."),
+    ),
+    key=("run_id", "node", "quantity"),
+)
+
 SCHEMA_VERSION = Table(
     "schema_version",
     "The migrations that were applied to this file.",
@@ -254,6 +269,7 @@ TABLES = (
     ADAPTERS,
     ADAPTER_EPISODES,
     PRICES,
+    PREDICTIONS,
     SCHEMA_VERSION,
     TAKEN_IN,
     REFUSALS,

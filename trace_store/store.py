@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import astuple
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,7 +26,7 @@ from trace_store.intake import IntakeCounts
 from trace_store.journal import is_recorded, journal_of
 from trace_store.migrations import FIRST_VERSION, migrate, newest_version, version_of
 from trace_store.reading import EpisodeFilter, find_action, find_trajectory, stream_trajectories
-from trace_store.records import Action, AdapterRow, Episode, Reward, RunRow, SpanRow, Trajectory
+from trace_store.records import Action, AdapterRow, Episode, Prediction, Reward, RunRow, SpanRow, Trajectory
 from trace_store.rows import rows_to_records
 from trace_store.token_lists import COLUMNS, spans_with_lists
 from trace_store.unread import UnreadJournal, has_unread
@@ -206,6 +207,15 @@ class TraceStore:
                 [model, since_ns, currency, per_million_prompt, per_million_sampled],
             )
 
+    def put_predictions(self, predictions: Sequence[Prediction]) -> None:
+        """Store what a plan predicted; one of the same plan, node and quantity is kept as it is."""
+        with self._transaction() as con:
+            for prediction in predictions:
+                con.execute(
+                    "INSERT INTO predictions VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                    list(astuple(prediction)),
+                )
+
     def put_rewards(self, rewards: Sequence[Reward]) -> int:
         """Store rewards and return how many were new; all but the value is a reward's key."""
         with self._transaction() as con:
@@ -219,6 +229,11 @@ class TraceStore:
         """Adapter versions of one node or of all, by node and version."""
         rows = self.sql("SELECT * FROM adapters WHERE $1 IS NULL OR node = $1 ORDER BY node, version", (node,))
         return rows_to_records(AdapterRow, schema.ADAPTERS, rows)
+
+    def predictions(self) -> list[Prediction]:
+        """What plans predicted, the oldest first, by node and quantity."""
+        rows = self.sql("SELECT * FROM predictions ORDER BY created_ns, run_id, node, quantity")
+        return rows_to_records(Prediction, schema.PREDICTIONS, rows)
 
     def episodes(
         self,

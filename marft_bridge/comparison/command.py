@@ -264,7 +264,7 @@ class _Runner:
             versions, log_of = self._versions, self._folder.server_log_of
             options = server_options(versions.bases, self._folder, self._reporter)
         else:
-            directory = prepare_directory(name, self._config, self._reporter.say)
+            directory = prepare_directory(name, self._config.model, self._reporter.say)
             digest = hashlib.sha256(str(directory).encode()).hexdigest()[:8]
             hub_name = directory_to_hub_name(directory)
             title = directory.name if hub_name is None else hub_name.repository.partition("/")[2]

@@ -61,6 +61,14 @@ class RunChoice:
             return True
         return self._is_default_config_of_argument() or RunFolder(self.argument).notes.exists()
 
+    def to_config_if_any(self) -> BridgeConfig | None:
+        """As `to_config`; None where RUN is a store or an export, or a folder without options. Raises ConfigError."""
+        if self.argument is not None and not (self.argument.is_dir() and self.has_options()):
+            return None
+        if self.argument is None and self.config is None and not DEFAULT_CONFIG.exists():
+            return None  # --run alone names a folder
+        return self.to_config()
+
     def to_folder(self) -> Path:
         """What RUN, `--run` or the configuration names: a run folder, or a file in its place. Raises ConfigError."""
         places = [self._place("RUN"), self._place("--run")]

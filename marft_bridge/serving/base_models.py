@@ -13,6 +13,7 @@ from pathlib import Path
 from marft_bridge.common.errors import ServingError
 from marft_bridge.common.hub_names import model_to_directory, text_to_hub_name
 from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.config.models import ModelOptions
 from marft_bridge.config.serve import ServeOptions
 from marft_bridge.serving.prepare_model import SMOLLM2_NAME, check_model_dir, prepare_smollm2
 
@@ -49,7 +50,7 @@ def config_to_bases(config: BridgeConfig, report: Callable[[str], None] = lambda
     tables = [("", config.model.path, config.serve, default_nodes)]
     tables += [(name, model.path, model.serve, model.nodes) for name, model in config.models.items()]
     return tuple(
-        BaseModelSpec(name, prepare_directory(path, config, report), with_modules(config, serve), nodes=nodes)
+        BaseModelSpec(name, prepare_directory(path, config.model, report), with_modules(config, serve), nodes=nodes)
         for name, path, serve, nodes in tables
     )
 
@@ -57,7 +58,9 @@ def config_to_bases(config: BridgeConfig, report: Callable[[str], None] = lambda
 def is_prepared(config: BridgeConfig) -> bool:
     """Whether every base model's directory is there, so that `config_to_bases` takes no time."""
     paths = [config.model.path, *(model.path for model in config.models.values())]
-    return all((_cache_of(config) / SMOLLM2_NAME if path == PREPARED_MODEL else Path(path)).is_dir() for path in paths)
+    return all(
+        (_cache_of(config.model) / SMOLLM2_NAME if path == PREPARED_MODEL else Path(path)).is_dir() for path in paths
+    )
 
 
 def directory_of(bases: Sequence[BaseModelSpec], node: str) -> Path:
@@ -72,14 +75,16 @@ def with_modules(config: BridgeConfig, options: ServeOptions) -> ServeOptions:
     return options
 
 
-def prepare_directory(path: str, config: BridgeConfig, report: Callable[[str], None] = lambda _: None) -> Path:
+def prepare_directory(path: str, options: ModelOptions, report: Callable[[str], None] = lambda _: None) -> Path:
     """What a configuration calls a model -> its directory: a path, a name in the Hub's cache, or the packaged model.
+
+    `options`: of `[model]`, which says where the packaged one is kept.
 
     Raises as `config_to_bases`.
     """
     if path != PREPARED_MODEL:
         return name_to_model_dir(path)
-    cache = _cache_of(config)
+    cache = _cache_of(options)
     if not (cache / SMOLLM2_NAME).exists():
         report(f"preparing {SMOLLM2_NAME} in {cache} (once, about 20 s)")
     return prepare_smollm2(cache, report)
@@ -97,5 +102,5 @@ def name_to_model_dir(path: str) -> Path:
         raise error if name is None else ServingError(f"{error}: {name.download_command}") from None
 
 
-def _cache_of(config: BridgeConfig) -> Path:
-    return Path(os.environ.get("MARFT_CACHE") or config.model.cache)
+def _cache_of(options: ModelOptions) -> Path:
+    return Path(os.environ.get("MARFT_CACHE") or options.cache)

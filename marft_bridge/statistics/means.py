@@ -55,6 +55,32 @@ def mean_interval(x: ArrayLike, level: float = 0.95, *, clusters: Labels | None 
     return MeanInterval(mean, mean - half_width, mean + half_width)
 
 
+def difference_interval(
+    x: ArrayLike, in_first: ArrayLike, level: float = 0.95, *, clusters: Labels | None = None
+) -> MeanInterval:
+    """Values [n] and whether each is of the first group [n] into mean(first) - mean(rest), with its t interval.
+
+    The linearised standard error of a difference of two ratios of cluster totals (Cochran 1977, 6.3): a cluster adds
+    sum_first (x - mean_first) / n_first - sum_rest (x - mean_rest) / n_rest. With one value per cluster the variance is
+    K / (K - 1) times Welch's with divisors n; K - 1 degrees of freedom.
+
+    Raises ValueError where a group is empty, and for NaN or infinite values.
+    """
+    values, first = finite_values("difference", x), np.asarray(in_first, dtype=bool)
+    if first.shape != values.shape or not first.any() or first.all():
+        raise ValueError("difference: each of the two groups needs a value")
+    mean_first, mean_rest = float(values[first].mean()), float(values[~first].mean())
+    parts = np.where(first, (values - mean_first) / first.sum(), -(values - mean_rest) / (~first).sum())
+    sums = totals_by_label("difference", parts, clusters).sums
+    k = sums.size
+    if k < 2:
+        return MeanInterval(mean_first - mean_rest, None, None)
+    half_width = float(stdtrit(k - 1, (1 + level) / 2)) * float(np.sqrt(k / (k - 1) * (sums**2).sum()))
+    return MeanInterval(
+        mean_first - mean_rest, mean_first - mean_rest - half_width, mean_first - mean_rest + half_width
+    )
+
+
 def pass_at_k_by_task(correct: ArrayLike, clusters: Labels, k: int) -> tuple[NDArray[Any], Floats]:
     """Outcomes 0 or 1 [n] and their tasks [n] into the tasks [K], sorted, and the unbiased pass@k of each [K].
 

@@ -1,4 +1,4 @@
-"""Differences per task -> the exact p-value of Wilcoxon's signed-rank test.
+"""Differences per task -> the exact p-value of Wilcoxon's signed-rank test; two rows -> their rank correlation.
 
 Invariant: the p-value is that of all 2^K signs of the observed ranks, ties and zeros included; up to `_EXACT_UP_TO`
 tasks no table and no normal approximation stands in for it. The null hypothesis is that differences lie symmetrically
@@ -14,8 +14,9 @@ Sources:
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from marft_bridge.statistics.clusters import Floats
+from marft_bridge.statistics.clusters import Floats, paired_values
 from marft_bridge.statistics.distributions import ndtr
 
 _EXACT_UP_TO = 400  # tasks: a tenth of a second; beyond, the normal approximation is right to the third digit
@@ -46,3 +47,22 @@ def signed_rank_p_value(diffs: Floats) -> float:
         with_rank[rank:] = probabilities[: total + 1 - rank]
         probabilities = (probabilities + with_rank) / 2
     return float(min(1.0, 2.0 * probabilities[: smaller_sum + 1].sum()))
+
+
+def rank_correlation(x: ArrayLike, y: ArrayLike) -> float | None:
+    """Two rows of values [n] into Spearman's correlation: that of their ranks, ties at their mean rank.
+
+    None where a row has fewer than two different values.
+
+    Raises ValueError where the lengths differ or are 0, and for NaN or infinite values.
+    """
+    ranks = [_mean_ranks(values) for values in paired_values("rank correlation", x, y)]
+    centred = [rank - rank.mean() for rank in ranks]
+    norms = [float(np.sqrt((part**2).sum())) for part in centred]
+    return float((centred[0] * centred[1]).sum() / (norms[0] * norms[1])) if all(norms) else None
+
+
+def _mean_ranks(values: Floats) -> Floats:
+    _, tie_indices, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: Floats = (counts.cumsum() - (counts - 1) / 2)[tie_indices]
+    return ranks

@@ -49,16 +49,22 @@ def span_to_chat(span: SpanRow, *, offers_tools: bool = False) -> RecordedChat:
         UnusableChatError: part of it was not recorded, or is not text.
     """
     prompt = [part for message in _messages(span, c.INPUT_MESSAGES, "prompt") for part in _to_openai(message)]
+    answer = span_to_answer(span)
+    tools = _tools(span.attributes)
+    if not tools and (offers_tools or "tool_calls" in answer):
+        raise UnusableChatError("it offered tools that the record does not hold")
+    return RecordedChat(tuple(prompt), answer, tools)
+
+
+def span_to_answer(span: SpanRow) -> ChatMessage:
+    """The answer alone, whatever is known of the prompt and the tools. Raises UnusableChatError."""
     answers = _messages(span, c.OUTPUT_MESSAGES, "answer")
     if len(answers) > 1:
         raise UnusableChatError("one call with several answers")
     (answer,) = _to_openai(answers[0] | {"role": "assistant"}) or [{}]
     if not answer.get("content") and not answer.get("tool_calls"):
         raise UnusableChatError("the answer is empty")
-    tools = _tools(span.attributes)
-    if not tools and (offers_tools or "tool_calls" in answer):
-        raise UnusableChatError("it offered tools that the record does not hold")
-    return RecordedChat(tuple(prompt), answer, tools)
+    return answer
 
 
 def _messages(span: SpanRow, key: str, title: str) -> list[dict[str, Any]]:

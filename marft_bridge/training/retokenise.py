@@ -190,20 +190,12 @@ class Retokeniser:
     def _ids(
         self, action: Action, episode: Episode, span: SpanRow | None, tokenizer: ChatTokenizer, max_tokens: int | None
     ) -> tuple[ChatIds, bool]:
-        """The call's ids, and whether the record tells how its answer ended."""
         if span is None:
             raise UnusableChatError("its span is not stored")
-        if span.status != "ok":
-            raise UnusableChatError("the call failed")
-        if action.finish_reason == "content_filter":
-            raise UnusableChatError("a filter of the provider cut the answer")
         offers_tools = f"{TOOLS_OF}{action.node}" in episode.lineage  # our recorder stores a hash of the tools only
-        # A provider that ends the answer at a stop sequence reports "stop" too, as if the model had ended it.
-        ended = action.finish_reason in STOP_REASONS and not span.attributes.get(c.REQUEST_STOP)
-        ids = tokenizer.chat_to_ids(span_to_chat(span, offers_tools=offers_tools), ended=ended)
-        if max_tokens is not None and len(ids.prompt) + len(ids.answer) > max_tokens:
-            raise UnusableChatError("longer than the base model reads")
-        return ids, ended or action.finish_reason in LENGTH_REASONS
+        return span_to_ids(
+            span, tokenizer, finish_reason=action.finish_reason, offers_tools=offers_tools, max_tokens=max_tokens
+        )
 
     def summary(self) -> str | None:
         """The counts in one line; None where every call has its ids."""
@@ -216,6 +208,31 @@ class Retokeniser:
             parts.append(f"{self.open_ended} of them without a known end, so without the token that ends a turn")
         parts += [f"not {count}: {reason}" for reason, count in sorted(self.refused.items())]
         return "; ".join(parts)
+
+
+def span_to_ids(
+    span: SpanRow, tokenizer: ChatTokenizer, *, finish_reason: str | None, offers_tools: bool, max_tokens: int | None
+) -> tuple[ChatIds, bool]:
+    """The ids of a recorded call, and whether the record tells how its answer ended.
+
+    Args:
+        finish_reason: of its action.
+        offers_tools: whether the call is known to have offered tools.
+        max_tokens: upper limit on prompt and answer together; None is no limit.
+
+    Raises:
+        UnusableChatError: the call cannot be imitated by this base model; the message is the reason.
+    """
+    if span.status != "ok":
+        raise UnusableChatError("the call failed")
+    if finish_reason == "content_filter":
+        raise UnusableChatError("a filter of the provider cut the answer")
+    # A provider that ends the answer at a stop sequence reports "stop" too, as if the model had ended it.
+    ended = finish_reason in STOP_REASONS and not span.attributes.get(c.REQUEST_STOP)
+    ids = tokenizer.chat_to_ids(span_to_chat(span, offers_tools=offers_tools), ended=ended)
+    if max_tokens is not None and len(ids.prompt) + len(ids.answer) > max_tokens:
+        raise UnusableChatError("longer than the base model reads")
+    return ids, ended or finish_reason in LENGTH_REASONS
 
 
 def bases_to_retokeniser(bases: Sequence[BaseModelSpec], nodes: Collection[str], retokenise: bool) -> Retokeniser:

@@ -153,7 +153,7 @@ def test_a_store_of_a_newer_version_is_refused_with_both_versions(
         connection.execute("UPDATE schema_version SET version = 99")
     error = refused(["train", *flags], capsys)
     assert "99" in error
-    assert "knows up to 5" in error
+    assert "knows up to 6" in error
 
 
 @pytest.mark.parametrize(

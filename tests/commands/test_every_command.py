@@ -176,6 +176,8 @@ def json_keys(command: str) -> set[str]:
     ("command", "words"),
     [
         ("status", []),
+        ("plan", ["--model", "none"]),
+        ("plan", ["--calibration"]),
         ("traces list", []),
         ("traces show", []),
         ("traces doctor", []),
@@ -269,7 +271,7 @@ def test_a_store_of_another_version_is_one_line_with_both_versions(
     result = told(capsys, command, folder, *(["--no-browser"] if command == "view" else []))
     text = result[1] if command == "status" else one_line(command, result)
     assert "99" in text
-    assert "knows up to 5" in text
+    assert "knows up to 6" in text
 
 
 @pytest.mark.parametrize("command", WITH_RUN)

@@ -25,12 +25,14 @@ import huggingface_hub.constants
 import pytest
 import torch
 from peft import LoraConfig
+from support.chat_rig import save_chat_model
 from support.compare_rig import Lab, lab_in, save_model
 from support.fake_vllm import FakeVllm, running
 from support.growth_rig import fill
 from support.hub_server import TOKEN, running_hub
 from support.ingest_rig import request, small_trace
 from support.paths import source_of_test
+from support.plan_rig import many_calls
 from support.sample_spans import START, chain
 from support.snippets import PROGRAM, ROOT, line_to_words, pages, shown_commands, snippets
 from support.study_server import StudyServer
@@ -113,7 +115,7 @@ NOT_RUN = {
 WALKED = {
     *("README.md", "docs/start.md", "docs/comparison.md", "docs/promotion.md", "docs/credit.md", "docs/rewards.md"),
     *("docs/training.md", "docs/serving.md", "docs/ingest.md", "docs/recording.md", "docs/view.md"),
-    "docs/index.md",
+    *("docs/index.md", "docs/hosted-to-local.md"),
 }
 
 
@@ -568,6 +570,24 @@ def test_traces_of_others_are_taken_in_as_it_is_written(
     for path, episodes in (("traces.duckdb", 2), ("langfuse.duckdb", 1), ("runs/try/store.duckdb", 1)):
         with TraceStore.open(Path(path)) as store:
             assert store.counts()["episodes"] == episodes
+
+
+def test_a_plan_is_made_and_looked_at_again_as_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MARFT_CACHE", "cache")
+    Path("cache").mkdir()
+    save_chat_model(Path("cache") / SMOLLM2_NAME)  # is what `smollm2-135m` finds there
+    many_calls(Path("langfuse.duckdb"), {"writer": lambda _: "notes"}, 8, RESPONSE_MODEL="gpt-5-mini")
+    Path("prices.toml").write_text(
+        re.findall(r"```toml\n(.*?)```", (ROOT / "docs/hosted-to-local.md").read_text(), re.DOTALL)[0]
+    )
+    for words in to_run("docs/hosted-to-local.md"):
+        assert run_here(words) == 0, capsys.readouterr().err
+    with TraceStore.open(Path("langfuse.duckdb")) as store:
+        assert {row.run_id for row in store.predictions()} == {"plan-1", "plan-2"}
+        assert store.sql("SELECT model, currency FROM prices") == [("gpt-5-mini", "USD")]
 
 
 @pytest.mark.slow

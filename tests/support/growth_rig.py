@@ -19,7 +19,7 @@ from support.sample_spans import START, SampleTrace, chain
 from trace_store import schema
 from trace_store.journal import Journal, JournalRecord
 from trace_store.packed import floats_to_text, ints_to_text
-from trace_store.records import AdapterRow, Reward, RunRow, SpanRow
+from trace_store.records import AdapterRow, Prediction, Reward, RunRow, SpanRow
 from trace_store.store import TraceStore
 
 DAY_NS = 86_400 * 10**9
@@ -79,6 +79,7 @@ def fill_variously(path: Path) -> None:
         store.put_run(RunRow("run", "collect", START, {"a": [1.0, float("nan")]}, "1"))
         store.put_adapter(AdapterRow("a", 1, None, "p", "h", "b", START, {"loss": 0.1}))
         store.put_adapter_episodes("a", 1, [trace_id("a"), trace_id("gone")])
+        store.put_predictions([Prediction("plan-1", "a", "nats_per_token", 1 / 3, None, 0.5, START)])
         store.put_rewards(
             [Reward(trace_id(name), "r", value, "s", 1 + n) for n, value in enumerate(NASTY) for name in ("a", "gone")]
             + [Reward(trace_id("b"), "r", 0.5, "s", 1, "step", "x", None)]

@@ -27,6 +27,7 @@ from trace_store.views import VIEWS
 
 NEWEST = newest_version()
 OLDER = range(1, NEWEST)
+LATER_TABLES = ("adapter_episodes", "prices", "predictions")  # than version 1
 FROZEN = {version: (Path(__file__).parent / f"schemas/version_{version}.sql").read_text() for version in OLDER}
 LAYOUT = {
     "columns": "SELECT table_name, column_index, column_name, data_type, is_nullable, column_default, comment"
@@ -72,12 +73,14 @@ def insert_rows(con: duckdb.DuckDBPyConnection, version: int, episodes: int = 3)
         episode = [sample.trace_id, "run", "task", "train", 0, None, None, 2**62, "{}", "terminated", None, START + k]
         episode += [START + k + 40, 5, "{}", "{}", None, None, *([] if version < 3 else [None])]
         episode += [] if version < 4 else [None] * 7
+        episode += [] if version < 5 else [None]
         insert_row(con, "episodes", episode)
         for index, (name, node, ids) in enumerate((("x", "a", [4, 5]), ("y", "b", None))):
             values = [name, sample.trace_id, node, index, index + 1, [1, 2, 3], ids, ids and [-0.1, -1 / 3], "m"]
             values += [f"{node}@1", 1, 0.7, 1.0, None, 16, 7, "stop", "text", START + k + 11, START + k + 19]
             values += [ids is not None, None if ids else "no ids"]
             values += [] if version == 1 else [3, 2] if ids else [None, None]
+            values += [] if version < 5 else [None]
             insert_row(con, "actions", [*values, START + k])
         con.execute("INSERT INTO edges VALUES (?, 'x', 'y', 'trigger', true, ?)", [sample.trace_id, START + k])
         con.execute("INSERT INTO rewards VALUES (?, 'reward', 0.5, 't', 1, 'episode', NULL, NULL)", [sample.trace_id])
@@ -125,7 +128,7 @@ def test_an_older_store_keeps_every_row_and_gains_the_counts_that_its_spans_know
 ) -> None:
     create_version(con, 1)
     insert_rows(con, 1)
-    names = [table.name for table in schema.TABLES if table.name not in ("adapter_episodes", "prices")]
+    names = [table.name for table in schema.TABLES if table.name not in LATER_TABLES]
     rows_before = {name: rows(con, name) for name in names}
     order = con.execute("SELECT episode_id, action_id FROM actions ORDER BY rowid").fetchall()
     migrate(con)
@@ -138,7 +141,7 @@ def test_an_older_store_keeps_every_row_and_gains_the_counts_that_its_spans_know
     assert [row for row in rows_after.pop("schema_version") if row[0] == 1] == rows_before.pop("schema_version")
     assert rows_after == rows_before
     assert con.execute("SELECT episode_id, action_id FROM actions ORDER BY rowid").fetchall() == order
-    assert rows(con, "prices") == rows(con, "adapter_episodes") == []
+    assert [rows(con, name) for name in LATER_TABLES] == [[], [], []]
 
 
 def test_a_store_of_version_2_keeps_every_row_and_knows_no_lineage(con: duckdb.DuckDBPyConnection) -> None:
@@ -146,14 +149,25 @@ def test_a_store_of_version_2_keeps_every_row_and_knows_no_lineage(con: duckdb.D
     insert_rows(con, 2)
     con.execute("INSERT INTO prices VALUES ('m', 0, 'EUR', 0.5, 1.5)")
     con.execute("INSERT INTO adapter_episodes VALUES ('a', 1, 'e')")
-    rows_before = {table.name: rows(con, table.name) for table in schema.TABLES}
+    names = [table.name for table in schema.TABLES if table.name != "predictions"]
+    rows_before = {name: rows(con, name) for name in names}
     migrate(con)
-    rows_after = {table.name: rows(con, table.name) for table in schema.TABLES}
+    rows_after = {name: rows(con, name) for name in names}
     nulls = (None,) * 9
     assert [(*row[:-1], None, row[-1]) for row in rows_before.pop("actions")] == rows_after.pop("actions")
     assert [(*row, *nulls) for row in rows_before.pop("episodes")] == rows_after.pop("episodes")
     assert [row for row in rows_after.pop("schema_version") if row[0] == 2] == rows_before.pop("schema_version")
     assert rows_after == rows_before
+
+
+def test_a_store_of_version_5_keeps_every_row_and_holds_no_prediction(con: duckdb.DuckDBPyConnection) -> None:
+    create_version(con, 5)
+    insert_rows(con, 5)
+    names = [table.name for table in schema.TABLES if table.name not in ("predictions", "schema_version")]
+    rows_before = {name: rows(con, name) for name in names}
+    migrate(con)
+    assert {name: rows(con, name) for name in names} == rows_before
+    assert rows(con, "predictions") == []
 
 
 @pytest.mark.parametrize("version", OLDER)

@@ -26,7 +26,7 @@ from trace_store.assemble import spans_to_trajectory
 from trace_store.errors import StoreError
 from trace_store.intake import IntakeCounts
 from trace_store.journal import Journal
-from trace_store.records import AdapterRow, Reward, RunRow, SpanRow
+from trace_store.records import AdapterRow, Prediction, Reward, RunRow, SpanRow
 from trace_store.store import TraceStore
 
 
@@ -401,3 +401,12 @@ def test_a_segment_that_another_intake_holds_is_left_to_it(path: Path) -> None:
             assert segments(store) == [segment]
         assert store.take_in() == IntakeCounts()
         assert segments(store) == []
+
+
+def test_a_prediction_is_kept_as_it_was_made(path: Path) -> None:
+    early = Prediction("plan-1", "b", "nats_per_token", 1 / 3, 0.25, None, 1)
+    late = Prediction("plan-2", "a", "rank", 1.0, None, None, 2)
+    with TraceStore.open(path) as store:
+        store.put_predictions([late, early])
+        store.put_predictions([replace(early, value=0.0)])
+        assert store.predictions() == [early, late]

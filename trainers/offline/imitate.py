@@ -56,13 +56,16 @@ def imitate(learner: AdapterLearner, data: Demonstrations, generator: torch.Gene
     Returns:
         loss and grad_norm (means over minibatches), coefficient_mean, steps and epochs (that count), stopped_by
         ("held-out likelihood", "kl", or None), held_out_actions, held_out_loss and kl_after (nats a call; None where
-        nothing measures them).
+        nothing measures them), held_out_nats_before and held_out_nats (minus the mean log-prob of a decided token of
+        the held-out actions, before and with the weights that are kept; None where none are held out).
     """
     offline = learner.options.offline
     if offline.mode == "off" or not data.items:
-        names = ("loss", "grad_norm", "coefficient_mean", "stopped_by", "held_out_loss", "kl_after")
-        return {**dict.fromkeys(names), "steps": 0, "epochs": 0, "held_out_actions": 0}
+        figures = ("loss", "grad_norm", "coefficient_mean", "stopped_by", "held_out_loss", "kl_after")
+        nats_names = ("held_out_nats_before", "held_out_nats")
+        return {**dict.fromkeys((*figures, *nats_names)), "steps": 0, "epochs": 0, "held_out_actions": 0}
     phase = _Phase(learner, data, generator)
+    nats_before = phase.held_nats()
     stopped_by: str | None = None
     best = _Best(epochs=0, held_loss=phase.held_loss(), weights=learner.snapshot(), kl_after=None)
     for epoch in range(1, offline.epochs + 1):
@@ -80,7 +83,8 @@ def imitate(learner: AdapterLearner, data: Demonstrations, generator: torch.Gene
             break
     phase.go_back_to(best)
     fields = {"epochs": best.epochs, "stopped_by": stopped_by}
-    return phase.figures() | fields | {"held_out_loss": best.held_loss, "kl_after": best.kl_after}
+    nats = {"held_out_nats_before": nats_before, "held_out_nats": phase.held_nats()}
+    return phase.figures() | fields | {"held_out_loss": best.held_loss, "kl_after": best.kl_after} | nats
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +147,16 @@ class _Phase:
             good_A = self._coefficients(rows, log_ratio=0.0).clamp(min=0)
             total += float(imitation_loss(new_T, row_T, good_A, share_T=self.share_A[rows][row_T]))
         return self.learner.workers.add([total])[0]
+
+    def held_nats(self) -> float | None:
+        """Minus the mean log-prob of a decided token of the held-out actions, all alike; None where none are held out.
+
+        Unlike `held_loss` it is in the same unit whatever the mode and the traces, so that it can be predicted.
+        """
+        if not self.held:
+            return None
+        held_T = torch.cat(self.learner.logprobs([self.data.items[i] for i in self.held]))
+        return -float(held_T.double().mean())
 
     def shorten(self, start_weights: Sequence[Tensor]) -> tuple[float | None, bool]:
         """Takes back as much of the epoch that began at these weights as is beyond the budget.
