@@ -78,7 +78,7 @@ def plan(path: Path, config: BridgeConfig | None, options: PlanOptions, reporter
     """
     prices = None if options.prices is None else file_to_prices(options.prices)
     with open_for_reading(path) as store:
-        read = _read_store(store, config, options, prices)
+        read = _read_store(store, config, options, prices=prices)
     if not read.usage:
         raise ConfigError(
             f"plan: {path} holds no call of a node in a run of the app itself; record some, or take traces in with "
@@ -88,8 +88,10 @@ def plan(path: Path, config: BridgeConfig | None, options: PlanOptions, reporter
     fits: Mapping[str, NodeFit] = {}
     model_dirs = _find_models(nodes_of(read.calls), config, options, missing=missing, reporter=reporter)
     if model_dirs:
-        fits = _probe(read.calls, model_dirs, config, options, reporter=reporter)
-    facts = [NodeFacts(u, read.answers.get(u.node), read.links.nodes[u.node], fits.get(u.node)) for u in read.usage]
+        fits = _probe(read.calls, model_dirs, config, options=options, reporter=reporter)
+    facts = [
+        NodeFacts(u, read.answers.get(u.node), links=read.links.nodes[u.node], fit=fits.get(u.node)) for u in read.usage
+    ]
     if costless := sorted(
         {m.model or "a model that is not named" for u in read.usage for m in u.models if m.currency is None}
     ):
@@ -109,8 +111,8 @@ def plan(path: Path, config: BridgeConfig | None, options: PlanOptions, reporter
             store.take_in()
             run_id = numbered_run_id(store, "plan", resume=False)
             now_ns = time.time_ns()
-            store.put_run(RunRow(run_id, "plan", now_ns, {"plan": config_note}, bridge_version()))
-            store.put_predictions(plan_to_predictions(run_id, facts, proposal, now_ns))
+            store.put_run(RunRow(run_id, "plan", now_ns, config={"plan": config_note}, version=bridge_version()))
+            store.put_predictions(plan_to_predictions(run_id, facts, proposal, now_ns=now_ns))
             if prices is not None:
                 prices.put_into(store)
     made = Plan(
@@ -162,7 +164,7 @@ def _read_store(
         left_out=left_out,
         usage=usage,
         answers=store_to_answers(store, count_tool_calls(calls)),
-        links=store_to_links(store, [row.node for row in usage], reward, options.seed),
+        links=store_to_links(store, [row.node for row in usage], reward, seed=options.seed),
         calls=calls,
         missing=missing,
     )
@@ -214,6 +216,6 @@ def _probe(
     trainer = TrainerOptions() if config is None else config.train.trainer
     local = calls_to_local(calls, model_dirs)
     with reporter.bars(), reporter.task("probe", len(local)) as task:
-        fits = probe_nodes(local, model_dirs, trainer, options.seed, on_node=task.update)
+        fits = probe_nodes(local, model_dirs, trainer, seed=options.seed, on_node=task.update)
         task.update(len(local))
     return fits

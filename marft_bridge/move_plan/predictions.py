@@ -62,14 +62,24 @@ def plan_to_predictions(
 ) -> list[Prediction]:
     """The rows to keep."""
     rows = [
-        Prediction(plan, p.node, PLACE, float(p.place), None, None, now_ns) for p in proposal if p.place is not None
+        Prediction(plan, p.node, PLACE, value=float(p.place), low=None, high=None, created_ns=now_ns)
+        for p in proposal
+        if p.place is not None
     ]
     for fact in facts:
         probe = None if fact.fit is None else fact.fit.probe
         if probe is not None:
             intervals: dict[str, MeanInterval] = {NATS: probe.after, NATS_BASE: probe.before, GAIN: probe.gain}
             rows += [
-                Prediction(plan, fact.usage.node, quantity, *interval, created_ns=now_ns)
+                Prediction(
+                    plan,
+                    fact.usage.node,
+                    quantity,
+                    value=interval.mean,
+                    low=interval.low,
+                    high=interval.high,
+                    created_ns=now_ns,
+                )
                 for quantity, interval in intervals.items()
             ]
     return rows
@@ -103,9 +113,9 @@ def calibrate(store: TraceStore, folder: Path) -> tuple[list[Calibrated], list[O
                 prediction.run_id,
                 prediction.node,
                 prediction.quantity,
-                prediction.value,
-                prediction.low,
-                prediction.high,
+                predicted=prediction.value,
+                low=prediction.low,
+                high=prediction.high,
                 happened=happened,
                 source=source,
             )

@@ -40,7 +40,9 @@ def facts(node: str, *, after: float | None = None, before: float = 3.0, **known
     links = NodeLinks(
         node, 10, None if reach is None else sure(reach), reach, None, None, None if credit is None else sure(credit)
     )
-    answers = NodeAnswers(node, calls, calls, known.get("numbers", 0), 0, 90, 2, 9.0, 9.0, 2.0, 3.0)
+    answers = NodeAnswers(
+        node, calls, calls, known.get("numbers", 0), 0, known.get("different", 90), 2, 9.0, 9.0, 2.0, 3.0
+    )
     return NodeFacts(usage, answers, links, fit)
 
 
@@ -68,9 +70,13 @@ def test_every_class_of_the_rule_and_their_order() -> None:
 
 
 def test_without_a_model_the_form_of_the_answers_decides_and_says_so() -> None:
-    numbers, text = propose([facts("text"), facts("numbers", numbers=100)])
-    assert (numbers.node, numbers.move, text.move) == ("numbers", "first", "unknown")
-    assert numbers.reasons == ("its answers are numbers; no local model was asked",)
+    choice, *rest = propose([facts("a"), facts("b", numbers=100), facts("c", different=12)])
+    assert (choice.node, choice.move) == ("c", "first")
+    assert choice.reasons == ("its answers are a choice; no local model was asked",)
+    assert [(row.node, row.move, row.reasons[0].split(";")[0]) for row in rest] == [
+        ("a", "unknown", "its answers are text"),
+        ("b", "unknown", "its answers are numbers"),
+    ]
 
 
 def test_within_a_class_the_risk_decides_which_is_nats_times_what_hangs_on_the_answer() -> None:

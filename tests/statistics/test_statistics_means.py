@@ -86,7 +86,7 @@ def test_the_difference_of_two_groups_has_welchs_standard_error_where_tasks_are_
     result = difference_interval([*first, *rest], [True] * 40 + [False] * 60)
     welch = np.sqrt(first.var() / 40 + rest.var() / 60) * np.sqrt(100 / 99)  # divisors n, and K / (K - 1)
     half = scipy.stats.t.ppf(0.975, 99) * welch
-    assert result == pytest.approx((first.mean() - rest.mean(),) + (result.mean - half, result.mean + half))
+    assert result == pytest.approx((first.mean() - rest.mean(), result.mean - half, result.mean + half))
 
 
 def test_a_difference_covers_what_is_true_where_runs_of_a_task_are_alike() -> None:
