@@ -27,7 +27,7 @@ from marft_bridge.move_plan.tables import Plan, calibration_to_json, plan_to_jso
 from marft_bridge.move_plan.tool_calls import count_tool_calls
 from marft_bridge.move_plan.usage import NodeUsage, store_to_usage
 from marft_bridge.runs.ledger import numbered_run_id
-from marft_bridge.runs.run_folder import bridge_version
+from marft_bridge.runs.run_folder import RunFolder, bridge_version
 from marft_bridge.runs.run_store import WAIT_S
 from marft_bridge.traces.store_reader import open_for_reading
 from trace_store.readers import CATALOG_SUFFIX
@@ -131,14 +131,19 @@ def plan(path: Path, config: BridgeConfig | None, options: PlanOptions, reporter
     reporter.give(plan_to_json(made))
 
 
-def show_calibration(path: Path, reporter: Reporter) -> None:
-    """Prints the predictions of a store, and what happened since.
+def show_calibration(path: Path, outcome: Path, reporter: Reporter) -> None:
+    """Prints the predictions of a store, and what training and comparing in the run folder `outcome` measured since.
 
     Raises:
         ConfigError, StoreError: see the messages.
     """
+    if not outcome.is_dir():
+        raise ConfigError(f"plan --calibration: there is no run folder {outcome}; name that of `train` and `compare`")
     with open_for_reading(path) as store:
-        rows, orders = calibrate(store, path.parent)
+        predictions = store.predictions()
+    with open_for_reading(RunFolder(outcome).store) as store:
+        adapters = store.adapters()
+    rows, orders = calibrate(predictions, adapters, outcome / "report.json")
     print_calibration(rows, orders, reporter)
     reporter.give(calibration_to_json(str(path), rows, orders))
 
@@ -148,8 +153,7 @@ def _read_store(
 ) -> _Read:
     missing = []
     usage = store_to_usage(store, prices)
-    named = options.metric or (None if config is None else config.train.trainer.reward)
-    reward, names = choose_reward(store, named)
+    reward, names = choose_reward(store, options.metric, usual=None if config is None else config.train.trainer.reward)
     if options.metric is not None and reward is None:
         raise ConfigError(
             f"plan --metric: no run of the app has a reward {options.metric!r}; there are: {', '.join(names) or 'none'}"
