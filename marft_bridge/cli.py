@@ -410,8 +410,12 @@ def plan(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, envvar="MARFT_SEED", help="Of the draw of calls and episodes.")] = 0,
     calibration: Annotated[
-        bool, typer.Option("--calibration", help="Only hold earlier predictions against what happened since.")
-    ] = False,
+        Path | None,
+        typer.Option(
+            help="Only hold earlier predictions against what train and compare measured since, in this run folder.",
+            autocompletion=run_folders_below,
+        ),
+    ] = None,
     as_json: Annotated[
         bool,
         json_option(
@@ -429,11 +433,11 @@ def plan(
 
     choice = RunChoice("plan", run_folder, config=config, run=run)
     path = path_to_store(choice.to_folder())
-    if calibration and (prices is not None or model is not None or metric is not None):
+    if calibration is not None and (prices is not None or model is not None or metric is not None):
         raise ConfigError("plan --calibration makes no plan; leave out --prices, --model and --metric")
     with open_reporter(as_json) as reporter:
-        if calibration:
-            show_calibration(path, reporter)
+        if calibration is not None:
+            show_calibration(path, calibration, reporter)
             return
         options = PlanOptions(prices, model, calls=calls, metric=metric, seed=seed)
         run_plan(path, choice.to_config_if_any(), options, reporter)

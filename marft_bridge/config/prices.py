@@ -62,7 +62,7 @@ class PriceTable(_Part):
     def put_into(self, store: TraceStore) -> None:
         """Writes every price into the store, over one of the same model and day."""
         for price in self.prices:
-            store.put_price(price.model, price.prompt, price.sampled, self.currency, since_ns=price.since_ns)
+            store.put_price(price.model, price.prompt, price.sampled, currency=self.currency, since_ns=price.since_ns)
 
 
 def file_to_prices(path: Path, option: str) -> PriceTable:

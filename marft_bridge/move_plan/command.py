@@ -27,7 +27,7 @@ from marft_bridge.move_plan.tables import Plan, calibration_to_json, plan_to_jso
 from marft_bridge.move_plan.tool_calls import count_tool_calls
 from marft_bridge.move_plan.usage import NodeUsage, store_to_usage
 from marft_bridge.runs.ledger import numbered_run_id
-from marft_bridge.runs.run_folder import bridge_version
+from marft_bridge.runs.run_folder import RunFolder, bridge_version
 from marft_bridge.runs.run_store import WAIT_S
 from marft_bridge.traces.store_reader import open_for_reading
 from trace_store.readers import CATALOG_SUFFIX
@@ -78,7 +78,7 @@ def plan(path: Path, config: BridgeConfig | None, options: PlanOptions, reporter
     """
     prices = None if options.prices is None else file_to_prices(options.prices, "plan --prices")
     with open_for_reading(path) as store:
-        read = _read_store(store, config, options, prices)
+        read = _read_store(store, config, options, prices=prices)
     if not read.usage:
         raise ConfigError(
             f"plan: {path} holds no call of a node in a run of the app itself; record some, or take traces in with "
@@ -88,8 +88,10 @@ def plan(path: Path, config: BridgeConfig | None, options: PlanOptions, reporter
     fits: Mapping[str, NodeFit] = {}
     model_dirs = _find_models(nodes_of(read.calls), config, options, missing=missing, reporter=reporter)
     if model_dirs:
-        fits = _probe(read.calls, model_dirs, config, options, reporter=reporter)
-    facts = [NodeFacts(u, read.answers.get(u.node), read.links.nodes[u.node], fits.get(u.node)) for u in read.usage]
+        fits = _probe(read.calls, model_dirs, config, options=options, reporter=reporter)
+    facts = [
+        NodeFacts(u, read.answers.get(u.node), links=read.links.nodes[u.node], fit=fits.get(u.node)) for u in read.usage
+    ]
     if costless := sorted(
         {m.model or "a model that is not named" for u in read.usage for m in u.models if m.currency is None}
     ):
@@ -109,8 +111,8 @@ def plan(path: Path, config: BridgeConfig | None, options: PlanOptions, reporter
             store.take_in()
             run_id = numbered_run_id(store, "plan", resume=False)
             now_ns = time.time_ns()
-            store.put_run(RunRow(run_id, "plan", now_ns, {"plan": config_note}, bridge_version()))
-            store.put_predictions(plan_to_predictions(run_id, facts, proposal, now_ns))
+            store.put_run(RunRow(run_id, "plan", now_ns, config={"plan": config_note}, version=bridge_version()))
+            store.put_predictions(plan_to_predictions(run_id, facts, proposal, now_ns=now_ns))
             if prices is not None:
                 prices.put_into(store)
     made = Plan(
@@ -129,14 +131,19 @@ def plan(path: Path, config: BridgeConfig | None, options: PlanOptions, reporter
     reporter.give(plan_to_json(made))
 
 
-def show_calibration(path: Path, reporter: Reporter) -> None:
-    """Prints the predictions of a store, and what happened since.
+def show_calibration(path: Path, outcome: Path, reporter: Reporter) -> None:
+    """Prints the predictions of a store, and what training and comparing in the run folder `outcome` measured since.
 
     Raises:
         ConfigError, StoreError: see the messages.
     """
+    if not outcome.is_dir():
+        raise ConfigError(f"plan --calibration: there is no run folder {outcome}; name that of `train` and `compare`")
     with open_for_reading(path) as store:
-        rows, orders = calibrate(store, path.parent)
+        predictions = store.predictions()
+    with open_for_reading(RunFolder(outcome).store) as store:
+        adapters = store.adapters()
+    rows, orders = calibrate(predictions, adapters, outcome / "report.json")
     print_calibration(rows, orders, reporter)
     reporter.give(calibration_to_json(str(path), rows, orders))
 
@@ -146,8 +153,7 @@ def _read_store(
 ) -> _Read:
     missing = []
     usage = store_to_usage(store, prices)
-    named = options.metric or (None if config is None else config.train.trainer.reward)
-    reward, names = choose_reward(store, named)
+    reward, names = choose_reward(store, options.metric, usual=None if config is None else config.train.trainer.reward)
     if options.metric is not None and reward is None:
         raise ConfigError(
             f"plan --metric: no run of the app has a reward {options.metric!r}; there are: {', '.join(names) or 'none'}"
@@ -162,7 +168,7 @@ def _read_store(
         left_out=left_out,
         usage=usage,
         answers=store_to_answers(store, count_tool_calls(calls)),
-        links=store_to_links(store, [row.node for row in usage], reward, options.seed),
+        links=store_to_links(store, [row.node for row in usage], reward, seed=options.seed),
         calls=calls,
         missing=missing,
     )
@@ -214,6 +220,6 @@ def _probe(
     trainer = TrainerOptions() if config is None else config.train.trainer
     local = calls_to_local(calls, model_dirs)
     with reporter.bars(), reporter.task("probe", len(local)) as task:
-        fits = probe_nodes(local, model_dirs, trainer, options.seed, on_node=task.update)
+        fits = probe_nodes(local, model_dirs, trainer, seed=options.seed, on_node=task.update)
         task.update(len(local))
     return fits

@@ -1,7 +1,7 @@
 """What a plan says of its nodes -> rows of the store; and those rows against what happened later: a calibration.
 
 What can have happened: `train` imitated, and its held-out calls were measured (the metrics of an adapter's version);
-`compare` ran mixed teams, and measured what moving each node alone changed (report.json beside the store). Invariant:
+`compare` ran mixed teams, and measured what moving each node alone changed (report.json of its run folder). Invariant:
 only what is younger than a prediction is held against it, and of several the first.
 """
 
@@ -18,8 +18,7 @@ from marft_bridge.comparison.records import Mixed, Report
 from marft_bridge.move_plan.proposal import NodeFacts, Proposed
 from marft_bridge.statistics.means import MeanInterval
 from marft_bridge.statistics.ranks import rank_correlation
-from trace_store.records import Prediction
-from trace_store.store import TraceStore
+from trace_store.records import AdapterRow, Prediction
 
 PLACE = "place"
 NATS, NATS_BASE, GAIN = "nats_per_token", "nats_per_token_base", "gain"
@@ -62,31 +61,43 @@ def plan_to_predictions(
 ) -> list[Prediction]:
     """The rows to keep."""
     rows = [
-        Prediction(plan, p.node, PLACE, float(p.place), None, None, now_ns) for p in proposal if p.place is not None
+        Prediction(plan, p.node, PLACE, value=float(p.place), low=None, high=None, created_ns=now_ns)
+        for p in proposal
+        if p.place is not None
     ]
     for fact in facts:
         probe = None if fact.fit is None else fact.fit.probe
         if probe is not None:
             intervals: dict[str, MeanInterval] = {NATS: probe.after, NATS_BASE: probe.before, GAIN: probe.gain}
             rows += [
-                Prediction(plan, fact.usage.node, quantity, *interval, created_ns=now_ns)
+                Prediction(
+                    plan,
+                    fact.usage.node,
+                    quantity,
+                    value=interval.mean,
+                    low=interval.low,
+                    high=interval.high,
+                    created_ns=now_ns,
+                )
                 for quantity, interval in intervals.items()
             ]
     return rows
 
 
-def calibrate(store: TraceStore, folder: Path) -> tuple[list[Calibrated], list[OrderAgreement]]:
-    """Every prediction of the store with what happened, and how well each plan's order agreed.
+def calibrate(
+    predictions: Sequence[Prediction], adapters: Sequence[AdapterRow], report_path: Path
+) -> tuple[list[Calibrated], list[OrderAgreement]]:
+    """Every prediction with what happened, and how well each plan's order agreed.
 
     Args:
-        folder: where `compare` wrote its report, if it did.
+        adapters: the versions that were trained.
+        report_path: where `compare` writes its report.json, whether it did or not.
 
     Raises:
         ConfigError: that report cannot be read.
     """
-    predictions = store.predictions()
-    learned = _read_learned(store)
-    report = _read_report(folder / "report.json")
+    learned = _adapters_to_learned(adapters)
+    report = _read_report(report_path)
     losses = {} if report is None else _losses(report.mixed)
     reported_ns = 0 if report is None else int(report.created.timestamp() * 1e9)
     rows: list[Calibrated] = []
@@ -103,9 +114,9 @@ def calibrate(store: TraceStore, folder: Path) -> tuple[list[Calibrated], list[O
                 prediction.run_id,
                 prediction.node,
                 prediction.quantity,
-                prediction.value,
-                prediction.low,
-                prediction.high,
+                predicted=prediction.value,
+                low=prediction.low,
+                high=prediction.high,
                 happened=happened,
                 source=source,
             )
@@ -127,10 +138,10 @@ def _first_after(
     return later[0] if later else (None, None)
 
 
-def _read_learned(store: TraceStore) -> Mapping[tuple[str, str], list[tuple[int, float, str]]]:
+def _adapters_to_learned(adapters: Sequence[AdapterRow]) -> Mapping[tuple[str, str], list[tuple[int, float, str]]]:
     """(node, quantity) -> when it was measured in training, the value, and by which version; the oldest first."""
     learned: dict[tuple[str, str], list[tuple[int, float, str]]] = {}
-    for adapter in sorted(store.adapters(), key=lambda row: row.created_ns):
+    for adapter in sorted(adapters, key=lambda row: row.created_ns):
         for quantity, metric in _METRICS.items():
             value = adapter.metrics.get(metric)
             if isinstance(value, float):

@@ -49,7 +49,15 @@ def probe_nodes(
     """
     nodes = [node for node, local in calls.items() if local.items]
     fits = {
-        node: NodeFit(node, 0, 0, None, None, dict(local.refused), no_probe="no call of it could be rendered")
+        node: NodeFit(
+            node,
+            calls=0,
+            tokens=0,
+            base=None,
+            spread=None,
+            refused=dict(local.refused),
+            no_probe="no call of it could be rendered",
+        )
         for node, local in calls.items()
     }
     if not nodes:
@@ -63,7 +71,7 @@ def probe_nodes(
     policies = Policies(options, {node: model_dirs[node] for node in nodes}, nodes, seed=seed, workers=Workers.alone())
     for done, node in enumerate(nodes):
         on_node(done)
-        fits[node] = _fit_node(node, calls[node], policies, seed)
+        fits[node] = _fit_node(node, calls[node], policies, seed=seed)
     return fits
 
 

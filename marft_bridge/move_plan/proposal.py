@@ -5,7 +5,7 @@ The rule, whole (`RULE` says it to the user):
     local     every call of it is answered by an adapter already
     unknown   fewer than MIN_CALLS hosted calls, or nothing below can be told
     first     held-out answers at ln 2 nats a token or less after the probe: a token is likelier than not, in the
-              geometric mean. Without a model: nine answers in ten are a number, or few answers are given often
+              geometric mean. Without a model: few different answers, each given often
     next      above ln 2, and the probe is shown to help
     leave     above ln 2, and the probe is not shown to help
 
@@ -35,8 +35,8 @@ _ORDER: tuple[Move, ...] = ("first", "next", "unknown", "leave", "local")
 RULE = (
     f"first: held-out answers at {LIKELY_NATS:.2f} nats a token or less after the probe, so that a token is likelier "
     "than not; next: above that, and the probe is shown to help; leave: above that, and it is not; unknown: fewer "
-    f"than {MIN_CALLS} hosted calls, or no figure. Without a model, answers that are numbers or a choice of few are "
-    "first. In a class the lowest risk goes first: nats a token times what hangs on the answer (credit where all "
+    f"than {MIN_CALLS} hosted calls, or no figure. Without a model, a choice of few answers is first. In a "
+    "class the lowest risk goes first: nats a token times what hangs on the answer (credit where all "
     "nodes have it, else reach along D, else 1)"
 )
 
@@ -78,7 +78,7 @@ def propose(facts: Sequence[NodeFacts]) -> list[Proposed]:
         node = fact.usage.node
         risk = None if move == "local" else (1.0 if fact.nats is None else fact.nats) * weights[node]
         weight_text = () if move == "local" or basis == "weight" else (f"{basis} {weights[node]:.2f}",)
-        rows.append((fact, Proposed(node, move, None, risk, (*reasons, *weight_text))))
+        rows.append((fact, Proposed(node, move, place=None, risk=risk, reasons=(*reasons, *weight_text))))
     rows.sort(key=lambda row: _sort_key(*row))
     places: dict[str, int] = {}
     for _, proposed in rows:
@@ -115,7 +115,7 @@ def _judge(fact: NodeFacts) -> tuple[Move, tuple[str, ...]]:
 def _judge_by_form(fact: NodeFacts) -> tuple[Move, tuple[str, ...]]:
     missing = "no local model was asked" if fact.fit is None else str(fact.fit.no_probe)
     form = None if fact.answers is None else fact.answers.form
-    if form in ("a choice", "numbers"):
+    if form == "a choice":
         return "first", (f"its answers are {form}; {missing}",)
     return "unknown", (f"its answers are {form or 'not recorded'}; {missing}",)
 

@@ -180,13 +180,14 @@ def _read_credits(store: TraceStore) -> dict[str, MeanInterval]:
     return {}
 
 
-def choose_reward(store: TraceStore, named: str | None) -> tuple[str | None, list[str]]:
+def choose_reward(store: TraceStore, named: str | None, usual: str | None = None) -> tuple[str | None, list[str]]:
     """The team reward to look at, and the names of all that the store has.
 
-    The one that is named where the store has it; else the only one there is; else none.
+    The one that is named, if the store has it, else none. Without a name the usual one where the store has it, else the
+    only one there is, else none.
     """
     query = f"SELECT DISTINCT r.name FROM episode_reward r SEMI JOIN {EPISODES} e USING (episode_id) ORDER BY 1"
     names = [str(name) for (name,) in store.sql(query)]
-    if named in names:
-        return named, names
-    return (names[0] if len(names) == 1 and named is None else None), names
+    if named is not None:
+        return (named if named in names else None), names
+    return (usual if usual in names else names[0] if len(names) == 1 else None), names

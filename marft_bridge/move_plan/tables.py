@@ -98,7 +98,7 @@ def print_plan(plan: Plan, reporter: Reporter) -> None:
     for line in plan.missing:
         reporter.say(f"not looked at: {text_to_line(line)}")
     if plan.run_id is not None:
-        reporter.say(f"kept as {plan.run_id}; `marft-bridge plan --calibration` holds it against what happens")
+        reporter.say(f"kept as {plan.run_id}; `marft-bridge plan --calibration RUN` holds it against what happens")
 
 
 def print_calibration(rows: Sequence[Calibrated], orders: Sequence[OrderAgreement], reporter: Reporter) -> None:

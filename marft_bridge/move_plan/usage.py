@@ -111,7 +111,13 @@ def store_to_usage(store: TraceStore, given: PriceTable | None = None) -> list[N
             sampled_tokens=_sum([part.sampled_tokens for part in parts[row[0]]]),
             uncounted=sum(part.calls - part.counted for part in parts[row[0]]),
             models=tuple(
-                ModelUsage(part.model, part.calls, part.currency, part.cost if part.costed else None, part.costed)
+                ModelUsage(
+                    part.model,
+                    part.calls,
+                    part.currency,
+                    cost=part.cost if part.costed else None,
+                    costed=part.costed,
+                )
                 for part in parts[row[0]]
             ),
         )

@@ -177,7 +177,7 @@ def json_keys(command: str) -> set[str]:
     [
         ("status", []),
         ("plan", ["--model", "none"]),
-        ("plan", ["--calibration"]),
+        ("plan", ["--calibration", "run"]),
         ("traces list", []),
         ("traces show", []),
         ("traces doctor", []),

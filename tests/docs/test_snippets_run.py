@@ -579,9 +579,11 @@ def test_a_plan_is_made_and_looked_at_again_as_it_is_written(
     monkeypatch.setenv("MARFT_CACHE", "cache")
     Path("cache").mkdir()
     save_chat_model(Path("cache") / SMOLLM2_NAME)  # is what `smollm2-135m` finds there
+    Path("runs/mine").mkdir(parents=True)
+    TraceStore.open(Path("runs/mine/store.duckdb")).close()
     many_calls(Path("langfuse.duckdb"), {"writer": lambda _: "notes"}, 8, RESPONSE_MODEL="gpt-5-mini")
     Path("prices.toml").write_text(
-        re.findall(r"```toml\n(.*?)```", (ROOT / "docs/hosted-to-local.md").read_text(), re.DOTALL)[0]
+        re.findall(r"```text\n(.*?)```", (ROOT / "docs/hosted-to-local.md").read_text(), re.DOTALL)[0]
     )
     for words in to_run("docs/hosted-to-local.md"):
         assert run_here(words) == 0, capsys.readouterr().err

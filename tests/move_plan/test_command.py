@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,17 @@ from typing import Any
 import pytest
 from support.chat_rig import save_chat_model
 from support.commands import write_bridge_toml
+from support.fake_vllm import FakeVllm, running
 from support.ingest_rig import foreign_requests, framed
 from support.paths import ROOT
 from support.plan_rig import many_calls, small_store
 
 from marft_bridge import cli
+from marft_bridge.common.progress import Reporter
+from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.training.train import train
 from trace_store.parquet import store_to_parquet
+from trace_store.records import Reward
 from trace_store.store import TraceStore
 
 HOSTILE = 'a\x1b[31m[red]\n\u202e"x'
@@ -78,7 +83,8 @@ def test_a_model_scores_and_probes_and_prices_are_kept(tmp_path: Path, capsys: p
         assert store.runs()[0].config["plan"] == {"model": ["chat"], "calls": 24, "seed": 0, "reward": "right"}
     probe = findings["nodes"][0]["local"]["probe"]
     assert kept["router", "nats_per_token"] == tuple(probe["after"].values())
-    calibration, lines = planned(capsys, path, "--calibration")
+    many_calls(tmp_path / "store.duckdb", {"a": lambda _: "x"}, 1)
+    calibration, lines = planned(capsys, path, "--calibration", tmp_path)
     assert len(calibration["calibration"]) == len(kept)
     assert calibration["calibration"][0]["happened"] is None
     assert "not yet" in lines
@@ -110,7 +116,8 @@ def test_hostile_names_and_answers_stay_text(tmp_path: Path, capsys: pytest.Capt
     assert "\x1b" not in lines
     assert "\u202e" not in lines
     assert "\\x1b[31m[red]" in lines, "nor is it markup"
-    assert planned(capsys, path, "--calibration")[1].count("\x1b") == 0
+    many_calls(tmp_path / "store.duckdb", {"a": lambda _: "x"}, 1)
+    assert planned(capsys, path, "--calibration", tmp_path)[1].count("\x1b") == 0
 
 
 def test_an_export_is_only_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,7 +136,8 @@ def test_an_export_is_only_read(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--metric", "other"], "no run of the app has a reward 'other'; there are: right"),
         (["--prices", "nowhere.toml"], "cannot read nowhere.toml"),
         (["--model", "nowhere"], "nowhere"),
-        (["--calibration", "--model", "x"], "plan --calibration makes no plan; leave out"),
+        (["--calibration", "x", "--model", "x"], "plan --calibration makes no plan; leave out"),
+        (["--calibration", "nowhere"], "there is no run folder nowhere; name that of `train` and `compare`"),
     ],
 )
 def test_what_cannot_be_used_is_one_line_and_nothing_is_kept(
@@ -184,19 +192,46 @@ def test_in_the_light_core_all_is_done_but_the_models_part(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_the_real_small_model_predicts_a_choice_after_a_probe_and_draws_it_to_the_front(
+def test_what_training_measures_is_held_against_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = many_calls(tmp_path / "s.duckdb", {"reasoner": lambda _: "left", "actor": lambda _: "right"}, 40)
+    with TraceStore.open(path) as store:
+        store.put_rewards([Reward(row.episode_id, "reward", 1.0, "test", 1) for row in store.episodes()])
+        store_to_parquet(store, tmp_path / "exported")
+    model = save_chat_model(tmp_path / "chat")
+    findings, _ = planned(capsys, path, "--model", model, "--metric", "reward")
+    text = write_bridge_toml(tmp_path / "bridge.toml", run=str(tmp_path / "run"), rounds=0).read_text()
+    assert "[train]" in text
+    with running(FakeVllm()) as server:
+        raw = tomllib.loads(text)
+        raw["model"] = {"path": str(model)}
+        raw["serve"] = {"attach": server.url}
+        raw["train"]["traces"] = [str(tmp_path / "exported")]
+        raw["train"]["trainer"]["offline"] = {"mode": "filtered", "retokenise": True, "epochs": 4}
+        train(BridgeConfig.model_validate(raw), Reporter(), resume=False)
+    capsys.readouterr()
+    calibration, lines = planned(capsys, path, "--calibration", tmp_path / "run")
+    happened = {(row["node"], row["quantity"]): row for row in calibration["calibration"]}
+    for node in findings["nodes"]:
+        base = happened[node["node"], "nats_per_token_base"]
+        assert base["happened"] == pytest.approx(base["predicted"], rel=0.05), "one model, like calls"
+        after = happened[node["node"], "nats_per_token"]
+        assert after["source"] == f"training of {node['node']}@1"
+        assert after["happened"] < base["happened"]
+    assert "training of actor@1" in lines
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_real_small_model_predicts_what_is_always_the_same_after_a_probe_and_draws_it_to_the_front(
     smollm2_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One node always says the same, one gives eight digits at random."""
-    words = [f"{(7919 * k) % 9973:04d} {(104729 * k) % 9967:04d}" for k in range(1, 41)]
-    path = many_calls(
-        tmp_path / "s.duckdb", {"chance": lambda k: words[k], "rule": lambda k: "category: invoice, priority: low"}, 40
-    )
-    started = time.monotonic()
-    findings, _ = planned(capsys, path, "--model", smollm2_dir, "--calls", 36)
-    assert time.monotonic() - started < 600
-    nodes = {node["node"]: node["local"] for node in findings["nodes"]}
-    assert nodes["rule"]["probe"]["gain"]["low"] > 0.5
-    assert nodes["rule"]["probe"]["after"]["mean"] < nodes["chance"]["probe"]["after"]["mean"]
-    assert (findings["proposal"][0]["node"], findings["proposal"][0]["move"]) == ("rule", "first")
-    assert {row["node"]: row["move"] for row in findings["proposal"]}["chance"] != "first"
+    digits = [f"{(7919 * k) % 9973:04d} {(104729 * k) % 9967:04d}" for k in range(1, 31)]
+    answers = {"chance": lambda k: digits[k], "rule": lambda _: "category: invoice, priority: low"}
+    path = many_calls(tmp_path / "s.duckdb", answers, 30)
+    findings, _ = planned(capsys, path, "--model", smollm2_dir, "--calls", 24)
+    probes = {node["node"]: node["local"]["probe"] for node in findings["nodes"]}
+    assert probes["rule"]["gain"]["low"] > 0.5
+    assert probes["rule"]["after"]["mean"] < probes["chance"]["after"]["mean"]
+    assert findings["proposal"][0]["node"] == "rule"
+    assert findings["proposal"][0]["move"] != "leave"

@@ -232,8 +232,10 @@ def test_several_rewards_want_a_name(path: Path, tmp_path: Path) -> None:
     with TraceStore.open(other) as store:
         store.put_rewards([Reward(trace_id("0"), "shy", 0.5, "test", 1)])
         assert choose_reward(store, None) == (None, ["right", "shy"])
-        assert choose_reward(store, "shy")[0] == "shy"
-        assert choose_reward(store, "other")[0] is None
+        assert [choose_reward(store, name)[0] for name in ("shy", "other")] == ["shy", None]
+        assert [choose_reward(store, None, usual=name)[0] for name in ("shy", "other")] == ["shy", None]
+    with TraceStore.open(path, read_only=True) as store:
+        assert choose_reward(store, None, usual="other")[0] == "right", "the only one there is"
 
 
 # -- the draw --------------------------------------------------------------------------------------------------------

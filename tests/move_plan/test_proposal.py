@@ -40,7 +40,9 @@ def facts(node: str, *, after: float | None = None, before: float = 3.0, **known
     links = NodeLinks(
         node, 10, None if reach is None else sure(reach), reach, None, None, None if credit is None else sure(credit)
     )
-    answers = NodeAnswers(node, calls, calls, known.get("numbers", 0), 0, 90, 2, 9.0, 9.0, 2.0, 3.0)
+    answers = NodeAnswers(
+        node, calls, calls, known.get("numbers", 0), 0, known.get("different", 90), 2, 9.0, 9.0, 2.0, 3.0
+    )
     return NodeFacts(usage, answers, links, fit)
 
 
@@ -68,9 +70,13 @@ def test_every_class_of_the_rule_and_their_order() -> None:
 
 
 def test_without_a_model_the_form_of_the_answers_decides_and_says_so() -> None:
-    numbers, text = propose([facts("text"), facts("numbers", numbers=100)])
-    assert (numbers.node, numbers.move, text.move) == ("numbers", "first", "unknown")
-    assert numbers.reasons == ("its answers are numbers; no local model was asked",)
+    choice, *rest = propose([facts("a"), facts("b", numbers=100), facts("c", different=12)])
+    assert (choice.node, choice.move) == ("c", "first")
+    assert choice.reasons == ("its answers are a choice; no local model was asked",)
+    assert [(row.node, row.move, row.reasons[0].split(";")[0]) for row in rest] == [
+        ("a", "unknown", "its answers are text"),
+        ("b", "unknown", "its answers are numbers"),
+    ]
 
 
 def test_within_a_class_the_risk_decides_which_is_nats_times_what_hangs_on_the_answer() -> None:
@@ -118,10 +124,10 @@ def adapter(version: int, created_ns: int, nats: float) -> AdapterRow:
 def test_a_prediction_is_held_against_the_first_measurement_that_is_younger(tmp_path: Path) -> None:
     with TraceStore.open(tmp_path / "s.duckdb") as store:
         store.put_predictions(kept([facts("a", after=0.5, before=2.0), facts("b")], 100))
-        assert {row.happened for row in calibrate(store, tmp_path)[0]} == {None}
+        assert {row.happened for row in calibrate(store.predictions(), [], tmp_path / "report.json")[0]} == {None}
         for row in (adapter(3, 300, 0.1), adapter(2, 200, 0.9), adapter(1, 50, 0.5)):
             store.put_adapter(row)
-        rows, orders = calibrate(store, tmp_path)
+        rows, orders = calibrate(store.predictions(), store.adapters(), tmp_path / "report.json")
     assert orders == []
     happened = {(row.node, row.quantity): (row.happened, row.is_within, row.source) for row in rows}
     assert happened["a", "nats_per_token"] == (0.9, False, "training of a@2")
@@ -143,12 +149,16 @@ def test_places_are_held_against_what_moving_each_node_alone_lost(tmp_path: Path
     def predictions(plan: str, values: dict[str, float], created_ns: int) -> list[Prediction]:
         return [Prediction(plan, node, "place", place, None, None, created_ns) for node, place in values.items()]
 
-    with TraceStore.open(tmp_path / "s.duckdb") as store:
-        store.put_predictions(predictions("plan-1", places, 1))
-        store.put_predictions(predictions("plan-2", places | {"middling": 3.0, "worst": 2.0}, 2))
-        store.put_predictions(predictions("plan-3", {"worst": 1.0, "middling": 2.0}, 3))
-        store.put_predictions(predictions("plan-4", places, after_ns))
-        rows, orders = calibrate(store, tmp_path)
+    rows, orders = calibrate(
+        [
+            *predictions("plan-1", places, 1),
+            *predictions("plan-2", places | {"middling": 3.0, "worst": 2.0}, 2),
+            *predictions("plan-3", {"worst": 1.0, "middling": 2.0}, 3),
+            *predictions("plan-4", places, after_ns),
+        ],
+        [],
+        tmp_path / "report.json",
+    )
     # of plan-2 the ranks 1, 3, 2 stand against 1, 2, 3: 1 - 6 * 2 / (3 * 8)
     assert [(o.plan, o.nodes, o.correlation and round(o.correlation, 9)) for o in orders] == [
         ("plan-1", 3, 1.0),
@@ -163,8 +173,5 @@ def test_places_are_held_against_what_moving_each_node_alone_lost(tmp_path: Path
     }
     assert {row.happened for row in rows if row.plan == "plan-4"} == {None}
     (tmp_path / "report.json").write_text(json.dumps({"schema_version": 1}))
-    with (
-        TraceStore.open(tmp_path / "s.duckdb") as store,
-        pytest.raises(ConfigError, match="no report of this version"),
-    ):
-        calibrate(store, tmp_path)
+    with pytest.raises(ConfigError, match="no report of this version"):
+        calibrate([], [], tmp_path / "report.json")

@@ -4,6 +4,8 @@
 - Tasks weigh the same, however many samples they have
 - Equal outcomes still leave an interval, that of Clopper and Pearson
 - A task with too few samples is named
+- The difference of two groups has Welch's interval where each value is a task of its own, and keeps tasks together
+- A rank correlation is scipy's
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import pytest
 import scipy.stats
 
 from marft_bridge.statistics import avg_at_k, pass_at_k, pass_at_k_by_task
+from marft_bridge.statistics.means import difference_interval
+from marft_bridge.statistics.ranks import rank_correlation
 
 
 def test_pass_at_k_is_the_share_of_choices_with_a_right_sample() -> None:
@@ -74,3 +78,44 @@ def test_a_task_with_too_few_samples_is_named() -> None:
         pass_at_k([0.5], ["a"], 1)
     with pytest.raises(ValueError, match="1 values but 2 cluster labels"):
         avg_at_k([0.5], ["a", "b"], 1)
+
+
+def test_the_difference_of_two_groups_has_welchs_standard_error_where_tasks_are_single() -> None:
+    rng = np.random.default_rng(1)
+    first, rest = rng.normal(0.3, 1.0, 40), rng.normal(0.0, 2.0, 60)
+    result = difference_interval([*first, *rest], [True] * 40 + [False] * 60)
+    welch = np.sqrt(first.var() / 40 + rest.var() / 60) * np.sqrt(100 / 99)  # divisors n, and K / (K - 1)
+    half = scipy.stats.t.ppf(0.975, 99) * welch
+    assert result == pytest.approx((first.mean() - rest.mean(), result.mean - half, result.mean + half))
+
+
+def test_a_difference_covers_what_is_true_where_runs_of_a_task_are_alike() -> None:
+    rng, hits = np.random.default_rng(2), 0
+    for _ in range(400):
+        task_effects = np.repeat(rng.normal(0.0, 1.0, 30), 4)
+        in_first = np.repeat(rng.random(30) < 0.5, 4)  # whole tasks, so that the effects do not cancel
+        if in_first.all() or not in_first.any():
+            continue
+        values = task_effects + rng.normal(0.0, 0.1, 120)
+        low, high = difference_interval(values, in_first, clusters=np.repeat(np.arange(30), 4))[1:]
+        assert low is not None
+        assert high is not None
+        hits += low <= 0 <= high
+    assert hits / 400 == pytest.approx(0.95, abs=0.035)
+
+
+def test_a_difference_needs_two_groups_and_two_tasks() -> None:
+    with pytest.raises(ValueError, match="each of the two groups"):
+        difference_interval([1.0, 2.0], [True, True])
+    assert difference_interval([1.0, 2.0], [True, False], clusters=["a", "a"]) == (-1.0, None, None)
+
+
+def test_a_rank_correlation_is_scipys_ties_included() -> None:
+    rng = np.random.default_rng(3)
+    for size in (3, 5, 12):
+        x, y = rng.integers(0, 4, size).astype(float), rng.normal(size=size)
+        x[:2] = (0.0, 3.0)
+        assert rank_correlation(x, y) == pytest.approx(scipy.stats.spearmanr(x, y).statistic)
+    assert rank_correlation([1.0, 1.0], [1.0, 2.0]) is None
+    with pytest.raises(ValueError, match="at least 1"):
+        rank_correlation([], [])

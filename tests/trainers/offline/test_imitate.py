@@ -67,6 +67,17 @@ def test_the_pass_that_made_held_out_calls_likeliest_is_gone_back_to(model_dir: 
         torch.testing.assert_close(weight, other.policies.parameters("actor")[name])
 
 
+def test_held_out_nats_are_those_of_the_held_out_calls_with_the_weights_that_are_kept(model_dir: Path) -> None:
+    trainer = trainer_of(model_dir, epochs=4, kl_budget=1e3)
+    action = make_action("actor", [3], [5])
+    (before,) = trainer.policies.logprobs_of("actor", [action])
+    figures = imitated(trainer, one_rule(64))  # whichever of them were held out: they are alike
+    (after,) = trainer.policies.logprobs_of("actor", [action])
+    assert figures["held_out_nats_before"] == pytest.approx(-before[0], abs=1e-5)
+    assert figures["held_out_nats"] == pytest.approx(-after[0], abs=1e-5)
+    assert figures["held_out_nats"] < figures["held_out_nats_before"]
+
+
 def test_a_pass_beyond_the_budget_is_shortened_to_within_it_and_is_the_last(model_dir: Path) -> None:
     def played(trainer: MarftTrainer) -> list[Trajectory]:
         actions = sample_batch(trainer, "actor", [[3]] * 64, 1, torch.Generator().manual_seed(1))
@@ -90,3 +101,4 @@ def test_a_pass_beyond_the_budget_is_shortened_to_within_it_and_is_the_last(mode
 def test_too_few_traces_hold_none_out(model_dir: Path) -> None:
     figures = imitated(trainer_of(model_dir, epochs=3), one_rule(12))
     assert (figures["held_out_actions"], figures["held_out_loss"], figures["epochs"]) == (0, None, 3)
+    assert figures["held_out_nats_before"] is figures["held_out_nats"] is None
