@@ -1,0 +1,370 @@
+"""The whole runs of a round -> the forks of them that are played next, in waves, until the round's tokens are spent.
+
+    runs/x/trees/round-00003.json    every wave, written down before it is played
+
+A round has as many sampled tokens as `train.episodes_per_round` whole runs would have, by the mean of those that it
+played. A wave takes what should cost half of what is left of them, in the order of `fork_draw`, and the last ones a
+single call, so that the round ends within about half a fork of its budget. Invariants: what is forked follows from the
+seed, earlier rounds and the runs of this one, so that a round that was stopped anywhere goes on as it would have; what
+is written down is played, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from marft_bridge.common.errors import BridgeError, GraphError
+from marft_bridge.common.files import write_atomically
+from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.forks.fork_plan import ForkChange, plan_forks, refuse_other_models, spans_to_parent
+from marft_bridge.forks.recorded_prefix import RecordedPrefix, run_to_prefix
+from marft_bridge.replay.recorded_run import RecordedRun
+from marft_bridge.rollouts.episode_plan import (
+    EpisodeRequest,
+    ForkPoint,
+    derived_seed,
+    episode_to_key,
+    replaced_attempts,
+    unfinished_requests,
+)
+from marft_bridge.serving.adapter_registry import AdapterRegistry
+from marft_bridge.training.fork_draw import (
+    CallSpot,
+    ForkChoice,
+    SiblingRewards,
+    draw_forks,
+    runs_to_reach,
+    spots_to_weights,
+)
+from marft_bridge.training.round_plan import RoundPlan
+from trace_store.errors import StoreError
+from trace_store.files import make_folder
+from trace_store.records import BLIND_FORK, Action, Episode, Trajectory
+from trace_store.store import TraceStore
+
+# What the runs beneath each forked call of earlier rounds earned.
+_SIBLINGS = """
+WITH earned AS (
+  SELECT e.episode_id, e.parent_episode, e.fork_action, arg_max(r.value, r.created_ns) AS value
+  FROM episodes e JOIN rewards r USING (episode_id)
+  WHERE e.run_id = $1 AND e.round <= $2 AND e.outcome <> 'failed' AND r.scope = 'episode' AND r.name = $3
+  GROUP BY ALL HAVING isfinite(value)
+), spots AS (
+  SELECT episode_id, action_id, node, row_number() OVER (
+    PARTITION BY episode_id, node ORDER BY started_ns, action_id
+  ) AS number
+  FROM actions WHERE episode_id IN (SELECT parent_episode FROM earned WHERE fork_action IS NOT NULL)
+)
+SELECT s.node, s.number, p.value, list(f.value ORDER BY f.value)
+FROM earned f JOIN spots s ON s.action_id = f.fork_action AND s.episode_id = f.parent_episode
+JOIN earned p ON p.episode_id = f.parent_episode
+GROUP BY f.parent_episode, f.fork_action, s.node, s.number, p.value ORDER BY ALL
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFork:
+    """One call that is forked, as it is written down."""
+
+    task: str
+    sample: int  # of the run
+    node: str
+    call: int  # among those of its node, from 1
+    episode: str
+    action: str
+    forks: int
+    tokens: int  # that a fork is expected to sample: those of the run from this call on
+
+    @property
+    def choice(self) -> ForkChoice:
+        """The draw that it comes from."""
+        return ForkChoice(self.task, self.sample, CallSpot(self.node, self.call))
+
+    @property
+    def point(self) -> ForkPoint:
+        """Where the run is left."""
+        return ForkPoint(self.episode, self.action)
+
+
+Wave = tuple[PlannedFork, ...]
+
+
+def plan_path(folder: Path, number: int) -> Path:
+    """The file of a round."""
+    return folder / f"round-{number:05}.json"
+
+
+def read_waves(folder: Path, number: int) -> list[Wave]:
+    """The waves of a round that are written down so far."""
+    path = plan_path(folder, number)
+    if not path.exists():
+        return []
+    return [tuple(PlannedFork(**fork) for fork in wave) for wave in json.loads(path.read_text())["waves"]]
+
+
+def _write_waves(folder: Path, number: int, waves: Sequence[Wave]) -> None:
+    make_folder(folder)
+    content = {"waves": [[asdict(fork) for fork in wave] for wave in waves]}
+    write_atomically(plan_path(folder, number), json.dumps(content, indent=1) + "\n")
+
+
+@dataclass(frozen=True, slots=True)
+class ForkRules:
+    """What forks of every round of a run are planned by."""
+
+    config: BridgeConfig
+    registry: AdapterRegistry
+    folder: Path  # of the plans
+    run_id: str
+    is_heldout: Callable[[Episode], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownBefore:
+    """What a round knows of tasks and calls, of rounds before it that are over in every execution."""
+
+    task_weights: Mapping[str, float]
+    reach: Mapping[CallSpot, float]  # see `runs_to_reach`
+    siblings: Sequence[SiblingRewards]
+
+
+def siblings_of_rounds(store: TraceStore, run_id: str, last_round: int, reward: str) -> list[SiblingRewards]:
+    """What siblings at forked calls earned, in a run's rounds up to one."""
+    rows = store.sql(_SIBLINGS, (run_id, last_round, reward))
+    return [SiblingRewards(CallSpot(node, number), (parent, *forks)) for node, number, parent, forks in rows]
+
+
+def actions_to_spots(actions: Sequence[Action], nodes: Collection[str]) -> dict[CallSpot, Action]:
+    """The calls of a run, those of some nodes, by where they stand: see `RecordedCall.number`."""
+    counts: Counter[str] = Counter()
+    spots = {}
+    for action in sorted(actions, key=lambda each: (each.started_ns, each.action_id)):
+        counts[action.node] += 1
+        if action.node in nodes and action.trainable:
+            spots[CallSpot(action.node, counts[action.node])] = action
+    return spots
+
+
+def sampled_count(actions: Sequence[Action]) -> int:
+    """The tokens that were sampled for some actions, as far as known; none where an answer was given again."""
+    return sum(_tokens(each.sampled_tokens, each.sampled_ids) for each in actions if each.replayed_from is None)
+
+
+def prompt_count(action: Action) -> int:
+    """The tokens of an action's prompt, as far as known."""
+    return _tokens(action.prompt_tokens, action.prompt_ids)
+
+
+def _tokens(counted: int | None, ids: Sequence[int] | None) -> int:
+    return counted if counted is not None else len(ids or ())
+
+
+class RoundForks:
+    """The forks of one round, as a store holds the round now.
+
+    Args:
+        plan: of the round's whole runs, which are all played.
+        known: makes what is known before the round; called only where a wave is to be planned.
+    """
+
+    def __init__(
+        self, rules: ForkRules, store: TraceStore, plan: RoundPlan, known: Callable[[], KnownBefore], number: int
+    ) -> None:
+        self._rules, self._store, self._plan, self._known, self._number = rules, store, plan, known, number
+        assert rules.config.train.trees is not None
+        self._options = rules.config.train.trees
+        self._runs: dict[str, RecordedRun] = {}
+        self._refusals: Counter[str] = Counter()
+
+    def next_wave(self, played: Collection[EpisodeRequest]) -> list[EpisodeRequest]:
+        """The forks to be played next; empty where the round's tokens are spent.
+
+        Args:
+            played: what this process has played of the round, which is not repeated where it failed.
+
+        Raises:
+            GraphError: no run of the round can be forked.
+        """
+        waves = read_waves(self._rules.folder, self._number)
+        played_keys = {request.key for request in played}
+        if open_requests := [r for wave in waves for r in self._open_requests(wave) if r.key not in played_keys]:
+            return open_requests
+        wave = self._plan_wave(waves)
+        if not wave:
+            if not waves and self._refusals:
+                ((reason, _),) = self._refusals.most_common(1)
+                raise GraphError(f"train.trees: no call of round {self._number} can be forked: {reason}")
+            return []
+        _write_waves(self._rules.folder, self._number, [*waves, wave])
+        return self._open_requests(wave)
+
+    # -- what was planned ----------------------------------------------------------------------------------------
+
+    def _open_requests(self, wave: Wave) -> list[EpisodeRequest]:
+        """The forks of a wave that no finished episode answers; none of a run that is erased since."""
+        requests = []
+        for fork in wave:
+            if (episode := self._episodes.get(fork.episode)) is None:
+                continue
+            keys = {r.key for r in unfinished_requests(self._store, _without_beginning(fork, episode))}
+            if keys:
+                requests += [r for r in self._to_requests(fork) if r.key in keys]
+        return requests
+
+    def _to_requests(self, fork: PlannedFork) -> list[EpisodeRequest]:
+        run = self._run(fork.episode)
+        prefix = self._prefix(run, fork.action)
+        seed = self._rules.config.seed
+        planned = plan_forks(run, prefix, ForkChange(), run_id=self._rules.run_id, samples=fork.forks, seed=seed)
+        place = f"{fork.task}/{fork.sample}/{fork.node}:{fork.call}"
+        return [
+            replace(
+                request,
+                round=self._number,
+                seed=derived_seed(seed, self._number, place, sample=request.sample),
+                tags={BLIND_FORK: "yes"},
+            )
+            for request in planned
+        ]
+
+    # -- what is planned next ------------------------------------------------------------------------------------
+
+    def _plan_wave(self, waves: Sequence[Wave]) -> Wave:
+        left = self._tokens_left(waves)
+        wave: list[PlannedFork] = []
+        cost = 0
+        for fork in self._forkable(after=waves[-1][-1].choice if waves else None):
+            count = min(self._options.samples, math.floor((left - cost) / fork.tokens + 0.5))
+            if count < 1 or (wave and cost + count * fork.tokens > left / 2):
+                break
+            wave.append(replace(fork, forks=count))
+            cost += count * fork.tokens
+        return tuple(wave)
+
+    def _tokens_left(self, waves: Sequence[Wave]) -> float:
+        """Of the budget. A fork that failed counts as what it was expected to cost, so that no round goes on for ever;
+        of several attempts at a request the last one counts."""
+        attempts = {episode_to_key(t.episode): t for t in self._trajectories}
+        chains = [attempts[request.key] for request in self._plan.planned if request.key in attempts]
+        if not chains:
+            return 0.0
+        chain_tokens = sum(sampled_count(each.actions) for each in chains)
+        spent = 0
+        for fork in (fork for wave in waves for fork in wave):
+            for request in _without_beginning(fork, self._episodes.get(fork.episode)):
+                attempt = attempts.get(request.key)
+                tokens = 0 if attempt is None else sampled_count(attempt.actions)
+                is_whole = attempt is not None and attempt.episode.outcome != "failed" and tokens
+                spent += tokens if is_whole else max(tokens, fork.tokens)
+        budget = self._rules.config.train.episodes_per_round * chain_tokens / len(chains)
+        return budget - chain_tokens - spent
+
+    def _forkable(self, after: ForkChoice | None) -> Iterator[PlannedFork]:
+        """The calls that can be forked, in the order of the draw, behind the one that was planned last."""
+        rules = self._rules
+        runs = {(t.episode.task_id, t.episode.sample): t for t in self._trajectories if self._is_learned_from(t)}
+        known = self._known()
+        order = draw_forks(
+            [(request.task["id"], request.sample) for request in self._plan.planned],
+            known.task_weights,
+            spots_to_weights(known.reach, known.siblings),
+            key=f"{rules.config.seed}/forks/{self._number}",
+        )
+        for choice in order[order.index(after) + 1 if after in order else 0 :]:
+            run = runs.get((choice.task_id, choice.sample))
+            action = None if run is None else actions_to_spots(run.actions, rules.config.graph.nodes).get(choice.spot)
+            if run is None or action is None:
+                continue
+            episode_id = run.episode.episode_id
+            try:
+                prefix = self._prefix(self._run(episode_id), action.action_id)
+            except (BridgeError, StoreError) as error:
+                self._refusals[str(error).replace(episode_id, f"{episode_id[:12]}").removeprefix("fork: ")] += 1
+                continue
+            given_ids = {given.call.action_id for given in prefix.given}
+            tokens = sampled_count([each for each in run.actions if each.action_id not in given_ids])
+            yield PlannedFork(
+                choice.task_id,
+                choice.sample,
+                node=choice.spot.node,
+                call=choice.spot.number,
+                episode=episode_id,
+                action=action.action_id,
+                forks=self._options.samples,
+                tokens=max(1, tokens),
+            )
+
+    def _is_learned_from(self, run: Trajectory) -> bool:
+        reward = run.team_reward(self._rules.config.train.trainer.reward)
+        is_whole = run.episode.fork_action is None and run.episode.outcome != "failed"
+        return is_whole and reward is not None and math.isfinite(reward) and not self._rules.is_heldout(run.episode)
+
+    @cached_property
+    def _trajectories(self) -> list[Trajectory]:
+        """The attempts at the round's episodes that count, by their start."""
+        replaced = replaced_attempts(self._store, self._rules.run_id)
+        stored = self._store.trajectories(run_ids=[self._rules.run_id], round=self._number, forks=True)
+        return [each for each in stored if each.episode.episode_id not in replaced]
+
+    @cached_property
+    def _episodes(self) -> dict[str, Episode]:
+        return {each.episode.episode_id: each.episode for each in self._trajectories}
+
+    def _run(self, episode_id: str) -> RecordedRun:
+        if episode_id not in self._runs:
+            run = spans_to_parent(self._store.spans(episode_id))
+            refuse_other_models(run, self._rules.config, self._rules.registry)
+            self._runs[episode_id] = run
+        return self._runs[episode_id]
+
+    def _prefix(self, run: RecordedRun, action_id: str) -> RecordedPrefix:
+        return run_to_prefix(run, next(call for call in run.calls if call.action_id == action_id))
+
+
+def _without_beginning(fork: PlannedFork, episode: Episode | None) -> list[EpisodeRequest]:
+    """Requests by which the forks of a call are known; they cannot be run."""
+    if episode is None:
+        return []
+    return [
+        EpisodeRequest(
+            episode.run_id or "",
+            episode.task,
+            split=episode.split,
+            sample=sample,
+            seed=0,
+            adapters={},
+            round=episode.round,
+            fork=fork.point,
+        )
+        for sample in range(fork.forks)
+    ]
+
+
+# -- what came of it ----------------------------------------------------------------------------------------------
+
+
+def known_runs_to_reach(runs: Sequence[Trajectory], nodes: Collection[str]) -> dict[CallSpot, float]:
+    """How often runs make each call of some nodes, by runs of before; those that failed say nothing."""
+    whole_runs = [run for run in runs if run.episode.outcome != "failed"]
+    return runs_to_reach([list(actions_to_spots(run.actions, nodes)) for run in whole_runs])
+
+
+def forks_in_planned_order(
+    trajectories: Sequence[Trajectory], waves: Sequence[Wave], replaced: Collection[str]
+) -> list[Trajectory]:
+    """The forks of a round in the order of its plan, without the replaced attempts; attempts stay in their order."""
+    positions = {fork.point: position for position, fork in enumerate(fork for wave in waves for fork in wave)}
+
+    def place(episode: Episode) -> tuple[int, int]:
+        point = ForkPoint(episode.parent_episode or "", episode.fork_action or "")
+        return positions.get(point, len(positions)), episode.sample
+
+    forks = [each for each in trajectories if each.episode.fork_action is not None]
+    kept_forks = [each for each in forks if each.episode.episode_id not in replaced]
+    return sorted(kept_forks, key=lambda each: place(each.episode))
