@@ -15,6 +15,7 @@ from marft_bridge.training.fork_draw import (
     ForkChoice,
     SiblingRewards,
     draw_forks,
+    fill_wave,
     runs_to_reach,
     spots_to_weights,
 )
@@ -89,3 +90,21 @@ def test_the_order_of_some_runs_does_not_depend_on_which_others_there_are() -> N
     assert part == [choice for choice in whole if (choice.task_id, choice.sample) != RUNS[0]]
     assert whole != draw_forks(RUNS, weights, SPOTS, "7/2")
     assert ForkChoice("open", 0, PLAN) in whole
+
+
+@pytest.mark.parametrize(
+    ("left", "costs", "wave"),
+    [
+        (100, [10, 10, 10, 10], [("a", 2), ("b", 2)]),  # 20 + 20 of 50; a third would make 60
+        (30, [10, 10], [("a", 2)]),  # the first one although it is more than half
+        (15, [10, 10], [("a", 2)]),  # 1.5 forks fit, and round up
+        (14, [10, 1], [("a", 1)]),
+        (5, [10, 1], [("a", 1)]),  # half a fork too much, and never more
+        (4, [10, 1], []),
+        (0, [1], []),
+        (-9, [1], []),
+        (9, [], []),
+    ],
+)
+def test_a_wave_takes_half_of_what_is_left_by_hand(left: float, costs: list[int], wave: list[tuple[str, int]]) -> None:
+    assert fill_wave(left, zip("abcd", costs, strict=False), samples=2) == wave
