@@ -13,8 +13,11 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from marft_bridge.training.task_draw import FLOOR, PRIOR_WEIGHT, uniform_of
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -96,6 +99,28 @@ def draw_forks(
             time -= math.log(uniform_of(f"{run_key}/{number}")) / task_weights[task_id]
             timed.append((time, ForkChoice(task_id, sample, spot)))
     return [choice for _, choice in sorted(timed)]
+
+
+def fill_wave(left: float, costs: Iterable[tuple[Item, int]], samples: int) -> list[tuple[Item, int]]:
+    """The forks that are played next: calls in their order, each with how many forks it has.
+
+    Half of the budget is given out, so that what forks really cost is known before the other half is; the first call is
+    taken whatever it costs, with as many forks as fit. Empty where not even half a fork fits.
+
+    Args:
+        left: tokens of the round that are not spent yet.
+        costs: calls, and what one fork of each should cost, at least 1 token.
+        samples: forks of a call.
+    """
+    wave: list[tuple[Item, int]] = []
+    given_out = 0
+    for item, tokens in costs:
+        count = min(samples, math.floor((left - given_out) / tokens + 0.5))
+        if count < 1 or (wave and given_out + count * tokens > left / 2):
+            break
+        wave.append((item, count))
+        given_out += count * tokens
+    return wave
 
 
 def _draw_spots(weights: Mapping[CallSpot, float], key: str) -> list[CallSpot]:

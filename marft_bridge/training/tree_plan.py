@@ -39,6 +39,7 @@ from marft_bridge.training.fork_draw import (
     ForkChoice,
     SiblingRewards,
     draw_forks,
+    fill_wave,
     runs_to_reach,
     spots_to_weights,
 )
@@ -236,16 +237,10 @@ class RoundForks:
     # -- what is planned next ------------------------------------------------------------------------------------
 
     def _plan_wave(self, waves: Sequence[Wave]) -> Wave:
-        left = self._tokens_left(waves)
-        wave: list[PlannedFork] = []
-        cost = 0
-        for fork in self._forkable(after=waves[-1][-1].choice if waves else None):
-            count = min(self._options.samples, math.floor((left - cost) / fork.tokens + 0.5))
-            if count < 1 or (wave and cost + count * fork.tokens > left / 2):
-                break
-            wave.append(replace(fork, forks=count))
-            cost += count * fork.tokens
-        return tuple(wave)
+        after = waves[-1][-1].choice if waves else None
+        costs = ((fork, fork.tokens) for fork in self._forkable(after))
+        wave = fill_wave(self._tokens_left(waves), costs, self._options.samples)
+        return tuple(replace(fork, forks=count) for fork, count in wave)
 
     def _tokens_left(self, waves: Sequence[Wave]) -> float:
         """Of the budget. A fork that failed counts as what it was expected to cost, so that no round goes on for ever;

@@ -19,6 +19,7 @@ from support.school_rig import School, learned, school_in, until
 from marft_bridge.rollouts.episode_plan import episode_to_fork
 from marft_bridge.rollouts.session import Session
 from marft_bridge.training.tree_plan import read_waves
+from marft_bridge.view.curves import lines_to_charts
 from trace_store.records import REPLAYED
 from trainers.errors import TrainError
 
@@ -75,6 +76,8 @@ def test_a_round_hands_over_its_runs_and_their_forks_and_every_sampled_call_once
                 assert len(chains) == 4
             newest = {row[0] for row in store.sql("SELECT episode_id FROM adapter_episodes WHERE version = 3")}
             assert {each.episode.episode_id for each in stored} <= newest
+        charts = {chart.name for chart in lines_to_charts({"run": lines}, {})}  # of the viewer's page
+        assert {"trees.forks", "trees.fork_tokens_saved_share", "trees.undecided_tasks"} <= charts
         assert any(agent["steps"] for line in lines for agent in line["agents"].values())
 
 
