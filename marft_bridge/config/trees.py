@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -15,3 +17,6 @@ class TreeOptions(BaseModel):
     have had as whole runs, of which the rest are run."""
     samples: int = Field(3, ge=1)
     """Forks of one call, which together with the run that they leave are compared."""
+    go_on_from: Literal["all", "best"] = "all"
+    """all: calls of whole runs, drawn without a look at the round itself. best: AT-GRPO's walk, from the first call of
+    a run to the next call of whichever run beneath it earned most, and so on; its forks teach their own calls only."""

@@ -99,7 +99,7 @@ class RunFolder:
 
     @property
     def trees(self) -> Path:
-        """A file per round with forks: see `training.tree_plan`."""
+        """A file per round with forks: see `training.planned_forks`."""
         return self.path / "trees"
 
     @property

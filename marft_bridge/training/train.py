@@ -54,6 +54,7 @@ from marft_bridge.training.advantage_log import credits_to_file, delete_rounds_a
 from marft_bridge.training.async_rollouts import BackgroundRollouts
 from marft_bridge.training.external_traces import config_to_names, traces_to_episodes
 from marft_bridge.training.loggers.run_loggers import RunLoggers, open_loggers, require_loggers
+from marft_bridge.training.planned_forks import forks_in_planned_order, known_runs_to_reach, read_waves
 from marft_bridge.training.regression_check import run_to_regression_text
 from marft_bridge.training.retokenise import Retokeniser, bases_to_retokeniser
 from marft_bridge.training.round_plan import (
@@ -70,15 +71,7 @@ from marft_bridge.training.signal_check import SignalCheck, check_forecast
 from marft_bridge.training.success_draw import rewards_to_draw_weights
 from marft_bridge.training.task_draw import DrawRule, TaskReward, rewards_to_weights, round_to_task_order
 from marft_bridge.training.tree_metrics import round_to_tree_metrics, tree_metrics_to_text
-from marft_bridge.training.tree_plan import (
-    ForkRules,
-    KnownBefore,
-    RoundForks,
-    forks_in_planned_order,
-    known_runs_to_reach,
-    read_waves,
-    siblings_of_rounds,
-)
+from marft_bridge.training.tree_plan import ForkRules, KnownBefore, RoundForks, siblings_of_rounds
 from marft_bridge.training.version_naming import lines_to_stop_text, named_to_metrics, named_to_text, store_to_named
 from trace_store.files import open_to_write
 from trace_store.records import Trajectory

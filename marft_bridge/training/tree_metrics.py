@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from marft_bridge.rollouts.episode_plan import episode_to_fork
-from marft_bridge.training.tree_plan import Wave, prompt_count, sampled_count
+from marft_bridge.training.planned_forks import Wave, prompt_count, sampled_count
 from trace_store.records import Trajectory
 
 

@@ -1,7 +1,5 @@
 """The whole runs of a round -> the forks of them that are played next, in waves, until the round's tokens are spent.
 
-    runs/x/trees/round-00003.json    every wave, written down before it is played
-
 A round has as many sampled tokens as `train.episodes_per_round` whole runs would have, by the mean of those that it
 played. A wave takes what should cost half of what is left of them, in the order of `fork_draw`, and the last ones a
 single call, so that the round ends within about half a fork of its budget. Invariants: what is forked follows from the
@@ -11,24 +9,22 @@ is written down is played, and nothing else.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from marft_bridge.common.errors import BridgeError, GraphError
-from marft_bridge.common.files import write_atomically
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.forks.fork_plan import ForkChange, plan_forks, refuse_other_models, spans_to_parent
 from marft_bridge.forks.recorded_prefix import RecordedPrefix, run_to_prefix
 from marft_bridge.replay.recorded_run import RecordedRun
 from marft_bridge.rollouts.episode_plan import (
     EpisodeRequest,
-    ForkPoint,
     derived_seed,
+    episode_to_fork,
     episode_to_key,
     replaced_attempts,
     unfinished_requests,
@@ -40,12 +36,19 @@ from marft_bridge.training.fork_draw import (
     SiblingRewards,
     draw_forks,
     fill_wave,
-    runs_to_reach,
     spots_to_weights,
+)
+from marft_bridge.training.planned_forks import (
+    PlannedFork,
+    Wave,
+    actions_to_spots,
+    fork_to_known_requests,
+    read_waves,
+    sampled_count,
+    write_waves,
 )
 from marft_bridge.training.round_plan import RoundPlan
 from trace_store.errors import StoreError
-from trace_store.files import make_folder
 from trace_store.records import BLIND_FORK, Action, Episode, Trajectory
 from trace_store.store import TraceStore
 
@@ -67,52 +70,6 @@ FROM earned f JOIN spots s ON s.action_id = f.fork_action AND s.episode_id = f.p
 JOIN earned p ON p.episode_id = f.parent_episode
 GROUP BY f.parent_episode, f.fork_action, s.node, s.number, p.value ORDER BY ALL
 """
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedFork:
-    """One call that is forked, as it is written down."""
-
-    task: str
-    sample: int  # of the run
-    node: str
-    call: int  # among those of its node, from 1
-    episode: str
-    action: str
-    forks: int
-    tokens: int  # that a fork is expected to sample: those of the run from this call on
-
-    @property
-    def choice(self) -> ForkChoice:
-        """The draw that it comes from."""
-        return ForkChoice(self.task, self.sample, CallSpot(self.node, self.call))
-
-    @property
-    def point(self) -> ForkPoint:
-        """Where the run is left."""
-        return ForkPoint(self.episode, self.action)
-
-
-Wave = tuple[PlannedFork, ...]
-
-
-def plan_path(folder: Path, number: int) -> Path:
-    """The file of a round."""
-    return folder / f"round-{number:05}.json"
-
-
-def read_waves(folder: Path, number: int) -> list[Wave]:
-    """The waves of a round that are written down so far."""
-    path = plan_path(folder, number)
-    if not path.exists():
-        return []
-    return [tuple(PlannedFork(**fork) for fork in wave) for wave in json.loads(path.read_text())["waves"]]
-
-
-def _write_waves(folder: Path, number: int, waves: Sequence[Wave]) -> None:
-    make_folder(folder)
-    content = {"waves": [[asdict(fork) for fork in wave] for wave in waves]}
-    write_atomically(plan_path(folder, number), json.dumps(content, indent=1) + "\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,29 +98,20 @@ def siblings_of_rounds(store: TraceStore, run_id: str, last_round: int, reward: 
     return [SiblingRewards(CallSpot(node, number), (parent, *forks)) for node, number, parent, forks in rows]
 
 
-def actions_to_spots(actions: Sequence[Action], nodes: Collection[str]) -> dict[CallSpot, Action]:
-    """The calls of a run, those of some nodes, by where they stand: see `RecordedCall.number`."""
-    counts: Counter[str] = Counter()
-    spots = {}
-    for action in sorted(actions, key=lambda each: (each.started_ns, each.action_id)):
-        counts[action.node] += 1
-        if action.node in nodes and action.trainable:
-            spots[CallSpot(action.node, counts[action.node])] = action
-    return spots
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call that may be forked next."""
+
+    choice: ForkChoice
+    run: Trajectory
+    action: Action
+    blind: bool
 
 
-def sampled_count(actions: Sequence[Action]) -> int:
-    """The tokens that were sampled for some actions, as far as known; none where an answer was given again."""
-    return sum(_tokens(each.sampled_tokens, each.sampled_ids) for each in actions if each.replayed_from is None)
-
-
-def prompt_count(action: Action) -> int:
-    """The tokens of an action's prompt, as far as known."""
-    return _tokens(action.prompt_tokens, action.prompt_ids)
-
-
-def _tokens(counted: int | None, ids: Sequence[int] | None) -> int:
-    return counted if counted is not None else len(ids or ())
+def _started(run: Trajectory, forked_action: str) -> int:
+    """When the call was made that was forked, or the one that was made in its place."""
+    starts = [action.started_ns for action in run.actions if action.action_id == forked_action]
+    return starts[0] if starts else min(a.started_ns for a in run.actions if a.replayed_from is None)
 
 
 class RoundForks:
@@ -202,7 +150,7 @@ class RoundForks:
                 ((reason, _),) = self._refusals.most_common(1)
                 raise GraphError(f"train.trees: no call of round {self._number} can be forked: {reason}")
             return []
-        _write_waves(self._rules.folder, self._number, [*waves, wave])
+        write_waves(self._rules.folder, self._number, [*waves, wave])
         return self._open_requests(wave)
 
     # -- what was planned ----------------------------------------------------------------------------------------
@@ -213,7 +161,7 @@ class RoundForks:
         for fork in wave:
             if (episode := self._episodes.get(fork.episode)) is None:
                 continue
-            keys = {r.key for r in unfinished_requests(self._store, _without_beginning(fork, episode))}
+            keys = {r.key for r in unfinished_requests(self._store, fork_to_known_requests(fork, episode))}
             if keys:
                 requests += [r for r in self._to_requests(fork) if r.key in keys]
         return requests
@@ -229,7 +177,7 @@ class RoundForks:
                 request,
                 round=self._number,
                 seed=derived_seed(seed, self._number, place, sample=request.sample),
-                tags={BLIND_FORK: "yes"},
+                tags={BLIND_FORK: "yes"} if fork.blind else {},
             )
             for request in planned
         ]
@@ -237,8 +185,8 @@ class RoundForks:
     # -- what is planned next ------------------------------------------------------------------------------------
 
     def _plan_wave(self, waves: Sequence[Wave]) -> Wave:
-        after = waves[-1][-1].choice if waves else None
-        costs = ((fork, fork.tokens) for fork in self._forkable(after))
+        calls = self._walked_calls(waves) if self._options.go_on_from == "best" else self._drawn_calls(waves)
+        costs = ((fork, fork.tokens) for fork in self._forkable(calls))
         wave = fill_wave(self._tokens_left(waves), costs, self._options.samples)
         return tuple(replace(fork, forks=count) for fork, count in wave)
 
@@ -252,7 +200,7 @@ class RoundForks:
         chain_tokens = sum(sampled_count(each.actions) for each in chains)
         spent = 0
         for fork in (fork for wave in waves for fork in wave):
-            for request in _without_beginning(fork, self._episodes.get(fork.episode)):
+            for request in fork_to_known_requests(fork, self._episodes.get(fork.episode)):
                 attempt = attempts.get(request.key)
                 tokens = 0 if attempt is None else sampled_count(attempt.actions)
                 is_whole = attempt is not None and attempt.episode.outcome != "failed" and tokens
@@ -260,45 +208,92 @@ class RoundForks:
         budget = self._rules.config.train.episodes_per_round * chain_tokens / len(chains)
         return budget - chain_tokens - spent
 
-    def _forkable(self, after: ForkChoice | None) -> Iterator[PlannedFork]:
-        """The calls that can be forked, in the order of the draw, behind the one that was planned last."""
-        rules = self._rules
-        runs = {(t.episode.task_id, t.episode.sample): t for t in self._trajectories if self._is_learned_from(t)}
+    def _order(self) -> list[ForkChoice]:
         known = self._known()
-        order = draw_forks(
+        return draw_forks(
             [(request.task["id"], request.sample) for request in self._plan.planned],
             known.task_weights,
             spots_to_weights(known.reach, known.siblings),
-            key=f"{rules.config.seed}/forks/{self._number}",
+            key=f"{self._rules.config.seed}/forks/{self._number}",
         )
+
+    def _drawn_calls(self, waves: Sequence[Wave]) -> Iterator[_Call]:
+        """Calls of whole runs in the order of the draw, behind the one that was planned last."""
+        runs = self._whole_runs
+        order = self._order()
+        after = waves[-1][-1].choice if waves else None
         for choice in order[order.index(after) + 1 if after in order else 0 :]:
             run = runs.get((choice.task_id, choice.sample))
-            action = None if run is None else actions_to_spots(run.actions, rules.config.graph.nodes).get(choice.spot)
-            if run is None or action is None:
+            action = None if run is None else actions_to_spots(run.actions, self._nodes).get(choice.spot)
+            if run is not None and action is not None:
+                yield _Call(choice, run, action, blind=True)
+
+    def _walked_calls(self, waves: Sequence[Wave]) -> Iterator[_Call]:
+        """The next call of every walk: of the run that earned most of those that were forked last, and their forks.
+
+        Walks that are less far come first, and among these the runs in the order of the draw.
+        """
+        walked: dict[tuple[str, int], list[PlannedFork]] = {}
+        for fork in (fork for wave in waves for fork in wave):
+            walked.setdefault((fork.task, fork.sample), []).append(fork)
+        roots = list(dict.fromkeys((choice.task_id, choice.sample) for choice in self._order()))
+        for task_id, sample in sorted(roots, key=lambda root: len(walked.get(root, ()))):
+            steps = walked.get((task_id, sample))
+            run = self._best(steps[-1]) if steps else self._whole_runs.get((task_id, sample))
+            if run is None:
                 continue
-            episode_id = run.episode.episode_id
+            begin = _started(run, steps[-1].action) if steps else None
+            spots = actions_to_spots(run.actions, self._nodes)
+            for spot, action in spots.items():  # by their start
+                if begin is None or action.started_ns > begin:
+                    yield _Call(ForkChoice(task_id, sample, spot), run, action, blind=begin is None)
+                    break
+
+    def _best(self, fork: PlannedFork) -> Trajectory | None:
+        """Of a run and its forks at a call the one that earned most; the run, or the first fork, of several."""
+        own = [each for each in self._trajectories if each.episode.episode_id == fork.episode]
+        forks = [each for each in self._trajectories if episode_to_fork(each.episode) == fork.point]
+        runs = [*own, *sorted(forks, key=lambda each: each.episode.sample)]
+        reward = self._rules.config.train.trainer.reward
+        scored = [each for each in runs if self._is_learned_from(each)]
+        return max(scored, key=lambda each: each.team_reward(reward) or 0.0, default=None)
+
+    def _forkable(self, calls: Iterable[_Call]) -> Iterator[PlannedFork]:
+        """Those of some calls that can be forked, with what a fork should cost."""
+        for call in calls:
+            run, episode_id = call.run, call.run.episode.episode_id
             try:
-                prefix = self._prefix(self._run(episode_id), action.action_id)
+                prefix = self._prefix(self._run(episode_id), call.action.action_id)
             except (BridgeError, StoreError) as error:
-                self._refusals[str(error).replace(episode_id, f"{episode_id[:12]}").removeprefix("fork: ")] += 1
+                self._refusals[str(error).replace(episode_id, episode_id[:12]).removeprefix("fork: ")] += 1
                 continue
             given_ids = {given.call.action_id for given in prefix.given}
-            tokens = sampled_count([each for each in run.actions if each.action_id not in given_ids])
+            rest = [each for each in run.actions if each.action_id not in given_ids]
             yield PlannedFork(
-                choice.task_id,
-                choice.sample,
-                node=choice.spot.node,
-                call=choice.spot.number,
+                call.choice.task_id,
+                call.choice.sample,
+                node=call.choice.spot.node,
+                call=call.choice.spot.number,
                 episode=episode_id,
-                action=action.action_id,
+                action=call.action.action_id,
                 forks=self._options.samples,
-                tokens=max(1, tokens),
+                tokens=max(1, sampled_count(rest)),
+                blind=call.blind,
             )
+
+    @property
+    def _nodes(self) -> tuple[str, ...]:
+        return self._rules.config.graph.nodes
+
+    @cached_property
+    def _whole_runs(self) -> dict[tuple[str, int], Trajectory]:
+        chains = [each for each in self._trajectories if each.episode.fork_action is None]
+        return {(t.episode.task_id, t.episode.sample): t for t in chains if self._is_learned_from(t)}
 
     def _is_learned_from(self, run: Trajectory) -> bool:
         reward = run.team_reward(self._rules.config.train.trainer.reward)
-        is_whole = run.episode.fork_action is None and run.episode.outcome != "failed"
-        return is_whole and reward is not None and math.isfinite(reward) and not self._rules.is_heldout(run.episode)
+        came_off = run.episode.outcome != "failed" and not self._rules.is_heldout(run.episode)
+        return came_off and reward is not None and math.isfinite(reward)
 
     @cached_property
     def _trajectories(self) -> list[Trajectory]:
@@ -320,46 +315,3 @@ class RoundForks:
 
     def _prefix(self, run: RecordedRun, action_id: str) -> RecordedPrefix:
         return run_to_prefix(run, next(call for call in run.calls if call.action_id == action_id))
-
-
-def _without_beginning(fork: PlannedFork, episode: Episode | None) -> list[EpisodeRequest]:
-    """Requests by which the forks of a call are known; they cannot be run."""
-    if episode is None:
-        return []
-    return [
-        EpisodeRequest(
-            episode.run_id or "",
-            episode.task,
-            split=episode.split,
-            sample=sample,
-            seed=0,
-            adapters={},
-            round=episode.round,
-            fork=fork.point,
-        )
-        for sample in range(fork.forks)
-    ]
-
-
-# -- what came of it ----------------------------------------------------------------------------------------------
-
-
-def known_runs_to_reach(runs: Sequence[Trajectory], nodes: Collection[str]) -> dict[CallSpot, float]:
-    """How often runs make each call of some nodes, by runs of before; those that failed say nothing."""
-    whole_runs = [run for run in runs if run.episode.outcome != "failed"]
-    return runs_to_reach([list(actions_to_spots(run.actions, nodes)) for run in whole_runs])
-
-
-def forks_in_planned_order(
-    trajectories: Sequence[Trajectory], waves: Sequence[Wave], replaced: Collection[str]
-) -> list[Trajectory]:
-    """The forks of a round in the order of its plan, without the replaced attempts; attempts stay in their order."""
-    positions = {fork.point: position for position, fork in enumerate(fork for wave in waves for fork in wave)}
-
-    def place(episode: Episode) -> tuple[int, int]:
-        point = ForkPoint(episode.parent_episode or "", episode.fork_action or "")
-        return positions.get(point, len(positions)), episode.sample
-
-    forks = [each for each in trajectories if each.episode.fork_action is not None]
-    kept_forks = [each for each in forks if each.episode.episode_id not in replaced]
-    return sorted(kept_forks, key=lambda each: place(each.episode))

@@ -13,7 +13,7 @@ from examples.study.small.games import GAMES, MAX_TOKENS
 from examples.study.small.model import OPERATIONS, words_to_ids
 from examples.study.small.run import EPISODES
 from examples.study.small.trees import FORKS, Forks, named, to_table
-from marft_bridge.training.tree_plan import sampled_count
+from marft_bridge.training.planned_forks import sampled_count
 from trace_store.records import Action, Trajectory
 from trainers.batch import trajectories_to_round
 

@@ -24,22 +24,20 @@ from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.rollouts.episode_plan import EpisodeRequest, replaced_attempts
 from marft_bridge.serving.adapter_registry import AdapterRegistry
 from marft_bridge.training.fork_draw import CallSpot, SiblingRewards, draw_forks
-from marft_bridge.training.round_plan import RoundPlan, plan_round
-from marft_bridge.training.tree_metrics import round_to_tree_metrics, tree_metrics_to_text
-from marft_bridge.training.tree_plan import (
-    ForkRules,
-    KnownBefore,
+from marft_bridge.training.planned_forks import (
     PlannedFork,
-    RoundForks,
     Wave,
     actions_to_spots,
     forks_in_planned_order,
     known_runs_to_reach,
     read_waves,
     sampled_count,
-    siblings_of_rounds,
 )
+from marft_bridge.training.round_plan import RoundPlan, plan_round
+from marft_bridge.training.tree_metrics import round_to_tree_metrics, tree_metrics_to_text
+from marft_bridge.training.tree_plan import ForkRules, KnownBefore, RoundForks, siblings_of_rounds
 from trace_store.records import BLIND_FORK, Trajectory
+from trainers.batch import trajectories_to_round
 
 REASON, ACT = CallSpot("reasoner", 1), CallSpot("actor", 1)
 WORDS = {"reasoner": "a plan ", "actor": "1"}
@@ -238,6 +236,76 @@ def test_a_round_of_which_no_run_can_be_forked_is_one_line(tmp_path: Path) -> No
     play.rules = replace(play.rules, config=chosen)
     with pytest.raises(GraphError, match=r"train.trees: no call of round 1 can be forked: .*'actor', which is not in"):
         play.go_on()
+
+
+# -- from the best ------------------------------------------------------------------------------------------------
+
+
+class Lines(Play):
+    """A duo that is paid by the last digits of both answers, so that runs beneath a call differ."""
+
+    def __init__(self, folder: Path, chosen: BridgeConfig) -> None:
+        super().__init__(folder, chosen, digits, reward=lambda _, result: {"reward": float(result["answer"][-1])})
+
+
+def digits(_node: str, _prompt: str, chance: Any) -> str:
+    return f"so {chance.randrange(10)}"
+
+
+def test_a_walk_goes_on_from_whichever_run_earned_most_and_only_its_first_forks_are_blind(tmp_path: Path) -> None:
+    play = Lines(tmp_path, config(episodes=16, samples=2, share=0.7, go_on_from="best"))
+    play.go_on()
+    runs = {each.episode.episode_id: each for each in play.trajectories()}
+    steps: dict[tuple[str, int], list[PlannedFork]] = {}
+    for fork in (fork for wave in play.waves() for fork in wave):
+        steps.setdefault((fork.task, fork.sample), []).append(fork)
+    assert len(play.chains()) == 4
+    went_on = 0
+    for walk in steps.values():
+        assert [(step.node, step.blind) for step in walk] == [("reasoner", True), ("actor", False)][: len(walk)]
+        first = walk[0]
+        forks = [each for each in play.forks() if each.episode.fork_action == first.action]
+        beneath = [runs[first.episode], *forks]
+        earned = [each.team_reward("reward") or 0.0 for each in beneath]
+        if len(walk) > 1:
+            best = beneath[earned.index(max(earned))]
+            assert walk[1].episode == best.episode.episode_id
+            assert walk[1].action == best.actions[1].action_id
+            went_on += best.episode.fork_action is not None
+            seconds = [each for each in play.forks() if each.episode.fork_action == walk[1].action]
+            for each in seconds:
+                assert each.episode.tags == {}
+                assert each.actions[0].completion == best.actions[0].completion
+                assert each.actions[1].replayed_from is None
+        assert {each.episode.tags.get(BLIND_FORK) for each in forks} == {"yes"}
+    assert went_on  # a fork was forked
+
+
+@pytest.mark.slow
+def test_what_a_walk_chose_by_its_outcome_teaches_its_own_calls_only(tmp_path: Path) -> None:
+    play = Lines(tmp_path, config(episodes=16, samples=2, share=0.7, go_on_from="best"))
+    play.go_on()
+    agents = dict.fromkeys(("reasoner", "actor"), 10**6)
+    stored = [*play.chains(), *play.forks()]
+    data = trajectories_to_round(stored, tuple(agents), "reward", agents, "imitation")
+    assert data.forest is not None
+    attached = [e for e, episode in enumerate(data.episodes) if episode.fork is None or episode.fork.blind]
+    assert sum(data.forest.weight_E[e] for e in attached) == pytest.approx(len(play.chains()))
+    sampled = [a.action_id for each in stored for a in each.actions if a.replayed_from is None]
+    assert sorted(action_id for episode in data.episodes for action_id in episode.action_ids) == sorted(sampled)
+
+
+@pytest.mark.slow
+def test_a_walk_that_was_stopped_goes_on_from_the_same_runs(tmp_path: Path) -> None:
+    chosen = config(episodes=16, samples=2, share=0.7, go_on_from="best")
+    whole, stopped = Lines(tmp_path / "whole", chosen), Lines(tmp_path / "stopped", chosen)
+    whole.go_on()
+    stopped.go_on(3)
+    stopped.go_on()
+    assert [(w.task, w.sample, w.node, w.forks) for wave in whole.waves() for w in wave] == [
+        (w.task, w.sample, w.node, w.forks) for wave in stopped.waves() for w in wave
+    ]
+    assert [each[2:] for each in whole.picture()] == [each[2:] for each in stopped.picture()]
 
 
 # -- what is known ------------------------------------------------------------------------------------------------

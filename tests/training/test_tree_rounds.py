@@ -18,7 +18,7 @@ from support.school_rig import School, learned, school_in, until
 
 from marft_bridge.rollouts.episode_plan import episode_to_fork
 from marft_bridge.rollouts.session import Session
-from marft_bridge.training.tree_plan import read_waves
+from marft_bridge.training.planned_forks import read_waves
 from marft_bridge.view.curves import lines_to_charts
 from trace_store.records import REPLAYED
 from trainers.errors import TrainError
@@ -105,6 +105,20 @@ def test_a_training_that_was_killed_among_its_forks_learns_what_it_would_have_le
                 episodes = store.episodes(run_id="train", forks=True)
                 assert len({(e.round, e.seed) for e in episodes}) == len(episodes)  # none was played twice
     assert [name for name in contents[0] if contents[0][name] != contents[1].get(name)] == []
+
+
+@pytest.mark.slow
+def test_at_grpo_learns_from_walks_that_go_on_from_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with school_in(tmp_path, monkeypatch) as school:
+        school.server.answer = by_seed_of_some
+        school.collect()
+        school.train(**trees("at_grpo", trees={"share": 0.7, "go_on_from": "best"}))
+        planned = [fork for number in (1, 2) for wave in read_waves(school.run / "trees", number) for fork in wave]
+        assert {fork.blind for fork in planned} == {True, False}
+        with school.store() as store:
+            forks = [e for e in store.episodes(run_id="train", forks=True) if e.fork_action is not None]
+        assert {e.outcome for e in forks} == {"terminated"}
+        assert {(e.parent_episode, e.fork_action) for e in forks} == {(fork.episode, fork.action) for fork in planned}
 
 
 @pytest.mark.slow

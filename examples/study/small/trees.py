@@ -33,8 +33,8 @@ from marft_bridge.training.fork_draw import (
     fill_wave,
     spots_to_weights,
 )
+from marft_bridge.training.planned_forks import actions_to_spots, known_runs_to_reach, prompt_count, sampled_count
 from marft_bridge.training.task_draw import TaskReward, rewards_to_weights
-from marft_bridge.training.tree_plan import actions_to_spots, known_runs_to_reach, prompt_count, sampled_count
 from trace_store.records import BLIND_FORK, REPLAYED, Action, Trajectory
 from trainers import MarftTrainer, TrainerOptions
 
