@@ -198,7 +198,7 @@ class Collector:
             variant=request.variant,
             seed=request.seed,
             adapters=request.adapters,
-            tags={ATTEMPT: str(attempt + 1)} if attempt else {},
+            tags={**request.tags, ATTEMPT: str(attempt + 1)} if attempt else request.tags,
             subject_id=self._app.subject_of(request.task),
             parent_episode=None if request.fork is None else request.fork.episode_id,
             fork_action=None if request.fork is None else request.fork.action_id,

@@ -84,6 +84,7 @@ class EpisodeRequest:
     answers: Mapping[str, str] = field(default_factory=dict)  # node -> the text that answers its calls, not a model
     fork: ForkPoint | None = None  # None: the whole episode is run
     beginning: RecordedBeginning | None = field(default=None, compare=False, repr=False)  # of a fork
+    tags: Mapping[str, str] = field(default_factory=dict)  # of the episode
 
     @property
     def key(self) -> Key:

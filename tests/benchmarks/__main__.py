@@ -27,6 +27,7 @@ from benchmarks import (  # noqa: F401 - makes their benches known
     train_flops,
     train_step,
     train_trl,
+    tree_rounds,
 )
 from benchmarks.harness import (
     BENCHES,
