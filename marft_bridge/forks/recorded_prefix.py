@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -68,7 +68,7 @@ class RecordedPrefix:
 
     forked: RecordedCall
     given: Sequence[PrefixCall]  # by their start
-    later: Sequence[RecordedCall]  # that do not depend on the forked call either, and began after it ended
+    later: Sequence[RecordedCall]  # that do not depend on the forked call either, and are sampled anew all the same
     text: str | None = None  # the answer of the forked call, where a person gives it; None: its route samples it
 
     def begin(self, recorder: Recorder) -> PrefixAnswers:
@@ -129,6 +129,8 @@ class PrefixAnswers:
 
     def _give(self, given: PrefixCall) -> GivenAnswer:
         routing, node = current_routing.get(), given.call.node
+        if routing is not None:
+            routing.next_call_seed(node)  # so that the calls after it have the seeds of their own numbers
         tokens = ExactTokens(
             routing.routes.get(node) if routing is not None else None,
             node=node,
@@ -155,9 +157,46 @@ def run_to_prefix(run: RecordedRun, forked: RecordedCall, text: str | None = Non
     """
     dependents = actions_to_dependents(run.trajectory.edges, forked.action_id)
     independent_calls = [call for call in run.calls if call.action_id not in {*dependents, forked.action_id}]
-    given_calls = [call for call in independent_calls if call.started_ns < forked.ended_ns]
+    return _to_prefix(
+        run,
+        forked,
+        given=[call for call in independent_calls if call.started_ns < forked.ended_ns],
+        later=[call for call in independent_calls if call.started_ns >= forked.ended_ns],
+        text=text,
+    )
+
+
+def given_to_prefix(run: RecordedRun, given_ids: Collection[str]) -> RecordedPrefix | None:
+    """What a fork gives again that repeats these actions and no others; it leaves the run at the first of the others.
+
+    `given_ids` must hold every action that one of them depends on. None where there are no others.
+
+    Raises:
+        GraphError: as `run_to_prefix`.
+    """
+    rest = [call for call in run.calls if call.action_id not in given_ids]
+    if not rest:
+        return None
+    dependents = actions_to_dependents(run.trajectory.edges, rest[0].action_id)
+    return _to_prefix(
+        run,
+        rest[0],
+        given=[call for call in run.calls if call.action_id in given_ids],
+        later=[call for call in rest[1:] if call.action_id not in dependents],
+        text=None,
+    )
+
+
+def _to_prefix(
+    run: RecordedRun,
+    forked: RecordedCall,
+    *,
+    given: Sequence[RecordedCall],
+    later: Sequence[RecordedCall],
+    text: str | None,
+) -> RecordedPrefix:
     spans = {span.span_id: span for span in run.spans}
-    for call in given_calls:
+    for call in given:
         if c.REQUEST_CHOICES in spans[call.action_id].attributes:
             raise GraphError(
                 f"fork: a call before it asked for several answers in episode {run.episode_id} (node {call.node}, call"
@@ -168,19 +207,15 @@ def run_to_prefix(run: RecordedRun, forked: RecordedCall, text: str | None = Non
                 f"fork: a call before it failed in episode {run.episode_id} (node {call.node}, call {call.number}), and"
                 " has no answer to give again; fork an episode without one"
             )
-    for call in (*given_calls, forked):
+    for call in (*given, forked):
         if REDACTED in json.dumps([call.prompt, str(call.answer)]):
             raise GraphError(
                 f"fork: the record of episode {run.episode_id} is redacted (node {call.node}, call {call.number}), so"
                 " its answers cannot be given again as they were"
             )
     actions = {action.action_id: action for action in run.trajectory.actions}
-    return RecordedPrefix(
-        forked,
-        given=[_call_to_given(call, spans[call.action_id], actions[call.action_id]) for call in given_calls],
-        later=[call for call in independent_calls if call.started_ns >= forked.ended_ns],
-        text=text,
-    )
+    given_calls = [_call_to_given(call, spans[call.action_id], actions[call.action_id]) for call in given]
+    return RecordedPrefix(forked, given=given_calls, later=later, text=text)
 
 
 def actions_to_dependents(edges: Sequence[Edge], action_id: str) -> set[str]:
