@@ -13,6 +13,8 @@ from marft_bridge.common.progress import Reporter
 from marft_bridge.fork_credit.estimates import Estimate, ForkCredit
 from marft_bridge.fork_credit.leave_one_out import LeaveOneOut
 
+_SHOWN_REASONS = 3
+
 
 @dataclass(frozen=True, slots=True)
 class CreditReport:
@@ -84,12 +86,14 @@ class CreditReport:
                 yield f"{credit.node}: {self.tasks} tasks do not settle whether it matters; run more with --forks"
 
     def _failure_lines(self) -> Iterator[str]:
-        failed = sum(self.failures.values())
-        for reason, count in self.failures.most_common():
+        failed, shown = sum(self.failures.values()), self.failures.most_common(_SHOWN_REASONS)
+        for reason, count in shown:
             yield f"{count} of {self.forks} forks failed: {reason}"
+        if rest := failed - sum(count for _, count in shown):
+            yield f"{rest} more failed for other reasons"
         if failed:
             yield f"{failed} failed forks are in no figure"
-        for reason, count in self.refused.most_common():
+        for reason, count in self.refused.most_common(_SHOWN_REASONS):
             yield f"{count} of the runs drawn were passed over: {reason}"
 
     def _to_json(self) -> dict[str, Any]:

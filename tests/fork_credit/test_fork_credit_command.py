@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from support.credit_rig import CreditLab
 from support.fake_vllm import FakeVllm, running
 
@@ -23,6 +25,8 @@ from marft_bridge import cli
 from marft_bridge.agent_credit.command import CreditOptions, credit
 from marft_bridge.commands.collect import collect
 from marft_bridge.common.errors import BridgeError, ConfigError, EpisodesFailedError
+from marft_bridge.common.progress import Reporter
+from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.fork_credit.command import ForkCreditOptions, credit_by_forks
 from marft_bridge.rollouts.episode_plan import EpisodeRequest, episode_to_key
 from marft_bridge.rollouts.run_counts import Tally
@@ -122,7 +126,7 @@ def test_levels_are_shared_and_the_idlers_answer_alone_differs_between_them(lab:
 def test_nobody_needs_to_stand_in_and_leave_one_out_is_shown_where_the_store_has_it(lab: CreditLab) -> None:
     leave_one_out = CreditOptions(substitute="silent", run_of="collect")
     lab.say(lambda reporter: credit(lab.config(), leave_one_out, reporter, False))
-    said = run(lab, substitute="none", forks=96, nodes=("idler", "harmer"))
+    said = run(lab, substitute="none", forks=192, nodes=("idler", "harmer"))
     table = rows(said)
     assert table["harmer"][-2] == "decides"
     assert table["idler"][-2] == "not settled"
@@ -157,17 +161,26 @@ def test_what_was_interrupted_goes_on_and_nothing_runs_twice(lab: CreditLab, mon
 
 @pytest.mark.slow
 def test_failed_forks_are_counted_by_reason_and_are_in_no_figure(lab: CreditLab) -> None:
-    """The app changed since: its helper is asked otherwise, so that forks after it do not begin as they did."""
-    path = lab.folder / "app.py"
-    path.write_text(path.read_text().replace('invoked("helper")', 'invoked("helper now")'))
-    reason = "20 of 40 forks failed: DivergedError: helper, call 1: message 0 (user) differs at word 1: recorded"
-    said = run(lab, forks=40, nodes=("helper",), substitute="none")
-    assert any(line.startswith(reason) for line in said)
-    assert "20 failed forks are in no figure" in said
+    """The app changed since: its idler is asked otherwise, so that forks at and after it do not begin as they did."""
+    app = (lab.folder / "app.py").read_text()
+    (lab.folder / "changed.py").write_text(app.replace('ainvoked("idler")', 'ainvoked("idler now")'))
+    lab.config()
+    config = (lab.folder / "bridge.toml").read_text().replace("app.py:", "changed.py:")
+    (lab.folder / "changed.toml").write_text(config)
+    lab.config = lambda: toml_to_config(lab.folder / "changed.toml")  # type: ignore[method-assign, misc, assignment]
+    words = 'DivergedError: idler, call 1: message 0 (user) differs at word 1: recorded "'
+    said = run(lab, forks=12, nodes=("helper",), substitute="none")
+    counts = [int(line.split()[0]) for line in said if f" of 12 forks failed: {words}" in line]
+    assert sum(counts) == 6
+    assert "6 failed forks are in no figure" in said
     assert rows(said)["helper:1"][1:] == ["", "not measured"]
-    with pytest.raises(EpisodesFailedError, match="30 of 40 episodes failed") as failure:
-        run(lab, forks=40, nodes=("idler", "harmer"), substitute="none", samples=1)
+    text = io.StringIO()
+    options = ForkCreditOptions(nodes=("idler",), substitute="none", forks=90)
+    with pytest.raises(EpisodesFailedError, match="episodes failed") as failure:
+        credit_by_forks(lab.config(), options, Reporter(Console(file=text, width=300)), resume=False)
     assert failure.value.exit_code == 1
+    assert rows(text.getvalue().splitlines())["idler:1"][1:] == ["", "not measured"]
+    assert words in text.getvalue()
 
 
 @pytest.mark.slow
