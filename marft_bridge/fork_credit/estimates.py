@@ -102,14 +102,15 @@ def runs_to_credits(
     node_credits = []
     for node in nodes:
         calls = sum(call.node == node for run in runs for call in run.calls) / max(len(runs), 1)
-        credit = _to_credit(node, None, calls, decided[node], estimates=estimates)
+        level = 1 - ALPHA / max(len(family), 1)
+        credit = _to_credit(node, None, calls, decided[node], estimates=estimates, level=level)
         verdicts = {kind: verdict for (kind, name), (_, verdict) in judged.items() if name == node}
         node_credits.append(replace(credit, finding=_to_finding(credit, verdicts, min_contribution)))
     return node_credits, _single_calls(runs, nodes, score_range=score_range, seed=seed)
 
 
 def _to_credit(
-    node: str, number: int | None, calls: float, decided: _Values, *, estimates: Mapping[_Name, Estimate]
+    node: str, number: int | None, calls: float, decided: _Values, *, estimates: Mapping[_Name, Estimate], level: float
 ) -> ForkCredit:
     decided_estimate = estimates.get(("decided", node))
     return ForkCredit(
@@ -117,7 +118,7 @@ def _to_credit(
         number,
         calls,
         decided_estimate,
-        share=_share(decided, decided_estimate),
+        share=_share(decided, decided_estimate, level=level),
         difference=estimates.get(("difference", node)),
     )
 
@@ -167,7 +168,8 @@ def _single_calls(
                 if values.values:
                     name = (kind, node)
                     estimates[name] = _estimate_family({name: values}, {name: bound}, seed=seed)[name][0]
-            call_credits.append(_to_credit(node, number, len(calls) / len(runs), decided, estimates=estimates))
+            per_run = len(calls) / len(runs)
+            call_credits.append(_to_credit(node, number, per_run, decided, estimates=estimates, level=1 - ALPHA))
     return call_credits
 
 
@@ -216,7 +218,7 @@ def _estimate_family(
     return estimates
 
 
-def _share(values: _Values, decided: Estimate | None) -> Estimate | None:
+def _share(values: _Values, decided: Estimate | None, *, level: float) -> Estimate | None:
     """The share of the variance, over the runs whose whole variance was measured."""
     rows = [
         (task, value, whole)
@@ -226,7 +228,9 @@ def _share(values: _Values, decided: Estimate | None) -> Estimate | None:
     if decided is None or not rows:
         return None
     tasks = [task for task, _, _ in rows]
-    share = share_of_variance([value for _, value, _ in rows], [whole for _, _, whole in rows], clusters=tasks)
+    share = share_of_variance(
+        [value for _, value, _ in rows], [whole for _, _, whole in rows], clusters=tasks, level=level
+    )
     if share is None:
         return None
     low, high = share.low, share.high

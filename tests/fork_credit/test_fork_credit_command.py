@@ -20,6 +20,7 @@ import pytest
 from rich.console import Console
 from support.credit_rig import CreditLab
 from support.fake_vllm import FakeVllm, running
+from support.paths import ROOT
 
 from marft_bridge import cli
 from marft_bridge.agent_credit.command import CreditOptions, credit
@@ -78,8 +79,13 @@ def test_a_helper_an_idler_and_a_saboteur_are_told_apart_per_node_and_per_call(
     lab: CreditLab, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["credit", "--config", str(lab.folder / "bridge.toml"), "--by", "forks", "--substitute", "silent"]
-    lab.config()
-    assert cli.run([*words, "--forks", "336", "--worth", "0.2", "--json"]) == 0
+    words += ["--forks", "336", "--worth", "0.2"]
+    shown = rows(run(lab, forks=336))
+    page = (ROOT / "docs/credit.md").read_text().split("```text\n")[2].split("```")[0].strip().splitlines()
+    assert rows(page[1:]) == {node: shown[node] for node in ("helper", "idler", "harmer")}
+    asked_before = len(lab.server.asked)
+    assert cli.run([*words, "--resume", "--json"]) == 0
+    assert len(lab.server.asked) == asked_before
     findings = json.loads(capsys.readouterr().out)
     nodes = {each["node"]: each for each in findings["agents"]}
     assert {node: each["finding"] for node, each in nodes.items()} == {
