@@ -332,6 +332,10 @@ def credit(
         int | None, typer.Option(min=1, help="Runs of each task, 1; by forks, forks of each point, 2.")
     ] = None,
     forks: Annotated[int | None, typer.Option(min=1, help="Forks of all runs together, about; 256.")] = None,
+    tools: Annotated[
+        Literal["recorded", "run"] | None,
+        typer.Option(help="By forks, tools before the forked call: give back what they gave, or run again; recorded."),
+    ] = None,
     version: Annotated[
         str | None, typer.Option(help="Version of every node in the team: a number, newest or best; best.")
     ] = None,
@@ -379,14 +383,15 @@ def credit(
         ):
             if is_given:
                 raise ConfigError(f"credit {name} has no effect with --by forks: its runs are stored ones")
-        typed: dict[str, Any] = {"forks": forks, "samples": samples, "run_of": run_of}
+        typed: dict[str, Any] = {"forks": forks, "samples": samples, "run_of": run_of, "tools": tools}
         typed = {name: value for name, value in typed.items() if value is not None}
         fork_options = ForkCreditOptions(agents, substitute, metric=metric, min_contribution=worth, **typed)
         with open_reporter(as_json) as reporter:
             credit_by_forks(settings, fork_options, reporter, resume=resume)
         return
-    if forks is not None:
-        raise ConfigError("credit --forks needs --by forks")
+    for name, is_given in (("--forks", forks is not None), ("--tools", tools is not None)):
+        if is_given:
+            raise ConfigError(f"credit {name} needs --by forks")
     if run_of is not None and samples is not None:
         raise ConfigError("credit --samples has no effect with --run-of: its episodes are there")
     if run_of is not None and version is not None:
@@ -674,6 +679,9 @@ def fork(
         str | None, typer.Option("--with", help="Version that answers for that node from there on: a number or newest.")
     ] = None,
     say: Annotated[str | None, typer.Option(help="The text that answers the call, instead of a model.")] = None,
+    tools: Annotated[
+        Literal["recorded", "run"], typer.Option(help="Tools before the call: give back what they gave, or run again.")
+    ] = "recorded",
     metric: Annotated[str | None, typer.Option(help="The team reward to report; train.trainer.reward.")] = None,
     config: Config = None,
     run: Run = None,
@@ -693,7 +701,7 @@ def fork(
     from marft_bridge.forks.command import ForkOptions
     from marft_bridge.forks.command import fork as run_fork
 
-    options = ForkOptions(episode, at, samples=samples, version=with_version, text=say, metric=metric)
+    options = ForkOptions(episode, at, samples=samples, version=with_version, text=say, metric=metric, tools=tools)
     with open_reporter(as_json) as reporter:
         run_fork(settings, options, reporter, resume=resume)
 

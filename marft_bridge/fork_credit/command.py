@@ -23,6 +23,7 @@ from marft_bridge.fork_credit.measurement import measure_runs, read_forks, read_
 from marft_bridge.fork_credit.report import CreditReport
 from marft_bridge.fork_credit.run_levels import RunLevels, run_to_levels
 from marft_bridge.forks.fork_plan import refuse_other_models, spans_to_parent
+from marft_bridge.forks.given_tools import ToolChoice, given_tools
 from marft_bridge.rollouts.app import load_app
 from marft_bridge.rollouts.episode_plan import EpisodeRequest, requests_to_versions, unfinished_requests
 from marft_bridge.rollouts.session import open_session
@@ -50,6 +51,7 @@ class ForkCreditOptions:
     run_of: str = COLLECT
     metric: str | None = None  # None: train.trainer.reward
     min_contribution: float = 0.05  # an agent that is shown to matter less is lazy, or idle
+    tools: ToolChoice = "recorded"  # before the forked calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class _Planned:
             "substitute": None if self.plan.substitute is None else self.plan.substitute.label,
             "seed": self.plan.seed,
             "metric": self.metric,
+            "tools": self.options.tools,
         }
 
 
@@ -100,7 +103,8 @@ def credit_by_forks(config: BridgeConfig, options: ForkCreditOptions, reporter: 
             ):
                 session.models.serve_only(requests_to_versions(planned.requests))
                 try:
-                    session.run(requests, "credit", planned.metric)
+                    with given_tools():
+                        session.run(requests, "credit", planned.metric).refuse_if_all_failed()
                 except EpisodesFailedError as error:
                     failure = error  # what was measured is said before
         with take_in_on_failure(folder, reporter, "credit"), open_run_store(folder, reporter, WAIT_IN_RUN_S) as store:
@@ -131,7 +135,7 @@ def _plan(
     def to_levels(episode: Episode) -> RunLevels:
         run = spans_to_parent(store.spans(episode.episode_id))
         refuse_other_models(run, config, registry)
-        return run_to_levels(run, nodes)
+        return run_to_levels(run, nodes, options.tools)
 
     chosen = choose_runs(episodes, to_levels, budget=options.forks, forks_of_run=plan.forks_of_run, seed=config.seed)
     requests = [request for levels in chosen.runs for request in plan.requests(levels)]
@@ -156,8 +160,8 @@ def _refuse_other_plan(store: TraceStore, planned: _Planned) -> None:
     for run in store.runs():
         if run.run_id == planned.plan.run_id and run.config.get("plan") != planned.to_noted_plan():
             raise ConfigError(
-                f"credit --resume: {planned.plan.run_id} began with other runs, nodes, forks, stand-in or seed; give"
-                " the same options, or leave out --resume"
+                f"credit --resume: {planned.plan.run_id} began with other runs, nodes, forks, stand-in, seed or tools;"
+                " give the same options, or leave out --resume"
             )
 
 

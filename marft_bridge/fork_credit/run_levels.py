@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from marft_bridge.common.errors import GraphError
+from marft_bridge.forks.given_tools import ToolChoice
 from marft_bridge.forks.recorded_prefix import RecordedPrefix, given_to_prefix, run_to_prefix
 from marft_bridge.replay.recorded_run import RecordedCall, RecordedRun
 from marft_bridge.rollouts.episode_plan import ForkPoint
@@ -59,30 +60,30 @@ class RunLevels:
         return list({(level.point, level.variant): level for level in levels}.values())
 
 
-def run_to_levels(run: RecordedRun, nodes: Collection[str]) -> RunLevels:
-    """The levels around the calls of these nodes.
+def run_to_levels(run: RecordedRun, nodes: Collection[str], tools: ToolChoice = "recorded") -> RunLevels:
+    """The levels around the calls of these nodes; `tools` as in `run_to_prefix`.
 
     Raises:
         GraphError: the run made no call, or an answer that would be given again is not recorded as it was.
     """
-    beginning = _given_to_level(run, frozenset(), BEGINNING)
+    beginning = _given_to_level(run, frozenset(), BEGINNING, tools=tools)
     if beginning is None:
         raise GraphError(f"credit: episode {run.episode_id} made no call")
     calls = []
     for call in run.calls:
         if call.node in nodes:
-            before = Level(run.episode_id, run_to_prefix(run, call), None)
+            before = Level(run.episode_id, run_to_prefix(run, call, tools=tools), None)
             given_ids = _given_ids(before.prefix) | {call.action_id}
-            after = _given_to_level(run, given_ids, f"after {call.node}:{call.number}")
+            after = _given_to_level(run, given_ids, f"after {call.node}:{call.number}", tools=tools)
             calls.append(CallLevels(call, before, after))
     return RunLevels(run, beginning, calls)
 
 
-def _given_to_level(run: RecordedRun, given_ids: frozenset[str], name: str) -> Level | None:
-    prefix = given_to_prefix(run, given_ids)
+def _given_to_level(run: RecordedRun, given_ids: frozenset[str], name: str, *, tools: ToolChoice) -> Level | None:
+    prefix = given_to_prefix(run, given_ids, tools=tools)
     if prefix is None:
         return None
-    ordinary = run_to_prefix(run, prefix.forked)
+    ordinary = run_to_prefix(run, prefix.forked, tools=tools)
     is_ordinary = _given_ids(ordinary) == given_ids
     return Level(run.episode_id, ordinary if is_ordinary else prefix, None if is_ordinary else name)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from marft_bridge.common.errors import ConfigError, GraphError
 from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.forks.given_tools import ToolChoice
 from marft_bridge.forks.recorded_prefix import RecordedPrefix, run_to_prefix
 from marft_bridge.model_calls.scripted_answer import FIXED_TEXT
 from marft_bridge.replay.recorded_run import RecordedCall, RecordedRun, spans_to_run
@@ -114,6 +115,6 @@ def plan_forks(
     ]
 
 
-def text_to_prefix(run: RecordedRun, at: str, text: str | None) -> RecordedPrefix:
+def text_to_prefix(run: RecordedRun, at: str, text: str | None, tools: ToolChoice = "recorded") -> RecordedPrefix:
     """What a fork of a run at `NODE[:k]` gives again. Raises ConfigError, GraphError."""
-    return run_to_prefix(run, text_to_call(run, at), text)
+    return run_to_prefix(run, text_to_call(run, at), text, tools=tools)

@@ -155,7 +155,7 @@ def test_what_was_interrupted_goes_on_and_nothing_runs_twice(lab: CreditLab, mon
         with pytest.raises(KeyboardInterrupt):
             run(lab, forks=28)
     assert len(forks(lab)) == 5
-    with pytest.raises(ConfigError, match="credit-forks-1 began with other runs, nodes, forks, stand-in or seed"):
+    with pytest.raises(ConfigError, match="credit-forks-1 began with other runs, nodes, forks, stand-in, seed"):
         run(lab, forks=28, substitute="text:x", resume=True)
     said = run(lab, forks=28, resume=True)
     assert Counter(episode_to_key(each.episode) for each in forks(lab)).most_common(1)[0][1] == 1
