@@ -136,7 +136,8 @@ def _choose_version(config: BridgeConfig, options: ForkOptions, registry: Adapte
     if options.version is None:
         return None
     if node not in config.graph.nodes:
-        raise ConfigError(f"fork --with: {node} is frozen, and has no versions; leave it out")
+        reason = "is frozen" if node in config.graph.frozen else "calls a model of its own"
+        raise ConfigError(f"fork --with: {node} {reason}, and has no versions; leave it out")
     if options.version != NEWEST:
         return int(options.version)
     newest = registry.latest(node)

@@ -76,11 +76,6 @@ def refuse_other_models(run: RecordedRun, config: BridgeConfig, registry: Adapte
     episode = run.trajectory.episode
     nodes = (*config.graph.nodes, *config.graph.frozen)
     refusal = f"fork: episode {run.episode_id}"
-    if other_nodes := [call.node for call in run.calls if call.node not in nodes]:
-        raise ConfigError(
-            f"{refusal} has a call of {other_nodes[0]!r}, which is not in graph.nodes or graph.frozen; a graph that"
-            " calls its own models cannot be forked yet"
-        )
     if missing_nodes := [node for node in config.graph.nodes if node not in episode.adapters]:
         raise ConfigError(f"{refusal} does not say at which version {missing_nodes[0]} ran; fork one of `collect`")
     if fixed_nodes := [action.node for action in run.trajectory.actions if action.model == FIXED_TEXT]:
