@@ -157,6 +157,16 @@ def plan_collection(config: BridgeConfig, tasks: Sequence[Task]) -> list[Episode
     )
 
 
+def requests_to_versions(requests: Iterable[EpisodeRequest]) -> dict[str, list[int]]:
+    """Node -> the adapter versions that these requests need."""
+    node_versions: dict[str, list[int]] = {}
+    for request in requests:
+        for node, version in request.adapters.items():
+            if version not in node_versions.setdefault(node, []):
+                node_versions[node].append(version)
+    return node_versions
+
+
 def replaced_attempts(store: TraceStore, run_id: str) -> set[str]:
     """Ids of the episodes that a kill or Ctrl-C left without a reward, and whose request another one finished."""
     return {episode_id for (episode_id,) in store.sql(_REPLACED, (run_id, CANCELLED))}
