@@ -14,7 +14,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.progress import Reporter, Task
 from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.forks.given_tools import given_tools
 from marft_bridge.recording.tool_schemas import refuse_changed, runs_to_surfaces, trajectories_to_surface
 from marft_bridge.rollouts.app import load_app
 from marft_bridge.rollouts.episode_plan import (
@@ -384,7 +385,9 @@ class _Training:
                 if not wave:
                     return
                 title = f"round {number}/{self.options.rounds} {_wave_name(wave, played)}"
-                with self.clock.part(number, ROLLOUT):
+                # what tools did before a forked call happened once: they give their recorded results
+                tools = given_tools() if wave[0].fork is not None else nullcontext()
+                with self.clock.part(number, ROLLOUT), tools:
                     self.session.run(wave, title, self.options.trainer.reward)
                 played += wave
 

@@ -2,6 +2,7 @@
 
 - The update is handed the round's runs and all of their forks, as trees; no repeated call is learned from twice.
 - A training that was killed among its forks learns what one learns that was left alone, bit for bit.
+- A tool before a forked call is not run again.
 - The line of a round, the terminal and the adapters' lineage know the forks.
 
 The real `train` on a tiny model and a stand-in for its server.
@@ -38,6 +39,50 @@ def trees(estimator: str, **changes: Any) -> dict[str, Any]:
 
 def lines_of(school: School) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (school.run / "metrics.jsonl").read_text().splitlines()]
+
+
+# The duo with a tool between its two nodes, which notes every run of it in a file.
+TOOL_APP = """
+from langchain_core.tools import tool
+
+
+@tool
+def note(text: str) -> str:
+    "Notes a text."
+    with open("NOTES", "a") as file:
+        file.write(text + "\\n")
+    return text
+
+
+def take_note(state: State) -> dict[str, Any]:
+    note.invoke({"text": state["log"][0]})
+    return {}
+
+
+def duo(model: BaseChatModel):
+    graph = StateGraph(State)
+    graph.add_node("reasoner", speaker(model))
+    graph.add_node("notes", take_note)
+    graph.add_node("actor", speaker(model))
+    for edge in [(START, "reasoner"), ("reasoner", "notes"), ("notes", "actor"), ("actor", END)]:
+        graph.add_edge(*edge)
+    return graph.compile()
+"""
+
+
+@pytest.mark.slow
+def test_a_tool_before_a_forked_call_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with school_in(tmp_path, monkeypatch) as school:
+        apps, notes = school.folder / "apps.py", school.folder / "notes.txt"
+        apps.write_text(apps.read_text() + TOOL_APP.replace("NOTES", str(notes)))
+        school.server.answer = by_seed_of_some
+        school.collect()
+        school.train(**trees("c3"))
+        with school.store() as store:
+            episodes = list(store.trajectories(forks=True))
+        forked_after = [each for each in episodes if any(action.replayed_from for action in each.actions)]
+        assert 0 < len(forked_after) < len(episodes)
+        assert len(notes.read_text().splitlines()) == len(episodes) - len(forked_after)
 
 
 @pytest.mark.slow
