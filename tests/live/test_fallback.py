@@ -125,7 +125,7 @@ def test_an_answer_that_takes_too_long_is_replaced(tmp_path: Path, hosted: FakeV
         ([("other", {"n": 7})], {"tools": [TOOL], "tool_choice": "required"}),
     ],
 )
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_another_format_than_the_request_declares_is_replaced_whole(
     said: Any, request_parts: dict[str, Any], stream: bool, tmp_path: Path, hosted: FakeVllm
 ) -> None:
