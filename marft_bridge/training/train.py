@@ -203,7 +203,7 @@ class _Training:
         self.reporter = session.reporter
         self.nodes = config.graph.nodes
         self.options = config.train
-        self.fork_rules = ForkRules(config, self.registry, folder.trees, TRAIN, is_heldout=heldout.is_held_out)
+        self.fork_rules = ForkRules(config, self.registry, folder.trees, run_id=TRAIN, is_heldout=heldout.is_held_out)
         self.surface = trajectories_to_surface(collected)
         self.phase: Task | None = None
         self.clock = RoundClock()
@@ -327,7 +327,7 @@ class _Training:
         metrics["wasted_rollouts"] = wasted
         if self.options.trees is not None:
             metrics["trees"] = round_to_tree_metrics(
-                chains, forks, self.options.episodes_per_round, self.options.trainer.reward
+                chains, forks, self.options.episodes_per_round, reward=self.options.trainer.reward
             )
         line = {"phase": "online", "round": number, "served": served, "staleness": staleness, **metrics}
         with self._store() as store:
