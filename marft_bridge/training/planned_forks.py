@@ -16,7 +16,7 @@ from pathlib import Path
 from marft_bridge.common.files import write_atomically
 from marft_bridge.rollouts.episode_plan import EpisodeRequest, ForkPoint
 from marft_bridge.training.fork_draw import CallSpot, ForkChoice, runs_to_reach
-from trace_store.files import make_folder
+from trace_store.files import make_folder, open_to_read
 from trace_store.records import Action, Episode, Trajectory
 
 
@@ -55,10 +55,12 @@ def plan_path(folder: Path, number: int) -> Path:
 
 def read_waves(folder: Path, number: int) -> list[Wave]:
     """The waves of a round that are written down so far."""
-    path = plan_path(folder, number)
-    if not path.exists():
+    try:
+        with open_to_read(plan_path(folder, number)) as file:
+            content = json.loads(file.read())
+    except FileNotFoundError:
         return []
-    return [tuple(PlannedFork(**fork) for fork in wave) for wave in json.loads(path.read_text())["waves"]]
+    return [tuple(PlannedFork(**fork) for fork in wave) for wave in content["waves"]]
 
 
 def write_waves(folder: Path, number: int, waves: Sequence[Wave]) -> None:

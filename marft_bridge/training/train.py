@@ -204,7 +204,8 @@ class _Training:
         self.reporter = session.reporter
         self.nodes = config.graph.nodes
         self.options = config.train
-        self.fork_rules = ForkRules(config, self.registry, folder.trees, TRAIN, is_heldout=heldout.is_held_out)
+        self.fork_rules = ForkRules(config, self.registry, folder.trees, run_id=TRAIN, is_heldout=heldout.is_held_out)
+        self.known_before: dict[int, KnownBefore] = {}
         self.surface = trajectories_to_surface(collected)
         self.phase: Task | None = None
         self.clock = RoundClock()
@@ -328,7 +329,7 @@ class _Training:
         metrics["wasted_rollouts"] = wasted
         if self.options.trees is not None:
             metrics["trees"] = round_to_tree_metrics(
-                chains, forks, self.options.episodes_per_round, self.options.trainer.reward
+                chains, forks, self.options.episodes_per_round, reward=self.options.trainer.reward
             )
         line = {"phase": "online", "round": number, "served": served, "staleness": staleness, **metrics}
         with self._store() as store:
@@ -405,16 +406,20 @@ class _Training:
         )
 
     def _known_before(self, store: TraceStore, number: int) -> KnownBefore:
-        """What forks of a round are drawn by, of what rounds taught that are over in any execution."""
+        """What forks of a round are drawn by, of rounds that are over in any execution; read once a round."""
+        if number in self.known_before:
+            return self.known_before[number]
         last_known, reward = self._draw_rule().last_known_round(number), self.options.trainer.reward
         rewards = self._known_rewards(store, last_known)
         runs = list(store.trajectories(run_ids=[TRAIN], round=last_known)) if last_known else []
         reach = known_runs_to_reach(runs, self.nodes) or known_runs_to_reach(self.collected, self.nodes)
-        return KnownBefore(
+        known = KnownBefore(
             rewards_to_weights(rewards, self.tasks, number, last_known=last_known),
             reach,
             siblings_of_rounds(store, TRAIN, last_known, reward=reward),
         )
+        self.known_before = {number: known}
+        return known
 
     def _teaching_episodes(self, episodes: Sequence[Trajectory]) -> set[str]:
         return self.trainer.teaching_episodes([e for e in episodes if not self.heldout.is_held_out(e.episode)])
