@@ -43,13 +43,11 @@ def spans_to_parent(spans: Sequence[SpanRow]) -> RecordedRun:
     except GraphError as error:
         raise GraphError(f"fork: {str(error).removeprefix('replay: ')}") from None
     episode = run.trajectory.episode
-    reason = None
     if episode.begins == "resume" or episode.from_checkpoint is not None:
-        reason = "goes on with another run of its thread"
-    elif episode.reason == "interrupted":
-        reason = "was interrupted to ask a person"
-    if reason is not None:
-        raise GraphError(f"fork: episode {run.episode_id} {reason}, and such a run cannot be forked yet")
+        raise GraphError(
+            f"fork: episode {run.episode_id} goes on with another run of its thread, and such a run cannot be forked"
+            " yet"
+        )
     return run
 
 

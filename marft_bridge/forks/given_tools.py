@@ -9,10 +9,10 @@ is a divergence, and it does not run.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 from uuid import UUID
 
 from marft_bridge.common.errors import GraphError
@@ -24,6 +24,8 @@ from marft_bridge.replay.recorded_run import RecordedRun, RecordedTool, argument
 from marft_bridge.replay.recorded_tools import RunIt, recorded_tools, tool_divergence, tools_like
 from trace_store import conventions as c
 
+TakeTool = Callable[[UUID], RecordedTool | RunIt]
+"""`PrefixAnswers.take_tool`."""
 ToolChoice = Literal["recorded", "run"]
 """Whether tools before the fork give their recorded results, or run again."""
 
@@ -90,18 +92,13 @@ def run_to_tools(run: RecordedRun, sampled_ids: Sequence[str]) -> PrefixTools:
 # -- in place of LangChain's tools ----------------------------------------------------------------------------------
 
 
-@runtime_checkable
-class _ToolPrefix(Protocol):
-    def take_tool(self, run_id: UUID) -> RecordedTool | RunIt: ...
-
-
 class _ToolsOfForks:
     """Asks the fork in whose context a tool runs; see `recorded_tools.ToolSource`."""
 
     def take_tool(self, run_id: UUID) -> RecordedTool | RunIt:
         routing = current_routing.get()
-        prefix = None if routing is None else routing.prefix
-        return prefix.take_tool(run_id) if isinstance(prefix, _ToolPrefix) else RunIt()
+        take_tool: TakeTool | None = getattr(None if routing is None else routing.prefix, "take_tool", None)
+        return RunIt() if take_tool is None else take_tool(run_id)
 
     def tool_running(self) -> AbstractContextManager[Any]:
         return nullcontext()

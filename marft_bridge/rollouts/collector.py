@@ -51,8 +51,9 @@ class _InterruptMarker(GraphCallbackHandler):
         self._episode = episode
 
     def on_interrupt(self, event: GraphInterruptEvent) -> None:  # noqa: ARG002  LangGraph's signature
-        """LangGraph calls it before the end of the run."""
-        self._episode.cut_short = "interrupted"
+        """LangGraph calls it before the end of the run. One that has gone wrong by then fails, and is not cut short."""
+        if self._episode.judge_end(None) is None:
+            self._episode.cut_short = "interrupted"
 
 
 class Backend(Protocol):

@@ -17,7 +17,7 @@ from support.credit_rig import CreditLab
 from support.fake_vllm import FakeVllm, running
 
 from marft_bridge.commands.collect import collect
-from marft_bridge.common.errors import ConfigError
+from marft_bridge.common.errors import ConfigError, EpisodesFailedError
 from marft_bridge.config.bridge import BridgeConfig, toml_to_config
 from marft_bridge.forks.command import ForkOptions, fork
 from trace_store.records import Trajectory
@@ -64,9 +64,9 @@ class OwnStream(Own):
 
 def build(model):
     def hosted(state):
+        messages = [{"role": "user", "content": f"hosted {state['plan']}"}]
         with OpenAI(base_url="URL/v1", api_key="k", max_retries=0) as client:
-            text = f"hosted {state['plan']}"
-            reply = client.chat.completions.create(model="base", messages=[{"role": "user", "content": text}])
+            reply = client.chat.completions.create(model="base", messages=messages)
             return {"hosted": reply.choices[0].message.content}
 
     async def own(state):
@@ -94,11 +94,21 @@ def to_input(task):
 def reward(task, state):
     return 1.0
 """
+BY_OPENAI = """        with OpenAI(base_url="URL/v1", api_key="k", max_retries=0) as client:
+            reply = client.chat.completions.create(model="base", messages=messages)
+            return {"hosted": reply.choices[0].message.content}
+"""
+BY_LITELLM = """        where = {"api_base": "URL/v1", "api_key": "k"}
+        reply = litellm.completion(model="openai/base", messages=messages, **where)
+        return {"hosted": reply.choices[0].message.content}
+"""
 ORDER = ("own_node", "own_stream", "planner", "hosted_node", "answerer")
 
 
 class OwnLab(CreditLab):
     """A team of five, of whom two are served."""
+
+    app_text = APP
 
     @property
     def calls_file(self) -> Path:
@@ -117,7 +127,7 @@ class OwnLab(CreditLab):
 
     @property
     def app(self) -> str:
-        return APP.replace("URL", self.server.url)
+        return self.app_text.replace("URL", self.server.url)
 
     def episodes(self, run_id: str) -> list[Trajectory]:
         with self.store() as store:
@@ -174,3 +184,21 @@ def test_a_person_can_answer_for_an_own_model_and_a_version_of_it_is_refused(lab
     assert lab.own_calls() == own_before
     with pytest.raises(ConfigError, match="own_node calls a model of its own, and has no versions"):
         run_fork(lab, "own_node", version="0")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # litellm's, of its own classes
+def test_litellm_cannot_be_given_an_answer_there_and_asks_nobody(lab: OwnLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    pytest.importorskip("litellm")
+    assert BY_OPENAI in APP
+    lab.app_text = "import litellm\n" + APP.replace(BY_OPENAI, BY_LITELLM)
+    collect(lab.own_config(), lab.reporter(), resume=False)
+    lab.server.asked.clear()
+    with pytest.raises(EpisodesFailedError, match="a call of litellm from a node that is not"):
+        run_fork(lab, "answerer")
+    assert lab.server.asked == []
+    (parent,) = lab.episodes("collect")
+    chosen = ForkOptions(parent.episode.episode_id, "hosted_node", samples=1)
+    lab.say(lambda reporter: fork(lab.own_config(), chosen, reporter, resume=False))
+    assert [each.episode.outcome for each in lab.episodes("fork-2")] == ["terminated"]
