@@ -1,9 +1,10 @@
 """Recorded rewards and D -> how much hangs on a node's answers: what they reach, and what goes along with them.
 
-Reach is a share of rewarded episodes: those in which, by D, an answer of the node leads to a last call of the run. Two
-associations tell more, and neither is a cause: the mean reward where the node answered less that where it did not; and,
-between two runs of one task, how much farther apart the rewards are where its answers differ than where they are the
-same. `marft-bridge credit` replaces the node, and so measures a cause; where it has, its figures are read.
+Reach is a share of rewarded episodes: those in which, by D, an answer of the node leads to a last call of the run, the
+one that ended last or one of the same superstep. Two associations tell more, and neither is a cause: the mean reward
+where the node answered less that where it did not; and, between two runs of one task, how much farther apart the
+rewards are where its answers differ than where they are the same. `marft-bridge credit` replaces the node, and so
+measures a cause; where it has, its figures are read.
 
 Invariant: at most MAX_EPISODES rewarded episodes are read, drawn by the seed, whatever the size of the store; a task
 is one cluster of every interval; what the record cannot tell is None.
@@ -30,7 +31,7 @@ SELECT e.episode_id, e.task_id, r.value FROM {EPISODES} e JOIN episode_reward r 
 WHERE r.name = $1 AND isfinite(r.value) ORDER BY md5(e.episode_id || ':' || $2), e.episode_id LIMIT $3
 """
 _ACTIONS = f"""
-SELECT a.episode_id, a.action_id, a.node, a.step, a."index", md5(a.completion)
+SELECT a.episode_id, a.action_id, a.node, a.step, a.ended_ns, md5(a.completion)
 FROM actions a SEMI JOIN ({_DRAWN}) d USING (episode_id) ORDER BY a.episode_id, a."index"
 """
 _EDGES = f"SELECT x.episode_id, x.src, x.dst, x.exact FROM edges x SEMI JOIN ({_DRAWN}) d USING (episode_id)"
@@ -47,8 +48,13 @@ class _Call:
     action_id: str
     node: str
     step: int | None
-    index: int
+    ended_ns: int
     answer: str | None  # a digest
+
+    @property
+    def graph(self) -> str:
+        """The subgraph that its node lies in, whose supersteps are counted by themselves; "" for the outermost."""
+        return self.node.rpartition("/")[0]
 
 
 @dataclass(slots=True)
@@ -72,16 +78,21 @@ class _Run:
         for src, dst, is_exact in self.edges:
             if is_exact or not exact:
                 sources[dst].append(src)
-        steps = [call.step for call in self.calls if call.step is not None]
-        has_steps = len(steps) == len(self.calls)
-        last = [c.action_id for c in self.calls if (c.step == max(steps) if has_steps else c is self.calls[-1])]
+        pending = [call.action_id for call in self._last_calls()]
         reached: set[str] = set()
-        while last:
-            action_id = last.pop()
+        while pending:
+            action_id = pending.pop()
             if action_id not in reached:
                 reached.add(action_id)
-                last += sources[action_id]
+                pending += sources[action_id]
         return {call.node for call in self.calls if call.action_id in reached}
+
+    def _last_calls(self) -> list[_Call]:
+        """The call that ended last, and those beside it: of the same superstep of the same graph."""
+        last = max(self.calls, key=lambda call: call.ended_ns)
+        if last.step is None:
+            return [last]
+        return [call for call in self.calls if (call.step, call.graph) == (last.step, last.graph)]
 
 
 @dataclass(frozen=True, slots=True)

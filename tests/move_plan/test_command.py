@@ -96,7 +96,9 @@ INGESTED: dict[str, Callable[[], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("kind", INGESTED)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind == "langfuse" else [pytest.mark.slow]) for kind in INGESTED]
+)
 def test_an_ingested_export_gives_a_plan(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "traces").write_bytes(INGESTED[kind]())
     assert cli.run(["ingest", str(tmp_path / "traces"), str(tmp_path / "s.duckdb")]) == 0
@@ -169,6 +171,7 @@ def test_the_model_of_a_bridge_toml_is_taken_and_none_turns_it_off(
     assert planned(capsys, "run", "--model", "none")[0]["nodes"][0]["local"] is None
 
 
+@pytest.mark.slow
 def test_in_the_light_core_all_is_done_but_the_models_part(tmp_path: Path) -> None:
     path = small_store(tmp_path / "s.duckdb")
     script = "import support.light_core, sys; from marft_bridge import cli; sys.exit(cli.run(sys.argv[1:]))"

@@ -226,6 +226,22 @@ def test_upper_bounds_of_d_reach_farther_than_what_is_exact_and_no_edges_tell_no
     assert (links.nodes["two"].reach_exact, links.without_edges) == (1.0, 0)
 
 
+def test_the_last_calls_are_those_of_the_last_superstep_of_its_own_graph(tmp_path: Path) -> None:
+    """Steps of a subgraph are counted by themselves: its step 2 is no end of a run whose step 2 is another."""
+    path = tmp_path / "s.duckdb"
+    trace = SampleTrace("1", START)
+    inner = trace.node("team:1|inner:1", 0, 2 * SECOND, step=2)
+    hosted(trace, "x", inner, (0, 1), "q", "x")
+    for name, end in (("left", 5), ("right", 4)):
+        node = trace.node(f"{name}:1", 3 * SECOND, 6 * SECOND, step=2)
+        hosted(trace, name, node, (3, end), "q", name)
+    fill(path, [[*trace.spans(ADAPTERS="{}"), Reward(trace.trace_id, "right", 1.0, "test", 1)]])
+    with TraceStore.open(path) as store:
+        store.sql(f"INSERT INTO edges VALUES ('{trace.trace_id}', 'left', 'right', 'data', true, {START})")  # noqa: S608
+        links = store_to_links(store, ["team/inner", "left", "right"], "right", seed=0)
+    assert {node: link.reach_exact for node, link in links.nodes.items()} == {"team/inner": 0, "left": 1, "right": 1}
+
+
 def test_several_rewards_want_a_name(path: Path, tmp_path: Path) -> None:
     other = tmp_path / "s.duckdb"
     other.write_bytes(path.read_bytes())
