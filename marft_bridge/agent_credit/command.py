@@ -173,7 +173,7 @@ def _read_stored_team(
 ) -> list[EpisodeRequest]:
     """The full team of a stored run: one request for each of its scored episodes, which is not run again."""
     remedy = "leave it out, and the best team runs"
-    episodes = read_stored_team(store, config, registry, run_of, metric=metric, remedy=remedy)
+    episodes = read_stored_team(store, config, registry, run_of=run_of, metric=metric, remedy=remedy)
     chosen_tasks = list(dict.fromkeys(e.task_id for e in episodes))[: options.tasks]
     return [_episode_to_request(e) for e in episodes if e.task_id in chosen_tasks]
 

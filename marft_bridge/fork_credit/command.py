@@ -118,7 +118,7 @@ def _plan(
 ) -> _Planned:
     metric = options.metric or config.train.trainer.reward
     remedy = "name another run"
-    episodes = read_stored_team(store, config, registry, options.run_of, metric=metric, remedy=remedy)
+    episodes = read_stored_team(store, config, registry, run_of=options.run_of, metric=metric, remedy=remedy)
     graph_nodes = (*config.graph.nodes, *config.graph.frozen)
     nodes = tuple(dict.fromkeys(options.nodes)) or config.graph.nodes
     if unknown := [node for node in nodes if node not in graph_nodes]:
@@ -139,7 +139,7 @@ def _plan(
 
     chosen = choose_runs(episodes, to_levels, budget=options.forks, forks_of_run=plan.forks_of_run, seed=config.seed)
     requests = [request for levels in chosen.runs for request in plan.requests(levels)]
-    return _Planned(plan, chosen, metric, options, requests)
+    return _Planned(plan, chosen, metric=metric, options=options, requests=requests)
 
 
 def _to_substitute(
@@ -180,7 +180,7 @@ def _report(store: TraceStore, planned: _Planned, seed: int, reporter: Reporter)
     plan, runs = planned.plan, planned.chosen.runs
     forks = read_forks(store, plan.run_id, planned.metric)
     recorded = read_recorded_rewards(store, runs, planned.metric)
-    measured, score_range = measure_runs(plan, runs, forks.rewards, recorded)
+    measured, score_range = measure_runs(plan, runs, forks.rewards, recorded=recorded)
     node_credits, call_credits = runs_to_credits(
         measured,
         plan.nodes,
@@ -192,7 +192,7 @@ def _report(store: TraceStore, planned: _Planned, seed: int, reporter: Reporter)
         plan.run_id,
         planned.options.run_of,
         planned.metric,
-        None if plan.substitute is None else plan.substitute.label,
+        substitute=None if plan.substitute is None else plan.substitute.label,
         runs=len(runs),
         tasks=len({each.task for each in measured}),
         forks=forks.count,

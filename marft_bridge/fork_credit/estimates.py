@@ -103,7 +103,7 @@ def runs_to_credits(
     for node in nodes:
         calls = sum(call.node == node for run in runs for call in run.calls) / max(len(runs), 1)
         level = 1 - ALPHA / max(len(family), 1)
-        credit = _to_credit(node, None, calls, decided[node], estimates=estimates, level=level)
+        credit = _to_credit(node, None, calls, decided=decided[node], estimates=estimates, level=level)
         verdicts = {kind: verdict for (kind, name), (_, verdict) in judged.items() if name == node}
         node_credits.append(replace(credit, finding=_to_finding(credit, verdicts, min_contribution)))
     return node_credits, _single_calls(runs, nodes, score_range=score_range, seed=seed)
@@ -117,7 +117,7 @@ def _to_credit(
         node,
         number,
         calls,
-        decided_estimate,
+        decided=decided_estimate,
         share=_share(decided, decided_estimate, level=level),
         difference=estimates.get(("difference", node)),
     )
@@ -169,7 +169,9 @@ def _single_calls(
                     name = (kind, node)
                     estimates[name] = _estimate_family({name: values}, {name: bound}, seed=seed)[name][0]
             per_run = len(calls) / len(runs)
-            call_credits.append(_to_credit(node, number, per_run, decided, estimates=estimates, level=1 - ALPHA))
+            call_credits.append(
+                _to_credit(node, number, per_run, decided=decided, estimates=estimates, level=1 - ALPHA)
+            )
     return call_credits
 
 

@@ -67,7 +67,7 @@ def measure_runs(
         forks: the rewards of the forks.
         recorded: those of the recorded runs, by episode.
     """
-    measured = [_RunForks(plan, levels, forks, recorded[levels.run.episode_id]).measure() for levels in runs]
+    measured = [_RunForks(plan, levels, forks, recorded=recorded[levels.run.episode_id]).measure() for levels in runs]
     seen = [*forks.values(), *recorded.values()]
     return measured, max(seen) - min(seen)
 
@@ -86,7 +86,7 @@ class _RunForks:
             episode.episode_id,
             episode.task_id,
             decided_variance(whole, None) if len(whole) > 1 else None,
-            [self._measure_call(call) for call in self.levels.calls],
+            calls=[self._measure_call(call) for call in self.levels.calls],
         )
 
     def _measure_call(self, call: CallLevels) -> MeasuredCall:
@@ -103,7 +103,7 @@ class _RunForks:
             if key in self.rewards and stand_in_key in self.rewards
         ]
         difference = sum(differences) / len(differences) if differences else None
-        return MeasuredCall(call.call.node, call.call.number, decided, difference)
+        return MeasuredCall(call.call.node, call.call.number, decided, difference=difference)
 
     def _level_rewards(self, level: Level) -> list[float]:
         """Of the recorded run, and of its forks."""

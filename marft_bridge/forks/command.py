@@ -120,7 +120,7 @@ def _plan(
     episode_id = prefix_to_episode(store, options.episode, command="fork")
     parent = spans_to_parent(store.spans(episode_id))
     refuse_other_models(parent, config, registry)
-    prefix = text_to_prefix(parent, options.at, options.text, options.tools)
+    prefix = text_to_prefix(parent, options.at, options.text, tools=options.tools)
     change = ForkChange(_choose_version(config, options, registry, node=prefix.forked.node), options.text)
     metric = options.metric or config.train.trainer.reward
     stored = store.trajectory(episode_id)
