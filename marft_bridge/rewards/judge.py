@@ -187,10 +187,11 @@ def _judge_address(options: JudgeOptions, served: ModelAddress | None) -> ModelA
             raise Absent("the judge is the base model of the run's own server, and none runs; base_url names another")
         return served
     assert options.model is not None
-    return ModelAddress(options.base_url, options.model, _read_key(options) or "")
+    return ModelAddress(options.base_url, options.model, read_key(options) or "")
 
 
-def _read_key(options: JudgeOptions) -> str | None:
+def read_key(options: JudgeOptions) -> str | None:
+    """The key of `base_url`; None where none is named. Raises GraphError where the variable is not set."""
     if options.api_key_env is None:
         return None
     key = os.environ.get(options.api_key_env, "").strip()
@@ -236,7 +237,7 @@ async def _request_score(
 def check_judge(options: JudgeOptions) -> None:
     """Raises GraphError for a rubric that is no template and a key that is not set."""
     _render_rubric(options, None)
-    _read_key(options)
+    read_key(options)
 
 
 JUDGE = Kind(JudgeOptions, judge_to_earned, check_judge)
