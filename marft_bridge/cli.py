@@ -309,24 +309,42 @@ def credit(
     config: Config = None,
     run: Run = None,
     seed: Seed = None,
+    by: Annotated[
+        Literal["agents", "forks"],
+        typer.Option(help="Replace agents in whole runs, or fork recorded runs around each of their calls."),
+    ] = "agents",
     nodes: Annotated[
-        str | None, typer.Option(help="Agents to replace, with commas between; without it all of graph.nodes.")
+        str | None, typer.Option(help="Agents to look at, with commas between; without it all of graph.nodes.")
     ] = None,
     substitute: Annotated[
-        str, typer.Option(help="Who stands in: base (version 0), silent (an empty answer), version:N or text:ANSWER.")
+        str,
+        typer.Option(
+            help="Who stands in: base (version 0), silent (an empty answer), version:N or text:ANSWER; nobody with"
+            " none, by forks."
+        ),
     ] = "base",
     method: Annotated[
         Literal["leave-one-out", "shapley"],
         typer.Option(help="Replace one at a time, or run every combination of up to 6 agents, which shows pairs too."),
     ] = "leave-one-out",
     tasks: Annotated[int | None, typer.Option(min=2, help="Training tasks; 32, or all of a stored run.")] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Runs of each task; 1.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Runs of each task, 1; by forks, forks of each point, 2.")
+    ] = None,
+    forks: Annotated[int | None, typer.Option(min=1, help="Forks of all runs together, about; 256.")] = None,
+    tools: Annotated[
+        Literal["recorded", "run"] | None,
+        typer.Option(help="By forks, tools before the forked call: give back what they gave, or run again; recorded."),
+    ] = None,
     version: Annotated[
         str | None, typer.Option(help="Version of every node in the team: a number, newest or best; best.")
     ] = None,
     run_of: Annotated[
         str | None,
-        typer.Option(help="A stored run, such as collect, whose episodes are the team's, and get the rewards."),
+        typer.Option(
+            help="A stored run, such as collect, whose episodes are the team's, and get the rewards; by forks, whose"
+            " episodes are forked: collect."
+        ),
     ] = None,
     metric: Annotated[
         str | None, typer.Option(help="The team reward that is shared out; train.trainer.reward.")
@@ -336,12 +354,17 @@ def credit(
     ] = 0.05,
     resume: Resume = False,
     as_json: Annotated[
-        bool, json_option("run, metric, method, substitute, agents, pairs, rewards_of, rewards_written")
+        bool,
+        json_option(
+            "run, metric, method, substitute, agents, pairs, rewards_of, rewards_written; by forks run, by, run_of,"
+            " metric, substitute, runs, tasks, forks, agents, calls, leave_one_out, failures, passed_over"
+        ),
     ] = False,
 ) -> None:
     """Replace agents in turn, and say what each contributes.
 
-    All teams run on the same tasks and seeds.
+    All teams run on the same tasks and seeds. With `--by forks`, recorded runs are forked around each of their calls,
+    which says what each call decides, and what it adds.
     """
     require_extra("train", "credit")
     settings = RunChoice("credit", run_folder, config=config, run=run).to_config(_dotted(seed=seed))
@@ -349,11 +372,30 @@ def credit(
     from marft_bridge.agent_credit.command import credit as run_credit
     from marft_bridge.config.compare import BEST, text_to_version
 
+    agents = tuple(name.strip() for name in nodes.split(",")) if nodes is not None else ()
+    if by == "forks":
+        from marft_bridge.fork_credit.command import ForkCreditOptions, credit_by_forks
+
+        for name, is_given in (
+            ("--method", method != "leave-one-out"),
+            ("--tasks", tasks is not None),
+            ("--version", version is not None),
+        ):
+            if is_given:
+                raise ConfigError(f"credit {name} has no effect with --by forks: its runs are stored ones")
+        typed: dict[str, Any] = {"forks": forks, "samples": samples, "run_of": run_of, "tools": tools}
+        typed = {name: value for name, value in typed.items() if value is not None}
+        fork_options = ForkCreditOptions(agents, substitute, metric=metric, min_contribution=worth, **typed)
+        with open_reporter(as_json) as reporter:
+            credit_by_forks(settings, fork_options, reporter, resume=resume)
+        return
+    for name, is_given in (("--forks", forks is not None), ("--tools", tools is not None)):
+        if is_given:
+            raise ConfigError(f"credit {name} needs --by forks")
     if run_of is not None and samples is not None:
         raise ConfigError("credit --samples has no effect with --run-of: its episodes are there")
     if run_of is not None and version is not None:
         raise ConfigError("credit --version has no effect with --run-of: its episodes are of its versions")
-    agents = tuple(name.strip() for name in nodes.split(",")) if nodes is not None else ()
     options = CreditOptions(
         agents,
         substitute,
@@ -743,6 +785,9 @@ def fork(
         str | None, typer.Option("--with", help="Version that answers for that node from there on: a number or newest.")
     ] = None,
     say: Annotated[str | None, typer.Option(help="The text that answers the call, instead of a model.")] = None,
+    tools: Annotated[
+        Literal["recorded", "run"], typer.Option(help="Tools before the call: give back what they gave, or run again.")
+    ] = "recorded",
     metric: Annotated[str | None, typer.Option(help="The team reward to report; train.trainer.reward.")] = None,
     config: Config = None,
     run: Run = None,
@@ -762,7 +807,7 @@ def fork(
     from marft_bridge.forks.command import ForkOptions
     from marft_bridge.forks.command import fork as run_fork
 
-    options = ForkOptions(episode, at, samples=samples, version=with_version, text=say, metric=metric)
+    options = ForkOptions(episode, at, samples=samples, version=with_version, text=say, metric=metric, tools=tools)
     with open_reporter(as_json) as reporter:
         run_fork(settings, options, reporter, resume=resume)
 

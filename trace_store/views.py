@@ -257,12 +257,17 @@ HANDOFF_LOOPS = View(
 
 CALL_COSTS = View(
     "call_costs",
-    "What each call cost at the price of its model that held when it began; NULL without a price or its tokens. An"
-    " answer that was given again cost nothing, and has no row.",
+    "What each call cost at the price of its model that held when it began, or, where an adapter answered under a name"
+    " without a price, at that of `local`; NULL without a price or its tokens. An answer that was given again cost"
+    " nothing, and has no row.",
     """
     SELECT c.episode_id, c.action_id, c.node, c.model, c.prompt_tokens, c.sampled_tokens, p.currency,
            (c.prompt_tokens * p.per_million_prompt + c.sampled_tokens * p.per_million_sampled) / 1e6 AS cost
-    FROM calls c ASOF LEFT JOIN prices p ON c.model = p.model AND c.started_ns >= p.since_ns
+    FROM (
+        SELECT *, CASE WHEN adapter IS NULL OR model IN (SELECT model FROM prices) THEN model ELSE 'local' END AS priced
+        FROM calls
+    ) c
+    ASOF LEFT JOIN prices p ON c.priced = p.model AND c.started_ns >= p.since_ns
     WHERE NOT c.replayed
     """,
 )

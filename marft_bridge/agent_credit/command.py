@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from marft_bridge.agent_credit.estimates import Method
 from marft_bridge.agent_credit.replacement_rewards import CreditRun
+from marft_bridge.agent_credit.stored_team import read_stored_team
 from marft_bridge.agent_credit.substitutes import Substitute, refuse_no_op_substitute, text_to_substitute
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.progress import Reporter
@@ -23,6 +24,7 @@ from marft_bridge.rollouts.episode_plan import (
     EpisodeRequest,
     episode_to_key,
     plan_episodes,
+    requests_to_versions,
     task_order,
     unfinished_requests,
 )
@@ -34,7 +36,7 @@ from marft_bridge.runs.run_store import WAIT_IN_RUN_S, open_run_store, take_in_o
 from marft_bridge.serving.adapter_registry import AdapterRegistry
 from marft_bridge.serving.model_versions import config_to_versions
 from marft_bridge.statistics.shapley import Team, all_teams
-from trace_store.records import Episode, model_part
+from trace_store.records import Episode
 from trace_store.store import TraceStore
 
 MAX_SHAPLEY_AGENTS = 6  # 64 teams
@@ -101,7 +103,7 @@ def credit(config: BridgeConfig, options: CreditOptions, reporter: Reporter, res
                 take_in_on_failure(folder, reporter, "credit"),
                 open_session(config, folder, app, versions=versions, reporter=reporter) as session,
             ):
-                session.models.serve_only(_node_versions(plan))
+                session.models.serve_only(requests_to_versions(plan))
                 session.run(requests, "credit", metric)
         variants = {team: substitute.team_name(team, agents) for team in teams}
         credit_run = CreditRun(
@@ -170,39 +172,8 @@ def _read_stored_team(
     store: TraceStore, config: BridgeConfig, registry: AdapterRegistry, options: CreditOptions, run_of: str, metric: str
 ) -> list[EpisodeRequest]:
     """The full team of a stored run: one request for each of its scored episodes, which is not run again."""
-    runs = {run.run_id: run for run in store.runs()}
-    if run_of not in runs:
-        raise ConfigError(
-            f"credit --run-of: there is no run {run_of!r} in {store.path}; there are: {', '.join(runs) or 'none'}"
-        )
-    scored_ids = {
-        row[0]
-        for row in store.sql(
-            "SELECT DISTINCT r.episode_id FROM rewards r JOIN episodes e USING (episode_id)"
-            " WHERE e.run_id = ? AND r.scope = 'episode' AND r.name = ?",
-            (run_of, metric),
-        )
-    }
-    episodes = [e for e in store.episodes(run_id=run_of, split="train") if e.episode_id in scored_ids]
-    if not episodes:
-        raise ConfigError(f"credit --run-of: run {run_of!r} has no training episode with the reward {metric!r}")
-    if any(e.variant is not None or e.adapters != episodes[0].adapters for e in episodes):
-        raise ConfigError(
-            f"credit --run-of: the episodes of run {run_of!r} are of several teams or versions; "
-            "leave it out, and the best team runs"
-        )
-    sampling = config.sampling.model_dump(mode="json")
-    nodes_on_other_base = [
-        node
-        for node in (*config.graph.nodes, *config.graph.frozen)
-        if {model_part(e.lineage, "base", node) for e in episodes} - {None, registry.base_of(node)}
-    ]
-    if nodes_on_other_base or runs[run_of].config.get("sampling", sampling) != sampling:
-        deviation = "on another base model" if nodes_on_other_base else "with another [sampling]"
-        raise ConfigError(
-            f"credit --run-of: run {run_of!r} ran {deviation}, so nothing could be told from a difference to it; "
-            "leave it out, and the best team runs"
-        )
+    remedy = "leave it out, and the best team runs"
+    episodes = read_stored_team(store, config, registry, run_of, metric=metric, remedy=remedy)
     chosen_tasks = list(dict.fromkeys(e.task_id for e in episodes))[: options.tasks]
     return [_episode_to_request(e) for e in episodes if e.task_id in chosen_tasks]
 
@@ -244,16 +215,6 @@ def _plan_teams(
             variant = substitute.team_name(team, agents)
             planned.append(replace(request, run_id=run_id, variant=variant, adapters=adapters, answers=answers))
     return planned
-
-
-def _node_versions(plan: Sequence[EpisodeRequest]) -> dict[str, list[int]]:
-    """Node -> the adapter versions that the plan needs."""
-    node_versions: dict[str, list[int]] = {}
-    for request in plan:
-        for node, version in request.adapters.items():
-            if version not in node_versions.setdefault(node, []):
-                node_versions[node].append(version)
-    return node_versions
 
 
 def _refuse_other_plan(store: TraceStore, run_id: str, plan: Sequence[EpisodeRequest]) -> None:

@@ -132,10 +132,13 @@ def _training(subject: CardSubject, config: Mapping[str, Any]) -> Iterator[str]:
         return
     trainer = train.get("trainer") or {}
     rounds = subject.version - 1
+    fresh = f"{train.get('episodes_per_round')} fresh ones" + (
+        ", or forks of as many tokens" if train.get("trees") else ""
+    )
     yield "## Training"
     yield (
         f"Version {subject.version} was made from stored episodes"
-        + (f" and {counted(rounds, 'round')} of {train.get('episodes_per_round')} fresh ones" if rounds else "")
+        + (f" and {counted(rounds, 'round')} of {fresh}" if rounds else "")
         + f", of {train.get('rounds')} rounds that were planned. Advantages by "
         f"{code(str((trainer.get('advantage') or {}).get('estimator')))}, one action a "
         f"{'token' if trainer.get('granularity') == 'token' else 'call'}, agents updated "

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from marft_bridge.common.errors import BridgeError, ConfigError
@@ -44,6 +45,7 @@ from marft_bridge.comparison.variants import (
 )
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.config.compare import Version
+from marft_bridge.config.prices import file_to_prices
 from marft_bridge.recording.tool_schemas import Surface, refuse_changed, store_to_surface, surface_to_hashes
 from marft_bridge.rollouts.app import App, check_app, load_app, options_to_app
 from marft_bridge.rollouts.collector import Collector
@@ -84,6 +86,7 @@ def compare(config: BridgeConfig, reporter: Reporter, resume: bool, flags: Versi
     """
     folder = RunFolder(config.run_folder)
     folder.require_store("compare")
+    prices = None if config.compare.prices is None else file_to_prices(Path(config.compare.prices), "compare.prices")
     app = load_app(config)
     started_s = time.monotonic()
     versions = config_to_versions(config, folder.adapters, reporter.say)
@@ -102,6 +105,8 @@ def compare(config: BridgeConfig, reporter: Reporter, resume: bool, flags: Versi
     apps = {team.deployment.key: _team_app(config, app, team) for team in lineup.all_teams}
     with folder.lock_for("compare"):
         with open_run_store(folder, reporter) as store:
+            if prices is not None:
+                prices.put_into(store)
             config = resolve_metric(config, store)
             plan = config_to_plan(config, numbered_run_id(store, "compare", resume), lineup, heldout=app.heldout_tasks)
             _refuse_leaks(store, plan)

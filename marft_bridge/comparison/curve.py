@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from markupsafe import Markup
 
-from marft_bridge.comparison.drawing import axis_ticks, tick_text
+from marft_bridge.comparison.drawing import axis_ticks, drawing, tick_text
 from marft_bridge.comparison.wording import visible
 from marft_bridge.runs.learning_curve import LearningPoint
 
@@ -40,7 +40,7 @@ def learning_curve(rounds: Sequence[LearningPoint], *, width: int, name: str) ->
     if means:
         first, *_, last = (*means.values(), *means.values())
         description = f"Mean reward over {len(rounds)} rounds, from {first:.3g} in the first to {last:.3g} in the last."
-    return _drawing(
+    return drawing(
         parts,
         width,
         _Frame.HEIGHT,
@@ -148,11 +148,3 @@ def _split_at_gaps(indices: Sequence[int]) -> list[list[int]]:
         else:
             stretches.append([i])
     return stretches
-
-
-def _drawing(parts: Sequence[Markup], width: int, height: int, name: str, title: str, description: str) -> Markup:
-    return Markup(
-        '<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {w} {h}" width="{w}" height="{h}" '
-        'aria-labelledby="{n}-title {n}-desc"><title id="{n}-title">{title}</title>'
-        '<desc id="{n}-desc">{description}</desc>{parts}</svg>'
-    ).format(w=width, h=height, n=name, title=title, description=description, parts=Markup("").join(parts))

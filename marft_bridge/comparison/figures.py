@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.hub_names import model_to_pinned
 from marft_bridge.comparison.changes import pairs_to_changes
+from marft_bridge.comparison.choices import outcomes_to_choices
 from marft_bridge.comparison.cohorts import pairs_to_cohorts
 from marft_bridge.comparison.contrasts import (
     MIN_TASKS,
@@ -29,6 +30,7 @@ from marft_bridge.comparison.outcomes import (
     Outcomes,
     Pair,
     pair_outcomes,
+    read_currency,
     read_outcomes,
     shared_metrics,
     sort_pairs,
@@ -114,6 +116,8 @@ def episodes_to_report(
             spans_of=store.spans,
         ),
         mixed=_mixed(plan, outcomes),
+        choices=outcomes_to_choices(outcomes, metric),
+        currency=read_currency(store),
         cohorts=pairs_to_cohorts(
             (
                 (name, pair.base.trajectory, pair.candidate.trajectory)

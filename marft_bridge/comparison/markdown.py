@@ -52,6 +52,7 @@ def report_to_markdown(report: Report) -> str:
         *_stopping(report),
         *_scores(report),
         *_curve(report),
+        *_choices(report),
         *_mixed(report),
         *_nodes(report),
         *_cohorts(report),
@@ -130,6 +131,24 @@ def _estimate(estimate: Estimate | None) -> str:
         return ""
     bounds = interval_text(estimate.low, estimate.high)
     return f"{number(estimate.mean)} ({bounds})" if bounds else number(estimate.mean)
+
+
+def _choices(report: Report) -> Iterator[str]:
+    if report.choices:
+        yield "## Quality against cost"
+        rows = [
+            [
+                code(choice.team),
+                *map(_estimate, (choice.score, choice.cost, choice.seconds)),
+                "yes" if choice.efficient else "no",
+            ]
+            for choice in report.choices
+        ]
+        header = ["team", f"mean {code(report.metric)}", "cost of a run", "seconds of a run", "efficient"]
+        yield _table(header, rows)
+        uncosted = [f"{code(c.team)}: {c.uncosted:,} runs without a known cost." for c in report.choices if c.uncosted]
+        rule = "Efficient by the means: no other team scores at least as high for less, or higher for as much."
+        yield " ".join([f"Costs in {code(report.currency or '')}.", rule, *uncosted])
 
 
 def _curve(report: Report) -> Iterator[str]:

@@ -16,7 +16,13 @@ from trace_store.records import Trajectory
 from trace_store.store import TraceStore
 
 SampleKey = tuple[str, int]  # task id, sample number
-COSTS = ("tokens", "steps", "seconds")
+COST = "cost"  # in money
+COSTS = ("tokens", "steps", "seconds", COST)
+# Of the runs whose calls all have a price.
+_MONEY = """
+SELECT episode_id, sum(c.cost) FROM call_costs c JOIN episodes e USING (episode_id)
+WHERE e.run_id = ? AND e.variant = ? GROUP BY episode_id HAVING count(c.cost) = count(*)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +30,7 @@ class Outcome:
     """The outcome of one task and sample in one variant: its episode's rewards and costs."""
 
     trajectory: Trajectory  # without actions and edges
-    values: Mapping[str, float]  # metric -> value: the team's rewards, and costs in tokens, steps and seconds
+    values: Mapping[str, float]  # metric -> value: the team's rewards, and costs in tokens, steps, seconds and money
 
     @property
     def episode_id(self) -> str:
@@ -71,10 +77,11 @@ def read_outcomes(store: TraceStore, run_id: str, variant: str, metric: str, exp
         expected: the tasks and samples that the variant was to run; others are left out.
     """
     expected_keys = sorted(set(expected))
+    money = read_money(store, run_id, variant)
     latest: dict[SampleKey, Outcome] = {}
     for trajectory in store.trajectories(run_ids=[run_id], variant=variant):
         episode = trajectory.episode
-        outcome = trajectory_to_outcome(trajectory)
+        outcome = trajectory_to_outcome(trajectory, money.get(episode.episode_id))
         earlier = latest.get((episode.task_id, episode.sample))
         if earlier is None or metric in outcome.values or metric not in earlier.values:
             latest[episode.task_id, episode.sample] = outcome
@@ -83,11 +90,25 @@ def read_outcomes(store: TraceStore, run_id: str, variant: str, metric: str, exp
     return Outcomes(scored, dict(reasons.most_common()))
 
 
-def trajectory_to_outcome(trajectory: Trajectory) -> Outcome:
+def read_currency(store: TraceStore) -> str | None:
+    """The currency of all prices of a store; None where there are none, or several currencies."""
+    currencies = [currency for (currency,) in store.sql("SELECT DISTINCT currency FROM prices")]
+    return str(currencies[0]) if len(currencies) == 1 else None
+
+
+def read_money(store: TraceStore, run_id: str, variant: str) -> dict[str, float]:
+    """Episode -> what its calls cost, where that is known of all; empty where prices are in several currencies."""
+    if read_currency(store) is None:
+        return {}
+    return {str(episode): float(cost) for episode, cost in store.sql(_MONEY, (run_id, variant))}
+
+
+def trajectory_to_outcome(trajectory: Trajectory, money: float | None = None) -> Outcome:
     """An episode into its rewards and costs. A declared reward that has the name of a cost replaces it."""
     names = {reward.name for reward in trajectory.rewards if reward.scope == "episode"}
     rewards = {name: value for name in names if (value := trajectory.team_reward(name)) is not None}
-    return Outcome(replace(trajectory, actions=(), edges=()), {**_costs(trajectory), **rewards})
+    costs = _costs(trajectory) | ({COST: money} if money is not None else {})
+    return Outcome(replace(trajectory, actions=(), edges=()), {**costs, **rewards})
 
 
 def _costs(trajectory: Trajectory) -> dict[str, float]:

@@ -14,6 +14,7 @@ import jinja2
 
 from marft_bridge.common.files import write_atomically
 from marft_bridge.comparison import views, wording
+from marft_bridge.comparison.choice_plot import choice_plot
 from marft_bridge.comparison.curve import learning_curve
 from marft_bridge.comparison.markdown import report_to_markdown
 from marft_bridge.comparison.numbers import counted, interval_text, number, p_value, percent, signed, signed_interval
@@ -45,6 +46,7 @@ def report_page(report: Report) -> str:
         format_name=_shorten_name,
         interval_text=interval_text,
         learning_curve=learning_curve,
+        choice_plot=choice_plot,
         interval_method=INTERVAL,
     )
 

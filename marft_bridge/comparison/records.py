@@ -232,6 +232,20 @@ class Mixed(_ReportPart):
     shares: tuple[NodeShare, ...]
 
 
+class Choice(_ReportPart):
+    """A team, a variant or a mixed one, by what it is worth and what a run of it costs.
+
+    `efficient`: by the means, no other choice scores at least as high for less, or higher for as much.
+    """
+
+    team: Text
+    score: Estimate  # of the deciding metric
+    cost: Estimate  # of a run, in `Report.currency`
+    seconds: Estimate  # of a run
+    uncosted: int = Field(ge=0)  # scored runs whose cost is not known
+    efficient: bool
+
+
 # -- cohorts and tasks ----------------------------------------------------------------------------------------
 
 
@@ -315,6 +329,8 @@ class Report(_ReportPart):
     stopping: Stopping | None = None
     nodes: dict[Text, dict[Text, NodeSide]] = Field(default_factory=dict)  # node -> variant -> what it did
     mixed: Mixed | None = None
+    choices: tuple[Choice, ...] = ()  # of all teams; none without prices
+    currency: Text | None = None  # of the costs
     cohorts: tuple[Cohort, ...] = ()
     tasks: tuple[ChangedTasks, ...] = ()
     learning_curve: tuple[LearningPoint, ...] = ()

@@ -62,6 +62,8 @@ def _notes(report: Report) -> Iterator[str]:
         yield sentence if len(report.candidates) == 1 else f"{_shorten_name(variant)}: {sentence}"
     if report.stopping is not None:
         yield wording.describe_stopping(report.stopping)
+    if report.choices:
+        yield f"efficient by their means: {wording.efficient_teams(report, _shorten_name)}"
     if report.mixed is not None:
         yield f"which agent moved: {wording.moved_nodes(report.mixed, _shorten_name)}"
 

@@ -246,3 +246,20 @@ def moved_nodes(mixed: Mixed, format_name: FormatName = str) -> str:
     """Which node made the difference, in one line: "planner better, executor worse"."""
     words: dict[Effect, str] = {"better": "better", "worse": "worse", "not shown": "not shown to matter"}
     return ", ".join(f"{format_name(share.node)} {words[share_outcome(share)]}" for share in mixed.shares)
+
+
+def uncosted(report: Report) -> str:
+    """Which teams have runs whose cost is not known: "executor: 3 runs without a known cost"; empty for none."""
+    parts = [
+        f"{visible(choice.team)}: {choice.uncosted:,} of its runs have no known cost"
+        for choice in report.choices
+        if choice.uncosted
+    ]
+    return "; ".join(parts)
+
+
+def efficient_teams(report: Report, format_name: FormatName = str) -> str:
+    """The efficient choices from the cheapest on, in one line: "local 0.81 for 0.002, hosted 0.9 for 0.04 USD"."""
+    chosen = sorted((choice for choice in report.choices if choice.efficient), key=lambda c: c.cost.mean)
+    parts = [f"{format_name(c.team)} {number(c.score.mean)} for {number(c.cost.mean)}" for c in chosen]
+    return f"{', '.join(parts)} {report.currency} a run"

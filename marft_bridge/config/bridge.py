@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from marft_bridge.common.hub_names import model_to_pinned
 from marft_bridge.common.plain_values import value_fault
 from marft_bridge.common.retries import Limits
 from marft_bridge.config.compare import CompareOptions
+from marft_bridge.config.fallback import FallbackOptions
 from marft_bridge.config.graph_runs import RunConfig, RunContext
 from marft_bridge.config.loggers import LOGGERS, AnyLogger
 from marft_bridge.config.models import ModelName, ModelOptions, OtherModelOptions, refuse_unservable
@@ -27,6 +29,7 @@ from marft_bridge.config.promote import PromoteOptions
 from marft_bridge.config.ray import RayOptions
 from marft_bridge.config.record import RecordOptions
 from marft_bridge.config.serve import ServeOptions
+from marft_bridge.config.trees import TreeOptions
 from marft_bridge.rewards.agent_credit import CREDIT_REWARDS
 from marft_bridge.rewards.registry import AnyReward, refuse_unknown_rewards, rewards_to_layers
 from marft_bridge.tasks.options import SOURCES, AnyTasks
@@ -132,6 +135,8 @@ class TrainOptions(_Options):
     refill: float | None = Field(None, ge=0)
     """Groups of samples that may be added to a round where others all earned the same, as a share of those planned;
     for estimators that compare samples of one task. 0: none. None: 0.5 with such an estimator."""
+    trees: TreeOptions | None = None
+    """A table [train.trees] makes rounds trees: fewer whole runs, and forks of them. None: whole runs only."""
     traces: tuple[str, ...] = ()
     """Folders that `traces export` wrote, or DuckLake catalogs: their episodes are learned from too, read in place."""
     keep_versions: int = Field(1, ge=1)
@@ -169,10 +174,18 @@ class TrainOptions(_Options):
 
     @property
     def refill_share(self) -> float:
-        """`refill`, or what holds where it was left out."""
+        """`refill`, or what holds where it was left out; trees spend a round's whole budget themselves."""
         if self.refill is not None:
             return self.refill
-        return 0.5 if self.trainer.advantage.estimator_class.needs_groups else 0.0
+        return 0.5 if self.trees is None and self.trainer.advantage.estimator_class.needs_groups else 0.0
+
+    @property
+    def chains_per_round(self) -> int:
+        """Whole runs that a round is planned with: groups of samples, at least one."""
+        if self.trees is None:
+            return self.episodes_per_round
+        groups = math.floor(round((1 - self.trees.share) * self.episodes_per_round / self.samples_per_task, 6))
+        return max(1, groups) * self.samples_per_task
 
 
 class BridgeConfig(_Options):
@@ -198,6 +211,8 @@ class BridgeConfig(_Options):
     train: TrainOptions = TrainOptions()
     compare: CompareOptions = CompareOptions()
     promote: PromoteOptions = PromoteOptions()
+    fallback: FallbackOptions | None = None
+    """Who answers a call of live traffic that the local model fails to answer: docs/serving.md."""
 
     @field_validator("name")
     @classmethod
@@ -211,16 +226,19 @@ class BridgeConfig(_Options):
     def _options_fit_together(self) -> BridgeConfig:
         trainer = self.train.trainer
         advantage, importance = trainer.advantage, trainer.importance
-        if advantage.estimator_class.needs_groups and self.train.samples_per_task < 2:
+        trees, needs_forks = self.train.trees, advantage.estimator_class.needs_forks
+        if advantage.estimator_class.needs_groups and self.train.samples_per_task < 2 and not needs_forks:
             raise ValueError(
                 f"train.trainer.advantage.estimator {advantage.estimator!r} compares samples of one task: "
                 "set train.samples_per_task to 2 or more"
             )
-        if advantage.estimator_class.needs_forks:
+        if needs_forks and trees is None:
             raise ValueError(
-                f"train.trainer.advantage.estimator {advantage.estimator!r} learns from forked calls, and train makes "
-                "no forks yet: 'tree_grpo' and 'rloo' learn from whole runs too"
+                f"train.trainer.advantage.estimator {advantage.estimator!r} learns from forked calls: add a table "
+                "[train.trees], so that rounds have some; 'tree_grpo' and 'rloo' learn from whole runs too"
             )
+        if trees is not None and self.train.refill:
+            raise ValueError("train.refill has no effect with [train.trees], whose forks take what is left of a round")
         if advantage.contribution == "rank_consistency" and self.train.samples_per_task < 2:
             raise ValueError(
                 "train.trainer.advantage.contribution 'rank_consistency' ranks samples of one task: "
@@ -238,6 +256,9 @@ class BridgeConfig(_Options):
                 f"train.trainer.agents.{unknown_agents[0]}: not in graph.nodes; only trained nodes have options"
             )
         self._rewards_fit_together()
+        fallback_nodes = set(self.fallback.models if self.fallback is not None else ())
+        if unknown_nodes := sorted(fallback_nodes - {*self.graph.nodes, *self.graph.frozen}):
+            raise ValueError(f"fallback.models.{unknown_nodes[0]}: not in graph.nodes or graph.frozen")
         device = trainer.system.device
         if ":" in device:
             raise ValueError(

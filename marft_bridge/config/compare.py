@@ -133,7 +133,10 @@ class CompareOptions(_Options):
     """Whether a variant ends as soon as a look on the way settles it, at error rates that hold all the same."""
     looks: int = Field(4, ge=2)
     """How often it is looked at, equally spaced in tasks, the end included."""
-    ranks: tuple[str, ...] = ("seconds", "tokens")
+    prices: str | None = None
+    """A dated file of what models cost, TOML or JSON (docs/hosted-to-local.md): the store keeps its prices, and what a
+    run costs is a metric, `cost`, beside the others."""
+    ranks: tuple[str, ...] = ("seconds", "tokens", "cost")
     """Metrics with rare huge values: their test is Wilcoxon's, of the signed ranks of the tasks' differences, where it
     would be sign flips of their means. The interval stays that of the mean. To be chosen before one sees numbers."""
     cohorts: tuple[str, ...] = ()

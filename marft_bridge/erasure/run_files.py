@@ -42,6 +42,7 @@ _REMEDIES = (
     ("adapters/*", "delete that version, and train it again"),
     ("models/*", "delete the folder; the next `marft-bridge compare` writes it anew"),
     ("advantages/*", "delete it; training that round again writes it anew"),
+    ("trees/*", "delete it; training that round again writes it anew"),
     ("tensorboard/*", "delete the folder; training again writes it anew"),
     ("loggers/*", "delete the folder; training again writes it anew"),
     ("metrics.jsonl", "delete it; training again writes it anew"),

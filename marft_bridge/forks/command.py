@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from marft_bridge.common.errors import ConfigError
+from marft_bridge.common.errors import ConfigError, EpisodesFailedError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.forks.fork_plan import (
@@ -20,6 +20,7 @@ from marft_bridge.forks.fork_plan import (
     spans_to_parent,
     text_to_prefix,
 )
+from marft_bridge.forks.given_tools import ToolChoice, given_tools
 from marft_bridge.forks.recorded_prefix import RecordedPrefix
 from marft_bridge.replay.recorded_run import RecordedRun
 from marft_bridge.rollouts.app import load_app
@@ -48,6 +49,7 @@ class ForkOptions:
     version: str | None = None  # of the forked node: a number, or newest; None: the parent's
     text: str | None = None  # answers the forked call instead of a model
     metric: str | None = None  # None: train.trainer.reward
+    tools: ToolChoice = "recorded"  # before the forked call
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +71,15 @@ def fork(config: BridgeConfig, options: ForkOptions, reporter: Reporter, resume:
     With `resume` the latest `fork` run goes on, and forks that it has are not run again.
 
     Raises:
-        BridgeError, StoreError: see the messages; what was finished before is kept.
+        BridgeError, StoreError: see the messages; what was finished before is kept. EpisodesFailedError, after the
+            report, where most forks failed.
     """
     folder = RunFolder(config.run_folder)
     _refuse_options(options)
     app = load_app(config)
     versions = config_to_versions(config, folder.adapters, reporter.say)
     folder.create()
+    failure: EpisodesFailedError | None = None
     with folder.lock_for("fork"):
         with open_run_store(folder, reporter) as store:
             planned = _plan(store, config, options, registry=versions.registry, resume=resume)
@@ -89,9 +93,15 @@ def fork(config: BridgeConfig, options: ForkOptions, reporter: Reporter, resume:
             ):
                 adapters = planned.plan[0].adapters
                 session.models.serve_only({node: [version] for node, version in adapters.items()})
-                session.run(requests, "fork", planned.metric)
+                try:
+                    with given_tools():
+                        session.run(requests, "fork", planned.metric).refuse_if_all_failed()
+                except EpisodesFailedError as error:
+                    failure = error  # the line of each fork is said before
         with take_in_on_failure(folder, reporter, "fork"), open_run_store(folder, reporter, WAIT_IN_RUN_S) as store:
             _report(store, planned, reporter)
+    if failure is not None:
+        raise failure
 
 
 def _refuse_options(options: ForkOptions) -> None:
@@ -110,7 +120,7 @@ def _plan(
     episode_id = prefix_to_episode(store, options.episode, command="fork")
     parent = spans_to_parent(store.spans(episode_id))
     refuse_other_models(parent, config, registry)
-    prefix = text_to_prefix(parent, options.at, options.text)
+    prefix = text_to_prefix(parent, options.at, options.text, options.tools)
     change = ForkChange(_choose_version(config, options, registry, node=prefix.forked.node), options.text)
     metric = options.metric or config.train.trainer.reward
     stored = store.trajectory(episode_id)
@@ -126,7 +136,8 @@ def _choose_version(config: BridgeConfig, options: ForkOptions, registry: Adapte
     if options.version is None:
         return None
     if node not in config.graph.nodes:
-        raise ConfigError(f"fork --with: {node} is frozen, and has no versions; leave it out")
+        reason = "is frozen" if node in config.graph.frozen else "calls a model of its own"
+        raise ConfigError(f"fork --with: {node} {reason}, and has no versions; leave it out")
     if options.version != NEWEST:
         return int(options.version)
     newest = registry.latest(node)
@@ -143,6 +154,7 @@ def _to_noted_plan(planned: _Fork) -> dict[str, Any]:
         "variant": request.variant,
         "adapters": dict(request.adapters),
         "seed": request.seed,
+        "tools": "run" if planned.prefix.tools is None else "recorded",
     }
 
 
@@ -151,8 +163,8 @@ def _refuse_other_plan(store: TraceStore, planned: _Fork) -> None:
     for run in store.runs():
         if run.run_id == planned.run_id and run.config.get("plan") != _to_noted_plan(planned):
             raise ConfigError(
-                f"fork --resume: {planned.run_id} began with another episode, call, version, text or seed; give the"
-                " same, or leave out --resume"
+                f"fork --resume: {planned.run_id} began with another episode, call, version, text, seed or tools;"
+                " give the same, or leave out --resume"
             )
 
 

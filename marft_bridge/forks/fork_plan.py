@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from marft_bridge.common.errors import ConfigError, GraphError
 from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.forks.given_tools import ToolChoice
 from marft_bridge.forks.recorded_prefix import RecordedPrefix, run_to_prefix
 from marft_bridge.model_calls.scripted_answer import FIXED_TEXT
 from marft_bridge.replay.recorded_run import RecordedCall, RecordedRun, spans_to_run
@@ -42,13 +43,11 @@ def spans_to_parent(spans: Sequence[SpanRow]) -> RecordedRun:
     except GraphError as error:
         raise GraphError(f"fork: {str(error).removeprefix('replay: ')}") from None
     episode = run.trajectory.episode
-    reason = None
     if episode.begins == "resume" or episode.from_checkpoint is not None:
-        reason = "goes on with another run of its thread"
-    elif episode.reason == "interrupted":
-        reason = "was interrupted to ask a person"
-    if reason is not None:
-        raise GraphError(f"fork: episode {run.episode_id} {reason}, and such a run cannot be forked yet")
+        raise GraphError(
+            f"fork: episode {run.episode_id} goes on with another run of its thread, and such a run cannot be forked"
+            " yet"
+        )
     return run
 
 
@@ -75,11 +74,6 @@ def refuse_other_models(run: RecordedRun, config: BridgeConfig, registry: Adapte
     episode = run.trajectory.episode
     nodes = (*config.graph.nodes, *config.graph.frozen)
     refusal = f"fork: episode {run.episode_id}"
-    if other_nodes := [call.node for call in run.calls if call.node not in nodes]:
-        raise ConfigError(
-            f"{refusal} has a call of {other_nodes[0]!r}, which is not in graph.nodes or graph.frozen; a graph that"
-            " calls its own models cannot be forked yet"
-        )
     if missing_nodes := [node for node in config.graph.nodes if node not in episode.adapters]:
         raise ConfigError(f"{refusal} does not say at which version {missing_nodes[0]} ran; fork one of `collect`")
     if fixed_nodes := [action.node for action in run.trajectory.actions if action.model == FIXED_TEXT]:
@@ -114,6 +108,6 @@ def plan_forks(
     ]
 
 
-def text_to_prefix(run: RecordedRun, at: str, text: str | None) -> RecordedPrefix:
+def text_to_prefix(run: RecordedRun, at: str, text: str | None, tools: ToolChoice = "recorded") -> RecordedPrefix:
     """What a fork of a run at `NODE[:k]` gives again. Raises ConfigError, GraphError."""
-    return run_to_prefix(run, text_to_call(run, at), text)
+    return run_to_prefix(run, text_to_call(run, at), text, tools=tools)

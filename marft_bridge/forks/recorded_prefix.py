@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -17,6 +17,7 @@ from uuid import UUID
 from langchain_core.messages import AIMessage
 
 from marft_bridge.common.errors import GraphError
+from marft_bridge.forks.given_tools import PrefixTools, ToolChoice, run_to_tools
 from marft_bridge.model_calls.given_answers import GivenAnswer
 from marft_bridge.model_calls.routing import current_routing
 from marft_bridge.model_calls.scripted_answer import fixed_answer, text_to_route
@@ -25,7 +26,8 @@ from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.redaction import REDACTED
 from marft_bridge.replay.divergence import DivergedError, Divergence, prompt_difference
 from marft_bridge.replay.recorded_answers import NOT_MADE
-from marft_bridge.replay.recorded_run import RecordedCall, RecordedRun, to_comparable_prompt
+from marft_bridge.replay.recorded_run import RecordedCall, RecordedRun, RecordedTool, to_comparable_prompt
+from marft_bridge.replay.recorded_tools import RunIt
 from trace_store import conventions as c
 from trace_store.records import Action, Edge, SpanRow
 
@@ -68,8 +70,9 @@ class RecordedPrefix:
 
     forked: RecordedCall
     given: Sequence[PrefixCall]  # by their start
-    later: Sequence[RecordedCall]  # that do not depend on the forked call either, and began after it ended
+    later: Sequence[RecordedCall]  # that do not depend on the forked call either, and are sampled anew all the same
     text: str | None = None  # the answer of the forked call, where a person gives it; None: its route samples it
+    tools: PrefixTools | None = None  # None: every tool runs
 
     def begin(self, recorder: Recorder) -> PrefixAnswers:
         """The answers for one run, none of them given yet."""
@@ -82,6 +85,7 @@ class PrefixAnswers:
     def __init__(self, prefix: RecordedPrefix, recorder: Recorder) -> None:
         self._prefix, self._recorder = prefix, recorder
         self._given = {each.call.action_id: each for each in prefix.given}
+        self._tools = None if prefix.tools is None else prefix.tools.begin(recorder)
         self._open_calls = sorted(
             [*(each.call for each in prefix.given), prefix.forked], key=lambda call: (call.started_ns, call.action_id)
         )
@@ -116,6 +120,22 @@ class PrefixAnswers:
             self._is_live = True
         return None if self._prefix.text is None else _say(self._prefix.text, node)
 
+    def take_tool(self, run_id: UUID) -> RecordedTool | RunIt:
+        """What the tool run with this id gave in the parent; `RunIt` where it is to run.
+
+        Raises:
+            DivergedError: the fork has not made the forked call yet, and the parent ran no such tool.
+        """
+        if self._tools is None:
+            return RunIt()
+        with self._lock:
+            if self._divergence is not None:
+                raise DivergedError(str(self._divergence))
+            tool = self._tools.take(run_id, is_live=self._is_live)
+            if isinstance(tool, Divergence):
+                raise self._diverged(tool)
+            return tool
+
     def judge_end(self, error: BaseException | None) -> Exception | None:
         """The divergence of the run, which its graph may have caught, or a call of the prefix that it never made."""
         if self._divergence is None and error is None and self._open_calls:
@@ -129,6 +149,8 @@ class PrefixAnswers:
 
     def _give(self, given: PrefixCall) -> GivenAnswer:
         routing, node = current_routing.get(), given.call.node
+        if routing is not None:
+            routing.next_call_seed(node)  # so that the calls after it have the seeds of their own numbers
         tokens = ExactTokens(
             routing.routes.get(node) if routing is not None else None,
             node=node,
@@ -144,20 +166,65 @@ class PrefixAnswers:
         return DivergedError(str(self._divergence))
 
 
-def run_to_prefix(run: RecordedRun, forked: RecordedCall, text: str | None = None) -> RecordedPrefix:
+def run_to_prefix(
+    run: RecordedRun, forked: RecordedCall, text: str | None = None, *, tools: ToolChoice = "recorded"
+) -> RecordedPrefix:
     """What a fork of a run at one of its calls gives again.
 
     Args:
         text: the answer of the forked call; None: it is sampled.
+        tools: whether the tools before it give their recorded results, or run.
 
     Raises:
-        GraphError: an answer that would be given again is not recorded as it was.
+        GraphError: an answer or a result that would be given again is not recorded as it was.
     """
     dependents = actions_to_dependents(run.trajectory.edges, forked.action_id)
     independent_calls = [call for call in run.calls if call.action_id not in {*dependents, forked.action_id}]
-    given_calls = [call for call in independent_calls if call.started_ns < forked.ended_ns]
+    return _to_prefix(
+        run,
+        forked,
+        given=[call for call in independent_calls if call.started_ns < forked.ended_ns],
+        later=[call for call in independent_calls if call.started_ns >= forked.ended_ns],
+        text=text,
+        tools=tools,
+    )
+
+
+def given_to_prefix(
+    run: RecordedRun, given_ids: Collection[str], *, tools: ToolChoice = "recorded"
+) -> RecordedPrefix | None:
+    """What a fork gives again that repeats these actions and no others; it leaves the run at the first of the others.
+
+    `given_ids` must hold every action that one of them depends on. None where there are no others.
+
+    Raises:
+        GraphError: as `run_to_prefix`.
+    """
+    rest = [call for call in run.calls if call.action_id not in given_ids]
+    if not rest:
+        return None
+    dependents = actions_to_dependents(run.trajectory.edges, rest[0].action_id)
+    return _to_prefix(
+        run,
+        rest[0],
+        given=[call for call in run.calls if call.action_id in given_ids],
+        later=[call for call in rest[1:] if call.action_id not in dependents],
+        text=None,
+        tools=tools,
+    )
+
+
+def _to_prefix(
+    run: RecordedRun,
+    forked: RecordedCall,
+    *,
+    given: Sequence[RecordedCall],
+    later: Sequence[RecordedCall],
+    text: str | None,
+    tools: ToolChoice,
+) -> RecordedPrefix:
     spans = {span.span_id: span for span in run.spans}
-    for call in given_calls:
+    for call in given:
         if c.REQUEST_CHOICES in spans[call.action_id].attributes:
             raise GraphError(
                 f"fork: a call before it asked for several answers in episode {run.episode_id} (node {call.node}, call"
@@ -168,19 +235,18 @@ def run_to_prefix(run: RecordedRun, forked: RecordedCall, text: str | None = Non
                 f"fork: a call before it failed in episode {run.episode_id} (node {call.node}, call {call.number}), and"
                 " has no answer to give again; fork an episode without one"
             )
-    for call in (*given_calls, forked):
+    for call in (*given, forked):
         if REDACTED in json.dumps([call.prompt, str(call.answer)]):
             raise GraphError(
                 f"fork: the record of episode {run.episode_id} is redacted (node {call.node}, call {call.number}), so"
                 " its answers cannot be given again as they were"
             )
     actions = {action.action_id: action for action in run.trajectory.actions}
-    return RecordedPrefix(
-        forked,
-        given=[_call_to_given(call, spans[call.action_id], actions[call.action_id]) for call in given_calls],
-        later=[call for call in independent_calls if call.started_ns >= forked.ended_ns],
-        text=text,
-    )
+    given_calls = [_call_to_given(call, spans[call.action_id], actions[call.action_id]) for call in given]
+    given_ids = {call.action_id for call in given}
+    sampled_ids = [call.action_id for call in run.calls if call.action_id not in given_ids]
+    prefix_tools = run_to_tools(run, sampled_ids) if tools == "recorded" else None
+    return RecordedPrefix(forked, given=given_calls, later=later, text=text, tools=prefix_tools)
 
 
 def actions_to_dependents(edges: Sequence[Edge], action_id: str) -> set[str]:

@@ -55,6 +55,8 @@ class LiveRequest:
     body: Mapping[str, Any]  # as the client sent it
     identity: RequestIdentity
     mirrored_call: Call | None = None  # the answered call that this one shadows
+    replaced_call: Call | None = None  # the call of the local model that `hosted_model` answers in place of
+    hosted_model: str | None = None
 
 
 @dataclass(slots=True)
@@ -138,12 +140,16 @@ class LiveRecorder:
             self._note_failure(error)
             return None
 
-    def end(self, call: Call | None, answer: Answer | None, error: str | None) -> None:
-        """Ends the spans of a call. `error` is `Type: text` for a call that failed, else None."""
+    def end(self, call: Call | None, answer: Answer | None, error: str | None, *, is_replaced: bool = False) -> None:
+        """Ends the spans of a call. `error` is `Type: text` for a call that failed, else None.
+
+        Args:
+            is_replaced: another call was begun whose answer the client gets instead.
+        """
         if call is None:
             return
         try:
-            self._end_call(call, answer, error)
+            self._end_call(call, answer, error, is_replaced=is_replaced)
         except Exception as failure:  # noqa: BLE001 - as above
             self._note_failure(failure)
 
@@ -179,28 +185,30 @@ class LiveRecorder:
                 names.MAY_READ_FROM: run.ended_executions[: -MAX_EARLIER_CALLS - 1 : -1] or None,
             },
         )
-        served_name = request.team.served_names[request.node]
+        model, is_hosted = request.hosted_model, request.hosted_model is not None
+        if model is None:
+            model = request.team.served_names[request.node]
         call_attributes = {
             names.OPERATION: names.CHAT,
-            names.PROVIDER: PROVIDER,
+            names.PROVIDER: None if is_hosted else PROVIDER,
             names.NODE: request.node,
-            names.REQUEST_MODEL: served_name,
-            names.ADAPTER: served_name,
-            names.ADAPTER_VERSION: request.team.versions[request.node],
+            names.REQUEST_MODEL: model,
+            names.ADAPTER: None if is_hosted else model,
+            names.ADAPTER_VERSION: None if is_hosted else request.team.versions[request.node],
             names.INPUT_MESSAGES: prompt,
             names.SAW_TOOL_RESULTS: run.tool_calls.ids_to_calls(messages_to_tool_result_ids(messages)) or None,
         }
         chat_span = self._start_span(
             run,
-            f"{names.CHAT} {served_name}",
+            f"{names.CHAT} {model}",
             node_span,
-            attributes=call_attributes | _body_to_sampling(request.body, self._temperature),
+            attributes=call_attributes | _body_to_sampling(request.body, None if is_hosted else self._temperature),
         )
-        run.call_count += 1
+        run.call_count += request.replaced_call is None
         run.calls_in_flight += 1
         return Call(request, run, node_span, chat_span=chat_span)
 
-    def _end_call(self, call: Call, answer: Answer | None, error: str | None) -> None:
+    def _end_call(self, call: Call, answer: Answer | None, error: str | None, *, is_replaced: bool) -> None:
         run = call.run
         run.calls_in_flight -= 1
         run.last_call_ns = time.time_ns()
@@ -216,11 +224,14 @@ class LiveRecorder:
                 reasons.append(f"node {call.request.node} is declared frozen")
             answer_attributes[names.UNTRAINABLE] = "; ".join(filter(None, reasons)) or None
             call.chat_span.set(answer_attributes | {names.OUTPUT_MESSAGES: messages_to_json(answer_messages)})
-            run.tool_calls.add(messages_to_tool_call_ids(answer_messages), call.action_id)
+            if not is_replaced:  # nobody read a replaced answer
+                run.tool_calls.add(messages_to_tool_call_ids(answer_messages), call.action_id)
         for span in (call.chat_span, call.node_span):
             if error is not None:
                 span.error = error
             self._processor.end_span(span, run.last_call_ns)
+        if is_replaced:
+            return
         run.ended_executions.append(call.node_span.span_id)
         if run.run_key is None or (run.call_count >= MAX_CALLS and not run.calls_in_flight):
             self._close_run(run, ONE_CALL_REASON if run.run_key is None else f"{MAX_CALLS} calls named one run")
@@ -228,6 +239,8 @@ class LiveRecorder:
     # -- runs -------------------------------------------------------------------------------------------------
 
     def _find_or_open_run(self, request: LiveRequest) -> LiveRun:
+        if request.replaced_call is not None:
+            return request.replaced_call.run
         run_key, subject = request.identity.run_key if request.mirrored_call is None else None, request.identity.subject
         run = self._open_runs.get(run_key) if run_key is not None else None
         if run is not None and None not in (subject, run.episode.subject_id) and subject != run.episode.subject_id:

@@ -18,6 +18,7 @@ from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.loopback_server import LoopbackServer
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.config.fallback import FallbackOptions
 from marft_bridge.live.calls import LiveRecorder
 from marft_bridge.live.flags import LiveOptions
 from marft_bridge.live.periodic_intake import periodic_intake
@@ -50,6 +51,7 @@ class LiveTraffic:
         check_options(config.record)
         self._config, self._folder, self._versions, self._options = config, folder, versions, options
         self._key = _read_key(options.key_env)
+        self._fallback = _read_fallback(config.fallback)
         self.teams = _teams(config, folder, versions, options=options)
         self._live_file = read_or_make_live_file(folder.live)
 
@@ -67,7 +69,14 @@ class LiveTraffic:
             engine = (server.endpoint.base_url, server.endpoint.api_key)
             with (
                 periodic_intake(self._folder.store, warn=reporter.say),
-                proxy_server(plan, engine, recorder, port=self._options.port, mirrored=self._options.mirror) as proxy,
+                proxy_server(
+                    plan,
+                    engine,
+                    recorder,
+                    port=self._options.port,
+                    mirrored=self._options.mirror,
+                    fallback=self._fallback,
+                ) as proxy,
             ):
                 self._live_file.save_base_url(proxy_to_base_url(proxy))
                 try:
@@ -91,6 +100,7 @@ class LiveTraffic:
             "split": str(self._options.split),
             "mirror": self._options.mirror,
             "teams": {name: team.to_json() for name, team in self.teams.items()},
+            "fallback": self._fallback[0].models if self._fallback is not None else None,
         }
         for team in self.teams.values():
             for node, version in team.versions.items():
@@ -111,6 +121,10 @@ class LiveTraffic:
             reporter.say(f"{name} answers {share:g} % of keys: {self.teams[name]}")
         if self._options.mirror:
             reporter.say("what base answers is mirrored to candidate, in the shadow")
+        if self._fallback is not None:
+            hosted = self._fallback[0]
+            models_text = ", ".join(f"{node} to {model}" for node, model in hosted.models.items())
+            reporter.say(f"falling back, after {hosted.after_s:g} s, a failure or a broken format: {models_text}")
         key_location = f"in {self._live_file.path}" if self._key is None else f"in ${self._options.key_env}"
         reporter.say(
             f"live traffic at {proxy_to_base_url(proxy)}, the key is {key_location}; `model` is the name of a node"
@@ -139,9 +153,21 @@ def _teams(config: BridgeConfig, folder: RunFolder, versions: ModelVersions, opt
         )
         for name, (flag, version_text) in team_flags.items()
     }
-    if teams[BASE].versions == teams[CANDIDATE].versions:
+    is_split = options.mirror or options.split.candidate > 0
+    if is_split and teams[BASE].versions == teams[CANDIDATE].versions:
         raise ConfigError(f"serve: base and candidate are the same team ({teams[BASE]}); name another --candidate")
     return teams
+
+
+def _read_fallback(options: FallbackOptions | None) -> tuple[FallbackOptions, str | None] | None:
+    if options is None or options.api_key_env is None:
+        return None if options is None else (options, None)
+    key = os.environ.get(options.api_key_env, "").strip()
+    if not key:
+        raise ConfigError(
+            f"fallback: environment variable {options.api_key_env!r} (api_key_env) is not set; it holds the key"
+        )
+    return options, key
 
 
 def _read_key(variable: str | None) -> str | None:

@@ -23,6 +23,7 @@ class VariantCounts:
     errors: int = 0  # answered with an error, or cut off by the engine
     clients_left: int = 0  # clients that went away before the end
     in_flight: int = 0
+    fallbacks: Counter[str] = field(default_factory=Counter)  # answers of the hosted model, by why
     latency_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_LATENCIES))  # of answers without an error
     # until the first piece of a stream
     first_piece_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_LATENCIES))
@@ -34,6 +35,7 @@ class VariantCounts:
             "errors": self.errors,
             "left": self.clients_left,
             "in_flight": self.in_flight,
+            "fallbacks": dict(self.fallbacks),
             "latency_ms": _quantiles(self.latency_s),
             "first_piece_ms": _quantiles(self.first_piece_s),
         }

@@ -6,8 +6,8 @@
     GET  /marft/live                                counts
 
 Invariants: no body is read without the key, and none beyond a limit; a request is answered by the team of its run or
-of its key, and by the base team, counted, where it has neither; a client that disconnects cancels the engine's work; a
-failure is an error in OpenAI's form.
+of its key, and by the base team, counted, where it has neither, or by a hosted model where that team's answer is not
+good enough (`fallback`); a client that disconnects cancels the engine's work; a failure is an error in OpenAI's form.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import asyncio
 import hmac
 import json
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.applications import Starlette
@@ -30,17 +30,26 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from marft_bridge.common.json_memory import is_json_within
 from marft_bridge.live.calls import Call, LiveRecorder, LiveRequest
 from marft_bridge.live.counts import LiveCounts, VariantCounts
+from marft_bridge.live.fallback import Fallback, FallbackReason, HeldAnswer
 from marft_bridge.live.identity import RequestIdentity, request_to_identity
 from marft_bridge.live.mirror import Mirror
 from marft_bridge.live.split import BASE, CANDIDATE, Split, key_to_variant
 from marft_bridge.live.teams import Team
 from marft_bridge.live.upstream import EngineFailed, Upstream, read_answer
-from marft_bridge.live.wire import CHAT, COMPLETION, Answer, EventSplitter, body_to_engine
+from marft_bridge.live.wire import (
+    CHAT,
+    COMPLETION,
+    Answer,
+    AnswerOptions,
+    EventSplitter,
+    body_to_engine,
+    body_to_hosted,
+)
 
 MAX_BODY_BYTES = 16 << 20  # bytes
 MAX_PARSED_BYTES = 256 << 20  # memory that a body may take to be parsed
 BODY_TIMEOUT_S = 30.0  # for a body to arrive
-VARIANT_HEADER, EPISODE_HEADER = "x-marft-variant", "x-marft-episode"
+VARIANT_HEADER, EPISODE_HEADER, FALLBACK_HEADER = "x-marft-variant", "x-marft-episode", "x-marft-fallback"
 _RELAYED_HEADERS = ("content-type", "retry-after")
 
 
@@ -65,13 +74,28 @@ class LivePlan:
     warn: Callable[[str], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Rejected:
+    """An answer of the local model that the client does not get."""
+
+    reason: FallbackReason
+    answer: Answer
+    error: str
+
+
 class Proxy:
     """The requests of one app. For one event loop."""
 
     def __init__(
-        self, plan: LivePlan, upstream: Upstream, recorder: LiveRecorder, counts: LiveCounts, mirror: Mirror | None
+        self,
+        plan: LivePlan,
+        upstream: Upstream,
+        recorder: LiveRecorder,
+        counts: LiveCounts,
+        mirror: Mirror | None,
+        fallback: Fallback | None,
     ) -> None:
-        self._plan, self._upstream, self._recorder = plan, upstream, recorder
+        self._plan, self._upstream, self._recorder, self._fallback = plan, upstream, recorder, fallback
         self._counts, self._mirror = counts, mirror
         self._keys = [key.encode() for key in plan.keys]
         self._nodes = list(plan.teams[BASE].versions)
@@ -163,34 +187,87 @@ class Proxy:
     async def relay(self, request: LiveRequest, send: Send) -> None:
         """Sends the request to the engine and its answer to the client. Cancelled when the client disconnects."""
         counts, began = self.counts_of(request.team.name), time.monotonic()
-        body, answer_options = body_to_engine(request.path, request.body, request.team.served_names[request.node])
-        answer, relay = Answer(answer_options), _Relay(send, request.team.name, counts, began=began)
-        call = self._recorder.begin(request)
-        relay.episode = call.episode_id if call is not None else None
         counts.requests += 1
         counts.in_flight += 1
-        error: str | None = "ClientGone: the client went away, or the proxy stopped"
+        fallback, call = self._fallback, self._recorder.begin(request)
+        hosted_model = fallback.models.get(request.node) if fallback is not None else None
         try:
-            try:
-                async with self._upstream.post(request.path, body) as response:
-                    error = await relay.relay_answer(response, answer)
-            except EngineFailed as failure:
-                error = f"EngineFailed: {failure}"
-                await relay.relay_failure(failure)
+            if fallback is None or hosted_model is None:
+                await self._answer(request, call, send, began=began)
+                return
+            held = fallback.hold(request.path, request.body, send)
+            rejected = await self._answer(request, call, send, began=began, held=held)
+            if rejected is not None:
+                counts.fallbacks[rejected.reason] += 1
+                hosted_request = replace(request, hosted_model=hosted_model, replaced_call=call)
+                hosted_call = self._recorder.begin(hosted_request)
+                error = f"FellBack: {rejected.reason}: {rejected.error}"
+                self._recorder.end(call, rejected.answer, error, is_replaced=hosted_call is not None)
+                await self._answer(hosted_request, hosted_call, send, began=began)
+        finally:
+            counts.in_flight -= 1
+
+    async def _answer(
+        self, request: LiveRequest, call: Call | None, send: Send, *, began: float, held: HeldAnswer | None = None
+    ) -> _Rejected | None:
+        """One exchange with a model. With `held` the answer goes out once it is known to be good.
+
+        Returns:
+            What is to be replaced, whose call is not ended; None where the client has its answer.
+        """
+        upstream, body, answer_options = self._to_exchange(request)
+        answer = Answer(answer_options)
+        relay = _Relay(send if held is None else held.send, request, self.counts_of(request.team.name), began=began)
+        relay.episode = call.episode_id if call is not None else None
+        relay.is_held_whole = held is not None and held.is_held_whole
+        error: str | None = "ClientGone: the client went away, or the proxy stopped"
+        rejected: _Rejected | None = None
+        try:
+            async with nullcontext() if held is None else held.deadline():
+                error = await self._exchange(upstream, request.path, body, relay=relay, answer=answer)
+            if held is not None and (reason := held.rejection(answer, error)) is not None:
+                rejected = _Rejected(reason, answer, error=held.rejection_text(error))
+            elif held is not None:
+                await held.release()
         except asyncio.CancelledError:
             if relay.is_streamed:  # the whole answer was sent: a client may close as soon as it has read `[DONE]`
                 error = answer.stream_error
             else:
-                counts.clients_left += 1
+                self.counts_of(request.team.name).clients_left += 1
             raise
         finally:
-            counts.in_flight -= 1
-            if relay.is_complete:
-                counts.errors += error is not None
-                if error is None:
-                    counts.latency_s.append(time.monotonic() - began)
-            self._recorder.end(call, answer, error)
-            self._offer_to_mirror(request, call, error)
+            if rejected is None:
+                self._end_answer(request, call, answer, error=error, relay=relay)
+        return rejected
+
+    def _to_exchange(self, request: LiveRequest) -> tuple[Upstream, dict[str, Any], AnswerOptions]:
+        """Who is asked, what is sent, and what the client gets of the answer."""
+        if self._fallback is not None and request.hosted_model is not None:
+            return self._fallback.upstream, *body_to_hosted(request.body, request.hosted_model)
+        served_name = request.team.served_names[request.node]
+        return self._upstream, *body_to_engine(request.path, request.body, served_name)
+
+    async def _exchange(
+        self, upstream: Upstream, path: str, body: Mapping[str, Any], *, relay: _Relay, answer: Answer
+    ) -> str | None:
+        """Relays one answer; returns the error as `Type: text`, None for an answer without one."""
+        try:
+            async with upstream.post(path, body) as response:
+                return await relay.relay_answer(response, answer)
+        except EngineFailed as failure:
+            await relay.relay_failure(failure)
+            return f"EngineFailed: {failure}"
+
+    def _end_answer(
+        self, request: LiveRequest, call: Call | None, answer: Answer, *, error: str | None, relay: _Relay
+    ) -> None:
+        counts = self.counts_of(request.team.name)
+        if relay.is_complete:
+            counts.errors += error is not None
+            if error is None:
+                counts.latency_s.append(time.monotonic() - relay.began)
+        self._recorder.end(call, answer, error)
+        self._offer_to_mirror(request, call, error)
 
     def _offer_to_mirror(self, request: LiveRequest, call: Call | None, error: str | None) -> None:
         if self._mirror is not None and request.team.name == BASE and error is None:
@@ -211,9 +288,10 @@ class _Forward:
 class _Relay:
     """The engine's answer on its way to the client."""
 
-    def __init__(self, send: Send, variant: str, counts: VariantCounts, began: float) -> None:
-        self._send, self._variant, self._counts, self._began = send, variant, counts, began
+    def __init__(self, send: Send, request: LiveRequest, counts: VariantCounts, began: float) -> None:
+        self._send, self._request, self._counts, self.began = send, request, counts, began
         self._has_started = False
+        self.is_held_whole = False  # no piece goes out before the last
         self.is_complete = False  # the answer is known to its end, sent or about to be
         self.is_streamed = False  # the last event of a whole stream was sent
         self.episode: str | None = None
@@ -249,7 +327,8 @@ class _Relay:
                 client_event = answer.event_to_client(event)
                 if not self._has_started:
                     await self._send_start(200, headers)
-                    self._counts.first_piece_s.append(time.monotonic() - self._began)
+                    if not self.is_held_whole:
+                        self._counts.first_piece_s.append(time.monotonic() - self.began)
                 if client_event:
                     await self._send_piece(client_event)
                 self.is_streamed = self.is_complete = answer.is_complete
@@ -265,7 +344,9 @@ class _Relay:
 
     async def _send_start(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
         self._has_started = True
-        all_headers = [*headers, (VARIANT_HEADER, self._variant)]
+        all_headers = [*headers, (VARIANT_HEADER, self._request.team.name)]
+        if self._request.hosted_model is not None:
+            all_headers.append((FALLBACK_HEADER, self._request.hosted_model))
         if self.episode is not None:
             all_headers.append((EPISODE_HEADER, self.episode))
         encoded_headers = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in all_headers]

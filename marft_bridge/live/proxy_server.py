@@ -13,8 +13,10 @@ from starlette.types import ASGIApp
 
 from marft_bridge.common.errors import ServingError
 from marft_bridge.common.loopback_server import Limits, LoopbackServer
+from marft_bridge.config.fallback import FallbackOptions
 from marft_bridge.live.calls import LiveRecorder
 from marft_bridge.live.counts import LiveCounts, VariantCounts
+from marft_bridge.live.fallback import Fallback
 from marft_bridge.live.mirror import Mirror
 from marft_bridge.live.proxy import LivePlan, Proxy
 from marft_bridge.live.split import BASE, CANDIDATE, MIRRORED
@@ -25,12 +27,19 @@ LIMITS = Limits(connections=1024, grace_s=5)
 
 
 def proxy_server(
-    plan: LivePlan, engine: tuple[str, str], recorder: LiveRecorder, port: int, *, mirrored: bool
+    plan: LivePlan,
+    engine: tuple[str, str],
+    recorder: LiveRecorder,
+    port: int,
+    *,
+    mirrored: bool,
+    fallback: tuple[FallbackOptions, str | None] | None = None,
 ) -> LoopbackServer:
     """The server. It binds its port now and answers inside its `with` block.
 
     Args:
         engine: base URL, ending with /v1, and API key.
+        fallback: who answers where the engine does not, and the key to them.
 
     Raises:
         ServingError: the port is taken.
@@ -40,18 +49,20 @@ def proxy_server(
 
     @asynccontextmanager
     async def lifespan(_port: int) -> AsyncIterator[ASGIApp]:
-        upstream = Upstream(*engine)
+        upstream, hosted = Upstream(*engine), Fallback(*fallback) if fallback is not None else None
         mirror = Mirror(plan.teams[CANDIDATE], upstream, recorder, counts=counts) if mirrored else None
         background_tasks = [asyncio.create_task(_close_quiet_runs(recorder))]
         if mirror is not None:
             background_tasks.append(asyncio.create_task(mirror.work()))
         try:
-            yield Proxy(plan, upstream, recorder, counts=counts, mirror=mirror).app()
+            yield Proxy(plan, upstream, recorder, counts=counts, mirror=mirror, fallback=hosted).app()
         finally:
             for task in background_tasks:
                 task.cancel()
             await asyncio.gather(*background_tasks, return_exceptions=True)
             await upstream.aclose()
+            if hosted is not None:
+                await hosted.upstream.aclose()
             recorder.close()
 
     return LoopbackServer(

@@ -27,6 +27,10 @@ def read_live_lines(folder: RunFolder) -> list[str]:
         )
         left_text = f", {counts['left']} clients left" if counts["left"] else ""
         lines.append(f"  {name}: {counts['requests']} requests, {counts['errors']} errors{left_text}{latency_text}")
+        if counts["fallbacks"]:
+            reasons_text = ", ".join(f"{reason} {count}" for reason, count in sorted(counts["fallbacks"].items()))
+            share = sum(counts["fallbacks"].values()) / counts["requests"]
+            lines.append(f"    {share:.1%} fell back to a hosted model: {reasons_text}")
     other_counts = {
         "requests without a key, answered by base": report["without_key"],
         "requests not mirrored": report["mirror_dropped"],

@@ -44,14 +44,14 @@ async def read_answer(response: httpx.Response) -> bytes:
 class Upstream:
     """The engine's HTTP interface, for the one event loop that it was made on."""
 
-    def __init__(self, base_url: str, api_key: str) -> None:
-        """`base_url` ends with /v1."""
+    def __init__(self, base_url: str, api_key: str | None) -> None:
+        """`base_url` ends with /v1; None sends no key."""
         self._address = base_url.removesuffix("/v1")
         self._headers = {
             "Host": httpx.URL(base_url).netloc.decode(),
-            "Authorization": f"Bearer {api_key}",
             "Accept-Encoding": "identity",
             "Content-Type": "application/json",
+            **({"Authorization": f"Bearer {api_key}"} if api_key is not None else {}),
         }
         self._timeout = httpx.Timeout(SILENCE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S).as_dict()
         self._free: list[httpx.AsyncHTTPTransport] = []

@@ -70,6 +70,16 @@ def body_to_engine(path: str, body: Mapping[str, Any], model: str) -> tuple[dict
     return engine_body, answer_options
 
 
+def body_to_hosted(body: Mapping[str, Any], model: str) -> tuple[dict[str, Any], AnswerOptions]:
+    """The request to a hosted model, as the client sent it but for the name; a stream counts its tokens for us."""
+    _, answer_options = body_to_engine(CHAT, body, model)
+    hosted_body = {**body, "model": model}
+    stream_options = body.get("stream_options")
+    if answer_options.stream and (stream_options is None or isinstance(stream_options, Mapping)):
+        hosted_body["stream_options"] = {**(stream_options or {}), "include_usage": True}
+    return hosted_body, answer_options
+
+
 def body_to_unstreamed(body: Mapping[str, Any]) -> dict[str, Any]:
     """The same request without streaming."""
     return {name: value for name, value in body.items() if name not in ("stream", "stream_options")}

@@ -2,7 +2,7 @@
 
 It stands in at the methods that every chat model's call passes (`model_entries`): when the calling node has a route in
 this episode, a `NodeChat` that carries the model's callbacks, tags and options answers in its place. Invariant: a call
-from a node without a route, or outside an episode, is not touched.
+from a node without a route, or outside an episode, is not touched, but for the recorded answers of a fork.
 
 Clients that are no LangChain chat model are in `clients/`. A thread without LangGraph's context cannot be seen;
 `Routing.routed_calls` shows that a trainable node made no call through its route.
@@ -21,6 +21,7 @@ from pydantic import SecretStr
 from marft_bridge.common.library_internals import CHAT_INNER, TESTED_VERSIONS, require_internals
 from marft_bridge.model_calls.model_entries import stand_in_for_models
 from marft_bridge.model_calls.node_chat_model import NodeChat
+from marft_bridge.model_calls.own_model import own_model_in_fork
 from marft_bridge.model_calls.request_rules import tools_to_openai
 from marft_bridge.model_calls.routing import calling_node, current_routing
 
@@ -121,7 +122,7 @@ def _redirect_call(model: BaseChatModel, options: dict[str, Any], entry: str) ->
     node = calling_node()
     if node not in routing.routes:
         routing.unrouted_calls[node] += entry not in CHAT_INNER  # one call passes both
-        return model, options
+        return model if routing.prefix is None else own_model_in_fork(model), options
     return make_stand_in(model, routing.chat, node), tools_to_openai(options, node)
 
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.extras import install_command, is_installed, require_trainer
 from marft_bridge.common.progress import Reporter
+from marft_bridge.config.prices import PriceTable, file_to_prices
 from marft_bridge.move_plan.answers import NodeAnswers, store_to_answers
 from marft_bridge.move_plan.considered import count_episodes
 from marft_bridge.move_plan.drawn_calls import DrawnCall, draw_calls, nodes_of
 from marft_bridge.move_plan.predictions import calibrate, plan_to_predictions
-from marft_bridge.move_plan.prices import PriceTable, file_to_prices
 from marft_bridge.move_plan.proposal import NodeFacts, propose
 from marft_bridge.move_plan.reward_links import RewardLinks, choose_reward, store_to_links
 from marft_bridge.move_plan.tables import Plan, calibration_to_json, plan_to_json, print_calibration, print_plan
@@ -76,7 +76,7 @@ def plan(path: Path, config: BridgeConfig | None, options: PlanOptions, reporter
         ConfigError: there is no call to look at; the model or the price file cannot be used.
         StoreError, TrainError: see the messages.
     """
-    prices = None if options.prices is None else file_to_prices(options.prices)
+    prices = None if options.prices is None else file_to_prices(options.prices, "plan --prices")
     with open_for_reading(path) as store:
         read = _read_store(store, config, options, prices=prices)
     if not read.usage:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from marft_bridge.config.prices import PriceTable
 from marft_bridge.move_plan.considered import CALLS
-from marft_bridge.move_plan.prices import PriceTable
 from trace_store.store import TraceStore
 
 _CALLS = f"""
@@ -30,7 +30,9 @@ known AS (
     FROM given UNION ALL BY NAME FROM prices ANTI JOIN given USING (model, since_ns)
 ),
 counted AS (
-    SELECT node, model, started_ns, coalesce(prompt_tokens, len(prompt_ids)) AS prompt_tokens,
+    SELECT node, model, started_ns,
+           CASE WHEN adapter IS NULL OR model IN (SELECT model FROM known) THEN model ELSE 'local' END AS priced,
+           coalesce(prompt_tokens, len(prompt_ids)) AS prompt_tokens,
            coalesce(sampled_tokens, len(sampled_ids)) AS sampled_tokens
     FROM {CALLS}
 )
@@ -38,7 +40,7 @@ SELECT c.node, c.model, k.currency, count(*) AS calls, sum(c.prompt_tokens), sum
        count(c.prompt_tokens + c.sampled_tokens),
        count(c.prompt_tokens + c.sampled_tokens) FILTER (WHERE k.currency IS NOT NULL),
        sum((c.prompt_tokens * k.per_million_prompt + c.sampled_tokens * k.per_million_sampled) / 1e6)
-FROM counted c ASOF LEFT JOIN known k ON c.model = k.model AND c.started_ns >= k.since_ns
+FROM counted c ASOF LEFT JOIN known k ON c.priced = k.model AND c.started_ns >= k.since_ns
 GROUP BY c.node, c.model, k.currency ORDER BY c.node, calls DESC, c.model, k.currency
 """
 

@@ -8,7 +8,7 @@ a model's text could make one run for ever, and references out of a schema are n
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -52,16 +52,39 @@ def answer_fits(declared_format: DeclaredFormat | None, answer: LLMResult) -> bo
         return None
     generation = answer.generations[0][0]
     message = generation.message if isinstance(generation, ChatGeneration) else None
-    if not isinstance(message, AIMessage) or len(message.text) > _MAX_ANSWER_CHARS:
+    if not isinstance(message, AIMessage):
         return None
-    if message.invalid_tool_calls:
+    calls = [(call["name"], call["args"]) for call in message.tool_calls]
+    return _message_fits(declared_format, message.text, calls, is_broken=bool(message.invalid_tool_calls))
+
+
+def openai_message_fits(declared_format: DeclaredFormat | None, message: Mapping[str, Any]) -> bool | None:
+    """As `answer_fits`, of a whole message in the form of OpenAI's API."""
+    if declared_format is None:
+        return None
+    calls, is_broken = [], False
+    for call in message.get("tool_calls") or ():
+        try:
+            calls.append((call["function"]["name"], json.loads(call["function"]["arguments"])))
+        except (ValueError, RecursionError):
+            is_broken = True
+    return _message_fits(declared_format, message.get("content") or "", calls, is_broken=is_broken)
+
+
+def _message_fits(
+    declared_format: DeclaredFormat, text: str, calls: Sequence[tuple[str, Any]], *, is_broken: bool
+) -> bool | None:
+    """Whether text and tool calls have the form. `is_broken`: arguments of a call are no JSON."""
+    if len(text) > _MAX_ANSWER_CHARS:
+        return None
+    if is_broken:
         return False
-    if message.tool_calls:
-        verdicts = [_call_fits(declared_format, call["name"], call["args"]) for call in message.tool_calls]
+    if calls:
+        verdicts = [_call_fits(declared_format, name, arguments) for name, arguments in calls]
         return None if None in verdicts else all(verdicts)
     if declared_format.must_call:
         return False
-    return None if declared_format.response is None else _text_fits(message.text, declared_format.response)
+    return None if declared_format.response is None else _text_fits(text, declared_format.response)
 
 
 def _tool_to_schema(tool: Any) -> tuple[str, Any] | None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from uuid import UUID
 from langchain_core.tools import BaseTool
 from langchain_core.tools.base import ToolException
 
+from marft_bridge.replay.divergence import Divergence, first_words
 from marft_bridge.replay.recorded_run import RecordedTool
 
 _lock = threading.Lock()
@@ -53,6 +55,25 @@ class _ToolRun:
 
     def running(self) -> Any:
         return self._source.tool_running()
+
+
+def tools_like(tools: Sequence[RecordedTool], name: str, node: str, *, call_id: str | None) -> list[RecordedTool]:
+    """The recorded runs that a run of this tool may be: of its node and its call where there are such."""
+    candidates = [tool for tool in tools if tool.name == name]
+    candidates = [tool for tool in candidates if tool.node == node] or candidates
+    if call_id is not None:
+        candidates = [tool for tool in candidates if tool.call_id == call_id] or candidates
+    return candidates
+
+
+def tool_divergence(node: str, name: str, arguments: Any, open_tools: Sequence[RecordedTool]) -> Divergence:
+    """What is said of a tool run that the record does not have; `open_tools` are those that it may have been."""
+    if not open_tools:
+        text = f"it runs the tool {name}, and the record has no such run that is left"
+        return Divergence("tool", node, None, text=text, replayed=json.dumps(arguments, default=str))
+    _, recorded_words, words = first_words(json.dumps(open_tools[0].arguments), json.dumps(arguments, default=str))
+    text = f"it runs the tool {name} with other arguments"
+    return Divergence("tool", node, None, text=text, recorded=recorded_words, replayed=words)
 
 
 @contextmanager

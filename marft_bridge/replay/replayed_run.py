@@ -45,7 +45,6 @@ from marft_bridge.replay.divergence import (
     DivergedError,
     Divergence,
     RefusedConnectionError,
-    first_words,
     value_difference,
 )
 from marft_bridge.replay.pins import pinned
@@ -60,7 +59,7 @@ from marft_bridge.replay.recorded_run import (
     to_comparable_prompt,
     tools_around,
 )
-from marft_bridge.replay.recorded_tools import RunIt, recorded_tools
+from marft_bridge.replay.recorded_tools import RunIt, recorded_tools, tool_divergence, tools_like
 from trace_store import conventions as c
 from trace_store.assemble import Incomplete, Malformed, spans_to_trajectory
 from trace_store.journal import Journal
@@ -205,10 +204,7 @@ class _Replay:
         arguments = arguments_to_json(self._as_recorded(span, c.TOOL_ARGUMENTS))
         node = str(span.attributes.get(c.NODE) or "")
         with self._lock:
-            tools = [tool for tool in self._open_tools if tool.name == name]
-            tools = [tool for tool in tools if tool.node == node] or tools
-            if call_id is not None:
-                tools = [tool for tool in tools if tool.call_id == call_id] or tools
+            tools = tools_like(self._open_tools, name, node, call_id=call_id)
             same_tools = [tool for tool in tools if tool.arguments == arguments]
             if same_tools:
                 self._open_tools.remove(same_tools[0])
@@ -217,7 +213,7 @@ class _Replay:
         if self._options.tools == "run" or any(_is_run_of(each, same_tools[:1]) for each in self._run.tools):
             return RunIt()
         if not same_tools:
-            raise self.diverged(_tool_divergence(node, name, arguments, open_tools=tools))
+            raise self.diverged(tool_divergence(node, name, arguments, open_tools=tools))
         return same_tools[0]
 
     @contextmanager
@@ -261,15 +257,6 @@ def _is_run_of(tool: RecordedTool, matched: Sequence[RecordedTool]) -> bool:
     """Whether a recorded run that only the tool itself can do again is one of those that the matched run may be."""
     keys = [(each.name, each.node, each.call_id, each.arguments) for each in (tool, *matched)]
     return tool.must_run and bool(matched) and keys[0] == keys[1]
-
-
-def _tool_divergence(node: str, name: str, arguments: Any, open_tools: Sequence[RecordedTool]) -> Divergence:
-    if not open_tools:
-        text = f"it runs the tool {name}, and the record has no such run that is left"
-        return Divergence("tool", node, None, text=text, replayed=json.dumps(arguments, default=str))
-    _, recorded_words, words = first_words(json.dumps(open_tools[0].arguments), json.dumps(arguments, default=str))
-    text = f"it runs the tool {name} with other arguments"
-    return Divergence("tool", node, None, text=text, recorded=recorded_words, replayed=words)
 
 
 # -- the run ----------------------------------------------------------------------------------------------------------

@@ -124,6 +124,14 @@ class RewardCall:
         with self._lock:
             return [work for work in self._works if not work.is_over()]
 
+    def finish_thread(self) -> None:
+        """Says that what the calling thread does for the call is over, though it has not ended yet: on a busy machine
+        that may take a while, and what it still does is ours."""
+        with self._lock:
+            own_works = [work for work in self._works if work.thread is threading.current_thread()]
+        for work in own_works:
+            work.is_finished = True
+
     def forget(self, work: _Work) -> None:
         """Drops what is over."""
         self._works.discard(work)

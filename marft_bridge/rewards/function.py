@@ -119,6 +119,7 @@ class UserFunction:
                 value = context.run(self._function, *arguments)
             except BaseException as raised:  # noqa: BLE001 - raised again where it is waited for
                 error = raised
+            call.finish_thread()
             with suppress(RuntimeError):  # the loop was closed: nobody waits any more
                 loop.call_soon_threadsafe(set_outcome, value, error)
 

@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import ipaddress
 import json
 import math
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 from pydantic import Field, model_validator
 
+from marft_bridge.common.addresses import refuse_address
 from marft_bridge.common.errors import GraphError
 from marft_bridge.common.files import write_atomically
 from marft_bridge.rewards.contract import Absent, Earned, Kind, ModelAddress, RewardOptions, RunView
@@ -69,7 +67,8 @@ class JudgeOptions(RewardOptions):
         if self.base_url is None and (self.model or self.api_key_env or self.allow_remote):
             raise ValueError("model, api_key_env and allow_remote belong to base_url, which is not given")
         if self.base_url is not None:
-            _refuse_address(self.base_url, remote=self.allow_remote, key=self.api_key_env is not None)
+            has_key = self.api_key_env is not None
+            refuse_address(self.base_url, remote=self.allow_remote, key=has_key, seen="the answers")
             if self.model is None:
                 raise ValueError("model: name the model that base_url serves")
         if self.lowest >= self.highest:
@@ -79,20 +78,6 @@ class JudgeOptions(RewardOptions):
     def source(self) -> str:
         """`judge`, with the name of its model where `base_url` names one."""
         return "judge" if self.model is None else f"judge {self.model}"
-
-
-def _refuse_address(base_url: str, *, remote: bool, key: bool) -> None:
-    url = urlsplit(base_url)
-    host = url.hostname or ""
-    if url.scheme not in ("http", "https") or not host or "@" in url.netloc or url.query or url.fragment:
-        raise ValueError("base_url: an address like http://127.0.0.1:8000/v1 without a user is needed")
-    is_local = host == "localhost"
-    with suppress(ValueError):  # a name, not an address
-        is_local = is_local or ipaddress.ip_address(host).is_loopback
-    if not is_local and not remote:
-        raise ValueError(f"base_url: {host} is another machine, which would see the answers; allow_remote lets it")
-    if not is_local and key and url.scheme != "https":
-        raise ValueError("base_url: a key does not go to another machine over http; use https")
 
 
 def judge_messages(options: JudgeOptions, rubric: str, judged_text: str, mark: str, nonce: str) -> list[dict[str, str]]:

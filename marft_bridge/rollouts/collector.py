@@ -51,8 +51,9 @@ class _InterruptMarker(GraphCallbackHandler):
         self._episode = episode
 
     def on_interrupt(self, event: GraphInterruptEvent) -> None:  # noqa: ARG002  LangGraph's signature
-        """LangGraph calls it before the end of the run."""
-        self._episode.cut_short = "interrupted"
+        """LangGraph calls it before the end of the run. One that has gone wrong by then fails, and is not cut short."""
+        if self._episode.judge_end(None) is None:
+            self._episode.cut_short = "interrupted"
 
 
 class Backend(Protocol):
@@ -198,7 +199,7 @@ class Collector:
             variant=request.variant,
             seed=request.seed,
             adapters=request.adapters,
-            tags={ATTEMPT: str(attempt + 1)} if attempt else {},
+            tags={**request.tags, ATTEMPT: str(attempt + 1)} if attempt else request.tags,
             subject_id=self._app.subject_of(request.task),
             parent_episode=None if request.fork is None else request.fork.episode_id,
             fork_action=None if request.fork is None else request.fork.action_id,

@@ -84,6 +84,7 @@ class EpisodeRequest:
     answers: Mapping[str, str] = field(default_factory=dict)  # node -> the text that answers its calls, not a model
     fork: ForkPoint | None = None  # None: the whole episode is run
     beginning: RecordedBeginning | None = field(default=None, compare=False, repr=False)  # of a fork
+    tags: Mapping[str, str] = field(default_factory=dict)  # of the episode
 
     @property
     def key(self) -> Key:
@@ -154,6 +155,16 @@ def plan_collection(config: BridgeConfig, tasks: Sequence[Task]) -> list[Episode
         split="train",
         adapters=dict.fromkeys(config.graph.nodes, 0),
     )
+
+
+def requests_to_versions(requests: Iterable[EpisodeRequest]) -> dict[str, list[int]]:
+    """Node -> the adapter versions that these requests need."""
+    node_versions: dict[str, list[int]] = {}
+    for request in requests:
+        for node, version in request.adapters.items():
+            if version not in node_versions.setdefault(node, []):
+                node_versions[node].append(version)
+    return node_versions
 
 
 def replaced_attempts(store: TraceStore, run_id: str) -> set[str]:

@@ -46,7 +46,7 @@ FORECAST = "forecast"
 
 OWN_NAMES = (
     *("*.json", "store.duckdb*", "adapters", "models", "checkpoint", "metrics.jsonl", "advantages", "tensorboard"),
-    *("loggers/*.json", "*.log", "report.*", "promoted", "judge", "lock"),
+    *("loggers/*.json", "*.log", "report.*", "promoted", "judge", "lock", "trees"),
 )
 """Patterns of the names that commands make in a folder; what else lies in it is the user's."""
 
@@ -96,6 +96,11 @@ class RunFolder:
     def advantages(self) -> Path:
         """A file per round: see `training.advantage_log`."""
         return self.path / "advantages"
+
+    @property
+    def trees(self) -> Path:
+        """A file per round with forks: see `training.planned_forks`."""
+        return self.path / "trees"
 
     @property
     def tensorboard(self) -> Path:

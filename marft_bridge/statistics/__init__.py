@@ -5,6 +5,7 @@
 - `families`: several variants and metrics -> adjusted p-values and simultaneous intervals.
 - `group_sequential`, `anytime`: outcomes as they come in -> whether one may stop.
 - `means`: one variant -> mean, avg@k, pass@k, with intervals.
+- `decided_variance`: rewards of runs and of their forks before and after a call -> how much that call decided.
 - `fork_worth`: rewards of an episode and of its forks at a call -> what the recorded answer was worth.
 - `group_spread`: outcomes of runs by task -> how likely fresh groups of runs are to differ.
 - `planning`: paired differences -> minimum detectable effect, and the number of tasks that settles an effect.

@@ -105,7 +105,9 @@ def trajectories_to_forecast(
     worst = min(map(_worth, distinct), default=0.0)
     by_task = options.trainer.advantage.estimator_class.needs_groups
     size = options.samples_per_task if by_task else 2
-    groups = options.episodes_per_round // size
+    if by_task and size == 1 and options.trees is not None:  # a run is compared with its forks alone
+        size = 1 + options.trees.samples
+    groups = options.chains_per_round // (options.samples_per_task if by_task else size)
     spread: GroupSpread | None = outcomes_to_spread(outcomes, size, same_task=by_task) if outcomes else None
     examples = _find_examples(trajectories, own_ids, nodes, options=options.trainer)
     lost = Counter(reason for t in own if (reason := _lost_reason(t, options.trainer)) is not None)

@@ -60,13 +60,11 @@ def plan_round(tasks: Sequence[Task], options: TrainOptions, seed: int, **common
         common: see `plan_episodes`.
     """
     samples = options.samples_per_task
-    group_count = math.ceil(options.episodes_per_round / samples)
+    planned = options.chains_per_round
+    group_count = math.ceil(planned / samples)
     most_added = min(math.floor(options.refill_share * group_count), max(0, len(tasks) - group_count))
-    episodes = options.episodes_per_round + most_added * samples
-    requests = plan_episodes(tasks, episodes, samples, seed=seed, **common)
-    return RoundPlan(
-        tuple(requests[: options.episodes_per_round]), addable=tuple(requests[options.episodes_per_round :])
-    )
+    requests = plan_episodes(tasks, planned + most_added * samples, samples, seed=seed, **common)
+    return RoundPlan(tuple(requests[:planned]), addable=tuple(requests[planned:]))
 
 
 def next_wave(

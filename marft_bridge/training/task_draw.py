@@ -154,7 +154,7 @@ def order_tasks(weights: Mapping[str, float], key: str, resting: Collection[str]
     """
     # The least of independent exponential times with rates w is that of task i with probability w_i / sum of w, and
     # so is the least of those that are left (Efraimidis and Spirakis, 2006).
-    times = {task_id: -math.log(_uniform(f"{key}/{task_id}")) / weight for task_id, weight in weights.items()}
+    times = {task_id: -math.log(uniform_of(f"{key}/{task_id}")) / weight for task_id, weight in weights.items()}
     drawn = sorted(times, key=lambda task_id: (times[task_id], task_id))
     rested = [task_id for task_id in drawn if task_id not in resting]
     heaviest_left = [0.0]  # of those behind each position of `rested`; made from its end
@@ -221,6 +221,6 @@ def _prior_strength(sums: Iterable[_Sums], variance: float) -> float:
     return share / (1 - share) if share < MAX_STRENGTH / (MAX_STRENGTH + 1) else MAX_STRENGTH
 
 
-def _uniform(key: str) -> float:
+def uniform_of(key: str) -> float:
     """A number above 0 and below 1 that follows from the text."""
     return (int.from_bytes(hashlib.sha256(key.encode()).digest()[:6], "big") + 0.5) / 2**48

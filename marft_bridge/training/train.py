@@ -14,7 +14,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.progress import Reporter, Task
 from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.forks.given_tools import given_tools
 from marft_bridge.recording.tool_schemas import refuse_changed, runs_to_surfaces, trajectories_to_surface
 from marft_bridge.rollouts.app import load_app
 from marft_bridge.rollouts.episode_plan import (
@@ -54,6 +55,7 @@ from marft_bridge.training.advantage_log import credits_to_file, delete_rounds_a
 from marft_bridge.training.async_rollouts import BackgroundRollouts
 from marft_bridge.training.external_traces import config_to_names, traces_to_episodes
 from marft_bridge.training.loggers.run_loggers import RunLoggers, open_loggers, require_loggers
+from marft_bridge.training.planned_forks import forks_in_planned_order, known_runs_to_reach, read_waves
 from marft_bridge.training.regression_check import run_to_regression_text
 from marft_bridge.training.retokenise import Retokeniser, bases_to_retokeniser
 from marft_bridge.training.round_plan import (
@@ -68,7 +70,9 @@ from marft_bridge.training.round_timings import PUBLISH, ROLLOUT, SCORE, RoundCl
 from marft_bridge.training.served_checks import check_staleness, served_versions
 from marft_bridge.training.signal_check import SignalCheck, check_forecast
 from marft_bridge.training.success_draw import rewards_to_draw_weights
-from marft_bridge.training.task_draw import DrawRule, TaskReward, round_to_task_order
+from marft_bridge.training.task_draw import DrawRule, TaskReward, rewards_to_weights, round_to_task_order
+from marft_bridge.training.tree_metrics import round_to_tree_metrics, tree_metrics_to_text
+from marft_bridge.training.tree_plan import ForkRules, KnownBefore, RoundForks, siblings_of_rounds
 from marft_bridge.training.version_naming import lines_to_stop_text, named_to_metrics, named_to_text, store_to_named
 from trace_store.files import open_to_write
 from trace_store.records import Trajectory
@@ -200,6 +204,8 @@ class _Training:
         self.reporter = session.reporter
         self.nodes = config.graph.nodes
         self.options = config.train
+        self.fork_rules = ForkRules(config, self.registry, folder.trees, run_id=TRAIN, is_heldout=heldout.is_held_out)
+        self.known_before: dict[int, KnownBefore] = {}
         self.surface = trajectories_to_surface(collected)
         self.phase: Task | None = None
         self.clock = RoundClock()
@@ -263,7 +269,7 @@ class _Training:
         if self.trainer.rounds == 0:
             return [trajectory.episode.episode_id for trajectory in self.collected]
         replaced = replaced_attempts(store, TRAIN)
-        played = store.episodes(run_id=TRAIN, round=self.trainer.rounds)
+        played = store.episodes(run_id=TRAIN, round=self.trainer.rounds, forks=True)
         return [episode.episode_id for episode in played if episode.episode_id not in replaced]
 
     @contextmanager
@@ -300,11 +306,8 @@ class _Training:
         version = self._version()
         self.rollouts.finish(number, partial(self._plan_rollouts, number))
         with self._store() as store:
-            played = in_planned_order(
-                store.trajectories(run_ids=[TRAIN], round=number),
-                self._plan(store, number).requests,
-                replaced_attempts(store, TRAIN),
-            )
+            chains, forks = self._played(store, number)
+            played = [*chains, *forks]
             episodes = self.heldout.drop_held_out(played, f"episodes of round {number}", self.reporter.say)
             replayed = self._draw_replayed(store, number, len(episodes))
         wasted = wasted_share(len(played), len(self.trainer.teaching_episodes(episodes)))
@@ -324,6 +327,10 @@ class _Training:
         for warning in metrics["warnings"]:
             self.reporter.say(f"round {number}: {warning}")
         metrics["wasted_rollouts"] = wasted
+        if self.options.trees is not None:
+            metrics["trees"] = round_to_tree_metrics(
+                chains, forks, self.options.episodes_per_round, reward=self.options.trainer.reward
+            )
         line = {"phase": "online", "round": number, "served": served, "staleness": staleness, **metrics}
         with self._store() as store:
             named = store_to_named(store, self.nodes, number, reward=self.options.trainer.reward)
@@ -335,9 +342,21 @@ class _Training:
         with self.clock.part(number + 1, PUBLISH):
             self._commit(line)
             self._publish()
-        figures = self._report_round(number, episodes, metrics)
-        self.signal.refuse_silence(read_metrics(self.folder.metrics), episodes)
+        whole_runs = [each for each in episodes if each.episode.fork_action is None]
+        figures = self._report_round(number, whole_runs, metrics)
+        self.signal.refuse_silence(read_metrics(self.folder.metrics), whole_runs)
         return figures
+
+    def _played(self, store: TraceStore, number: int) -> tuple[list[Trajectory], list[Trajectory]]:
+        """A round's whole runs and its forks, each in the order of their plan."""
+        replaced = replaced_attempts(store, TRAIN)
+        chains = in_planned_order(
+            store.trajectories(run_ids=[TRAIN], round=number), self._plan(store, number).requests, replaced
+        )
+        if self.options.trees is None:
+            return chains, []
+        stored = list(store.trajectories(run_ids=[TRAIN], round=number, forks=True))
+        return chains, forks_in_planned_order(stored, read_waves(self.folder.trees, number), replaced)
 
     @contextmanager
     def _updating(self) -> Iterator[None]:
@@ -356,10 +375,20 @@ class _Training:
             while True:
                 with self._store() as store:
                     wave = next_wave(plan, store, played, to_teaching=self._teaching_episodes)
+                    if not wave and self.options.trees is not None:
+                        wave = RoundForks(
+                            self.fork_rules,
+                            store,
+                            plan,
+                            known=partial(self._known_before, store, number),
+                            number=number,
+                        ).next_wave(played)
                 if not wave:
                     return
-                title = f"round {number}/{self.options.rounds} {'refill' if played else 'rollouts'}"
-                with self.clock.part(number, ROLLOUT):
+                title = f"round {number}/{self.options.rounds} {_wave_name(wave, played)}"
+                # what tools did before a forked call happened once: they give their recorded results
+                tools = given_tools() if wave[0].fork is not None else nullcontext()
+                with self.clock.part(number, ROLLOUT), tools:
                     self.session.run(wave, title, self.options.trainer.reward)
                 played += wave
 
@@ -375,6 +404,22 @@ class _Training:
             adapters=dict.fromkeys(self.nodes, self._version()),
             round=number,
         )
+
+    def _known_before(self, store: TraceStore, number: int) -> KnownBefore:
+        """What forks of a round are drawn by, of rounds that are over in any execution; read once a round."""
+        if number in self.known_before:
+            return self.known_before[number]
+        last_known, reward = self._draw_rule().last_known_round(number), self.options.trainer.reward
+        rewards = self._known_rewards(store, last_known)
+        runs = list(store.trajectories(run_ids=[TRAIN], round=last_known)) if last_known else []
+        reach = known_runs_to_reach(runs, self.nodes) or known_runs_to_reach(self.collected, self.nodes)
+        known = KnownBefore(
+            rewards_to_weights(rewards, self.tasks, number, last_known=last_known),
+            reach,
+            siblings_of_rounds(store, TRAIN, last_known, reward=reward),
+        )
+        self.known_before = {number: known}
+        return known
 
     def _teaching_episodes(self, episodes: Sequence[Trajectory]) -> set[str]:
         return self.trainer.teaching_episodes([e for e in episodes if not self.heldout.is_held_out(e.episode)])
@@ -406,12 +451,21 @@ class _Training:
 
     def _tasks_of(self, store: TraceStore, number: int) -> list[dict[str, Any]]:
         """The tasks in the order in which a round takes them, by what rounds taught that are over in any execution."""
-        tasks_per_round = -(-self.options.episodes_per_round // self.options.samples_per_task)
-        rule = DrawRule(self.config.seed, tasks_per_round, self.options.max_staleness)
-        reward = self.options.trainer.reward
-        rewards = rewards_of_stored(self.collected, reward)
-        rewards += rewards_of_rounds(store, TRAIN, rule.last_known_round(number), reward=reward)
+        rule = self._draw_rule()
+        rewards = self._known_rewards(store, rule.last_known_round(number))
         return [self.tasks[task_id] for task_id in round_to_task_order(rewards, self.tasks, number, rule=rule)]
+
+    def _draw_rule(self) -> DrawRule:
+        tasks_per_round = -(-self.options.chains_per_round // self.options.samples_per_task)
+        return DrawRule(self.config.seed, tasks_per_round, self.options.max_staleness)
+
+    def _known_rewards(self, store: TraceStore, last_known: int) -> list[TaskReward]:
+        """What whole runs earned, those before the rounds and those of rounds up to one."""
+        reward = self.options.trainer.reward
+        return [
+            *rewards_of_stored(self.collected, reward),
+            *rewards_of_rounds(store, TRAIN, last_known, reward=reward),
+        ]
 
     # -- the named version -------------------------------------------------------------------------------------
 
@@ -508,8 +562,17 @@ class _Training:
             f"{_percent(metrics['wasted_rollouts'])} wasted; "
             f"{nodes}; update {sum(measured):.0f} s; rounds left: {self.options.rounds - number}"
         )
+        if "trees" in metrics:
+            waves = read_waves(self.folder.trees, number)
+            self.reporter.say(f"round {number}: {tree_metrics_to_text(metrics['trees'], waves)}")
         kls = [agent["approx_kl"] for agent in metrics["agents"].values() if agent.get("approx_kl") is not None]
         return f"reward {_figure(mean)}  KL {_figure(max(kls, default=None))}"
+
+
+def _wave_name(wave: Sequence[EpisodeRequest], played: Sequence[EpisodeRequest]) -> str:
+    if wave[0].fork is not None:
+        return "forks"
+    return "refill" if played else "rollouts"
 
 
 def _figure(value: float | None) -> str:

@@ -20,12 +20,14 @@ from benchmarks import (  # noqa: F401 - makes their benches known
     rollout_reference,
     rollout_speed,
     round_seconds,
+    startup,
     store_ingest,
     store_read,
     trace_overhead,
     train_flops,
     train_step,
     train_trl,
+    tree_rounds,
 )
 from benchmarks.harness import (
     BENCHES,

@@ -290,7 +290,7 @@ def test_tables_are_labelled_and_ids_are_unique() -> None:
     assert len(page.of("th")) > 30
     assert all(attributes.get("scope") in {"col", "row", "rowgroup"} for attributes in page.of("th"))
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
-    assert len(ids) == len(set(ids)) == 4  # the title and description of the curve, for two widths
+    assert len(ids) == len(set(ids)) == 8  # the title and description of both drawings, for two widths
     for _, attributes in page.tags:
         assert set((attributes.get("aria-labelledby") or "").split()) <= set(ids)
 
@@ -304,6 +304,7 @@ def test_page_shows_what_there_is_and_nothing_else() -> None:
         "All metrics",
         "Several samples of a task",
         "Learning curve",
+        "Quality against cost",
         "Which agent moved",
         "Cohorts",
         "What each node did",
@@ -482,6 +483,7 @@ def test_markdown_says_what_the_page_says() -> None:
         "How it ended",
         "The variants",
         "Learning curve",
+        "Quality against cost",
         "Which agent moved",
         "What each node did",
         "Cohorts",

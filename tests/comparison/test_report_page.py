@@ -75,7 +75,7 @@ def measured(report: Report, width: int, folder: Path, *flags: str) -> dict[str,
 
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize(
-    ("make", "curves", "strips"), [(sample_report, 1, 1), (full_report, 1, 4 + 2 + 4 + 4 * 3), (bare_report, 0, 1)]
+    ("make", "curves", "strips"), [(sample_report, 1, 1), (full_report, 2, 4 + 2 + 4 + 4 * 3), (bare_report, 0, 1)]
 )
 def test_page_fits_its_width(make: Callable[[], Report], curves: int, strips: int, width: int, tmp_path: Path) -> None:
     found = measured(make(), width, tmp_path)

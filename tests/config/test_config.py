@@ -59,7 +59,7 @@ def test_a_flag_overrides_the_file_and_an_absent_flag_does_not(tmp_path: Path) -
         (MINIMAL + "[train.trainer.advantage]\nestimator = 'grpo'\n", "set train.samples_per_task to 2 or more"),
         (
             MINIMAL + "[train]\nsamples_per_task = 2\n[train.trainer.advantage]\nestimator = 'c3'\n",
-            "'c3' learns from forked calls, and train makes no forks yet",
+            "'c3' learns from forked calls: add a table [train.trees]",
         ),
         (
             MINIMAL

@@ -15,12 +15,22 @@ from support.trainer_options import trainer_options
 
 from marft_bridge.config.loggers import LOGGERS
 from marft_bridge.training.forecast import Forecast, NodeForecast
+from marft_bridge.training.tree_metrics import round_to_tree_metrics
 from trace_store.records import Action
 from trainers.marft import MarftTrainer
 
 PAGE = (ROOT / "docs/metrics.md").read_text()
 EXPLAINED = set(re.findall(r"`([a-z_]+)`", PAGE))
-OF_THE_LINE = {"phase", "round", "served", "staleness", "best", "signal", "wasted_rollouts"}  # what `train` adds
+OF_THE_LINE = {
+    "phase",
+    "round",
+    "served",
+    "staleness",
+    "best",
+    "signal",
+    "wasted_rollouts",
+    "trees",
+}  # what `train` adds
 OF_THE_STRUCTURE = {"agents", "critic", "critics", "adapter", "mode", "used", "warm_up", "replay"}
 
 
@@ -55,6 +65,10 @@ def test_every_figure_that_heads_a_row_is_returned(lines: dict[str, Any]) -> Non
     headed = {name for row in rows for name in re.findall(r"`([a-z_]+)`", row)}
     assert len(headed) > 25
     assert headed - figures(lines["update"]) - OF_THE_LINE - {"critic"} == set()
+
+
+def test_every_figure_about_trees_is_explained() -> None:
+    assert set(round_to_tree_metrics([], [], 4, "reward")) <= EXPLAINED
 
 
 def test_every_field_of_the_forecast_is_explained() -> None:

@@ -480,8 +480,10 @@ def test_adapters_are_taken_elsewhere_as_the_page_on_training_says(
 
 @pytest.mark.slow
 def test_credit_and_scoring_again_work_as_they_are_written(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
-    (credit,) = to_run("docs/credit.md")
+    credit, by_forks = to_run("docs/credit.md")
     assert run_here(credit) == 0, capsys.readouterr().err
+    assert run_here([PROGRAM, "collect", "--run", "runs/mine"]) == 0
+    assert run_here(by_forks) == 0, capsys.readouterr().err
     assert run_here([PROGRAM, "compare", "--tasks", "2"]) == 0
     (score,) = to_run("docs/rewards.md")
     capsys.readouterr()

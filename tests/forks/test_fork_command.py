@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
 from collections import Counter
@@ -15,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from support.credit_rig import NODES, CreditLab
 from support.fake_vllm import FakeVllm, running
 from support.snippets import Snippet, snippets
 
 from marft_bridge import cli
 from marft_bridge.commands.collect import collect
-from marft_bridge.common.errors import BridgeError, ConfigError
+from marft_bridge.common.errors import BridgeError, ConfigError, EpisodesFailedError
+from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.forks.command import ForkOptions, fork
 from marft_bridge.rollouts.collector import Collector
@@ -127,9 +130,35 @@ def test_what_was_interrupted_goes_on_and_nothing_runs_twice(lab: CreditLab, mon
     assert scored == dict.fromkeys(range(4), 1)
     assert finished < set(scored)
     assert "4 forks, mean 0," in said[-1]
-    with pytest.raises(ConfigError, match="fork-1 began with another episode, call, version, text or seed"):
+    with pytest.raises(ConfigError, match="fork-1 began with another episode, call, version, text, seed or tools"):
         run_fork(lab, parent, "harmer", samples=4, resume=True)
     assert not [run for run in ("fork-2",) if episodes(lab, run)]
+
+
+@pytest.mark.slow
+def test_where_most_forks_fail_each_still_has_its_line_and_the_error_comes_after(lab: CreditLab) -> None:
+    """The app changed since: its helper is asked otherwise, so that no fork after it begins as its parent did."""
+    app = (lab.folder / "app.py").read_text()
+    (lab.folder / "changed.py").write_text(app.replace('invoked("helper")', 'invoked("helper now")', 1))
+    parent = episodes(lab, "collect")[0]
+    lab.config()
+    text = (lab.folder / "bridge.toml").read_text().replace("app.py:", "changed.py:")
+    (lab.folder / "changed.toml").write_text(text)
+    config = toml_to_config(lab.folder / "changed.toml")
+    for samples in (2, 8):
+        said = io.StringIO()
+        reporter = Reporter(Console(file=said, width=300))
+        chosen = ForkOptions(parent.episode.episode_id, "solver", samples=samples)
+        with pytest.raises(EpisodesFailedError, match=f"{samples} of {samples} episodes failed") as failure:
+            fork(config, chosen, reporter, resume=False)
+        lines = [line for line in said.getvalue().splitlines() if line.startswith("sample ")]
+        assert len(lines) == samples
+        assert all(
+            "failed: DivergedError: helper, call 1: message 0 (user) differs at word 1" in each for each in lines
+        )
+        assert said.getvalue().splitlines()[-1] == "reward: parent 0; no fork has a reward"
+        assert failure.value.exit_code == 1
+    assert lab.server.asked == []
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from typing import Annotated, Any, TypedDict
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
-from langgraph.types import Send
+from langgraph.types import Send, interrupt
 from support.duo_rig import Rig
 
 from marft_bridge.common.errors import ConfigError, GraphError
@@ -52,13 +52,14 @@ class Team:
                 return f"{node}{self.counter[node]}-{chance.randrange(10**6)}"
 
         self.adapters = dict.fromkeys(nodes, 1)
+        outcome = options.pop("outcome", "terminated")
         options = {"reward": lambda task, state: float(len(state["words"]))} | options
         self.rig = Rig(folder, script, build=build, **options)
         self.rig.collector._app = replace(  # type: ignore[misc]
             self.rig.collector._app, task_to_input=lambda task: {"words": [str(task["question"])]}
         )
         request = EpisodeRequest("run", TASK, "train", sample=0, seed=7, adapters=self.adapters)
-        assert self.rig.run([request]).outcomes == {"terminated": 1}
+        assert self.rig.run([request]).outcomes == {outcome: 1}
         (self.parent,) = self.episodes("run")
         self.live_calls = Counter(self.counter)
 
@@ -310,6 +311,38 @@ def test_an_app_with_a_checkpointer_is_forked_from_its_beginning(tmp_path: Path)
     (fork,) = team.fork("c")
     assert (fork.episode.outcome, team.sampled_since()) == ("terminated", {"c": 1})
     assert sampling(by_node(fork)["b"]) == sampling(by_node(team.parent)["b"])
+
+
+def asking(asks: list[bool]) -> Callable[[Any], Any]:
+    """a, then a node that asks a person where the next of `asks` says so, then b."""
+
+    def build(model: Any) -> Any:
+        graph = StateGraph(State)
+        graph.add_node("a", lambda state: {"words": [model.invoke(" ".join(state["words"])).text]})
+        graph.add_node("ask", lambda _: {"words": [interrupt("well?")] if asks.pop(0) else []})
+        graph.add_node("b", lambda state: {"words": [model.invoke(" ".join(state["words"])).text]})
+        for one, other in ((START, "a"), ("a", "ask"), ("ask", "b"), ("b", END)):
+            graph.add_edge(one, other)
+        return graph.compile(checkpointer=InMemorySaver())
+
+    return build
+
+
+def test_a_run_that_was_interrupted_is_forked_up_to_where_it_stopped_or_on_from_there(tmp_path: Path) -> None:
+    team = Team(tmp_path, asking([True, True, False]), ("a", "b"), outcome="truncated")
+    forks = team.fork("a", samples=2)
+    assert Counter((each.episode.outcome, each.episode.reason) for each in forks) == {
+        ("truncated", "interrupted"): 1, ("terminated", None): 1,
+    }  # fmt: skip
+    assert sorted(len(each.rewards) for each in forks) == [0, 1]
+    assert team.sampled_since() == {"a": 2, "b": 1}
+
+
+def test_a_fork_that_is_interrupted_before_its_call_has_failed(tmp_path: Path) -> None:
+    team = Team(tmp_path, asking([False, True]), ("a", "b"))
+    (fork,) = team.fork("b")
+    assert (fork.episode.outcome, fork.rewards) == ("failed", ())
+    assert fork.episode.reason == "DivergedError: b, call 1: this call is not made any more"
 
 
 def test_a_fork_can_be_forked(tmp_path: Path) -> None:

@@ -205,6 +205,30 @@ def test_a_key_of_ones_own_lets_the_app_in_and_is_kept_nowhere(config: Path, mon
         assert not path.is_file() or b"the-key-of-our-app-42" not in path.read_bytes()
 
 
+@pytest.mark.slow
+def test_what_was_promoted_serves_alone_with_a_hosted_model_behind_it(
+    config: Path, engine: FakeVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROVIDER_KEY", "key-of-the-provider")
+    app = config.with_name("app.py")
+    app.write_text(APP)
+    engine.fail_next = 1
+    with running(FakeVllm("key-of-the-provider")) as hosted:
+        hosted.adapters = {"hosted-large": "a model of its own"}
+        fallback = (
+            f'models = {{ planner = "hosted-large" }}\nbase_url = "{hosted.url}/v1"\napi_key_env = "PROVIDER_KEY"'
+        )
+        config.write_text(f"{config.read_text()}[fallback]\n{fallback}\n")
+        flags = ("--split", "100/0", "--base", "1", "--candidate", "1")
+        code, said = serve(config, *flags, "--", sys.executable, str(app), "ada")
+    assert code == 0, said
+    assert "falling back, after 30 s, a failure or a broken format: planner to hosted-large" in said
+    assert "answered ada hosted-large speaks" in said
+    assert "answered ada writer@1 speaks" in said
+    (run,) = TraceStore.open(config.parent / "run/store.duckdb", read_only=True).runs()
+    assert run.config["fallback"] == {"planner": "hosted-large"}
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

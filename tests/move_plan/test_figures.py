@@ -16,10 +16,10 @@ from support.plan_rig import SECOND, hosted, many_calls, small_store
 from support.sample_spans import START, SampleTrace
 
 from marft_bridge.common.errors import ConfigError
+from marft_bridge.config.prices import file_to_prices
 from marft_bridge.move_plan.answers import NodeAnswers, store_to_answers
 from marft_bridge.move_plan.considered import count_episodes
 from marft_bridge.move_plan.drawn_calls import draw_calls
-from marft_bridge.move_plan.prices import file_to_prices
 from marft_bridge.move_plan.reward_links import choose_reward, store_to_links
 from marft_bridge.move_plan.tool_calls import count_tool_calls
 from marft_bridge.move_plan.usage import ModelUsage, store_to_usage
@@ -50,7 +50,7 @@ def test_sides_of_a_comparison_forks_and_held_out_runs_are_left_out_and_counted(
 def test_calls_tokens_costs_and_seconds_are_those_worked_by_hand(path: Path, tmp_path: Path) -> None:
     (tmp_path / "prices.toml").write_text(PRICES)
     with TraceStore.open(path, read_only=True) as store:
-        idle, router, writer = store_to_usage(store, file_to_prices(tmp_path / "prices.toml"))
+        idle, router, writer = store_to_usage(store, file_to_prices(tmp_path / "prices.toml", "plan --prices"))
         unpriced = store_to_usage(store)[1]
     assert (router.node, router.calls, router.local_calls, router.episodes) == ("router", 5, 0, 5)
     assert (router.prompt_tokens, router.sampled_tokens, router.uncounted) == (500, 50, 0)
@@ -77,7 +77,7 @@ def test_a_price_holds_from_its_day_on_and_the_file_stands_before_the_store(path
             }
         )
     )
-    prices = file_to_prices(tmp_path / "prices.json")
+    prices = file_to_prices(tmp_path / "prices.json", "plan --prices")
     other = tmp_path / "s.duckdb"
     other.write_bytes(path.read_bytes())
     with TraceStore.open(other) as store:
@@ -105,7 +105,7 @@ def test_a_price_file_that_is_wrong_is_one_line(tmp_path: Path, name: str, text:
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError) as refusal:
-        file_to_prices(tmp_path / name)
+        file_to_prices(tmp_path / name, "plan --prices")
     assert what in str(refusal.value)
     assert "\n" not in str(refusal.value)
 

@@ -160,6 +160,26 @@ def test_a_plain_function_runs_beside_the_loop_in_the_context_of_its_episode() -
     assert seen == [("episode", False)] * 20
 
 
+def test_a_thread_that_is_held_up_after_its_function_returned_is_not_called_left_running() -> None:
+    async def twice() -> list[str]:
+        loop = asyncio.get_running_loop()
+        hand_over = loop.call_soon_threadsafe
+
+        def held_up(*arguments: Any, **names: Any) -> Any:
+            hand_over(*arguments, **names)
+            if threading.current_thread().name == "reward":
+                time.sleep(0.3)  # as on a machine with more to do: longer than what is left behind may take to end
+
+        loop.call_soon_threadsafe = held_up  # type: ignore[assignment]
+        scorer = Scorer(function=(lambda *_: 1.0, "mine:reward"))
+        for _ in range(2):
+            assert (await scorer.run_to_score(example_run())).team == {"reward": 1.0}
+        await asyncio.sleep(0.2)
+        return scorer.take_thread_lines()
+
+    assert asyncio.run(twice()) == []
+
+
 @pytest.mark.parametrize("how", ["plain", "async"])
 def test_over_its_time_a_reward_is_absent_and_the_others_are_there(how: str) -> None:
     ended = threading.Event()

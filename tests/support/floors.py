@@ -21,6 +21,7 @@ FLOORS = (
     "marft_bridge.view marft_bridge.live marft_bridge.erasure marft_bridge.move_plan",
     "marft_bridge.training marft_bridge.promotion",
     "marft_bridge.training.loggers marft_bridge.testing",
+    "marft_bridge.fork_credit",
     "marft_bridge.forks",
     "marft_bridge.replay marft_bridge.comparison marft_bridge.agent_credit",
     "marft_bridge.rollouts.ray",

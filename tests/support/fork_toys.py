@@ -37,6 +37,11 @@ def fork(
     """An episode that repeats a parent's calls before `at`, and makes `calls` from there."""
     kept = [(action.node, (action.sampled_ids or ())[0]) for action in parent.actions[:at]]
     made = run(name, [*kept, *calls], reward, task=parent.episode.task_id)
+    return as_fork(made, parent, at, blind=blind)
+
+
+def as_fork(made: Trajectory, parent: Trajectory, at: int, *, blind: bool = True) -> Trajectory:
+    """A run whose first calls are a parent's, as a fork of it at the first that is not."""
     actions = tuple(
         replace(
             action,
@@ -55,3 +60,15 @@ def fork(
         tags={BLIND_FORK: "yes"} if blind else {},
     )
     return replace(made, episode=episode, actions=actions)
+
+
+def as_named(trajectory: Trajectory, name: str) -> Trajectory:
+    """The same under ids of its own: `name`, and `name.k` for call k."""
+    ids = {action.action_id: f"{name}.{k}" for k, action in enumerate(trajectory.actions)}
+    return replace(
+        trajectory,
+        episode=replace(trajectory.episode, episode_id=name),
+        actions=tuple(replace(a, episode_id=name, action_id=ids[a.action_id]) for a in trajectory.actions),
+        edges=tuple(replace(e, episode_id=name, src=ids[e.src], dst=ids[e.dst]) for e in trajectory.edges),
+        rewards=tuple(replace(r, episode_id=name) for r in trajectory.rewards),
+    )

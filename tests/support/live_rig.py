@@ -14,6 +14,7 @@ import httpx
 import openai
 
 from marft_bridge.common.loopback_server import LoopbackServer
+from marft_bridge.config.fallback import FallbackOptions
 from marft_bridge.config.record import RecordOptions
 from marft_bridge.live.calls import LiveRecorder
 from marft_bridge.live.proxy import LivePlan
@@ -124,6 +125,7 @@ def live_rig(
     quiet_s: float = 60.0,
     options: RecordOptions | None = None,
     frozen: tuple[str, ...] = (),
+    fallback: tuple[FallbackOptions, str | None] | None = None,
 ) -> Iterator[LiveRig]:
     """The proxy and the engine behind it, until the block ends."""
     journal, warnings = Journal(folder / "store.duckdb.journal"), list[str]()
@@ -136,7 +138,7 @@ def live_rig(
     with fake_vllm.running(OddVllm()) as engine:
         assert isinstance(engine, OddVllm)
         address = (f"{engine.url}/v1", ENGINE_KEY)
-        with proxy_server(plan, address, recorder, 0, mirrored=mirror) as proxy:
+        with proxy_server(plan, address, recorder, 0, mirrored=mirror, fallback=fallback) as proxy:
             yield LiveRig(engine, proxy, folder / "store.duckdb", warnings)
     journal.close()
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from marft_bridge.comparison.choices import is_efficient
 from marft_bridge.comparison.ratio import ratio_interval
 from marft_bridge.comparison.records import (
     ChangedTasks,
+    Choice,
     Cohort,
     Contrast,
     Estimate,
@@ -341,6 +343,8 @@ def full_report() -> Report:
         stopping=Stopping(planned=120, used=120, looks=(30, 60, 90, 120), spent=0.048, early=False),
         nodes={node: {**sides, **extra} for node, sides in NODES.items()} | {"solo": {"one agent": solo}},
         mixed=mixed_teams(float(runs["before"].mean()), float(runs["trained"].mean()), count),
+        choices=_choices({variant: _estimate(scores, tasks) for variant, scores in runs.items()}),
+        currency="USD",
         cohorts=tuple(cohorts),
         tasks=(
             ChangedTasks(
@@ -353,6 +357,23 @@ def full_report() -> Report:
         learning_curve=learning_points(),
         setup=_setup(120, 1),
         created=CREATED,
+    )
+
+
+def _choices(scores: Mapping[str, Estimate]) -> tuple[Choice, ...]:
+    """The variants at made-up costs; the hosted one has runs without a known cost."""
+    costs = {name: 0.0004 * 3**i for i, name in enumerate(scores)}
+    points = [(costs[name], score.mean) for name, score in scores.items()]
+    return tuple(
+        Choice(
+            team=name,
+            score=score,
+            cost=Estimate(mean=costs[name], low=0.9 * costs[name], high=1.1 * costs[name]),
+            seconds=Estimate(mean=1.0 + i, low=0.8 + i, high=1.2 + i),
+            uncosted=3 * (name == "hosted"),
+            efficient=is_efficient(points[i], points),
+        )
+        for i, (name, score) in enumerate(scores.items())
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ from rich.console import Console
 from marft_bridge.commands.collect import collect
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.rollouts.episode_plan import EpisodeRequest
+from marft_bridge.rollouts.session import Session
+from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.training import train as training
 from support.compare_rig import APPS, NODES
 from support.fake_vllm import END_OF_TURN, FakeVllm, running
@@ -22,10 +25,39 @@ from support.tiny_policy import save_tiny_llama
 from trace_store.records import Episode, Trajectory
 from trace_store.store import TraceStore
 from trainers import marft
-from trainers.batch import trajectories_to_round
+from trainers.batch import Round, trajectories_to_round
+from trainers.errors import TrainError
 
 TASKS = [{"id": f"t{n}", "number": n, "topic": "any"} for n in range(40)]
 Task = dict[str, Any]
+
+
+def learned(school: School) -> dict[str, Any]:
+    """The weights of all versions, the checkpoint, and the metrics without times."""
+    folder = RunFolder(school.run)
+    files = [*folder.adapters.rglob("adapter_model.safetensors"), *folder.checkpoint.iterdir(), folder.best]
+    contents: dict[str, Any] = {str(path.relative_to(school.run)): path.read_bytes() for path in files}
+    for line in map(json.loads, folder.metrics.read_text().splitlines()):
+        line.pop("seconds", None)
+        line.get("warm_up", {}).pop("seconds", None)
+        line.get("replay", {}).pop("seconds", None)
+        contents |= {f"{line['phase']} {line['round']} {name}": value for name, value in line.items()}
+    return contents
+
+
+def until(count: int, real: Any) -> Any:
+    """A `Session.run` that ends after `count` episodes in all, as a kill would."""
+    left = [count]
+
+    def run(session: Session, requests: Sequence[EpisodeRequest], title: str, reward: str) -> Any:
+        mine = requests[: left[0]]
+        left[0] -= len(mine)
+        tally = real(session, mine, title, reward) if mine else None
+        if len(mine) < len(requests):
+            raise TrainError("killed")
+        return tally
+
+    return run
 
 
 class School:
@@ -39,11 +71,13 @@ class School:
         # The actor is right on two of three tasks, so that runs earn differently.
         server.answer = lambda body: "yes" if int(body["messages"][-1]["content"].split()[0]) % 3 else "no"
         self.learned: list[Episode] = []
+        self.rounds: list[Round] = []
         real = trajectories_to_round
 
         def watched(trajectories: list[Trajectory], *rest: Any, **options: Any) -> Any:
             self.learned += [trajectory.episode for trajectory in trajectories]
-            return real(trajectories, *rest, **options)
+            self.rounds.append(real(trajectories, *rest, **options))
+            return self.rounds[-1]
 
         monkeypatch.setattr(marft, "trajectories_to_round", watched)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from support.fork_toys import as_fork, as_named
 from support.tiny_policy import make_trajectory, sample_batch, save_tiny_llama
 from trace_store.records import Action, Reward, Trajectory
 from trainers.marft import MarftTrainer
@@ -125,6 +126,20 @@ def secret_code(trainer: MarftTrainer, episodes: int, generator: torch.Generator
         make_trajectory([plan, answer], float(said(answer) % SECRETS == secret), task_id=str(secret))
         for plan, answer, secret in zip(plans, answers, secrets, strict=True)
     ]
+
+
+def secret_code_in_trees(trainer: MarftTrainer, episodes: int, generator: torch.Generator) -> list[Trajectory]:
+    """The same in trees: a quarter of the episodes are whole runs, and three forks leave each at its solver."""
+    runs = [as_named(run, f"run{i}") for i, run in enumerate(secret_code(trainer, episodes // 4, generator))]
+    parents = [run for run in runs for _ in range(3)]
+    prompts = [[2, said(run.actions[0])] for run in parents]
+    answers = sample_batch(trainer, "solver", prompts, 1, generator)
+    forks = []
+    for i, (run, answer) in enumerate(zip(parents, answers, strict=True)):
+        right = float(said(answer) % SECRETS == int(run.episode.task_id))
+        fork = make_trajectory([run.actions[0], answer], right, task_id=run.episode.task_id)
+        forks.append(as_fork(as_named(fork, f"fork{i}"), run, 1))
+    return [*runs, *forks]
 
 
 def same_half(tokens: int) -> Game:

@@ -29,6 +29,7 @@ from support.toys import (
     same_half,
     save_toy_model,
     secret_code,
+    secret_code_in_trees,
 )
 from support.trainer_options import trainer_options
 
@@ -79,6 +80,15 @@ def test_planner_and_solver_agree_on_a_code_for_a_secret(model_dir: Path, seed: 
         reached[control] = mean_reward(learn(trainer, secret_code, 20, 128, seed, control)[-1])
     assert reached[False] > 0.5  # 0.25 by chance
     assert reached[True] < 0.35
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", ["c3", "tree_grpo", "at_grpo"])
+def test_rounds_of_trees_teach_the_code_too(model_dir: Path, estimator: str) -> None:
+    for seed, control in [(0, True), *((seed, False) for seed in SEEDS)]:
+        trainer = _trainer(model_dir, ("planner", "solver"), seed, estimator=estimator)
+        reached = mean_reward(learn(trainer, secret_code_in_trees, 20, 128, seed, control)[-1])
+        assert reached < 0.35 if control else reached > 0.5  # 0.25 by chance
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.duo_rig import COMMON, TASKS, Rig
-from support.school_rig import School, school_in
+from support.school_rig import School, school_in, until
 
 from marft_bridge.config.bridge import BridgeConfig, TrainOptions
 from marft_bridge.rollouts.episode_plan import EpisodeRequest
@@ -280,21 +280,6 @@ def test_a_training_that_was_killed_plays_the_rounds_that_it_would_have_played(
     assert runs[0] == runs[1]
     assert {count for number in runs[1][0].values() for count in number.values()} == {1}
     assert len(runs[0][0]) == 3
-
-
-def until(count: int, real: Any) -> Any:
-    """A `Session.run` that ends after `count` episodes in all."""
-    left = [count]
-
-    def run(session: Session, requests: Sequence[EpisodeRequest], title: str, reward: str) -> Any:
-        mine = requests[: left[0]]
-        left[0] -= len(mine)
-        tally = real(session, mine, title, reward) if mine else None
-        if len(mine) < len(requests):
-            raise TrainError("killed")
-        return tally
-
-    return run
 
 
 @pytest.mark.slow

@@ -6,12 +6,11 @@ so the store then holds an episode that is to be replaced, and the round's other
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.school_rig import School, school_in
+from support.school_rig import learned, school_in
 
 from marft_bridge.rewards.scoring import Score
 from marft_bridge.rollouts.collector import Collector
@@ -19,19 +18,6 @@ from marft_bridge.runs.run_folder import RunFolder, read_metrics
 from trainers import checkpoint
 
 OPTIONS: dict[str, Any] = {"rounds": 2, "trainer": {"replay": {"share": 0.5}, "importance": {"mismatch": "truncate"}}}
-
-
-def learned(school: School) -> dict[str, Any]:
-    """The weights of all versions, the checkpoint, and the metrics without times."""
-    folder = RunFolder(school.run)
-    files = [*folder.adapters.rglob("adapter_model.safetensors"), *folder.checkpoint.iterdir(), folder.best]
-    contents: dict[str, Any] = {str(path.relative_to(school.run)): path.read_bytes() for path in files}
-    for line in map(json.loads, folder.metrics.read_text().splitlines()):
-        line.pop("seconds", None)
-        line.get("warm_up", {}).pop("seconds", None)
-        line.get("replay", {}).pop("seconds", None)
-        contents |= {f"{line['phase']} {line['round']} {name}": value for name, value in line.items()}
-    return contents
 
 
 @pytest.mark.slow

@@ -2,8 +2,8 @@
 
 Epochs over minibatches of a given number of actions. After each epoch two things are looked at: how likely the better
 actions of episodes that were held out are by now, and how far the policy has moved on calls of its own. Once two
-epochs in a row have not made them more likely, the weights of the best epoch are put back and none follows; none
-follows either once the move is beyond its budget.
+epochs in a row have not made them more likely, the weights of the best epoch are put back and none follows. An epoch
+that moves beyond the budget is shortened along its own line until it is within, and none follows.
 
 Invariant: only that adapter changes; shares are parts of the whole of its actions, so no cut into minibatches changes
 what an action counts. Decisions are taken on sums over all processes. It knows nothing of where advantages come from.
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from trainers.batch import ActionItem
 from trainers.objective.adapter_round import behaviour_T_of, shares_A_of
+from trainers.objective.trust_region import backtrack
 from trainers.offline.losses import imitation_loss, offline_coefficients
 from trainers.policies.adapter_learner import AdapterLearner
 from trainers.scoring.logratios import k3
@@ -46,6 +47,7 @@ class Demonstrations:
     episode_A: Sequence[int]
     advantages: Sequence[float]  # what the mode weighs by, one per action; see `offline_coefficients`
     own_items: Sequence[ActionItem] = ()
+    kl_budget: float = math.inf  # nats a call that the adapter may move
 
 
 def imitate(learner: AdapterLearner, data: Demonstrations, generator: torch.Generator, tick: Tick) -> dict[str, Any]:
@@ -67,14 +69,16 @@ def imitate(learner: AdapterLearner, data: Demonstrations, generator: torch.Gene
     stopped_by: str | None = None
     best = _Best(epochs=0, held_loss=phase.held_loss(), weights=learner.snapshot(), kl_after=None)
     for epoch in range(1, offline.epochs + 1):
+        start_weights = learner.snapshot()
         phase.run_epoch(generator, tick)
-        held_loss, kl_after = phase.held_loss(), phase.kl_of_a_call()
+        kl_after, is_shortened = phase.shorten(start_weights)
+        held_loss = phase.held_loss()
         if held_loss is None or best.held_loss is None or held_loss < best.held_loss:
             best = _Best(epochs=epoch, held_loss=held_loss, weights=learner.snapshot(), kl_after=kl_after)
         elif epoch - best.epochs >= _PATIENCE:
             stopped_by = HELD_OUT
             break
-        if kl_after is not None and kl_after > offline.kl_budget:
+        if is_shortened:
             stopped_by = KL
             break
     phase.go_back_to(best)
@@ -154,10 +158,19 @@ class _Phase:
         held_T = torch.cat(self.learner.logprobs([self.data.items[i] for i in self.held]))
         return -float(held_T.double().mean())
 
-    def kl_of_a_call(self) -> float | None:
-        """k3 of the policy at the start to the one it is, summed over a call; None without calls of its own."""
+    def shorten(self, start_weights: Sequence[Tensor]) -> tuple[float | None, bool]:
+        """Takes back as much of the epoch that began at these weights as is beyond the budget.
+
+        Returns:
+            How far the adapter has moved in all, None without calls of its own; and whether any of it was taken back.
+        """
         if not self.probes:
-            return None
+            return None, False
+        result = backtrack(self.learner.parameters, start_weights, self.kl_of_a_call, limit=self.data.kl_budget)
+        return result.kl if result.share else self.kl_of_a_call(), result.share < 1
+
+    def kl_of_a_call(self) -> float:
+        """k3 of the policy at the start to the one it is, summed over a call. There must be probes."""
         new_T, start_T = torch.cat(self.learner.logprobs(self.probes)), torch.cat(self.start_T)
         return float(k3(new_T - start_T).sum()) / len(self.probes)
 

@@ -74,6 +74,7 @@ def learn_offline(
                 episode_A=[data.episode_A[i] for i in rows],
                 advantages=advantage_A[rows].tolist(),
                 own_items=_own_items(read, policies.adapters[name].agents),
+                kl_budget=offline.kl_budget,
             ),
             generator,
             tick=tick(f"replay {name}", len(rows) * offline.epochs),

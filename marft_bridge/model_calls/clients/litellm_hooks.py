@@ -16,12 +16,14 @@ from contextlib import contextmanager
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from marft_bridge.common.errors import GraphError
 from marft_bridge.model_calls.clients.answered_call import NO_ADDRESS, current_answerer
 from marft_bridge.model_calls.clients.client_call import ClientCall, open_call, running_call
 from marft_bridge.model_calls.clients.openai_chat import OpenAIChat
 from marft_bridge.model_calls.clients.patches import PatchState
 from marft_bridge.model_calls.clients.served_call import current_route, route_to_address, served_failures
 from marft_bridge.model_calls.clients.wire import Body
+from marft_bridge.model_calls.given_answers import answer_given_call
 from marft_bridge.model_calls.routing import Route
 
 log = logging.getLogger("marft_bridge")
@@ -169,7 +171,25 @@ def _begin(arguments: Body, package: ModuleType, state: PatchState) -> tuple[Cli
     if route is not None:
         return None, route
     call.start({})
+    if state.redirects:
+        _refuse_given(call)
     return call, None
+
+
+def _refuse_given(call: ClientCall) -> None:
+    """Ends a call of a node's own model whose answer the prefix of a fork knows. Raises GraphError, DivergedError."""
+    try:
+        given = answer_given_call(call.run_id)
+    except BaseException as error:
+        call.fail(error)
+        raise
+    if given is not None:
+        refusal = GraphError(
+            "fork: a call of litellm from a node that is not in graph.nodes or graph.frozen cannot be given its"
+            " recorded answer; name the node in graph.frozen, or fork at this call or before it"
+        )
+        call.fail(refusal)
+        raise refusal
 
 
 def _provider_of(arguments: Body, package: ModuleType) -> str:

@@ -98,13 +98,13 @@ def _begin(
     route = current_route() if state.redirects else None
     parameters = {} if route is None else {"model": route.model, "temperature": route.temperature}
     call.start(parameters)
-    if route is None:
-        return client, call, None
     try:
-        if (given := answer_given_call(call.run_id)) is not None:
+        if state.redirects and (given := answer_given_call(call.run_id)) is not None:
             call.tokens = given.tokens
             known = AnsweredCall(call, KnownAnswer(given.message))
             return _client_on_served(client, known), call, known
+        if route is None:
+            return client, call, None
         served = ServedCall(call, _own_timeout(options))
     except BaseException as error:
         call.fail(error)

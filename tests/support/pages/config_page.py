@@ -25,6 +25,10 @@ PAGE = ROOT / "docs/config.md"
 ELSEWHERE = {
     "rewards": ("tables", "Rewards that are declared: [rewards.md](rewards.md) has the kinds and their options."),
     "models.NAME.serve": ("a table", "How it is served: the keys of `[serve]`, and their defaults."),
+    "compare.variants.serve": (
+        "a table",
+        "How that other model is served, with the keys of `[serve]`; without it as `[serve]` says, on a free port.",
+    ),
     "train.loggers": (
         "list of names or tables",
         "Where the figures of every update go besides: `tensorboard`, `wandb`, `mlflow`, `trackio`. "
@@ -104,13 +108,21 @@ def _heading(options: type[BaseModel], table: str) -> str:
     inside: Any = BridgeConfig
     for name in outer:
         inside = inside.model_fields[name].annotation
-    many = inside.model_fields[last].annotation is not options
+    many = _without_none(inside.model_fields[last].annotation) is not options
     return f"`[[{table}]]`" if many else f"`[{table}]`"
+
+
+def _without_none(annotation: Any) -> Any:
+    """The table of `Table | None`; any other annotation as it is."""
+    tables_inside = [part for part in get_args(annotation) if get_origin(part) is None and part is not type(None)]
+    is_optional = get_origin(annotation) is types.UnionType and len(tables_inside) == 1
+    is_table = is_optional and inspect.isclass(tables_inside[0]) and issubclass(tables_inside[0], BaseModel)
+    return tables_inside[0] if is_table else annotation
 
 
 def _table_in(field: FieldInfo) -> type[BaseModel] | None:
     """The options inside an option; None for a plain value, and for a table that is declared elsewhere on the page."""
-    annotation = field.annotation
+    annotation = _without_none(field.annotation)
     if get_origin(annotation) is tuple:
         annotation = get_args(annotation)[0]
     if get_origin(annotation) is dict:

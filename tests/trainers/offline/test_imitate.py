@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def test_held_out_nats_are_those_of_the_held_out_calls_with_the_weights_that_are
     assert figures["held_out_nats"] < figures["held_out_nats_before"]
 
 
-def test_the_phase_ends_once_it_has_moved_beyond_its_budget(model_dir: Path) -> None:
+def test_a_pass_beyond_the_budget_is_shortened_to_within_it_and_is_the_last(model_dir: Path) -> None:
     def played(trainer: MarftTrainer) -> list[Trajectory]:
         actions = sample_batch(trainer, "actor", [[3]] * 64, 1, torch.Generator().manual_seed(1))
         return [make_trajectory([action], 1.0, task_id=str(i)) for i, action in enumerate(actions)]
@@ -86,8 +87,13 @@ def test_the_phase_ends_once_it_has_moved_beyond_its_budget(model_dir: Path) -> 
     episodes = [*played(trainer), *one_rule(64)]
     figures = imitated(trainer, episodes)
     assert figures["stopped_by"] == "kl"
-    assert figures["kl_after"] > 0.05
+    assert 0 < figures["kl_after"] <= 0.05
     assert figures["epochs"] < 30
+    # that of the weights as they are, on one call in four: k3 = e^d - 1 - d
+    probes = [action for episode in episodes[::4] for action in episode.actions]
+    now, start = (trainer.policies.logprobs_of("actor", probes, reference=base) for base in (False, True))
+    gaps = [new[0] - old[0] for new, old in zip(now, start, strict=True)]
+    assert figures["kl_after"] == pytest.approx(sum(math.expm1(gap) - gap for gap in gaps) / 32, rel=1e-4)
     looser = imitated(trainer_of(model_dir, lr=0.05, epochs=2, kl_budget=1e3, threshold=1.0), episodes)
     assert looser["stopped_by"] is None
 

@@ -8,6 +8,11 @@
     prompt = 0.25
     sampled = 2.0
 
+    [[prices]]
+    model = "local"         # whatever adapters of ours answered
+    prompt = 0.02
+    sampled = 0.1
+
 Invariant: a file that is wrong anywhere is refused whole, in one line; a model that it does not name has no price.
 """
 
@@ -33,7 +38,7 @@ class ModelPrice(_Part):
     """What a model costs from a day on."""
 
     model: str = Field(min_length=1)
-    """As it is named in its answers: `actions.model`."""
+    """As it is named in its answers: `actions.model`; or `local`, for whatever adapters of ours answered."""
     since: datetime.date | None = None
     """The first day (UTC) on which it costs so much; None: always."""
     prompt: float = Field(ge=0, allow_inf_nan=False)
@@ -60,22 +65,22 @@ class PriceTable(_Part):
             store.put_price(price.model, price.prompt, price.sampled, currency=self.currency, since_ns=price.since_ns)
 
 
-def file_to_prices(path: Path) -> PriceTable:
-    """Reads a price file. Raises ConfigError, with what is wrong and where."""
+def file_to_prices(path: Path, option: str) -> PriceTable:
+    """Reads a price file. Raises ConfigError, with what is wrong and where; `option` is what named the file."""
     try:
         text = path.read_text(encoding="utf-8")
         content: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
         table = PriceTable.model_validate(content)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"plan --prices: cannot read {path}: {error}") from None
+        raise ConfigError(f"{option}: cannot read {path}: {error}") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"plan --prices: {path}: {where or 'the file'}: {first['msg']}") from None
+        raise ConfigError(f"{option}: {path}: {where or 'the file'}: {first['msg']}") from None
     except ValueError as error:  # of both parsers
-        raise ConfigError(f"plan --prices: {path} is neither TOML nor, as a .json file, JSON: {error}") from None
+        raise ConfigError(f"{option}: {path} is neither TOML nor, as a .json file, JSON: {error}") from None
     days = [(price.model, price.since_ns) for price in table.prices]
     for day in days:
         if days.count(day) > 1:
-            raise ConfigError(f"plan --prices: {path} names two prices of {day[0]!r} for the same day; leave one out")
+            raise ConfigError(f"{option}: {path} names two prices of {day[0]!r} for the same day; leave one out")
     return table

@@ -1,0 +1,22 @@
+"""The table [train.trees]: how much of a round goes to forks of its runs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class TreeOptions(BaseModel):
+    """Rounds as trees: whole runs first, then forks of them, from any call on. docs/training.md says which calls."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    share: float = Field(0.5, gt=0, lt=1)
+    """Part of a round's sampled tokens that goes to forks. A round has as many tokens as its episodes_per_round would
+    have had as whole runs, of which the rest are run."""
+    samples: int = Field(3, ge=1)
+    """Forks of one call, which together with the run that they leave are compared."""
+    go_on_from: Literal["all", "best"] = "all"
+    """all: calls of whole runs, drawn without a look at the round itself. best: AT-GRPO's walk, from the first call of
+    a run to the next call of whichever run beneath it earned most, and so on; its forks teach their own calls only."""

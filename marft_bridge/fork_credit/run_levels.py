@@ -1,0 +1,92 @@
+"""A recorded run -> for each of its calls, what forks before it and after it give again.
+
+A level is a set of calls that are given again; the recorded run and the forks of one level are samples of one and the
+same distribution. Before a call stands what `forks` gives again when that call is made anew; after it, the same and the
+call. Invariant: two levels of a run with one name give the same calls again, so that forks are run once and used twice:
+in a chain the level after a call is the level before the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from marft_bridge.common.errors import GraphError
+from marft_bridge.forks.given_tools import ToolChoice
+from marft_bridge.forks.recorded_prefix import RecordedPrefix, given_to_prefix, run_to_prefix
+from marft_bridge.replay.recorded_run import RecordedCall, RecordedRun
+from marft_bridge.rollouts.episode_plan import ForkPoint
+
+BEGINNING = "from the beginning"
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What forks of one level give again. (point, variant) names it within all runs."""
+
+    episode_id: str
+    prefix: RecordedPrefix
+    variant: str | None  # None: all that an ordinary fork at that point gives again
+
+    @property
+    def point(self) -> ForkPoint:
+        """Where its forks leave the run."""
+        return ForkPoint(self.episode_id, self.prefix.forked.action_id)
+
+
+@dataclass(frozen=True, slots=True)
+class CallLevels:
+    """One call, with the levels around it."""
+
+    call: RecordedCall
+    before: Level
+    after: Level | None  # None: every other call is given again before it, so nothing is sampled after it
+
+
+@dataclass(frozen=True, slots=True)
+class RunLevels:
+    """One run, with the levels that its chosen calls need."""
+
+    run: RecordedRun
+    beginning: Level  # nothing is given again
+    calls: Sequence[CallLevels]  # by their start
+
+    @property
+    def levels(self) -> list[Level]:
+        """Every level that is needed, once."""
+        levels = [self.beginning]
+        for each in self.calls:
+            levels += [each.before] if each.after is None else [each.before, each.after]
+        return list({(level.point, level.variant): level for level in levels}.values())
+
+
+def run_to_levels(run: RecordedRun, nodes: Collection[str], tools: ToolChoice = "recorded") -> RunLevels:
+    """The levels around the calls of these nodes; `tools` as in `run_to_prefix`.
+
+    Raises:
+        GraphError: the run made no call, or an answer that would be given again is not recorded as it was.
+    """
+    beginning = _given_to_level(run, frozenset(), BEGINNING, tools=tools)
+    if beginning is None:
+        raise GraphError(f"credit: episode {run.episode_id} made no call")
+    calls = []
+    for call in run.calls:
+        if call.node in nodes:
+            before = Level(run.episode_id, run_to_prefix(run, call, tools=tools), None)
+            given_ids = _given_ids(before.prefix) | {call.action_id}
+            after = _given_to_level(run, given_ids, f"after {call.node}:{call.number}", tools=tools)
+            calls.append(CallLevels(call, before, after))
+    return RunLevels(run, beginning, calls)
+
+
+def _given_to_level(run: RecordedRun, given_ids: frozenset[str], name: str, *, tools: ToolChoice) -> Level | None:
+    prefix = given_to_prefix(run, given_ids, tools=tools)
+    if prefix is None:
+        return None
+    ordinary = run_to_prefix(run, prefix.forked, tools=tools)
+    is_ordinary = _given_ids(ordinary) == given_ids
+    return Level(run.episode_id, ordinary if is_ordinary else prefix, None if is_ordinary else name)
+
+
+def _given_ids(prefix: RecordedPrefix) -> frozenset[str]:
+    return frozenset(each.call.action_id for each in prefix.given)

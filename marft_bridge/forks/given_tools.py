@@ -1,0 +1,111 @@
+"""The tool runs of a recorded episode -> those whose results a fork gives again, each to its own run.
+
+Given again are the tools that began before the first answer that is sampled anew was there, so that none of them can
+have read it; a tool that only itself can do again (it calls models, or gives back an object of the app's) runs. Every
+later tool runs. Invariants: no result is given twice; before anything is sampled, a tool that the record does not have
+is a divergence, and it does not run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+from uuid import UUID
+
+from marft_bridge.common.errors import GraphError
+from marft_bridge.model_calls.routing import current_routing
+from marft_bridge.recording.recorder import Recorder
+from marft_bridge.recording.redaction import REDACTED
+from marft_bridge.replay.divergence import Divergence
+from marft_bridge.replay.recorded_run import RecordedRun, RecordedTool, arguments_to_json
+from marft_bridge.replay.recorded_tools import RunIt, recorded_tools, tool_divergence, tools_like
+from trace_store import conventions as c
+
+TakeTool = Callable[[UUID], RecordedTool | RunIt]
+"""`PrefixAnswers.take_tool`."""
+ToolChoice = Literal["recorded", "run"]
+"""Whether tools before the fork give their recorded results, or run again."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixTools:
+    """The tool runs of the parent."""
+
+    given: Sequence[RecordedTool]  # by their start
+    later: Sequence[RecordedTool]  # that run in a fork too; with the answers at hand, they may come early
+
+    def begin(self, recorder: Recorder) -> GivenTools:
+        """The results for one run, none of them given yet."""
+        return GivenTools(self, recorder)
+
+
+class GivenTools:
+    """The tool results of one fork while it is run. Its caller holds a lock."""
+
+    def __init__(self, tools: PrefixTools, recorder: Recorder) -> None:
+        self._open_tools, self._later_tools = list(tools.given), list(tools.later)
+        self._recorder = recorder
+
+    def take(self, run_id: UUID, *, is_live: bool) -> RecordedTool | RunIt | Divergence:
+        """What the tool run with this id does; `is_live`: an answer was sampled anew, so that it may be a new one."""
+        span = self._recorder.open_span_of(run_id)
+        if span is None:
+            return RunIt()  # outside any graph: not recorded either
+        name, node = str(span.attributes[c.TOOL_NAME]), str(span.attributes.get(c.NODE) or "")
+        call_id = span.attributes.get(c.TOOL_CALL_ID)
+        arguments = arguments_to_json(span.attributes.get(c.TOOL_ARGUMENTS))
+        candidates = tools_like(self._open_tools, name, node, call_id=call_id)
+        tool = next((each for each in candidates if each.arguments == arguments), None)
+        if tool is not None:
+            self._open_tools.remove(tool)
+            if tool.must_run:
+                return RunIt()
+            span.set({c.REPLAYED_FROM: tool.span_id})
+            return tool
+        later_tools = tools_like(self._later_tools, name, node, call_id=call_id)
+        if is_live or any(each.arguments == arguments for each in later_tools):
+            return RunIt()
+        return tool_divergence(node, name, arguments, open_tools=candidates)
+
+
+def run_to_tools(run: RecordedRun, sampled_ids: Sequence[str]) -> PrefixTools:
+    """The tools of a run, where the calls of these actions are made anew.
+
+    Raises:
+        GraphError: a result that would be given again is redacted.
+    """
+    live_from_ns = min(call.ended_ns for call in run.calls if call.action_id in sampled_ids)
+    started_ns = {span.span_id: span.start_ns for span in run.spans}
+    given = [tool for tool in run.tools if started_ns[tool.span_id] < live_from_ns]
+    for tool in given:
+        if REDACTED in json.dumps([tool.arguments, tool.result, tool.output], default=str) and not tool.must_run:
+            raise GraphError(
+                f"fork: the record of episode {run.episode_id} is redacted (tool {tool.name} of node {tool.node}), so"
+                " its result cannot be given again as it was; let tools run with --tools run"
+            )
+    return PrefixTools(given, [tool for tool in run.tools if tool not in given])
+
+
+# -- in place of LangChain's tools ----------------------------------------------------------------------------------
+
+
+class _ToolsOfForks:
+    """Asks the fork in whose context a tool runs; see `recorded_tools.ToolSource`."""
+
+    def take_tool(self, run_id: UUID) -> RecordedTool | RunIt:
+        routing = current_routing.get()
+        take_tool: TakeTool | None = getattr(None if routing is None else routing.prefix, "take_tool", None)
+        return RunIt() if take_tool is None else take_tool(run_id)
+
+    def tool_running(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+
+@contextmanager
+def given_tools() -> Iterator[None]:
+    """While the block runs, tools of forks give what their prefixes say; all other tools run."""
+    with recorded_tools(_ToolsOfForks()):
+        yield

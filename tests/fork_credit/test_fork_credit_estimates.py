@@ -1,0 +1,146 @@
+"""Owns: what was measured at calls becomes shares, differences and findings, per node and per call.
+
+- A node's figures are the sum over its calls and the difference at its first; a run without a call of it counts 0.
+- Intervals hold as often as they say, and an idle agent is seldom called anything else.
+- What was measured too little has no figure, and what never changed no share.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from marft_bridge.fork_credit.estimates import Estimate, ForkCredit, MeasuredCall, MeasuredRun, runs_to_credits
+from marft_bridge.statistics.decided_variance import decided_variance
+
+NODES = ("helper", "idler", "harmer")
+
+
+def judge(
+    runs: Sequence[MeasuredRun], nodes: Sequence[str] = NODES, min_contribution: float = 0.2
+) -> tuple[dict[str, ForkCredit], dict[tuple[str, int | None], ForkCredit]]:
+    credit = runs_to_credits(runs, nodes, score_range=1.0, min_contribution=min_contribution, seed=0)
+    return {each.node: each for each in credit[0]}, {(each.node, each.number): each for each in credit[1]}
+
+
+def figure(credit: ForkCredit, name: str) -> Estimate:
+    estimate = getattr(credit, name)
+    assert isinstance(estimate, Estimate)
+    return estimate
+
+
+def test_a_nodes_figures_are_the_sum_of_its_calls_and_the_difference_at_its_first() -> None:
+    twice = [MeasuredCall("a", 1, 0.1, 0.5), MeasuredCall("b", 1, 0.0, 0.0), MeasuredCall("a", 2, 0.2, 0.25)]
+    runs = [
+        MeasuredRun("e1", "t1", 0.5, twice),
+        MeasuredRun("e2", "t2", 0.5, [MeasuredCall("b", 1, 0.0, 0.0)]),
+        MeasuredRun("e3", "t3", 0.2, [MeasuredCall("a", 1, 0.3, 0.0), MeasuredCall("b", 1, 0.0, 0.0)]),
+    ]
+    nodes, calls = judge(runs, ("a", "b"))
+    whole, first, second = nodes["a"], calls["a", 1], calls["a", 2]
+    assert figure(whole, "decided").mean == pytest.approx((0.3 + 0.0 + 0.3) / 3)
+    assert figure(whole, "share").mean == pytest.approx(0.6 / 1.2)
+    assert figure(whole, "difference").mean == pytest.approx(0.5 / 3)
+    assert figure(first, "decided").mean == pytest.approx(0.2)
+    assert figure(first, "share").mean == pytest.approx(0.4 / 0.7)
+    assert (figure(first, "decided").runs, first.calls) == (2, pytest.approx(2 / 3))
+    assert (figure(second, "decided").low, figure(second, "decided").tasks) == (None, 1)
+    assert whole.calls == 1.0
+
+
+def test_what_never_changed_is_bounded_and_what_was_not_measured_has_no_figure() -> None:
+    """Of 8 tasks a share of 1 - (0.05 / 2)^(1/8) may differ unseen; a variance of rewards 0 and 1 is 1/2 at most."""
+    runs = [MeasuredRun(f"e{n}", f"t{n}", 0.25, [MeasuredCall("a", 1, 0.0, 0.0)]) for n in range(8)]
+    nodes, _ = judge(runs, ("a",))
+    unseen = 1 - (0.05 / 2) ** (1 / 8)
+    assert figure(nodes["a"], "difference").high == pytest.approx(unseen)
+    assert figure(nodes["a"], "decided").high == pytest.approx(unseen / 2)
+    assert figure(nodes["a"], "share").high == pytest.approx(unseen / 2 / 0.25)
+    assert nodes["a"].finding == "not settled"
+    unmeasured, _ = judge([MeasuredRun(f"e{n}", f"t{n}", None, [MeasuredCall("a", 1, None)]) for n in range(8)], ("a",))
+    assert unmeasured["a"] == ForkCredit("a", None, 1.0, None, share=None, difference=None, finding="not settled")
+    silent, _ = judge([MeasuredRun(f"e{n}", f"t{n}", 0.25, []) for n in range(8)], ("a",))
+    assert silent["a"].finding == "did not act"
+
+
+# -- a team of three, whose rewards are known ------------------------------------------------------------------------
+
+SAMPLES = 2
+HINT, POISON = 0.9, 0.5
+
+
+def chance_right(hint: bool, poison: bool, ease: float) -> float:
+    return ease if hint and not poison else 0.1
+
+
+def play(chance: random.Random, ease: float, given: dict[str, bool], silent: str | None = None) -> float:
+    """One run's reward, after these answers; `silent` says nothing."""
+    hint = given.get("helper", chance.random() < HINT) and silent != "helper"
+    chance.random()  # the idler, whom nobody reads
+    poison = given.get("harmer", chance.random() < POISON) and silent != "harmer"
+    return float(chance.random() < chance_right(hint, poison, ease))
+
+
+def measured_team(tasks: int, seed: int) -> list[MeasuredRun]:
+    chance = random.Random(seed)
+    runs = []
+    for n in range(tasks):
+        ease = (0.6, 0.8, 1.0)[n % 3]
+        answers = {"helper": chance.random() < HINT, "idler": True, "harmer": chance.random() < POISON}
+        recorded = float(chance.random() < chance_right(answers["helper"], answers["harmer"], ease))
+        given: dict[str, bool] = {}
+        levels = []
+        seeds = [chance.random() for _ in range(SAMPLES)]
+        calls = []
+        for node in NODES:
+            level = [recorded, *(play(random.Random(each), ease, given) for each in seeds)]
+            replaced = [play(random.Random(each), ease, given, silent=node) for each in seeds]
+            levels.append((level, (sum(level[1:]) - sum(replaced)) / SAMPLES))
+            given = given | {node: answers[node]}
+        end = [recorded, *(play(random.Random(each), ease, given) for each in seeds)]
+        for (level, difference), after, node in zip(
+            levels, [*(each for each, _ in levels[1:]), end], NODES, strict=True
+        ):
+            calls.append(MeasuredCall(node, 1, decided_variance(level, after), difference))
+        runs.append(MeasuredRun(f"e{n}", f"t{n}", decided_variance(levels[0][0], None), calls))
+    return runs
+
+
+def true_figures() -> dict[tuple[str, str], float]:
+    """By the law of total variance, the mean over the three kinds of tasks."""
+    figures = dict.fromkeys([(kind, node) for kind in ("decided", "difference") for node in NODES], 0.0)
+    for ease in (0.6, 0.8, 1.0):
+        clean = (1 - POISON) * ease + POISON * 0.1  # after a hint
+        mean = HINT * clean + (1 - HINT) * 0.1
+        figures["decided", "helper"] += HINT * (1 - HINT) * (clean - 0.1) ** 2 / 3
+        figures["decided", "harmer"] += HINT * POISON * (1 - POISON) * (ease - 0.1) ** 2 / 3
+        figures["difference", "helper"] += (mean - 0.1) / 3
+        figures["difference", "harmer"] += (mean - (HINT * ease + (1 - HINT) * 0.1)) / 3
+    return figures
+
+
+def test_the_figures_of_many_runs_are_the_true_ones_and_the_planted_agents_are_found() -> None:
+    nodes, _ = judge(measured_team(800, seed=1))
+    for (kind, node), true in true_figures().items():
+        estimate = figure(nodes[node], kind)
+        assert estimate.mean == pytest.approx(true, abs=0.04)
+    assert {node: each.finding for node, each in nodes.items()} == {
+        "helper": "adds", "idler": "lazy", "harmer": "harmful",
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_intervals_of_single_calls_hold_and_the_idler_is_found_nothing_else_than_lazy() -> None:
+    true, held, wrong = true_figures(), dict.fromkeys(true_figures(), 0), 0
+    repeats = 100
+    for seed in range(repeats):
+        nodes, calls = judge(measured_team(30, seed=seed))
+        for kind, node in true:
+            estimate = figure(calls[node, 1], kind)
+            low, high = estimate.low, estimate.high
+            held[kind, node] += low is not None and high is not None and low <= true[kind, node] <= high
+        wrong += nodes["idler"].finding not in ("lazy", "not settled")
+    assert wrong == 0
+    assert min(held.values()) >= 0.88 * repeats, held

@@ -1,0 +1,172 @@
+"""Owns: which tools of a fork give their recorded results, and which run.
+
+- Tools before the forked call give what is recorded, and have no effect; those after it run. Or all run, by choice.
+- A tool of the repeated part that is called otherwise does not run; the fork fails with the place.
+- With answers at hand a later tool of another branch may come early: it runs, and is no divergence.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forks.test_recorded_prefix import State, Team
+from langchain_core.tools import BaseTool, tool
+from langgraph.graph import END, START, StateGraph
+
+from marft_bridge.common.errors import GraphError
+from marft_bridge.forks.fork_plan import ForkChange, plan_forks, spans_to_parent, text_to_prefix
+from marft_bridge.forks.given_tools import ToolChoice, given_tools
+from marft_bridge.recording.redaction import REDACTED
+from trace_store.conventions import REPLAYED_FROM, TOOL_RESULT
+from trace_store.records import SpanRow, Trajectory
+
+
+def counting_tool(effects: list[str]) -> BaseTool:
+    """A tool that does something, and whose result says how often it did."""
+
+    @tool
+    def search(query: str) -> str:
+        """Search."""
+        effects.append(query)
+        return f"result {len(effects)} of {query}"
+
+    return search
+
+
+def tool_chain(effects: list[str], asked: dict[str, str], *, catches: bool = False) -> Callable[[Any], Any]:
+    """plan asks a model, look runs the tool, answer asks on what it found, check runs the tool again."""
+    search = counting_tool(effects)
+
+    def build(model: Any) -> Any:
+        graph = StateGraph(State)
+
+        def look(_: State) -> dict[str, Any]:
+            try:
+                return {"words": [search.invoke({"query": asked["look"]})]}
+            except RuntimeError:
+                if not catches:
+                    raise
+                return {"words": ["nothing"]}
+
+        graph.add_node("plan", lambda _: {"words": [model.invoke("plan").text]})
+        graph.add_node("look", look)
+        graph.add_node("answer", lambda state: {"words": [model.invoke(f"answer {state['words'][-1]}").text]})
+        graph.add_node("check", lambda state: {"words": [search.invoke({"query": state["words"][-1]})]})
+        order = [START, "plan", "look", "answer", "check", END]
+        for one, other in itertools.pairwise(order):
+            graph.add_edge(one, other)
+        return graph.compile()
+
+    return build
+
+
+def fork(team: Team, at: str, tools: ToolChoice = "recorded", **change: Any) -> Trajectory:
+    with team.rig.store() as store:
+        run = spans_to_parent(store.spans(team.parent.episode.episode_id))
+    chosen = ForkChange(**change)
+    plan = plan_forks(run, text_to_prefix(run, at, chosen.text, tools), chosen, run_id="fork-1", samples=1, seed=0)
+    with given_tools():
+        team.rig.run(plan)
+    (made,) = team.episodes("fork-1")
+    return made
+
+
+def tool_spans(team: Team, episode: Trajectory) -> list[SpanRow]:
+    with team.rig.store() as store:
+        spans = [span for span in store.spans(episode.episode.episode_id) if span.operation == "execute_tool"]
+    return sorted(spans, key=lambda span: span.start_ns)
+
+
+def test_a_tool_before_the_fork_gives_its_recorded_result_and_one_after_it_runs(tmp_path: Path) -> None:
+    effects: list[str] = []
+    team = Team(tmp_path, tool_chain(effects, {"look": "word"}), ("plan", "answer"))
+    assert len(effects) == 2
+    made = fork(team, "answer")
+    assert made.episode.outcome == "terminated"
+    assert (len(effects), effects[2]) == (3, made.actions[1].completion)
+    recorded, (given, run) = tool_spans(team, team.parent), tool_spans(team, made)
+    assert given.attributes[TOOL_RESULT] == recorded[0].attributes[TOOL_RESULT] == "result 1 of word"
+    assert (given.attributes[REPLAYED_FROM], run.attributes.get(REPLAYED_FROM)) == (recorded[0].span_id, None)
+    assert run.attributes[TOOL_RESULT] == f"result 3 of {effects[2]}"
+    assert made.actions[1].prompt_ids == team.parent.actions[1].prompt_ids
+    assert [(edge.kind, edge.exact) for edge in made.edges] == [(edge.kind, edge.exact) for edge in team.parent.edges]
+
+
+def test_by_choice_tools_run_again_and_another_result_is_a_divergence(tmp_path: Path) -> None:
+    effects: list[str] = []
+    team = Team(tmp_path, tool_chain(effects, {"look": "word"}), ("plan", "answer"))
+    made = fork(team, "answer", "run")
+    assert (made.episode.outcome, effects[2:]) == ("failed", ["word"])
+    assert 'answer, call 1: message 0 (user) differs at word 2: recorded "1 of word", now "3 of word"' in str(
+        made.episode.reason
+    )
+
+
+def test_a_tool_after_the_forked_call_runs(tmp_path: Path) -> None:
+    effects: list[str] = []
+    team = Team(tmp_path, tool_chain(effects, {"look": "word"}), ("plan", "answer"))
+    assert fork(team, "plan").episode.outcome == "terminated"
+    assert len(effects) == 4
+
+
+@pytest.mark.parametrize("catches", [False, True])
+def test_a_tool_of_the_repeated_part_that_is_called_otherwise_does_not_run_and_is_named(
+    tmp_path: Path, catches: bool
+) -> None:
+    effects: list[str] = []
+    asked = {"look": "word"}
+    team = Team(tmp_path, tool_chain(effects, asked, catches=catches), ("plan", "answer"))
+    asked["look"] = "another word"
+    made = fork(team, "answer")
+    assert (made.episode.outcome, len(effects), team.sampled_since()) == ("failed", 2, {})
+    assert made.episode.reason == (
+        'DivergedError: look: it runs the tool search with other arguments: recorded ""word"}", now ""another word"}"'
+    )
+
+
+def test_a_later_tool_of_another_branch_may_come_early_and_runs(tmp_path: Path) -> None:
+    """Both calls begin together; the tool after right begins when left has ended, and in the fork before it is made."""
+    effects: list[str] = []
+    search = counting_tool(effects)
+    waits = {"left": [0.0, 0.5], "look": [0.3, 0.0]}
+
+    def build(model: Any) -> Any:
+        graph = StateGraph(State)
+
+        def left(_: State) -> dict[str, Any]:
+            time.sleep(waits["left"].pop(0))
+            return {"words": [model.invoke("left").text]}
+
+        def right(_: State) -> dict[str, Any]:
+            word = model.invoke("right").text
+            time.sleep(waits["look"].pop(0))
+            return {"words": [search.invoke({"query": word})]}
+
+        for name, node in (("left", left), ("right", right)):
+            graph.add_node(name, node)
+            graph.add_edge(START, name)
+            graph.add_edge(name, END)
+        return graph.compile()
+
+    team = Team(tmp_path, build, ("left", "right"), delay_s=0.1)
+    made = fork(team, "left")
+    assert (made.episode.outcome, team.sampled_since()) == ("terminated", {"left": 1})
+    (right_word,) = [action.completion for action in team.parent.actions if action.node == "right"]
+    assert effects == [right_word] * 2
+
+
+def test_a_redacted_result_is_refused_in_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+    team = Team(tmp_path, tool_chain([], {"look": "word"}), ("plan", "answer"))
+    with team.rig.store() as store:
+        run = spans_to_parent(store.spans(team.parent.episode.episode_id))
+    redacted = replace(run, tools=[replace(run.tools[0], result=f"mail {REDACTED}"), run.tools[1]])
+    with pytest.raises(GraphError, match=r"is redacted \(tool search of node look\).*let tools run with --tools run"):
+        text_to_prefix(redacted, "answer", None)
+    assert text_to_prefix(redacted, "answer", None, "run").tools is None
+    assert text_to_prefix(redacted, "plan", None).tools is not None  # it runs: nothing of it is given
