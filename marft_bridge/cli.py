@@ -486,6 +486,63 @@ def plan(
 
 
 @app.command(
+    epilog="Example: marft-bridge rank runs/try --rubric rubric.txt --base-url http://127.0.0.1:8000/v1 --model judge"
+)
+def rank(
+    rubric: Annotated[Path, typer.Option(help="A text file: what is better; a jinja2 template of the task's fields.")],
+    base_url: Annotated[str, typer.Option(help="Where the judge is served, up to and with /v1.")],
+    model: Annotated[str, typer.Option(help="The judge's name there.")],
+    run_folder: traces_cli.RunArgument = None,
+    config: traces_cli.Config = None,
+    run: traces_cli.Run = None,
+    node: Annotated[str | None, typer.Option(help="Compare only this node's answers, and reward the node.")] = None,
+    name: Annotated[str, typer.Option(help="The reward's name.")] = "ranked",
+    runs: Annotated[int, typer.Option(min=2, help="Runs of a task that are compared, at most.")] = 8,
+    api_key_env: Annotated[str | None, typer.Option(help="Variable that holds the judge's key.")] = None,
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="The judge may be on another machine, which then sees the answers.")
+    ] = False,
+    as_json: Annotated[
+        bool,
+        json_option(
+            "tasks, source, pairs, ties, inconsistent, unanswered, without_reward, rewards_written, prompt_tokens, "
+            "sampled_tokens"
+        ),
+    ] = False,
+) -> None:
+    """Have a judge compare the runs of each task, in pairs.
+
+    Each pair twice, with the places swapped; what both verdicts agree on becomes rewards.
+    """
+    from pydantic import ValidationError
+
+    from marft_bridge.commands.rank import RankOptions, file_to_rubric
+    from marft_bridge.commands.rank import rank as run_rank
+    from marft_bridge.rewards.judge import JudgeOptions
+    from marft_bridge.runs.run_folder import RunFolder
+    from marft_bridge.traces.store_reader import open_for_reading
+
+    path = RunChoice("rank", run_folder, config=config, run=run).to_store()
+    with open_for_reading(path):
+        pass  # a store that is not there is said before what is wrong with the judge
+    try:
+        judge = JudgeOptions(
+            name=name,
+            answer_from="run",
+            rubric=file_to_rubric(rubric),
+            base_url=base_url,
+            model=model,
+            api_key_env=api_key_env,
+            allow_remote=allow_remote,
+        )
+    except ValidationError as error:
+        raise ConfigError(f"rank: {error.errors()[0]['msg']}") from None
+    keeping_folder = path.parent if path.name == RunFolder(path.parent).store.name else None
+    with open_reporter(as_json) as reporter:
+        run_rank(path, keeping_folder, RankOptions(rubric, name, judge, node=node, runs=runs), reporter)
+
+
+@app.command(
     cls=_CommandBeforeAnother,
     epilog="Example: marft-bridge serve --config examples/math_duo/bridge.toml --run runs/try -- sleep 60",
 )

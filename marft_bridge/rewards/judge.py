@@ -14,11 +14,9 @@ import hashlib
 import json
 import math
 import os
-import secrets
 from collections.abc import Mapping
-from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 from pydantic import Field, model_validator
@@ -27,17 +25,12 @@ from marft_bridge.common.addresses import refuse_address
 from marft_bridge.common.errors import GraphError
 from marft_bridge.common.files import write_atomically
 from marft_bridge.rewards.contract import Absent, Earned, Kind, ModelAddress, RewardOptions, RunView
+from marft_bridge.rewards.judge_requests import json_objects, request_verdict
 from trace_store.files import make_folder
-
-if TYPE_CHECKING:
-    import httpx  # imported late at run time: it takes longer to load than a configuration to read
 
 JUDGE_FOLDER = "judge"  # in the run folder
 EPISODE_KEY = "episode_id"  # in a record: the episode that was judged, null where its spans did not all arrive
 MAX_JUDGED = 100_000  # characters
-_MAX_REPLY = 1 << 20  # bytes
-_REFUSES_ALL = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
-_REFUSES_THIS = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
 _cache_locks: WeakValueDictionary[tuple[int, Path], asyncio.Lock] = WeakValueDictionary()  # by loop and cache file
 _PROTOCOL = 1  # raise it with every change of `judge_messages`: cached scores of another protocol are not used
 
@@ -106,7 +99,7 @@ def reply_to_score(reply: str, nonce: str, lowest: float, highest: float) -> tup
     Raises:
         ValueError: not exactly one JSON object repeats the nonce, or its score is not a number of the scale.
     """
-    with_nonce = [parsed for parsed in _json_objects(reply) if parsed.get("nonce") == nonce]
+    with_nonce = [parsed for parsed in json_objects(reply) if parsed.get("nonce") == nonce]
     if not with_nonce:
         raise ValueError("no JSON object with the nonce")
     if len(with_nonce) > 1:
@@ -116,22 +109,6 @@ def reply_to_score(reply: str, nonce: str, lowest: float, highest: float) -> tup
         raise ValueError("a score that is not a number of the scale")
     reason = with_nonce[0].get("reason")
     return float(score), reason[:1000] if isinstance(reason, str) else ""
-
-
-def _json_objects(text: str) -> list[dict[str, Any]]:
-    """The outermost JSON objects in a text, which may hold anything else besides."""
-    decoder, objects, start = json.JSONDecoder(), [], text.find("{")
-    tries = 0
-    while start >= 0 and tries < 100:  # each try may read to the end of the text
-        tries += 1
-        try:
-            value, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            end = start + 1
-        else:
-            objects.append(value)
-        start = text.find("{", end)
-    return objects
 
 
 async def judge_to_earned(options: JudgeOptions, run: RunView) -> list[Earned]:
@@ -195,10 +172,11 @@ def _judge_address(options: JudgeOptions, served: ModelAddress | None) -> ModelA
             raise Absent("the judge is the base model of the run's own server, and none runs; base_url names another")
         return served
     assert options.model is not None
-    return ModelAddress(options.base_url, options.model, _read_key(options) or "")
+    return ModelAddress(options.base_url, options.model, read_key(options) or "")
 
 
-def _read_key(options: JudgeOptions) -> str | None:
+def read_key(options: JudgeOptions) -> str | None:
+    """The key of `base_url`; None where none is named. Raises GraphError where the variable is not set."""
     if options.api_key_env is None:
         return None
     key = os.environ.get(options.api_key_env, "").strip()
@@ -232,70 +210,19 @@ async def _request_score(
     options: JudgeOptions, address: ModelAddress, rubric: str, judged_text: str
 ) -> tuple[float, str]:
     """The score and the judge's reason for it. Raises Absent when all tries fail."""
-    import httpx
-
-    problem = ""
-    headers = {"Authorization": f"Bearer {address.api_key}"} if address.api_key else {}
-    # trust_env=False: a proxy from the environment must not see the key or the texts. Redirects are not followed.
-    async with httpx.AsyncClient(headers=headers, timeout=options.call_s, trust_env=False) as http:
-        for attempt in range(options.retries + 1):
-            if attempt:
-                await asyncio.sleep(min(0.25 * 2**attempt, 8.0))
-            mark, nonce = secrets.token_hex(12), secrets.token_hex(12)
-            body = {
-                "model": address.model,
-                "messages": judge_messages(options, rubric, judged_text, mark=mark, nonce=nonce),
-                "temperature": 0,
-                "max_tokens": options.max_tokens,
-            }
-            try:
-                reply = await asyncio.wait_for(_fetch_reply(http, address.base_url, body), options.call_s)
-                return reply_to_score(reply, nonce, options.lowest, highest=options.highest)
-            except TimeoutError:
-                problem = f"no reply in {options.call_s:g} s"
-            except httpx.HTTPError as error:
-                problem = type(error).__name__
-            except ValueError as error:
-                problem = str(error)
-    times = f"{options.retries + 1} times" if options.retries else "once"
-    raise Absent(f"the judge gave no score: {problem} (asked {times})")
-
-
-async def _fetch_reply(http: httpx.AsyncClient, base_url: str, body: Mapping[str, Any]) -> str:
-    """The text of the judge's message.
-
-    Raises:
-        ValueError: the reply has another form, or an error that may pass; the request may be sent again.
-        Absent: the judge refuses this request.
-        GraphError: the judge refuses every request.
-    """
-    async with http.stream("POST", f"{base_url.rstrip('/')}/chat/completions", json=body) as response:
-        content = bytearray()
-        async for chunk in response.aiter_bytes():
-            content += chunk
-            if len(content) > _MAX_REPLY:
-                raise ValueError("a reply of more than a megabyte")
-        status = response.status_code
-    if status in _REFUSES_ALL:
-        error_text = " ".join(bytes(content[:300]).decode("utf-8", errors="replace").split())
-        raise GraphError(f"the judge at {base_url} refuses every request with {status}: {error_text}")
-    if status in _REFUSES_THIS:  # such as a text that is longer than its context: asking again changes nothing
-        raise Absent(f"the judge refuses the request with status {status}")
-    if status != HTTPStatus.OK:
-        raise ValueError(f"status {status}")
-    try:
-        text = json.loads(content)["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        raise ValueError("a reply that is no chat completion") from None
-    if not isinstance(text, str):
-        raise ValueError("a reply without text")  # noqa: TRY004 - the server's, like every other reply
-    return text
+    verdict = await request_verdict(
+        options,
+        address,
+        lambda mark, nonce: judge_messages(options, rubric, judged_text, mark=mark, nonce=nonce),
+        read=lambda reply, nonce: reply_to_score(reply, nonce, options.lowest, highest=options.highest),
+    )
+    return verdict.content
 
 
 def check_judge(options: JudgeOptions) -> None:
     """Raises GraphError for a rubric that is no template and a key that is not set."""
     _render_rubric(options, None)
-    _read_key(options)
+    read_key(options)
 
 
 JUDGE = Kind(JudgeOptions, judge_to_earned, check_judge)

@@ -42,6 +42,7 @@ REQUIRED = {
     "fork": ["4be1", "--at", "actor"],
     "ingest": ["spans.json"],
     "promote": ["--by", "Jane Doe"],
+    "rank": ["--rubric", "r.txt", "--base-url", "http://127.0.0.1:9/v1", "--model", "j"],
     "traces erase": ["--subject", "u-17"],
     "traces export": ["archive"],
     "traces import": ["archive"],

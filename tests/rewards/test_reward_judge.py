@@ -16,12 +16,12 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
+from support.fake_judge import FakeJudge, Reply, completion, fair, nonce_of
 from support.paths import ROOT
 
 from marft_bridge.common.errors import GraphError
@@ -32,61 +32,6 @@ from marft_bridge.rewards.math import MathOptions, close_workers
 from marft_bridge.rewards.registry import AnyReward
 from marft_bridge.rewards.rubric import rubric_to_text
 from marft_bridge.rewards.scoring import Scorer
-
-Reply = str | tuple[int, bytes]
-
-
-class FakeJudge:
-    """A chat completions endpoint on loopback whose replies a test writes."""
-
-    def __init__(self, reply: Callable[[str, str], Reply]) -> None:
-        self.reply, self.asked, self.headers = reply, [], []  # type: ignore[var-annotated]
-        judge = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                judge.asked.append(body)
-                judge.headers.append(dict(self.headers))
-                system, user = (message["content"] for message in body["messages"])
-                said = judge.reply(system, user)
-                status, content = said if isinstance(said, tuple) else (200, completion(said))
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, *_: Any) -> None:
-                """Quiet."""
-
-        class Server(ThreadingHTTPServer):
-            def handle_error(self, *_: Any) -> None:
-                """A client that hangs up is part of the tests."""
-
-        self.server = Server(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
-        self.thread.start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
-
-
-def completion(text: Any) -> bytes:
-    return json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]}).encode()
-
-
-def nonce_of(system: str) -> str:
-    found = re.search(r'"nonce": "(\w+)"', system)
-    assert found is not None
-    return found[1]
-
-
-def fair(score: Any, reason: str = "because") -> Callable[[str, str], str]:
-    return lambda system, _: json.dumps({"nonce": nonce_of(system), "reason": reason, "score": score})
 
 
 @pytest.fixture

@@ -1,0 +1,109 @@
+"""Owns: `marft-bridge rank`: runs of a task become rewards by a judge that compares them; nothing is judged twice."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fake_judge import FakeJudge, completion, nonce_of
+from support.growth_rig import fill, trace_id
+from support.plan_rig import SECOND, hosted
+from support.sample_spans import START, SampleTrace
+from support.snippets import line_to_words, shown_commands
+
+from marft_bridge import cli
+from trace_store.store import TraceStore
+
+
+def by_quality(system: str, user: str) -> tuple[int, bytes]:
+    qualities = [int(number) for number in re.findall(r"quality (\d)", user)]
+    better = "tie" if qualities[0] == qualities[1] else "first" if qualities[0] > qualities[1] else "second"
+    return 200, completion(
+        json.dumps({"nonce": nonce_of(system), "better": better}), prompt_tokens=40, completion_tokens=5
+    )
+
+
+@pytest.fixture
+def judge() -> Iterator[FakeJudge]:
+    server = FakeJudge(by_quality)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Task A with three runs, B with two that are alike, C with one."""
+    records = []
+    for number, (task, quality) in enumerate((("A", 1), ("A", 3), ("A", 2), ("B", 2), ("B", 2), ("C", 9))):
+        trace = SampleTrace(f"{number}", START + number)
+        inside = trace.node("writer:1", 0, 2 * SECOND, step=1)
+        hosted(trace, f"w{number}", inside, (0, 1), "q", f"quality {quality} by {number}")
+        records.append(trace.spans(TASK_ID=task, TASK=json.dumps({"id": task, "topic": task}), ADAPTERS="{}"))
+    fill(tmp_path / "store.duckdb", records)
+    (tmp_path / "rubric.txt").write_text("Which is better on {{ task.topic }}?")
+    return tmp_path / "store.duckdb"
+
+
+def ranked(path: Path, judge: FakeJudge, *words: str) -> int:
+    flags = ["--rubric", str(path.parent / "rubric.txt"), "--base-url", judge.url, "--model", "j"]
+    return cli.run(["rank", str(path), *flags, "--json", *words])
+
+
+def test_runs_of_a_task_get_rewards_and_nothing_is_judged_twice(
+    path: Path, judge: FakeJudge, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ranked(path, judge) == 0
+    findings: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (findings["tasks"], findings["pairs"], findings["ties"], findings["inconsistent"]) == (2, 4, 1, 0)
+    assert (findings["rewards_written"], findings["prompt_tokens"], len(judge.asked)) == (5, 8 * 40, 8)
+    assert "Which is better on A?" in judge.asked[0]["messages"][1]["content"]
+    with TraceStore.open(path) as store:
+        rewards = dict(store.sql("SELECT episode_id, value FROM episode_reward WHERE name = 'ranked'"))
+    of = [rewards[trace_id(str(number))] for number in range(5)]
+    assert of[0] < of[2] < of[1]
+    assert of[3] == of[4] == 0.5
+    assert ranked(path, judge) == 2
+    assert "not ranked by this judge and rubric already" in capsys.readouterr().err
+    (path.parent / "rubric.txt").write_text("Which is shorter?")
+    assert ranked(path, judge) == 0
+    assert len(judge.asked) == 16
+
+
+def test_a_nodes_answers_are_compared_alone_and_reward_the_node(
+    path: Path, judge: FakeJudge, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ranked(path, judge, "--node", "writer", "--name", "style") == 0
+    assert "writer:" not in judge.asked[0]["messages"][1]["content"]
+    capsys.readouterr()
+    with TraceStore.open(path) as store:
+        assert store.sql("SELECT DISTINCT name, scope, node FROM rewards") == [("style", "agent", "writer")]
+    assert ranked(path, judge, "--node", "nobody") == 2
+    assert "no task with two runs to compare" in capsys.readouterr().err
+
+
+def test_the_command_of_the_page_runs_as_it_is_written(
+    path: Path, judge: FakeJudge, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """docs/hosted-to-local.md, but for the judge's port."""
+    (line,) = [line for line in shown_commands("docs/hosted-to-local.md") if line.startswith("marft-bridge rank")]
+    monkeypatch.chdir(path.parent)
+    path.rename("langfuse.duckdb")
+    words = line_to_words(line)
+    assert cli.run([judge.url if word == "http://127.0.0.1:8000/v1" else word for word in words[1:]]) == 0
+    assert "4 pairs count, 1 of them ties" in capsys.readouterr().out
+
+
+def test_what_is_wrong_is_one_line(path: Path, judge: FakeJudge, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["rank", str(path), "--model", "j", "--rubric"]
+    for words, line in (
+        ([str(path.parent / "rubric.txt"), "--base-url", "https://example.com/v1"], "is another machine"),
+        (["nowhere.txt", "--base-url", judge.url], "cannot read nowhere.txt"),
+    ):
+        assert cli.run([*flags, *words]) == 2
+        error = capsys.readouterr().err
+        assert line in error
+        assert error.count("\n") == 1
