@@ -39,7 +39,7 @@ _STEADY = {
 
 def demo() -> dict[str, Any]:
     """The demo; fewer episodes are collected, which is no part of a round."""
-    return changed(_content(DEMO), {"collect.episodes": COLLECTED})
+    return changed(_content(DEMO), {"collect.episodes": COLLECTED, "train.evaluation_episodes": 0})
 
 
 def chain(agents: int) -> dict[str, Any]:

@@ -306,7 +306,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
     raw["serve"] = {"max_model_len": 2048, "max_loras": 4}
     raw["models"] = {"big": {"path": str(folder / "two"), "nodes": ["actor"], "serve": {"max_model_len": 2048}}}
     raw["collect"] |= {"episodes": 12, "in_flight": 4}
-    raw["train"] |= {"rounds": 2, "episodes_per_round": 8}
+    raw["train"] |= {"rounds": 2, "episodes_per_round": 8, "evaluation_episodes": 0}
     raw["compare"] = {"tasks": 10, "kl_actions": 8, "mixed_teams": "off"}
     raw["promote"] = {"safety_command": [sys.executable, str(folder / "suite.py")]}
     (folder / "suite.py").write_text(SUITE)

@@ -69,7 +69,7 @@ def test_nodes_on_two_real_servers_are_trained_together(smollm2_dir: Path, other
     reward = tmp_path / "reward.py"
     reward.write_text(REWARD)
     raw["graph"]["reward"] = f"{reward}:uneven"
-    raw["train"] |= {"rounds": 2, "episodes_per_round": 8}
+    raw["train"] |= {"rounds": 2, "episodes_per_round": 8, "evaluation_episodes": 0}
     raw["train"]["trainer"]["offline"] = {"mode": "off"}
     config = tmp_path / "bridge.toml"
     config.write_text(dict_to_toml(raw))

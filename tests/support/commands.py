@@ -22,8 +22,9 @@ def write_bridge_toml(path: Path, run: str, rounds: int | None = None) -> Path:
     """The example's configuration at `path`, with a run folder of its own."""
     text = (ROOT / "examples/math_duo/bridge.toml").read_text()
     if rounds is not None:
-        assert text.count("rounds = 6") == 1
-        text = text.replace("rounds = 6", f"rounds = {rounds}")
+        assert text.count("rounds = 8") == 1
+        text = text.replace("rounds = 8", f"rounds = {rounds}")
+        text = text.replace("evaluation_episodes = 64", "evaluation_episodes = 0")
     path.write_text(f'run = "{run}"\n{text}')
     return path
 

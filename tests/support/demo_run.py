@@ -31,7 +31,7 @@ from support.tiny_policy import save_tiny_llama
 CONFIG = ROOT / "examples/math_duo/bridge.toml"
 SIZES: dict[str, dict[str, Any]] = {
     "collect": {"episodes": 40, "in_flight": 1},  # one at a time: in the same order each time
-    "train": {"rounds": 5, "episodes_per_round": 24},
+    "train": {"rounds": 5, "episodes_per_round": 24, "evaluation_episodes": 0},
     "compare": {"tasks": 30, "samples_per_task": 1},
 }
 

@@ -226,6 +226,7 @@ class Shell:
         self.run.create()
         write_server_file(self.run, {"": server.endpoint})
         text = (ROOT / "examples/math_duo/bridge.toml").read_text()
+        text = text.replace("evaluation_episodes = 64", "evaluation_episodes = 0")
         self.config = folder / "bridge.toml"
         self.config.write_text(text)
 
