@@ -39,6 +39,8 @@ def calls_to_text(calls: list[tuple[str, dict[str, Any]]]) -> str:
 class FakeVllm(ThreadingHTTPServer):
     """Serves `base`, and keeps what it was asked to load. `processed`: log-probs after the temperature."""
 
+    request_queue_size = 128  # a busy machine accepts late: with the library's 5, connections are refused
+
     def __init__(self, key: str | None = None, *, processed: bool = True, lora_routes: bool = True) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.key, self.processed, self.lora_routes = key, processed, lora_routes
