@@ -167,9 +167,9 @@ def test_a_command_says_which_keys_its_json_has(command: str) -> None:
 
 
 def json_keys(command: str) -> set[str]:
-    """The keys that the help of `--json` names."""
+    """The keys that the help of `--json` names, of the command without an option that changes them."""
     (text,) = (p.help for p in COMMANDS[command].params if "--json" in p.opts)
-    names = text.partition(": ")[2].removesuffix(".").split(", ")
+    names = text.partition(": ")[2].partition(";")[0].removesuffix(".").split(", ")
     return {name.partition(" (")[0] for name in names}
 
 
