@@ -81,6 +81,9 @@ NOT_RUN = {
     ("docs/small-study.md", "python -m examples.study.small.run build/small.jsonl --seeds 0 1 2 3"): (
         "pre-trains a model and trains it fifty times; test_small_study.py holds its games, model and conditions"
     ),
+    ("docs/small-study.md", "python -m examples.study.small.trees build/trees.jsonl --seeds 40 41 42 43 44"): (
+        "pre-trains a model and trains it sixty times; test_small_trees.py holds its forks, tokens and table"
+    ),
     (
         "docs/reliability.md",
         "PYTHONPATH=tests:. .venv/bin/python -m support.kill_rig --kills 1000 --seed 1 --keep failed-stories",
