@@ -81,6 +81,9 @@ NOT_RUN = {
     ("docs/small-study.md", "python -m examples.study.small.run build/small.jsonl --seeds 0 1 2 3"): (
         "pre-trains a model and trains it fifty times; test_small_study.py holds its games, model and conditions"
     ),
+    ("docs/small-study.md", "python -m examples.study.small.contest build/contest.jsonl"): (
+        "hours; its rates, its table and its contenders are tested in tests/examples/test_contest.py"
+    ),
     ("docs/small-study.md", "python -m examples.study.small.trees build/trees.jsonl --seeds 40 41 42 43 44"): (
         "pre-trains a model and trains it sixty times; test_small_trees.py holds its forks, tokens and table"
     ),
