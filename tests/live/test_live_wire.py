@@ -285,7 +285,8 @@ def test_an_engine_without_end_takes_bounded_memory(name: str, stream: bool, mon
 
     answer = Answer(body_to_engine(CHAT, {"messages": SAY, "stream": stream}, "m")[1])
     response = SimpleNamespace(status_code=200, headers={}, aiter_raw=pieces)
-    relay = _Relay(send, "base", VariantCounts(), began=0.0)
+    request: Any = SimpleNamespace(team=SimpleNamespace(name="base"), hosted_model=None)
+    relay = _Relay(send, request, VariantCounts(), began=0.0)
     tracemalloc.start()
     try:
         asyncio.run(relay.relay_answer(response, answer))
