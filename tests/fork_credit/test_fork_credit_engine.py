@@ -31,6 +31,8 @@ def test_forks_around_each_call_run_on_the_engine_with_the_seeds_of_their_number
     run = RunFolder(tmp_path / "run")
     run.create()
     write_server_file(run, {"": vllm_server.endpoint})
+    for name in vllm_server.server.adapter_names():  # of other run folders, by the same names
+        vllm_server.server.unload_adapter(name)
     config = tmp_path / "bridge.toml"
     config.write_text((ROOT / "examples/math_duo/bridge.toml").read_text())
     finish("collect", config, run, "--episodes", "2")

@@ -29,6 +29,8 @@ def test_the_prefix_of_a_fork_has_the_parents_ids_and_the_engine_samples_the_res
     run = RunFolder(tmp_path / "run")
     run.create()
     write_server_file(run, {"": vllm_server.endpoint})
+    for name in vllm_server.server.adapter_names():  # of other run folders, by the same names
+        vllm_server.server.unload_adapter(name)
     config = tmp_path / "bridge.toml"
     config.write_text((ROOT / "examples/math_duo/bridge.toml").read_text())
     finish("collect", config, run, "--episodes", "2")
