@@ -504,19 +504,7 @@ def _with_recorded_times(run: RecordedRun, replay: _Replay, rows: Sequence[SpanR
     by_id = {span.span_id: span for span in run.spans}
     times = {row_id: by_id[call.action_id] for row_id, call in replay.matched_calls.items()}
     times |= {row_id: by_id[tool_id] for row_id, tool_id in _match_tools(run, replay, rows).items()}
-    by_start = sorted(rows, key=lambda row: (row.start_ns, row.span_id))
-    executions = _attempts(sorted(run.spans, key=lambda span: (span.start_ns, span.span_id)))
-    namespaces = _matched_namespaces(rows, replay)
-    ranks, recorded_ranks = (
-        spans_to_ranks(by_start),
-        spans_to_ranks(sorted(run.spans, key=lambda span: (span.start_ns, span.span_id))),
-    )
-    by_rank = {(str(executions[ns][0].attributes.get(c.NODE)), rank): ns for ns, rank in recorded_ranks.items()}
-    for namespace, attempts in _attempts(by_start).items():
-        node = str(attempts[0].attributes.get(c.NODE))
-        recorded_namespace = namespaces.get(namespace) or by_rank.get((node, ranks.get(namespace, -1)))
-        for attempt, recorded in zip(attempts, executions.get(recorded_namespace or "", ()), strict=False):
-            times[attempt.span_id] = recorded
+    times |= _match_executions(run, replay, rows)
     times |= {row.span_id: run.root for row in rows if row.parent_span_id is None}
     return [
         row
@@ -524,6 +512,55 @@ def _with_recorded_times(run: RecordedRun, replay: _Replay, rows: Sequence[SpanR
         else replace(row, start_ns=original.start_ns, end_ns=original.end_ns)
         for row in rows
     ]
+
+
+def _match_executions(run: RecordedRun, replay: _Replay, rows: Sequence[SpanRow]) -> dict[str, SpanRow]:
+    """Executions of the replay -> those of the record: by the calls inside them, else by namespace, rank and order.
+
+    What runs beside each other may begin in another order, and LangGraph numbers the namespaces of subgraphs as they
+    begin; so the calls come first.
+    """
+    by_id, rows_by_id = {span.span_id: span for span in run.spans}, {row.span_id: row for row in rows}
+    matches: dict[str, SpanRow] = {}
+    for row_id, call in replay.matched_calls.items():
+        if row_id in rows_by_id:
+            pair = _executions_around(rows_by_id[row_id], rows_by_id), _executions_around(by_id[call.action_id], by_id)
+            if len(pair[0]) == len(pair[1]):
+                matches |= {now.span_id: before for now, before in zip(*pair, strict=True)}
+    taken_ids = {before.span_id for before in matches.values()}
+    by_start, recorded_by_start = (
+        sorted(spans, key=lambda span: (span.start_ns, span.span_id)) for spans in (rows, run.spans)
+    )
+    namespaces, executions = _matched_namespaces(rows, replay), _attempts(recorded_by_start)
+    ranks, recorded_ranks = spans_to_ranks(by_start), spans_to_ranks(recorded_by_start)
+    by_rank = {(str(executions[ns][0].attributes.get(c.NODE)), rank): ns for ns, rank in recorded_ranks.items()}
+    for namespace, attempts in _attempts(by_start).items():
+        node = str(attempts[0].attributes.get(c.NODE))
+        recorded_namespace = namespaces.get(namespace) or by_rank.get((node, ranks.get(namespace, -1)))
+        left = [each for each in attempts if each.span_id not in matches]
+        recorded_left = [each for each in executions.get(recorded_namespace or "", ()) if each.span_id not in taken_ids]
+        for now, before in zip(left, recorded_left, strict=False):
+            matches[now.span_id] = before
+            taken_ids.add(before.span_id)
+    by_node: dict[str, list[SpanRow]] = {}
+    for span in recorded_by_start:
+        if span.operation == c.INVOKE_AGENT and span.span_id not in taken_ids:
+            by_node.setdefault(str(span.attributes.get(c.NODE)), []).append(span)
+    for row in by_start:
+        same_node = by_node.get(str(row.attributes.get(c.NODE)))
+        if row.operation == c.INVOKE_AGENT and row.span_id not in matches and same_node:
+            matches[row.span_id] = same_node.pop(0)
+    return matches
+
+
+def _executions_around(span: SpanRow, by_id: Mapping[str, SpanRow]) -> list[SpanRow]:
+    """The executions that enclose a span, innermost first."""
+    executions = []
+    while span.parent_span_id is not None and span.parent_span_id in by_id:
+        span = by_id[span.parent_span_id]
+        if span.operation == c.INVOKE_AGENT:
+            executions.append(span)
+    return executions
 
 
 def _match_tools(run: RecordedRun, replay: _Replay, rows: Sequence[SpanRow]) -> dict[str, str]:
