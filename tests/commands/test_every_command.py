@@ -133,7 +133,7 @@ def test_the_bridge_toml_of_a_run_folder_is_asked_before_its_notes(
     assert told(capsys, "status", "--json") == told(capsys, "status", "run", "--json")
     assert told(capsys, "status", "run", "--config", "bridge.toml")[0] == 0, "both name one run"
     write_bridge_toml(tmp_path / "bridge.toml", run="elsewhere", rounds=11)
-    assert json.loads(told(capsys, "status", "run", "--json")[1])["rounds"] == 6
+    assert json.loads(told(capsys, "status", "run", "--json")[1])["rounds"] == 8
 
 
 def test_a_store_of_which_there_is_only_the_journal_is_a_run_too(

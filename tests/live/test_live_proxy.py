@@ -411,6 +411,7 @@ def test_the_mirror_never_answers_whatever_the_candidate_does(candidate: Any, tm
             "errors": 0,
             "left": 0,
             "in_flight": 0,
+            "fallbacks": {},
             "latency_ms": 0,
             "first_piece_ms": 0,
         }

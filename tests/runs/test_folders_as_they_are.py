@@ -316,6 +316,7 @@ WRITERS = {
     "marft_bridge/promotion/candidate_check.py": ("make_folder write_atomically", ATOMIC),
     "marft_bridge/promotion/manifest.py": ("link make_folder mkstemp open write_atomically", NEW),
     "marft_bridge/rewards/judge.py": ("make_folder write_atomically", ATOMIC),
+    "marft_bridge/rewards/ranking.py": ("make_folder write_atomically", ATOMIC),
     "marft_bridge/rollouts/held_out.py": ("write_atomically", ATOMIC),
     "marft_bridge/rollouts/ray/collect.py": ("rmtree", OUTSIDE),
     "marft_bridge/rollouts/ray/worker.py": ("mkdtemp rmtree", OUTSIDE),

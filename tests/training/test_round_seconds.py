@@ -274,7 +274,7 @@ def as_read(content: dict[str, Any], folder: Path) -> dict[str, Any]:
 def test_the_demo_is_measured_as_it_is(tmp_path: Path) -> None:
     demo = toml_to_config(round_seconds.DEMO).model_dump(mode="json")
     assert (demo["train"]["episodes_per_round"], len(demo["graph"]["nodes"])) == (64, 2)
-    assert differing(as_read(round_seconds.demo(), tmp_path), demo) == {"collect.episodes"}
+    assert differing(as_read(round_seconds.demo(), tmp_path), demo) == {"collect.episodes", "train.evaluation_episodes"}
 
 
 def test_chains_differ_in_the_graph_and_in_the_room_for_its_adapters_only(tmp_path: Path) -> None:

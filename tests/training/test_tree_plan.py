@@ -23,6 +23,7 @@ from marft_bridge.common.errors import GraphError
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.rollouts.episode_plan import EpisodeRequest, replaced_attempts
 from marft_bridge.serving.adapter_registry import AdapterRegistry
+from marft_bridge.training import tree_plan
 from marft_bridge.training.fork_draw import CallSpot, SiblingRewards, draw_forks
 from marft_bridge.training.planned_forks import (
     PlannedFork,
@@ -230,12 +231,15 @@ def test_runs_that_failed_and_calls_that_were_not_made_are_passed_over(tmp_path:
     assert {(fork.task, fork.call) for wave in play.waves() for fork in wave} == {("t0", 1)}
 
 
-def test_a_round_of_which_no_run_can_be_forked_is_one_line(tmp_path: Path) -> None:
-    play = Play(tmp_path, config())
-    chosen = play.config.model_copy(update={"graph": play.config.graph.model_copy(update={"nodes": ("reasoner",)})})
-    play.rules = replace(play.rules, config=chosen)
-    with pytest.raises(GraphError, match=r"train.trees: no call of round 1 can be forked: .*'actor', which is not in"):
-        play.go_on()
+def test_a_round_of_which_no_run_can_be_forked_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise GraphError("fork: another base model answered")
+
+    monkeypatch.setattr(tree_plan, "refuse_other_models", refuse)
+    with pytest.raises(
+        GraphError, match=r"^train.trees: no call of round 1 can be forked: another base model answered"
+    ):
+        Play(tmp_path, config()).go_on()
 
 
 # -- from the best ------------------------------------------------------------------------------------------------
