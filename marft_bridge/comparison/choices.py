@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from marft_bridge.comparison.outcomes import COST, Outcomes
-from marft_bridge.comparison.records import Choice, Estimate
+from marft_bridge.comparison.records import Choice, Estimate, interval_to_estimate
 from marft_bridge.statistics import mean_interval
 
 
@@ -49,5 +49,4 @@ def _estimate(team: Outcomes, metric: str) -> Estimate:
 
 
 def _mean(values: Sequence[float], tasks: Sequence[str]) -> Estimate:
-    interval = mean_interval(values, clusters=tasks)
-    return Estimate(mean=interval.mean, low=interval.low, high=interval.high)
+    return interval_to_estimate(mean_interval(values, clusters=tasks))

@@ -35,7 +35,15 @@ from marft_bridge.comparison.outcomes import (
     shared_metrics,
     sort_pairs,
 )
-from marft_bridge.comparison.records import Estimate, Mixed, Report, Setup, Stopping, Variant
+from marft_bridge.comparison.records import (
+    Estimate,
+    Mixed,
+    Report,
+    Setup,
+    Stopping,
+    Variant,
+    interval_to_estimate,
+)
 from marft_bridge.comparison.stopping import min_tasks_to_settle
 from marft_bridge.comparison.variants import Team
 from marft_bridge.config.bridge import BridgeConfig
@@ -212,7 +220,7 @@ def _variant(config: BridgeConfig, team: Team, outcomes: Outcomes, plan: Plan) -
         episodes=len(values) + outcomes.unscored,
         unscored=outcomes.unscored,
         reasons=dict(outcomes.reasons),
-        score=_estimate(mean_interval(values, clusters=tasks)) if values else None,
+        score=interval_to_estimate(mean_interval(values, clusters=tasks)) if values else None,
         pass_at=_at_k(config, pass_at_k, values, tasks=tasks) if binary else {},
         avg_at=_at_k(config, avg_at_k, values, tasks=tasks),
     )
@@ -226,12 +234,8 @@ def _at_k(
     for k in sorted(set(config.compare.pass_at)):
         rows = [(value, task) for value, task in zip(values, tasks, strict=True) if samples[task] >= k]
         if rows:
-            estimates[k] = _estimate(estimator([value for value, _ in rows], [task for _, task in rows], k))
+            estimates[k] = interval_to_estimate(estimator([value for value, _ in rows], [task for _, task in rows], k))
     return estimates
-
-
-def _estimate(interval: MeanInterval) -> Estimate:
-    return Estimate(mean=interval.mean, low=interval.low, high=interval.high)
 
 
 # -- the rest --------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from marft_bridge.runs.learning_curve import LearningPoint
+from marft_bridge.statistics import MeanInterval
 
 SCHEMA_VERSION: Literal[2] = 2  # of report.json
 SIGNIFICANCE = 0.05
@@ -68,6 +69,11 @@ class Estimate(_ReportPart):
     mean: float
     low: float | None
     high: float | None
+
+
+def interval_to_estimate(interval: MeanInterval) -> Estimate:
+    """The interval of a mean as a report holds it."""
+    return Estimate(mean=interval.mean, low=interval.low, high=interval.high)
 
 
 class Variant(_ReportPart):

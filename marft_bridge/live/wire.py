@@ -47,10 +47,12 @@ class AnswerOptions:
     usage: bool  # at the end of a stream
 
 
-def body_to_engine(path: str, body: Mapping[str, Any], model: str) -> tuple[dict[str, Any], AnswerOptions]:
-    """The request to the engine under the served name `model`, and what the client gets of its answer."""
-    engine_body = dict(body)
-    engine_body["model"] = model
+def body_to_hosted(body: Mapping[str, Any], model: str) -> tuple[dict[str, Any], AnswerOptions]:
+    """The request to a hosted model, as the client sent it but for the name, and what the client gets of its answer.
+
+    A stream counts its tokens, for us.
+    """
+    hosted_body = {**body, "model": model}
     stream_options = body.get("stream_options")
     answer_options = AnswerOptions(
         stream=bool(body.get("stream")),
@@ -58,6 +60,14 @@ def body_to_engine(path: str, body: Mapping[str, Any], model: str) -> tuple[dict
         token_ids=bool(body.get("return_token_ids")),
         usage=isinstance(stream_options, Mapping) and bool(stream_options.get("include_usage")),
     )
+    if answer_options.stream and (stream_options is None or isinstance(stream_options, Mapping)):
+        hosted_body["stream_options"] = {**(stream_options or {}), "include_usage": True}
+    return hosted_body, answer_options
+
+
+def body_to_engine(path: str, body: Mapping[str, Any], model: str) -> tuple[dict[str, Any], AnswerOptions]:
+    """As `body_to_hosted`, of the engine under the served name `model`, which also tells token ids and log-probs."""
+    engine_body, answer_options = body_to_hosted(body, model)
     if path == CHAT:
         engine_body["return_token_ids"] = True
         if not body.get("top_logprobs"):  # without log-probs the engine refuses these: left for it to refuse
@@ -65,19 +75,7 @@ def body_to_engine(path: str, body: Mapping[str, Any], model: str) -> tuple[dict
     elif not body.get("echo"):  # an echoed prompt would come back among the sampled tokens
         engine_body["return_token_ids"] = True
         engine_body["logprobs"] = body.get("logprobs") if answer_options.logprobs else 0
-    if answer_options.stream and (stream_options is None or isinstance(stream_options, Mapping)):
-        engine_body["stream_options"] = {**(stream_options or {}), "include_usage": True}
     return engine_body, answer_options
-
-
-def body_to_hosted(body: Mapping[str, Any], model: str) -> tuple[dict[str, Any], AnswerOptions]:
-    """The request to a hosted model, as the client sent it but for the name; a stream counts its tokens for us."""
-    _, answer_options = body_to_engine(CHAT, body, model)
-    hosted_body = {**body, "model": model}
-    stream_options = body.get("stream_options")
-    if answer_options.stream and (stream_options is None or isinstance(stream_options, Mapping)):
-        hosted_body["stream_options"] = {**(stream_options or {}), "include_usage": True}
-    return hosted_body, answer_options
 
 
 def body_to_unstreamed(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import RunningServer
-from support.commands import start_command
+from support.commands import finish_command
 from support.paths import ROOT
 
 from marft_bridge.runs.run_folder import RunFolder
@@ -16,13 +16,6 @@ from marft_bridge.serving.server_file import write_server_file
 from trace_store.store import TraceStore
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-def finish(command: str, config: Path, run: RunFolder, *flags: str) -> str:
-    process = start_command(command, config, run.path, *flags)
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output
-    return output
 
 
 def test_forks_around_each_call_run_on_the_engine_with_the_seeds_of_their_numbers(
@@ -35,9 +28,9 @@ def test_forks_around_each_call_run_on_the_engine_with_the_seeds_of_their_number
         vllm_server.server.unload_adapter(name)
     config = tmp_path / "bridge.toml"
     config.write_text((ROOT / "examples/math_duo/bridge.toml").read_text())
-    finish("collect", config, run, "--episodes", "2")
+    finish_command("collect", config, run.path, "--episodes", "2")
     flags = ("--by", "forks", "--substitute", "silent", "--forks", "16", "--json")
-    output = finish("credit", config, run, *flags)
+    output = finish_command("credit", config, run.path, *flags)
     findings, _ = json.JSONDecoder().raw_decode(output[output.index("{\n") :])
     assert (findings["runs"], findings["forks"], findings["failures"]) == (2, 16, {})
     assert [(each["node"], each["number"]) for each in findings["calls"]] == [("reasoner", 1), ("actor", 1)]

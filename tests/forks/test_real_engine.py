@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import RunningServer
-from support.commands import start_command
+from support.commands import finish_command
 from support.paths import ROOT
 
 from marft_bridge.runs.run_folder import RunFolder
@@ -14,13 +14,6 @@ from marft_bridge.serving.server_file import write_server_file
 from trace_store.store import TraceStore
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-def finish(command: str, config: Path, run: RunFolder, *flags: str) -> str:
-    process = start_command(command, config, run.path, *flags)
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output
-    return output
 
 
 def test_the_prefix_of_a_fork_has_the_parents_ids_and_the_engine_samples_the_rest(
@@ -33,11 +26,11 @@ def test_the_prefix_of_a_fork_has_the_parents_ids_and_the_engine_samples_the_res
         vllm_server.server.unload_adapter(name)
     config = tmp_path / "bridge.toml"
     config.write_text((ROOT / "examples/math_duo/bridge.toml").read_text())
-    finish("collect", config, run, "--episodes", "2")
+    finish_command("collect", config, run.path, "--episodes", "2")
     with TraceStore.open(run.store) as store:
         parent = next(store.trajectories(run_ids=["collect"]))
     place = parent.episode.episode_id
-    said = finish("fork", config, run, place, "--at", "actor", "--samples", "4")
+    said = finish_command("fork", config, run.path, place, "--at", "actor", "--samples", "4")
     assert f"fork-1: {place[:12]} at actor, call 1; 1 call before it given again" in said
     with TraceStore.open(run.store) as store:
         forks = list(store.trajectories(run_ids=["fork-1"], forks=True))

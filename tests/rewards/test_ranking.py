@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_judge import FakeJudge, Reply, completion, nonce_of
+from support.fake_judge import FakeJudge, Reply, completion, judging, nonce_of
 
 from marft_bridge.common.errors import GraphError
 from marft_bridge.rewards.contract import ModelAddress
@@ -27,15 +27,8 @@ ATTEMPTS = {"a": "quality 1", "b": "quality 3", "c": "quality 2", "d": "quality 
 
 @pytest.fixture
 def judges() -> Iterator[Callable[[Callable[[str, str], Reply]], FakeJudge]]:
-    started: list[FakeJudge] = []
-
-    def start(reply: Callable[[str, str], Reply]) -> FakeJudge:
-        started.append(FakeJudge(reply))
-        return started[-1]
-
-    yield start
-    for judge in started:
-        judge.close()
+    with judging() as start:
+        yield start
 
 
 def texts_of(system: str, user: str) -> list[str]:

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
-from support.fake_judge import FakeJudge, Reply, completion, fair, nonce_of
+from support.fake_judge import FakeJudge, Reply, completion, fair, judging, nonce_of
 from support.paths import ROOT
 
 from marft_bridge.common.errors import GraphError
@@ -36,15 +36,8 @@ from marft_bridge.rewards.scoring import Scorer
 
 @pytest.fixture
 def judges() -> Iterator[Callable[[Callable[[str, str], Reply]], FakeJudge]]:
-    started: list[FakeJudge] = []
-
-    def start(reply: Callable[[str, str], Reply]) -> FakeJudge:
-        started.append(FakeJudge(reply))
-        return started[-1]
-
-    yield start
-    for judge in started:
-        judge.close()
+    with judging() as start:
+        yield start
 
 
 def options(judge: FakeJudge, **given: Any) -> JudgeOptions:

@@ -18,6 +18,14 @@ def start_command(command: str, config: Path, run: Path, *flags: str) -> subproc
     return subprocess.Popen(argv, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
+def finish_command(command: str, config: Path, run: Path, *flags: str) -> str:
+    """What a command said that ended well."""
+    process = start_command(command, config, run, *flags)
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    return output
+
+
 def write_bridge_toml(path: Path, run: str, rounds: int | None = None) -> Path:
     """The example's configuration at `path`, with a run folder of its own."""
     text = (ROOT / "examples/math_duo/bridge.toml").read_text()

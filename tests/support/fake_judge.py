@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -49,6 +50,20 @@ class FakeJudge:
         self.server.shutdown()
         self.server.server_close()
         self.thread.join()
+
+
+@contextmanager
+def judging() -> Iterator[Callable[[Callable[[str, str], Reply]], FakeJudge]]:
+    """A function that starts a judge, which runs until the block ends."""
+    started: list[FakeJudge] = []
+
+    def start(reply: Callable[[str, str], Reply]) -> FakeJudge:
+        started.append(FakeJudge(reply))
+        return started[-1]
+
+    yield start
+    for judge in started:
+        judge.close()
 
 
 def completion(text: Any, **usage: Any) -> bytes:

@@ -14,7 +14,7 @@ import random
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,13 +128,25 @@ def _cell(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.3f} ± {error:.3f} ({len(values)})"
 
 
-def main() -> None:
-    """Runs what the file does not hold yet, and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def run_missing(
+    doc: str | None,
+    conditions: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    run_one: Callable[[Game, str, int, Path], dict[str, Any]],
+    table_of: Callable[[Sequence[Mapping[str, Any]]], str],
+) -> None:
+    """The command line of a study: runs what its file does not hold yet, and prints the table.
+
+    Args:
+        doc: what the program says of itself.
+        seeds: where none are named.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
     parser.add_argument("--games", nargs="+", default=list(GAMES), choices=list(GAMES))
-    parser.add_argument("--conditions", nargs="+", default=list(CONDITIONS), choices=list(CONDITIONS))
+    parser.add_argument("--conditions", nargs="+", default=list(conditions), choices=list(conditions))
     parser.add_argument("--cache", type=Path, default=Path(".cache"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -146,12 +158,12 @@ def main() -> None:
         for name in arguments.games:
             for condition in arguments.conditions:
                 if (name, condition, seed) not in known:
-                    rows.append(run(GAMES[name], condition, seed, model))
+                    rows.append(run_one(GAMES[name], condition, seed, model))
                     with arguments.out.open("a") as file:
                         file.write(json.dumps(rows[-1]) + "\n")
                     print(json.dumps(rows[-1]), flush=True)
-    print(to_table(rows))
+    print(table_of(rows))
 
 
 if __name__ == "__main__":
-    main()
+    run_missing(__doc__, list(CONDITIONS), [0, 1, 2], run_one=run, table_of=to_table)

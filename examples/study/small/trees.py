@@ -9,8 +9,6 @@ the area under the curve is the mean of these scores, as rounds have equal token
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import statistics
 import time
@@ -20,11 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from examples.study.small.games import GAMES, MAX_TOKENS, Game, Players, Task, mean
-from examples.study.small.model import ensure_model
-from examples.study.small.run import COLLECTED, COMMON, EPISODES, ROUNDS, SAMPLES, merged
+from examples.study.small.run import COLLECTED, COMMON, EPISODES, ROUNDS, SAMPLES, merged, run_missing
 from marft_bridge.statistics.means import mean_interval
 from marft_bridge.training.fork_draw import (
     ForkChoice,
@@ -247,30 +242,5 @@ def _interval(values: Sequence[float]) -> str:
     return f"{interval.mean:+.3f} (95 % {interval.low:+.3f} to {interval.high:+.3f})"
 
 
-def main() -> None:
-    """Runs what the file does not hold yet, and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[40, 41, 42, 43, 44])
-    parser.add_argument("--games", nargs="+", default=list(GAMES), choices=list(GAMES))
-    parser.add_argument("--conditions", nargs="+", default=list(CONDITIONS), choices=list(CONDITIONS))
-    parser.add_argument("--cache", type=Path, default=Path(".cache"))
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    model = ensure_model(arguments.cache)
-    text = arguments.out.read_text() if arguments.out.exists() else ""
-    rows = [json.loads(line) for line in text.splitlines()]
-    known = {(row["game"], row["condition"], row["seed"]) for row in rows}
-    for seed in arguments.seeds:
-        for game in arguments.games:
-            for name in arguments.conditions:
-                if (game, name, seed) not in known:
-                    rows.append(run(GAMES[game], name, seed, model))
-                    with arguments.out.open("a") as file:
-                        file.write(json.dumps(rows[-1]) + "\n")
-                    print(json.dumps(rows[-1]), flush=True)
-    print(to_table(rows))
-
-
 if __name__ == "__main__":
-    main()
+    run_missing(__doc__, list(CONDITIONS), [40, 41, 42, 43, 44], run_one=run, table_of=to_table)
