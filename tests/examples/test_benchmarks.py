@@ -28,7 +28,9 @@ from langchain_core.messages import AIMessage
 from pydantic import Field
 from support import study_server
 from support.edge_rig import SaysNext
+from support.growth_rig import fill
 from support.paths import ROOT
+from support.sample_spans import SampleTrace
 from support.tiny_policy import save_tiny_llama
 from support.zoo_rig import train_zoo
 from transformers import AutoTokenizer
@@ -64,6 +66,8 @@ from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.rollouts.app import load_app
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving.prepare_model import check_model_dir
+from trace_store.journal import JournalRecord
+from trace_store.records import Reward
 from trace_store.store import TraceStore
 
 FOLDER = ROOT / "examples/benchmarks"
@@ -335,6 +339,19 @@ def test_a_run_is_collected_trained_and_compared_and_its_rounds_are_those_of_its
     again = start()
     assert (again.returncode, again.stdout) == (0, "")
     assert (folder.path / "benchmark.json").stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("rewards", [(0.1, 0.2, 0.3), (0.3, 0.2, 0.1), (0.2, 0.3, 0.1)])
+def test_a_rounds_mean_is_the_same_to_the_last_bit_however_its_rows_stand(
+    rewards: tuple[float, ...], tmp_path: Path
+) -> None:
+    records: list[list[JournalRecord]] = []
+    for number, reward in enumerate(rewards):
+        trace = SampleTrace(f"{number:x}")
+        records.append([*trace.spans(RUN_ID="collect"), Reward(trace.trace_id, "reward", reward, "test", 1)])
+    fill(RunFolder(tmp_path).store, records)
+    (round_0,) = folder_to_rounds(RunFolder(tmp_path), "reward")
+    assert round_0.reward == (0.1 + 0.2 + 0.3) / 3 != (0.3 + 0.2 + 0.1) / 3
 
 
 # -- the small model --------------------------------------------------------------------------------------------------
