@@ -52,6 +52,7 @@ CONTENDERS: dict[str, dict[str, Any]] = {
     "offline off": {"offline": {"mode": "off"}},
     "offline awr": {"offline": {"mode": "awr"}},
     "successes": {"replay": {"successes": 0.3}},
+    "LUFFY": {"replay": {"successes": 0.3}, "experimental": {"success_shaping": 0.1}},
     "KL target": {"objective": {"kl_target": 1.0}},
 }
 
