@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import contextvars
 import json
-import random
 import re
 import tempfile
 import threading
@@ -37,6 +36,7 @@ from marft_bridge.model_calls.model_entries import stand_in_for_models
 from marft_bridge.model_calls.routing import Routing, calling_node, current_routing
 from marft_bridge.recording.episode_context import EpisodeContext, current_episode
 from marft_bridge.recording.instrument import instrument_paused
+from marft_bridge.recording.open_span import OpenSpan
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.redaction import REDACTED, Redactor
 from marft_bridge.recording.wrap import graph_to_original, wrap
@@ -47,6 +47,7 @@ from marft_bridge.replay.divergence import (
     RefusedConnectionError,
     value_difference,
 )
+from marft_bridge.replay.equal_calls import EqualCalls
 from marft_bridge.replay.pins import pinned
 from marft_bridge.replay.recorded_answers import NOT_MADE, RecordedAnswers
 from marft_bridge.replay.recorded_models import chat_stand_in, llm_stand_in
@@ -57,6 +58,7 @@ from marft_bridge.replay.recorded_run import (
     arguments_to_json,
     spans_to_ranks,
     to_comparable_prompt,
+    tool_to_key,
     tools_around,
 )
 from marft_bridge.replay.recorded_tools import RunIt, recorded_tools, tool_divergence, tools_like
@@ -66,7 +68,6 @@ from trace_store.journal import Journal
 from trace_store.records import ONE_TOOL_OF, Edge, SpanRow, Trajectory
 
 SPLIT = "replay"
-_ATTEMPTS = 17  # at a run in which equal prompts were asked at once
 DATED = "recorded before the record said how a run was started: it was run asynchronously"
 _one_at_a_time = threading.Lock()
 # Ids that are drawn anew in each run: UUIDs, LangGraph's hashes of them, addresses of objects.
@@ -131,15 +132,24 @@ class _Recorder(Recorder):
                 self._rank_counts[node] += 1
         return span
 
+    def tools_around(self, span: OpenSpan) -> tuple[str, ...]:
+        """The tools that an open span is inside of; see `RecordedCall.tools`."""
+        with self._lock:
+            open_by_id = {run.span.span_id: run.span for run in self._runs.values()}
+        keys = []
+        while span.parent_span_id is not None and span.parent_span_id in open_by_id:
+            span = open_by_id[span.parent_span_id]
+            if c.TOOL_NAME in span.attributes:
+                keys.append(tool_to_key(span.attributes))
+        return tuple(keys)
+
 
 class _Replay:
     """One replay under way: gives answers and tool results back, and keeps the first difference."""
 
-    def __init__(
-        self, run: RecordedRun, recorder: _Recorder, options: ReplayOptions, chance: random.Random | None
-    ) -> None:
+    def __init__(self, run: RecordedRun, recorder: _Recorder, options: ReplayOptions, equal_calls: EqualCalls) -> None:
         self._run, self._recorder, self._options = run, recorder, options
-        self.answers = RecordedAnswers(run.calls, run.trajectory.edges, chance)
+        self.answers = RecordedAnswers(run.calls, run.trajectory.edges, equal_calls)
         self.divergence: Divergence | None = None
         self.reached_cut = False
         self.stop: Callable[[], object] = lambda: None
@@ -170,7 +180,12 @@ class _Replay:
             raise self.diverged(Divergence("extra call", calling_node(), None, text=text))
         namespace = str(span.attributes.get(c.CHECKPOINT_NS) or "")
         prompt = to_comparable_prompt(json.loads(self._as_recorded(span, c.INPUT_MESSAGES)))
-        call = self.answers.claim(str(span.attributes.get(c.NODE) or ""), prompt, self._recorder.rank_of(namespace))
+        call = self.answers.claim(
+            str(span.attributes.get(c.NODE) or ""),
+            prompt,
+            rank=self._recorder.rank_of(namespace),
+            tools=self._recorder.tools_around(span),
+        )
         if isinstance(call, Divergence):
             if call.kind == "extra call" and self._run.was_cut:
                 raise self._cut()
@@ -285,9 +300,10 @@ def replay_run(
         GraphError: the run goes on with one that was not replayed, or the graph cannot be run at all.
     """
     thread = thread or ReplayedThread()
-    attempts: list[Replayed] = []
-    for attempt in range(_ATTEMPTS):
-        replayed, had_ties = _replay_once(
+    first: Replayed | None = None
+    equal_calls = EqualCalls()
+    while True:
+        replayed = _replay_once(
             graph,
             run,
             thread,
@@ -295,16 +311,15 @@ def replay_run(
             graph_input=graph_input,
             arguments=arguments,
             runner=runner,
-            chance=random.Random(attempt) if attempt else None,
+            equal_calls=equal_calls,
         )
-        attempts.append(replayed)
         if replayed.divergence is None:
             return replayed
+        first = first or replayed
         # Equal prompts that were asked at once have different answers, and these may have come to the wrong ones.
-        if not had_ties or options.tools == "run" or thread.checkpoints:
-            break
+        if options.tools == "run" or thread.checkpoints or not equal_calls.is_worth_another(replayed.divergence):
+            return first
         thread.saver = InMemorySaver()
-    return attempts[0]
 
 
 def _replay_once(
@@ -316,13 +331,14 @@ def _replay_once(
     graph_input: Any,
     arguments: Mapping[str, Any] | None,
     runner: asyncio.Runner | None,
-    chance: random.Random | None,
-) -> tuple[Replayed, bool]:
-    """One attempt; and whether it was not sure of which answer is whose."""
+    equal_calls: EqualCalls,
+) -> Replayed:
+    """One attempt."""
+    equal_calls.begin_attempt()
     with _one_at_a_time, tempfile.TemporaryDirectory(prefix="marft-replay-") as folder, ExitStack() as stack:
         recorder = _Recorder(Journal(Path(folder) / "journal"))
         stack.callback(recorder.journal.close)
-        replay = _Replay(run, recorder, options, chance=chance)
+        replay = _Replay(run, recorder, options, equal_calls=equal_calls)
         episode = EpisodeContext("replay", run.trajectory.episode.task_id, SPLIT, spans=[], recorder=recorder)
         prepared_graph = _prepare(graph, run, thread)
         recorded_graph = wrap(prepared_graph, recorder)
@@ -346,7 +362,7 @@ def _replay_once(
         if divergence is None:
             _keep_ids(run, episode.spans or [], thread)
     recorded_seconds = (run.root.end_ns - run.root.start_ns) / 1e9
-    replayed = Replayed(
+    return Replayed(
         run.episode_id,
         divergence,
         len(replay.matched_calls),
@@ -354,7 +370,6 @@ def _replay_once(
         recorded_seconds=recorded_seconds,
         note=note,
     )
-    return replayed, replay.answers.had_ties
 
 
 @contextmanager
