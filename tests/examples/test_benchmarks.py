@@ -166,6 +166,17 @@ def test_training_pulls_both_agents_towards_what_paid(game: str, tmp_path: Path)
         assert {reward.scope for reward in local} == {"step"}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("condition", ["trees", "at-grpo"])
+def test_rounds_with_forks_learn_from_what_was_forked(condition: str, tmp_path: Path) -> None:
+    base = run.setting_to_options("countdown", "first", "smollm2-135m")
+    path = tmp_path / "bridge.toml"
+    path.write_text(run.options_to_job(base, tmp_path, condition, 7).text)
+    trained = train_zoo(path, sometimes_solves("countdown"), tmp_path, rounds=2, episodes=16)
+    assert min(trained.norms.values()) > 0
+    assert [row["trees"]["forks"] > 0 for row in trained.rounds if row.get("trees")] == [True, True]
+
+
 # -- figures ----------------------------------------------------------------------------------------------------------
 
 
@@ -268,9 +279,11 @@ def test_a_dry_run_tells_the_plan_and_does_nothing(tmp_path: Path, capsys: pytes
     arguments = ["--games", "sudoku", "--seeds", "1", "--level", "easy", "--model", "m", "--folder", str(tmp_path)]
     assert run.main([*arguments, "--dry-run"]) == 0
     assert capsys.readouterr().out.splitlines() == [
+        "sudoku easy defaults seed 1: to run",
         "sudoku easy chains seed 1: done",
+        "sudoku easy trees seed 1: to run",
         "sudoku easy at-grpo seed 1: to run",
-        "2 runs, 1 left",
+        "4 runs, 3 left",
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["easy"]
 
@@ -288,7 +301,7 @@ def test_a_folder_of_another_configuration_is_refused(tmp_path: Path, capsys: py
     ("flags", "said"),
     [
         (["--games", "chess"], "no 'chess'; there are: plan_path"),
-        (["--only", "forests"], "no 'forests'; there are: chains"),
+        (["--only", "forests"], "no 'forests'; there are: defaults, chains"),
         (["--seeds", "x"], "'x' is not a list of numbers"),
         (["--over", "nowhere.toml"], "cannot read nowhere.toml"),
     ],
