@@ -36,6 +36,7 @@ from marft_bridge.rollouts.episode_plan import (
 )
 from marft_bridge.rollouts.held_out import HeldOutTasks, record_learned_tasks
 from marft_bridge.rollouts.session import Session, open_session
+from marft_bridge.runs.imitation_lines import updates_to_imitation_lines
 from marft_bridge.runs.ledger import begin_run, refuse_second_run
 from marft_bridge.runs.named_version import NamedVersion, write_named_version
 from marft_bridge.runs.run_folder import (
@@ -287,15 +288,15 @@ class _Training:
             with self._show_progress("replay"):
                 replay = self.trainer.replay(collected)
         with self.clock.part(1, PUBLISH):
-            self._commit({"phase": "offline", "round": 0, "warm_up": warm_up, "replay": replay})
+            line = {"phase": "offline", "round": 0, "warm_up": warm_up, "replay": replay}
+            self._commit(line)
         explained_variance = warm_up["critic"]["explained_variance"]
         self.reporter.say(
             f"offline: critic explains {_figure(explained_variance)} of the variance; "
             f"{replay['mode']} replay of {replay['used']} actions from {len(collected)} stored episodes"
         )
-        for agent, learned in replay["agents"].items():
-            if learned["stopped_by"] is not None:
-                self.reporter.say(f"offline, {agent}: {learned['epochs']} passes, stopped by {learned['stopped_by']}")
+        for imitation_line in updates_to_imitation_lines([line]):
+            self.reporter.say(imitation_line)
 
     def _run_round(self, number: int) -> str:
         """Rollouts, update, publication; returns the figures for the progress bar.

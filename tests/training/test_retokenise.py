@@ -531,5 +531,7 @@ def test_the_command_imitates_imported_traces_where_it_is_asked_to(tmp_path: Pat
     assert "24 of 24 stored calls without token ids were re-tokenised for imitation\n" in said
     assert replay["used"] == 8
     assert replay["agents"]["actor"]["retokenised_share"] == 1.0
+    assert "offline, actor: learned from 4 of 12 stored calls; " in said
+    assert "offline, actor: not 8: episode below offline.threshold\n" in said
     with TraceStore.open(traces) as store:
         assert {action.prompt_ids for t in store.trajectories() for action in t.actions} == {None}
