@@ -125,7 +125,8 @@ class MarftTrainer:
         use: Use = "replay" if options.needs_behaviour else texts
 
         def read(refused_agents: Mapping[str, str] | None = None) -> Round:
-            return self._read(gated.kept, use, refused_agents).also_dropped(gated.refused)
+            data = self._read(gated.kept, use, refused_agents, reward=self.options.offline_reward)
+            return data.also_dropped(gated.refused)
 
         agents, data = learn_offline(
             read(),
@@ -376,21 +377,29 @@ class MarftTrainer:
     # -- shared by all -------------------------------------------------------------------------------------------
 
     def _read(
-        self, trajectories: Sequence[Trajectory], use: Use, refused_agents: Mapping[str, str] | None = None
+        self,
+        trajectories: Sequence[Trajectory],
+        use: Use,
+        refused_agents: Mapping[str, str] | None = None,
+        reward: str | None = None,
     ) -> Round:
-        data = self._to_round(trajectories, use, refused_agents)
+        data = self._to_round(trajectories, use, refused_agents, reward=reward)
         self.policies.memory.expect(data.items)
         return data
 
     def _to_round(
-        self, trajectories: Sequence[Trajectory], use: Use, refused_agents: Mapping[str, str] | None = None
+        self,
+        trajectories: Sequence[Trajectory],
+        use: Use,
+        refused_agents: Mapping[str, str] | None = None,
+        reward: str | None = None,
     ) -> Round:
         policies, options = self.policies, self.options
         vocabulary = {agent: policies.model_of(agent).vocabulary for agent in policies.trained}
         return trajectories_to_round(
             trajectories,
             policies.trained,
-            options.reward,
+            reward or options.reward,
             vocabulary=vocabulary,
             use=use,
             shaping=options.shaping,

@@ -143,6 +143,7 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
                 reporter.say(line)
             if not collected:
                 raise ConfigError(f"train: {folder.store} holds no collected episode; run `marft-bridge collect` first")
+            _refuse_unknown_reward(collected, config.train.trainer)
             refuse_changed(runs_to_surfaces(collected), config.train.allow_tool_change, "train.allow_tool_change")
             signal = check_forecast(
                 config, collected, own_ids, resume=resume, without_signal=without_signal, reporter=reporter
@@ -178,6 +179,17 @@ def _external_episodes(
         models=config_to_names(config.model_dump(mode="json")),
         reporter=reporter,
         read_episode=retokeniser.trajectory_to_retokenised,
+    )
+
+
+def _refuse_unknown_reward(collected: Sequence[Trajectory], options: TrainerOptions) -> None:
+    name = options.offline.reward
+    if name is None or any(trajectory.team_reward(name) is not None for trajectory in collected):
+        return
+    names = sorted({r.name for trajectory in collected for r in trajectory.rewards if r.scope == "episode"})
+    raise ConfigError(
+        f"train.trainer.offline.reward: no stored episode has a team reward {name!r}; they have: "
+        f"{', '.join(names) or 'none'}; `marft-bridge traces mark` and `marft-bridge rank` give some"
     )
 
 
