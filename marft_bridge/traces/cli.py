@@ -220,7 +220,7 @@ def mark(
     from marft_bridge.traces.marks import mark_episode
 
     path = RunChoice("traces mark", run_folder, config=config, run=run, store=store).to_store()
-    mark_episode(path, episode, good, name, as_json=as_json, console=_console())
+    mark_episode(path, episode, good, name=name, as_json=as_json, console=_console())
 
 
 @app.command(epilog="Example: marft-bridge traces export archive --config examples/math_duo/bridge.toml")

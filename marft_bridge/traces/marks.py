@@ -20,7 +20,7 @@ PERSON = "person"
 """The source of such rewards."""
 
 
-def mark_episode(path: Path, prefix: str, is_good: bool, name: str, as_json: bool, console: Console) -> None:
+def mark_episode(path: Path, prefix: str, is_good: bool, *, name: str, as_json: bool, console: Console) -> None:
     """Stores the mark under the reward's name, and prints it.
 
     Raises:

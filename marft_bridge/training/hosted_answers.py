@@ -164,11 +164,13 @@ class EpisodeAnswers:
         if node in self._routing.routes:
             return None
         if span is None or run_id is None:
-            return self._refuse(node, "it is called where no recorder sees it")
+            self._refuse(node, "it is called where no recorder sees it")
+            return None
         prompt = _prompt_digest(span)
-        answers = self._pool.find_same(node, prompt, span.attributes, self._recorder.tools_of_call(run_id))
+        answers = self._pool.find_same(node, prompt, span.attributes, tools=self._recorder.tools_of_call(run_id))
         if isinstance(answers, str):
-            return self._refuse(node, answers)
+            self._refuse(node, answers)
+            return None
         with self._lock:
             number = self._times[node, prompt]
             self._times[node, prompt] += 1
@@ -187,6 +189,7 @@ class EpisodeAnswers:
         return self._failure
 
     def _refuse(self, node: str, reason: str) -> None:
+        """Raises GraphError where the node's own model may not be asked."""
         if self._pool.only:
             text = f"node {node!r} has no recorded answer (train.hosted_answers = 'recorded_only'): {reason}"
             self._failure = self._failure or GraphError(text)

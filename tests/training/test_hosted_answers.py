@@ -30,8 +30,9 @@ from langgraph.graph.message import add_messages
 from rich.console import Console
 from support.fake_vllm import FakeVllm, running
 from support.ingest_rig import framed, hand_made, openinference, request
+from support.school_rig import School, school_in
 
-from marft_bridge.common.errors import GraphError
+from marft_bridge.common.errors import ConfigError, EpisodesFailedError, GraphError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import TrainOptions
 from marft_bridge.config.record import RecordOptions
@@ -41,6 +42,7 @@ from marft_bridge.model_calls.redirect import redirected_models
 from marft_bridge.model_calls.routing import Route, Routing, current_routing
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.wrap import wrap
+from marft_bridge.runs.run_folder import read_metrics
 from marft_bridge.training.hosted_answers import AnswerPool, trajectories_to_hosted_metrics
 from trace_store.assemble import spans_to_trajectory
 from trace_store.journal import Journal, read_segment
@@ -324,3 +326,112 @@ def test_the_share_is_that_of_the_calls_of_nodes_without_a_route(rig: Rig) -> No
 def test_trees_and_recorded_answers_are_refused_together() -> None:
     with pytest.raises(ValueError, match="hosted_answers of a record cannot be given in forks yet"):
         TrainOptions.model_validate({"hosted_answers": "recorded_first", "trees": {"share": 0.5}})
+
+
+# -- the command --------------------------------------------------------------------------------------------------
+
+APP = """
+from typing import TypedDict
+
+from langchain_openai import ChatOpenAI
+from langgraph.graph import END, START, StateGraph
+from openai import OpenAI
+
+
+class State(TypedDict, total=False):
+    number: int
+    hint: str
+    plan: str
+    check: str
+    answer: str
+
+
+def duo(model):
+    def critic(state):
+        own = ChatOpenAI(model="base", base_url="HOSTED/v1", api_key="k", max_retries=0, temperature=0.5)
+        return {"hint": own.invoke(f"hint {state['number']}").text}
+
+    def checker(state):
+        messages = [{"role": "user", "content": f"check {state['plan']}"}]
+        with OpenAI(base_url="HOSTED/v1", api_key="k", max_retries=0) as client:
+            reply = client.chat.completions.create(model="base", messages=messages)
+        return {"check": reply.choices[0].message.content}
+
+    graph = StateGraph(State)
+    graph.add_node("critic", critic)
+    graph.add_node("reasoner", lambda state: {"plan": model.invoke(f"{state['number']} {state['hint']}").text})
+    graph.add_node("checker", checker)
+    graph.add_node("actor", lambda state: {"answer": model.invoke(f"{state['number']} {state['check']}").text})
+    order = [START, "critic", "reasoner", "checker", "actor", END]
+    for one, other in zip(order, order[1:]):
+        graph.add_edge(one, other)
+    return graph.compile()
+
+
+def to_input(task):
+    return {"number": task["number"]}
+
+
+def reward(task, state):
+    return float(state["answer"] == "yes")
+"""
+
+
+@pytest.fixture
+def school(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[School, FakeVllm]]:
+    """The duo with two hosted nodes, a LangChain model and OpenAI's client, between its own."""
+    provider = FakeVllm()
+    provider.answer = lambda body: f"on {body['messages'][-1]['content']}"
+    with school_in(tmp_path, monkeypatch) as opened, running(provider):
+        (tmp_path / "apps.py").write_text(APP.replace("HOSTED", provider.url))
+        opened.server.answer = lambda body: "yes" if int(body["messages"][-1]["content"].split()[0]) % 3 else "no"
+        yield opened, provider
+
+
+@pytest.mark.slow
+def test_a_round_asks_the_provider_for_nothing_that_is_recorded(school: tuple[School, FakeVllm]) -> None:
+    lesson, provider = school
+    lesson.collect()
+    with lesson.store() as store:
+        recorded = {trajectory.episode.task_id for trajectory in store.trajectories(run_ids=["collect"])}
+    provider.asked.clear()
+    said = lesson.train(hosted_answers="recorded_first", rounds=2, episodes_per_round=12)
+    assert "recorded calls can be given again (checker 20, critic 20)" in said
+    lines = [line for line in read_metrics(lesson.run / "metrics.jsonl") if line["phase"] == "online"]
+    with lesson.store() as store:
+        actions = [
+            a for t in store.trajectories(run_ids=["train"]) for a in t.actions if a.node in ("critic", "checker")
+        ]
+        tasks = [t.episode.task_id for t in store.trajectories(run_ids=["train"])]
+    given = [action for action in actions if action.replayed_from is not None]
+    assert len(actions) - len(given) == len(provider.asked) > 0
+    # the critic's prompt is known where its task is; what the checker is shown is "yes" or "no", always known
+    assert sum(a.node == "critic" for a in given) == sum(task in recorded for task in tasks) > 0
+    assert sum(a.node == "checker" for a in given) == len(tasks) == 24
+    assert sum(line["hosted"]["calls"] for line in lines) == 48
+    assert [line["hosted"]["nodes"]["checker"]["recorded_share"] for line in lines] == [1.0, 1.0]
+    shares = [line["hosted"]["recorded_share"] * line["hosted"]["calls"] for line in lines]
+    assert sum(shares) == pytest.approx(len(given))
+    assert f"of {lines[0]['hosted']['calls']} hosted calls answered from the record (checker 100%, critic " in said
+
+
+@pytest.mark.slow
+def test_without_a_provider_a_run_on_an_unknown_prompt_fails_with_the_reason(school: tuple[School, FakeVllm]) -> None:
+    lesson, provider = school
+    lesson.collect()
+    provider.asked.clear()
+    lesson.write([{"id": f"new{n}", "number": 100 + n, "topic": "any"} for n in range(40)])
+    with pytest.raises(EpisodesFailedError, match="no recorded call of it has these messages") as raised:
+        lesson.train(hosted_answers="recorded_only", episodes_per_round=12)
+    assert "node 'critic' has no recorded answer (train.hosted_answers = 'recorded_only')" in str(raised.value)
+    assert provider.asked == []
+
+
+@pytest.mark.slow
+def test_a_record_without_a_hosted_call_is_refused_before_a_server_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with school_in(tmp_path, monkeypatch) as lesson:
+        lesson.collect()
+        with pytest.raises(ConfigError, match=r"no stored episode has an answer of a node that is neither"):
+            lesson.train(hosted_answers="recorded_only")

@@ -100,7 +100,7 @@ def imitate(learner: AdapterLearner, data: Demonstrations, generator: torch.Gene
             stopped_by = KL
             break
     phase.go_back_to(best)
-    fields = {"epochs": best.epochs, "stopped_by": stopped_by}
+    fields: dict[str, Any] = {"epochs": best.epochs, "stopped_by": stopped_by}
     fields |= {"held_out_loss": best.held_loss, "kl_after": best.kl_after}
     return Imitated(phase.figures() | fields, held_out_before, phase.held_fits())
 
