@@ -592,8 +592,8 @@ def status(
     as_json: Annotated[
         bool,
         json_option(
-            "run_folder, store, episodes, adapters, forecast, last_update, rounds, best, servers, devices, live, "
-            "report, walls"
+            "run_folder, store, episodes, adapters, forecast, imitation, last_update, rounds, best, servers, devices, "
+            "live, report, walls"
         ),
     ] = False,
 ) -> None:

@@ -113,7 +113,7 @@ LOGPROBS = "marft.sampled_logprobs"
 ADAPTER = "marft.adapter"  # "node@version"
 ADAPTER_VERSION = "marft.adapter.version"
 UNTRAINABLE = "marft.untrainable"  # the reason, when the recorder knows one
-REPLAYED_FROM = "marft.replayed_from"  # span id of the call of the parent episode whose recorded answer was given
+REPLAYED_FROM = "marft.replayed_from"  # span id of the recorded call whose answer was given again
 
 # Ours: what a replay needs of an answer or a tool's result and the conventions have no place for. Absent: nothing.
 ANSWER_REST = "marft.answer.rest"  # JSON object: what the message has beside its parts, see recording.span_attributes

@@ -204,6 +204,7 @@ class OptimizerOptions(_Options):
 
 _OFFLINE_ONLY: dict[str, tuple[str, ...]] = {
     "threshold": ("filtered",),
+    "reward": ("filtered",),
     "beta": ("awr",),
     "max_weight": ("awr",),
     "shift": ("asymre",),
@@ -229,6 +230,10 @@ class OfflineOptions(_Options):
     critic learns from the traces. The last three but `off` need behaviour log-probs."""
     threshold: float = 1.0
     """Reward from which `filtered` imitates an episode."""
+    reward: str | None = Field(default=None, min_length=1)
+    """Name of the team reward that `filtered` chooses by, where that is not the one that rounds are paid by: a judge's
+    (`marft-bridge rank`), an imported score, a person's marks (`marft-bridge traces mark`). An episode without it is
+    not imitated."""
     beta: float = Field(default=0.3, gt=0)
     """Temperature of the advantage weights, in units of reward."""
     max_weight: float = Field(default=10.0, gt=0)
@@ -437,6 +442,11 @@ class TrainerOptions(_Options):
     replay: ReplayOptions = ReplayOptions()
     system: SystemOptions = SystemOptions()
     experimental: ExperimentalOptions = ExperimentalOptions()
+
+    @property
+    def offline_reward(self) -> str:
+        """Name of the team reward that the offline phase goes by."""
+        return self.reward if self.offline.reward is None else self.offline.reward
 
     @property
     def estimator_settings(self) -> EstimatorSettings:

@@ -2,7 +2,7 @@
 
 It stands in at the methods that every chat model's call passes (`model_entries`): when the calling node has a route in
 this episode, a `NodeChat` that carries the model's callbacks, tags and options answers in its place. Invariant: a call
-from a node without a route, or outside an episode, is not touched, but for the recorded answers of a fork.
+from a node without a route, or outside an episode, is not touched, but for the recorded answers that it may get.
 
 Clients that are no LangChain chat model are in `clients/`. A thread without LangGraph's context cannot be seen;
 `Routing.routed_calls` shows that a trainable node made no call through its route.
@@ -21,7 +21,7 @@ from pydantic import SecretStr
 from marft_bridge.common.library_internals import CHAT_INNER, TESTED_VERSIONS, require_internals
 from marft_bridge.model_calls.model_entries import stand_in_for_models
 from marft_bridge.model_calls.node_chat_model import NodeChat
-from marft_bridge.model_calls.own_model import own_model_in_fork
+from marft_bridge.model_calls.own_model import own_model_with_answers
 from marft_bridge.model_calls.request_rules import tools_to_openai
 from marft_bridge.model_calls.routing import calling_node, current_routing
 
@@ -122,8 +122,16 @@ def _redirect_call(model: BaseChatModel, options: dict[str, Any], entry: str) ->
     node = calling_node()
     if node not in routing.routes:
         routing.unrouted_calls[node] += entry not in CHAT_INNER  # one call passes both
-        return model if routing.prefix is None else own_model_in_fork(model), options
+        return own_model_with_answers(model) if routing.knows_answers else model, options
     return make_stand_in(model, routing.chat, node), tools_to_openai(options, node)
+
+
+def _look_at_completion(model: Any, options: dict[str, Any], entry: str) -> tuple[Any, dict[str, Any]]:  # noqa: ARG001
+    """A completion model, which answers itself where it may be asked."""
+    routing = current_routing.get()
+    if routing is not None and routing.record is not None:
+        routing.record.refuse_unanswerable("a completion model (BaseLLM)")
+    return model, options
 
 
 @contextmanager
@@ -134,5 +142,5 @@ def redirected_models() -> Iterator[None]:
         BridgeError: a release of LangChain whose internals have moved.
     """
     require_internals(*TESTED_VERSIONS)
-    with stand_in_for_models(_redirect_call):
+    with stand_in_for_models(_redirect_call, _look_at_completion):
         yield

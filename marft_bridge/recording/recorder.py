@@ -473,6 +473,12 @@ class Recorder(BaseCallbackHandler):
         run = self._runs.get(run_id) if run_id is not None else None
         return None if run is None else run.span
 
+    def tools_of_call(self, run_id: UUID) -> frozenset[str]:
+        """The tools that the node of a call under way has offered in its run so far, each as canonical JSON."""
+        run = self._runs.get(run_id)
+        node = None if run is None else run.span.attributes.get(names.NODE)
+        return frozenset() if run is None or node is None else frozenset(run.trace.offered_tools.get(node, ()))
+
     @_never_raise
     def note_exact_tokens(self, run_id: UUID, tokens: ExactTokens) -> None:
         """Keeps the engine's token ids and log-probs of a call until the call ends; see `token_capture`."""

@@ -218,7 +218,7 @@ def _span_to_call(
         node,
         number,
         prompt=to_comparable_prompt(prompt_messages),
-        answer=None if error is not None else _span_to_answer(span),
+        answer=None if error is not None else attributes_to_answer(span.attributes),
         error=error,
         started_ns=span.start_ns,
         ended_ns=span.end_ns,
@@ -256,12 +256,12 @@ def _span_to_error(span: SpanRow) -> RecordedError | None:
     return RecordedError(name, (span.status_message or "").removeprefix(f"{name}: "))
 
 
-def _span_to_answer(span: SpanRow) -> AIMessage:
-    """The message that the model gave: its parts, and what is recorded beside them."""
-    messages = span.attributes[c.OUTPUT_MESSAGES]
+def attributes_to_answer(attributes: Mapping[str, Any]) -> AIMessage:
+    """The attributes of a chat span -> the message that the model gave: its parts, and what is recorded beside them."""
+    messages = attributes[c.OUTPUT_MESSAGES]
     messages = json.loads(messages) if isinstance(messages, str) else messages
     parts = messages[0].get("parts") or [] if messages else []
-    rest = span.attributes.get(c.ANSWER_REST) or "{}"
+    rest = attributes.get(c.ANSWER_REST) or "{}"
     rest = json.loads(rest) if isinstance(rest, str) else rest
     texts = [part["content"] for part in parts if part.get("type") == "text"]
     others = [part for part in parts if part.get("type") not in ("text", "tool_call")]
@@ -279,13 +279,13 @@ def _span_to_answer(span: SpanRow) -> AIMessage:
             invalid_calls.append(
                 InvalidToolCall(name=name, args=arguments, id=call_id, error=None, type="invalid_tool_call")
             )
-    reasons = span.attributes.get(c.FINISH_REASONS)
+    reasons = attributes.get(c.FINISH_REASONS)
     reasons = json.loads(reasons) if isinstance(reasons, str) and reasons.startswith("[") else reasons
     metadata = {
-        "model_name": span.attributes.get(c.RESPONSE_MODEL),
+        "model_name": attributes.get(c.RESPONSE_MODEL),
         "finish_reason": reasons[0] if isinstance(reasons, (list, tuple)) and reasons else reasons,
     }
-    counts = [span.attributes.get(key) for key in (c.USAGE_INPUT_TOKENS, c.USAGE_OUTPUT_TOKENS)]
+    counts = [attributes.get(key) for key in (c.USAGE_INPUT_TOKENS, c.USAGE_OUTPUT_TOKENS)]
     usage = None
     if counts[0] is not None and counts[1] is not None:
         usage = {"input_tokens": counts[0], "output_tokens": counts[1], "total_tokens": counts[0] + counts[1]}

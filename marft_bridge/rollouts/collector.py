@@ -24,9 +24,11 @@ from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 from marft_bridge.common.errors import EpisodesFailedError, RewardFailedError
 from marft_bridge.common.retries import pause_s
 from marft_bridge.config.bridge import CollectOptions
+from marft_bridge.model_calls.given_answers import AnswerRecord
 from marft_bridge.model_calls.routing import Route, Routing, current_routing
 from marft_bridge.model_calls.scripted_answer import text_to_route
 from marft_bridge.recording.episode_context import EpisodeContext, current_episode, end_to_outcome
+from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.wrap import RecordedGraph
 from marft_bridge.rewards.contract import RewardEnvironment, RunView
 from marft_bridge.rewards.scoring import Score
@@ -81,6 +83,13 @@ class Backend(Protocol):
         """
 
 
+class HostedAnswers(Protocol):
+    """Recorded answers for the nodes that call their own models."""
+
+    def begin(self, recorder: Recorder, routing: Routing) -> AnswerRecord:
+        """Those of one episode, which is drawn by its seed."""
+
+
 class _OwnModels:
     """The backend of a graph that calls its own models: there is no server of ours."""
 
@@ -108,6 +117,7 @@ class Collector:
         app: the user's input function and reward.
         backend: answers for the graph's nodes.
         reward_context: the run folder and the judge's server, for rewards that need them.
+        hosted: answers for nodes without a route, before their own models do; None: those are asked.
         options: episodes in flight, the time limit after which one is recorded as truncated, and the limits on tokens
             and attempts of one request.
 
@@ -122,8 +132,10 @@ class Collector:
         app: App,
         backend: Backend,
         reward_context: RewardEnvironment = RewardEnvironment(),  # noqa: B008 - frozen
+        hosted: HostedAnswers | None = None,
         options: CollectOptions = CollectOptions(),  # noqa: B008 - frozen
     ) -> None:
+        self._hosted = hosted
         self._graph, self._app, self._backend, self._options = graph, app, backend, options
         self._limits = options.limits
         self._code = UserCode(app.name)
@@ -219,6 +231,9 @@ class Collector:
         if request.beginning is not None:
             routing.prefix = request.beginning.begin(self._graph.recorder)
             episode.judge_end = routing.prefix.judge_end
+        elif self._hosted is not None:
+            routing.record = self._hosted.begin(self._graph.recorder, routing)
+            episode.judge_end = routing.record.judge_end
         current_episode.set(episode)  # in the context of this asyncio task: other episodes do not see it
         current_routing.set(routing)
         result, error = await self._graph_to_result(episode, routing, request.task)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.rollouts.app import App
-from marft_bridge.rollouts.collector import Collector
+from marft_bridge.rollouts.collector import Collector, HostedAnswers
 from marft_bridge.rollouts.episode_plan import EpisodeRequest
 from marft_bridge.rollouts.graph_stage import Stage, open_stage
 from marft_bridge.rollouts.run_counts import Tally
@@ -32,6 +32,7 @@ class Session:
     stage: Stage
     collector: Collector
     nodes: tuple[str, ...]  # the trained ones
+    routed: tuple[str, ...]  # those that served models answer: the trained and the frozen ones
     reporter: Reporter
 
     def run(self, requests: Sequence[EpisodeRequest], title: str, reward: str) -> Tally:
@@ -54,6 +55,7 @@ def open_session(
     reporter: Reporter,
     *,
     placement: Placement | None = None,
+    hosted: HostedAnswers | None = None,
 ) -> Iterator[Session]:
     """Starts the servers of the base models, or attaches to those of `marft-bridge serve`, and opens the app.
 
@@ -62,6 +64,7 @@ def open_session(
     Args:
         placement: who takes which card, and which server is attached to; None plans it for a command that does not
             train.
+        hosted: as of `Collector`.
 
     Raises:
         BridgeError: a server does not start; the app cannot be opened.
@@ -79,5 +82,6 @@ def open_session(
         ) as models:
             versions.register_zero((*config.graph.nodes, *app.frozen))
             models.publish(dict.fromkeys(app.frozen, 0))
-            with stage.open_app(app, models, models.judge) as collector:
-                yield Session(models, stage, collector, nodes=config.graph.nodes, reporter=reporter)
+            with stage.open_app(app, models, models.judge, hosted=hosted) as collector:
+                routed = (*config.graph.nodes, *app.frozen)
+                yield Session(models, stage, collector, nodes=config.graph.nodes, routed=routed, reporter=reporter)
