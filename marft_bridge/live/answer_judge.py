@@ -57,7 +57,9 @@ class AnswerJudge:
             return Unjudged("judge_not_asked", f"a call of more than {MAX_JUDGED} characters, or no text")
         rubric = f"{self.options.rubrics[node]}\n\n{_WHAT_IS_GRADED}"
         try:
-            score, _ = await request_score(self.options, self._address, rubric, judged_text, http=self._http)
+            score, _ = await request_score(
+                self.options, self._address, rubric, judged_text=judged_text, http=self._http
+            )
         except NoVerdict as failure:
             return Unjudged(_REASONS[failure.kind], str(failure))
         except GraphError as refusal:
