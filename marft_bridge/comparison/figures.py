@@ -215,6 +215,7 @@ def _variant(config: BridgeConfig, team: Team, outcomes: Outcomes, plan: Plan) -
         name=team.name,
         adapters=dict(team.adapters),
         choice=team.choice,
+        prompts=dict(team.prompts),
         graph=None if graph == config.graph.app else graph,
         model="its own models" if team.deployment.own_models else team.deployment.pinned_model,
         episodes=len(values) + outcomes.unscored,

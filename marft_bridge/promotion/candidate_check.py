@@ -129,12 +129,17 @@ def write_output(folder: RunFolder, name: str, output: bytes) -> Path:
 
 
 def _refuse_other_setup(config: BridgeConfig, variant: Variant) -> None:
-    """Refuses a variant of another model or graph, or with an adapter of a node that the configuration lacks."""
+    """Refuses a variant of another model, graph or prompt, or with the adapter of a node that is not configured."""
     if variant.model is not None or variant.graph is not None:
         setup = f"model {variant.model}" if variant.model is not None else f"graph {variant.graph}"
         raise ConfigError(
             f"promote: {variant.name!r} runs another {setup}; adapter versions of this configuration are promoted: "
             "make it this configuration's, and compare again"
+        )
+    if variant.prompts:
+        raise ConfigError(
+            f"promote: {variant.name!r} has prompts of its own ({', '.join(variant.prompts)}); adapter versions of "
+            "this configuration are promoted: put the prompts into the app, and compare again"
         )
     if unknown_nodes := sorted(variant.adapters.keys() - {*config.graph.nodes, *config.graph.frozen}):
         raise ConfigError(
