@@ -76,7 +76,7 @@ class VariantOptions(_Options):
     nodes run at version 0."""
     serve: ServeOptions | None = None
     """How that other model is served; without it as [serve] says, on a free port."""
-    prompts: dict[str, str] = Field(default_factory=dict)
+    prompts: dict[str, str] = {}
     """Node = text: what its calls begin with, in place of the system message that the app gives them. Whichever model
     answers; a call without a system message is an error."""
     own_models: bool = False

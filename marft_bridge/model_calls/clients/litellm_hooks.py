@@ -157,7 +157,7 @@ def _name_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Body:
     return dict(zip(("model", "messages"), args, strict=False)) | dict(kwargs)
 
 
-def _put_messages(args: Sequence[Any], kwargs: Body, messages: Any) -> tuple[Sequence[Any], Body]:
+def _put_messages(args: tuple[Any, ...], kwargs: Body, messages: Any) -> tuple[tuple[Any, ...], Body]:
     """The arguments as they were given, with these messages."""
     if len(args) > 1:
         return (args[0], messages, *args[2:]), kwargs
