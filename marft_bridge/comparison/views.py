@@ -81,6 +81,7 @@ def describe_variant(variant: Variant) -> str:
         adapters if variant.choice is None else f"{adapters} ({variant.choice})",
         f"model: {variant.model}" if variant.model is not None else "",
         f"graph: {variant.graph}" if variant.graph is not None else "",
+        f"hosted: {', '.join(variant.hosted)}" if variant.hosted and variant.model is None else "",
         f"prompts of its own: {', '.join(variant.prompts)}" if variant.prompts else "",
     )
     return " · ".join(part for part in parts if part) or "no adapters"

@@ -27,7 +27,7 @@ from marft_bridge.live.proxy import LivePlan
 from marft_bridge.live.proxy_server import proxy_server, proxy_to_base_url
 from marft_bridge.live.split import BASE, CANDIDATE, read_or_make_live_file
 from marft_bridge.live.teams import PROMOTED, Team, text_to_versions, versions_to_team
-from marft_bridge.promotion.manifest import promoted_versions
+from marft_bridge.promotion.manifest import newest_manifest, promoted_versions
 from marft_bridge.recording.journal_exporter import JournalProcessor
 from marft_bridge.recording.span_processor import check_options, options_to_processor
 from marft_bridge.runs.named_version import read_named_version
@@ -121,6 +121,9 @@ class LiveTraffic:
     def _announce(self, proxy: LoopbackServer, reporter: Reporter) -> None:
         for name, share in ((BASE, self._options.split.base), (CANDIDATE, self._options.split.candidate)):
             reporter.say(f"{name} answers {share:g} % of keys: {self.teams[name]}")
+        configured_nodes = (*self._config.graph.nodes, *self._config.graph.frozen)
+        if hosted_nodes := [node for node in configured_nodes if node not in self.teams[BASE].versions]:
+            reporter.say(f"not served here, hosted by what was promoted: {', '.join(hosted_nodes)}")
         if self._options.mirror:
             reporter.say("what base answers is mirrored to candidate, in the shadow")
         if self._fallback is not None:
@@ -143,6 +146,9 @@ def _teams(config: BridgeConfig, folder: RunFolder, versions: ModelVersions, opt
     versions.register_zero((*nodes, *frozen))
     read_promoted = functools.partial(promoted_versions, folder.path)
     base = options.base or ("0" if read_promoted() is None else PROMOTED)
+    hosted = _hosted_nodes(folder, base, options.candidate)
+    nodes = tuple(node for node in nodes if node not in hosted)
+    frozen = tuple(node for node in frozen if node not in hosted)
     named = read_named_version(folder)
     team_flags = {BASE: ("--base", base), CANDIDATE: ("--candidate", options.candidate)}
     teams = {
@@ -174,6 +180,13 @@ def _read_fallback(options: FallbackOptions | None) -> tuple[FallbackOptions, Fa
         hosted=_read_variable("fallback", options.api_key_env),
         judge=_read_variable("fallback.judge", judge_variable),
     )
+
+
+def _hosted_nodes(folder: RunFolder, *version_texts: str) -> tuple[str, ...]:
+    """The nodes that a promotion, where one of the teams is what was promoted, leaves with the app's own models."""
+    manifest = newest_manifest(folder.path)
+    versions = [part.rpartition("=")[2].strip() for text in version_texts for part in text.split(",")]
+    return manifest.hosted if manifest is not None and PROMOTED in versions else ()
 
 
 def _judge_to_json(options: FallbackOptions) -> dict[str, Any] | None:
