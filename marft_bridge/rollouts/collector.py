@@ -8,6 +8,7 @@ a row; a disk that refuses or a server that died ends the run, and loses nothing
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 import uuid
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
@@ -21,7 +22,7 @@ from typing import Any, Protocol
 from langchain_core.language_models import BaseChatModel
 from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 
-from marft_bridge.common.errors import EpisodesFailedError, RewardFailedError
+from marft_bridge.common.errors import EpisodesFailedError, GraphError, RewardFailedError
 from marft_bridge.common.retries import pause_s
 from marft_bridge.config.bridge import CollectOptions
 from marft_bridge.model_calls.given_answers import AnswerRecord
@@ -40,6 +41,7 @@ from marft_bridge.tasks.reading import Task
 from trace_store.assemble import Incomplete, Malformed, spans_to_trajectory
 
 ATTEMPT = "attempt"  # tag of an episode that repeats a failed one: the number of the attempt; the first is 1
+PROMPT = "prompt:"  # before the name of a node: tag of an episode with the SHA-256 of the prompt that it gave the node
 MAX_FAILED_SHARE = 0.5  # a run in which more episodes fail than succeed is stopped: something is broken
 MIN_FAILED = 8
 
@@ -154,7 +156,8 @@ class Collector:
             StoreError: the journal could not be written.
             ServingError: the model server died.
             EpisodesFailedError: most episodes fail.
-            GraphError: a reward reads what is not there, or a function for the runs' context or config is broken.
+            GraphError: a reward reads what is not there, a function for the runs' context or config is broken, or the
+                prompt of a node has nothing to replace.
         """
         tally = Tally()
         jobs = ((self, request, tally) for request in requests)
@@ -211,7 +214,7 @@ class Collector:
             variant=request.variant,
             seed=request.seed,
             adapters=request.adapters,
-            tags={**request.tags, ATTEMPT: str(attempt + 1)} if attempt else request.tags,
+            tags=_request_to_tags(request, attempt),
             subject_id=self._app.subject_of(request.task),
             parent_episode=None if request.fork is None else request.fork.episode_id,
             fork_action=None if request.fork is None else request.fork.action_id,
@@ -226,7 +229,12 @@ class Collector:
             routes[node] = replace(self._backend.route(node, 0, request.temperature), trainable=False)
         routes |= {node: text_to_route(text) for node, text in request.answers.items()}
         routing = Routing(
-            routes, request.seed, self._backend.chat, max_tokens=self._limits.max_tokens, actors=episode.actors
+            routes,
+            request.seed,
+            self._backend.chat,
+            max_tokens=self._limits.max_tokens,
+            actors=episode.actors,
+            prompts=request.prompts,
         )
         if request.beginning is not None:
             routing.prefix = request.beginning.begin(self._graph.recorder)
@@ -239,11 +247,14 @@ class Collector:
         result, error = await self._graph_to_result(episode, routing, request.task)
         if episode.cut_short is None:
             error = episode.judge_end(error) or error
+        if routing.refusal is not None:  # every episode would meet it
+            raise GraphError(f"variant {request.variant!r}: {routing.refusal}")
         recorder = self._graph.recorder
         if recorder.failure is not None:
             raise recorder.failure
         tally.sampled_tokens += routing.sampled_tokens - routing.given_tokens
         tally.adapter_calls.update(routing.routed_calls)
+        tally.prompted_calls.update(routing.prompted_calls)
         tally.own_model_calls.update(routing.unrouted_calls)
         if error is not None:
             outcome, reason = end_to_outcome(episode, error)
@@ -360,6 +371,14 @@ async def run_jobs(
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
         threads.shutdown(wait=False)
+
+
+def _request_to_tags(request: EpisodeRequest, attempt: int) -> dict[str, str]:
+    """The tags of an episode: those of its request, the prompts that it gives nodes, by digest, and the attempt."""
+    tags = dict(request.tags)
+    for node, text in request.prompts.items():
+        tags[f"{PROMPT}{node}"] = hashlib.sha256(text.encode()).hexdigest()
+    return {**tags, ATTEMPT: str(attempt + 1)} if attempt else tags
 
 
 def _job_source(jobs: Iterable[Job] | AsyncIterable[Job]) -> Callable[[], Awaitable[Job | None]]:

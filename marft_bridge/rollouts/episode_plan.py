@@ -82,6 +82,7 @@ class EpisodeRequest:
     variant: str | None = None
     temperature: float | None = None  # None: that of the configuration
     answers: Mapping[str, str] = field(default_factory=dict)  # node -> the text that answers its calls, not a model
+    prompts: Mapping[str, str] = field(default_factory=dict)  # node -> what its calls begin with
     fork: ForkPoint | None = None  # None: the whole episode is run
     beginning: RecordedBeginning | None = field(default=None, compare=False, repr=False)  # of a fork
     tags: Mapping[str, str] = field(default_factory=dict)  # of the episode
