@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from langgraph.store.memory import InMemoryStore
 from rich.console import Console
 
 from marft_bridge.common.errors import ConfigError, GraphError
@@ -21,6 +20,7 @@ from marft_bridge.common.import_name import load_name
 from marft_bridge.common.terminal_text import print_line
 from marft_bridge.recording.recorder import LIVE
 from marft_bridge.replay.episodes import episode_to_way, path_to_store
+from marft_bridge.replay.private_memory import PrivateMemory
 from marft_bridge.replay.recorded_models import RecordedChat
 from marft_bridge.replay.recorded_run import RecordedRun, spans_to_run
 from marft_bridge.replay.replayed_run import Replayed, ReplayedThread, ReplayOptions, replay_run
@@ -129,7 +129,7 @@ class _Replays:
         self, store: TraceStore, graph: Any, app: ReplayedApp, *, options: ReplayOptions, runner: asyncio.Runner
     ) -> None:
         self._store, self._graph, self._app, self._options, self._runner = store, graph, app, options, runner
-        self._memory = InMemoryStore()
+        self._memory = PrivateMemory()  # its stores are those of all threads
         self._threads: dict[str, ReplayedThread] = {}  # by the first run
         self._outcomes: dict[str, Outcome] = {}
 
@@ -161,7 +161,7 @@ class _Replays:
             return Outcome(episode_id, task_id, None, reason=str(error).removeprefix("replay: "))
 
     def _replay_run(self, run: RecordedRun, first_id: str, task_id: str) -> Outcome:
-        thread = self._threads.setdefault(first_id, ReplayedThread(store=self._memory))
+        thread = self._threads.setdefault(first_id, ReplayedThread(PrivateMemory(self._memory)))
         start = self._app.run_to_start(run)
         replayed = replay_run(self._graph, run, thread=thread, options=self._options, runner=self._runner, **start)
         return Outcome(run.episode_id, task_id, replayed)
