@@ -117,18 +117,21 @@ def _is_setting(value: Any) -> bool:
 def _redirect_call(model: BaseChatModel, options: dict[str, Any], entry: str) -> tuple[BaseChatModel, dict[str, Any]]:
     """The model that answers this call, and the call's options in that model's form."""
     routing = current_routing.get()
-    if routing is None or not isinstance(routing.chat, NodeChat) or routing.chat.is_copy_of(model):
+    if routing is None:
+        return model, options
+    chat = routing.chat if isinstance(routing.chat, NodeChat) else None
+    if (chat is None and routing.prefix is None) or (chat is not None and chat.is_copy_of(model)):
         return model, options
     node = calling_node()
     if node not in routing.routes:
         routing.unrouted_calls[node] += entry not in CHAT_INNER  # one call passes both
         return model if routing.prefix is None else own_model_in_fork(model), options
-    return make_stand_in(model, routing.chat, node), tools_to_openai(options, node)
+    return (model, options) if chat is None else (make_stand_in(model, chat, node), tools_to_openai(options, node))
 
 
 @contextmanager
 def redirected_models() -> Iterator[None]:
-    """While the block runs, episodes whose routing names a `chat` have their models redirected.
+    """While the block runs, episodes whose routing names a `chat` have their models redirected, and forks answered.
 
     Raises:
         BridgeError: a release of LangChain whose internals have moved.

@@ -19,7 +19,7 @@ from marft_bridge.common.errors import ConfigError, GraphError
 from marft_bridge.common.import_name import load_name
 from marft_bridge.common.terminal_text import print_line
 from marft_bridge.recording.recorder import LIVE
-from marft_bridge.replay.episodes import episode_to_way, path_to_store
+from marft_bridge.replay.episodes import EARLIER, episode_to_way, path_to_store
 from marft_bridge.replay.private_memory import PrivateMemory
 from marft_bridge.replay.recorded_models import RecordedChat
 from marft_bridge.replay.recorded_run import RecordedRun, spans_to_run
@@ -72,6 +72,13 @@ class Outcome:
     def is_same(self) -> bool:
         """Whether it was replayed, and came out the same."""
         return self.replayed is not None and self.replayed.divergence is None
+
+    @property
+    def fault(self) -> str | None:
+        """Why it is not the same, as a later run of its thread says it; None where it is."""
+        if self.replayed is None:
+            return f"could not be replayed: {self.reason}"
+        return None if self.is_same else f"did not come out the same: {self.replayed.divergence}"
 
     def to_line(self) -> str:
         """One line for people."""
@@ -130,13 +137,19 @@ class _Replays:
     ) -> None:
         self._store, self._graph, self._app, self._options, self._runner = store, graph, app, options, runner
         self._memory = PrivateMemory()  # its stores are those of all threads
-        self._threads: dict[str, ReplayedThread] = {}  # by the first run
-        self._outcomes: dict[str, Outcome] = {}
+        self._threads: dict[str, ReplayedThread] = {}  # by the branch
+        self._outcomes: dict[tuple[str, str], Outcome] = {}  # by branch and episode
+        self._apart_ids: set[str] = set()  # of forks of an app's own runs, which had a memory of their own
 
     def replay(self, prefixes: Sequence[str]) -> Iterator[Outcome]:
         wanted = {prefix_to_episode(self._store, prefix, command="replay") for prefix in prefixes}
-        rows = self._store.sql("SELECT episode_id, task_id FROM episodes ORDER BY started_ns, episode_id")
-        tasks: Mapping[str, str] = {str(episode_id): str(task_id) for episode_id, task_id in rows}
+        rows = self._store.sql(
+            "SELECT episode_id, task_id, fork_action IS NOT NULL AND (split = ? OR from_checkpoint IS NOT NULL)"
+            " FROM episodes ORDER BY started_ns, episode_id",
+            (LIVE,),
+        )
+        tasks: Mapping[str, str] = {str(episode_id): str(task_id) for episode_id, task_id, _ in rows}
+        self._apart_ids = {str(episode_id) for episode_id, _, is_apart in rows if is_apart}
         for episode_id in tasks:
             if not wanted or episode_id in wanted:
                 yield self._replay_way(episode_id, tasks)
@@ -145,24 +158,26 @@ class _Replays:
         try:
             way = episode_to_way(self._store, episode_id)
         except GraphError as error:
-            return Outcome(episode_id, tasks[episode_id], None, reason=str(error))
+            return Outcome(episode_id, tasks[episode_id], None, reason=str(error).removeprefix("replay: "))
+        # Such a fork begins where its parent began, and by now the thread has moved on.
+        branch = episode_id if episode_id in self._apart_ids else way[0]
         for each in way:
-            if each not in self._outcomes:
-                self._outcomes[each] = self._replay_one(each, way[0], tasks.get(each, ""))
-            if not self._outcomes[each].is_same and each != episode_id:
-                reason = f"an earlier run of its thread, {each}, did not come out the same"
-                return Outcome(episode_id, tasks[episode_id], None, reason=reason)
-        return self._outcomes[episode_id]
+            if (branch, each) not in self._outcomes:
+                self._outcomes[branch, each] = self._replay_one(each, branch, tasks.get(each, ""))
+            if each != episode_id and (fault := self._outcomes[branch, each].fault) is not None:
+                return Outcome(episode_id, tasks[episode_id], None, reason=f"{EARLIER}, {each}, {fault}")
+        return self._outcomes[branch, episode_id]
 
-    def _replay_one(self, episode_id: str, first_id: str, task_id: str) -> Outcome:
+    def _replay_one(self, episode_id: str, branch: str, task_id: str) -> Outcome:
         try:
-            return self._replay_run(spans_to_run(self._store.spans(episode_id)), first_id, task_id)
+            return self._replay_run(spans_to_run(self._store.spans(episode_id)), branch, task_id)
         except GraphError as error:
             return Outcome(episode_id, task_id, None, reason=str(error).removeprefix("replay: "))
 
-    def _replay_run(self, run: RecordedRun, first_id: str, task_id: str) -> Outcome:
-        thread = self._threads.setdefault(first_id, ReplayedThread(PrivateMemory(self._memory)))
-        start = self._app.run_to_start(run)
+    def _replay_run(self, run: RecordedRun, branch: str, task_id: str) -> Outcome:
+        if branch not in self._threads:
+            self._threads[branch] = ReplayedThread(PrivateMemory(None if branch in self._apart_ids else self._memory))
+        start, thread = self._app.run_to_start(run), self._threads[branch]
         replayed = replay_run(self._graph, run, thread=thread, options=self._options, runner=self._runner, **start)
         return Outcome(run.episode_id, task_id, replayed)
 

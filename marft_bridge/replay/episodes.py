@@ -21,6 +21,7 @@ from trace_store.records import SpanRow
 from trace_store.store import TraceStore
 from trace_store.threads import episodes_to_links
 
+EARLIER = "an earlier run of its thread"
 _GOES_ON = ("turn", "resume", "fork")
 
 
@@ -62,14 +63,34 @@ def episode_to_runs(store: TraceStore, episode_id: str) -> list[RecordedRun]:
 
 
 def episode_to_way(store: TraceStore, episode_id: str) -> Sequence[str]:
-    """The ids of the episodes on the way to one, itself last."""
+    """The ids of the episodes on the way to one, itself last.
+
+    Raises:
+        GraphError: one of them is not in the store.
+    """
     way = [episode_id]
-    while True:
-        link = episodes_to_links(store, [way[0]])[way[0]]
-        if link.kind not in _GOES_ON or link.linked_episode is None:
-            break
-        way.insert(0, link.linked_episode)
-    rows: list[Any] = store.sql("SELECT from_checkpoint FROM episodes WHERE episode_id = ?", [way[0]])
-    if rows and rows[0][0] is not None:
-        raise GraphError(f"replay: episode {way[0]} goes on with a run of its thread that is not in the store")
+    while (earlier_id := _id_before(store, way[0])) is not None:
+        way.insert(0, earlier_id)
     return way
+
+
+def _id_before(store: TraceStore, episode_id: str) -> str | None:
+    """The episode that one goes on with; a fork at a call begins where its parent began. None: with nothing."""
+    parent_id = episode_id
+    while (forked_id := _forked_episode(store, parent_id)) is not None:
+        parent_id = forked_id
+    link = episodes_to_links(store, [parent_id]).get(parent_id)
+    if link is not None and link.kind in _GOES_ON and link.linked_episode is not None:
+        return link.linked_episode
+    rows: list[Any] = store.sql("SELECT from_checkpoint FROM episodes WHERE episode_id = ?", [episode_id])
+    if rows and rows[0][0] is not None:
+        raise GraphError(f"replay: episode {episode_id} goes on with a run of its thread that is not in the store")
+    return None
+
+
+def _forked_episode(store: TraceStore, episode_id: str) -> str | None:
+    """The parent of a fork at a call; None for any other episode."""
+    rows: list[Any] = store.sql(
+        "SELECT parent_episode FROM episodes WHERE episode_id = ? AND fork_action IS NOT NULL", [episode_id]
+    )
+    return None if not rows else str(rows[0][0])

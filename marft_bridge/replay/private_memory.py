@@ -1,8 +1,8 @@
 """The checkpointers, stores and caches that graphs hold -> empty ones in memory that stand in for them during a block.
 
-It holds for every graph: the app's, its subgraphs, and those that a node or a tool calls. Invariants: while a block runs,
-no graph of the process reads or writes one of the app's; what one graph keeps, another one that holds the same object
-finds.
+It holds for every graph: the app's, its subgraphs, and those that a node or a tool calls. Invariants: while a block
+runs, no graph of the process reads or writes one of the app's; what one graph keeps, another one that holds the same
+object finds.
 """
 
 from __future__ import annotations

@@ -389,9 +389,14 @@ def run_to_arguments(run: RecordedRun, thread: ReplayedThread, given: Mapping[st
     """The keyword arguments of the run: as they are recorded, else as they are given.
 
     Raises:
-        GraphError: it begins at a checkpoint of a run that was not replayed before it.
+        GraphError: it begins at a checkpoint of a run that was not replayed before it, or after an edit of its thread.
     """
     episode, facts = run.trajectory.episode, run.run_config
+    if run.root.attributes.get(c.EDITED):
+        raise GraphError(
+            f"replay: episode {episode.episode_id} begins after its thread was edited by update_state, and what was"
+            " written there is not recorded"
+        )
     given_config = dict((given or {}).get("config") or {})
     configurable = {**given_config.get("configurable", {}), **(facts.get("configurable") or {})}
     configurable["thread_id"] = episode.thread_id or "replay"
