@@ -23,7 +23,8 @@ from marft_bridge.forks.fork_plan import (
 )
 from marft_bridge.forks.given_tools import ToolChoice, given_tools
 from marft_bridge.forks.recorded_prefix import RecordedPrefix
-from marft_bridge.forks.thread_start import episode_to_thread, is_started_by_app, runs_to_start
+from marft_bridge.forks.thread_start import is_started_by_app, load_forked, run_to_start
+from marft_bridge.replay.earlier_runs import RunWithEarlier
 from marft_bridge.replay.private_memory import PrivateMemory, private_memory
 from marft_bridge.replay.recorded_run import RecordedRun
 from marft_bridge.rollouts.app import App, load_app
@@ -61,7 +62,7 @@ class _Fork:
     """What one command runs and reports."""
 
     run_id: str
-    thread: Sequence[RecordedRun]  # the earlier runs that the parent goes on with, and itself
+    forked: RunWithEarlier
     parent_reward: float | None
     prefix: RecordedPrefix
     change: ForkChange
@@ -73,7 +74,7 @@ class _Fork:
     @property
     def parent(self) -> RecordedRun:
         """The episode that is forked."""
-        return self.thread[-1]
+        return self.forked.run
 
 
 def fork(config: BridgeConfig, options: ForkOptions, reporter: Reporter, resume: bool) -> None:
@@ -127,9 +128,9 @@ def _open_session(planned: _Fork, config: BridgeConfig, app: App, reporter: Repo
 def _run_forks(planned: _Fork, requests: Sequence[EpisodeRequest], session: GraphSession, app: App) -> None:
     with ExitStack() as stack:
         if is_started_by_app(planned.parent):
-            start = runs_to_start(
+            start = run_to_start(
                 session.collector.graph,
-                planned.thread,
+                planned.forked,
                 tools=planned.tools,
                 settings=_fixed_settings(app),
                 runner=session.stage.loop,
@@ -159,8 +160,8 @@ def _refuse_options(options: ForkOptions) -> None:
 def _plan(store: TraceStore, config: BridgeConfig, options: ForkOptions, *, reporter: Reporter, resume: bool) -> _Fork:
     run_id = numbered_run_id(store, "fork", resume)
     episode_id = prefix_to_episode(store, options.episode, command="fork")
-    thread = episode_to_thread(store, episode_id)
-    parent, versions = thread[-1], None
+    forked = load_forked(store, episode_id)
+    parent, versions = forked.run, None
     if is_on_own_models(parent):
         if options.version is not None:
             raise ConfigError(f"fork --with: episode {episode_id} ran on its app's own models, which have no versions")
@@ -179,7 +180,7 @@ def _plan(store: TraceStore, config: BridgeConfig, options: ForkOptions, *, repo
             versions.registry.get(node, number)
     return _Fork(
         run_id,
-        thread,
+        forked,
         stored.team_reward(metric),
         prefix=prefix,
         change=change,
@@ -234,7 +235,7 @@ def _report(store: TraceStore, planned: _Fork, reporter: Reporter) -> None:
     rewards = {sample: each.team_reward(planned.metric) for sample, each in latest.items()}
     worth = rewards_to_worth(planned.parent_reward, list(rewards.values()), comparable=False)
     forked = planned.prefix.forked
-    given_count, earlier_count = len(planned.prefix.given), len(planned.thread) - 1
+    given_count, earlier_count = len(planned.prefix.given), len(planned.forked.way)
     earlier = "" if not earlier_count else f"; {_counted(earlier_count, 'earlier run')} of its thread replayed"
     reporter.say(
         f"{planned.run_id}: {planned.parent.episode_id[:12]} at {forked.node}, call {forked.number};"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -19,18 +19,19 @@ from marft_bridge.forks.given_tools import ToolChoice
 from marft_bridge.recording.recorder import LIVE
 from marft_bridge.recording.redaction import REDACTED
 from marft_bridge.recording.wrap import graph_to_original
-from marft_bridge.replay.episodes import EARLIER, episode_to_runs
-from marft_bridge.replay.private_memory import PrivateMemory, memory_of_run
+from marft_bridge.replay.earlier_runs import EarlierRunError, RunWithEarlier, load_with_earlier, replay_earlier
+from marft_bridge.replay.episodes import EARLIER
+from marft_bridge.replay.private_memory import memory_of_run
 from marft_bridge.replay.recorded_run import RecordedRun
 from marft_bridge.replay.replayed_run import (
     ReplayedThread,
     ReplayOptions,
     add_checkpointer,
-    replay_run,
     run_to_arguments,
     translate_interrupts,
 )
 from trace_store import conventions as c
+from trace_store.records import SpanRow
 from trace_store.store import TraceStore
 
 
@@ -68,50 +69,44 @@ def is_started_by_app(run: RecordedRun) -> bool:
     return episode.split == LIVE or episode.begins == "resume" or episode.from_checkpoint is not None
 
 
-def episode_to_thread(store: TraceStore, episode_id: str) -> list[RecordedRun]:
-    """The runs that a fork of an episode goes through: the earlier ones of its thread, and itself.
+def load_forked(store: TraceStore, episode_id: str) -> RunWithEarlier:
+    """An episode to fork, and what is replayed before it.
 
     Raises:
-        GraphError: they cannot be repeated as they were, in the name of `fork`.
+        GraphError: it cannot be repeated as it was, in the name of `fork`.
     """
     try:
-        runs = episode_to_runs(store, episode_id)
+        run = load_with_earlier(store, episode_id)
     except GraphError as error:
         raise GraphError(f"fork: {str(error).removeprefix('replay: ')}") from None
-    if is_started_by_app(runs[-1]):
-        _refuse_unknown_start(runs)
-    return runs
+    if not is_started_by_app(run.run):
+        return replace(run, earlier=())
+    refusal = f"fork: episode {episode_id}"
+    if (reason := _unknown_start(run.run, [run.run.root])) is not None:
+        raise GraphError(f"{refusal} {reason}")
+    for each in run.way:
+        if (reason := _unknown_start(each, each.spans)) is not None:
+            raise GraphError(f"{refusal} goes on with {EARLIER}, {each.episode_id}, which {reason}")
+    usable = [each for each in run.earlier if each.is_needed or _unknown_start(each.run, each.run.spans) is None]
+    return replace(run, earlier=usable)
 
 
-def _refuse_unknown_start(runs: Sequence[RecordedRun]) -> None:
-    """Raises GraphError where the record does not say what a run was started with, or hides a part of it."""
-    for run in runs:
-        refusal = f"fork: episode {runs[-1].episode_id}"
-        if run is not runs[-1]:
-            refusal += f" goes on with {EARLIER}, {run.episode_id}, which"
-        if run.is_dated or c.INPUT not in run.root.attributes:
-            raise GraphError(f"{refusal} was started by its app, and its record does not say how; record it again")
-        if run.root.attributes.get(c.EDITED):
-            raise GraphError(
-                f"{refusal} begins after its thread was edited by update_state, and what was written there is not"
-                " recorded"
-            )
-        parts = run.spans if run is not runs[-1] else [run.root]
-        hidden_keys = (c.OUTPUT,) if run is runs[-1] else ()
-        values = [value for span in parts for key, value in span.attributes.items() if key not in hidden_keys]
-        if any(REDACTED in str(value) for value in values):
-            raise GraphError(f"{refusal} has a redacted record, so it cannot be repeated as it was")
+def _unknown_start(run: RecordedRun, repeated: Sequence[SpanRow]) -> str | None:
+    """Why a run cannot be started as it was, or the spans of it that are repeated cannot; None where they can."""
+    if run.is_dated or c.INPUT not in run.root.attributes:
+        return "was started by its app, and its record does not say how; record it again"
+    if run.root.attributes.get(c.EDITED):
+        return "begins after its thread was edited by update_state, and what was written there is not recorded"
+    values = [value for span in repeated for key, value in span.attributes.items() if key != c.OUTPUT]
+    if any(REDACTED in str(value) for value in values):
+        return "has a redacted record, so it cannot be repeated as it was"
+    return None
 
 
-def runs_to_start(
-    graph: Any,
-    runs: Sequence[RecordedRun],
-    *,
-    tools: ToolChoice,
-    settings: Mapping[str, Any],
-    runner: asyncio.Runner,
+def run_to_start(
+    graph: Any, run: RunWithEarlier, *, tools: ToolChoice, settings: Mapping[str, Any], runner: asyncio.Runner
 ) -> ThreadStart:
-    """Replays the runs before the last one of `runs`, for the forks of that.
+    """Replays what comes before a run, for its forks.
 
     Args:
         graph: the app's, which the forks run on.
@@ -120,35 +115,25 @@ def runs_to_start(
         runner: the event loop that the app was opened on.
 
     Raises:
-        GraphError: one of them does not come out the same, or the last one did not begin where they end.
+        GraphError: one that it goes on with does not come out the same, or it did not begin where that ends.
     """
-    thread, forked = ReplayedThread(), runs[-1]
     options = ReplayOptions(tools, allow_connections=True)  # as the nodes of the fork itself may
-    refusal = f"fork: episode {forked.episode_id} goes on with {EARLIER}"
-    for run in runs[:-1]:
-        try:
-            replayed = replay_run(graph, run, thread=thread, options=options, arguments=settings, runner=runner)
-        except GraphError as error:
-            raise GraphError(f"{refusal}: {str(error).removeprefix('replay: ')}") from None
-        if replayed.divergence is not None:
-            raise GraphError(f"{refusal}, {run.episode_id}, which does not come out the same: {replayed.divergence}")
-    if len(runs) > 1 and not _begins_where_thread_ends(graph, forked, thread):
-        raise GraphError(f"{refusal}, {runs[-2].episode_id}, whose replay did not come to where it begins")
-    return ThreadStart(forked, thread, settings)
+    refusal = f"fork: episode {run.run.episode_id} goes on with {EARLIER}"
+    try:
+        repeated = replay_earlier(graph, run, options, settings=settings, runner=runner)
+    except EarlierRunError as error:
+        raise GraphError(f"{refusal}, {error.episode_id}, which does not come out the same: {error.fault}") from None
+    if run.way and not _begins_where_thread_ends(graph, run.run, repeated.thread):
+        raise GraphError(f"{refusal}, {run.way[-1].episode_id}, whose replay did not come to where it begins")
+    return ThreadStart(run.run, repeated.thread, settings)
 
 
 def _begins_where_thread_ends(graph: Any, run: RecordedRun, thread: ReplayedThread) -> bool:
     """Whether the checkpoint that a run began at is known, and the newest one unless it was named."""
     episode = run.trajectory.episode
     checkpoint_id = thread.checkpoints.get(episode.from_checkpoint or "")
-    newest = _to_saver(graph, thread.memory).get_tuple(
-        {"configurable": {"thread_id": episode.thread_id, "checkpoint_ns": ""}}
-    )
+    held = vars(graph_to_original(graph))["checkpointer"]
+    saver = thread.memory.stand_in(held) if isinstance(held, BaseCheckpointSaver) else thread.memory.saver
+    newest = saver.get_tuple({"configurable": {"thread_id": episode.thread_id, "checkpoint_ns": ""}})
     is_newest = newest is not None and newest.config["configurable"]["checkpoint_id"] == checkpoint_id
     return checkpoint_id is not None and (episode.forked or is_newest)
-
-
-def _to_saver(graph: Any, memory: PrivateMemory) -> Any:
-    """The checkpointer that a graph runs with in a memory; see `add_checkpointer`."""
-    held = vars(graph_to_original(graph))["checkpointer"]
-    return memory.stand_in(held) if isinstance(held, BaseCheckpointSaver) else memory.saver

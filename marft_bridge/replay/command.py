@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from marft_bridge.common.errors import ConfigError, GraphError
 from marft_bridge.common.import_name import load_name
 from marft_bridge.common.terminal_text import print_line
 from marft_bridge.recording.recorder import LIVE
+from marft_bridge.replay.earlier_runs import EarlierRunError, load_with_earlier, replay_earlier
 from marft_bridge.replay.episodes import EARLIER, episode_to_way, path_to_store
 from marft_bridge.replay.private_memory import PrivateMemory
 from marft_bridge.replay.recorded_models import RecordedChat
@@ -137,9 +138,9 @@ class _Replays:
     ) -> None:
         self._store, self._graph, self._app, self._options, self._runner = store, graph, app, options, runner
         self._memory = PrivateMemory()  # its stores are those of all threads
-        self._threads: dict[str, ReplayedThread] = {}  # by the branch
-        self._outcomes: dict[tuple[str, str], Outcome] = {}  # by branch and episode
-        self._apart_ids: set[str] = set()  # of forks of an app's own runs, which had a memory of their own
+        self._threads: dict[str, ReplayedThread] = {}  # by the first run
+        self._outcomes: dict[str, Outcome] = {}
+        self._apart_ids: set[str] = set()  # forks of an app's own runs: they begin where their parents began
 
     def replay(self, prefixes: Sequence[str]) -> Iterator[Outcome]:
         wanted = {prefix_to_episode(self._store, prefix, command="replay") for prefix in prefixes}
@@ -151,33 +152,53 @@ class _Replays:
         tasks: Mapping[str, str] = {str(episode_id): str(task_id) for episode_id, task_id, _ in rows}
         self._apart_ids = {str(episode_id) for episode_id, _, is_apart in rows if is_apart}
         for episode_id in tasks:
-            if not wanted or episode_id in wanted:
+            if not wanted:
                 yield self._replay_way(episode_id, tasks)
+            elif episode_id in wanted:
+                yield self._replay_named(episode_id, tasks)
+
+    def _replay_named(self, episode_id: str, tasks: Mapping[str, str]) -> Outcome:
+        """Where all episodes are replayed, what earlier ones left in a store is there; here it has to be made."""
+        with suppress(GraphError):  # said where it is replayed
+            if spans_to_run(self._store.spans(episode_id)).had_store:
+                return self._replay_apart(episode_id, tasks[episode_id])
+        return self._replay_way(episode_id, tasks)
+
+    def _replay_apart(self, episode_id: str, task_id: str) -> Outcome:
+        """Replays an episode with a memory of its own."""
+        try:
+            run = load_with_earlier(self._store, episode_id)
+            repeated = replay_earlier(self._graph, run, self._options, runner=self._runner)
+            return self._replay_run(run.run, repeated.thread, task_id)
+        except EarlierRunError as error:
+            reason = f"{EARLIER}, {error.episode_id}, did not come out the same: {error.fault}"
+        except GraphError as error:
+            reason = str(error).removeprefix("replay: ")
+        return Outcome(episode_id, task_id, None, reason=reason)
 
     def _replay_way(self, episode_id: str, tasks: Mapping[str, str]) -> Outcome:
+        if episode_id in self._apart_ids:
+            return self._replay_apart(episode_id, tasks[episode_id])
         try:
             way = episode_to_way(self._store, episode_id)
         except GraphError as error:
             return Outcome(episode_id, tasks[episode_id], None, reason=str(error).removeprefix("replay: "))
-        # Such a fork begins where its parent began, and by now the thread has moved on.
-        branch = episode_id if episode_id in self._apart_ids else way[0]
         for each in way:
-            if (branch, each) not in self._outcomes:
-                self._outcomes[branch, each] = self._replay_one(each, branch, tasks.get(each, ""))
-            if each != episode_id and (fault := self._outcomes[branch, each].fault) is not None:
+            if each not in self._outcomes:
+                self._outcomes[each] = self._replay_one(each, way[0], tasks.get(each, ""))
+            if each != episode_id and (fault := self._outcomes[each].fault) is not None:
                 return Outcome(episode_id, tasks[episode_id], None, reason=f"{EARLIER}, {each}, {fault}")
-        return self._outcomes[branch, episode_id]
+        return self._outcomes[episode_id]
 
-    def _replay_one(self, episode_id: str, branch: str, task_id: str) -> Outcome:
+    def _replay_one(self, episode_id: str, first_id: str, task_id: str) -> Outcome:
+        thread = self._threads.setdefault(first_id, ReplayedThread(PrivateMemory(self._memory)))
         try:
-            return self._replay_run(spans_to_run(self._store.spans(episode_id)), branch, task_id)
+            return self._replay_run(spans_to_run(self._store.spans(episode_id)), thread, task_id)
         except GraphError as error:
             return Outcome(episode_id, task_id, None, reason=str(error).removeprefix("replay: "))
 
-    def _replay_run(self, run: RecordedRun, branch: str, task_id: str) -> Outcome:
-        if branch not in self._threads:
-            self._threads[branch] = ReplayedThread(PrivateMemory(None if branch in self._apart_ids else self._memory))
-        start, thread = self._app.run_to_start(run), self._threads[branch]
+    def _replay_run(self, run: RecordedRun, thread: ReplayedThread, task_id: str) -> Outcome:
+        start = self._app.run_to_start(run)
         replayed = replay_run(self._graph, run, thread=thread, options=self._options, runner=self._runner, **start)
         return Outcome(run.episode_id, task_id, replayed)
 

@@ -27,6 +27,7 @@ from uuid import UUID
 
 from langchain_core.messages import AIMessage
 from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.types import Interrupt
 
 from marft_bridge.common.errors import GraphError
 from marft_bridge.config.record import RecordOptions
@@ -65,6 +66,7 @@ from trace_store.journal import Journal
 from trace_store.records import ONE_TOOL_OF, Edge, SpanRow, Trajectory
 
 SPLIT = "replay"
+_MAX_INTERRUPTS = 16  # of one execution, that a later run may answer by their ids
 _ATTEMPTS = 17  # at a run in which equal prompts were asked at once
 DATED = "recorded before the record said how a run was started: it was run asynchronously"
 _one_at_a_time = threading.Lock()
@@ -356,7 +358,7 @@ def _replay_once(
         seconds = time.perf_counter() - began_s
         divergence, note = _compare(run, replay, episode.spans or [], error=error)
         if divergence is None:
-            _keep_ids(run, episode.spans or [], thread)
+            _keep_ids(run, replay, episode.spans or [], thread=thread)
     recorded_seconds = (run.root.end_ns - run.root.start_ns) / 1e9
     replayed = Replayed(
         run.episode_id,
@@ -683,14 +685,19 @@ def _to_comparable(value: Any) -> Any:
     return {_DRAWN.sub("...", str(key)): _to_comparable(item) for key, item in value.items()}
 
 
-def _keep_ids(run: RecordedRun, rows: Sequence[SpanRow], thread: ReplayedThread) -> None:
+def _keep_ids(run: RecordedRun, replay: _Replay, rows: list[SpanRow], thread: ReplayedThread) -> None:
     """Remembers which checkpoints and interrupts of the replay are which of the record, for runs that go on from it."""
     root = next(row for row in rows if row.parent_span_id is None)
     recorded_ids = str(run.trajectory.episode.checkpoints or "").split()
     thread.checkpoints.update(zip(recorded_ids, str(root.attributes.get(c.CHECKPOINTS) or "").split(), strict=False))
-    text = root.attributes.get(c.OUTPUT)
-    outputs = [run.output, json.loads(text) if isinstance(text, str) else text]
-    interrupts = [output.get("__interrupt__") or [] if isinstance(output, dict) else [] for output in outputs]
-    for before, now in zip(*interrupts, strict=False):
-        if isinstance(before, dict) and isinstance(now, dict) and before.get("id") and now.get("id"):
-            thread.interrupts[before["id"]] = now["id"]
+    namespaces = {row.span_id: str(row.attributes.get(c.CHECKPOINT_NS) or "") for row in rows}
+    for row_id, recorded in _match_executions(run, replay, rows).items():
+        recorded_namespace = str(recorded.attributes.get(c.CHECKPOINT_NS) or "")
+        for answered in range(_MAX_INTERRUPTS):
+            interrupt_id = _to_interrupt_id(recorded_namespace, answered)
+            thread.interrupts[interrupt_id] = _to_interrupt_id(namespaces[row_id], answered)
+
+
+def _to_interrupt_id(namespace: str, answered: int) -> str:
+    """The id that LangGraph gives an interrupt of an execution which that many others have been answered of."""
+    return Interrupt.from_ns(None, f"{namespace}|{answered}" if answered else namespace).id

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from pathlib import Path
@@ -26,6 +27,8 @@ from marft_bridge.config.bridge import BridgeConfig, toml_to_config
 from marft_bridge.config.record import RecordOptions
 from marft_bridge.forks.command import ForkOptions, fork
 from marft_bridge.forks.fork_plan import spans_to_parent
+from marft_bridge.replay.command import ReplayedApp, replay_episodes
+from marft_bridge.replay.replayed_run import ReplayOptions
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.testing import replay
 from trace_store.records import Trajectory
@@ -101,6 +104,13 @@ def tell(state):
     return {"log": [*state.get("log", []), model.invoke(f"tell {state['plan']} {state.get('log', [])}").text]}
 
 
+def recall(state):
+    known = [item.value["text"] for item in get_store().search(("known",))]
+    said = model.invoke(f"write {state['plan']} {known}").text
+    get_store().put(("known",), said, {"text": said})
+    return {"log": [said]}
+
+
 def build(path, **nodes):
     graph = StateGraph(State)
     for name, node in ({"plan": plan, "write": write, "review": review} | nodes).items():
@@ -112,6 +122,7 @@ def build(path, **nodes):
 
 graph = build(["plan", "write"])
 reviewed = build(["plan", "write", "review"])
+recalling = build(["plan", "write"], write=recall)
 plain = build(["plan", "write"], write=tell)
 
 
@@ -150,6 +161,10 @@ class Lab:
         with TraceStore.open(self.run_folder.store, read_only=True) as store:
             every = store.trajectories(forks=True)
             return [each for each in every if each.episode.run_id.startswith("fork-") == (run_id != "live")]
+
+    def store_sql(self, statement: str) -> None:
+        with TraceStore.open(self.run_folder.store) as store:
+            store.sql(statement)
 
     def config(self, app: str = "app.py") -> BridgeConfig:
         path = self.folder / "bridge.toml"
@@ -201,8 +216,6 @@ def test_a_later_turn_of_a_thread_is_forked_from_what_the_earlier_ones_left(tmp_
 
 @pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
 def test_a_run_that_a_person_resumed_is_forked_before_and_after_the_question(tmp_path: Path, is_async: bool) -> None:
-    import asyncio
-
     lab = Lab(tmp_path, "reviewed")
     for graph_input in ({"ask": "a"}, Command(resume="shorter")):
         if is_async:
@@ -263,9 +276,6 @@ def test_a_fork_says_where_its_parent_began_and_is_itself_replayed_and_forked(tm
 
 
 def test_a_threads_forks_are_replayed_beside_the_runs_of_the_thread(tmp_path: Path) -> None:
-    from marft_bridge.replay.command import ReplayedApp, replay_episodes
-    from marft_bridge.replay.replayed_run import ReplayOptions
-
     lab = Lab(tmp_path)
     for ask in ("a", "b"):
         lab.recorded.invoke({"ask": ask}, T)
@@ -274,6 +284,42 @@ def test_a_threads_forks_are_replayed_beside_the_runs_of_the_thread(tmp_path: Pa
     app = ReplayedApp(f"{lab.folder / 'app.py'}:graph")
     outcomes = list(replay_episodes(lab.run_folder.store, [], app, ReplayOptions()))
     assert [each.to_line().split(": ")[1].split(",")[0] for each in outcomes] == ["same"] * 4
+
+
+def test_what_other_runs_of_the_user_left_in_the_store_is_there(tmp_path: Path) -> None:
+    """Two threads of one user, and one of another, whose run has no answer to give any more and is left out."""
+    lab = Lab(tmp_path, "recalling")
+    for thread_id, user in (("one", "anna"), ("two", "bert"), ("three", "anna")):
+        config: Any = {"configurable": {"thread_id": thread_id}, "metadata": {"user_id": user}}
+        lab.recorded.invoke({"ask": user}, config)
+    ids, model, kept = lab.close(), lab.load("model"), lab.load("kept")
+    before = kept()
+    assert model.calls[5] == "write answer 5 ['answer 2', 'answer 4']"
+    outcome = named(lab, ids[2])
+    assert outcome.endswith("""differs at word 4: recorded "2', 'answer 4']", now "2']\"""")
+    lab.store_sql("UPDATE episodes SET user_id = 'anna'")
+    assert ": same, 2 calls" in named(lab, ids[2])
+    assert replay(lab.load("recalling"), ids[2], store=lab.run_folder.store).call_count == 2
+    lab.fork(ids[2], "write")
+    assert model.calls[6:] == 2 * [model.calls[5]]
+    assert kept() == before
+
+
+def named(lab: Lab, episode_id: str) -> str:
+    """The line of one episode in `replay`."""
+    app = ReplayedApp(f"{lab.folder / 'app.py'}:{lab.name}")
+    (outcome,) = replay_episodes(lab.run_folder.store, [episode_id], app, ReplayOptions())
+    return outcome.to_line()
+
+
+def test_an_answer_to_a_question_by_its_id_is_given_by_the_id_of_the_repeated_one(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, "reviewed")
+    (question,) = lab.recorded.invoke({"ask": "a"}, T)["__interrupt__"]
+    lab.recorded.invoke(Command(resume={question.id: "shorter"}), T)
+    ids, model = lab.close(), lab.load("model")
+    assert ": same, 2 calls" in named(lab, ids[1])
+    lab.fork(ids[1], "review:2")
+    assert model.calls[5:] == 2 * [model.calls[4]]
 
 
 # -- what is refused ----------------------------------------------------------------------------------------------
