@@ -19,7 +19,7 @@ import pytest
 from langgraph.types import Command
 from rich.console import Console
 
-from marft_bridge import wrap
+from marft_bridge import cli, wrap
 from marft_bridge.common.errors import BridgeError, ConfigError, EpisodesFailedError, GraphError
 from marft_bridge.common.import_name import load_name
 from marft_bridge.common.progress import Reporter
@@ -320,6 +320,34 @@ def test_an_answer_to_a_question_by_its_id_is_given_by_the_id_of_the_repeated_on
     assert ": same, 2 calls" in named(lab, ids[1])
     lab.fork(ids[1], "review:2")
     assert model.calls[5:] == 2 * [model.calls[4]]
+
+
+def test_a_run_of_another_store_is_brought_in_as_the_page_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab = Lab(tmp_path)
+    other = wrap(lab.load("graph"), tmp_path / "traces.duckdb")
+    other.invoke({"ask": "a"}, T)
+    other.recorder.journal.close()
+    lab.close()
+    archive = str(tmp_path / "archive")
+    assert cli.run(["traces", "export", archive, "--store", str(tmp_path / "traces.duckdb")]) == 0
+    assert cli.run(["traces", "import", archive, "--store", str(lab.run_folder.store)]) == 0
+    (parent,) = lab.episodes("live")
+    lab.config()
+    words = [
+        parent.episode.episode_id[:8],
+        "--config",
+        str(tmp_path / "bridge.toml"),
+        "--at",
+        "write",
+        "--samples",
+        "1",
+    ]
+    capsys.readouterr()
+    assert cli.run(["fork", *words, "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)
+    assert (findings["given_again"], findings["earlier_runs"], findings["mean"]) == (1, 0, 1.0)
 
 
 # -- what is refused ----------------------------------------------------------------------------------------------
