@@ -123,13 +123,16 @@ def _redirect_call(model: BaseChatModel, arguments: Arguments, entry: str) -> tu
         return model, arguments
     if routing.prompts and entry not in CHAT_INNER:
         arguments = put_prompt(model, arguments, entry)
-    if not isinstance(routing.chat, NodeChat) or routing.chat.is_copy_of(model):
+    chat = routing.chat if isinstance(routing.chat, NodeChat) else None
+    if (chat is None and not routing.knows_answers) or (chat is not None and chat.is_copy_of(model)):
         return model, arguments
     node, (positional, options) = calling_node(), arguments
     if node not in routing.routes:
         routing.unrouted_calls[node] += entry not in CHAT_INNER  # one call passes both
         return own_model_with_answers(model) if routing.knows_answers else model, arguments
-    return make_stand_in(model, routing.chat, node), (positional, tools_to_openai(options, node))
+    if chat is None:
+        return model, arguments
+    return make_stand_in(model, chat, node), (positional, tools_to_openai(options, node))
 
 
 def _look_at_completion(model: Any, arguments: Arguments, entry: str) -> tuple[Any, Arguments]:  # noqa: ARG001
@@ -142,7 +145,7 @@ def _look_at_completion(model: Any, arguments: Arguments, entry: str) -> tuple[A
 
 @contextmanager
 def redirected_models() -> Iterator[None]:
-    """While the block runs, episodes whose routing names a `chat` have their models redirected.
+    """While the block runs, episodes whose routing names a `chat` have their models redirected, and forks answered.
 
     Raises:
         BridgeError: a release of LangChain whose internals have moved.

@@ -122,6 +122,11 @@ class RecordedRun:
         return c.RUN_CONFIG not in self.root.attributes
 
     @property
+    def had_store(self) -> bool:
+        """Whether its graph had a store of LangGraph's, as far as the record says."""
+        return bool(self.run_config.get("has_store"))
+
+    @property
     def graph_input(self) -> Any:
         """What the graph was given."""
         text = self.root.attributes.get(c.INPUT)

@@ -2,8 +2,8 @@
 
 The graph is the app's own; its models, and the tools whose results are recorded, answer from the record, and it runs
 under a recorder of its own, so that both runs are compared as records: calls, prompts, D and the final state.
-Invariants: no model is asked, whatever client the app uses; the app's checkpointer, store and cache are not touched, an
-empty one of each stands in their place; one replay runs at a time in a process.
+Invariants: no model is asked, whatever client the app uses; no checkpointer, store or cache of the app's is touched, an
+empty one stands in for each; one replay runs at a time in a process.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from typing import Any, Literal
 from uuid import UUID
 
 from langchain_core.messages import AIMessage
-from langgraph.cache.memory import InMemoryCache
-from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.store.memory import InMemoryStore
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.types import Interrupt
 
 from marft_bridge.common.errors import GraphError
 from marft_bridge.config.record import RecordOptions
@@ -49,6 +48,7 @@ from marft_bridge.replay.divergence import (
 )
 from marft_bridge.replay.equal_calls import EqualCalls
 from marft_bridge.replay.pins import pinned
+from marft_bridge.replay.private_memory import PrivateMemory, memory_of_run, private_memory
 from marft_bridge.replay.recorded_answers import NOT_MADE, RecordedAnswers
 from marft_bridge.replay.recorded_models import chat_stand_in, llm_stand_in
 from marft_bridge.replay.recorded_run import (
@@ -68,6 +68,7 @@ from trace_store.journal import Journal
 from trace_store.records import ONE_TOOL_OF, Edge, SpanRow, Trajectory
 
 SPLIT = "replay"
+_MAX_INTERRUPTS = 16  # of one execution, that a later run may answer by their ids
 DATED = "recorded before the record said how a run was started: it was run asynchronously"
 _one_at_a_time = threading.Lock()
 # Ids that are drawn anew in each run: UUIDs, LangGraph's hashes of them, addresses of objects.
@@ -87,12 +88,15 @@ class ReplayOptions:
 
 @dataclass(slots=True)
 class ReplayedThread:
-    """What the runs of one thread share: in the place of the app's checkpointer and store."""
+    """What the runs of one thread share."""
 
-    saver: InMemorySaver = field(default_factory=InMemorySaver)
-    store: InMemoryStore = field(default_factory=InMemoryStore)
+    memory: PrivateMemory = field(default_factory=PrivateMemory)  # in the place of the app's checkpointers and stores
     checkpoints: dict[str, str] = field(default_factory=dict)  # recorded id -> the replay's
     interrupts: dict[str, str] = field(default_factory=dict)  # recorded id -> the replay's
+
+    def copy(self) -> ReplayedThread:
+        """The same thread once more, to go on with on its own."""
+        return ReplayedThread(self.memory.copy(), dict(self.checkpoints), interrupts=dict(self.interrupts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +304,7 @@ def replay_run(
         GraphError: the run goes on with one that was not replayed, or the graph cannot be run at all.
     """
     thread = thread or ReplayedThread()
+    memory_at_start = thread.memory.copy() if _may_tie(run) else PrivateMemory()
     first: Replayed | None = None
     equal_calls = EqualCalls()
     while True:
@@ -317,9 +322,16 @@ def replay_run(
             return replayed
         first = first or replayed
         # Equal prompts that were asked at once have different answers, and these may have come to the wrong ones.
-        if options.tools == "run" or thread.checkpoints or not equal_calls.is_worth_another(replayed.divergence):
+        if options.tools == "run" or not equal_calls.is_worth_another(replayed.divergence):
             return first
-        thread.saver = InMemorySaver()
+        thread.memory.restore(memory_at_start)
+
+
+def _may_tie(run: RecordedRun) -> bool:
+    """Whether equal prompts of one node had different answers."""
+    answers: dict[str, Any] = {}
+    keys = [(json.dumps([call.node, call.prompt], default=str), call.answer) for call in run.calls]
+    return any(answers.setdefault(key, answer) != answer for key, answer in keys)
 
 
 def _replay_once(
@@ -340,11 +352,13 @@ def _replay_once(
         stack.callback(recorder.journal.close)
         replay = _Replay(run, recorder, options, equal_calls=equal_calls)
         episode = EpisodeContext("replay", run.trajectory.episode.task_id, SPLIT, spans=[], recorder=recorder)
-        prepared_graph = _prepare(graph, run, thread)
-        recorded_graph = wrap(prepared_graph, recorder)
+        thread.memory.clear_caches()
+        recorded_graph = wrap(add_checkpointer(graph_to_original(graph), run, thread.memory), recorder)
         stack.callback(recorded_graph.unwrap)
-        call_arguments = _run_arguments(run, thread, arguments)
-        value = _translate_interrupts(run.graph_input if graph_input is None else graph_input, thread)
+        call_arguments = run_to_arguments(run, thread, arguments)
+        value = translate_interrupts(run.graph_input if graph_input is None else graph_input, thread)
+        stack.enter_context(private_memory(thread.memory))
+        stack.enter_context(memory_of_run(thread.memory))
         stack.enter_context(instrument_paused())
         stack.enter_context(stand_in_for_models(chat_stand_in(replay), llm_stand_in(replay)))
         stack.enter_context(clients_answered_by(replay))
@@ -360,7 +374,7 @@ def _replay_once(
         seconds = time.perf_counter() - began_s
         divergence, note = _compare(run, replay, episode.spans or [], error=error)
         if divergence is None:
-            _keep_ids(run, episode.spans or [], thread)
+            _keep_ids(run, replay, episode.spans or [], thread=thread)
     recorded_seconds = (run.root.end_ns - run.root.start_ns) / 1e9
     return Replayed(
         run.episode_id,
@@ -381,22 +395,25 @@ def _set_for_run(variable: Any, value: Any) -> Iterator[None]:
         variable.reset(reset_token)
 
 
-def _prepare(graph: Any, run: RecordedRun, thread: ReplayedThread) -> Any:
-    """The graph with a checkpointer, a store and a cache that are the replay's own."""
-    original = graph_to_original(graph)
-    changes: dict[str, Any] = {}
-    if run.trajectory.episode.begins is not None or original.checkpointer not in (None, False):
-        changes["checkpointer"] = thread.saver
-    if original.store is not None:
-        changes["store"] = thread.store
-    if original.cache is not None:
-        changes["cache"] = InMemoryCache()
-    return original.copy(changes) if changes else original
+def add_checkpointer(graph: Any, run: RecordedRun, memory: PrivateMemory) -> Any:
+    """The graph; a copy with a checkpointer where it has none and was run with one, as LangGraph's server does."""
+    if run.trajectory.episode.begins is None or isinstance(vars(graph)["checkpointer"], BaseCheckpointSaver):
+        return graph
+    return graph.copy({"checkpointer": memory.saver})
 
 
-def _run_arguments(run: RecordedRun, thread: ReplayedThread, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The keyword arguments of the run: as they are recorded, else as they are given."""
+def run_to_arguments(run: RecordedRun, thread: ReplayedThread, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The keyword arguments of the run: as they are recorded, else as they are given.
+
+    Raises:
+        GraphError: it begins at a checkpoint of a run that was not replayed before it, or after an edit of its thread.
+    """
     episode, facts = run.trajectory.episode, run.run_config
+    if run.root.attributes.get(c.EDITED):
+        raise GraphError(
+            f"replay: episode {episode.episode_id} begins after its thread was edited by update_state, and what was"
+            " written there is not recorded"
+        )
     given_config = dict((given or {}).get("config") or {})
     configurable = {**given_config.get("configurable", {}), **(facts.get("configurable") or {})}
     configurable["thread_id"] = episode.thread_id or "replay"
@@ -419,7 +436,7 @@ def _run_arguments(run: RecordedRun, thread: ReplayedThread, given: Mapping[str,
     return arguments
 
 
-def _translate_interrupts(value: Any, thread: ReplayedThread) -> Any:
+def translate_interrupts(value: Any, thread: ReplayedThread) -> Any:
     """A resume that names interrupts by their ids -> the same by the ids of the replay."""
     resume = getattr(value, "resume", None)
     if isinstance(resume, dict) and resume and all(key in thread.interrupts for key in resume):
@@ -683,14 +700,19 @@ def _to_comparable(value: Any) -> Any:
     return {_DRAWN.sub("...", str(key)): _to_comparable(item) for key, item in value.items()}
 
 
-def _keep_ids(run: RecordedRun, rows: Sequence[SpanRow], thread: ReplayedThread) -> None:
+def _keep_ids(run: RecordedRun, replay: _Replay, rows: list[SpanRow], thread: ReplayedThread) -> None:
     """Remembers which checkpoints and interrupts of the replay are which of the record, for runs that go on from it."""
     root = next(row for row in rows if row.parent_span_id is None)
     recorded_ids = str(run.trajectory.episode.checkpoints or "").split()
     thread.checkpoints.update(zip(recorded_ids, str(root.attributes.get(c.CHECKPOINTS) or "").split(), strict=False))
-    text = root.attributes.get(c.OUTPUT)
-    outputs = [run.output, json.loads(text) if isinstance(text, str) else text]
-    interrupts = [output.get("__interrupt__") or [] if isinstance(output, dict) else [] for output in outputs]
-    for before, now in zip(*interrupts, strict=False):
-        if isinstance(before, dict) and isinstance(now, dict) and before.get("id") and now.get("id"):
-            thread.interrupts[before["id"]] = now["id"]
+    namespaces = {row.span_id: str(row.attributes.get(c.CHECKPOINT_NS) or "") for row in rows}
+    for row_id, recorded in _match_executions(run, replay, rows).items():
+        recorded_namespace = str(recorded.attributes.get(c.CHECKPOINT_NS) or "")
+        for answered in range(_MAX_INTERRUPTS):
+            interrupt_id = _to_interrupt_id(recorded_namespace, answered)
+            thread.interrupts[interrupt_id] = _to_interrupt_id(namespaces[row_id], answered)
+
+
+def _to_interrupt_id(namespace: str, answered: int) -> str:
+    """The id that LangGraph gives an interrupt of an execution which that many others have been answered of."""
+    return Interrupt.from_ns(None, f"{namespace}|{answered}" if answered else namespace).id
