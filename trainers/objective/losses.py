@@ -80,7 +80,7 @@ def shaped_loss(
     shaped_T = probability_T / (probability_T + shaping)
     if granularity == "token":
         return -shaped_T * advantage_U.detach()
-    return -tokens_to_action(shaped_T, row_T, actions, "token") * advantage_U.detach()
+    return -tokens_to_action(shaped_T, row_T, actions, norm="token") * advantage_U.detach()
 
 
 def kl_to_reference(new_T: Tensor, reference_T: Tensor, old_T: Tensor | None = None) -> Tensor:

@@ -107,8 +107,8 @@ def _shaped_loss(scored: Scored, options: TrainerOptions) -> Tensor:
     return shaped_loss(
         scored.new_T,
         scored.advantage_U,
-        scored.row_T,
-        len(scored.share_A),
+        row_T=scored.row_T,
+        actions=len(scored.share_A),
         granularity=options.granularity,
         shaping=shaping,
     )

@@ -314,6 +314,8 @@ def test_stored_actions_that_the_offline_phase_refuses_leave_no_trace_in_the_oth
     foreign = [replace(t, actions=tuple(replace(a, trainable=a.node != "actor") for a in t.actions)) for t in rare]
     by_nature, by_weight = half.replay(foreign), whole.replay(rare)
     assert by_weight["drops"] == {"action: effective sample size below replay.min_ess": 12}
+    drops = [figures["agents"]["actor"].pop("drops") for figures in (by_nature, by_weight)]
+    assert drops == [{"untrainable": 12}, {"effective sample size below replay.min_ess": 12}]
     assert by_weight["agents"] == by_nature["agents"]
     assert by_weight["agents"]["reasoner"]["actions"] == 12
     for agent in AGENTS:
