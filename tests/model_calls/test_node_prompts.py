@@ -74,6 +74,7 @@ WAYS: dict[str, Callable[[ClientRig], Any]] = {
     "ainvoke": lambda rig: langchain(rig).ainvoke(CHAT),
     "stream": lambda rig: list(langchain(rig).stream(input=CHAT)),
     "astream": astreamed,
+    "events": lambda rig: langchain(rig).stream_events(CHAT, version="v3").output,
     "openai": openai_sync,
     "openai async": openai_async,
     "openai stream": lambda rig: openai_sync(rig, stream=True),
