@@ -600,8 +600,8 @@ def status(
     as_json: Annotated[
         bool,
         json_option(
-            "run_folder, store, episodes, adapters, forecast, last_update, rounds, best, servers, devices, live, "
-            "report, walls"
+            "run_folder, store, episodes, adapters, forecast, imitation, last_update, rounds, best, servers, devices, "
+            "live, report, walls"
         ),
     ] = False,
 ) -> None:
@@ -803,7 +803,9 @@ def fork(
     resume: Resume = False,
     as_json: Annotated[
         bool,
-        json_option("run, parent, node, call, variant, metric, given_again, parent_reward, forks, mean, low, high"),
+        json_option(
+            "run, parent, node, call, variant, metric, given_again, earlier_runs, parent_reward, forks, mean, low, high"
+        ),
     ] = False,
 ) -> None:
     """Run a recorded episode up to a call, and sample on from there.

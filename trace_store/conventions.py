@@ -85,6 +85,7 @@ BEGINS = "marft.langgraph.begins"
 FORKED = "marft.langgraph.forked"
 FROM_CHECKPOINT = "marft.langgraph.from_checkpoint"
 CHECKPOINTS = "marft.langgraph.checkpoints"  # ids, a space between
+EDITED = "marft.langgraph.edited"  # true: `update_state` changed the thread before the run; absent otherwise
 LINEAGE = "marft.lineage"  # JSON object name -> SHA-256 of what the prompts and samples depend on, see records.Episode
 
 # Ours: LangGraph coordinates, on node spans and the chat spans inside them.
@@ -113,7 +114,7 @@ LOGPROBS = "marft.sampled_logprobs"
 ADAPTER = "marft.adapter"  # "node@version"
 ADAPTER_VERSION = "marft.adapter.version"
 UNTRAINABLE = "marft.untrainable"  # the reason, when the recorder knows one
-REPLAYED_FROM = "marft.replayed_from"  # span id of the call of the parent episode whose recorded answer was given
+REPLAYED_FROM = "marft.replayed_from"  # span id of the recorded call whose answer was given again
 
 # Ours: what a replay needs of an answer or a tool's result and the conventions have no place for. Absent: nothing.
 ANSWER_REST = "marft.answer.rest"  # JSON object: what the message has beside its parts, see recording.span_attributes

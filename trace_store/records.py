@@ -26,8 +26,8 @@ RETOKENISED = "re-tokenised text, not the tokens of any engine"
 """The `untrainable_reason` of an action whose ids were made from its texts, for imitation; it is never stored."""
 
 REPLAYED = "answered again from the record of another episode"
-"""The `untrainable_reason` of a fork's action that could be trained on in the episode that sampled it: here nothing was
-sampled. Its `replayed_from` names that action."""
+"""The `untrainable_reason` of an action whose recorded answer was given again, so that nothing was sampled here: in a
+fork, or of a hosted node in a round. Its `replayed_from` names the action that was sampled."""
 
 
 BLIND_FORK = "blind_fork"

@@ -58,7 +58,7 @@ EPISODE_LINKS = View(
 CALLS = View(
     "calls",
     "One row per action: tokens as the engine counted them, or else as many as their ids; NULL where neither is known."
-    " cut_off: it stopped at its token limit. replayed: its answer was given again in a fork, nothing was computed.",
+    " cut_off: it stopped at its token limit. replayed: a recorded answer was given again, nothing was computed.",
     """
     SELECT episode_id, action_id, node, "index", step, model, adapter, adapter_version, started_ns,
            (ended_ns - started_ns) / 1e9 AS seconds,

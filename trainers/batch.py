@@ -107,6 +107,9 @@ class Round:
     items: tuple[ActionItem, ...]
     episode_A: tuple[int, ...]
     forest: Forest | None = None  # None where no episode is a fork
+    dropped_calls: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Agent -> reason -> its calls that were left out, also those of episodes that were. Of a round that was read from
+    trajectories: there these and `items` are all calls of the agent."""
 
     @property
     def tree_A(self) -> tuple[int, ...]:
@@ -141,11 +144,20 @@ class Round:
         """The round without the episodes that `keep` refuses, counted under `reason`."""
         kept_episodes = [episode for episode in self.episodes if keep(episode)]
         refused = len(self.episodes) - len(kept_episodes)
-        return episodes_to_round(kept_episodes, {**self.drops, reason: refused} if refused else self.drops)
+        data = episodes_to_round(kept_episodes, {**self.drops, reason: refused} if refused else self.drops)
+        refused_calls = Counter(item.agent for item in self.items) - Counter(item.agent for item in data.items)
+        calls = {agent: {reason: count} for agent, count in refused_calls.items()}
+        return replace(data, dropped_calls=_added(self.dropped_calls, calls) if self.dropped_calls else {})
 
-    def also_dropped(self, drops: Mapping[str, int]) -> Round:
-        """The round with more that was left out before it was read."""
-        return replace(self, drops={**self.drops, **drops})
+    def also_dropped(self, refused: Sequence[tuple[Trajectory, str]]) -> Round:
+        """The round with episodes that were left out, for these reasons, before it was read."""
+        calls: dict[str, Counter[str]] = {agent: Counter() for agent in self.dropped_calls}
+        for trajectory, reason in refused:
+            for action in trajectory.actions:
+                if action.node in calls:
+                    calls[action.node][reason] += 1
+        drops = {**self.drops, **Counter(reason for _, reason in refused)}
+        return replace(self, drops=drops, dropped_calls=_added(self.dropped_calls, calls))
 
 
 def trajectories_to_round(
@@ -179,8 +191,16 @@ def trajectories_to_round(
         TrainError: a trajectory is held out. Whoever reads a store leaves such out, and says how many.
     """
     drops: Counter[str] = Counter()
+    dropped: dict[str, Counter[str]] = {agent: Counter() for agent in agents}
     origins = _Origins(trajectories)
     episodes = []
+
+    def drop_episode(trajectory: Trajectory, reason: str) -> None:
+        drops[reason] += 1
+        for action in trajectory.actions:
+            if action.node in dropped:
+                dropped[action.node][reason] += 1
+
     for trajectory in trajectories:
         if trajectory.episode.split == HELDOUT or is_heldout(trajectory.episode):
             raise TrainError(
@@ -189,9 +209,9 @@ def trajectories_to_round(
             )
         value = trajectory.team_reward(reward)
         if trajectory.episode.outcome == "failed":
-            drops["episode failed"] += 1
+            drop_episode(trajectory, "episode failed")
         elif value is None or not math.isfinite(value):
-            drops[f"episode without a finite reward {reward!r}"] += 1
+            drop_episode(trajectory, f"episode without a finite reward {reward!r}")
         else:
             reasons = [
                 _find_drop_reason(action, agents, vocabulary, use=use) or (refused or {}).get(action.node)
@@ -224,13 +244,24 @@ def trajectories_to_round(
                     )
                     episode = _with_turns(replace(episode, fork=fork), fork)
             except (KeyError, ValueError):
-                drops["episode whose edges do not fit its actions"] += 1
+                drop_episode(trajectory, "episode whose edges do not fit its actions")
                 continue
+            for action, reason in zip(trajectory.actions, reasons, strict=True):
+                if reason is not None and action.node in dropped:
+                    dropped[action.node][reason] += 1
             if episode.actions:
                 episodes.append(episode)
             else:
                 drops["episode without an action to train on"] += 1
-    return episodes_to_round(episodes, dict(drops))
+    calls = {agent: dict(counts) for agent, counts in dropped.items()}
+    return replace(episodes_to_round(episodes, dict(drops)), dropped_calls=calls)
+
+
+def _added(calls: Mapping[str, Mapping[str, int]], more: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    """Agent -> reason -> count, added up."""
+    return {
+        agent: dict(Counter(calls.get(agent, {})) + Counter(more.get(agent, {}))) for agent in sorted({*calls, *more})
+    }
 
 
 def episodes_to_round(episodes: Sequence[EpisodeItem], drops: dict[str, int]) -> Round:

@@ -204,6 +204,7 @@ class OptimizerOptions(_Options):
 
 _OFFLINE_ONLY: dict[str, tuple[str, ...]] = {
     "threshold": ("filtered",),
+    "reward": ("filtered",),
     "beta": ("awr",),
     "max_weight": ("awr",),
     "shift": ("asymre",),
@@ -229,6 +230,10 @@ class OfflineOptions(_Options):
     critic learns from the traces. The last three but `off` need behaviour log-probs."""
     threshold: float = 1.0
     """Reward from which `filtered` imitates an episode."""
+    reward: str | None = Field(default=None, min_length=1)
+    """Name of the team reward that `filtered` chooses by, where that is not the one that rounds are paid by: a judge's
+    (`marft-bridge rank`), an imported score, a person's marks (`marft-bridge traces mark`). An episode without it is
+    not imitated."""
     beta: float = Field(default=0.3, gt=0)
     """Temperature of the advantage weights, in units of reward."""
     max_weight: float = Field(default=10.0, gt=0)
@@ -368,6 +373,9 @@ class ExperimentalOptions(_Options):
     """Drop an action with a token that the trainer finds less than this times as likely as the engine did."""
     off_policy_mask: float | None = Field(default=None, gt=0)
     """Drop an action of negative advantage once mean(log mu - log pi) per token is above this (DeepSeek-V3.2)."""
+    success_shaping: float | None = Field(default=None, gt=0)
+    """Gamma of LUFFY's shaping: with `replay.successes`, a token of an older success pulls as p / (p + gamma), p its
+    probability today, without a clip, in place of the clipped ratio to the policy that sampled it. None: the ratio."""
     gamma_token: float = Field(default=1.0, gt=0, le=1)
     """Discount per token within an action (MARFT-T). 1, because 0.99 leaves 0.6 % of a reward 512 tokens away."""
     token_lambda: float | Literal["adaptive"] = 1.0
@@ -434,6 +442,11 @@ class TrainerOptions(_Options):
     replay: ReplayOptions = ReplayOptions()
     system: SystemOptions = SystemOptions()
     experimental: ExperimentalOptions = ExperimentalOptions()
+
+    @property
+    def offline_reward(self) -> str:
+        """Name of the team reward that the offline phase goes by."""
+        return self.reward if self.offline.reward is None else self.offline.reward
 
     @property
     def estimator_settings(self) -> EstimatorSettings:
@@ -532,6 +545,7 @@ class TrainerOptions(_Options):
             ("advantage", "contribution", chosen.per_agent and not chosen.keeps_state, _own_baselines()),
             ("advantage", "critic", self.uses_critic, "a critic in use"),
             ("experimental", "clip_by_length", not experimental.clip_by_length or self.clips_by_length, _MEAN_RATIOS),
+            ("experimental", "success_shaping", self.replay.successes > 0, "replay.successes above 0"),
             ("experimental", "critic_loss", self.uses_critic, "a critic in use"),
             ("experimental", "critic_clip", self.uses_critic, "a critic in use"),
             ("experimental", "gamma_token", self.granularity == "token", "granularity 'token'"),

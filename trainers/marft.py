@@ -40,7 +40,7 @@ from trainers.errors import TrainError
 from trainers.objective.scored_round import score_round
 from trainers.objective.update_order import UpdateContext, update_in_order, update_order
 from trainers.offline.phases import learn_offline
-from trainers.offline.replay_gate import gate_episodes
+from trainers.offline.replay_gate import Gated, gate_episodes
 from trainers.policies.policies import Policies
 from trainers.scoring.model import Tick
 from trainers.scoring.sampling import Sampling
@@ -100,10 +100,10 @@ class MarftTrainer:
             {"critic": see `Credit.warm_up`, "drops", "episodes", "actions", "seconds"}.
         """
         started = time.perf_counter()
-        kept_trajectories, refused = self._gate(trajectories, {}, False) if self.options.uses_critic else ([], {})
-        data = self._read(kept_trajectories, "imitation")
+        gated = self._gate(trajectories, {}, False) if self.options.uses_critic else Gated([], [])
+        data = self._read(gated.kept, "imitation")
         data = data.only(lambda episode: not episode.truncated, "episode truncated, its return unknown")
-        data = data.also_dropped(refused)
+        data = data.also_dropped(gated.refused)
         critic = self.credit.warm_up(data)
         fields = {"critic": critic, "actions": len(data.items)}
         return _result(data, fields, time.perf_counter() - started)
@@ -120,21 +120,22 @@ class MarftTrainer:
         """
         started = time.perf_counter()
         options = self.options.offline
-        kept_trajectories, refused = (
-            ([], {}) if options.mode == "off" else self._gate(trajectories, {}, options.needs_behaviour)
-        )
+        gated = Gated([], []) if options.mode == "off" else self._gate(trajectories, {}, options.needs_behaviour)
         texts: Use = "demonstration" if options.retokenise else "imitation"
         use: Use = "replay" if options.needs_behaviour else texts
-        data = self._read(kept_trajectories, use)
-        data = data.also_dropped(refused)
+
+        def read(refused_agents: Mapping[str, str] | None = None) -> Round:
+            data = self._read(gated.kept, use, refused_agents, reward=self.options.offline_reward)
+            return data.also_dropped(gated.refused)
+
         agents, data = learn_offline(
-            data,
+            read(),
             self.policies,
             self.credit,
             options=self.options,
             generator=self.generator,
             tick=self._tick,
-            reread=lambda refused_agents: self._read(kept_trajectories, use, refused_agents).also_dropped(refused),
+            reread=read,
         )
         self.credit.forget()
         warnings = self._check_reality(agents) if options.mode != "off" else []
@@ -319,9 +320,9 @@ class MarftTrainer:
             newest: dict[str, int] = {}
             for item in data.items:
                 newest[item.agent] = max(newest.get(item.agent, 0), item.version or 0)
-            kept_trajectories, refused = self._gate(replayed, newest, replay.successes == 0, tools=_tools_of(fresh))
-            older = self._read(kept_trajectories, "replay")
-            drops = {**data.drops, **refused}
+            gated = self._gate(replayed, newest, replay.successes == 0, tools=_tools_of(fresh))
+            older = self._read(gated.kept, "replay")
+            drops = {**data.drops, **gated.drops}
             for reason, count in older.drops.items():
                 drops[f"replay: {reason}"] = count
             max_replayed = self._most_replayed(len(data.episodes))
@@ -333,7 +334,7 @@ class MarftTrainer:
                 reasons = (refused_agents.get(item.agent) for e in older_episodes for item in e.actions)
                 drops |= Counter(f"replay: action: {reason}" for reason in reasons if reason is not None)
                 read_ids = {e.episode_id for e in older_episodes}
-                read_trajectories = [t for t in kept_trajectories if t.episode.episode_id in read_ids]
+                read_trajectories = [t for t in gated.kept if t.episode.episode_id in read_ids]
                 older_episodes = self._read(read_trajectories, "replay", refused_agents).episodes
             data = episodes_to_round([*data.episodes, *older_episodes], drops)
         compares_all = self.options.advantage.skip_flat_groups and not replay.successes
@@ -376,21 +377,29 @@ class MarftTrainer:
     # -- shared by all -------------------------------------------------------------------------------------------
 
     def _read(
-        self, trajectories: Sequence[Trajectory], use: Use, refused_agents: Mapping[str, str] | None = None
+        self,
+        trajectories: Sequence[Trajectory],
+        use: Use,
+        refused_agents: Mapping[str, str] | None = None,
+        reward: str | None = None,
     ) -> Round:
-        data = self._to_round(trajectories, use, refused_agents)
+        data = self._to_round(trajectories, use, refused_agents, reward=reward)
         self.policies.memory.expect(data.items)
         return data
 
     def _to_round(
-        self, trajectories: Sequence[Trajectory], use: Use, refused_agents: Mapping[str, str] | None = None
+        self,
+        trajectories: Sequence[Trajectory],
+        use: Use,
+        refused_agents: Mapping[str, str] | None = None,
+        reward: str | None = None,
     ) -> Round:
         policies, options = self.policies, self.options
         vocabulary = {agent: policies.model_of(agent).vocabulary for agent in policies.trained}
         return trajectories_to_round(
             trajectories,
             policies.trained,
-            options.reward,
+            reward or options.reward,
             vocabulary=vocabulary,
             use=use,
             shaping=options.shaping,
@@ -405,7 +414,7 @@ class MarftTrainer:
         newest: Mapping[str, int],
         needs_behaviour: bool,
         tools: Mapping[str, str] | None = None,
-    ) -> tuple[list[Trajectory], dict[str, int]]:
+    ) -> Gated:
         today = {**self.lineage, **(tools or {})}
         return gate_episodes(
             trajectories, today, self.options.replay, newest_version=newest, needs_behaviour=needs_behaviour

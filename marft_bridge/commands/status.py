@@ -11,6 +11,7 @@ from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.config.serve import ServeOptions
 from marft_bridge.live.status import read_live_lines
 from marft_bridge.rewards.code import CodeOptions
+from marft_bridge.runs.imitation_lines import updates_to_imitation_lines
 from marft_bridge.runs.named_version import read_named_version
 from marft_bridge.runs.run_folder import RunFolder, read_forecast, read_metrics
 from marft_bridge.sandbox.programs import WALLS, Isolation, NotStarted, wall_refusal
@@ -43,6 +44,7 @@ def status(config: BridgeConfig, reporter: Reporter) -> None:
         "episodes": None,
         "adapters": {node: _trained_versions(folder, node) for node in config.graph.nodes},
         "forecast": (read_forecast(folder.metrics) or {"lines": []})["lines"],
+        "imitation": updates_to_imitation_lines(lines),
         "last_update": {key: lines[-1][key] for key in ("round", "phase")} if lines else None,
         "rounds": config.train.rounds,
         "best": None if named is None else {"version": named.version, "newest": named.newest},
@@ -60,7 +62,7 @@ def status(config: BridgeConfig, reporter: Reporter) -> None:
         reporter.say("  no store yet")
     for node, versions in state["adapters"].items():
         reporter.say(f"  {node}: {'adapters ' + ', '.join(map(str, versions)) if versions else 'no adapter yet'}")
-    for line in state["forecast"]:
+    for line in [*state["forecast"], *state["imitation"]]:
         reporter.say(f"  {line}")
     if (update := state["last_update"]) is not None:
         reporter.say(f"  last update: round {update['round']} of {config.train.rounds} ({update['phase']})")

@@ -139,6 +139,10 @@ class TrainOptions(_Options):
     """A table [train.trees] makes rounds trees: fewer whole runs, and forks of them. None: whole runs only."""
     traces: tuple[str, ...] = ()
     """Folders that `traces export` wrote, or DuckLake catalogs: their episodes are learned from too, read in place."""
+    hosted_answers: Literal["provider", "recorded_first", "recorded_only"] = "provider"
+    """Who answers, in rounds, the nodes that are neither in graph.nodes nor in graph.frozen. `provider`: their own
+    models. `recorded_first`: where a stored call has the same messages, tools and parameters its recorded answer, else
+    their own models. `recorded_only`: where there is none, the run fails."""
     keep_versions: int = Field(1, ge=1)
     """Trained versions of each node that stay loaded in the server, the newest included."""
     max_staleness: int = Field(0, ge=0)
@@ -170,6 +174,12 @@ class TrainOptions(_Options):
         names = [logger.name for logger in self.loggers]
         if duplicates := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"loggers: {duplicates[0]!r} is there twice; leave one out")
+        return self
+
+    @model_validator(mode="after")
+    def _hosted_answers_fit(self) -> TrainOptions:
+        if self.hosted_answers != "provider" and self.trees is not None:
+            raise ValueError("hosted_answers of a record cannot be given in forks yet: leave train.trees out")
         return self
 
     @property

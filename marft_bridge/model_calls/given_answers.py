@@ -1,7 +1,8 @@
-"""A call of a node with a route -> an answer that is known beforehand, instead of a request to the served model.
+"""A call of a node -> an answer that is known beforehand, instead of a request to a model.
 
-For forks of recorded episodes: the calls before the fork get their recorded answers again. Invariant: who gives an
-answer also says what is recorded of the call, so that nothing of the live route is taken for what it was sampled by.
+For forks of recorded episodes: the calls before the fork get their recorded answers again. For rounds whose hosted
+nodes are answered from the record: their calls get the answer of an equal recorded call. Invariant: who gives an answer
+also says what is recorded of the call, so that nothing of the live route is taken for what it was sampled by.
 """
 
 from __future__ import annotations
@@ -39,19 +40,36 @@ class Prefix(Protocol):
         """By the error that the run ended with: another one that it failed with; see `EpisodeContext.judge_end`."""
 
 
+class AnswerRecord(Protocol):
+    """Recorded answers of the nodes without a route, for one episode."""
+
+    def answer_call(self, run_id: UUID | None) -> GivenAnswer | None:
+        """A recorded answer of the call with this run id; None where the node's route, or its own model, is to answer.
+
+        Raises an error in the app where no recorded call equals it and its own model may not be asked.
+        """
+
+    def refuse_unanswerable(self, kind: str) -> None:
+        """Told of a call whose kind cannot be given an answer. Raises where its own model may not be asked."""
+
+    def judge_end(self, error: BaseException | None) -> Exception | None:
+        """As `Prefix.judge_end`."""
+
+
 def answer_given_call(run_id: UUID | None) -> GivenAnswer | None:
     """The answer that is known of the call that starts now; None where a model is to be asked.
 
     `run_id` is None where LangChain does not pass it, and then that of the announced call counts.
 
-    Raises: as `Prefix.answer_call`.
+    Raises: as `Prefix.answer_call` and `AnswerRecord.answer_call`.
     """
     routing = current_routing.get()
-    if routing is None or routing.prefix is None:
+    if routing is None or not routing.knows_answers:
         return None
     if run_id is None and (announced := announced_call.get()) is not None:
         run_id = announced[0]
-    return routing.prefix.answer_call(run_id)
+    given = None if routing.prefix is None else routing.prefix.answer_call(run_id)
+    return routing.record.answer_call(run_id) if given is None and routing.record is not None else given
 
 
 def message_to_result(message: AIMessage) -> ChatResult:

@@ -1,6 +1,7 @@
-"""A node's own chat model, in a fork -> the same model, which first gives what the fork's prefix knows.
+"""A node's own chat model -> the same model, which first gives the answer that is known of a call.
 
-For nodes without a route: their models are no served ones, and yet the calls before a fork get their recorded answers.
+For nodes without a route: their models are no served ones, and yet the calls before a fork get their recorded answers,
+and so do those of rounds that answer hosted nodes from the record.
 Invariant: the class, the settings and the callbacks are the model's own; only the methods that make the request differ,
 on the object alone.
 """
@@ -20,8 +21,8 @@ from marft_bridge.model_calls.given_answers import answer_given_call, message_to
 from marft_bridge.model_calls.token_capture import capture_tokens
 
 
-def own_model_in_fork(model: BaseChatModel) -> BaseChatModel:
-    """A copy of the model that asks the prefix of the episode first; itself where it does so already."""
+def own_model_with_answers(model: BaseChatModel) -> BaseChatModel:
+    """A copy of the model that asks the episode's prefix and record first; itself where it does so already."""
     if "_generate" in vars(model):
         return model
     copied = model.model_copy(update={"cache": False})  # a cached answer would be no recorded one
@@ -72,7 +73,7 @@ def _asking_first(model: BaseChatModel) -> dict[str, Any]:
 
 
 def _known_answer(arguments: Mapping[str, Any]) -> AIMessage | None:
-    """The answer that the prefix gives, whose tokens are handed to the recorder; None where the model is to answer."""
+    """The answer that is known, whose tokens are handed to the recorder; None where the model is to answer."""
     run_manager = arguments.get("run_manager")
     run_id: UUID | None = None if run_manager is None else run_manager.run_id
     given = answer_given_call(run_id)

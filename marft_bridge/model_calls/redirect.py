@@ -2,8 +2,8 @@
 
 It stands in at the methods that every chat model's call passes (`model_entries`): when the calling node has a route in
 this episode, a `NodeChat` that carries the model's callbacks, tags and options answers in its place. Invariant: a call
-from a node without a route, or outside an episode, is not touched, but for the recorded answers of a fork and for a
-prompt that the episode gives its node.
+from a node without a route, or outside an episode, is not touched, but for the recorded answers that it may get and for
+a prompt that the episode gives its node.
 
 Clients that are no LangChain chat model are in `clients/`. A thread without LangGraph's context cannot be seen;
 `Routing.routed_calls` shows that a trainable node made no call through its route.
@@ -23,7 +23,7 @@ from marft_bridge.common.library_internals import CHAT_INNER, TESTED_VERSIONS, r
 from marft_bridge.model_calls.model_entries import Arguments, stand_in_for_models
 from marft_bridge.model_calls.node_chat_model import NodeChat
 from marft_bridge.model_calls.node_prompts import put_prompt
-from marft_bridge.model_calls.own_model import own_model_in_fork
+from marft_bridge.model_calls.own_model import own_model_with_answers
 from marft_bridge.model_calls.request_rules import tools_to_openai
 from marft_bridge.model_calls.routing import calling_node, current_routing
 
@@ -123,22 +123,33 @@ def _redirect_call(model: BaseChatModel, arguments: Arguments, entry: str) -> tu
         return model, arguments
     if routing.prompts and entry not in CHAT_INNER:
         arguments = put_prompt(model, arguments, entry)
-    if not isinstance(routing.chat, NodeChat) or routing.chat.is_copy_of(model):
+    chat = routing.chat if isinstance(routing.chat, NodeChat) else None
+    if (chat is None and not routing.knows_answers) or (chat is not None and chat.is_copy_of(model)):
         return model, arguments
     node, (positional, options) = calling_node(), arguments
     if node not in routing.routes:
         routing.unrouted_calls[node] += entry not in CHAT_INNER  # one call passes both
-        return model if routing.prefix is None else own_model_in_fork(model), arguments
-    return make_stand_in(model, routing.chat, node), (positional, tools_to_openai(options, node))
+        return own_model_with_answers(model) if routing.knows_answers else model, arguments
+    if chat is None:
+        return model, arguments
+    return make_stand_in(model, chat, node), (positional, tools_to_openai(options, node))
+
+
+def _look_at_completion(model: Any, arguments: Arguments, entry: str) -> tuple[Any, Arguments]:  # noqa: ARG001
+    """A completion model, which answers itself where it may be asked."""
+    routing = current_routing.get()
+    if routing is not None and routing.record is not None:
+        routing.record.refuse_unanswerable("a completion model (BaseLLM)")
+    return model, arguments
 
 
 @contextmanager
 def redirected_models() -> Iterator[None]:
-    """While the block runs, episodes whose routing names a `chat` have their models redirected.
+    """While the block runs, episodes whose routing names a `chat` have their models redirected, and forks answered.
 
     Raises:
         BridgeError: a release of LangChain whose internals have moved.
     """
     require_internals(*TESTED_VERSIONS)
-    with stand_in_for_models(_redirect_call):
+    with stand_in_for_models(_redirect_call, _look_at_completion):
         yield

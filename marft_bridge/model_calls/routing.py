@@ -22,7 +22,7 @@ from marft_bridge.common.errors import GraphError
 from marft_bridge.common.running_routers import own_namespace
 
 if TYPE_CHECKING:
-    from marft_bridge.model_calls.given_answers import Prefix
+    from marft_bridge.model_calls.given_answers import AnswerRecord, Prefix
 
 PROVIDER = "vllm"
 """What records name as the provider of a call that a route answered."""
@@ -57,12 +57,18 @@ class Routing:
     prompts: Mapping[str, str] = field(default_factory=dict)  # node -> what its calls begin with; see `node_prompts`
     refusal: GraphError | None = None  # why its prompts cannot be put; the app may have caught it
     prefix: Prefix | None = None  # answers before the routes do, where the episode's beginning is a recorded one
+    record: AnswerRecord | None = None  # answers for nodes without a route, where they are answered from the record
     sampled_tokens: int = 0  # by all calls so far, those of the prefix among them
     given_tokens: int = 0  # of those, what the prefix gave again
     prompted_calls: Counter[str] = field(default_factory=Counter)  # node -> calls that began with its prompt
     routed_calls: Counter[str] = field(default_factory=Counter)  # node -> recorded calls that its route answered
     unrouted_calls: Counter[str] = field(default_factory=Counter)  # node without a route -> calls of its own model
     _call_numbers: dict[str, Iterator[int]] = field(default_factory=dict)
+
+    @property
+    def knows_answers(self) -> bool:
+        """Whether some calls get an answer that is known beforehand."""
+        return self.prefix is not None or self.record is not None
 
     def next_call_seed(self, node: str) -> int | None:
         """The seed of the next call of `node`: the same episode seed gives the same sequence."""

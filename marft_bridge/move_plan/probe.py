@@ -102,7 +102,7 @@ def _fit_node(node: str, local: LocalCalls, policies: Policies, seed: int) -> No
         probe = Probe(
             fitted_calls=len(fitted),
             held_calls=len(held),
-            steps=int(learned["steps"]),
+            steps=int(learned.figures["steps"]),
             before=_nats(before, groups),
             after=_nats(after, groups),
             gain=_nats(gains, groups),

@@ -365,6 +365,9 @@ class Recorder(BaseCallbackHandler):
         if run is None or not run.is_root:
             return
         run.trace.position = position = loop_to_position(loop)
+        if position is not None and position.from_checkpoint is not None:
+            recorded_ids = run.trace.episode.recorded_checkpoints
+            position.from_checkpoint = recorded_ids.get(position.from_checkpoint, position.from_checkpoint)
         if position is not None and run.trace.episode.parent_episode is None:
             with self._lock:
                 parent = self._checkpoint_writers.parent_of(position)
@@ -472,6 +475,12 @@ class Recorder(BaseCallbackHandler):
         """The span of a call or tool that is under way; None where it is none of a recorded graph's."""
         run = self._runs.get(run_id) if run_id is not None else None
         return None if run is None else run.span
+
+    def tools_of_call(self, run_id: UUID) -> frozenset[str]:
+        """The tools that the node of a call under way has offered in its run so far, each as canonical JSON."""
+        run = self._runs.get(run_id)
+        node = None if run is None else run.span.attributes.get(names.NODE)
+        return frozenset() if run is None or node is None else frozenset(run.trace.offered_tools.get(node, ()))
 
     @_never_raise
     def note_exact_tokens(self, run_id: UUID, tokens: ExactTokens) -> None:

@@ -75,6 +75,7 @@ class RecordedCall:
     ended_ns: int
     namespace: str  # LangGraph's, of the execution that made it
     rank: int  # of that execution among those of its node, from 0
+    tools: tuple[str, ...] = ()  # that it was made inside of, innermost first: name and arguments as JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,11 @@ class RecordedRun:
     def is_dated(self) -> bool:
         """Whether it was recorded before the record kept how a run was started, and what tools gave back."""
         return c.RUN_CONFIG not in self.root.attributes
+
+    @property
+    def had_store(self) -> bool:
+        """Whether its graph had a store of LangGraph's, as far as the record says."""
+        return bool(self.run_config.get("has_store"))
 
     @property
     def graph_input(self) -> Any:
@@ -167,7 +173,7 @@ def spans_to_run(spans: Sequence[SpanRow]) -> RecordedRun:
             continue
         node = nodes.get(span.span_id, "")
         numbers[node] += 1
-        calls.append(_span_to_call(span, node, numbers[node], ranks=ranks, episode_id=episode_id))
+        calls.append(_span_to_call(span, node, numbers[node], ranks=ranks, by_id=by_id, episode_id=episode_id))
     around_calls = {
         outer for span in spans if span.operation in (c.CHAT, c.INVOKE_AGENT) for outer in tools_around(span, by_id)
     }
@@ -195,7 +201,9 @@ def spans_to_ranks(spans_by_start: Sequence[SpanRow]) -> dict[str, int]:
     return ranks
 
 
-def _span_to_call(span: SpanRow, node: str, number: int, ranks: Mapping[str, int], episode_id: str) -> RecordedCall:
+def _span_to_call(
+    span: SpanRow, node: str, number: int, ranks: Mapping[str, int], by_id: Mapping[str, SpanRow], episode_id: str
+) -> RecordedCall:
     prompt, answer = span.attributes.get(c.INPUT_MESSAGES), span.attributes.get(c.OUTPUT_MESSAGES)
     error = _span_to_error(span)
     if prompt is None or (answer is None and error is None):
@@ -215,12 +223,13 @@ def _span_to_call(span: SpanRow, node: str, number: int, ranks: Mapping[str, int
         node,
         number,
         prompt=to_comparable_prompt(prompt_messages),
-        answer=None if error is not None else _span_to_answer(span),
+        answer=None if error is not None else attributes_to_answer(span.attributes),
         error=error,
         started_ns=span.start_ns,
         ended_ns=span.end_ns,
         namespace=namespace,
         rank=ranks.get(namespace, 0),
+        tools=tuple(tool_to_key(by_id[tool_id].attributes) for tool_id in tools_around(span, by_id)),
     )
 
 
@@ -252,12 +261,12 @@ def _span_to_error(span: SpanRow) -> RecordedError | None:
     return RecordedError(name, (span.status_message or "").removeprefix(f"{name}: "))
 
 
-def _span_to_answer(span: SpanRow) -> AIMessage:
-    """The message that the model gave: its parts, and what is recorded beside them."""
-    messages = span.attributes[c.OUTPUT_MESSAGES]
+def attributes_to_answer(attributes: Mapping[str, Any]) -> AIMessage:
+    """The attributes of a chat span -> the message that the model gave: its parts, and what is recorded beside them."""
+    messages = attributes[c.OUTPUT_MESSAGES]
     messages = json.loads(messages) if isinstance(messages, str) else messages
     parts = messages[0].get("parts") or [] if messages else []
-    rest = span.attributes.get(c.ANSWER_REST) or "{}"
+    rest = attributes.get(c.ANSWER_REST) or "{}"
     rest = json.loads(rest) if isinstance(rest, str) else rest
     texts = [part["content"] for part in parts if part.get("type") == "text"]
     others = [part for part in parts if part.get("type") not in ("text", "tool_call")]
@@ -275,13 +284,13 @@ def _span_to_answer(span: SpanRow) -> AIMessage:
             invalid_calls.append(
                 InvalidToolCall(name=name, args=arguments, id=call_id, error=None, type="invalid_tool_call")
             )
-    reasons = span.attributes.get(c.FINISH_REASONS)
+    reasons = attributes.get(c.FINISH_REASONS)
     reasons = json.loads(reasons) if isinstance(reasons, str) and reasons.startswith("[") else reasons
     metadata = {
-        "model_name": span.attributes.get(c.RESPONSE_MODEL),
+        "model_name": attributes.get(c.RESPONSE_MODEL),
         "finish_reason": reasons[0] if isinstance(reasons, (list, tuple)) and reasons else reasons,
     }
-    counts = [span.attributes.get(key) for key in (c.USAGE_INPUT_TOKENS, c.USAGE_OUTPUT_TOKENS)]
+    counts = [attributes.get(key) for key in (c.USAGE_INPUT_TOKENS, c.USAGE_OUTPUT_TOKENS)]
     usage = None
     if counts[0] is not None and counts[1] is not None:
         usage = {"input_tokens": counts[0], "output_tokens": counts[1], "total_tokens": counts[0] + counts[1]}
@@ -329,6 +338,12 @@ def arguments_to_json(arguments: Any) -> Any:
         return json.loads(arguments)
     except ValueError:
         return arguments
+
+
+def tool_to_key(attributes: Mapping[str, Any]) -> str:
+    """The attributes of a tool's span -> its name and arguments, as one text that is equal where they are."""
+    arguments = arguments_to_json(attributes.get(c.TOOL_ARGUMENTS))
+    return json.dumps([attributes.get(c.TOOL_NAME), arguments], sort_keys=True, default=str)
 
 
 def tools_around(span: SpanRow, by_id: Mapping[str, SpanRow]) -> list[str]:

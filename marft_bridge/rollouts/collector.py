@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import time
 import uuid
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -25,9 +25,11 @@ from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 from marft_bridge.common.errors import EpisodesFailedError, GraphError, RewardFailedError
 from marft_bridge.common.retries import pause_s
 from marft_bridge.config.bridge import CollectOptions
+from marft_bridge.model_calls.given_answers import AnswerRecord
 from marft_bridge.model_calls.routing import Route, Routing, current_routing
 from marft_bridge.model_calls.scripted_answer import text_to_route
 from marft_bridge.recording.episode_context import EpisodeContext, current_episode, end_to_outcome
+from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.wrap import RecordedGraph
 from marft_bridge.rewards.contract import RewardEnvironment, RunView
 from marft_bridge.rewards.scoring import Score
@@ -83,6 +85,13 @@ class Backend(Protocol):
         """
 
 
+class HostedAnswers(Protocol):
+    """Recorded answers for the nodes that call their own models."""
+
+    def begin(self, recorder: Recorder, routing: Routing) -> AnswerRecord:
+        """Those of one episode, which is drawn by its seed."""
+
+
 class _OwnModels:
     """The backend of a graph that calls its own models: there is no server of ours."""
 
@@ -110,6 +119,7 @@ class Collector:
         app: the user's input function and reward.
         backend: answers for the graph's nodes.
         reward_context: the run folder and the judge's server, for rewards that need them.
+        hosted: answers for nodes without a route, before their own models do; None: those are asked.
         options: episodes in flight, the time limit after which one is recorded as truncated, and the limits on tokens
             and attempts of one request.
 
@@ -124,12 +134,19 @@ class Collector:
         app: App,
         backend: Backend,
         reward_context: RewardEnvironment = RewardEnvironment(),  # noqa: B008 - frozen
+        hosted: HostedAnswers | None = None,
         options: CollectOptions = CollectOptions(),  # noqa: B008 - frozen
     ) -> None:
+        self._hosted = hosted
         self._graph, self._app, self._backend, self._options = graph, app, backend, options
         self._limits = options.limits
         self._code = UserCode(app.name)
         self._scorer, self._reward_context = app.scorer(), reward_context
+
+    @property
+    def graph(self) -> RecordedGraph:
+        """The wrapped graph."""
+        return self._graph
 
     def take_thread_lines(self) -> list[str]:
         """As `Scorer.take_thread_lines`."""
@@ -203,9 +220,10 @@ class Collector:
             seed=request.seed,
             adapters=request.adapters,
             tags=_request_to_tags(request, attempt),
-            subject_id=self._app.subject_of(request.task),
+            subject_id=self._app.subject_of(request.task) if request.start is None else request.start.subject_id,
             parent_episode=None if request.fork is None else request.fork.episode_id,
             fork_action=None if request.fork is None else request.fork.action_id,
+            recorded_checkpoints={} if request.start is None else request.start.checkpoints,
             lineage=dict(self._backend.lineage),
             recorder=self._graph.recorder,
             spans=[] if self._scorer.needs_record else None,
@@ -227,9 +245,12 @@ class Collector:
         if request.beginning is not None:
             routing.prefix = request.beginning.begin(self._graph.recorder)
             episode.judge_end = routing.prefix.judge_end
+        elif self._hosted is not None:
+            routing.record = self._hosted.begin(self._graph.recorder, routing)
+            episode.judge_end = routing.record.judge_end
         current_episode.set(episode)  # in the context of this asyncio task: other episodes do not see it
         current_routing.set(routing)
-        result, error = await self._graph_to_result(episode, routing, request.task)
+        result, error = await self._graph_to_result(episode, routing, request)
         if episode.cut_short is None:
             error = episode.judge_end(error) or error
         if routing.refusal is not None:  # every episode would meet it
@@ -271,14 +292,17 @@ class Collector:
             await asyncio.sleep(0.5)
 
     async def _graph_to_result(
-        self, episode: EpisodeContext, routing: Routing, task: Task
+        self, episode: EpisodeContext, routing: Routing, request: EpisodeRequest
     ) -> tuple[Any, Exception | None]:
         """The final state, or the error that the graph failed with; neither where the episode was cut short."""
         thread = uuid.uuid4().hex  # a new thread id: an app with a checkpointer remembers nothing of other episodes
-        config = {"configurable": {"thread_id": thread}, "callbacks": [_InterruptMarker(episode)]}
-        arguments = self._app.runs.to_arguments(task, config)
+        callbacks = [_InterruptMarker(episode)]
         loop = asyncio.get_running_loop()
-        running = asyncio.ensure_future(self._graph.ainvoke(self._app.task_to_input(task), **arguments))
+        running = asyncio.ensure_future(
+            self._run_task(request.task, thread, callbacks)
+            if request.start is None
+            else request.start.run(self._graph, callbacks)
+        )
 
         def note_cut(reason: str) -> None:
             episode.cut_short = episode.cut_short or reason
@@ -301,7 +325,14 @@ class Collector:
         except Exception as error:  # noqa: BLE001 - any error of the graph is a failed episode
             return None, error
         finally:
-            await self._delete_thread(thread)
+            if request.start is None:
+                await self._delete_thread(thread)
+
+    def _run_task(self, task: Task, thread: str, callbacks: list[Any]) -> Coroutine[Any, Any, Any]:
+        config = {"configurable": {"thread_id": thread}, "callbacks": callbacks}
+        arguments = self._app.runs.to_arguments(task, config)
+        running: Coroutine[Any, Any, Any] = self._graph.ainvoke(self._app.task_to_input(task), **arguments)
+        return running
 
     async def _delete_thread(self, thread: str) -> None:
         """Deletes the episode from the app's checkpointer, whose memory would grow with every episode."""

@@ -21,7 +21,7 @@ from marft_bridge.recording.wrap import graph_to_original, wrap
 from marft_bridge.rewards.contract import ModelAddress, RewardEnvironment
 from marft_bridge.rollouts.app import App
 from marft_bridge.rollouts.app_tracing import app_tracing
-from marft_bridge.rollouts.collector import OWN_MODELS, Collector, Job, run_jobs
+from marft_bridge.rollouts.collector import OWN_MODELS, Collector, HostedAnswers, Job, run_jobs
 from marft_bridge.rollouts.run_counts import Tally
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving.served_bases import ServedBases
@@ -59,12 +59,19 @@ class Stage:
         self._running: asyncio.Task[Any] | None = None
 
     @contextmanager
-    def open_app(self, app: App, models: ServedBases | None, judge: ModelAddress | None) -> Iterator[Collector]:
+    def open_app(
+        self,
+        app: App,
+        models: ServedBases | None,
+        judge: ModelAddress | None,
+        hosted: HostedAnswers | None = None,
+    ) -> Iterator[Collector]:
         """The app's graph on the served models, recorded, until the block ends.
 
         Args:
             models: answer for the nodes of which a request names a version; None leaves every node its own model.
             judge: the model that rewards may call; the same for all graphs of a comparison.
+            hosted: as of `Collector`.
 
         Raises:
             BridgeError: the app cannot be opened, or one of its rewards cannot be computed here.
@@ -79,6 +86,7 @@ class Stage:
                     app=app,
                     backend=OWN_MODELS if models is None else models,
                     reward_context=RewardEnvironment(self._folder.path, judge),
+                    hosted=hosted,
                     options=self._config.collect,
                 )
             finally:

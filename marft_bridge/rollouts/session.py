@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.rollouts.app import App
-from marft_bridge.rollouts.collector import Collector
+from marft_bridge.rollouts.collector import Collector, HostedAnswers
 from marft_bridge.rollouts.episode_plan import EpisodeRequest
 from marft_bridge.rollouts.graph_stage import Stage, open_stage
 from marft_bridge.rollouts.run_counts import Tally
@@ -24,14 +24,14 @@ from marft_bridge.serving.served_bases import ServedBases, serve_bases
 from marft_bridge.serving.server_file import server_options
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
-    """Runs episodes of one app on the configuration's models, until the block of `open_session` ends."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSession:
+    """Runs episodes of one app, until the block ends that opened it."""
 
-    models: ServedBases
     stage: Stage
     collector: Collector
     nodes: tuple[str, ...]  # the trained ones
+    routed: tuple[str, ...]  # those that served models answer: the trained and the frozen ones
     reporter: Reporter
 
     def run(self, requests: Sequence[EpisodeRequest], title: str, reward: str) -> Tally:
@@ -45,6 +45,28 @@ class Session:
         return tally
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session(GraphSession):
+    """On the configuration's models, until the block of `open_session` ends."""
+
+    models: ServedBases
+
+
+@contextmanager
+def open_own_session(config: BridgeConfig, folder: RunFolder, app: App, reporter: Reporter) -> Iterator[GraphSession]:
+    """Opens the app on the models that it was written with: no server of ours is started or asked.
+
+    Raises:
+        BridgeError: the app cannot be opened without a model, or one of its rewards needs a served one.
+    """
+    agents = (*app.nodes, *app.frozen)  # whose rewards keep their names
+    with (
+        open_stage(config, folder, reporter) as stage,
+        stage.open_app(replace(app, nodes=agents, frozen=()), None, None) as collector,
+    ):
+        yield GraphSession(stage=stage, collector=collector, nodes=(), routed=(), reporter=reporter)
+
+
 @contextmanager
 def open_session(
     config: BridgeConfig,
@@ -54,6 +76,7 @@ def open_session(
     reporter: Reporter,
     *,
     placement: Placement | None = None,
+    hosted: HostedAnswers | None = None,
 ) -> Iterator[Session]:
     """Starts the servers of the base models, or attaches to those of `marft-bridge serve`, and opens the app.
 
@@ -62,6 +85,7 @@ def open_session(
     Args:
         placement: who takes which card, and which server is attached to; None plans it for a command that does not
             train.
+        hosted: as of `Collector`.
 
     Raises:
         BridgeError: a server does not start; the app cannot be opened.
@@ -79,5 +103,12 @@ def open_session(
         ) as models:
             versions.register_zero((*config.graph.nodes, *app.frozen))
             models.publish(dict.fromkeys(app.frozen, 0))
-            with stage.open_app(app, models, models.judge) as collector:
-                yield Session(models, stage, collector, nodes=config.graph.nodes, reporter=reporter)
+            with stage.open_app(app, models, models.judge, hosted=hosted) as collector:
+                yield Session(
+                    models=models,
+                    stage=stage,
+                    collector=collector,
+                    nodes=config.graph.nodes,
+                    routed=(*config.graph.nodes, *app.frozen),
+                    reporter=reporter,
+                )

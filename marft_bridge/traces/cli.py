@@ -198,6 +198,31 @@ def show(
     show_episode(path, episode, _console(), matrix=matrix, as_json=as_json, text_limit=characters, gamma=gamma, lam=lam)
 
 
+@app.command(epilog="Example: marft-bridge traces mark 4be1 --good --config examples/math_duo/bridge.toml")
+def mark(
+    episode: Annotated[str, typer.Argument(help="The first digits of an episode's id, as `traces list` prints it.")],
+    run_folder: RunArgument = None,
+    config: Config = None,
+    run: Run = None,
+    store: Store = None,
+    good: Annotated[
+        bool | None, typer.Option("--good/--bad", help="Its reward is 1, or 0.", show_default=False)
+    ] = None,
+    name: Annotated[str, typer.Option(help="The team reward that the mark is stored as.")] = "marked",
+    as_json: Annotated[bool, json_option("episode_id, reward, value")] = False,
+) -> None:
+    """Say of one episode whether it is good, as a reward.
+
+    `offline.reward` of the trainer imitates by such marks. The newest mark of an episode counts.
+    """
+    if good is None:
+        raise ConfigError("traces mark: say --good or --bad")
+    from marft_bridge.traces.marks import mark_episode
+
+    path = RunChoice("traces mark", run_folder, config=config, run=run, store=store).to_store()
+    mark_episode(path, episode, good, name=name, as_json=as_json, console=_console())
+
+
 @app.command(epilog="Example: marft-bridge traces export archive --config examples/math_duo/bridge.toml")
 def export(
     target: Annotated[Path, typer.Argument(help="A folder for Parquet files, or a DuckLake catalog: NAME.ducklake.")],

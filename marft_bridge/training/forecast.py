@@ -221,7 +221,10 @@ def _worth(outcome: Outcome) -> float:
 def _find_examples(
     trajectories: Sequence[Trajectory], own_ids: Collection[str], nodes: Sequence[str], options: TrainerOptions
 ) -> set[str]:
-    """Ids of what the offline phase takes and what earned more than the worst: more than 0 where all are of others."""
+    """Ids of what the offline phase takes and what earned more than the worst: more than 0 where all are of others.
+
+    Where the phase chooses by a reward of its own (`offline.reward`), all that it takes.
+    """
     offline = options.offline
     if offline.mode == "off":
         return set()
@@ -229,15 +232,17 @@ def _find_examples(
     data = trajectories_to_round(
         trajectories,
         nodes,
-        options.reward,
+        options.offline_reward,
         vocabulary=dict.fromkeys(nodes, sys.maxsize),
         use="replay" if offline.needs_behaviour else texts,
         shaping=options.shaping,
     )
+    taken = [e for e in data.episodes if offline.mode != "filtered" or e.reward >= offline.threshold]
+    if offline.reward is not None:
+        return {episode.episode_id for episode in taken}
     worth = {episode.episode_id: _sum_of(episode.rewards) for episode in data.episodes}
     own_worth = [value for episode_id, value in worth.items() if episode_id in own_ids]
     worst = min(own_worth or [0.0, *worth.values()])
-    taken = [e for e in data.episodes if offline.mode != "filtered" or e.reward >= offline.threshold]
     return {episode.episode_id for episode in taken if worth[episode.episode_id] > worst}
 
 

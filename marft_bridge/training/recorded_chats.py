@@ -50,7 +50,7 @@ def span_to_chat(span: SpanRow, *, offers_tools: bool = False) -> RecordedChat:
     """
     prompt = [part for message in _messages(span, c.INPUT_MESSAGES, "prompt") for part in _to_openai(message)]
     answer = span_to_answer(span)
-    tools = _tools(span.attributes)
+    tools = attributes_to_tools(span.attributes)
     if not tools and (offers_tools or "tool_calls" in answer):
         raise UnusableChatError("it offered tools that the record does not hold")
     return RecordedChat(tuple(prompt), answer, tools)
@@ -143,8 +143,11 @@ def _with_schema(tool: dict[str, Any]) -> dict[str, Any]:
     return tool | {"parameters": parse_json(tool["parameters"])} if "parameters" in tool else tool
 
 
-def _tools(attributes: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-    """The tools that a call offered, in OpenAI's form: as the GenAI conventions have them, or OpenInference."""
+def attributes_to_tools(attributes: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """The tools that a call offered, in OpenAI's form: as the GenAI conventions have them, or OpenInference.
+
+    Empty where none are recorded. Raises UnusableChatError.
+    """
     offered = as_list(parse_json(attributes.get(c.TOOL_DEFINITIONS)))
     if not offered:
         offered = [

@@ -36,6 +36,7 @@ from marft_bridge.rollouts.episode_plan import (
 )
 from marft_bridge.rollouts.held_out import HeldOutTasks, record_learned_tasks
 from marft_bridge.rollouts.session import Session, open_session
+from marft_bridge.runs.imitation_lines import updates_to_imitation_lines
 from marft_bridge.runs.ledger import begin_run, refuse_second_run
 from marft_bridge.runs.named_version import NamedVersion, write_named_version
 from marft_bridge.runs.run_folder import (
@@ -53,11 +54,16 @@ from marft_bridge.serving.placement import Placement
 from marft_bridge.serving.server_file import server_options
 from marft_bridge.training.advantage_log import credits_to_file, delete_rounds_after
 from marft_bridge.training.async_rollouts import BackgroundRollouts
-from marft_bridge.training.external_traces import config_to_names, traces_to_episodes
+from marft_bridge.training.external_traces import EpisodeReader, config_to_names, traces_to_episodes
+from marft_bridge.training.hosted_answers import (
+    AnswerPool,
+    hosted_metrics_to_text,
+    trajectories_to_hosted_metrics,
+)
 from marft_bridge.training.loggers.run_loggers import RunLoggers, open_loggers, require_loggers
 from marft_bridge.training.planned_forks import forks_in_planned_order, known_runs_to_reach, read_waves
 from marft_bridge.training.regression_check import run_to_regression_text
-from marft_bridge.training.retokenise import Retokeniser, bases_to_retokeniser
+from marft_bridge.training.retokenise import bases_to_retokeniser
 from marft_bridge.training.round_plan import (
     RoundPlan,
     next_wave,
@@ -75,7 +81,7 @@ from marft_bridge.training.tree_metrics import round_to_tree_metrics, tree_metri
 from marft_bridge.training.tree_plan import ForkRules, KnownBefore, RoundForks, siblings_of_rounds
 from marft_bridge.training.version_naming import lines_to_stop_text, named_to_metrics, named_to_text, store_to_named
 from trace_store.files import open_to_write
-from trace_store.records import Trajectory
+from trace_store.records import SpanRow, Trajectory
 from trace_store.store import TraceStore
 from trainers import checkpoint
 from trainers.checks.memory_guard import MemoryGuard
@@ -129,19 +135,30 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
                 versions.bases, config.graph.nodes, config.train.trainer.offline.retokenise
             )
             tasks = heldout.drop_held_out_tasks(app.train_tasks, reporter.say)
+            routed = (*config.graph.nodes, *app.frozen)
+            hosted = _config_to_pool(config, routed)
+
+            def read_episode(trajectory: Trajectory, spans_of: Callable[[str], Sequence[SpanRow]]) -> Trajectory:
+                if hosted is not None:
+                    hosted.add(trajectory, spans_of)
+                return retokeniser.trajectory_to_retokenised(trajectory, spans_of)
+
             stored = in_planned_order(
                 store.trajectories(run_ids=[COLLECT], split="train"),
                 plan_collection(config, tasks),
                 replaced_attempts(store, COLLECT),
             )
-            collected = [retokeniser.trajectory_to_retokenised(trajectory, store.spans) for trajectory in stored]
+            collected = [read_episode(trajectory, store.spans) for trajectory in stored]
             own_ids = {trajectory.episode.episode_id for trajectory in collected}
-            collected += _external_episodes(config, collected, retokeniser, reporter=reporter)
+            collected += _external_episodes(config, collected, read_episode, reporter=reporter)
             collected = heldout.drop_held_out(collected, "stored episodes", reporter.say)
             if (line := retokeniser.summary()) is not None:
                 reporter.say(line)
+            if hosted is not None:
+                _say_pool(hosted, reporter)
             if not collected:
                 raise ConfigError(f"train: {folder.store} holds no collected episode; run `marft-bridge collect` first")
+            _refuse_unknown_reward(collected, config.train.trainer)
             refuse_changed(runs_to_surfaces(collected), config.train.allow_tool_change, "train.allow_tool_change")
             signal = check_forecast(
                 config, collected, own_ids, resume=resume, without_signal=without_signal, reporter=reporter
@@ -149,7 +166,9 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
             begin_run(store, TRAIN, "train", config=config, folder=folder)
         with (
             take_in_on_failure(folder, reporter, "train"),
-            open_session(config, folder, app, versions=versions, reporter=reporter, placement=placement) as session,
+            open_session(
+                config, folder, app, versions=versions, reporter=reporter, placement=placement, hosted=hosted
+            ) as session,
             BackgroundRollouts(session.stage.stop) as rollouts,
             open_loggers(config, folder, checkpoint.is_saved(folder.checkpoint), say=reporter.say) as loggers,
         ):
@@ -169,14 +188,40 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
 
 
 def _external_episodes(
-    config: BridgeConfig, stored: Sequence[Trajectory], retokeniser: Retokeniser, reporter: Reporter
+    config: BridgeConfig, stored: Sequence[Trajectory], read_episode: EpisodeReader, reporter: Reporter
 ) -> list[Trajectory]:
     return traces_to_episodes(
         config.train.traces,
         known_ids={trajectory.episode.episode_id for trajectory in stored},
         models=config_to_names(config.model_dump(mode="json")),
         reporter=reporter,
-        read_episode=retokeniser.trajectory_to_retokenised,
+        read_episode=read_episode,
+    )
+
+
+def _config_to_pool(config: BridgeConfig, routed: Sequence[str]) -> AnswerPool | None:
+    """The pool of recorded answers, still empty; None where hosted nodes are answered by their provider."""
+    choice = config.train.hosted_answers
+    return None if choice == "provider" else AnswerPool(routed, only=choice == "recorded_only")
+
+
+def _say_pool(pool: AnswerPool, reporter: Reporter) -> None:
+    if not pool.counts:
+        raise ConfigError(
+            "train.hosted_answers: no stored episode has an answer of a node that is neither in graph.nodes nor in "
+            f"graph.frozen; leave it out, or name traces in train.traces ({pool.summary()})"
+        )
+    reporter.say(pool.summary())
+
+
+def _refuse_unknown_reward(collected: Sequence[Trajectory], options: TrainerOptions) -> None:
+    name = options.offline.reward
+    if name is None or any(trajectory.team_reward(name) is not None for trajectory in collected):
+        return
+    names = sorted({r.name for trajectory in collected for r in trajectory.rewards if r.scope == "episode"})
+    raise ConfigError(
+        f"train.trainer.offline.reward: no stored episode has a team reward {name!r}; they have: "
+        f"{', '.join(names) or 'none'}; `marft-bridge traces mark` and `marft-bridge rank` give some"
     )
 
 
@@ -287,15 +332,15 @@ class _Training:
             with self._show_progress("replay"):
                 replay = self.trainer.replay(collected)
         with self.clock.part(1, PUBLISH):
-            self._commit({"phase": "offline", "round": 0, "warm_up": warm_up, "replay": replay})
+            line = {"phase": "offline", "round": 0, "warm_up": warm_up, "replay": replay}
+            self._commit(line)
         explained_variance = warm_up["critic"]["explained_variance"]
         self.reporter.say(
             f"offline: critic explains {_figure(explained_variance)} of the variance; "
             f"{replay['mode']} replay of {replay['used']} actions from {len(collected)} stored episodes"
         )
-        for agent, learned in replay["agents"].items():
-            if learned["stopped_by"] is not None:
-                self.reporter.say(f"offline, {agent}: {learned['epochs']} passes, stopped by {learned['stopped_by']}")
+        for imitation_line in updates_to_imitation_lines([line]):
+            self.reporter.say(imitation_line)
 
     def _run_round(self, number: int) -> str:
         """Rollouts, update, publication; returns the figures for the progress bar.
@@ -331,6 +376,8 @@ class _Training:
             metrics["trees"] = round_to_tree_metrics(
                 chains, forks, self.options.episodes_per_round, reward=self.options.trainer.reward
             )
+        if self.options.hosted_answers != "provider":
+            metrics["hosted"] = trajectories_to_hosted_metrics(played, self.session.routed)
         line = {"phase": "online", "round": number, "served": served, "staleness": staleness, **metrics}
         with self._store() as store:
             named = store_to_named(store, self.nodes, number, reward=self.options.trainer.reward)
@@ -562,6 +609,8 @@ class _Training:
             f"{_percent(metrics['wasted_rollouts'])} wasted; "
             f"{nodes}; update {sum(measured):.0f} s; rounds left: {self.options.rounds - number}"
         )
+        if "hosted" in metrics:
+            self.reporter.say(f"round {number}: {hosted_metrics_to_text(metrics['hosted'])}")
         if "trees" in metrics:
             waves = read_waves(self.folder.trees, number)
             self.reporter.say(f"round {number}: {tree_metrics_to_text(metrics['trees'], waves)}")

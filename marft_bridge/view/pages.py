@@ -26,6 +26,7 @@ from marft_bridge.comparison.curve import learning_curve
 from marft_bridge.comparison.numbers import counted, number, signed, signed_interval
 from marft_bridge.comparison.page import report_style
 from marft_bridge.comparison.records import Report
+from marft_bridge.runs.imitation_lines import updates_to_imitation_lines
 from marft_bridge.runs.learning_curve import LearningPoint
 from marft_bridge.runs.run_folder import TRAIN, RunFolder, read_metrics
 from marft_bridge.traces.forks import worth_to_text
@@ -241,7 +242,7 @@ class Pages:
         return self._render("pair", pair=pages_to_pair(*sides), per_page=ACTIONS_PER_PAGE)
 
     def training(self, query: QueryParams) -> str:
-        """The training of the run folder: forecast, learning curve, every metric as a curve, credit."""
+        """The training of the run folder: forecast, imitation, learning curve, every metric as a curve, credit."""
         with open_for_reading(self.source.store, self._unread) as store:
             curve, reward = self._cache.get(("curve",), lambda: self._read_curve(store))
             agent_credits = self._cache.get(("credits",), lambda: store_to_credits(store))
@@ -250,6 +251,7 @@ class Pages:
         return self._render(
             "training",
             forecast=self.source.forecast(),
+            imitation=updates_to_imitation_lines(lines),
             curve={width: learning_curve(curve, width=width, name=f"curve{width}") for width in (1060, 340)}
             if curve
             else None,

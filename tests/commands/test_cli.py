@@ -191,8 +191,13 @@ def test_status_says_the_walls_that_hold_here(tmp_path: Path, capsys: pytest.Cap
 
 def test_status_tells_what_a_folder_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = used_run(tmp_path, "collect")
+    agent = {"actions": 3, "drops": {"episode failed": 2}, "epochs": 1}
+    offline = {"phase": "offline", "round": 0, "replay": {"mode": "filtered", "agents": {"reasoner": agent}}}
+    RunFolder(Path(flags[-1])).metrics.write_text(json.dumps(offline))
     assert cli.run(["status", *flags]) == 0
     shown = capsys.readouterr().out
+    assert "  offline, reasoner: learned from 3 of 5 stored calls; 1 pass\n" in shown
+    assert "  offline, reasoner: not 2: episode failed\n" in shown
     assert "reasoner: no adapter yet" in shown
     assert "server: none running" in shown
 

@@ -46,6 +46,7 @@ REQUIRED = {
     "traces erase": ["--subject", "u-17"],
     "traces export": ["archive"],
     "traces import": ["archive"],
+    "traces mark": ["4be1", "--good"],
     "traces show": ["4be1"],
     "traces sql": ["FROM episodes"],
 }  # what a command line needs besides the run
@@ -181,6 +182,7 @@ def json_keys(command: str) -> set[str]:
         ("plan", ["--calibration", "run"]),
         ("traces list", []),
         ("traces show", []),
+        ("traces mark", []),
         ("traces doctor", []),
         ("traces export", []),
         ("traces take-in", []),
@@ -195,6 +197,7 @@ def test_the_json_of_a_run_has_the_keys_of_the_help_and_nothing_stands_beside_it
     folder = noted_run(tmp_path / "run")
     episode = json.loads(told(capsys, "traces list", folder, "--json")[1])[0]["episode_id"]
     monkeypatch.setitem(REQUIRED, "traces show", [episode])
+    monkeypatch.setitem(REQUIRED, "traces mark", [episode, "--good"])
     code, output, _ = told(capsys, command, folder, *words, "--json")
     assert code == 0
     findings: Any = json.loads(output)

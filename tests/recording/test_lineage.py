@@ -48,7 +48,7 @@ from trace_store.readers import folder_to_reader
 from trace_store.store import TraceStore
 from trainers.common.files import weights_to_sha256
 from trainers.config import ReplayOptions
-from trainers.offline.replay_gate import gate_episodes
+from trainers.offline.replay_gate import Gated, gate_episodes
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}\n"
 
@@ -223,9 +223,9 @@ def test_an_engine_records_the_served_model_and_the_tools_that_the_server_saw(se
     assert [trajectory.episode.lineage for trajectory in trajectories] == [expected] * 2
     today = session.models.lineage
     for options in (ReplayOptions(lineage="same"), ReplayOptions(lineage="known")):
-        assert gate_episodes(trajectories, today, options, versions, True) == (trajectories, {})
-        other = {"replay: lineage: template differs from today's": 2}
-        assert gate_episodes(trajectories, today | {"template": sha256("x")}, options, versions, True) == ([], other)
+        assert gate_episodes(trajectories, today, options, versions, True) == Gated(trajectories, [])
+        gated = gate_episodes(trajectories, today | {"template": sha256("x")}, options, versions, True)
+        assert (gated.kept, gated.drops) == ([], {"replay: lineage: template differs from today's": 2})
 
 
 def canonical(value: Any) -> str:

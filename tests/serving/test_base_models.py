@@ -493,7 +493,8 @@ def test_stored_calls_are_replayed_where_every_node_ran_on_todays_model(
     trajectory = make_trajectory([make_action("reasoner", [1], [2]), make_action("actor", [3], [4])], 1.0)
     object.__setattr__(trajectory.episode, "lineage", recorded)
     options = ReplayOptions(lineage="same" if reason and reason.startswith("same") else "known")
-    kept, drops = gate_episodes([trajectory], today, options, {}, needs_behaviour=False)
+    gated = gate_episodes([trajectory], today, options, {}, needs_behaviour=False)
+    kept, drops = gated.kept, gated.drops
     if reason is None:
         assert (len(kept), drops) == (1, {})
     else:

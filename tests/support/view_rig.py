@@ -106,7 +106,9 @@ def hostile_run(folder: Path) -> RunFolder:
     config = {"model": {"path": str(tokenizer.parent)}, "train": {"trainer": {"reward": "reward"}}}
     (run.path / "bridge.json").write_text(json.dumps({"train": {"version": "1", "config": config}}))
     line = {"phase": "online", "round": 1, "agents": {HOSTILE: {"tokens": 2, "approx_kl": 0.01, "entropy": None}}}
-    run.metrics.write_text(json.dumps(line) + "\n")
+    learned = {"actions": 2, "drops": {HOSTILE: 1}}
+    offline = {"phase": "offline", "round": 0, "replay": {"mode": "filtered", "agents": {HOSTILE: learned}}}
+    run.metrics.write_text("".join(json.dumps(each) + "\n" for each in (offline, line)))
     return run
 
 

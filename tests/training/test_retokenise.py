@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from support.sample_spans import SampleTrace
 from support.tiny_policy import make_action, make_trajectory
 from support.trainer_options import trainer_options
 
+from marft_bridge import cli
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
@@ -531,5 +533,33 @@ def test_the_command_imitates_imported_traces_where_it_is_asked_to(tmp_path: Pat
     assert "24 of 24 stored calls without token ids were re-tokenised for imitation\n" in said
     assert replay["used"] == 8
     assert replay["agents"]["actor"]["retokenised_share"] == 1.0
+    assert "offline, actor: learned from 4 of 12 stored calls; " in said
+    assert "offline, actor: not 8: episode below offline.threshold\n" in said
     with TraceStore.open(traces) as store:
         assert {action.prompt_ids for t in store.trajectories() for action in t.actions} == {None}
+
+
+def test_only_the_runs_that_a_person_marked_as_good_are_imitated(
+    tmp_path: Path, model: Path, traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    marked = tmp_path / "traces.duckdb"
+    shutil.copy(traces, marked)
+    with TraceStore.open(marked, read_only=True) as store:
+        ids = [episode.episode_id for episode in store.episodes()]
+    for episode_id, opinions in zip(ids, (["--good"], ["--bad", "--good"], ["--good", "--bad"]), strict=False):
+        for opinion in opinions:
+            assert cli.run(["traces", "mark", episode_id, opinion, "--store", str(marked)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"episode {ids[2]}: marked 0"
+    said, replay = trained(tmp_path, model, marked, mode="filtered", retokenise=True, reward="marked")
+    assert replay["episodes"] == 2
+    (actions,) = {agent["actions"] for agent in replay["agents"].values()}
+    assert actions == 2
+    assert f"offline, actor: not {len(ids) - 3}: episode without a finite reward 'marked'\n" in said
+    assert "offline, actor: not 1: episode below offline.threshold\n" in said
+
+
+def test_a_reward_that_no_stored_run_has_is_refused_before_a_server_starts(
+    tmp_path: Path, model: Path, traces: Path
+) -> None:
+    with pytest.raises(ConfigError, match="no stored episode has a team reward 'markd'; they have: "):
+        trained(tmp_path, model, traces, mode="filtered", retokenise=True, reward="markd")

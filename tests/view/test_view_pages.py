@@ -158,6 +158,11 @@ def test_a_question_that_makes_no_sense_is_told_so(many: Served, path: str, stat
     assert why in many.text(path, status)
 
 
+def test_the_training_shows_what_each_node_imitated_and_what_not(hostile: Served, many: Served) -> None:
+    assert ": learned from 2 of 3 stored calls" in Elements(hostile.text("/training")).text
+    assert "Imitation" not in many.text("/training")
+
+
 def test_the_runs_are_summed_up_and_lead_to_their_episodes(many: Served) -> None:
     page = Elements(many.text("/"))
     assert page.links("/run") == ["/run?id=train"]

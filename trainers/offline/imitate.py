@@ -15,7 +15,7 @@ Shapes: lists are parallel to the items; _A tensors have one entry per action.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch import Tensor
 from trainers.batch import ActionItem
 from trainers.objective.adapter_round import behaviour_T_of, shares_A_of
 from trainers.objective.trust_region import backtrack
+from trainers.offline.held_out import HeldOutFit, measure_held_out
 from trainers.offline.losses import imitation_loss, offline_coefficients
 from trainers.policies.adapter_learner import AdapterLearner
 from trainers.scoring.logratios import k3
@@ -50,22 +51,39 @@ class Demonstrations:
     kl_budget: float = math.inf  # nats a call that the adapter may move
 
 
-def imitate(learner: AdapterLearner, data: Demonstrations, generator: torch.Generator, tick: Tick) -> dict[str, Any]:
-    """Learns from recorded actions as `offline.mode` says, each weighted by its coefficient.
+@dataclass(frozen=True, slots=True)
+class Imitated:
+    """What came of an adapter's offline phase, and how its held-out actions fit it, by agent.
 
-    Returns:
-        loss and grad_norm (means over minibatches), coefficient_mean, steps and epochs (that count), stopped_by
-        ("held-out likelihood", "kl", or None), held_out_actions, held_out_loss and kl_after (nats a call; None where
-        nothing measures them), held_out_nats_before and held_out_nats (minus the mean log-prob of a decided token of
-        the held-out actions, before and with the weights that are kept; None where none are held out).
+    figures: loss and grad_norm (means over minibatches), coefficient_mean, steps and epochs (that count), stopped_by
+        ("held-out likelihood", "kl", or None), held_out_loss and kl_after (nats a call; None where nothing measures
+        them).
     """
+
+    figures: dict[str, Any]
+    held_out_before: Mapping[str, HeldOutFit]  # empty where none are held out
+    held_out: Mapping[str, HeldOutFit]  # with the weights that are kept
+
+    def held_out_figures(self, agent: str) -> dict[str, Any]:
+        """held_out_actions, and held_out_nats and held_out_exact with theirs `_before`; None where there is none."""
+        before, after = self.held_out_before.get(agent), self.held_out.get(agent)
+        return {
+            "held_out_actions": 0 if after is None else after.actions,
+            "held_out_nats_before": None if before is None else before.nats,
+            "held_out_nats": None if after is None else after.nats,
+            "held_out_exact_before": None if before is None else before.exact,
+            "held_out_exact": None if after is None else after.exact,
+        }
+
+
+def imitate(learner: AdapterLearner, data: Demonstrations, generator: torch.Generator, tick: Tick) -> Imitated:
+    """Learns from recorded actions as `offline.mode` says, each weighted by its coefficient."""
     offline = learner.options.offline
     if offline.mode == "off" or not data.items:
-        figures = ("loss", "grad_norm", "coefficient_mean", "stopped_by", "held_out_loss", "kl_after")
-        nats_names = ("held_out_nats_before", "held_out_nats")
-        return {**dict.fromkeys((*figures, *nats_names)), "steps": 0, "epochs": 0, "held_out_actions": 0}
+        unknown = ("loss", "grad_norm", "coefficient_mean", "stopped_by", "held_out_loss", "kl_after")
+        return Imitated({**dict.fromkeys(unknown), "steps": 0, "epochs": 0}, {}, {})
     phase = _Phase(learner, data, generator)
-    nats_before = phase.held_nats()
+    held_out_before = phase.held_fits()
     stopped_by: str | None = None
     best = _Best(epochs=0, held_loss=phase.held_loss(), weights=learner.snapshot(), kl_after=None)
     for epoch in range(1, offline.epochs + 1):
@@ -82,9 +100,9 @@ def imitate(learner: AdapterLearner, data: Demonstrations, generator: torch.Gene
             stopped_by = KL
             break
     phase.go_back_to(best)
-    fields = {"epochs": best.epochs, "stopped_by": stopped_by}
-    nats = {"held_out_nats_before": nats_before, "held_out_nats": phase.held_nats()}
-    return phase.figures() | fields | {"held_out_loss": best.held_loss, "kl_after": best.kl_after} | nats
+    fields: dict[str, Any] = {"epochs": best.epochs, "stopped_by": stopped_by}
+    fields |= {"held_out_loss": best.held_loss, "kl_after": best.kl_after}
+    return Imitated(phase.figures() | fields, held_out_before, phase.held_fits())
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +166,12 @@ class _Phase:
             total += float(imitation_loss(new_T, row_T, good_A, share_T=self.share_A[rows][row_T]))
         return self.learner.workers.add([total])[0]
 
-    def held_nats(self) -> float | None:
-        """Minus the mean log-prob of a decided token of the held-out actions, all alike; None where none are held out.
+    def held_fits(self) -> dict[str, HeldOutFit]:
+        """How the held-out actions fit the adapter as it is, all alike, whether or not the mode would imitate them.
 
-        Unlike `held_loss` it is in the same unit whatever the mode and the traces, so that it can be predicted.
+        Unlike `held_loss` it is in the same units whatever the mode and the traces, so that it can be predicted.
         """
-        if not self.held:
-            return None
-        held_T = torch.cat(self.learner.logprobs([self.data.items[i] for i in self.held]))
-        return -float(held_T.double().mean())
+        return measure_held_out(self.learner, [self.data.items[i] for i in self.held])
 
     def shorten(self, start_weights: Sequence[Tensor]) -> tuple[float | None, bool]:
         """Takes back as much of the epoch that began at these weights as is beyond the budget.
@@ -183,7 +198,6 @@ class _Phase:
             "grad_norm": math.fsum(norms) / len(norms) if norms else None,
             "coefficient_mean": coefficient_sum / self.action_count if self.action_count else None,
             "steps": sum(norm > 0 for norm in norms),
-            "held_out_actions": len(self.held),
         }
 
     def go_back_to(self, best: _Best) -> None:

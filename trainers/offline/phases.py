@@ -49,9 +49,9 @@ def learn_offline(
             environment.
 
     Returns:
-        Per agent: adapter, actions, tokens, forced_share, retokenised_share (of the tokens), those of `imitate`,
-        effective_sample_size (of the importance weights, or of what awr weighs by; None for other modes), lr,
-        adapter_norm, adapter_moved. And the round with what the modes and the gate left out.
+        Per agent: adapter, actions, drops (its other calls, by reason), tokens, forced_share, retokenised_share (of
+        the tokens), those of `Imitated`, effective_sample_size (of the importance weights, or of what awr weighs by;
+        None for other modes), lr, adapter_norm, adapter_moved. And the round with what the modes and the gate left out.
     """
     offline, read = options.offline, data
     if offline.mode == "filtered":
@@ -86,10 +86,12 @@ def learn_offline(
             agents[agent] = {
                 "adapter": name,
                 "actions": len(agent_rows),
+                "drops": dict(data.dropped_calls.get(agent, {})),
                 "tokens": (tokens := sum(len(data.items[i].decided) for i in agent_rows)),
                 "forced_share": forced_share([data.items[i] for i in agent_rows]),
                 "retokenised_share": _retokenised(data, agent_rows) / tokens if tokens else None,
-                **learned,
+                **learned.figures,
+                **learned.held_out_figures(agent),
                 "effective_sample_size": effective_sample_size(weights) if weights else None,
                 "lr": learner.lr,
                 **moved,

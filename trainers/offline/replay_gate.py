@@ -11,11 +11,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from trace_store.records import MODEL_PARTS, TOOLS_OF, Episode, Trajectory, model_part
 from trainers.config import ReplayOptions
 
 TOO_STALE = "replay: sampled by an adapter more than replay.max_staleness versions behind"
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """Stored trajectories that may be replayed, in their order, and the others, each with the reason."""
+
+    kept: list[Trajectory]
+    refused: list[tuple[Trajectory, str]]
+
+    @property
+    def drops(self) -> dict[str, int]:
+        """Reason -> how many episodes were left out for it."""
+        return dict(Counter(reason for _, reason in self.refused))
 
 
 def gate_episodes(
@@ -24,8 +38,8 @@ def gate_episodes(
     options: ReplayOptions,
     newest_version: Mapping[str, int],
     needs_behaviour: bool,
-) -> tuple[list[Trajectory], dict[str, int]]:
-    """Stored trajectories to those that may be replayed, in their order, and how many were left out, by reason.
+) -> Gated:
+    """Stored trajectories to those that may be replayed.
 
     Lineage is looked at first. A hash of today that the episode has too must be equal, unless `options.lineage` is
     `any`; one that it lacks is refused by `same` only. A name `tools/<node>` is about the prompts of that node: it is
@@ -43,8 +57,7 @@ def gate_episodes(
         needs_behaviour: whether the loss forms a ratio to the policy that sampled. Imitation forms none, and takes
             the behaviour of any policy: staleness is not looked at.
     """
-    kept_trajectories: list[Trajectory] = []
-    drops: Counter[str] = Counter()
+    gated = Gated([], [])
     for trajectory in trajectories:
         reason = (
             None if options.lineage == "any" else _find_lineage_reason(trajectory, today, options.lineage == "same")
@@ -52,10 +65,10 @@ def gate_episodes(
         if reason is None and needs_behaviour and _staleness(trajectory, newest_version) > options.max_staleness:
             reason = TOO_STALE
         if reason is None:
-            kept_trajectories.append(trajectory)
+            gated.kept.append(trajectory)
         else:
-            drops[reason] += 1
-    return kept_trajectories, dict(drops)
+            gated.refused.append((trajectory, reason))
+    return gated
 
 
 def _find_lineage_reason(trajectory: Trajectory, today: Mapping[str, str], strict: bool) -> str | None:

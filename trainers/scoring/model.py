@@ -33,7 +33,11 @@ from trainers.scoring.microbatch import MicroBatch, lengths_to_groups, rows_to_r
 from trainers.scoring.packed import can_pack, layout_to_hidden
 from trainers.scoring.prefix_tree import RECTANGLE, rows_to_groups, rows_to_layout
 from trainers.scoring.shared_prefix import backbone_to_hidden, can_share_prefixes, shared_prefix
-from trainers.scoring.token_logprobs import hidden_to_logprobs, hidden_to_logprobs_and_entropy
+from trainers.scoring.token_logprobs import (
+    hidden_to_logprobs,
+    hidden_to_logprobs_and_entropy,
+    hidden_to_logprobs_and_greedy,
+)
 
 Tick = Callable[[int], None]  # told how many actions or sequences have just been processed
 
@@ -136,6 +140,11 @@ class PolicyModel:
     def logprobs_and_entropy(self, adapter: str, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """As `logprobs`, and the entropy of the distribution that each token was drawn from, both shape [T]."""
         return hidden_to_logprobs_and_entropy(*self._head_inputs(adapter, batch))
+
+    def logprobs_and_greedy(self, adapter: str, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """As `logprobs`, without a gradient, and whether greedy decoding would take each token, both shape [T]."""
+        with torch.no_grad():
+            return hidden_to_logprobs_and_greedy(*self._head_inputs(adapter, batch))
 
     def logprobs_and_features(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """As `logprobs` by the reference policy, and the hidden states that it read: `features_at` those columns."""

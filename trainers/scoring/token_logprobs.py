@@ -114,3 +114,24 @@ def hidden_to_logprobs_and_entropy(
         hidden_TH, weight_VH, bias_V, token_T, temperature_T, "gradient" if entropy_gradient else "value"
     )
     return logp_T, entropy_T
+
+
+@torch.no_grad()
+def hidden_to_logprobs_and_greedy(
+    hidden_TH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, token_T: Tensor, temperature_T: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As `hidden_to_logprobs`, without a gradient, and whether greedy decoding would take the token; shapes [T], [T].
+
+    Of tokens with equal logits greedy decoding takes the one of the lowest id. The temperature changes no order.
+    """
+    dtype = torch.promote_types(hidden_TH.dtype, torch.float32)
+    logp_T = torch.empty(len(hidden_TH), dtype=dtype, device=hidden_TH.device)
+    greedy_T = torch.empty(len(hidden_TH), dtype=torch.bool, device=hidden_TH.device)
+    step = max(1, CHUNK_ELEMENTS // len(weight_VH))
+    for start in range(0, len(hidden_TH), step):
+        rows = slice(start, start + step)
+        logits_CV = linear(hidden_TH[rows], weight_VH, bias_V).to(dtype)
+        greedy_T[rows] = logits_CV.argmax(dim=-1) == token_T[rows]
+        logits_CV.div_(temperature_T[rows, None])
+        logp_T[rows] = logits_CV.gather(1, token_T[rows, None]).squeeze(1) - logits_CV.logsumexp(dim=-1)
+    return logp_T, greedy_T

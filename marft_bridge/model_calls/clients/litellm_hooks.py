@@ -24,7 +24,7 @@ from marft_bridge.model_calls.clients.patches import PatchState
 from marft_bridge.model_calls.clients.served_call import current_route, route_to_address, served_failures
 from marft_bridge.model_calls.clients.wire import Body
 from marft_bridge.model_calls.given_answers import answer_given_call
-from marft_bridge.model_calls.routing import Route
+from marft_bridge.model_calls.routing import Route, current_routing
 
 log = logging.getLogger("marft_bridge")
 
@@ -190,9 +190,12 @@ def _begin(arguments: Body, package: ModuleType, state: PatchState) -> tuple[Cli
 
 
 def _refuse_given(call: ClientCall) -> None:
-    """Ends a call of a node's own model whose answer the prefix of a fork knows. Raises GraphError, DivergedError."""
+    """Ends a call of a node's own model whose answer is known, or has to be. Raises GraphError, DivergedError."""
+    routing = current_routing.get()
     try:
-        given = answer_given_call(call.run_id)
+        if routing is not None and routing.record is not None:
+            routing.record.refuse_unanswerable("litellm")
+        given = None if routing is None or routing.prefix is None else answer_given_call(call.run_id)
     except BaseException as error:
         call.fail(error)
         raise

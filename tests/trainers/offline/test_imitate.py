@@ -13,6 +13,7 @@ from support.trainer_options import trainer_options
 
 from trace_store.records import Trajectory
 from trainers.marft import MarftTrainer
+from trainers.offline.held_out import measure_held_out
 
 
 @pytest.fixture(scope="module")
@@ -101,4 +102,95 @@ def test_a_pass_beyond_the_budget_is_shortened_to_within_it_and_is_the_last(mode
 def test_too_few_traces_hold_none_out(model_dir: Path) -> None:
     figures = imitated(trainer_of(model_dir, epochs=3), one_rule(12))
     assert (figures["held_out_actions"], figures["held_out_loss"], figures["epochs"]) == (0, None, 3)
-    assert figures["held_out_nats_before"] is figures["held_out_nats"] is None
+    names = ("held_out_nats_before", "held_out_nats", "held_out_exact_before", "held_out_exact")
+    assert [figures[name] for name in names] == [None] * 4
+
+
+def greedy_answer(trainer: MarftTrainer, agent: str, prompt: list[int], tokens: int) -> list[int]:
+    """What the agent's policy decodes greedily, one token after another, by plain full-logit steps."""
+    model = trainer.policies.model_of(agent)
+    model.use(trainer.policies.adapter_of(agent))
+    ids = list(prompt)
+    with torch.no_grad():
+        for _ in range(tokens):
+            ids.append(int(model.peft(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+def test_held_out_answers_count_as_equal_where_real_greedy_decoding_repeats_them(model_dir: Path) -> None:
+    """Half of the recorded answers are what the untrained policy decodes, half of them with one token changed."""
+    trainer = trainer_of(model_dir)
+    actions = []
+    for number in range(40):
+        prompt = [number % VOCABULARY, 7 * number % VOCABULARY]
+        answer = greedy_answer(trainer, "actor", prompt, 5)
+        if number % 2:
+            changed = number // 2 % 5  # each position in its turn
+            answer[changed] = (answer[changed] + 1) % VOCABULARY
+        actions.append(make_action("actor", prompt, answer))
+    data = [make_trajectory([action], 1.0, task_id=str(i)) for i, action in enumerate(actions)]
+    items = trainer._to_round(data, "imitation").items
+    learner = trainer.policies.learners["actor"]
+    for chosen in (items, items[::2], items[1::2]):
+        fit = measure_held_out(learner, chosen)["actor"]
+        decoded = [greedy_answer(trainer, "actor", list(item.prompt_ids), 5) for item in chosen]
+        equal = sum(answer == list(item.sampled_ids) for answer, item in zip(decoded, chosen, strict=True))
+        assert (fit.actions, fit.exact) == (len(chosen), equal / len(chosen))
+    assert [measure_held_out(learner, part)["actor"].exact for part in (items[::2], items[1::2])] == [1.0, 0.0]
+
+
+def test_the_exact_share_before_and_after_is_that_of_the_two_policies(model_dir: Path) -> None:
+    untrained = trainer_of(model_dir)
+    assert greedy_answer(untrained, "actor", [3], 1) != [5]
+    figures = imitated(trainer := trainer_of(model_dir, lr=0.05, epochs=8, kl_budget=1e3), one_rule(64))
+    assert greedy_answer(trainer, "actor", [3], 1) == [5]
+    assert (figures["held_out_exact_before"], figures["held_out_exact"]) == (0.0, 1.0)
+    assert figures["held_out_actions"] == 8
+
+
+def test_a_forced_token_is_given_and_not_held_against_the_policy(model_dir: Path) -> None:
+    trainer = trainer_of(model_dir)
+    first = greedy_answer(trainer, "actor", [3], 1)[0]
+    other = (first + 1) % VOCABULARY  # the grammar's choice, not the policy's
+    last = greedy_answer(trainer, "actor", [3, other], 1)[0]
+    for logprobs, exact in (((0.0, -1.0), 1.0), ((-1.0, -1.0), 0.0)):
+        action = make_action("actor", [3], [other, last], logprobs=logprobs)
+        items = trainer._to_round([make_trajectory([action], 1.0)], "imitation").items
+        assert measure_held_out(trainer.policies.learners["actor"], items)["actor"].exact == exact
+
+
+def test_agents_of_one_adapter_have_held_out_figures_of_their_own(model_dir: Path) -> None:
+    """Both say 5 after 3, which is learned; the reasoner was recorded with another answer each time, which is not."""
+    team = {name: {"adapter": "team"} for name in AGENTS}
+    options = trainer_options(
+        device="cpu", lr=0.05, agents=team, offline={"mode": "filtered", "threshold": 0.0, "kl_budget": 1e3}
+    )
+    trainer = MarftTrainer(options, model_dir, AGENTS, seed=0)
+    first, second = (
+        (lambda i: make_action("reasoner", [20, i % 7], [i % 5])),
+        (lambda i: make_action("actor", [3], [5])),
+    )
+    episodes = [make_trajectory([first(i), second(i), second(i)], 1.0, task_id=str(i)) for i in range(32)]
+    figures = trainer.replay(episodes)["agents"]
+    assert (figures["reasoner"]["held_out_actions"], figures["actor"]["held_out_actions"]) == (4, 8)
+    assert figures["actor"]["held_out_exact"] == 1.0
+    assert figures["actor"]["held_out_nats"] < figures["reasoner"]["held_out_nats"]
+
+
+def test_every_stored_call_of_a_node_is_imitated_or_counted_with_its_reason(model_dir: Path) -> None:
+    right = make_action("actor", [3], [5])
+    untold = make_action("actor", [3], [], logprobs=None, trainable=False, untrainable_reason="not re-tokenised: empty")
+    episodes = [
+        make_trajectory([right, untold, make_action("reasoner", [1], [2])], 1.0),
+        make_trajectory([right], -1.0),
+        make_trajectory([right, untold], None),
+        make_trajectory([right, right], 1.0, outcome="failed"),
+    ]
+    result = trainer_of(model_dir, epochs=1).replay(episodes)
+    assert result["agents"]["actor"]["drops"] == {
+        "not re-tokenised: empty": 1,
+        "episode below offline.threshold": 1,
+        "episode without a finite reward 'reward'": 2,
+        "episode failed": 2,
+    }
+    assert (result["agents"]["actor"]["actions"], result["agents"]["reasoner"]["drops"]) == (1, {})

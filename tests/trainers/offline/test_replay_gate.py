@@ -41,7 +41,8 @@ def trajectory(*acted: Acted, **lineage: str) -> Trajectory:
 
 def refused(given: Trajectory, today: dict[str, str] | None = None, **options: Any) -> list[str]:
     """The reasons why one episode is left out; none when it is kept."""
-    kept, drops = gate_episodes([given], TODAY if today is None else today, ReplayOptions(**options), NEWEST, True)
+    gated = gate_episodes([given], TODAY if today is None else today, ReplayOptions(**options), NEWEST, True)
+    kept, drops = gated.kept, gated.drops
     assert kept == ([] if drops else [given])
     assert set(drops.values()) <= {1}
     return list(drops)
@@ -117,7 +118,8 @@ def test_staleness_is_that_of_the_oldest_action_of_a_trained_agent(acted: tuple[
 
 def test_imitation_is_not_gated_by_staleness_but_by_lineage() -> None:
     old, strange = trajectory(("planner", None), **TODAY), trajectory(("planner", None), base="b2")
-    kept, drops = gate_episodes([old, strange], TODAY, ReplayOptions(max_staleness=1), NEWEST, False)
+    gated = gate_episodes([old, strange], TODAY, ReplayOptions(max_staleness=1), NEWEST, False)
+    kept, drops = gated.kept, gated.drops
     assert kept == [old]
     assert drops == {"replay: lineage: base differs from today's": 1}
 
@@ -126,7 +128,8 @@ def test_each_episode_is_counted_once_and_reasons_do_not_multiply() -> None:
     stale = [trajectory(("planner", -version), **TODAY) for version in range(50)]
     both = [trajectory(("planner", -version), **(TODAY | {"base": str(version)})) for version in range(50)]
     fresh = [trajectory(*FRESH, **TODAY) for _ in range(3)]
-    kept, drops = gate_episodes([*stale, *fresh, *both], TODAY, ReplayOptions(), NEWEST, True)
+    gated = gate_episodes([*stale, *fresh, *both], TODAY, ReplayOptions(), NEWEST, True)
+    kept, drops = gated.kept, gated.drops
     assert kept == fresh
     assert drops == {TOO_STALE: 50, "replay: lineage: base differs from today's": 50}
 
