@@ -132,6 +132,7 @@ def test_the_same_prompts_twice_are_refused_and_another_prompt_is_no_resume(lab:
         lab.compare(briefed(lab, "plain"), {**told, "prompts": {"actor": "other"}}, tasks=3, resume=True)
 
 
+@pytest.mark.slow
 def test_teams_with_other_prompts_are_not_mixed_and_teams_with_the_same_are(lab: Lab) -> None:
     before, after = briefed(lab, "before"), briefed(lab, "after", adapters=2)
     told = {**after, "prompts": {"actor": TEXT}}
@@ -171,6 +172,7 @@ def test_a_prompt_of_a_node_that_makes_no_call_is_said(lab: Lab) -> None:
     assert "told: node 'acter' made no call in 3 episodes whose system message its prompt could replace" in lab.said
 
 
+@pytest.mark.slow
 def test_a_variant_with_prompts_is_not_promoted(lab: Lab) -> None:
     told = {"prompts": {"actor": TEXT}}
     lab.apps.write_text(lab.apps.read_text().replace("def duo(", "def unused_duo(").replace("def briefed(", "def duo("))

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -23,12 +24,14 @@ import pytest
 from conftest import RunningServer
 from safetensors.numpy import save_file
 from support.commands import start_command
+from support.fake_judge import fair, judging
 from support.fake_vllm import FakeVllm, running
 from support.live_rig import SAY, episodes
 from support.lora_files import write_adapter
 
 from marft_bridge.cli import run
 from marft_bridge.live.split import BASE, CANDIDATE, MIRRORED, Split, key_to_variant, read_or_make_live_file
+from marft_bridge.promotion.manifest import Manifest, PromotedAdapter, write_manifest
 from marft_bridge.serving.adapter_registry import AdapterRegistry
 from trace_store.checkup import store_to_faults
 from trace_store.store import TraceStore
@@ -227,6 +230,61 @@ def test_what_was_promoted_serves_alone_with_a_hosted_model_behind_it(
     assert "answered ada writer@1 speaks" in said
     (run,) = TraceStore.open(config.parent / "run/store.duckdb", read_only=True).runs()
     assert run.config["fallback"] == {"planner": "hosted-large"}
+
+
+@pytest.mark.slow
+def test_what_was_promoted_in_part_is_served_alone_with_a_judge_and_a_hosted_model_behind_it(
+    config: Path, engine: FakeVllm
+) -> None:
+    run_folder = config.parent / "run"
+    manifest = Manifest(
+        number=1,
+        previous_sha256=None,
+        candidate="planner local",
+        base="hosted",
+        graph="graphs.math_duo:build",
+        model="model",
+        base_sha256="b" * 64,
+        adapters={"planner": PromotedAdapter(version=2, sha256="a" * 64)},
+        hosted=("writer",),
+        tool_surface={},
+        tool_surface_differs=False,
+        verdict="good enough",
+        gate="efficient and non-inferior",
+        findings=(),
+        report_sha256="c" * 64,
+        safety=None,
+        signed_by="Jane Doe",
+        signed_at=datetime.now(UTC),
+    )
+    write_manifest(run_folder, manifest)
+    app = config.with_name("app.py")
+    app.write_text(APP.replace('("planner", "writer")', '("planner",)'))
+    with running(FakeVllm()) as hosted, judging() as judges:
+        hosted.adapters = {"hosted-large": "a model of its own"}
+        judge = judges(fair(3))
+        tables = f"""
+[fallback]
+base_url = "{hosted.url}/v1"
+models = {{ planner = "hosted-large" }}
+[fallback.judge]
+base_url = "{judge.url}"
+model = "j"
+rubrics = {{ planner = "Is it said?" }}
+below = 5
+"""
+        config.write_text(config.read_text() + tables)
+        flags = ("--split", "100/0", "--candidate", "promoted")
+        code, said = serve(config, *flags, "--", sys.executable, str(app), "ada")
+    assert code == 0, said
+    assert set(engine.adapters) == {"planner@2"}
+    assert "not served here, hosted by what was promoted: writer" in said
+    assert "falling back on a score below 5 by the judge j too: planner; without a score the hosted answer" in said
+    assert "answered ada hosted-large speaks" in said
+    assert len(judge.asked) == 1
+    (run_row,) = TraceStore.open(run_folder / "store.duckdb", read_only=True).runs()
+    assert run_row.config["teams"]["base"] == {"planner": 2}
+    assert run_row.config["fallback_judge"]["below"] == 5
 
 
 @pytest.mark.parametrize(

@@ -9,21 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from anthropic import Anthropic
 from langchain_openai import ChatOpenAI
+from langgraph.graph import START, StateGraph
 from openai import AsyncOpenAI, OpenAI
+from support import duo_rig
 from support.client_rig import WRITER, ClientRig, client_rig, graph_of
 from support.fake_vllm import FakeVllm
 from support.hosted_apis import HostedApis
 
+from graphs import math_duo
 from marft_bridge.common.errors import GraphError
+from marft_bridge.model_calls.redirect import redirected_models
+from marft_bridge.rollouts.episode_plan import plan_episodes
 from trace_store import conventions as names
 
 NEW, OLD = "You are terse.", "You are verbose."
@@ -67,6 +74,7 @@ WAYS: dict[str, Callable[[ClientRig], Any]] = {
     "ainvoke": lambda rig: langchain(rig).ainvoke(CHAT),
     "stream": lambda rig: list(langchain(rig).stream(input=CHAT)),
     "astream": astreamed,
+    "events": lambda rig: langchain(rig).stream_events(CHAT, version="v3").output,
     "openai": openai_sync,
     "openai async": openai_async,
     "openai stream": lambda rig: openai_sync(rig, stream=True),
@@ -174,3 +182,44 @@ def test_a_call_that_begins_with_no_system_message_is_refused_also_where_the_app
     assert rig.routing is not None
     assert isinstance(rig.routing.refusal, GraphError)
     assert str(rig.routing.refusal).startswith("prompts: a call of node 'writer' begins with no system message")
+
+
+def test_the_scripted_policy_sees_the_text_and_its_prompt_ids_are_those_of_the_text(tmp_path: Path) -> None:
+    rig = duo_rig.Rig(tmp_path)
+    told = {"prompts": {"actor": NEW}, "variant": "told"}
+    with redirected_models():
+        requests = plan_episodes(duo_rig.TASKS, 4, 1, seed=3, **duo_rig.COMMON)
+        tally = rig.run([replace(request, **told) for request in requests])
+    assert (tally.outcomes["terminated"], tally.prompted_calls) == (4, {"actor": 4})
+    assert tally.unused_prompt_lines(["actor"]) == []
+    assert {(call.node, call.prompt.partition("\n")[0]) for call in rig.policy.asked} == {
+        ("reasoner", f"system: {math_duo.REASONER}"),
+        ("actor", f"system: {NEW}"),
+    }
+    with rig.store() as store:
+        trajectories = list(store.trajectories())
+    digest = hashlib.sha256(NEW.encode()).hexdigest()
+    assert [trajectory.episode.tags for trajectory in trajectories] == [{"prompt:actor": digest}] * 4
+    for action in (action for trajectory in trajectories for action in trajectory.actions if action.node == "actor"):
+        assert action.prompt_ids is not None
+        assert bytes(action.prompt_ids).startswith(f"system: {NEW}\nhuman: ".encode())
+        assert action.trainable
+
+
+def test_a_refused_prompt_ends_the_run_at_the_first_episode(tmp_path: Path) -> None:
+    rig = duo_rig.Rig(tmp_path, in_flight=1, build=without_system_messages)
+    requests = plan_episodes(duo_rig.TASKS, 4, 1, seed=3, **duo_rig.COMMON)
+    message = "^variant 'told': prompts: a call of node 'reasoner' begins with no system message"
+    with redirected_models(), pytest.raises(GraphError, match=message):
+        rig.run([replace(request, prompts={"reasoner": NEW}, variant="told") for request in requests])
+    assert rig.policy.asked == []
+
+
+def without_system_messages(model: Any) -> Any:
+    async def reasoner(state: dict[str, Any]) -> dict[str, Any]:
+        return {"guidance": str((await model.ainvoke(state["question"])).text)}
+
+    graph = StateGraph(math_duo.DuoState)
+    graph.add_node("reasoner", reasoner)  # type: ignore[type-var]
+    graph.add_edge(START, "reasoner")
+    return graph.compile()

@@ -147,6 +147,7 @@ def test_the_cheapest_efficient_team_that_is_non_inferior_is_signed_node_by_node
     assert manifest.gate == "efficient and non-inferior"
     (finding,) = manifest.findings
     assert "margin 0.2: non-inferior; a run costs " in finding.sentence
+    assert "hosted" not in json.loads(manifest.model_copy(update={"hosted": ()}).model_dump_json())  # as signed before
     assert promote(lab, "--verify") == 0
 
 
