@@ -37,6 +37,7 @@ class RunWithEarlier:
     run: RecordedRun
     earlier: Sequence[EarlierRun] = ()  # by their start
     branch: str = ""  # of the run
+    missing: str | None = None  # why the runs that it goes on with cannot be replayed; None where they can
 
     @property
     def way(self) -> list[RecordedRun]:

@@ -68,6 +68,12 @@ class PrivateMemory:
                 return self._caches.setdefault(id(held), (held, _Cache()))[1]
         return held
 
+    @property
+    def held(self) -> list[Any]:
+        """The checkpointers and stores of the app's that something was asked to stand in for."""
+        with self._lock:
+            return [held for held, _ in (*self._savers.values(), *self._stores.values())]
+
     def clear_caches(self) -> None:
         """Empties the caches: what an earlier run left there is not known to have been there."""
         with self._lock:

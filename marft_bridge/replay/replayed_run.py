@@ -92,10 +92,13 @@ class ReplayedThread:
     memory: PrivateMemory = field(default_factory=PrivateMemory)  # in the place of the app's checkpointers and stores
     checkpoints: dict[str, str] = field(default_factory=dict)  # recorded id -> the replay's
     interrupts: dict[str, str] = field(default_factory=dict)  # recorded id -> the replay's
+    begins_at: str | None = None  # the recorded checkpoint that it was copied up to; None: it was replayed
 
     def copy(self) -> ReplayedThread:
         """The same thread once more, to go on with on its own."""
-        return ReplayedThread(self.memory.copy(), dict(self.checkpoints), interrupts=dict(self.interrupts))
+        return replace(
+            self, memory=self.memory.copy(), checkpoints=dict(self.checkpoints), interrupts=dict(self.interrupts)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +397,7 @@ def run_to_arguments(run: RecordedRun, thread: ReplayedThread, given: Mapping[st
         GraphError: it begins at a checkpoint of a run that was not replayed before it, or after an edit of its thread.
     """
     episode, facts = run.trajectory.episode, run.run_config
-    if run.root.attributes.get(c.EDITED):
+    if run.root.attributes.get(c.EDITED) and thread.begins_at is None:
         raise GraphError(
             f"replay: episode {episode.episode_id} begins after its thread was edited by update_state, and what was"
             " written there is not recorded"

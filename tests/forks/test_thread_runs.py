@@ -401,7 +401,7 @@ def test_a_thread_that_was_edited_between_two_runs_is_refused(tmp_path: Path) ->
 
 
 def test_a_redacted_record_of_an_earlier_run_is_refused(tmp_path: Path) -> None:
-    lab = Lab(tmp_path, options=RecordOptions(redact=["email"]))
+    lab = Lab(tmp_path, "recalling", options=RecordOptions(redact=["email"]))
     for ask in ("write to anna@example.org", "b"):
         lab.recorded.invoke({"ask": ask}, T)
     ids = lab.close()
