@@ -23,6 +23,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, Send, interrupt
+from pydantic import Field
 from support.edge_rig import edges_of, recorded_traces
 
 from marft_bridge import wrap
@@ -170,7 +171,9 @@ def facts(run: RecordedRun) -> Any:
     return calls, edges_of(run.trajectory), _to_comparable(run.output), run.trajectory.episode.from_checkpoint
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "keeping" else pytest.mark.slow) for name in GRAPHS]
+)
 def test_a_fork_from_the_apps_checkpoint_is_the_fork_after_a_replay(name: str, tmp_path: Path) -> None:
     build, at = GRAPHS[name]
     lab = Lab(tmp_path, build)
@@ -188,6 +191,7 @@ def test_a_fork_from_the_apps_checkpoint_is_the_fork_after_a_replay(name: str, t
     assert {key: len(each) for key, each in lab.saver.storage["t"].items()} == held
 
 
+@pytest.mark.slow
 def test_an_edit_of_the_thread_is_in_the_checkpoint_and_runs_that_are_not_recorded_are_not_needed(
     tmp_path: Path,
 ) -> None:
@@ -205,6 +209,7 @@ def test_an_edit_of_the_thread_is_in_the_checkpoint_and_runs_that_are_not_record
             lab.fork(number, "c", graph=chain(InMemorySaver()))
 
 
+@pytest.mark.slow
 def test_a_run_that_resumes_is_replayed(tmp_path: Path) -> None:
     def build(saver: Any) -> Any:
         graph = StateGraph(State)
@@ -222,6 +227,7 @@ def test_a_run_that_resumes_is_replayed(tmp_path: Path) -> None:
     assert start.thread.begins_at is not None
 
 
+@pytest.mark.slow
 def test_an_app_that_keeps_more_than_the_thread_is_replayed(tmp_path: Path) -> None:
     inner = chain(InMemorySaver())
 
@@ -241,6 +247,64 @@ def test_an_app_that_keeps_more_than_the_thread_is_replayed(tmp_path: Path) -> N
     assert _to_comparable(fork.output) == _to_comparable(lab.load(1).run.output)
 
 
+@pytest.mark.slow
+def test_a_graph_that_is_given_its_checkpointer_by_a_server_is_forked_too(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, chain)
+    lab.turns("one", "two")
+    fork, start = lab.fork(1, "b", graph=chain(None))
+    assert (start.thread.begins_at, start.replayed_count) == (None, 1)
+    assert _to_comparable(fork.output) == _to_comparable(lab.load(1).run.output)
+
+
+class Failing(Echo):
+    """Fails as long as it is told to, for one word."""
+
+    fails_at: list[str] = Field(default_factory=lambda: ["c"])
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **_: Any) -> ChatResult:
+        if str(messages[-1].content).split()[0] in self.fails_at:
+            raise RuntimeError("overloaded")
+        return super()._generate(messages)
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_after_one_that_failed_is_forked(tmp_path: Path) -> None:
+    model = Failing()
+
+    def build(saver: Any) -> Any:
+        graph = chain(saver)
+        for name in "abc":
+            graph.nodes[name].bound.func = lambda state, name=name: {
+                "log": [str(model.invoke(f"{name} {state['ask']} {state.get('log', [])}").text)]
+            }
+        return graph
+
+    lab = Lab(tmp_path, build)
+    with pytest.raises(RuntimeError, match="overloaded"):
+        lab.turns("one")
+    model.fails_at.clear()
+    lab.recorded.invoke(None, T)
+    lab.turns("two")
+    for number, at, count in ((1, "c", 1), (2, "b", 2)):
+        for graph in (lab.graph, build(InMemorySaver())):
+            fork, start = lab.fork(number, at, graph=graph)
+            assert _to_comparable(fork.output) == _to_comparable(lab.load(number).run.output)
+            assert start.thread.begins_at is not None or start.replayed_count == count
+
+
+@pytest.mark.slow
+def test_a_turn_after_a_stream_that_was_closed_is_forked(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, chain)
+    steps = lab.recorded.stream({"ask": "one"}, T, durability="sync")
+    next(steps)
+    steps.close()
+    lab.turns("two")
+    for graph, count in ((lab.graph, 0), (chain(InMemorySaver()), 1)):
+        fork, start = lab.fork(1, "b", graph=graph)
+        assert _to_comparable(fork.output) == _to_comparable(lab.load(1).run.output)
+        assert start.replayed_count == count
+
+
 class SyncOnly(InMemorySaver):
     """A checkpointer with the one kind of methods, as the one for SQLite is."""
 
@@ -252,6 +316,7 @@ class SyncOnly(InMemorySaver):
         yield
 
 
+@pytest.mark.slow
 def test_a_checkpointer_without_async_methods_is_read_too(tmp_path: Path) -> None:
     saver = SyncOnly()
     lab = Lab(tmp_path, lambda _: chain(saver))
@@ -260,6 +325,7 @@ def test_a_checkpointer_without_async_methods_is_read_too(tmp_path: Path) -> Non
     assert start.thread.begins_at is not None
 
 
+@pytest.mark.slow
 def test_a_checkpointer_that_cannot_be_read_leads_to_a_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab(tmp_path, chain)
     lab.turns("one", "two")

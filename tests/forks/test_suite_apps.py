@@ -33,6 +33,9 @@ from marft_bridge.rollouts.collector import OWN_MODELS, Collector
 from trace_store.journal import Journal
 
 
+FAST = ("swarm", "memory_store", "human_review")  # a turn, what a store holds, and a resume
+
+
 def to_forked(runs: list[RecordedRun]) -> RunWithEarlier:
     """The last of the runs of a thread, as `load_with_earlier` gives it."""
     has_links = runs[-1].trajectory.episode.begins is not None
@@ -62,7 +65,7 @@ def fork_last_call(graph: Any, runs: list[RecordedRun], folder: Path, context: A
 
 
 @pytest.mark.filterwarnings("ignore::langgraph.warnings.LangGraphDeprecatedSinceV10")
-@pytest.mark.parametrize("name", SUITE)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in SUITE])
 def test_a_fork_of_every_app_at_its_last_call_ends_as_its_parent_did(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
