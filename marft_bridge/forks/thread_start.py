@@ -24,11 +24,10 @@ from marft_bridge.replay.episodes import EARLIER
 from marft_bridge.replay.held_threads import copy_held_thread
 from marft_bridge.replay.private_memory import memory_of_run
 from marft_bridge.replay.recorded_run import RecordedRun, spans_to_run
-from marft_bridge.replay.replayed_run import (
+from marft_bridge.replay.replayed_run import ReplayOptions, replay_run
+from marft_bridge.replay.replayed_thread import (
     ReplayedThread,
-    ReplayOptions,
     add_checkpointer,
-    replay_run,
     run_to_arguments,
     translate_interrupts,
 )

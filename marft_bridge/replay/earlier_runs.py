@@ -17,7 +17,8 @@ from marft_bridge.replay.divergence import Divergence
 from marft_bridge.replay.episodes import episode_to_way, way_to_beside
 from marft_bridge.replay.private_memory import PrivateMemory
 from marft_bridge.replay.recorded_run import RecordedRun, spans_to_run
-from marft_bridge.replay.replayed_run import ReplayedThread, ReplayOptions, replay_run
+from marft_bridge.replay.replayed_run import ReplayOptions, replay_run
+from marft_bridge.replay.replayed_thread import ReplayedThread
 from trace_store.store import TraceStore
 
 

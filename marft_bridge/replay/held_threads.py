@@ -16,7 +16,7 @@ from marft_bridge.common.errors import GraphError
 from marft_bridge.recording.wrap import graph_to_original
 from marft_bridge.replay.private_memory import PrivateMemory
 from marft_bridge.replay.recorded_run import RecordedRun
-from marft_bridge.replay.replayed_run import ReplayedThread
+from marft_bridge.replay.replayed_thread import ReplayedThread
 from trace_store import conventions as c
 
 

@@ -162,7 +162,7 @@ def _to_property(name: str) -> property:
             return held
         return memory.stand_in(held)
 
-    def put(graph: Any, value: Any) -> None:
+    def keep(graph: Any, value: Any) -> None:
         vars(graph)[name] = value
 
-    return property(get, put)
+    return property(get, keep)

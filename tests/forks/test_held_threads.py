@@ -36,7 +36,7 @@ from marft_bridge.model_calls.redirect import redirected_models
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.replay.private_memory import PrivateMemory, private_memory
 from marft_bridge.replay.recorded_run import RecordedRun, spans_to_run
-from marft_bridge.replay.replayed_run import _to_comparable
+from marft_bridge.replay.replayed_run import to_comparable_output
 from marft_bridge.rollouts.app import App
 from marft_bridge.rollouts.collector import OWN_MODELS, Collector
 from trace_store.journal import Journal
@@ -168,7 +168,7 @@ def facts(run: RecordedRun) -> Any:
     """What both ways have to give: calls and who was asked anew, D, and the end."""
     replayed = {action.action_id: action.replayed_from for action in run.trajectory.actions}
     calls = sorted((call.node, str(call.prompt), replayed[call.action_id] or "") for call in run.calls)
-    return calls, edges_of(run.trajectory), _to_comparable(run.output), run.trajectory.episode.from_checkpoint
+    return calls, edges_of(run.trajectory), to_comparable_output(run.output), run.trajectory.episode.from_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_fork_from_the_apps_checkpoint_is_the_fork_after_a_replay(name: str, t
     assert facts(from_checkpoint) == facts(after_replay)
     parent = lab.load(2).run
     assert edges_of(from_checkpoint.trajectory) == edges_of(parent.trajectory)
-    assert _to_comparable(from_checkpoint.output) == _to_comparable(parent.output)
+    assert to_comparable_output(from_checkpoint.output) == to_comparable_output(parent.output)
     assert sum(action.replayed_from is None for action in from_checkpoint.trajectory.actions) > 0
     assert {key: len(each) for key, each in lab.saver.storage["t"].items()} == held
 
@@ -203,7 +203,7 @@ def test_an_edit_of_the_thread_is_in_the_checkpoint_and_runs_that_are_not_record
         fork, start = lab.fork(number, "c")
         assert start.thread.begins_at is not None
         assert "edited" in str(fork.calls[0].prompt)
-        assert _to_comparable(fork.output) == _to_comparable(lab.load(number).run.output)
+        assert to_comparable_output(fork.output) == to_comparable_output(lab.load(number).run.output)
     for number in (0, 1):
         with pytest.raises(GraphError, match=r"fork: episode \w+ goes on with a run of its thread that is not in the"):
             lab.fork(number, "c", graph=chain(InMemorySaver()))
@@ -244,7 +244,7 @@ def test_an_app_that_keeps_more_than_the_thread_is_replayed(tmp_path: Path) -> N
     lab.turns("one", "two")
     fork, start = lab.fork(1, "b")
     assert (start.thread.begins_at, start.replayed_count) == (None, 1)
-    assert _to_comparable(fork.output) == _to_comparable(lab.load(1).run.output)
+    assert to_comparable_output(fork.output) == to_comparable_output(lab.load(1).run.output)
 
 
 @pytest.mark.slow
@@ -253,7 +253,7 @@ def test_a_graph_that_is_given_its_checkpointer_by_a_server_is_forked_too(tmp_pa
     lab.turns("one", "two")
     fork, start = lab.fork(1, "b", graph=chain(None))
     assert (start.thread.begins_at, start.replayed_count) == (None, 1)
-    assert _to_comparable(fork.output) == _to_comparable(lab.load(1).run.output)
+    assert to_comparable_output(fork.output) == to_comparable_output(lab.load(1).run.output)
 
 
 class Failing(Echo):
@@ -288,7 +288,7 @@ def test_a_run_that_goes_on_after_one_that_failed_is_forked(tmp_path: Path) -> N
     for number, at, count in ((1, "c", 1), (2, "b", 2)):
         for graph in (lab.graph, build(InMemorySaver())):
             fork, start = lab.fork(number, at, graph=graph)
-            assert _to_comparable(fork.output) == _to_comparable(lab.load(number).run.output)
+            assert to_comparable_output(fork.output) == to_comparable_output(lab.load(number).run.output)
             assert start.thread.begins_at is not None or start.replayed_count == count
 
 
@@ -301,7 +301,7 @@ def test_a_turn_after_a_stream_that_was_closed_is_forked(tmp_path: Path) -> None
     lab.turns("two")
     for graph, count in ((lab.graph, 0), (chain(InMemorySaver()), 1)):
         fork, start = lab.fork(1, "b", graph=graph)
-        assert _to_comparable(fork.output) == _to_comparable(lab.load(1).run.output)
+        assert to_comparable_output(fork.output) == to_comparable_output(lab.load(1).run.output)
         assert start.replayed_count == count
 
 
