@@ -70,6 +70,8 @@ class ThreadStart:
         thread = self.thread.copy()
         arguments = run_to_arguments(self.recorded, thread, self.settings)
         arguments["config"]["callbacks"] = list(callbacks)
+        if self.recorded.trajectory.episode.thread_id is None:
+            del arguments["config"]["configurable"]["thread_id"]  # a replay gives one, for whatever may ask for it
         value = translate_interrupts(self.recorded.graph_input, thread)
         with memory_of_run(thread.memory):
             result = await add_checkpointer(graph, self.recorded, thread.memory).ainvoke(value, **arguments)

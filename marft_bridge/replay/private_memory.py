@@ -117,6 +117,7 @@ def _copy_store(store: _Store) -> _Store:
 
 _memory_of_run: ContextVar[PrivateMemory | None] = ContextVar("marft_private_memory", default=None)
 _blocks: list[PrivateMemory] = []
+_defaults: dict[str, Any] = {}  # what LangGraph's class has
 _lock = threading.Lock()
 
 
@@ -129,6 +130,7 @@ def private_memory(memory: PrivateMemory) -> Iterator[None]:
     with _lock:
         if not _blocks:
             for name in _HELD:
+                _defaults[name] = getattr(Pregel, name, None)
                 setattr(Pregel, name, _to_property(name))
         _blocks.append(memory)
     try:
@@ -138,7 +140,7 @@ def private_memory(memory: PrivateMemory) -> Iterator[None]:
             _blocks.remove(memory)
             if not _blocks:
                 for name in _HELD:
-                    setattr(Pregel, name, None)  # LangGraph's default, which each graph's own value hides
+                    setattr(Pregel, name, _defaults[name])  # which each graph's own value hides again
 
 
 @contextmanager

@@ -256,6 +256,15 @@ def test_a_graph_that_is_given_its_checkpointer_by_a_server_is_forked_too(tmp_pa
     assert to_comparable_output(fork.output) == to_comparable_output(lab.load(1).run.output)
 
 
+@pytest.mark.slow
+def test_a_fork_of_a_run_without_a_thread_has_none(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, lambda _: chain(None))
+    lab.recorded.invoke({"ask": "one"})
+    fork, start = lab.fork(0, "b")
+    assert (start.replayed_count, fork.trajectory.episode.thread_id) == (0, None)
+    assert to_comparable_output(fork.output) == to_comparable_output(lab.load(0).run.output)
+
+
 class Failing(Echo):
     """Fails as long as it is told to, for one word."""
 
