@@ -7,7 +7,7 @@ the parent's versions, unless one is named for the forked node; a fork that fail
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from marft_bridge.forks.fork_plan import (
 )
 from marft_bridge.forks.given_tools import ToolChoice, given_tools
 from marft_bridge.forks.recorded_prefix import RecordedPrefix
-from marft_bridge.forks.thread_start import is_started_by_app, load_forked, run_to_start
+from marft_bridge.forks.thread_start import ThreadStart, is_started_by_app, load_forked, run_to_start
 from marft_bridge.replay.earlier_runs import RunWithEarlier
 from marft_bridge.replay.private_memory import PrivateMemory, private_memory
 from marft_bridge.replay.recorded_run import RecordedRun
@@ -91,6 +91,7 @@ def fork(config: BridgeConfig, options: ForkOptions, reporter: Reporter, resume:
     app = load_app(config)
     folder.create()
     failure: EpisodesFailedError | None = None
+    start: ThreadStart | None = None
     with folder.lock_for("fork"):
         with open_run_store(folder, reporter) as store:
             planned = _plan(store, config, options, reporter=reporter, resume=resume)
@@ -102,12 +103,13 @@ def fork(config: BridgeConfig, options: ForkOptions, reporter: Reporter, resume:
                 take_in_on_failure(folder, reporter, "fork"),
                 _open_session(planned, config, app, reporter=reporter) as session,
             ):
+                start = _find_start(planned, session, app)
                 try:
-                    _run_forks(planned, requests, session, app=app)
+                    _run_forks(planned, requests, session, start=start)
                 except EpisodesFailedError as error:
                     failure = error  # the line of each fork is said before
         with take_in_on_failure(folder, reporter, "fork"), open_run_store(folder, reporter, WAIT_IN_RUN_S) as store:
-            _report(store, planned, reporter)
+            _report(store, planned, reporter, start=start)
     if failure is not None:
         raise failure
 
@@ -125,20 +127,25 @@ def _open_session(planned: _Fork, config: BridgeConfig, app: App, reporter: Repo
         yield session
 
 
-def _run_forks(planned: _Fork, requests: Sequence[EpisodeRequest], session: GraphSession, app: App) -> None:
-    with ExitStack() as stack:
-        if is_started_by_app(planned.parent):
-            start = run_to_start(
-                session.collector.graph,
-                planned.forked,
-                tools=planned.tools,
-                settings=_fixed_settings(app),
-                runner=session.stage.loop,
-            )
-            requests = [replace(request, start=start) for request in requests]
-            stack.enter_context(private_memory(PrivateMemory()))
-        stack.enter_context(given_tools())
-        session.run(requests, "fork", planned.metric).refuse_if_all_failed()
+def _find_start(planned: _Fork, session: GraphSession, app: App) -> ThreadStart | None:
+    """What the forks begin with; None: a task."""
+    if not is_started_by_app(planned.parent):
+        return None
+    return run_to_start(
+        session.collector.graph,
+        planned.forked,
+        tools=planned.tools,
+        settings=_fixed_settings(app),
+        runner=session.stage.loop,
+    )
+
+
+def _run_forks(
+    planned: _Fork, requests: Sequence[EpisodeRequest], session: GraphSession, start: ThreadStart | None
+) -> None:
+    with given_tools(), nullcontext() if start is None else private_memory(PrivateMemory()):
+        started_requests = [replace(request, start=start) for request in requests]
+        session.run(started_requests, "fork", planned.metric).refuse_if_all_failed()
 
 
 def _fixed_settings(app: App) -> dict[str, Any]:
@@ -230,16 +237,15 @@ def _refuse_other_plan(store: TraceStore, planned: _Fork) -> None:
 # -- what is said ---------------------------------------------------------------------------------------------
 
 
-def _report(store: TraceStore, planned: _Fork, reporter: Reporter) -> None:
+def _report(store: TraceStore, planned: _Fork, reporter: Reporter, start: ThreadStart | None) -> None:
     latest = _latest_attempts(store, planned)
     rewards = {sample: each.team_reward(planned.metric) for sample, each in latest.items()}
     worth = rewards_to_worth(planned.parent_reward, list(rewards.values()), comparable=False)
     forked = planned.prefix.forked
-    given_count, earlier_count = len(planned.prefix.given), len(planned.forked.way)
-    earlier = "" if not earlier_count else f"; {_counted(earlier_count, 'earlier run')} of its thread replayed"
+    given_count = len(planned.prefix.given)
     reporter.say(
         f"{planned.run_id}: {planned.parent.episode_id[:12]} at {forked.node}, call {forked.number};"
-        f" {_counted(given_count, 'call')} before it given again{earlier}"
+        f" {given_count} {'call' if given_count == 1 else 'calls'} before it given again{start or ''}"
     )
     for sample, each in sorted(latest.items()):
         reporter.say(f"sample {sample}: {each.episode.episode_id[:12]} {_outcome_text(each, rewards[sample])}")
@@ -253,7 +259,8 @@ def _report(store: TraceStore, planned: _Fork, reporter: Reporter) -> None:
             "variant": planned.change.variant,
             "metric": planned.metric,
             "given_again": given_count,
-            "earlier_runs": earlier_count,
+            "checkpoint": None if start is None else start.thread.begins_at,
+            "earlier_runs": 0 if start is None else start.replayed_count,
             "parent_reward": planned.parent_reward,
             "forks": [
                 {
@@ -270,10 +277,6 @@ def _report(store: TraceStore, planned: _Fork, reporter: Reporter) -> None:
             "high": worth.high,
         }
     )
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _latest_attempts(store: TraceStore, planned: _Fork) -> dict[int, Trajectory]:

@@ -1,8 +1,8 @@
 """A run that its app started, and the earlier runs of its thread -> how each fork of it is started.
 
-The earlier runs are replayed once, on checkpointers and stores in memory; each fork goes on from a copy of what they
-left. Invariants: nothing that the app keeps of its threads or in its stores is read or written; where an earlier run
-does not come out the same, or did not leave the thread where this one began, no fork runs.
+The thread is copied from the app's own checkpointer where it is still there as it was, else the earlier runs are
+replayed once; each fork goes on from a copy of it, in memory. Invariants: nothing that the app keeps of its threads or
+in its stores is written; where neither gives the thread at which this run began, no fork runs.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from marft_bridge.recording.redaction import REDACTED
 from marft_bridge.recording.wrap import graph_to_original
 from marft_bridge.replay.earlier_runs import EarlierRunError, RunWithEarlier, load_with_earlier, replay_earlier
 from marft_bridge.replay.episodes import EARLIER
+from marft_bridge.replay.held_threads import copy_held_thread
 from marft_bridge.replay.private_memory import memory_of_run
-from marft_bridge.replay.recorded_run import RecordedRun
-from marft_bridge.replay.replayed_run import (
+from marft_bridge.replay.recorded_run import RecordedRun, spans_to_run
+from marft_bridge.replay.replayed_run import ReplayOptions, replay_run
+from marft_bridge.replay.replayed_thread import (
     ReplayedThread,
-    ReplayOptions,
     add_checkpointer,
     run_to_arguments,
     translate_interrupts,
@@ -33,6 +34,8 @@ from marft_bridge.replay.replayed_run import (
 from trace_store import conventions as c
 from trace_store.records import SpanRow
 from trace_store.store import TraceStore
+
+_EDITED = "begins after its thread was edited by update_state, and what was written there is not recorded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,15 @@ class ThreadStart:
     recorded: RecordedRun
     thread: ReplayedThread  # as the earlier runs left it; no fork runs on it
     settings: Mapping[str, Any] = field(default_factory=dict)  # `config` and `context`, where the record lacks them
+    replayed_count: int = 0  # runs that it goes on with, where these were replayed
+    skipped_count: int = 0  # runs that shared its store, and did not come out the same
+
+    def __str__(self) -> str:
+        """Where the thread is from, behind a semicolon; empty for a run that goes on with nothing."""
+        if self.thread.begins_at is not None:
+            return f"; its thread from the app's checkpointer, up to checkpoint {self.thread.begins_at}"
+        text = "" if not self.replayed_count else f"; {_counted(self.replayed_count)} of its thread replayed"
+        return text if not self.skipped_count else f"{text}; {self.skipped_count} that shared its store left out"
 
     @property
     def subject_id(self) -> str | None:
@@ -58,9 +70,21 @@ class ThreadStart:
         thread = self.thread.copy()
         arguments = run_to_arguments(self.recorded, thread, self.settings)
         arguments["config"]["callbacks"] = list(callbacks)
+        if self.recorded.trajectory.episode.thread_id is None:
+            del arguments["config"]["configurable"]["thread_id"]  # a replay gives one, for whatever may ask for it
         value = translate_interrupts(self.recorded.graph_input, thread)
         with memory_of_run(thread.memory):
-            return await add_checkpointer(graph, self.recorded, thread.memory).ainvoke(value, **arguments)
+            result = await add_checkpointer(graph, self.recorded, thread.memory).ainvoke(value, **arguments)
+        if thread.begins_at is not None and _holds_more(thread):
+            raise GraphError(
+                "fork: a graph inside used a checkpointer or store of its own, and what that held then is not known;"
+                " run the earlier runs of the thread again with --tools run"
+            )
+        return result
+
+
+def _counted(runs: int) -> str:
+    return "1 earlier run" if runs == 1 else f"{runs} earlier runs"
 
 
 def is_started_by_app(run: RecordedRun) -> bool:
@@ -76,27 +100,35 @@ def load_forked(store: TraceStore, episode_id: str) -> RunWithEarlier:
         GraphError: it cannot be repeated as it was, in the name of `fork`.
     """
     try:
-        run = load_with_earlier(store, episode_id)
+        run = spans_to_run(store.spans(episode_id))
     except GraphError as error:
         raise GraphError(f"fork: {str(error).removeprefix('replay: ')}") from None
-    if not is_started_by_app(run.run):
-        return replace(run, earlier=())
-    refusal = f"fork: episode {episode_id}"
-    if (reason := _unknown_start(run.run, [run.run.root])) is not None:
-        raise GraphError(f"{refusal} {reason}")
-    for each in run.way:
-        if (reason := _unknown_start(each, each.spans)) is not None:
-            raise GraphError(f"{refusal} goes on with {EARLIER}, {each.episode_id}, which {reason}")
-    usable = [each for each in run.earlier if each.is_needed or _unknown_start(each.run, each.run.spans) is None]
-    return replace(run, earlier=usable)
+    if not is_started_by_app(run):
+        return RunWithEarlier(run)
+    if (reason := _unknown_start(run, [run.root])) is not None:
+        raise GraphError(f"fork: episode {episode_id} {reason}")
+    try:
+        with_earlier = load_with_earlier(store, episode_id)
+    except GraphError as error:
+        return RunWithEarlier(run, missing=str(error).removeprefix("replay: "))
+    usable = [each for each in with_earlier.earlier if each.is_needed or _reason_against(each.run) is None]
+    reasons = [(each.episode_id, _reason_against(each)) for each in with_earlier.way]
+    faults = [f"{earlier_id}, which {reason}" for earlier_id, reason in reasons if reason is not None]
+    missing = f"episode {episode_id} goes on with {EARLIER}, {faults[0]}" if faults else None
+    if run.root.attributes.get(c.EDITED):
+        missing = f"episode {episode_id} {_EDITED}"
+    return replace(with_earlier, earlier=usable, missing=missing)
+
+
+def _reason_against(run: RecordedRun) -> str | None:
+    """Why an earlier run cannot be replayed as it was; None where it can."""
+    return _EDITED if run.root.attributes.get(c.EDITED) else _unknown_start(run, run.spans)
 
 
 def _unknown_start(run: RecordedRun, repeated: Sequence[SpanRow]) -> str | None:
     """Why a run cannot be started as it was, or the spans of it that are repeated cannot; None where they can."""
     if run.is_dated or c.INPUT not in run.root.attributes:
         return "was started by its app, and its record does not say how; record it again"
-    if run.root.attributes.get(c.EDITED):
-        return "begins after its thread was edited by update_state, and what was written there is not recorded"
     values = [value for span in repeated for key, value in span.attributes.items() if key != c.OUTPUT]
     if any(REDACTED in str(value) for value in values):
         return "has a redacted record, so it cannot be repeated as it was"
@@ -106,7 +138,7 @@ def _unknown_start(run: RecordedRun, repeated: Sequence[SpanRow]) -> str | None:
 def run_to_start(
     graph: Any, run: RunWithEarlier, *, tools: ToolChoice, settings: Mapping[str, Any], runner: asyncio.Runner
 ) -> ThreadStart:
-    """Replays what comes before a run, for its forks.
+    """What the forks of a run begin with: the thread as the app's checkpointer holds it, or what a replay leaves of it.
 
     Args:
         graph: the app's, which the forks run on.
@@ -115,9 +147,14 @@ def run_to_start(
         runner: the event loop that the app was opened on.
 
     Raises:
-        GraphError: one that it goes on with does not come out the same, or it did not begin where that ends.
+        GraphError: neither gives the thread as it was when the run began.
     """
     options = ReplayOptions(tools, allow_connections=True)  # as the nodes of the fork itself may
+    held_thread = _find_held_thread(graph, run, options, settings=settings, runner=runner)
+    if held_thread is not None:
+        return ThreadStart(run.run, held_thread, settings)
+    if run.missing is not None:
+        raise GraphError(f"fork: {run.missing}")
     refusal = f"fork: episode {run.run.episode_id} goes on with {EARLIER}"
     try:
         repeated = replay_earlier(graph, run, options, settings=settings, runner=runner)
@@ -125,7 +162,38 @@ def run_to_start(
         raise GraphError(f"{refusal}, {error.episode_id}, which does not come out the same: {error.fault}") from None
     if run.way and not _begins_where_thread_ends(graph, run.run, repeated.thread):
         raise GraphError(f"{refusal}, {run.way[-1].episode_id}, whose replay did not come to where it begins")
-    return ThreadStart(run.run, repeated.thread, settings)
+    return ThreadStart(
+        run.run,
+        repeated.thread,
+        settings,
+        replayed_count=len(run.way),
+        skipped_count=len(repeated.skipped),
+    )
+
+
+def _find_held_thread(
+    graph: Any, run: RunWithEarlier, options: ReplayOptions, *, settings: Mapping[str, Any], runner: asyncio.Runner
+) -> ReplayedThread | None:
+    """The thread in the app's checkpointer; None where the run, replayed from there, does not come out the same.
+
+    What the app keeps besides (a store, threads of graphs inside) has moved on since, and is not known as it was.
+    """
+    if run.run.had_store or options.tools == "run":
+        return None
+    try:
+        thread = copy_held_thread(graph, run.run, runner)
+        if thread is None:
+            return None
+        tried_thread = thread.copy()
+        replayed = replay_run(graph, run.run, thread=tried_thread, options=options, arguments=settings, runner=runner)
+    except GraphError:
+        return None
+    return thread if replayed.divergence is None and not _holds_more(tried_thread) else None
+
+
+def _holds_more(thread: ReplayedThread) -> bool:
+    """Whether graphs used something that the app keeps besides the thread itself."""
+    return len(thread.memory.held) > 1
 
 
 def _begins_where_thread_ends(graph: Any, run: RecordedRun, thread: ReplayedThread) -> bool:

@@ -24,7 +24,8 @@ from marft_bridge.replay.episodes import EARLIER, episode_to_way, path_to_store
 from marft_bridge.replay.private_memory import PrivateMemory
 from marft_bridge.replay.recorded_models import RecordedChat
 from marft_bridge.replay.recorded_run import RecordedRun, spans_to_run
-from marft_bridge.replay.replayed_run import Replayed, ReplayedThread, ReplayOptions, replay_run
+from marft_bridge.replay.replayed_run import Replayed, ReplayOptions, replay_run
+from marft_bridge.replay.replayed_thread import ReplayedThread
 from marft_bridge.rollouts.app_graph import call_app_factory, load_app_object, open_graph
 from marft_bridge.rollouts.run_settings import RunSettings, load_run_settings
 from marft_bridge.runs.run_choice import RunChoice

@@ -17,7 +17,8 @@ from marft_bridge.replay.divergence import Divergence
 from marft_bridge.replay.episodes import episode_to_way, way_to_beside
 from marft_bridge.replay.private_memory import PrivateMemory
 from marft_bridge.replay.recorded_run import RecordedRun, spans_to_run
-from marft_bridge.replay.replayed_run import ReplayedThread, ReplayOptions, replay_run
+from marft_bridge.replay.replayed_run import ReplayOptions, replay_run
+from marft_bridge.replay.replayed_thread import ReplayedThread
 from trace_store.store import TraceStore
 
 
@@ -37,6 +38,7 @@ class RunWithEarlier:
     run: RecordedRun
     earlier: Sequence[EarlierRun] = ()  # by their start
     branch: str = ""  # of the run
+    missing: str | None = None  # why the runs that it goes on with cannot be replayed; None where they can
 
     @property
     def way(self) -> list[RecordedRun]:

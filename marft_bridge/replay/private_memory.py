@@ -68,6 +68,12 @@ class PrivateMemory:
                 return self._caches.setdefault(id(held), (held, _Cache()))[1]
         return held
 
+    @property
+    def held(self) -> list[Any]:
+        """The checkpointers and stores of the app's that something was asked to stand in for."""
+        with self._lock:
+            return [held for held, _ in (*self._savers.values(), *self._stores.values())]
+
     def clear_caches(self) -> None:
         """Empties the caches: what an earlier run left there is not known to have been there."""
         with self._lock:
@@ -111,6 +117,7 @@ def _copy_store(store: _Store) -> _Store:
 
 _memory_of_run: ContextVar[PrivateMemory | None] = ContextVar("marft_private_memory", default=None)
 _blocks: list[PrivateMemory] = []
+_defaults: dict[str, Any] = {}  # what LangGraph's class has
 _lock = threading.Lock()
 
 
@@ -123,6 +130,7 @@ def private_memory(memory: PrivateMemory) -> Iterator[None]:
     with _lock:
         if not _blocks:
             for name in _HELD:
+                _defaults[name] = getattr(Pregel, name, None)
                 setattr(Pregel, name, _to_property(name))
         _blocks.append(memory)
     try:
@@ -132,7 +140,7 @@ def private_memory(memory: PrivateMemory) -> Iterator[None]:
             _blocks.remove(memory)
             if not _blocks:
                 for name in _HELD:
-                    setattr(Pregel, name, None)  # LangGraph's default, which each graph's own value hides
+                    setattr(Pregel, name, _defaults[name])  # which each graph's own value hides again
 
 
 @contextmanager
@@ -156,7 +164,7 @@ def _to_property(name: str) -> property:
             return held
         return memory.stand_in(held)
 
-    def put(graph: Any, value: Any) -> None:
+    def keep(graph: Any, value: Any) -> None:
         vars(graph)[name] = value
 
-    return property(get, put)
+    return property(get, keep)

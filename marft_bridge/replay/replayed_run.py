@@ -19,16 +19,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 from uuid import UUID
 
 from langchain_core.messages import AIMessage
-from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.types import Interrupt
 
-from marft_bridge.common.errors import GraphError
 from marft_bridge.config.record import RecordOptions
 from marft_bridge.model_calls.clients.hooks import clients_answered_by
 from marft_bridge.model_calls.model_entries import stand_in_for_models
@@ -62,6 +60,12 @@ from marft_bridge.replay.recorded_run import (
     tools_around,
 )
 from marft_bridge.replay.recorded_tools import RunIt, recorded_tools, tool_divergence, tools_like
+from marft_bridge.replay.replayed_thread import (
+    ReplayedThread,
+    add_checkpointer,
+    run_to_arguments,
+    translate_interrupts,
+)
 from trace_store import conventions as c
 from trace_store.assemble import Incomplete, Malformed, spans_to_trajectory
 from trace_store.journal import Journal
@@ -84,19 +88,6 @@ class ReplayOptions:
     freeze_time: bool = False  # the app's clock stands at the start of the recorded run
     seed: int | None = None  # what `random` and numpy begin with
     allow_connections: bool = False  # nodes may connect, to a database of theirs
-
-
-@dataclass(slots=True)
-class ReplayedThread:
-    """What the runs of one thread share."""
-
-    memory: PrivateMemory = field(default_factory=PrivateMemory)  # in the place of the app's checkpointers and stores
-    checkpoints: dict[str, str] = field(default_factory=dict)  # recorded id -> the replay's
-    interrupts: dict[str, str] = field(default_factory=dict)  # recorded id -> the replay's
-
-    def copy(self) -> ReplayedThread:
-        """The same thread once more, to go on with on its own."""
-        return ReplayedThread(self.memory.copy(), dict(self.checkpoints), interrupts=dict(self.interrupts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,55 +386,6 @@ def _set_for_run(variable: Any, value: Any) -> Iterator[None]:
         variable.reset(reset_token)
 
 
-def add_checkpointer(graph: Any, run: RecordedRun, memory: PrivateMemory) -> Any:
-    """The graph; a copy with a checkpointer where it has none and was run with one, as LangGraph's server does."""
-    if run.trajectory.episode.begins is None or isinstance(vars(graph)["checkpointer"], BaseCheckpointSaver):
-        return graph
-    return graph.copy({"checkpointer": memory.saver})
-
-
-def run_to_arguments(run: RecordedRun, thread: ReplayedThread, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The keyword arguments of the run: as they are recorded, else as they are given.
-
-    Raises:
-        GraphError: it begins at a checkpoint of a run that was not replayed before it, or after an edit of its thread.
-    """
-    episode, facts = run.trajectory.episode, run.run_config
-    if run.root.attributes.get(c.EDITED):
-        raise GraphError(
-            f"replay: episode {episode.episode_id} begins after its thread was edited by update_state, and what was"
-            " written there is not recorded"
-        )
-    given_config = dict((given or {}).get("config") or {})
-    configurable = {**given_config.get("configurable", {}), **(facts.get("configurable") or {})}
-    configurable["thread_id"] = episode.thread_id or "replay"
-    if episode.forked:
-        if episode.from_checkpoint not in thread.checkpoints:
-            raise GraphError(
-                f"replay: episode {episode.episode_id} begins at a checkpoint of a run that was not replayed before it"
-            )
-        configurable["checkpoint_id"] = thread.checkpoints[episode.from_checkpoint]
-    config: dict[str, Any] = {**given_config, "configurable": configurable}
-    config["tags"] = [tag for tag, value in episode.tags.items() if value == ""]
-    config["metadata"] = dict(episode.metadata)
-    for name in ("recursion_limit", "max_concurrency"):
-        if name in facts:
-            config[name] = facts[name]
-    arguments: dict[str, Any] = {"config": config}
-    arguments |= {name: facts[name] for name in ("interrupt_before", "interrupt_after") if name in facts}
-    if (context := facts.get("context", (given or {}).get("context"))) is not None:
-        arguments["context"] = context
-    return arguments
-
-
-def translate_interrupts(value: Any, thread: ReplayedThread) -> Any:
-    """A resume that names interrupts by their ids -> the same by the ids of the replay."""
-    resume = getattr(value, "resume", None)
-    if isinstance(resume, dict) and resume and all(key in thread.interrupts for key in resume):
-        return replace(value, resume={thread.interrupts[key]: answer for key, answer in resume.items()})
-    return value
-
-
 def _run_graph(
     graph: Any,
     run: RecordedRun,
@@ -679,7 +621,7 @@ def _compare_tools_offered(recorded: Trajectory, replayed: Trajectory) -> Diverg
 def _compare_results(run: RecordedRun, root: SpanRow) -> Divergence | None:
     text = root.attributes.get(c.OUTPUT)
     now = json.loads(text) if isinstance(text, str) else text
-    difference = value_difference(_to_comparable(run.output), _to_comparable(now))
+    difference = value_difference(to_comparable_output(run.output), to_comparable_output(now))
     if difference is None:
         return None
     path, recorded_words, words = difference
@@ -687,17 +629,17 @@ def _compare_results(run: RecordedRun, root: SpanRow) -> Divergence | None:
     return Divergence("result", None, None, text=place, recorded=recorded_words, replayed=words)
 
 
-def _to_comparable(value: Any) -> Any:
+def to_comparable_output(value: Any) -> Any:
     """A recorded state without what is drawn anew in each run, and what a model reports besides its answer."""
     if isinstance(value, str):
         return _DRAWN.sub("...", value)
     if isinstance(value, list):
-        return [_to_comparable(item) for item in value]
+        return [to_comparable_output(item) for item in value]
     if not isinstance(value, dict):
         return value
     if set(value) == {"type", "data"} and isinstance(value["data"], dict):
         value = {key: item for key, item in value["data"].items() if key in _MESSAGE_FIELDS}
-    return {_DRAWN.sub("...", str(key)): _to_comparable(item) for key, item in value.items()}
+    return {_DRAWN.sub("...", str(key)): to_comparable_output(item) for key, item in value.items()}
 
 
 def _keep_ids(run: RecordedRun, replay: _Replay, rows: list[SpanRow], thread: ReplayedThread) -> None:

@@ -27,10 +27,12 @@ from marft_bridge.recording.wrap import wrap
 from marft_bridge.replay.earlier_runs import EarlierRun, RunWithEarlier
 from marft_bridge.replay.private_memory import PrivateMemory, private_memory
 from marft_bridge.replay.recorded_run import RecordedRun, spans_to_run
-from marft_bridge.replay.replayed_run import _to_comparable
+from marft_bridge.replay.replayed_run import to_comparable_output
 from marft_bridge.rollouts.app import App
 from marft_bridge.rollouts.collector import OWN_MODELS, Collector
 from trace_store.journal import Journal
+
+FAST = ("swarm", "memory_store", "human_review")  # a turn, what a store holds, and a resume
 
 
 def to_forked(runs: list[RecordedRun]) -> RunWithEarlier:
@@ -62,7 +64,7 @@ def fork_last_call(graph: Any, runs: list[RecordedRun], folder: Path, context: A
 
 
 @pytest.mark.filterwarnings("ignore::langgraph.warnings.LangGraphDeprecatedSinceV10")
-@pytest.mark.parametrize("name", SUITE)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in SUITE])
 def test_a_fork_of_every_app_at_its_last_call_ends_as_its_parent_did(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,4 +86,4 @@ def test_a_fork_of_every_app_at_its_last_call_ends_as_its_parent_did(
     assert len(server.asked) == 1
     assert sorted(str(call.prompt) for call in fork.calls) == sorted(str(call.prompt) for call in parent.calls)
     assert edges_of(fork.trajectory) == edges_of(parent.trajectory)
-    assert _to_comparable(fork.output) == _to_comparable(parent.output)
+    assert to_comparable_output(fork.output) == to_comparable_output(parent.output)

@@ -214,6 +214,7 @@ def test_a_later_turn_of_a_thread_is_forked_from_what_the_earlier_ones_left(tmp_
     assert [line.split(" ", 3)[3] for line in lines[1:3]] == ["reward 3", "reward 3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
 def test_a_run_that_a_person_resumed_is_forked_before_and_after_the_question(tmp_path: Path, is_async: bool) -> None:
     lab = Lab(tmp_path, "reviewed")
@@ -237,6 +238,7 @@ def test_a_run_that_a_person_resumed_is_forked_before_and_after_the_question(tmp
     assert kept() == before
 
 
+@pytest.mark.slow
 def test_a_run_from_an_earlier_checkpoint_is_forked_from_there(tmp_path: Path) -> None:
     lab = Lab(tmp_path, "plain")
     for ask in ("a", "b"):
@@ -252,6 +254,7 @@ def test_a_run_from_an_earlier_checkpoint_is_forked_from_there(tmp_path: Path) -
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_fork_says_where_its_parent_began_and_is_itself_replayed_and_forked(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     for ask in ("a", "b"):
@@ -275,6 +278,7 @@ def test_a_fork_says_where_its_parent_began_and_is_itself_replayed_and_forked(tm
     )
 
 
+@pytest.mark.slow
 def test_a_threads_forks_are_replayed_beside_the_runs_of_the_thread(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     for ask in ("a", "b"):
@@ -286,6 +290,7 @@ def test_a_threads_forks_are_replayed_beside_the_runs_of_the_thread(tmp_path: Pa
     assert [each.to_line().split(": ")[1].split(",")[0] for each in outcomes] == ["same"] * 4
 
 
+@pytest.mark.slow
 def test_what_other_runs_of_the_user_left_in_the_store_is_there(tmp_path: Path) -> None:
     """Two threads of one user, and one of another, whose run has no answer to give any more and is left out."""
     lab = Lab(tmp_path, "recalling")
@@ -312,6 +317,7 @@ def named(lab: Lab, episode_id: str) -> str:
     return outcome.to_line()
 
 
+@pytest.mark.slow
 def test_an_answer_to_a_question_by_its_id_is_given_by_the_id_of_the_repeated_one(tmp_path: Path) -> None:
     lab = Lab(tmp_path, "reviewed")
     (question,) = lab.recorded.invoke({"ask": "a"}, T)["__interrupt__"]
@@ -322,6 +328,7 @@ def test_an_answer_to_a_question_by_its_id_is_given_by_the_id_of_the_repeated_on
     assert model.calls[5:] == 2 * [model.calls[4]]
 
 
+@pytest.mark.slow
 def test_a_run_of_another_store_is_brought_in_as_the_page_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -372,6 +379,7 @@ def test_an_earlier_run_that_was_not_recorded_is_said(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_earlier_run_that_does_not_come_out_the_same_is_named_with_its_first_difference(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     for ask in ("a", "b"):
@@ -400,8 +408,9 @@ def test_a_thread_that_was_edited_between_two_runs_is_refused(tmp_path: Path) ->
         replay(lab.load("graph"), ids[1], store=lab.run_folder.store)
 
 
+@pytest.mark.slow
 def test_a_redacted_record_of_an_earlier_run_is_refused(tmp_path: Path) -> None:
-    lab = Lab(tmp_path, options=RecordOptions(redact=["email"]))
+    lab = Lab(tmp_path, "recalling", options=RecordOptions(redact=["email"]))
     for ask in ("write to anna@example.org", "b"):
         lab.recorded.invoke({"ask": ask}, T)
     ids = lab.close()
@@ -411,6 +420,7 @@ def test_a_redacted_record_of_an_earlier_run_is_refused(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_versions_are_refused_and_other_commands_leave_such_runs_out(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     lab.recorded.invoke({"ask": "a"}, T)

@@ -212,6 +212,26 @@ def test_turns_resumes_and_forks_of_a_thread_are_replayed_after_what_they_go_on_
         replay(changed, episodes[3], store=store)
 
 
+def test_a_later_run_names_the_earlier_one_that_diverged_and_how(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "traces.duckdb"
+    recorded = wrap(reviewed(says("one", "two")), store)
+    config: Any = {"configurable": {"thread_id": "t"}}
+    recorded.invoke({"ask": "a mail"}, config)
+    recorded.invoke(Command(resume="shorter"), config)
+    recorded.recorder.journal.close()
+    first, second = ids(store)
+    (tmp_path / "app.py").write_text(
+        "from replay.test_command import reviewed, says\n"
+        "graph = reviewed(says())\n"
+        "graph.nodes['write'].bound.func = lambda state: {'log': []}\n"
+    )
+    code, out, _ = run(capsys, str(store), second, "--app", f"{tmp_path / 'app.py'}:graph")
+    assert code == 1
+    assert f": not replayed: an earlier run of its thread, {first}, did not come out the same: " in out.splitlines()[0]
+
+
 def test_a_run_that_goes_on_with_one_that_is_not_there_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.wrap import graph_to_original, wrap
 from marft_bridge.replay.recorded_run import RecordedRun, spans_to_run
-from marft_bridge.replay.replayed_run import Replayed, ReplayedThread, ReplayOptions, replay_run
+from marft_bridge.replay.replayed_run import Replayed, ReplayOptions, replay_run
+from marft_bridge.replay.replayed_thread import ReplayedThread
 from support.edge_rig import recorded_traces
 from trace_store.journal import Journal
 

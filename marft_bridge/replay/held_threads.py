@@ -1,0 +1,101 @@
+"""A thread that the app's own checkpointer still holds -> a copy of it in memory, as it was when a run began there.
+
+Invariants: the app's checkpointer is read and never written; nothing that came after the run began is copied. A run
+that resumes is left out: what it was answered is by now among the writes of the checkpoint that it began at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
+
+from marft_bridge.common.errors import GraphError
+from marft_bridge.recording.wrap import graph_to_original
+from marft_bridge.replay.private_memory import PrivateMemory
+from marft_bridge.replay.recorded_run import RecordedRun
+from marft_bridge.replay.replayed_thread import ReplayedThread
+from trace_store import conventions as c
+
+
+def copy_held_thread(graph: Any, run: RecordedRun, runner: asyncio.Runner) -> ReplayedThread | None:
+    """The thread up to the checkpoint that a run began at; None where the app does not hold it, or not as it was.
+
+    Args:
+        graph: the app's graph, wrapped or not.
+        runner: the event loop that it was opened on.
+
+    Raises:
+        GraphError: the app's checkpointer cannot be read.
+    """
+    held, episode = vars(graph_to_original(graph))["checkpointer"], run.trajectory.episode
+    is_plain_turn = episode.begins == "turn" and not episode.forked and c.INPUT_KIND not in run.root.attributes
+    if not isinstance(held, BaseCheckpointSaver) or not is_plain_turn or episode.from_checkpoint is None:
+        return None
+    try:
+        tuples = _read_tuples(held, run, runner)
+    except Exception as error:
+        raise GraphError(f"the app's checkpointer cannot be read: {type(error).__name__}: {error}") from error
+    if not tuples:
+        return None
+    memory = PrivateMemory()
+    saver = memory.stand_in(held)
+    for each in sorted(tuples, key=lambda each: str(each.checkpoint["id"])):  # by their time
+        _put_tuple(saver, each)
+    begins_at = str(tuples[-1].checkpoint["id"])
+    return ReplayedThread(memory, {episode.from_checkpoint: episode.from_checkpoint}, begins_at=begins_at)
+
+
+def _read_tuples(saver: BaseCheckpointSaver[Any], run: RecordedRun, runner: asyncio.Runner) -> list[CheckpointTuple]:
+    """The checkpoints of all graphs of the thread up to the one that the run loaded, which is the last; or none."""
+    try:
+        return runner.run(_read_async(saver, run))
+    except NotImplementedError:  # it has the other kind of methods only
+        first = saver.get_tuple(_first_of(run))
+        if (config := _loaded_by(run, first)) is None or (loaded := saver.get_tuple(config)) is None:
+            return []
+        return [*saver.list(_thread_of(run), before=config), loaded]
+
+
+async def _read_async(saver: BaseCheckpointSaver[Any], run: RecordedRun) -> list[CheckpointTuple]:
+    first = await saver.aget_tuple(_first_of(run))
+    if (config := _loaded_by(run, first)) is None or (loaded := await saver.aget_tuple(config)) is None:
+        return []
+    return [*[each async for each in saver.alist(_thread_of(run), before=config)], loaded]
+
+
+def _thread_of(run: RecordedRun) -> Any:
+    return {"configurable": {"thread_id": run.trajectory.episode.thread_id}}
+
+
+def _first_of(run: RecordedRun) -> Any:
+    """Names the first checkpoint that the run wrote."""
+    episode = run.trajectory.episode
+    first_id = str(episode.checkpoints or "").partition(" ")[0]
+    return {"configurable": {"thread_id": episode.thread_id, "checkpoint_ns": "", "checkpoint_id": first_id}}
+
+
+def _loaded_by(run: RecordedRun, first: CheckpointTuple | None) -> Any:
+    """Names the checkpoint before the first one, which the run loaded, an edit by `update_state` included."""
+    is_known = first is not None and first.checkpoint["id"] == _first_of(run)["configurable"]["checkpoint_id"]
+    return first.parent_config if first is not None and is_known else None
+
+
+def _put_tuple(saver: BaseCheckpointSaver[Any], each: CheckpointTuple) -> None:
+    place = each.config["configurable"]
+    config: Any = {"configurable": {"thread_id": place["thread_id"], "checkpoint_ns": place.get("checkpoint_ns", "")}}
+    if each.parent_config is not None:
+        config["configurable"]["checkpoint_id"] = each.parent_config["configurable"]["checkpoint_id"]
+    checkpoint = each.checkpoint
+    written = saver.put(config, checkpoint, each.metadata, checkpoint["channel_versions"])
+    for task_id, writes in _by_task(each.pending_writes or []).items():
+        saver.put_writes(written, writes, task_id)
+
+
+def _by_task(pending_writes: Sequence[tuple[str, str, Any]]) -> dict[str, list[tuple[str, Any]]]:
+    writes: dict[str, list[tuple[str, Any]]] = {}
+    for task_id, channel, value in pending_writes:
+        writes.setdefault(task_id, []).append((channel, value))
+    return writes

@@ -1,0 +1,83 @@
+"""A recorded run, and its thread as it was made again -> how the run is started there once more.
+
+Invariant: input, config and context are the recorded ones; only the ids of checkpoints and interrupts are those of the
+thread that was made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from langgraph.checkpoint.base import BaseCheckpointSaver
+
+from marft_bridge.common.errors import GraphError
+from marft_bridge.replay.private_memory import PrivateMemory
+from marft_bridge.replay.recorded_run import RecordedRun
+from trace_store import conventions as c
+
+
+@dataclass(slots=True)
+class ReplayedThread:
+    """What the runs of one thread share."""
+
+    memory: PrivateMemory = field(default_factory=PrivateMemory)  # in the place of the app's checkpointers and stores
+    checkpoints: dict[str, str] = field(default_factory=dict)  # recorded id -> the replay's
+    interrupts: dict[str, str] = field(default_factory=dict)  # recorded id -> the replay's
+    begins_at: str | None = None  # the recorded checkpoint that it was copied up to; None: it was replayed
+
+    def copy(self) -> ReplayedThread:
+        """The same thread once more, to go on with on its own."""
+        return replace(
+            self, memory=self.memory.copy(), checkpoints=dict(self.checkpoints), interrupts=dict(self.interrupts)
+        )
+
+
+def add_checkpointer(graph: Any, run: RecordedRun, memory: PrivateMemory) -> Any:
+    """The graph; a copy with a checkpointer where it has none and was run with one, as LangGraph's server does."""
+    if run.trajectory.episode.begins is None or isinstance(vars(graph)["checkpointer"], BaseCheckpointSaver):
+        return graph
+    return graph.copy({"checkpointer": memory.saver})
+
+
+def run_to_arguments(run: RecordedRun, thread: ReplayedThread, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The keyword arguments of the run: as they are recorded, else as they are given.
+
+    Raises:
+        GraphError: it begins at a checkpoint of a run that was not replayed before it, or after an edit of its thread.
+    """
+    episode, facts = run.trajectory.episode, run.run_config
+    if run.root.attributes.get(c.EDITED) and thread.begins_at is None:
+        raise GraphError(
+            f"replay: episode {episode.episode_id} begins after its thread was edited by update_state, and what was"
+            " written there is not recorded"
+        )
+    given_config = dict((given or {}).get("config") or {})
+    configurable = {**given_config.get("configurable", {}), **(facts.get("configurable") or {})}
+    configurable["thread_id"] = episode.thread_id or "replay"
+    if episode.forked:
+        if episode.from_checkpoint not in thread.checkpoints:
+            raise GraphError(
+                f"replay: episode {episode.episode_id} begins at a checkpoint of a run that was not replayed before it"
+            )
+        configurable["checkpoint_id"] = thread.checkpoints[episode.from_checkpoint]
+    config: dict[str, Any] = {**given_config, "configurable": configurable}
+    config["tags"] = [tag for tag, value in episode.tags.items() if value == ""]
+    config["metadata"] = dict(episode.metadata)
+    for name in ("recursion_limit", "max_concurrency"):
+        if name in facts:
+            config[name] = facts[name]
+    arguments: dict[str, Any] = {"config": config}
+    arguments |= {name: facts[name] for name in ("interrupt_before", "interrupt_after") if name in facts}
+    if (context := facts.get("context", (given or {}).get("context"))) is not None:
+        arguments["context"] = context
+    return arguments
+
+
+def translate_interrupts(value: Any, thread: ReplayedThread) -> Any:
+    """A resume that names interrupts by their ids -> the same by the ids of the replay."""
+    resume = getattr(value, "resume", None)
+    if isinstance(resume, dict) and resume and all(key in thread.interrupts for key in resume):
+        return replace(value, resume={thread.interrupts[key]: answer for key, answer in resume.items()})
+    return value
