@@ -18,12 +18,14 @@ from langchain_core.language_models import BaseChatModel
 from langchain_openai.chat_models.base import BaseChatOpenAI
 from pydantic import SecretStr
 
+from marft_bridge.common.errors import GraphError
 from marft_bridge.common.library_internals import CHAT_INNER, TESTED_VERSIONS, require_internals
 from marft_bridge.model_calls.model_entries import stand_in_for_models
 from marft_bridge.model_calls.node_chat_model import NodeChat
 from marft_bridge.model_calls.own_model import own_model_with_answers
 from marft_bridge.model_calls.request_rules import tools_to_openai
-from marft_bridge.model_calls.routing import calling_node, current_routing
+from marft_bridge.model_calls.routing import Routing, calling_node, current_routing
+from marft_bridge.model_calls.teacher import Teacher
 
 # Fields of BaseChatModel that decide what the app sees of a call, whichever model answers. Cache and rate limiter are
 # not among them: they belong to the provider.
@@ -117,13 +119,31 @@ def _is_setting(value: Any) -> bool:
 def _redirect_call(model: BaseChatModel, options: dict[str, Any], entry: str) -> tuple[BaseChatModel, dict[str, Any]]:
     """The model that answers this call, and the call's options in that model's form."""
     routing = current_routing.get()
-    if routing is None or not isinstance(routing.chat, NodeChat) or routing.chat.is_copy_of(model):
+    if routing is None or not isinstance(routing.chat, NodeChat):
+        return model, options
+    if routing.chat.is_copy_of(model):
+        if routing.asks_teacher and getattr(model, "teacher", None) is None:
+            _refuse_without_teacher(routing)
         return model, options
     node = calling_node()
     if node not in routing.routes:
         routing.unrouted_calls[node] += entry not in CHAT_INNER  # one call passes both
         return own_model_with_answers(model) if routing.knows_answers else model, options
-    return make_stand_in(model, routing.chat, node), tools_to_openai(options, node)
+    chat = make_stand_in(model, routing.chat, node)
+    if routing.asks_teacher and routing.routes[node].trainable:
+        chat.teacher = Teacher(model, options)
+    return chat, tools_to_openai(options, node)
+
+
+def _refuse_without_teacher(routing: Routing) -> None:
+    """Raises GraphError where a trained node calls the served model itself, so that nobody could teach it."""
+    node = calling_node()
+    route = routing.routes.get(node)
+    if route is not None and route.trainable:
+        raise GraphError(
+            f"node {node!r} is given the served model, and has none of its own to learn from: let it make its own "
+            "model, or leave train.teacher_rounds out"
+        )
 
 
 def _look_at_completion(model: Any, options: dict[str, Any], entry: str) -> tuple[Any, dict[str, Any]]:  # noqa: ARG001

@@ -56,6 +56,7 @@ class Routing:
     actors: Actors = field(default_factory=Actors)  # the episode's; see `EpisodeContext.actors`
     prefix: Prefix | None = None  # answers before the routes do, where the episode's beginning is a recorded one
     record: AnswerRecord | None = None  # answers for nodes without a route, where they are answered from the record
+    asks_teacher: bool = False  # own models of nodes with a route are asked beside it; see `teacher`
     sampled_tokens: int = 0  # by all calls so far, those of the prefix among them
     given_tokens: int = 0  # of those, what the prefix gave again
     routed_calls: Counter[str] = field(default_factory=Counter)  # node -> recorded calls that its route answered
