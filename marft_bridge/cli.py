@@ -269,6 +269,12 @@ def promote(
     gate: Annotated[
         str | None, typer.Option("--if", help="The condition; overrides `promote.gate`: correct>0 and tokens<1.2x.")
     ] = None,
+    efficient: Annotated[
+        bool,
+        typer.Option(
+            "--efficient", help="The cheapest efficient team of the report that is shown non-inferior, or --candidate."
+        ),
+    ] = False,
     by: Annotated[str | None, typer.Option(envvar="MARFT_SIGNED_BY", help="Who signs off.")] = None,
     rollback: Annotated[int | None, typer.Option(min=1, help="Sign off the versions of this manifest again.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check all manifests and weights, and do nothing.")] = False,
@@ -291,7 +297,7 @@ def promote(
             raise ConfigError("promote: there is no terminal to ask on; say --yes")
         return yes or typer.confirm(question)
 
-    if sum([verify, rollback is not None, candidate is not None or gate is not None]) > 1:
+    if sum([verify, rollback is not None, candidate is not None or gate is not None or efficient]) > 1:
         raise ConfigError("promote: --verify, --rollback and a candidate with its condition are three ways; choose one")
     with open_reporter(as_json) as reporter:
         if verify:
@@ -299,7 +305,9 @@ def promote(
         elif rollback is not None:
             exit_code = roll_back(settings, rollback, by, confirm=confirm, reporter=reporter)
         else:
-            exit_code = run_promote(settings, PromotionRequest(candidate, gate, by), confirm, reporter=reporter)
+            exit_code = run_promote(
+                settings, PromotionRequest(candidate, gate, by, is_efficient=efficient), confirm, reporter=reporter
+            )
     raise typer.Exit(exit_code)
 
 
@@ -795,7 +803,9 @@ def fork(
     resume: Resume = False,
     as_json: Annotated[
         bool,
-        json_option("run, parent, node, call, variant, metric, given_again, parent_reward, forks, mean, low, high"),
+        json_option(
+            "run, parent, node, call, variant, metric, given_again, earlier_runs, parent_reward, forks, mean, low, high"
+        ),
     ] = False,
 ) -> None:
     """Run a recorded episode up to a call, and sample on from there.

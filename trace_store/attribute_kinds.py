@@ -62,6 +62,7 @@ _STRUCTURE = (
     c.FORKED,
     c.FROM_CHECKPOINT,
     c.CHECKPOINTS,
+    c.EDITED,
     c.LINEAGE,
     c.NODE,
     c.STEP,

@@ -85,6 +85,7 @@ BEGINS = "marft.langgraph.begins"
 FORKED = "marft.langgraph.forked"
 FROM_CHECKPOINT = "marft.langgraph.from_checkpoint"
 CHECKPOINTS = "marft.langgraph.checkpoints"  # ids, a space between
+EDITED = "marft.langgraph.edited"  # true: `update_state` changed the thread before the run; absent otherwise
 LINEAGE = "marft.lineage"  # JSON object name -> SHA-256 of what the prompts and samples depend on, see records.Episode
 
 # Ours: LangGraph coordinates, on node spans and the chat spans inside them.

@@ -373,6 +373,9 @@ class ExperimentalOptions(_Options):
     """Drop an action with a token that the trainer finds less than this times as likely as the engine did."""
     off_policy_mask: float | None = Field(default=None, gt=0)
     """Drop an action of negative advantage once mean(log mu - log pi) per token is above this (DeepSeek-V3.2)."""
+    success_shaping: float | None = Field(default=None, gt=0)
+    """Gamma of LUFFY's shaping: with `replay.successes`, a token of an older success pulls as p / (p + gamma), p its
+    probability today, without a clip, in place of the clipped ratio to the policy that sampled it. None: the ratio."""
     gamma_token: float = Field(default=1.0, gt=0, le=1)
     """Discount per token within an action (MARFT-T). 1, because 0.99 leaves 0.6 % of a reward 512 tokens away."""
     token_lambda: float | Literal["adaptive"] = 1.0
@@ -542,6 +545,7 @@ class TrainerOptions(_Options):
             ("advantage", "contribution", chosen.per_agent and not chosen.keeps_state, _own_baselines()),
             ("advantage", "critic", self.uses_critic, "a critic in use"),
             ("experimental", "clip_by_length", not experimental.clip_by_length or self.clips_by_length, _MEAN_RATIOS),
+            ("experimental", "success_shaping", self.replay.successes > 0, "replay.successes above 0"),
             ("experimental", "critic_loss", self.uses_critic, "a critic in use"),
             ("experimental", "critic_clip", self.uses_critic, "a critic in use"),
             ("experimental", "gamma_token", self.granularity == "token", "granularity 'token'"),

@@ -10,11 +10,25 @@ from examples.study.conditions import Condition
 
 BASELINE = "chains"
 
+_GROUPED = {"train.trainer.advantage.estimator": "tree_grpo"}
+
 CONDITIONS: dict[str, Condition] = {
-    BASELINE: Condition("every episode runs from its task to its end, on its own; MARFT per action, by the defaults."),
+    "defaults": Condition("every episode runs from its task to its end; MARFT per action, by the defaults."),
+    BASELINE: Condition("the same episodes, learned from by `tree_grpo`: by the mean of a task's samples.", _GROUPED),
+    "trees": Condition(
+        "half of a round's tokens go to forks of its runs, three at a call; learned from by `tree_grpo` as well, so "
+        "that only where tokens go tells it from `chains`.",
+        {**_GROUPED, "train.trees.share": 0.5, "train.trees.samples": 3},
+    ),
     "at-grpo": Condition(
-        "the same episodes, with advantages against the samples of a task, agent and turn, as AT-GRPO groups them; "
-        "without its tree, so that after the first turn the samples of a group differ in their prompts.",
-        {"train.trainer.advantage.estimator": "at_grpo", "train.trainer.objective.update": "simultaneous"},
+        "half of a round's tokens go to AT-GRPO's walk: three forks of a call, then of the next call of whichever "
+        "run earned most; a call is worth its run's reward against its siblings'.",
+        {
+            "train.trainer.advantage.estimator": "at_grpo",
+            "train.trainer.objective.update": "simultaneous",
+            "train.trees.share": 0.5,
+            "train.trees.samples": 3,
+            "train.trees.go_on_from": "best",
+        },
     ),
 }

@@ -141,8 +141,8 @@ DIFFERENCES = (
             "weights or LoRA"
         ),
         (
-            "`chains`: the defaults of this trainer; `at-grpo`: its groups over whole episodes, without going"
-            " on from the best"
+            "see above; `at-grpo` goes on from the best too, but pays a call by its run's reward and not by its "
+            "turn's, so that every fork runs to its end"
         ),
     ),
     (

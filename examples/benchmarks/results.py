@@ -19,7 +19,8 @@ from trace_store.store import TraceStore
 
 FILE = "benchmark.json"
 
-# Episodes by round; of each its tokens, which are None where the engine counted none, and two of its rewards.
+# Episodes by round; of each its tokens, which are None where the engine counted none, and two of its rewards. Means are
+# taken in the order of the values, since the order of rows is not told, and a sum of floats hangs on it.
 _ROUNDS = """
 WITH counted AS (
          SELECT episode_id, sum(sampled_tokens) AS tokens FROM actions WHERE replayed_from IS NULL GROUP BY episode_id
@@ -28,8 +29,8 @@ WITH counted AS (
          SELECT episode_id, max(value) FILTER (name = ?) AS reward, max(value) FILTER (name = 'correct') AS correct
          FROM rewards WHERE scope = 'episode' GROUP BY episode_id
      )
-SELECT coalesce(e.round, 0) AS number, count(*), avg(p.reward) FILTER (WHERE e.fork_action IS NULL),
-       avg(p.correct) FILTER (WHERE e.fork_action IS NULL), sum(c.tokens)
+SELECT coalesce(e.round, 0) AS number, count(*), avg(p.reward ORDER BY p.reward) FILTER (WHERE e.fork_action IS NULL),
+       avg(p.correct ORDER BY p.correct) FILTER (WHERE e.fork_action IS NULL), sum(c.tokens)
 FROM episodes e LEFT JOIN counted c USING (episode_id) LEFT JOIN paid p USING (episode_id)
 WHERE e.run_id IN ('collect', 'train') AND e.split = 'train' GROUP BY number ORDER BY number
 """

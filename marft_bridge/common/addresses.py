@@ -24,6 +24,7 @@ def refuse_address(base_url: str, *, remote: bool, key: bool, seen: str) -> None
     host = url.hostname or ""
     if url.scheme not in ("http", "https") or not host or "@" in url.netloc or url.query or url.fragment:
         raise ValueError("base_url: an address like http://127.0.0.1:8000/v1 without a user is needed")
+    _ = url.port  # raises ValueError for none of 0 to 65535
     is_local = host == "localhost"
     with suppress(ValueError):  # a name, not an address
         is_local = is_local or ipaddress.ip_address(host).is_loopback

@@ -194,7 +194,11 @@ class _Runner:
             progress = follow_plan(self._plan, self._run, self._scores, check=self._check)
             for team in self._plan.lineup.all_teams:
                 tally = self._tallies[team.name]
-                for line in (*tally.missing_reward_lines(), *tally.silent_node_lines([*team.adapters])):
+                for line in (
+                    *tally.missing_reward_lines(),
+                    *tally.silent_node_lines([*team.adapters]),
+                    *tally.unused_prompt_lines(team.prompts),
+                ):
                     self._reporter.say(f"{team.name}: {line}")
         return progress
 

@@ -56,7 +56,11 @@ class Plan:
             adapters={},
             temperature=self.temperature,
         )
-        return [replace(request, variant=team.name, adapters=team.adapters) for request in planned for team in teams]
+        return [
+            replace(request, variant=team.name, adapters=team.adapters, prompts=team.prompts)
+            for request in planned
+            for team in teams
+        ]
 
     def task_ids(self) -> list[str]:
         """The ids of all tasks, in the order in which they run."""

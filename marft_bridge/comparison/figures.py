@@ -215,6 +215,8 @@ def _variant(config: BridgeConfig, team: Team, outcomes: Outcomes, plan: Plan) -
         name=team.name,
         adapters=dict(team.adapters),
         choice=team.choice,
+        hosted=_hosted_nodes(config, team),
+        prompts=dict(team.prompts),
         graph=None if graph == config.graph.app else graph,
         model="its own models" if team.deployment.own_models else team.deployment.pinned_model,
         episodes=len(values) + outcomes.unscored,
@@ -224,6 +226,15 @@ def _variant(config: BridgeConfig, team: Team, outcomes: Outcomes, plan: Plan) -
         pass_at=_at_k(config, pass_at_k, values, tasks=tasks) if binary else {},
         avg_at=_at_k(config, avg_at_k, values, tasks=tasks),
     )
+
+
+def _hosted_nodes(config: BridgeConfig, team: Team) -> tuple[str, ...]:
+    """The configured nodes that are not served to the team; none where it runs another graph, with other nodes."""
+    graph = team.deployment.graph
+    if graph.app != config.graph.app:
+        return ()
+    served_nodes = () if team.deployment.own_models else (*graph.nodes, *graph.frozen)
+    return tuple(node for node in (*config.graph.nodes, *config.graph.frozen) if node not in served_nodes)
 
 
 def _at_k(

@@ -18,9 +18,9 @@ from trace_store.store import TraceStore
 SampleKey = tuple[str, int]  # task id, sample number
 COST = "cost"  # in money
 COSTS = ("tokens", "steps", "seconds", COST)
-# Of the runs whose calls all have a price.
+# Of the runs whose calls all have a price; summed in the order of the costs, so that a report says the same each time.
 _MONEY = """
-SELECT episode_id, sum(c.cost) FROM call_costs c JOIN episodes e USING (episode_id)
+SELECT episode_id, sum(c.cost ORDER BY c.cost) FROM call_costs c JOIN episodes e USING (episode_id)
 WHERE e.run_id = ? AND e.variant = ? GROUP BY episode_id HAVING count(c.cost) = count(*)
 """
 

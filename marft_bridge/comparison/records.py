@@ -80,6 +80,8 @@ class Variant(_ReportPart):
     """One variant that was compared.
 
     `adapters` maps nodes to versions; a node without one is absent. `choice` says why these, where training named them.
+    `hosted`: the nodes of the configuration that called the models that the app was written with.
+    `prompts` maps nodes to what their calls began with in place of the app's system message.
     `graph`, `model`: None means those of the
     configuration; a graph that calls the models that it was written with has the model "its own models". `score` is
     the deciding metric over all of its episodes that have it.
@@ -88,6 +90,8 @@ class Variant(_ReportPart):
     name: Text
     adapters: dict[Text, int] = Field(default_factory=dict)
     choice: Text | None = None
+    hosted: tuple[Text, ...] = ()
+    prompts: dict[Text, Text] = Field(default_factory=dict)
     graph: Text | None = None
     model: Text | None = None
     episodes: int = Field(ge=0)

@@ -61,6 +61,7 @@ class Team:
     deployment: Deployment
     adapters: Mapping[str, int] = field(default_factory=dict)  # node -> version; frozen nodes are at 0 always
     choice: str | None = None  # why these versions, where training named them
+    prompts: Mapping[str, str] = field(default_factory=dict)  # node -> what its calls begin with instead
 
     def content(self) -> dict[str, Any]:
         """The team as JSON values, which a resumed comparison must equal."""
@@ -73,6 +74,7 @@ class Team:
             "model": self.deployment.pinned_model,
             "own_models": self.deployment.own_models,
             "adapters": dict(self.adapters),
+            **({"prompts": dict(self.prompts)} if self.prompts else {}),
             **self.deployment.run_content(),
         }
 
@@ -144,8 +146,9 @@ def _table_to_team(
     config: BridgeConfig, table: VariantOptions, registry: AdapterRegistry, named_version: int | None
 ) -> Team:
     deployment = _table_to_deployment(config, table)
+    _refuse_unknown_prompts(config, table)
     if deployment.own_models:
-        return Team(table.name, deployment)
+        return Team(table.name, deployment, prompts=table.prompts)
     nodes = deployment.graph.nodes
     declared = table.adapters
     requested: Mapping[str, Version] = declared if isinstance(declared, dict) else dict.fromkeys(nodes, declared)
@@ -156,7 +159,17 @@ def _table_to_team(
     requested, best_nodes = _resolve_best(requested, named_version)
     versions = {node: _version(registry, node, requested.get(node, 0), variant=table.name) for node in nodes}
     choice = f"{', '.join(best_nodes)}: {BEST_TEXT}" if 0 < len(best_nodes) < len(nodes) else BEST_TEXT
-    return Team(table.name, deployment, versions, choice=choice if best_nodes else None)
+    return Team(table.name, deployment, versions, choice=choice if best_nodes else None, prompts=table.prompts)
+
+
+def _refuse_unknown_prompts(config: BridgeConfig, table: VariantOptions) -> None:
+    """Refuses a prompt of a node that the graph lacks. All nodes are known of the graph of `[graph]` only."""
+    nodes = (*config.graph.nodes, *config.graph.frozen)
+    if table.app is None and (unknown := sorted(set(table.prompts) - set(nodes))):
+        raise ConfigError(
+            f"compare.variants {table.name!r}: prompts: {unknown[0]!r} is not in graph.nodes or graph.frozen: "
+            f"{', '.join(nodes)}"
+        )
 
 
 def _resolve_best(
@@ -202,7 +215,7 @@ def _version(registry: AdapterRegistry, node: str, requested: Version, variant: 
 def _refuse_repeated(teams: Sequence[Team]) -> None:
     names_by_setup: dict[tuple[Any, ...], str] = {}
     for team in teams:
-        setup = (*team.deployment.key, tuple(sorted(team.adapters.items())))
+        setup = (*team.deployment.key, _versions(team), tuple(sorted(team.prompts.items())))
         if (first_name := names_by_setup.setdefault(setup, team.name)) != team.name:
             raise ConfigError(
                 f"compare: {first_name!r} and {team.name!r} would run the same thing ({_describe_team(team)}); "
@@ -218,11 +231,12 @@ def describe_choice(team: Team) -> str:
 
 
 def _describe_team(team: Team) -> str:
+    prompts = f", prompts of {', '.join(team.prompts)}" if team.prompts else ""
     if team.deployment.own_models:
-        return f"{team.deployment.graph.app} on its own models"
+        return f"{team.deployment.graph.app} on its own models{prompts}"
     versions = ", ".join(f"{node}@{version}" for node, version in team.adapters.items())
     suffix = f" on {team.deployment.model}" if team.deployment.model else ""
-    return f"{team.deployment.graph.app} with {versions}{suffix}"
+    return f"{team.deployment.graph.app} with {versions}{suffix}{prompts}"
 
 
 # -- mixed teams ----------------------------------------------------------------------------------------------
@@ -242,13 +256,17 @@ def _add_mixed_teams(config: BridgeConfig, teams: tuple[Team, ...]) -> Lineup:
         return Lineup(teams)
     candidate = mixable[0]
     nodes = differing_nodes(base.adapters, candidate.adapters)
-    teams_by_versions = {_versions(team): team for team in teams if team.deployment.key == base.deployment.key}
+    teams_by_versions = {
+        _versions(team): team
+        for team in teams
+        if team.deployment.key == base.deployment.key and team.prompts == base.prompts
+    }
     teams_by_swapped = {}
     for swapped in mixed_teams(nodes):
         versions = {node: (candidate if node in swapped else base).adapters[node] for node in base.adapters}
         name = _mixed_name(base.name, candidate.name, nodes, swapped=swapped)
         declared = teams_by_versions.get(tuple(sorted(versions.items())))
-        teams_by_swapped[swapped] = declared or Team(name, base.deployment, versions)
+        teams_by_swapped[swapped] = declared or Team(name, base.deployment, versions, prompts=base.prompts)
     mixed_names = {team.name for team in teams_by_swapped.values() if team not in teams}
     if clashing_names := sorted(mixed_names & {team.name for team in teams}):
         raise ConfigError(f"compare.variants: {clashing_names[0]!r} is the name of a mixed team; choose another")
@@ -258,6 +276,8 @@ def _add_mixed_teams(config: BridgeConfig, teams: tuple[Team, ...]) -> Lineup:
 def _mixing_obstacle(base: Team, candidate: Team) -> str | None:
     if base.deployment.own_models or base.deployment.key != candidate.deployment.key:
         return "they do not share a graph and a served model"
+    if base.prompts != candidate.prompts:
+        return "they have other prompts"
     if len(differing_nodes(base.adapters, candidate.adapters)) < 2:
         return "they differ in one node only, which is what their comparison shows"
     return None

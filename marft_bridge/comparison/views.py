@@ -75,12 +75,14 @@ def _contrast_strip(scale: Scale, row: Contrast) -> Markup:
 
 
 def describe_variant(variant: Variant) -> str:
-    """A variant in one line: its adapters, why these, and the model and graph that it has instead of the configured."""
+    """A variant in one line: its adapters, why these, and what it has instead of the app's model, graph and prompts."""
     adapters = ", ".join(f"{node}@{version}" for node, version in variant.adapters.items())
     parts = (
         adapters if variant.choice is None else f"{adapters} ({variant.choice})",
         f"model: {variant.model}" if variant.model is not None else "",
         f"graph: {variant.graph}" if variant.graph is not None else "",
+        f"hosted: {', '.join(variant.hosted)}" if variant.hosted and variant.model is None else "",
+        f"prompts of its own: {', '.join(variant.prompts)}" if variant.prompts else "",
     )
     return " · ".join(part for part in parts if part) or "no adapters"
 

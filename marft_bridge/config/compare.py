@@ -76,6 +76,9 @@ class VariantOptions(_Options):
     nodes run at version 0."""
     serve: ServeOptions | None = None
     """How that other model is served; without it as [serve] says, on a free port."""
+    prompts: dict[str, str] = {}
+    """Node = text: what its calls begin with, in place of the system message that the app gives them. Whichever model
+    answers; a call without a system message is an error."""
     own_models: bool = False
     """Whether the graph calls the models that it was written with: nothing is redirected, no adapters."""
 
@@ -96,6 +99,8 @@ class VariantOptions(_Options):
             raise ValueError(
                 f"{self.name!r}: {unused_options[0]} has no effect with own_models: nothing of it is served here"
             )
+        if empty_nodes := sorted(node for node, text in self.prompts.items() if not text.strip()):
+            raise ValueError(f"{self.name!r}: prompts.{empty_nodes[0]} is empty")
         versions = self.adapters.values() if isinstance(self.adapters, dict) else [self.adapters]
         if self.model is not None and any(version != 0 for version in versions):
             raise ValueError(

@@ -6,8 +6,9 @@ the parent's versions, unless one is named for the forked node; a fork that fail
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from marft_bridge.common.errors import ConfigError, EpisodesFailedError
@@ -15,22 +16,26 @@ from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.forks.fork_plan import (
     ForkChange,
+    is_on_own_models,
     plan_forks,
     refuse_other_models,
-    spans_to_parent,
     text_to_prefix,
 )
 from marft_bridge.forks.given_tools import ToolChoice, given_tools
 from marft_bridge.forks.recorded_prefix import RecordedPrefix
+from marft_bridge.forks.thread_start import is_started_by_app, load_forked, run_to_start
+from marft_bridge.replay.earlier_runs import RunWithEarlier
+from marft_bridge.replay.private_memory import PrivateMemory, private_memory
 from marft_bridge.replay.recorded_run import RecordedRun
-from marft_bridge.rollouts.app import load_app
+from marft_bridge.rollouts.app import App, load_app
 from marft_bridge.rollouts.episode_plan import EpisodeRequest, episode_to_fork, replaced_attempts, unfinished_requests
-from marft_bridge.rollouts.session import open_session
+from marft_bridge.rollouts.run_settings import RunSettings
+from marft_bridge.rollouts.session import GraphSession, open_own_session, open_session
 from marft_bridge.runs.ledger import begin_run, numbered_run_id
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.runs.run_store import WAIT_IN_RUN_S, open_run_store, take_in_on_failure
 from marft_bridge.serving.adapter_registry import AdapterRegistry
-from marft_bridge.serving.model_versions import config_to_versions
+from marft_bridge.serving.model_versions import ModelVersions, config_to_versions
 from marft_bridge.statistics.fork_worth import ForkWorth, rewards_to_worth
 from marft_bridge.traces.episode_prefix import prefix_to_episode
 from trace_store.records import Trajectory
@@ -57,12 +62,19 @@ class _Fork:
     """What one command runs and reports."""
 
     run_id: str
-    parent: RecordedRun
+    forked: RunWithEarlier
     parent_reward: float | None
     prefix: RecordedPrefix
     change: ForkChange
     metric: str
     plan: Sequence[EpisodeRequest]
+    tools: ToolChoice
+    versions: ModelVersions | None  # None: its nodes call the models of the app's own
+
+    @property
+    def parent(self) -> RecordedRun:
+        """The episode that is forked."""
+        return self.forked.run
 
 
 def fork(config: BridgeConfig, options: ForkOptions, reporter: Reporter, resume: bool) -> None:
@@ -77,31 +89,63 @@ def fork(config: BridgeConfig, options: ForkOptions, reporter: Reporter, resume:
     folder = RunFolder(config.run_folder)
     _refuse_options(options)
     app = load_app(config)
-    versions = config_to_versions(config, folder.adapters, reporter.say)
     folder.create()
     failure: EpisodesFailedError | None = None
     with folder.lock_for("fork"):
         with open_run_store(folder, reporter) as store:
-            planned = _plan(store, config, options, registry=versions.registry, resume=resume)
+            planned = _plan(store, config, options, reporter=reporter, resume=resume)
             _refuse_other_plan(store, planned)
             begin_run(store, planned.run_id, "fork", config=config, folder=folder, plan=_to_noted_plan(planned))
             requests = unfinished_requests(store, planned.plan)
         if requests:
             with (
                 take_in_on_failure(folder, reporter, "fork"),
-                open_session(config, folder, app, versions=versions, reporter=reporter) as session,
+                _open_session(planned, config, app, reporter=reporter) as session,
             ):
-                adapters = planned.plan[0].adapters
-                session.models.serve_only({node: [version] for node, version in adapters.items()})
                 try:
-                    with given_tools():
-                        session.run(requests, "fork", planned.metric).refuse_if_all_failed()
+                    _run_forks(planned, requests, session, app=app)
                 except EpisodesFailedError as error:
                     failure = error  # the line of each fork is said before
         with take_in_on_failure(folder, reporter, "fork"), open_run_store(folder, reporter, WAIT_IN_RUN_S) as store:
             _report(store, planned, reporter)
     if failure is not None:
         raise failure
+
+
+@contextmanager
+def _open_session(planned: _Fork, config: BridgeConfig, app: App, reporter: Reporter) -> Iterator[GraphSession]:
+    """The app on the models that answered for the parent."""
+    folder = RunFolder(config.run_folder)
+    if planned.versions is None:
+        with open_own_session(config, folder, app, reporter=reporter) as own_session:
+            yield own_session
+        return
+    with open_session(config, folder, app, versions=planned.versions, reporter=reporter) as session:
+        session.models.serve_only({node: [version] for node, version in planned.plan[0].adapters.items()})
+        yield session
+
+
+def _run_forks(planned: _Fork, requests: Sequence[EpisodeRequest], session: GraphSession, app: App) -> None:
+    with ExitStack() as stack:
+        if is_started_by_app(planned.parent):
+            start = run_to_start(
+                session.collector.graph,
+                planned.forked,
+                tools=planned.tools,
+                settings=_fixed_settings(app),
+                runner=session.stage.loop,
+            )
+            requests = [replace(request, start=start) for request in requests]
+            stack.enter_context(private_memory(PrivateMemory()))
+        stack.enter_context(given_tools())
+        session.run(requests, "fork", planned.metric).refuse_if_all_failed()
+
+
+def _fixed_settings(app: App) -> dict[str, Any]:
+    """What holds for every run of the app; what a function says of a task does not hold for a run without one."""
+    context, config = app.runs.context, app.runs.config
+    fixed = RunSettings(None if callable(context) else context, None if callable(config) else config)
+    return fixed.to_arguments({"id": ""}, {})
 
 
 def _refuse_options(options: ForkOptions) -> None:
@@ -113,23 +157,38 @@ def _refuse_options(options: ForkOptions) -> None:
         raise ConfigError(f"fork --with: {options.version!r} is no version; give a number, or {NEWEST}")
 
 
-def _plan(
-    store: TraceStore, config: BridgeConfig, options: ForkOptions, *, registry: AdapterRegistry, resume: bool
-) -> _Fork:
+def _plan(store: TraceStore, config: BridgeConfig, options: ForkOptions, *, reporter: Reporter, resume: bool) -> _Fork:
     run_id = numbered_run_id(store, "fork", resume)
     episode_id = prefix_to_episode(store, options.episode, command="fork")
-    parent = spans_to_parent(store.spans(episode_id))
-    refuse_other_models(parent, config, registry)
+    forked = load_forked(store, episode_id)
+    parent, versions = forked.run, None
+    if is_on_own_models(parent):
+        if options.version is not None:
+            raise ConfigError(f"fork --with: episode {episode_id} ran on its app's own models, which have no versions")
+    else:
+        versions = config_to_versions(config, RunFolder(config.run_folder).adapters, reporter.say)
+        refuse_other_models(parent, config, versions.registry)
     prefix = text_to_prefix(parent, options.at, options.text, tools=options.tools)
-    change = ForkChange(_choose_version(config, options, registry, node=prefix.forked.node), options.text)
+    version = None if versions is None else _choose_version(config, options, versions.registry, node=prefix.forked.node)
+    change = ForkChange(version, options.text)
     metric = options.metric or config.train.trainer.reward
     stored = store.trajectory(episode_id)
     assert stored is not None  # its spans are there
     plan = plan_forks(parent, prefix, change, run_id=run_id, samples=options.samples, seed=config.seed)
-    for node, version in plan[0].adapters.items():
-        if version:
-            registry.get(node, version)
-    return _Fork(run_id, parent, stored.team_reward(metric), prefix=prefix, change=change, metric=metric, plan=plan)
+    for node, number in plan[0].adapters.items():
+        if number and versions is not None:
+            versions.registry.get(node, number)
+    return _Fork(
+        run_id,
+        forked,
+        stored.team_reward(metric),
+        prefix=prefix,
+        change=change,
+        metric=metric,
+        plan=plan,
+        tools=options.tools,
+        versions=versions,
+    )
 
 
 def _choose_version(config: BridgeConfig, options: ForkOptions, registry: AdapterRegistry, node: str) -> int | None:
@@ -154,7 +213,7 @@ def _to_noted_plan(planned: _Fork) -> dict[str, Any]:
         "variant": request.variant,
         "adapters": dict(request.adapters),
         "seed": request.seed,
-        "tools": "run" if planned.prefix.tools is None else "recorded",
+        "tools": planned.tools,
     }
 
 
@@ -176,10 +235,11 @@ def _report(store: TraceStore, planned: _Fork, reporter: Reporter) -> None:
     rewards = {sample: each.team_reward(planned.metric) for sample, each in latest.items()}
     worth = rewards_to_worth(planned.parent_reward, list(rewards.values()), comparable=False)
     forked = planned.prefix.forked
-    given_count = len(planned.prefix.given)
+    given_count, earlier_count = len(planned.prefix.given), len(planned.forked.way)
+    earlier = "" if not earlier_count else f"; {_counted(earlier_count, 'earlier run')} of its thread replayed"
     reporter.say(
         f"{planned.run_id}: {planned.parent.episode_id[:12]} at {forked.node}, call {forked.number};"
-        f" {given_count} {'call' if given_count == 1 else 'calls'} before it given again"
+        f" {_counted(given_count, 'call')} before it given again{earlier}"
     )
     for sample, each in sorted(latest.items()):
         reporter.say(f"sample {sample}: {each.episode.episode_id[:12]} {_outcome_text(each, rewards[sample])}")
@@ -193,6 +253,7 @@ def _report(store: TraceStore, planned: _Fork, reporter: Reporter) -> None:
             "variant": planned.change.variant,
             "metric": planned.metric,
             "given_again": given_count,
+            "earlier_runs": earlier_count,
             "parent_reward": planned.parent_reward,
             "forks": [
                 {
@@ -209,6 +270,10 @@ def _report(store: TraceStore, planned: _Fork, reporter: Reporter) -> None:
             "high": worth.high,
         }
     )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _latest_attempts(store: TraceStore, planned: _Fork) -> dict[int, Trajectory]:

@@ -14,7 +14,9 @@ from marft_bridge.common.errors import ConfigError, GraphError
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.forks.given_tools import ToolChoice
 from marft_bridge.forks.recorded_prefix import RecordedPrefix, run_to_prefix
+from marft_bridge.forks.thread_start import is_started_by_app
 from marft_bridge.model_calls.scripted_answer import FIXED_TEXT
+from marft_bridge.recording.recorder import LIVE
 from marft_bridge.replay.recorded_run import RecordedCall, RecordedRun, spans_to_run
 from marft_bridge.rollouts.episode_plan import EpisodeRequest, ForkPoint, derived_seed
 from marft_bridge.serving.adapter_registry import AdapterRegistry
@@ -37,16 +39,17 @@ class ForkChange:
 
 
 def spans_to_parent(spans: Sequence[SpanRow]) -> RecordedRun:
-    """The episode to fork. Raises GraphError where it cannot be repeated from its beginning, in the name of `fork`."""
+    """An episode that a command started, to fork. Raises GraphError where it cannot be repeated, in the name of `fork`.
+
+    For one that its app started see `thread_start.episode_to_thread`.
+    """
     try:
         run = spans_to_run(spans)
     except GraphError as error:
         raise GraphError(f"fork: {str(error).removeprefix('replay: ')}") from None
-    episode = run.trajectory.episode
-    if episode.begins == "resume" or episode.from_checkpoint is not None:
+    if is_started_by_app(run):
         raise GraphError(
-            f"fork: episode {run.episode_id} goes on with another run of its thread, and such a run cannot be forked"
-            " yet"
+            f"fork: episode {run.episode_id} was started by its app, not by a command; `marft-bridge fork` can fork it"
         )
     return run
 
@@ -67,6 +70,11 @@ def text_to_call(run: RecordedRun, at: str) -> RecordedCall:
     if not chosen_calls:
         raise ConfigError(f"fork --at: there is no call {number} of {node}; it made {len(calls)}")
     return chosen_calls[0]
+
+
+def is_on_own_models(run: RecordedRun) -> bool:
+    """Whether every node of an app's own run called the model that the app was written with, so that its forks do."""
+    return run.trajectory.episode.split == LIVE and not run.trajectory.episode.adapters
 
 
 def refuse_other_models(run: RecordedRun, config: BridgeConfig, registry: AdapterRegistry) -> None:
@@ -95,7 +103,7 @@ def plan_forks(
     return [
         EpisodeRequest(
             run_id=run_id,
-            task=episode.task,
+            task={"id": episode.task_id, **episode.task},
             split=episode.split,
             sample=sample,
             seed=derived_seed(seed, None, f"{fork.episode_id}/{fork.action_id}", sample=sample),

@@ -20,13 +20,14 @@ from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.config.fallback import FallbackOptions
 from marft_bridge.live.calls import LiveRecorder
+from marft_bridge.live.fallback import FallbackKeys
 from marft_bridge.live.flags import LiveOptions
 from marft_bridge.live.periodic_intake import periodic_intake
 from marft_bridge.live.proxy import LivePlan
 from marft_bridge.live.proxy_server import proxy_server, proxy_to_base_url
 from marft_bridge.live.split import BASE, CANDIDATE, read_or_make_live_file
 from marft_bridge.live.teams import PROMOTED, Team, text_to_versions, versions_to_team
-from marft_bridge.promotion.manifest import promoted_versions
+from marft_bridge.promotion.manifest import newest_manifest, promoted_versions
 from marft_bridge.recording.journal_exporter import JournalProcessor
 from marft_bridge.recording.span_processor import check_options, options_to_processor
 from marft_bridge.runs.named_version import read_named_version
@@ -101,6 +102,7 @@ class LiveTraffic:
             "mirror": self._options.mirror,
             "teams": {name: team.to_json() for name, team in self.teams.items()},
             "fallback": self._fallback[0].models if self._fallback is not None else None,
+            "fallback_judge": _judge_to_json(self._fallback[0]) if self._fallback is not None else None,
         }
         for team in self.teams.values():
             for node, version in team.versions.items():
@@ -119,12 +121,20 @@ class LiveTraffic:
     def _announce(self, proxy: LoopbackServer, reporter: Reporter) -> None:
         for name, share in ((BASE, self._options.split.base), (CANDIDATE, self._options.split.candidate)):
             reporter.say(f"{name} answers {share:g} % of keys: {self.teams[name]}")
+        configured_nodes = (*self._config.graph.nodes, *self._config.graph.frozen)
+        if hosted_nodes := [node for node in configured_nodes if node not in self.teams[BASE].versions]:
+            reporter.say(f"not served here, hosted by what was promoted: {', '.join(hosted_nodes)}")
         if self._options.mirror:
             reporter.say("what base answers is mirrored to candidate, in the shadow")
         if self._fallback is not None:
             hosted = self._fallback[0]
             models_text = ", ".join(f"{node} to {model}" for node, model in hosted.models.items())
             reporter.say(f"falling back, after {hosted.after_s:g} s, a failure or a broken format: {models_text}")
+            if hosted.judge is not None:
+                reporter.say(
+                    f"falling back on a score below {hosted.judge.below:g} by the judge {hosted.judge.model} too: "
+                    f"{', '.join(hosted.judge.rubrics)}; without a score the {hosted.judge.unjudged} answer goes out"
+                )
         key_location = f"in {self._live_file.path}" if self._key is None else f"in ${self._options.key_env}"
         reporter.say(
             f"live traffic at {proxy_to_base_url(proxy)}, the key is {key_location}; `model` is the name of a node"
@@ -136,6 +146,9 @@ def _teams(config: BridgeConfig, folder: RunFolder, versions: ModelVersions, opt
     versions.register_zero((*nodes, *frozen))
     read_promoted = functools.partial(promoted_versions, folder.path)
     base = options.base or ("0" if read_promoted() is None else PROMOTED)
+    hosted = _hosted_nodes(folder, base, options.candidate)
+    nodes = tuple(node for node in nodes if node not in hosted)
+    frozen = tuple(node for node in frozen if node not in hosted)
     named = read_named_version(folder)
     team_flags = {BASE: ("--base", base), CANDIDATE: ("--candidate", options.candidate)}
     teams = {
@@ -159,15 +172,34 @@ def _teams(config: BridgeConfig, folder: RunFolder, versions: ModelVersions, opt
     return teams
 
 
-def _read_fallback(options: FallbackOptions | None) -> tuple[FallbackOptions, str | None] | None:
-    if options is None or options.api_key_env is None:
-        return None if options is None else (options, None)
-    key = os.environ.get(options.api_key_env, "").strip()
-    if not key:
-        raise ConfigError(
-            f"fallback: environment variable {options.api_key_env!r} (api_key_env) is not set; it holds the key"
-        )
-    return options, key
+def _read_fallback(options: FallbackOptions | None) -> tuple[FallbackOptions, FallbackKeys] | None:
+    if options is None:
+        return None
+    judge_variable = options.judge.api_key_env if options.judge is not None else None
+    return options, FallbackKeys(
+        hosted=_read_variable("fallback", options.api_key_env),
+        judge=_read_variable("fallback.judge", judge_variable),
+    )
+
+
+def _hosted_nodes(folder: RunFolder, *version_texts: str) -> tuple[str, ...]:
+    """The nodes that a promotion, where one of the teams is what was promoted, leaves with the app's own models."""
+    manifest = newest_manifest(folder.path)
+    versions = [part.rpartition("=")[2].strip() for text in version_texts for part in text.split(",")]
+    return manifest.hosted if manifest is not None and PROMOTED in versions else ()
+
+
+def _judge_to_json(options: FallbackOptions) -> dict[str, Any] | None:
+    """The judge, for the record: all that decides who answers."""
+    names = {"model", "rubrics", "lowest", "highest", "below", "unjudged"}
+    return options.judge.model_dump(mode="json", include=names) if options.judge is not None else None
+
+
+def _read_variable(table: str, variable: str | None) -> str | None:
+    key = os.environ.get(variable, "").strip() if variable is not None else None
+    if key == "":
+        raise ConfigError(f"{table}: environment variable {variable!r} (api_key_env) is not set; it holds the key")
+    return key
 
 
 def _read_key(variable: str | None) -> str | None:

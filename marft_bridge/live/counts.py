@@ -24,6 +24,7 @@ class VariantCounts:
     clients_left: int = 0  # clients that went away before the end
     in_flight: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter)  # answers of the hosted model, by why
+    unjudged: Counter[str] = field(default_factory=Counter)  # answers that the judge gave no score, by why
     latency_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_LATENCIES))  # of answers without an error
     # until the first piece of a stream
     first_piece_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_LATENCIES))
@@ -36,6 +37,7 @@ class VariantCounts:
             "left": self.clients_left,
             "in_flight": self.in_flight,
             "fallbacks": dict(self.fallbacks),
+            "unjudged": dict(self.unjudged),
             "latency_ms": _quantiles(self.latency_s),
             "first_piece_ms": _quantiles(self.first_piece_s),
         }

@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from marft_bridge.common.json_memory import is_json_within
 from marft_bridge.live.calls import Call, LiveRecorder, LiveRequest
 from marft_bridge.live.counts import LiveCounts, VariantCounts
-from marft_bridge.live.fallback import Fallback, FallbackReason, HeldAnswer
+from marft_bridge.live.fallback import Fallback, HeldAnswer, Rejection
 from marft_bridge.live.identity import RequestIdentity, request_to_identity
 from marft_bridge.live.mirror import Mirror
 from marft_bridge.live.split import BASE, CANDIDATE, Split, key_to_variant
@@ -50,6 +50,7 @@ MAX_BODY_BYTES = 16 << 20  # bytes
 MAX_PARSED_BYTES = 256 << 20  # memory that a body may take to be parsed
 BODY_TIMEOUT_S = 30.0  # for a body to arrive
 VARIANT_HEADER, EPISODE_HEADER, FALLBACK_HEADER = "x-marft-variant", "x-marft-episode", "x-marft-fallback"
+_CLIENT_GONE = "ClientGone: the client went away, or the proxy stopped"
 _RELAYED_HEADERS = ("content-type", "retry-after")
 
 
@@ -78,9 +79,8 @@ class LivePlan:
 class _Rejected:
     """An answer of the local model that the client does not get."""
 
-    reason: FallbackReason
     answer: Answer
-    error: str
+    rejection: Rejection
 
 
 class Proxy:
@@ -195,13 +195,15 @@ class Proxy:
             if fallback is None or hosted_model is None:
                 await self._answer(request, call, send, began=began)
                 return
-            held = fallback.hold(request.path, request.body, send)
+            held = fallback.hold(request, send)
             rejected = await self._answer(request, call, send, began=began, held=held)
+            self._count_unjudged(held, counts)
             if rejected is not None:
-                counts.fallbacks[rejected.reason] += 1
+                rejection = rejected.rejection
+                counts.fallbacks[rejection.reason] += 1
                 hosted_request = replace(request, hosted_model=hosted_model, replaced_call=call)
                 hosted_call = self._recorder.begin(hosted_request)
-                error = f"FellBack: {rejected.reason}: {rejected.error}"
+                error = f"FellBack: {rejection.reason}: {rejection.sentence}"
                 self._recorder.end(call, rejected.answer, error, is_replaced=hosted_call is not None)
                 await self._answer(hosted_request, hosted_call, send, began=began)
         finally:
@@ -220,25 +222,39 @@ class Proxy:
         relay = _Relay(send if held is None else held.send, request, self.counts_of(request.team.name), began=began)
         relay.episode = call.episode_id if call is not None else None
         relay.is_held_whole = held is not None and held.is_held_whole
-        error: str | None = "ClientGone: the client went away, or the proxy stopped"
+        error: str | None = _CLIENT_GONE
         rejected: _Rejected | None = None
         try:
             async with nullcontext() if held is None else held.deadline():
                 error = await self._exchange(upstream, request.path, body, relay=relay, answer=answer)
-            if held is not None and (reason := held.rejection(answer, error)) is not None:
-                rejected = _Rejected(reason, answer, error=held.rejection_text(error))
+            if held is not None and (rejection := await held.check(answer, error)) is not None:
+                rejected = _Rejected(answer, rejection)
             elif held is not None:
                 await held.release()
         except asyncio.CancelledError:
-            if relay.is_streamed:  # the whole answer was sent: a client may close as soon as it has read `[DONE]`
+            is_sent = held is None or held.is_released
+            if relay.is_streamed and is_sent:  # a client may close as soon as it has read `[DONE]`
                 error = answer.stream_error
             else:
+                if not is_sent:
+                    error, relay.is_complete = _CLIENT_GONE, False
                 self.counts_of(request.team.name).clients_left += 1
             raise
         finally:
             if rejected is None:
                 self._end_answer(request, call, answer, error=error, relay=relay)
         return rejected
+
+    def _count_unjudged(self, held: HeldAnswer, counts: VariantCounts) -> None:
+        if held.unjudged is None:
+            return
+        reason = held.unjudged.reason
+        if not any(variant.unjudged[reason] for variant in self._counts.variants.values()):
+            self._plan.warn(
+                f"an answer has no score of the judge: {held.unjudged.sentence}; fallback.judge.unjudged says whose "
+                f"answer goes out then; said once, counted as {reason} in status"
+            )
+        counts.unjudged[reason] += 1
 
     def _to_exchange(self, request: LiveRequest) -> tuple[Upstream, dict[str, Any], AnswerOptions]:
         """Who is asked, what is sent, and what the client gets of the answer."""

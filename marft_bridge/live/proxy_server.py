@@ -16,7 +16,7 @@ from marft_bridge.common.loopback_server import Limits, LoopbackServer
 from marft_bridge.config.fallback import FallbackOptions
 from marft_bridge.live.calls import LiveRecorder
 from marft_bridge.live.counts import LiveCounts, VariantCounts
-from marft_bridge.live.fallback import Fallback
+from marft_bridge.live.fallback import Fallback, FallbackKeys
 from marft_bridge.live.mirror import Mirror
 from marft_bridge.live.proxy import LivePlan, Proxy
 from marft_bridge.live.split import BASE, CANDIDATE, MIRRORED
@@ -33,13 +33,13 @@ def proxy_server(
     port: int,
     *,
     mirrored: bool,
-    fallback: tuple[FallbackOptions, str | None] | None = None,
+    fallback: tuple[FallbackOptions, FallbackKeys] | None = None,
 ) -> LoopbackServer:
     """The server. It binds its port now and answers inside its `with` block.
 
     Args:
         engine: base URL, ending with /v1, and API key.
-        fallback: who answers where the engine does not, and the key to them.
+        fallback: who answers where the engine does not, and the keys to them.
 
     Raises:
         ServingError: the port is taken.
@@ -62,7 +62,7 @@ def proxy_server(
             await asyncio.gather(*background_tasks, return_exceptions=True)
             await upstream.aclose()
             if hosted is not None:
-                await hosted.upstream.aclose()
+                await hosted.aclose()
             recorder.close()
 
     return LoopbackServer(

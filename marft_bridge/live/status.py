@@ -5,6 +5,7 @@ Invariant: a proxy that does not answer within seconds counts as not running.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -28,9 +29,11 @@ def read_live_lines(folder: RunFolder) -> list[str]:
         left_text = f", {counts['left']} clients left" if counts["left"] else ""
         lines.append(f"  {name}: {counts['requests']} requests, {counts['errors']} errors{left_text}{latency_text}")
         if counts["fallbacks"]:
-            reasons_text = ", ".join(f"{reason} {count}" for reason, count in sorted(counts["fallbacks"].items()))
-            share = sum(counts["fallbacks"].values()) / counts["requests"]
-            lines.append(f"    {share:.1%} fell back to a hosted model: {reasons_text}")
+            share_text, reasons_text = _reasons_to_texts(counts["fallbacks"], counts["requests"])
+            lines.append(f"    {share_text} fell back to a hosted model: {reasons_text}")
+        if counts["unjudged"]:
+            share_text, reasons_text = _reasons_to_texts(counts["unjudged"], counts["requests"])
+            lines.append(f"    {share_text} had no score of the judge: {reasons_text}")
     other_counts = {
         "requests without a key, answered by base": report["without_key"],
         "requests not mirrored": report["mirror_dropped"],
@@ -39,6 +42,12 @@ def read_live_lines(folder: RunFolder) -> list[str]:
         **{f"requests refused: {code}": count for code, count in report["refused"].items()},
     }
     return lines + [f"  {count} {label}" for label, count in other_counts.items() if count]
+
+
+def _reasons_to_texts(counts: Mapping[str, int], requests: int) -> tuple[str, str]:
+    """The share of the requests, and the counts by reason."""
+    reasons_text = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items()))
+    return f"{sum(counts.values()) / requests:.1%}", reasons_text
 
 
 def _fetch_report(live_file: LiveFile) -> dict[str, Any] | None:

@@ -17,8 +17,10 @@ from langchain_core.language_models.llms import BaseLLM
 
 from marft_bridge.common.library_internals import CHAT_ENTRIES, CHAT_V3
 
-StandIn = Callable[[Any, dict[str, Any], str], tuple[Any, dict[str, Any]]]
-"""(model, options of the call, name of the method) -> the model that answers instead, and its options; or the same."""
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Of a call: by position, of which the first is what the model is given, and by name."""
+StandIn = Callable[[Any, Arguments, str], tuple[Any, Arguments]]
+"""(model, arguments, name of the method) -> the model that answers instead, and its arguments; or the same."""
 
 LLM_ENTRIES = ("generate", "agenerate", "stream", "astream")
 """Methods of BaseLLM that every call of a completion model passes."""
@@ -31,10 +33,10 @@ def _replace_method(original: Callable[..., Any], entry: str, stand_ins: list[St
     # Calling is enough for all four kinds of method: a coroutine or a generator belongs to the model it was made of.
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        model, options = self, kwargs
+        model, arguments = self, (args, kwargs)
         for stand_in in stand_ins:
-            model, options = stand_in(model, options, entry)
-        return original(model, *args, **options)
+            model, arguments = stand_in(model, arguments, entry)
+        return original(model, *arguments[0], **arguments[1])
 
     return method
 

@@ -2,7 +2,8 @@
 
 It stands in at the methods that every chat model's call passes (`model_entries`): when the calling node has a route in
 this episode, a `NodeChat` that carries the model's callbacks, tags and options answers in its place. Invariant: a call
-from a node without a route, or outside an episode, is not touched, but for the recorded answers that it may get.
+from a node without a route, or outside an episode, is not touched, but for the recorded answers that it may get and for
+a prompt that the episode gives its node.
 
 Clients that are no LangChain chat model are in `clients/`. A thread without LangGraph's context cannot be seen;
 `Routing.routed_calls` shows that a trainable node made no call through its route.
@@ -20,8 +21,9 @@ from pydantic import SecretStr
 
 from marft_bridge.common.errors import GraphError
 from marft_bridge.common.library_internals import CHAT_INNER, TESTED_VERSIONS, require_internals
-from marft_bridge.model_calls.model_entries import stand_in_for_models
+from marft_bridge.model_calls.model_entries import Arguments, stand_in_for_models
 from marft_bridge.model_calls.node_chat_model import NodeChat
+from marft_bridge.model_calls.node_prompts import put_prompt
 from marft_bridge.model_calls.own_model import own_model_with_answers
 from marft_bridge.model_calls.request_rules import tools_to_openai
 from marft_bridge.model_calls.routing import Routing, calling_node, current_routing
@@ -116,23 +118,28 @@ def _is_setting(value: Any) -> bool:
     return value is not None and not isinstance(value, SecretStr) and isinstance(value, str | int | float | dict | list)
 
 
-def _redirect_call(model: BaseChatModel, options: dict[str, Any], entry: str) -> tuple[BaseChatModel, dict[str, Any]]:
-    """The model that answers this call, and the call's options in that model's form."""
+def _redirect_call(model: BaseChatModel, arguments: Arguments, entry: str) -> tuple[BaseChatModel, Arguments]:
+    """The model that answers this call, and the call's arguments in that model's form, with the prompt of its node."""
     routing = current_routing.get()
-    if routing is None or not isinstance(routing.chat, NodeChat):
-        return model, options
-    if routing.chat.is_copy_of(model):
-        if routing.asks_teacher and getattr(model, "teacher", None) is None:
-            _refuse_without_teacher(routing)
-        return model, options
-    node = calling_node()
+    if routing is None:
+        return model, arguments
+    if routing.prompts and entry not in CHAT_INNER:
+        arguments = put_prompt(model, arguments, entry)
+    chat = routing.chat if isinstance(routing.chat, NodeChat) else None
+    if routing.asks_teacher and chat is not None and chat.is_copy_of(model) and getattr(model, "teacher", None) is None:
+        _refuse_without_teacher(routing)
+    if (chat is None and not routing.knows_answers) or (chat is not None and chat.is_copy_of(model)):
+        return model, arguments
+    node, (positional, options) = calling_node(), arguments
     if node not in routing.routes:
         routing.unrouted_calls[node] += entry not in CHAT_INNER  # one call passes both
-        return own_model_with_answers(model) if routing.knows_answers else model, options
-    chat = make_stand_in(model, routing.chat, node)
+        return own_model_with_answers(model) if routing.knows_answers else model, arguments
+    if chat is None:
+        return model, arguments
+    stand_in = make_stand_in(model, chat, node)
     if routing.asks_teacher and routing.routes[node].trainable:
-        chat.teacher = Teacher(model, options)
-    return chat, tools_to_openai(options, node)
+        stand_in.teacher = Teacher(model, options)
+    return stand_in, (positional, tools_to_openai(options, node))
 
 
 def _refuse_without_teacher(routing: Routing) -> None:
@@ -146,17 +153,17 @@ def _refuse_without_teacher(routing: Routing) -> None:
         )
 
 
-def _look_at_completion(model: Any, options: dict[str, Any], entry: str) -> tuple[Any, dict[str, Any]]:  # noqa: ARG001
+def _look_at_completion(model: Any, arguments: Arguments, entry: str) -> tuple[Any, Arguments]:  # noqa: ARG001
     """A completion model, which answers itself where it may be asked."""
     routing = current_routing.get()
     if routing is not None and routing.record is not None:
         routing.record.refuse_unanswerable("a completion model (BaseLLM)")
-    return model, options
+    return model, arguments
 
 
 @contextmanager
 def redirected_models() -> Iterator[None]:
-    """While the block runs, episodes whose routing names a `chat` have their models redirected.
+    """While the block runs, episodes whose routing names a `chat` have their models redirected, and forks answered.
 
     Raises:
         BridgeError: a release of LangChain whose internals have moved.

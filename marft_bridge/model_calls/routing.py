@@ -54,11 +54,14 @@ class Routing:
     note_cut: Callable[[str], None] = lambda _: None  # the episode counts as cut short, for this reason
     stop: Callable[[], object] = lambda: None  # ends it, from any thread
     actors: Actors = field(default_factory=Actors)  # the episode's; see `EpisodeContext.actors`
+    prompts: Mapping[str, str] = field(default_factory=dict)  # node -> what its calls begin with; see `node_prompts`
+    refusal: GraphError | None = None  # why its prompts cannot be put; the app may have caught it
     prefix: Prefix | None = None  # answers before the routes do, where the episode's beginning is a recorded one
     record: AnswerRecord | None = None  # answers for nodes without a route, where they are answered from the record
     asks_teacher: bool = False  # own models of nodes with a route are asked beside it; see `teacher`
     sampled_tokens: int = 0  # by all calls so far, those of the prefix among them
     given_tokens: int = 0  # of those, what the prefix gave again
+    prompted_calls: Counter[str] = field(default_factory=Counter)  # node -> calls that began with its prompt
     routed_calls: Counter[str] = field(default_factory=Counter)  # node -> recorded calls that its route answered
     unrouted_calls: Counter[str] = field(default_factory=Counter)  # node without a route -> calls of its own model
     _call_numbers: dict[str, Iterator[int]] = field(default_factory=dict)

@@ -9,18 +9,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.files import write_atomically
+from marft_bridge.common.hub_names import model_to_pinned
 from marft_bridge.common.progress import Reporter
 from marft_bridge.comparison.records import Report, Variant
 from marft_bridge.comparison.variants import AFTER_VARIANT
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.config.gate_expression import Gate
-from marft_bridge.promotion.gate import EXIT_CODES, Decision, decide, default_gate, find_candidate
+from marft_bridge.promotion.efficient import CLAUSE, efficient_to_finding, find_efficient
+from marft_bridge.promotion.gate import EXIT_CODES, Decision, decide, default_gate, find_candidate, lost_findings
 from marft_bridge.promotion.manifest import FOLDER, PromotedAdapter
 from marft_bridge.promotion.safety import (
     SafetyCase,
@@ -50,6 +52,7 @@ class CandidateCheck:
     decision: Decision
     outcomes: tuple[SuiteOutcome, ...] = ()
     adapters: dict[str, PromotedAdapter] = field(default_factory=dict)
+    hosted: tuple[str, ...] = ()  # nodes that call the models that the app was written with
     base_sha256: str = ""  # of the base model's weights
 
     @property
@@ -73,26 +76,39 @@ class CandidateCheck:
 
 
 def check_candidate(
-    config: BridgeConfig, report: Report, gate: Gate | str | None, candidate: str | None, reporter: Reporter
+    config: BridgeConfig,
+    report: Report,
+    gate: Gate | str | None,
+    candidate: str | None,
+    reporter: Reporter,
+    *,
+    is_efficient: bool = False,
 ) -> CandidateCheck:
     """Checks the gate and, where it passes, the weights and the safety suite; prints each result, and signs nothing.
 
     Args:
         gate: None takes `promote.gate`, or else that the deciding metric is better.
         candidate: the name of a variant; None takes the only one.
+        is_efficient: the candidate is to be an efficient team of the report, shown non-inferior; None as candidate
+            takes the cheapest, and without a gate that is all that is asked.
 
     Raises:
-        BridgeError, StoreError: the expression, the candidate or the suite is invalid, or weights changed.
+        BridgeError, StoreError: the expression, the candidate or the suite is invalid, weights changed, or the report
+            is not of the configuration as it is.
     """
     folder = RunFolder(config.run_folder)
-    variant = find_candidate(report, candidate)
+    _refuse_other_configuration(config, report)
+    variant = find_efficient(report, candidate) if is_efficient else find_candidate(report, candidate)
     safety_function = None if config.promote.safety is None else load_suite(config.promote.safety)
-    decision = decide(report, gate or config.promote.gate or default_gate(report), variant.name)
+    decision = _decide(report, variant, gate or config.promote.gate, is_efficient=is_efficient)
     for line in decision.lines():
         reporter.say(line)
     if decision.exit_code:
         return CandidateCheck(decision)
     _refuse_other_setup(config, variant)
+    if variant.hosted:
+        for line in _node_lines(config, variant):
+            reporter.say(line)
     versions = config_to_versions(config, folder.adapters, reporter.say)
     adapters = _signed_weights(versions, variant)
     outcomes: list[SuiteOutcome] = []
@@ -106,10 +122,32 @@ def check_candidate(
             outcomes.append(run_command(config.promote.safety_command, environment, timeout_s))
     for outcome in outcomes:
         reporter.say(f"safety suite {outcome.suite}: {'passed' if outcome.passed else 'FAILED'} ({outcome.reason})")
-    result = CandidateCheck(decision, tuple(outcomes), adapters, base_sha256=versions.lineage["base"])
+    result = CandidateCheck(
+        decision, tuple(outcomes), adapters, hosted=variant.hosted, base_sha256=versions.lineage["base"]
+    )
     if result.exit_code and result.output:
         reporter.say(f"it printed: {write_output(folder, 'refused', result.output)}")
     return result
+
+
+def _decide(report: Report, variant: Variant, gate: Gate | str | None, *, is_efficient: bool) -> Decision:
+    if not is_efficient:
+        return decide(report, gate or default_gate(report), variant.name)
+    finding = efficient_to_finding(report, variant)
+    if gate is None:
+        return Decision(variant.name, CLAUSE, (finding, *lost_findings(report, variant)))
+    decision = decide(report, gate, variant.name)
+    return replace(decision, gate=f"{CLAUSE} and {decision.gate}", findings=(finding, *decision.findings))
+
+
+def _node_lines(config: BridgeConfig, variant: Variant) -> list[str]:
+    """Which node runs where, a line each."""
+    places = {
+        **dict.fromkeys(config.graph.frozen, "local, untrained"),
+        **{node: f"local, {node}@{version}" for node, version in variant.adapters.items()},
+        **dict.fromkeys(variant.hosted, "hosted, as the app calls it"),
+    }
+    return [f"  {node}: {places[node]}" for node in (*config.graph.nodes, *config.graph.frozen) if node in places]
 
 
 def require_candidate(config: BridgeConfig, candidate: str | None) -> None:
@@ -128,13 +166,30 @@ def write_output(folder: RunFolder, name: str, output: bytes) -> Path:
     return path
 
 
+def _refuse_other_configuration(config: BridgeConfig, report: Report) -> None:
+    """Refuses a report that was made of another graph or base model than are configured now."""
+    now = {"graph.app": config.graph.app, "model.path": model_to_pinned(config.model.path)}
+    reported = {"graph.app": report.setup.graph, "model.path": report.setup.model}
+    for option, value in now.items():
+        if value != reported[option]:
+            raise ConfigError(
+                f"promote: report.json was made with {option} = {reported[option]!r}, and it is {value!r} now; run "
+                "`marft-bridge compare` again"
+            )
+
+
 def _refuse_other_setup(config: BridgeConfig, variant: Variant) -> None:
-    """Refuses a variant of another model or graph, or with an adapter of a node that the configuration lacks."""
+    """Refuses a variant of another model, graph or prompt, or with the adapter of a node that is not configured."""
     if variant.model is not None or variant.graph is not None:
         setup = f"model {variant.model}" if variant.model is not None else f"graph {variant.graph}"
         raise ConfigError(
             f"promote: {variant.name!r} runs another {setup}; adapter versions of this configuration are promoted: "
             "make it this configuration's, and compare again"
+        )
+    if variant.prompts:
+        raise ConfigError(
+            f"promote: {variant.name!r} has prompts of its own ({', '.join(variant.prompts)}); adapter versions of "
+            "this configuration are promoted: put the prompts into the app, and compare again"
         )
     if unknown_nodes := sorted(variant.adapters.keys() - {*config.graph.nodes, *config.graph.frozen}):
         raise ConfigError(
@@ -167,7 +222,13 @@ def _read_candidate_runs(
     with open_run_store(folder, reporter) as store:
         _refuse_other_weights(store, adapters)
         report_ns = report.created.timestamp() * 1e9
-        run_ids = [run.run_id for run in store.runs() if run.command == "compare" and run.started_ns <= report_ns]
+        comparisons = [run for run in store.runs() if run.command == "compare"]
+        if newer_ids := [run.run_id for run in comparisons if run.started_ns > report_ns]:
+            raise ConfigError(
+                f"promote: report.json is older than the comparison {newer_ids[-1]}, which was begun after it; finish "
+                "that one with `marft-bridge compare --resume`"
+            )
+        run_ids = [run.run_id for run in comparisons]
         trajectories = list(store.trajectories(run_ids=run_ids[-1:] or [""], variant=variant.name))
         environment = RewardEnvironment(folder.path)
         views = [

@@ -91,8 +91,7 @@ def decide(report: Report, gate: Gate | str, candidate: str | None = None) -> De
             hint = f"did you mean {close_names[0]!r}?" if close_names else f"known: {', '.join(metrics)}"
             raise ConfigError(f"promotion gate: the comparison has no metric {clause.metric!r}; {hint}")
     findings = [_clause_to_finding(report, variant, clause) for clause in parsed_gate.clauses]
-    lost_finding = _lost_episodes(report.variants[0], variant)
-    return Decision(variant.name, parsed_gate.text, (*findings, *([lost_finding] if lost_finding is not None else [])))
+    return Decision(variant.name, parsed_gate.text, (*findings, *lost_findings(report, variant)))
 
 
 def find_candidate(report: Report, name: str | None) -> Variant:
@@ -195,21 +194,23 @@ def _widened_interval(row: Contrast) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _lost_episodes(base: Variant, variant: Variant) -> Finding | None:
-    """A finding where the candidate has many more episodes without a score than the base; None where it has not.
+def lost_findings(report: Report, variant: Variant) -> tuple[Finding, ...]:
+    """A finding where the candidate has many more episodes without a score than the base; none where it has not.
 
     Pairs that lack a score are left out of every number: a candidate must not win by failing on hard tasks.
     """
+    base = report.variants[0]
     lost_share, base_share = (v.unscored / v.episodes if v.episodes else 0.0 for v in (variant, base))
     if lost_share <= base_share + MAX_UNSCORED_SHARE:
-        return None
+        return ()
     reason = max(variant.reasons.items(), key=lambda item: item[1])[0] if variant.reasons else "no reason recorded"
-    return Finding(
+    finding = Finding(
         "episodes with a score",
         "undecided",
         f"{variant.unscored} of {variant.episodes} episodes of {variant.name} have no score ({base.unscored} of "
         f"{base.episodes} of {base.name}), most often: {reason}; the numbers leave them out, so they show too little",
     )
+    return (finding,)
 
 
 _STATUS_TEXTS: dict[Status, str] = {

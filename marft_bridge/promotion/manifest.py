@@ -83,6 +83,7 @@ class Manifest(_Record):
     model: str
     base_sha256: str  # of the weights of the base model of [model]
     adapters: dict[str, PromotedAdapter]
+    hosted: tuple[str, ...] = ()  # nodes that go on calling the models that the app was written with
     tool_surface: dict[str, str]
     tool_surface_differs: bool
     verdict: str
@@ -94,6 +95,12 @@ class Manifest(_Record):
     signed_by: str
     signed_at: datetime
     signature: str | None = None  # HMAC-SHA256 of all other fields
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out `hosted` where it is empty, so that signatures from before there was this field stay valid."""
+        content: dict[str, Any] = serialise(self)
+        return {name: value for name, value in content.items() if name != "hosted" or value}
 
     @property
     def versions(self) -> dict[str, int]:
@@ -122,6 +129,15 @@ class Manifest(_Record):
 def promoted_versions(folder: Path) -> dict[str, int] | None:
     """The adapter versions that the newest promotion of a run folder names, by node; None where there is none.
 
+    Raises: as `newest_manifest`.
+    """
+    manifest = newest_manifest(folder)
+    return None if manifest is None else manifest.versions
+
+
+def newest_manifest(folder: Path) -> Manifest | None:
+    """The newest promotion of a run folder; None where there is none.
+
     Raises:
         ConfigError: the manifest's hash is not the one in current.json.
     """
@@ -132,7 +148,7 @@ def promoted_versions(folder: Path) -> dict[str, int] | None:
     path = folder / FOLDER / f"{number}.json"
     if not path.exists() or _file_sha256(path) != digest:
         raise ConfigError(f"{path} is not the manifest that {CURRENT} names; see `marft-bridge promote --verify`")
-    return _read_manifest(path).versions
+    return _read_manifest(path)
 
 
 def read_signing_key(variable: str | None) -> bytes | None:

@@ -46,6 +46,7 @@ class PromotionRequest:
     candidate: str | None = None  # None: the only one
     gate: str | None = None  # None: promote.gate, or that the deciding metric is better
     signed_by: str | None = None
+    is_efficient: bool = False  # the candidate is an efficient team of the report; see `candidate_check`
 
 
 def promote(config: BridgeConfig, request: PromotionRequest, confirm: Confirm, reporter: Reporter) -> int:
@@ -66,7 +67,14 @@ def promote(config: BridgeConfig, request: PromotionRequest, confirm: Confirm, r
     report, report_sha256 = read_report(folder)
     with folder.lock_for("promote"):
         verify_chain(folder.path, key, will_extend=True)
-        result = check_candidate(config, report, request.gate, candidate=request.candidate, reporter=reporter)
+        result = check_candidate(
+            config,
+            report,
+            request.gate,
+            candidate=request.candidate,
+            reporter=reporter,
+            is_efficient=request.is_efficient,
+        )
         if result.exit_code:
             outcome = result.decision.outcome if result.decision.exit_code else "refused"
             reporter.give({"outcome": outcome, **result.to_json(), "manifests": []})
@@ -82,6 +90,7 @@ def promote(config: BridgeConfig, request: PromotionRequest, confirm: Confirm, r
             model=report.setup.model,
             base_sha256=result.base_sha256,
             adapters=result.adapters,
+            hosted=result.hosted,
             tool_surface=dict(report.setup.tool_surface),
             tool_surface_differs=report.setup.tool_surface_differs,
             verdict=report.verdict,
@@ -197,6 +206,7 @@ def _manifest_to_json(manifest: Manifest, path: Path) -> dict[str, Any]:
     return {
         "number": manifest.number,
         "versions": dict(manifest.versions),
+        "hosted": list(manifest.hosted),
         "signed_by": manifest.signed_by,
         "rollback_to": manifest.rollback_to,
         "file": str(path),
@@ -206,7 +216,8 @@ def _manifest_to_json(manifest: Manifest, path: Path) -> dict[str, Any]:
 def _title(manifest: Manifest) -> str:
     adapters = ", ".join(f"{node}@{version}" for node, version in sorted(manifest.versions.items()))
     rollback_note = f", rolled back to {manifest.rollback_to}" if manifest.rollback_to is not None else ""
-    return f"number {manifest.number}{rollback_note}: {adapters}, by {manifest.signed_by}"
+    hosted_note = f", hosted: {', '.join(manifest.hosted)}" if manifest.hosted else ""
+    return f"number {manifest.number}{rollback_note}: {adapters}{hosted_note}, by {manifest.signed_by}"
 
 
 def _clean_signer(signed_by: str | None) -> str:

@@ -41,6 +41,8 @@ class EpisodeContext:
     subject_id: str | None = None
     parent_episode: str | None = None
     fork_action: str | None = None  # the parent's, where it is a fork
+    recorded_checkpoints: Mapping[str, str] = field(default_factory=dict)
+    """Checkpoint of a thread that was made again -> the recorded one, which the run is said to begin at."""
     lineage: Mapping[str, str] = field(default_factory=dict)  # of the served model; tools are added while it runs
     recorder: object | None = None  # the one whose episode this is, where several record the run; None: any
     cut_short: str | None = None  # reason, set by the code that cancels the run: truncated instead of failed

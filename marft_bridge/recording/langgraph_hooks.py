@@ -93,13 +93,15 @@ def loop_to_position(loop: Any) -> ThreadPosition | None:
     if not loop._has_persisted_parent or not _is_of_graph(loop.checkpoint, loop):
         return ThreadPosition(begins, False, None)
     from_checkpoint, parent_config = loop.checkpoint["id"], loop.prev_checkpoint_config
-    if loop.checkpoint_metadata.get("source") == "update" and parent_config is not None:
+    is_edited = loop.checkpoint_metadata.get("source") == "update"
+    if is_edited and parent_config is not None:
         from_checkpoint = parent_config["configurable"].get("checkpoint_id")  # no run made the update itself
     is_addressed = bool(loop.config["configurable"].get("checkpoint_id"))
     return ThreadPosition(
         begins,
         is_addressed and (loop._addressed_checkpoint_superseded or loop.input is None),
         from_checkpoint,
+        edited=is_edited,
     )
 
 

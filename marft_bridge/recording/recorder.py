@@ -365,6 +365,9 @@ class Recorder(BaseCallbackHandler):
         if run is None or not run.is_root:
             return
         run.trace.position = position = loop_to_position(loop)
+        if position is not None and position.from_checkpoint is not None:
+            recorded_ids = run.trace.episode.recorded_checkpoints
+            position.from_checkpoint = recorded_ids.get(position.from_checkpoint, position.from_checkpoint)
         if position is not None and run.trace.episode.parent_episode is None:
             with self._lock:
                 parent = self._checkpoint_writers.parent_of(position)

@@ -63,6 +63,7 @@ def loop_to_run_config(loop: Any) -> dict[str, Any]:
         "max_concurrency": config.get("max_concurrency"),
         "interrupt_before": loop.interrupt_before,
         "interrupt_after": loop.interrupt_after,
+        "has_store": loop.store is not None or None,
     }
     return {name: value for name, value in facts.items() if value is not None and value not in ({}, (), [])}
 

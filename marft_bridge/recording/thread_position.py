@@ -22,6 +22,7 @@ class ThreadPosition:
     begins: Literal["turn", "resume"]  # with a new input, or going on with a run
     forked: bool  # from another checkpoint than the thread's last, or to replay
     from_checkpoint: str | None  # None for the first run of a thread
+    edited: bool = False  # `update_state` changed what that checkpoint holds
     checkpoints: list[str] = field(default_factory=list)
 
     def to_attributes(self) -> dict[str, Any]:
@@ -31,6 +32,7 @@ class ThreadPosition:
             names.FORKED: self.forked,
             names.FROM_CHECKPOINT: self.from_checkpoint,
             names.CHECKPOINTS: " ".join(self.checkpoints) or None,
+            names.EDITED: self.edited or None,
         }
 
 

@@ -8,19 +8,20 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from langgraph.store.memory import InMemoryStore
 from rich.console import Console
 
 from marft_bridge.common.errors import ConfigError, GraphError
 from marft_bridge.common.import_name import load_name
 from marft_bridge.common.terminal_text import print_line
 from marft_bridge.recording.recorder import LIVE
-from marft_bridge.replay.episodes import episode_to_way, path_to_store
+from marft_bridge.replay.earlier_runs import EarlierRunError, load_with_earlier, replay_earlier
+from marft_bridge.replay.episodes import EARLIER, episode_to_way, path_to_store
+from marft_bridge.replay.private_memory import PrivateMemory
 from marft_bridge.replay.recorded_models import RecordedChat
 from marft_bridge.replay.recorded_run import RecordedRun, spans_to_run
 from marft_bridge.replay.replayed_run import Replayed, ReplayedThread, ReplayOptions, replay_run
@@ -72,6 +73,13 @@ class Outcome:
     def is_same(self) -> bool:
         """Whether it was replayed, and came out the same."""
         return self.replayed is not None and self.replayed.divergence is None
+
+    @property
+    def fault(self) -> str | None:
+        """Why it is not the same, as a later run of its thread says it; None where it is."""
+        if self.replayed is None:
+            return f"could not be replayed: {self.reason}"
+        return None if self.is_same else f"did not come out the same: {self.replayed.divergence}"
 
     def to_line(self) -> str:
         """One line for people."""
@@ -129,39 +137,67 @@ class _Replays:
         self, store: TraceStore, graph: Any, app: ReplayedApp, *, options: ReplayOptions, runner: asyncio.Runner
     ) -> None:
         self._store, self._graph, self._app, self._options, self._runner = store, graph, app, options, runner
-        self._memory = InMemoryStore()
+        self._memory = PrivateMemory()  # its stores are those of all threads
         self._threads: dict[str, ReplayedThread] = {}  # by the first run
         self._outcomes: dict[str, Outcome] = {}
+        self._apart_ids: set[str] = set()  # forks of an app's own runs: they begin where their parents began
 
     def replay(self, prefixes: Sequence[str]) -> Iterator[Outcome]:
         wanted = {prefix_to_episode(self._store, prefix, command="replay") for prefix in prefixes}
-        rows = self._store.sql("SELECT episode_id, task_id FROM episodes ORDER BY started_ns, episode_id")
-        tasks: Mapping[str, str] = {str(episode_id): str(task_id) for episode_id, task_id in rows}
+        rows = self._store.sql(
+            "SELECT episode_id, task_id, fork_action IS NOT NULL AND (split = ? OR from_checkpoint IS NOT NULL)"
+            " FROM episodes ORDER BY started_ns, episode_id",
+            (LIVE,),
+        )
+        tasks: Mapping[str, str] = {str(episode_id): str(task_id) for episode_id, task_id, _ in rows}
+        self._apart_ids = {str(episode_id) for episode_id, _, is_apart in rows if is_apart}
         for episode_id in tasks:
-            if not wanted or episode_id in wanted:
+            if not wanted:
                 yield self._replay_way(episode_id, tasks)
+            elif episode_id in wanted:
+                yield self._replay_named(episode_id, tasks)
+
+    def _replay_named(self, episode_id: str, tasks: Mapping[str, str]) -> Outcome:
+        """Where all episodes are replayed, what earlier ones left in a store is there; here it has to be made."""
+        with suppress(GraphError):  # said where it is replayed
+            if spans_to_run(self._store.spans(episode_id)).had_store:
+                return self._replay_apart(episode_id, tasks[episode_id])
+        return self._replay_way(episode_id, tasks)
+
+    def _replay_apart(self, episode_id: str, task_id: str) -> Outcome:
+        """Replays an episode with a memory of its own."""
+        try:
+            run = load_with_earlier(self._store, episode_id)
+            repeated = replay_earlier(self._graph, run, self._options, runner=self._runner)
+            return self._replay_run(run.run, repeated.thread, task_id)
+        except EarlierRunError as error:
+            reason = f"{EARLIER}, {error.episode_id}, did not come out the same: {error.fault}"
+        except GraphError as error:
+            reason = str(error).removeprefix("replay: ")
+        return Outcome(episode_id, task_id, None, reason=reason)
 
     def _replay_way(self, episode_id: str, tasks: Mapping[str, str]) -> Outcome:
+        if episode_id in self._apart_ids:
+            return self._replay_apart(episode_id, tasks[episode_id])
         try:
             way = episode_to_way(self._store, episode_id)
         except GraphError as error:
-            return Outcome(episode_id, tasks[episode_id], None, reason=str(error))
+            return Outcome(episode_id, tasks[episode_id], None, reason=str(error).removeprefix("replay: "))
         for each in way:
             if each not in self._outcomes:
                 self._outcomes[each] = self._replay_one(each, way[0], tasks.get(each, ""))
-            if not self._outcomes[each].is_same and each != episode_id:
-                reason = f"an earlier run of its thread, {each}, did not come out the same"
-                return Outcome(episode_id, tasks[episode_id], None, reason=reason)
+            if each != episode_id and (fault := self._outcomes[each].fault) is not None:
+                return Outcome(episode_id, tasks[episode_id], None, reason=f"{EARLIER}, {each}, {fault}")
         return self._outcomes[episode_id]
 
     def _replay_one(self, episode_id: str, first_id: str, task_id: str) -> Outcome:
+        thread = self._threads.setdefault(first_id, ReplayedThread(PrivateMemory(self._memory)))
         try:
-            return self._replay_run(spans_to_run(self._store.spans(episode_id)), first_id, task_id)
+            return self._replay_run(spans_to_run(self._store.spans(episode_id)), thread, task_id)
         except GraphError as error:
             return Outcome(episode_id, task_id, None, reason=str(error).removeprefix("replay: "))
 
-    def _replay_run(self, run: RecordedRun, first_id: str, task_id: str) -> Outcome:
-        thread = self._threads.setdefault(first_id, ReplayedThread(store=self._memory))
+    def _replay_run(self, run: RecordedRun, thread: ReplayedThread, task_id: str) -> Outcome:
         start = self._app.run_to_start(run)
         replayed = replay_run(self._graph, run, thread=thread, options=self._options, runner=self._runner, **start)
         return Outcome(run.episode_id, task_id, replayed)

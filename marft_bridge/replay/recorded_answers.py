@@ -1,6 +1,7 @@
 """The calls of a record and the calls of its replay -> which recorded call answers which, and when.
 
-A call is known by its node and its prompt; among equal ones first by the execution that made it, then by their order.
+A call is known by its node and its prompt; among equal ones by the tools around it, then by the execution
+that makes it, then by their order.
 Answers come back in the order in which they came: a call that is early waits for those that had ended before it, so
 that calls that run beside each other end as they did. Invariants: no recorded call answers twice; a call that came
 after another one inside one node, and now comes before it, is a divergence of order; a wait ends when nothing has
@@ -10,7 +11,6 @@ happened for `PATIENCE_S`.
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 import time
 from collections.abc import Sequence, Set
@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from marft_bridge.replay.divergence import Divergence, prompt_difference
+from marft_bridge.replay.equal_calls import EqualCalls
 from marft_bridge.replay.recorded_run import RecordedCall
 from trace_store.records import Edge
 
@@ -29,12 +30,8 @@ PATIENCE_S = 1.0
 class RecordedAnswers:
     """The calls of one record, while they are given back. Safe for any number of threads and event loops."""
 
-    def __init__(
-        self, calls: Sequence[RecordedCall], edges: Sequence[Edge], chance: random.Random | None = None
-    ) -> None:
-        """`chance` decides between equal calls, instead of their executions; for a second attempt."""
-        self._chance = chance
-        self.had_ties = False  # equal calls had different answers, and which is whose was not sure
+    def __init__(self, calls: Sequence[RecordedCall], edges: Sequence[Edge], equal_calls: EqualCalls) -> None:
+        self._equal_calls = equal_calls
         self._by_node: dict[str, list[RecordedCall]] = {}
         for call in calls:
             self._by_node.setdefault(call.node, []).append(call)
@@ -57,18 +54,23 @@ class RecordedAnswers:
         """The recorded calls that nobody has made yet, by their start."""
         return [call for call in self._calls.values() if call.action_id not in self._claimed]
 
-    def claim(self, node: str, prompt: list[Any], rank: int) -> RecordedCall | Divergence:
-        """The recorded call that answers one that is made now; `rank` is that of the execution that makes it."""
+    def claim(self, node: str, prompt: list[Any], rank: int, tools: tuple[str, ...]) -> RecordedCall | Divergence:
+        """The recorded call that answers one that is made now.
+
+        Args:
+            rank: of the execution that makes it.
+            tools: that it is made inside of, as `RecordedCall.tools`.
+        """
         with self._turn:
             self._last_event_s = time.monotonic()
             open_calls = [call for call in self._by_node.get(node, ()) if call.action_id not in self._claimed]
             same_calls = [call for call in open_calls if call.prompt == prompt]
             if not same_calls:
                 return self._unknown_call(node, prompt, open_calls)
+            same_calls = [call for call in same_calls if call.tools == tools] or same_calls
             call = next((call for call in same_calls if call.rank == rank), same_calls[0])
             if any(each.answer != call.answer for each in same_calls):
-                self.had_ties = True
-                call = call if self._chance is None else self._chance.choice(same_calls)
+                call = self._equal_calls.choose(node, same_calls, rank)
             self._claimed.add(call.action_id)
             self._suspect_missing(call, self._answered)
             self._wake()

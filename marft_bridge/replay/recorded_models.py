@@ -25,6 +25,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import ConfigDict, Field
 
 from marft_bridge.model_calls.given_answers import message_to_chunk, message_to_result
+from marft_bridge.model_calls.model_entries import Arguments
 from marft_bridge.model_calls.token_capture import announced_call
 
 # Fields of a model that decide what the app sees of a call, whoever answers.
@@ -142,11 +143,11 @@ def chat_stand_in(source: AnswerSource) -> Any:
     """Who answers in place of a chat model; see `model_entries.StandIn`."""
     prototype = RecordedChat(source=source)
 
-    def stand_in(model: Any, options: dict[str, Any], entry: str) -> tuple[Any, dict[str, Any]]:  # noqa: ARG001
+    def stand_in(model: Any, arguments: Arguments, entry: str) -> tuple[Any, Arguments]:  # noqa: ARG001
         if isinstance(model, RecordedChat) and model.source is source:
-            return model, options
+            return model, arguments
         fields = {name: getattr(model, name) for name in _CHAT_FIELDS}
-        return prototype.model_copy(update=fields | {"name": model.name or type(model).__name__}), options
+        return prototype.model_copy(update=fields | {"name": model.name or type(model).__name__}), arguments
 
     return stand_in
 
@@ -155,10 +156,10 @@ def llm_stand_in(source: AnswerSource) -> Any:
     """Who answers in place of a completion model; see `model_entries.StandIn`."""
     prototype = RecordedLLM(source=source)
 
-    def stand_in(model: Any, options: dict[str, Any], entry: str) -> tuple[Any, dict[str, Any]]:  # noqa: ARG001
+    def stand_in(model: Any, arguments: Arguments, entry: str) -> tuple[Any, Arguments]:  # noqa: ARG001
         if isinstance(model, RecordedLLM):
-            return model, options
-        return prototype.model_copy(update={name: getattr(model, name) for name in _LLM_FIELDS}), options
+            return model, arguments
+        return prototype.model_copy(update={name: getattr(model, name) for name in _LLM_FIELDS}), arguments
 
     return stand_in
 

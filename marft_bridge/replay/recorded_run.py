@@ -75,6 +75,7 @@ class RecordedCall:
     ended_ns: int
     namespace: str  # LangGraph's, of the execution that made it
     rank: int  # of that execution among those of its node, from 0
+    tools: tuple[str, ...] = ()  # that it was made inside of, innermost first: name and arguments as JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,11 @@ class RecordedRun:
     def is_dated(self) -> bool:
         """Whether it was recorded before the record kept how a run was started, and what tools gave back."""
         return c.RUN_CONFIG not in self.root.attributes
+
+    @property
+    def had_store(self) -> bool:
+        """Whether its graph had a store of LangGraph's, as far as the record says."""
+        return bool(self.run_config.get("has_store"))
 
     @property
     def graph_input(self) -> Any:
@@ -167,7 +173,7 @@ def spans_to_run(spans: Sequence[SpanRow]) -> RecordedRun:
             continue
         node = nodes.get(span.span_id, "")
         numbers[node] += 1
-        calls.append(_span_to_call(span, node, numbers[node], ranks=ranks, episode_id=episode_id))
+        calls.append(_span_to_call(span, node, numbers[node], ranks=ranks, by_id=by_id, episode_id=episode_id))
     around_calls = {
         outer for span in spans if span.operation in (c.CHAT, c.INVOKE_AGENT) for outer in tools_around(span, by_id)
     }
@@ -195,7 +201,9 @@ def spans_to_ranks(spans_by_start: Sequence[SpanRow]) -> dict[str, int]:
     return ranks
 
 
-def _span_to_call(span: SpanRow, node: str, number: int, ranks: Mapping[str, int], episode_id: str) -> RecordedCall:
+def _span_to_call(
+    span: SpanRow, node: str, number: int, ranks: Mapping[str, int], by_id: Mapping[str, SpanRow], episode_id: str
+) -> RecordedCall:
     prompt, answer = span.attributes.get(c.INPUT_MESSAGES), span.attributes.get(c.OUTPUT_MESSAGES)
     error = _span_to_error(span)
     if prompt is None or (answer is None and error is None):
@@ -221,6 +229,7 @@ def _span_to_call(span: SpanRow, node: str, number: int, ranks: Mapping[str, int
         ended_ns=span.end_ns,
         namespace=namespace,
         rank=ranks.get(namespace, 0),
+        tools=tuple(tool_to_key(by_id[tool_id].attributes) for tool_id in tools_around(span, by_id)),
     )
 
 
@@ -329,6 +338,12 @@ def arguments_to_json(arguments: Any) -> Any:
         return json.loads(arguments)
     except ValueError:
         return arguments
+
+
+def tool_to_key(attributes: Mapping[str, Any]) -> str:
+    """The attributes of a tool's span -> its name and arguments, as one text that is equal where they are."""
+    arguments = arguments_to_json(attributes.get(c.TOOL_ARGUMENTS))
+    return json.dumps([attributes.get(c.TOOL_NAME), arguments], sort_keys=True, default=str)
 
 
 def tools_around(span: SpanRow, by_id: Mapping[str, SpanRow]) -> list[str]:

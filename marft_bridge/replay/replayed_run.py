@@ -2,8 +2,8 @@
 
 The graph is the app's own; its models, and the tools whose results are recorded, answer from the record, and it runs
 under a recorder of its own, so that both runs are compared as records: calls, prompts, D and the final state.
-Invariants: no model is asked, whatever client the app uses; the app's checkpointer, store and cache are not touched, an
-empty one of each stands in their place; one replay runs at a time in a process.
+Invariants: no model is asked, whatever client the app uses; no checkpointer, store or cache of the app's is touched, an
+empty one stands in for each; one replay runs at a time in a process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import contextvars
 import json
-import random
 import re
 import tempfile
 import threading
@@ -26,9 +25,8 @@ from typing import Any, Literal
 from uuid import UUID
 
 from langchain_core.messages import AIMessage
-from langgraph.cache.memory import InMemoryCache
-from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.store.memory import InMemoryStore
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.types import Interrupt
 
 from marft_bridge.common.errors import GraphError
 from marft_bridge.config.record import RecordOptions
@@ -37,6 +35,7 @@ from marft_bridge.model_calls.model_entries import stand_in_for_models
 from marft_bridge.model_calls.routing import Routing, calling_node, current_routing
 from marft_bridge.recording.episode_context import EpisodeContext, current_episode
 from marft_bridge.recording.instrument import instrument_paused
+from marft_bridge.recording.open_span import OpenSpan
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.redaction import REDACTED, Redactor
 from marft_bridge.recording.wrap import graph_to_original, wrap
@@ -47,7 +46,9 @@ from marft_bridge.replay.divergence import (
     RefusedConnectionError,
     value_difference,
 )
+from marft_bridge.replay.equal_calls import EqualCalls
 from marft_bridge.replay.pins import pinned
+from marft_bridge.replay.private_memory import PrivateMemory, memory_of_run, private_memory
 from marft_bridge.replay.recorded_answers import NOT_MADE, RecordedAnswers
 from marft_bridge.replay.recorded_models import chat_stand_in, llm_stand_in
 from marft_bridge.replay.recorded_run import (
@@ -57,6 +58,7 @@ from marft_bridge.replay.recorded_run import (
     arguments_to_json,
     spans_to_ranks,
     to_comparable_prompt,
+    tool_to_key,
     tools_around,
 )
 from marft_bridge.replay.recorded_tools import RunIt, recorded_tools, tool_divergence, tools_like
@@ -66,7 +68,7 @@ from trace_store.journal import Journal
 from trace_store.records import ONE_TOOL_OF, Edge, SpanRow, Trajectory
 
 SPLIT = "replay"
-_ATTEMPTS = 17  # at a run in which equal prompts were asked at once
+_MAX_INTERRUPTS = 16  # of one execution, that a later run may answer by their ids
 DATED = "recorded before the record said how a run was started: it was run asynchronously"
 _one_at_a_time = threading.Lock()
 # Ids that are drawn anew in each run: UUIDs, LangGraph's hashes of them, addresses of objects.
@@ -86,12 +88,15 @@ class ReplayOptions:
 
 @dataclass(slots=True)
 class ReplayedThread:
-    """What the runs of one thread share: in the place of the app's checkpointer and store."""
+    """What the runs of one thread share."""
 
-    saver: InMemorySaver = field(default_factory=InMemorySaver)
-    store: InMemoryStore = field(default_factory=InMemoryStore)
+    memory: PrivateMemory = field(default_factory=PrivateMemory)  # in the place of the app's checkpointers and stores
     checkpoints: dict[str, str] = field(default_factory=dict)  # recorded id -> the replay's
     interrupts: dict[str, str] = field(default_factory=dict)  # recorded id -> the replay's
+
+    def copy(self) -> ReplayedThread:
+        """The same thread once more, to go on with on its own."""
+        return ReplayedThread(self.memory.copy(), dict(self.checkpoints), interrupts=dict(self.interrupts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +136,24 @@ class _Recorder(Recorder):
                 self._rank_counts[node] += 1
         return span
 
+    def tools_around(self, span: OpenSpan) -> tuple[str, ...]:
+        """The tools that an open span is inside of; see `RecordedCall.tools`."""
+        with self._lock:
+            open_by_id = {run.span.span_id: run.span for run in self._runs.values()}
+        keys = []
+        while span.parent_span_id is not None and span.parent_span_id in open_by_id:
+            span = open_by_id[span.parent_span_id]
+            if c.TOOL_NAME in span.attributes:
+                keys.append(tool_to_key(span.attributes))
+        return tuple(keys)
+
 
 class _Replay:
     """One replay under way: gives answers and tool results back, and keeps the first difference."""
 
-    def __init__(
-        self, run: RecordedRun, recorder: _Recorder, options: ReplayOptions, chance: random.Random | None
-    ) -> None:
+    def __init__(self, run: RecordedRun, recorder: _Recorder, options: ReplayOptions, equal_calls: EqualCalls) -> None:
         self._run, self._recorder, self._options = run, recorder, options
-        self.answers = RecordedAnswers(run.calls, run.trajectory.edges, chance)
+        self.answers = RecordedAnswers(run.calls, run.trajectory.edges, equal_calls)
         self.divergence: Divergence | None = None
         self.reached_cut = False
         self.stop: Callable[[], object] = lambda: None
@@ -170,7 +184,12 @@ class _Replay:
             raise self.diverged(Divergence("extra call", calling_node(), None, text=text))
         namespace = str(span.attributes.get(c.CHECKPOINT_NS) or "")
         prompt = to_comparable_prompt(json.loads(self._as_recorded(span, c.INPUT_MESSAGES)))
-        call = self.answers.claim(str(span.attributes.get(c.NODE) or ""), prompt, self._recorder.rank_of(namespace))
+        call = self.answers.claim(
+            str(span.attributes.get(c.NODE) or ""),
+            prompt,
+            rank=self._recorder.rank_of(namespace),
+            tools=self._recorder.tools_around(span),
+        )
         if isinstance(call, Divergence):
             if call.kind == "extra call" and self._run.was_cut:
                 raise self._cut()
@@ -285,9 +304,11 @@ def replay_run(
         GraphError: the run goes on with one that was not replayed, or the graph cannot be run at all.
     """
     thread = thread or ReplayedThread()
-    attempts: list[Replayed] = []
-    for attempt in range(_ATTEMPTS):
-        replayed, had_ties = _replay_once(
+    memory_at_start = thread.memory.copy() if _may_tie(run) else PrivateMemory()
+    first: Replayed | None = None
+    equal_calls = EqualCalls()
+    while True:
+        replayed = _replay_once(
             graph,
             run,
             thread,
@@ -295,16 +316,22 @@ def replay_run(
             graph_input=graph_input,
             arguments=arguments,
             runner=runner,
-            chance=random.Random(attempt) if attempt else None,
+            equal_calls=equal_calls,
         )
-        attempts.append(replayed)
         if replayed.divergence is None:
             return replayed
+        first = first or replayed
         # Equal prompts that were asked at once have different answers, and these may have come to the wrong ones.
-        if not had_ties or options.tools == "run" or thread.checkpoints:
-            break
-        thread.saver = InMemorySaver()
-    return attempts[0]
+        if options.tools == "run" or not equal_calls.is_worth_another(replayed.divergence):
+            return first
+        thread.memory.restore(memory_at_start)
+
+
+def _may_tie(run: RecordedRun) -> bool:
+    """Whether equal prompts of one node had different answers."""
+    answers: dict[str, Any] = {}
+    keys = [(json.dumps([call.node, call.prompt], default=str), call.answer) for call in run.calls]
+    return any(answers.setdefault(key, answer) != answer for key, answer in keys)
 
 
 def _replay_once(
@@ -316,19 +343,22 @@ def _replay_once(
     graph_input: Any,
     arguments: Mapping[str, Any] | None,
     runner: asyncio.Runner | None,
-    chance: random.Random | None,
-) -> tuple[Replayed, bool]:
-    """One attempt; and whether it was not sure of which answer is whose."""
+    equal_calls: EqualCalls,
+) -> Replayed:
+    """One attempt."""
+    equal_calls.begin_attempt()
     with _one_at_a_time, tempfile.TemporaryDirectory(prefix="marft-replay-") as folder, ExitStack() as stack:
         recorder = _Recorder(Journal(Path(folder) / "journal"))
         stack.callback(recorder.journal.close)
-        replay = _Replay(run, recorder, options, chance=chance)
+        replay = _Replay(run, recorder, options, equal_calls=equal_calls)
         episode = EpisodeContext("replay", run.trajectory.episode.task_id, SPLIT, spans=[], recorder=recorder)
-        prepared_graph = _prepare(graph, run, thread)
-        recorded_graph = wrap(prepared_graph, recorder)
+        thread.memory.clear_caches()
+        recorded_graph = wrap(add_checkpointer(graph_to_original(graph), run, thread.memory), recorder)
         stack.callback(recorded_graph.unwrap)
-        call_arguments = _run_arguments(run, thread, arguments)
-        value = _translate_interrupts(run.graph_input if graph_input is None else graph_input, thread)
+        call_arguments = run_to_arguments(run, thread, arguments)
+        value = translate_interrupts(run.graph_input if graph_input is None else graph_input, thread)
+        stack.enter_context(private_memory(thread.memory))
+        stack.enter_context(memory_of_run(thread.memory))
         stack.enter_context(instrument_paused())
         stack.enter_context(stand_in_for_models(chat_stand_in(replay), llm_stand_in(replay)))
         stack.enter_context(clients_answered_by(replay))
@@ -344,9 +374,9 @@ def _replay_once(
         seconds = time.perf_counter() - began_s
         divergence, note = _compare(run, replay, episode.spans or [], error=error)
         if divergence is None:
-            _keep_ids(run, episode.spans or [], thread)
+            _keep_ids(run, replay, episode.spans or [], thread=thread)
     recorded_seconds = (run.root.end_ns - run.root.start_ns) / 1e9
-    replayed = Replayed(
+    return Replayed(
         run.episode_id,
         divergence,
         len(replay.matched_calls),
@@ -354,7 +384,6 @@ def _replay_once(
         recorded_seconds=recorded_seconds,
         note=note,
     )
-    return replayed, replay.answers.had_ties
 
 
 @contextmanager
@@ -366,22 +395,25 @@ def _set_for_run(variable: Any, value: Any) -> Iterator[None]:
         variable.reset(reset_token)
 
 
-def _prepare(graph: Any, run: RecordedRun, thread: ReplayedThread) -> Any:
-    """The graph with a checkpointer, a store and a cache that are the replay's own."""
-    original = graph_to_original(graph)
-    changes: dict[str, Any] = {}
-    if run.trajectory.episode.begins is not None or original.checkpointer not in (None, False):
-        changes["checkpointer"] = thread.saver
-    if original.store is not None:
-        changes["store"] = thread.store
-    if original.cache is not None:
-        changes["cache"] = InMemoryCache()
-    return original.copy(changes) if changes else original
+def add_checkpointer(graph: Any, run: RecordedRun, memory: PrivateMemory) -> Any:
+    """The graph; a copy with a checkpointer where it has none and was run with one, as LangGraph's server does."""
+    if run.trajectory.episode.begins is None or isinstance(vars(graph)["checkpointer"], BaseCheckpointSaver):
+        return graph
+    return graph.copy({"checkpointer": memory.saver})
 
 
-def _run_arguments(run: RecordedRun, thread: ReplayedThread, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The keyword arguments of the run: as they are recorded, else as they are given."""
+def run_to_arguments(run: RecordedRun, thread: ReplayedThread, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The keyword arguments of the run: as they are recorded, else as they are given.
+
+    Raises:
+        GraphError: it begins at a checkpoint of a run that was not replayed before it, or after an edit of its thread.
+    """
     episode, facts = run.trajectory.episode, run.run_config
+    if run.root.attributes.get(c.EDITED):
+        raise GraphError(
+            f"replay: episode {episode.episode_id} begins after its thread was edited by update_state, and what was"
+            " written there is not recorded"
+        )
     given_config = dict((given or {}).get("config") or {})
     configurable = {**given_config.get("configurable", {}), **(facts.get("configurable") or {})}
     configurable["thread_id"] = episode.thread_id or "replay"
@@ -404,7 +436,7 @@ def _run_arguments(run: RecordedRun, thread: ReplayedThread, given: Mapping[str,
     return arguments
 
 
-def _translate_interrupts(value: Any, thread: ReplayedThread) -> Any:
+def translate_interrupts(value: Any, thread: ReplayedThread) -> Any:
     """A resume that names interrupts by their ids -> the same by the ids of the replay."""
     resume = getattr(value, "resume", None)
     if isinstance(resume, dict) and resume and all(key in thread.interrupts for key in resume):
@@ -668,14 +700,19 @@ def _to_comparable(value: Any) -> Any:
     return {_DRAWN.sub("...", str(key)): _to_comparable(item) for key, item in value.items()}
 
 
-def _keep_ids(run: RecordedRun, rows: Sequence[SpanRow], thread: ReplayedThread) -> None:
+def _keep_ids(run: RecordedRun, replay: _Replay, rows: list[SpanRow], thread: ReplayedThread) -> None:
     """Remembers which checkpoints and interrupts of the replay are which of the record, for runs that go on from it."""
     root = next(row for row in rows if row.parent_span_id is None)
     recorded_ids = str(run.trajectory.episode.checkpoints or "").split()
     thread.checkpoints.update(zip(recorded_ids, str(root.attributes.get(c.CHECKPOINTS) or "").split(), strict=False))
-    text = root.attributes.get(c.OUTPUT)
-    outputs = [run.output, json.loads(text) if isinstance(text, str) else text]
-    interrupts = [output.get("__interrupt__") or [] if isinstance(output, dict) else [] for output in outputs]
-    for before, now in zip(*interrupts, strict=False):
-        if isinstance(before, dict) and isinstance(now, dict) and before.get("id") and now.get("id"):
-            thread.interrupts[before["id"]] = now["id"]
+    namespaces = {row.span_id: str(row.attributes.get(c.CHECKPOINT_NS) or "") for row in rows}
+    for row_id, recorded in _match_executions(run, replay, rows).items():
+        recorded_namespace = str(recorded.attributes.get(c.CHECKPOINT_NS) or "")
+        for answered in range(_MAX_INTERRUPTS):
+            interrupt_id = _to_interrupt_id(recorded_namespace, answered)
+            thread.interrupts[interrupt_id] = _to_interrupt_id(namespaces[row_id], answered)
+
+
+def _to_interrupt_id(namespace: str, answered: int) -> str:
+    """The id that LangGraph gives an interrupt of an execution which that many others have been answered of."""
+    return Interrupt.from_ns(None, f"{namespace}|{answered}" if answered else namespace).id

@@ -8,9 +8,10 @@ a row; a disk that refuses or a server that died ends the run, and loses nothing
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 import uuid
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -21,7 +22,7 @@ from typing import Any, Protocol
 from langchain_core.language_models import BaseChatModel
 from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 
-from marft_bridge.common.errors import EpisodesFailedError, RewardFailedError
+from marft_bridge.common.errors import EpisodesFailedError, GraphError, RewardFailedError
 from marft_bridge.common.retries import pause_s
 from marft_bridge.config.bridge import CollectOptions
 from marft_bridge.model_calls.given_answers import AnswerRecord
@@ -40,6 +41,7 @@ from marft_bridge.tasks.reading import Task
 from trace_store.assemble import Incomplete, Malformed, spans_to_trajectory
 
 ATTEMPT = "attempt"  # tag of an episode that repeats a failed one: the number of the attempt; the first is 1
+PROMPT = "prompt:"  # before the name of a node: tag of an episode with the SHA-256 of the prompt that it gave the node
 MAX_FAILED_SHARE = 0.5  # a run in which more episodes fail than succeed is stopped: something is broken
 MIN_FAILED = 8
 
@@ -143,6 +145,11 @@ class Collector:
         self._code = UserCode(app.name)
         self._scorer, self._reward_context = app.scorer(), reward_context
 
+    @property
+    def graph(self) -> RecordedGraph:
+        """The wrapped graph."""
+        return self._graph
+
     def take_thread_lines(self) -> list[str]:
         """As `Scorer.take_thread_lines`."""
         return self._scorer.take_thread_lines()
@@ -156,7 +163,8 @@ class Collector:
             StoreError: the journal could not be written.
             ServingError: the model server died.
             EpisodesFailedError: most episodes fail.
-            GraphError: a reward reads what is not there, or a function for the runs' context or config is broken.
+            GraphError: a reward reads what is not there, a function for the runs' context or config is broken, or the
+                prompt of a node has nothing to replace.
         """
         tally = Tally()
         jobs = ((self, request, tally) for request in requests)
@@ -213,10 +221,11 @@ class Collector:
             variant=request.variant,
             seed=request.seed,
             adapters=request.adapters,
-            tags={**request.tags, ATTEMPT: str(attempt + 1)} if attempt else request.tags,
-            subject_id=self._app.subject_of(request.task),
+            tags=_request_to_tags(request, attempt),
+            subject_id=self._app.subject_of(request.task) if request.start is None else request.start.subject_id,
             parent_episode=None if request.fork is None else request.fork.episode_id,
             fork_action=None if request.fork is None else request.fork.action_id,
+            recorded_checkpoints={} if request.start is None else request.start.checkpoints,
             lineage=dict(self._backend.lineage),
             recorder=self._graph.recorder,
             spans=[] if self._scorer.needs_record else None,
@@ -228,7 +237,12 @@ class Collector:
             routes[node] = replace(self._backend.route(node, 0, request.temperature), trainable=False)
         routes |= {node: text_to_route(text) for node, text in request.answers.items()}
         routing = Routing(
-            routes, request.seed, self._backend.chat, max_tokens=self._limits.max_tokens, actors=episode.actors
+            routes,
+            request.seed,
+            self._backend.chat,
+            max_tokens=self._limits.max_tokens,
+            actors=episode.actors,
+            prompts=request.prompts,
         )
         routing.asks_teacher = request.round is not None and 1 <= request.round <= self._teacher_rounds
         if request.beginning is not None:
@@ -239,14 +253,17 @@ class Collector:
             episode.judge_end = routing.record.judge_end
         current_episode.set(episode)  # in the context of this asyncio task: other episodes do not see it
         current_routing.set(routing)
-        result, error = await self._graph_to_result(episode, routing, request.task)
+        result, error = await self._graph_to_result(episode, routing, request)
         if episode.cut_short is None:
             error = episode.judge_end(error) or error
+        if routing.refusal is not None:  # every episode would meet it
+            raise GraphError(f"variant {request.variant!r}: {routing.refusal}")
         recorder = self._graph.recorder
         if recorder.failure is not None:
             raise recorder.failure
         tally.sampled_tokens += routing.sampled_tokens - routing.given_tokens
         tally.adapter_calls.update(routing.routed_calls)
+        tally.prompted_calls.update(routing.prompted_calls)
         tally.own_model_calls.update(routing.unrouted_calls)
         if error is not None:
             outcome, reason = end_to_outcome(episode, error)
@@ -278,14 +295,17 @@ class Collector:
             await asyncio.sleep(0.5)
 
     async def _graph_to_result(
-        self, episode: EpisodeContext, routing: Routing, task: Task
+        self, episode: EpisodeContext, routing: Routing, request: EpisodeRequest
     ) -> tuple[Any, Exception | None]:
         """The final state, or the error that the graph failed with; neither where the episode was cut short."""
         thread = uuid.uuid4().hex  # a new thread id: an app with a checkpointer remembers nothing of other episodes
-        config = {"configurable": {"thread_id": thread}, "callbacks": [_InterruptMarker(episode)]}
-        arguments = self._app.runs.to_arguments(task, config)
+        callbacks = [_InterruptMarker(episode)]
         loop = asyncio.get_running_loop()
-        running = asyncio.ensure_future(self._graph.ainvoke(self._app.task_to_input(task), **arguments))
+        running = asyncio.ensure_future(
+            self._run_task(request.task, thread, callbacks)
+            if request.start is None
+            else request.start.run(self._graph, callbacks)
+        )
 
         def note_cut(reason: str) -> None:
             episode.cut_short = episode.cut_short or reason
@@ -308,7 +328,14 @@ class Collector:
         except Exception as error:  # noqa: BLE001 - any error of the graph is a failed episode
             return None, error
         finally:
-            await self._delete_thread(thread)
+            if request.start is None:
+                await self._delete_thread(thread)
+
+    def _run_task(self, task: Task, thread: str, callbacks: list[Any]) -> Coroutine[Any, Any, Any]:
+        config = {"configurable": {"thread_id": thread}, "callbacks": callbacks}
+        arguments = self._app.runs.to_arguments(task, config)
+        running: Coroutine[Any, Any, Any] = self._graph.ainvoke(self._app.task_to_input(task), **arguments)
+        return running
 
     async def _delete_thread(self, thread: str) -> None:
         """Deletes the episode from the app's checkpointer, whose memory would grow with every episode."""
@@ -363,6 +390,14 @@ async def run_jobs(
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
         threads.shutdown(wait=False)
+
+
+def _request_to_tags(request: EpisodeRequest, attempt: int) -> dict[str, str]:
+    """The tags of an episode: those of its request, the prompts that it gives nodes, by digest, and the attempt."""
+    tags = dict(request.tags)
+    for node, text in request.prompts.items():
+        tags[f"{PROMPT}{node}"] = hashlib.sha256(text.encode()).hexdigest()
+    return {**tags, ATTEMPT: str(attempt + 1)} if attempt else tags
 
 
 def _job_source(jobs: Iterable[Job] | AsyncIterable[Job]) -> Callable[[], Awaitable[Job | None]]:

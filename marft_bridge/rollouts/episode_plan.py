@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -65,6 +65,21 @@ class RecordedBeginning(Protocol):
         """The answers for one run of the fork, whose calls `recorder` records."""
 
 
+class RecordedStart(Protocol):
+    """How the run that a fork leaves was started, where the app started it itself and no task of ours says how."""
+
+    @property
+    def subject_id(self) -> str | None:
+        """The person whose data that run holds."""
+
+    @property
+    def checkpoints(self) -> Mapping[str, str]:
+        """Checkpoint of its thread, as it was made again -> the recorded one."""
+
+    def run(self, graph: Any, callbacks: Sequence[Any]) -> Coroutine[Any, Any, Any]:
+        """Runs the graph as that run was started; nothing that the app keeps of its threads is touched."""
+
+
 @dataclass(frozen=True, slots=True)
 class EpisodeRequest:
     """One episode to run. (task, sample, variant, round, fork) identifies it within a run.
@@ -82,8 +97,10 @@ class EpisodeRequest:
     variant: str | None = None
     temperature: float | None = None  # None: that of the configuration
     answers: Mapping[str, str] = field(default_factory=dict)  # node -> the text that answers its calls, not a model
+    prompts: Mapping[str, str] = field(default_factory=dict)  # node -> what its calls begin with
     fork: ForkPoint | None = None  # None: the whole episode is run
     beginning: RecordedBeginning | None = field(default=None, compare=False, repr=False)  # of a fork
+    start: RecordedStart | None = field(default=None, compare=False, repr=False)  # of a fork; None: by its task
     tags: Mapping[str, str] = field(default_factory=dict)  # of the episode
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from marft_bridge.common.errors import EpisodesFailedError
@@ -29,6 +29,7 @@ class Tally:
     missing_rewards: Counter[tuple[str, str]] = field(default_factory=Counter)  # (reward, reason) -> episodes
     sampled_tokens: int = 0
     adapter_calls: Counter[str] = field(default_factory=Counter)  # node -> recorded calls that its adapter answered
+    prompted_calls: Counter[str] = field(default_factory=Counter)  # node -> calls that began with its prompt
     own_model_calls: Counter[str] = field(default_factory=Counter)  # node without a route -> calls of its own model
     started_s: float = field(default_factory=time.monotonic)  # on the monotonic clock
 
@@ -82,13 +83,24 @@ class Tally:
             if not self.adapter_calls[node]
         ]
 
+    def unused_prompt_lines(self, nodes: Iterable[str]) -> list[str]:
+        """A line for each of these nodes that made no call that began with its prompt, in any episode so far."""
+        if not self.outcomes["terminated"]:
+            return []
+        return [
+            f"node {node!r} made no call in {self.finished} episodes whose system message its prompt could replace: it "
+            "did not run, is called otherwise, or calls its model in a way that cannot be seen"
+            for node in nodes
+            if not self.prompted_calls[node]
+        ]
+
     def add(self, tally: Tally) -> None:
         """Adds the counts of another tally to this one."""
         self.finished += tally.finished
         self.retried += tally.retried
         self.sampled_tokens += tally.sampled_tokens
         counters = "outcomes", "reasons", "reward_sums", "reward_counts", "missing_rewards", "failures"
-        for name in (*counters, "adapter_calls", "own_model_calls"):
+        for name in (*counters, "adapter_calls", "own_model_calls", "prompted_calls"):
             getattr(self, name).update(dict(getattr(tally, name)))  # a copy: another thread may still count into it
 
 

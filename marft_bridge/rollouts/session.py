@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
@@ -24,11 +24,10 @@ from marft_bridge.serving.served_bases import ServedBases, serve_bases
 from marft_bridge.serving.server_file import server_options
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
-    """Runs episodes of one app on the configuration's models, until the block of `open_session` ends."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSession:
+    """Runs episodes of one app, until the block ends that opened it."""
 
-    models: ServedBases
     stage: Stage
     collector: Collector
     nodes: tuple[str, ...]  # the trained ones
@@ -44,6 +43,28 @@ class Session:
         for line in self.collector.take_thread_lines():
             self.reporter.say(line)
         return tally
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session(GraphSession):
+    """On the configuration's models, until the block of `open_session` ends."""
+
+    models: ServedBases
+
+
+@contextmanager
+def open_own_session(config: BridgeConfig, folder: RunFolder, app: App, reporter: Reporter) -> Iterator[GraphSession]:
+    """Opens the app on the models that it was written with: no server of ours is started or asked.
+
+    Raises:
+        BridgeError: the app cannot be opened without a model, or one of its rewards needs a served one.
+    """
+    agents = (*app.nodes, *app.frozen)  # whose rewards keep their names
+    with (
+        open_stage(config, folder, reporter) as stage,
+        stage.open_app(replace(app, nodes=agents, frozen=()), None, None) as collector,
+    ):
+        yield GraphSession(stage=stage, collector=collector, nodes=(), routed=(), reporter=reporter)
 
 
 @contextmanager
@@ -83,5 +104,11 @@ def open_session(
             versions.register_zero((*config.graph.nodes, *app.frozen))
             models.publish(dict.fromkeys(app.frozen, 0))
             with stage.open_app(app, models, models.judge, hosted=hosted) as collector:
-                routed = (*config.graph.nodes, *app.frozen)
-                yield Session(models, stage, collector, nodes=config.graph.nodes, routed=routed, reporter=reporter)
+                yield Session(
+                    models=models,
+                    stage=stage,
+                    collector=collector,
+                    nodes=config.graph.nodes,
+                    routed=(*config.graph.nodes, *app.frozen),
+                    reporter=reporter,
+                )

@@ -20,6 +20,7 @@ from benchmarks import (  # noqa: F401 - makes their benches known
     rollout_reference,
     rollout_speed,
     round_seconds,
+    single_steps,
     startup,
     store_ingest,
     store_read,

@@ -52,7 +52,7 @@ def test_the_configuration_that_is_shown_is_valid(tmp_path: Path) -> None:
     path = tmp_path / "bridge.toml"
     path.write_text(GRAPH + shown)
     names = [variant.name for variant in toml_to_config(path).compare.variants]
-    assert names == ["before", "after", "one agent", "larger", "hosted"]
+    assert names == ["before", "after", "one agent", "larger", "hosted", "hosted, told how"]
 
 
 def test_figures_are_called_as_in_the_report() -> None:

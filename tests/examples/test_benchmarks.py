@@ -28,7 +28,9 @@ from langchain_core.messages import AIMessage
 from pydantic import Field
 from support import study_server
 from support.edge_rig import SaysNext
+from support.growth_rig import fill
 from support.paths import ROOT
+from support.sample_spans import SampleTrace
 from support.tiny_policy import save_tiny_llama
 from support.zoo_rig import train_zoo
 from transformers import AutoTokenizer
@@ -64,6 +66,8 @@ from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.rollouts.app import load_app
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving.prepare_model import check_model_dir
+from trace_store.journal import JournalRecord
+from trace_store.records import Reward
 from trace_store.store import TraceStore
 
 FOLDER = ROOT / "examples/benchmarks"
@@ -160,6 +164,17 @@ def test_training_pulls_both_agents_towards_what_paid(game: str, tmp_path: Path)
         local = [reward for reward in trajectory.rewards if reward.name == "local"]
         assert len(local) == len(trajectory.actions)
         assert {reward.scope for reward in local} == {"step"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("condition", ["trees", "at-grpo"])
+def test_rounds_with_forks_learn_from_what_was_forked(condition: str, tmp_path: Path) -> None:
+    base = run.setting_to_options("countdown", "first", "smollm2-135m")
+    path = tmp_path / "bridge.toml"
+    path.write_text(run.options_to_job(base, tmp_path, condition, 7).text)
+    trained = train_zoo(path, sometimes_solves("countdown"), tmp_path, rounds=2, episodes=16)
+    assert min(trained.norms.values()) > 0
+    assert [row["trees"]["forks"] > 0 for row in trained.rounds if row.get("trees")] == [True, True]
 
 
 # -- figures ----------------------------------------------------------------------------------------------------------
@@ -264,9 +279,11 @@ def test_a_dry_run_tells_the_plan_and_does_nothing(tmp_path: Path, capsys: pytes
     arguments = ["--games", "sudoku", "--seeds", "1", "--level", "easy", "--model", "m", "--folder", str(tmp_path)]
     assert run.main([*arguments, "--dry-run"]) == 0
     assert capsys.readouterr().out.splitlines() == [
+        "sudoku easy defaults seed 1: to run",
         "sudoku easy chains seed 1: done",
+        "sudoku easy trees seed 1: to run",
         "sudoku easy at-grpo seed 1: to run",
-        "2 runs, 1 left",
+        "4 runs, 3 left",
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["easy"]
 
@@ -284,7 +301,7 @@ def test_a_folder_of_another_configuration_is_refused(tmp_path: Path, capsys: py
     ("flags", "said"),
     [
         (["--games", "chess"], "no 'chess'; there are: plan_path"),
-        (["--only", "forests"], "no 'forests'; there are: chains"),
+        (["--only", "forests"], "no 'forests'; there are: defaults, chains"),
         (["--seeds", "x"], "'x' is not a list of numbers"),
         (["--over", "nowhere.toml"], "cannot read nowhere.toml"),
     ],
@@ -335,6 +352,19 @@ def test_a_run_is_collected_trained_and_compared_and_its_rounds_are_those_of_its
     again = start()
     assert (again.returncode, again.stdout) == (0, "")
     assert (folder.path / "benchmark.json").stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("rewards", [(0.1, 0.2, 0.3), (0.3, 0.2, 0.1), (0.2, 0.3, 0.1)])
+def test_a_rounds_mean_is_the_same_to_the_last_bit_however_its_rows_stand(
+    rewards: tuple[float, ...], tmp_path: Path
+) -> None:
+    records: list[list[JournalRecord]] = []
+    for number, reward in enumerate(rewards):
+        trace = SampleTrace(f"{number:x}")
+        records.append([*trace.spans(RUN_ID="collect"), Reward(trace.trace_id, "reward", reward, "test", 1)])
+    fill(RunFolder(tmp_path).store, records)
+    (round_0,) = folder_to_rounds(RunFolder(tmp_path), "reward")
+    assert round_0.reward == (0.1 + 0.2 + 0.3) / 3 != (0.3 + 0.2 + 0.1) / 3
 
 
 # -- the small model --------------------------------------------------------------------------------------------------

@@ -455,7 +455,7 @@ def test_a_place_that_is_not_one_call_is_refused_with_what_there_is(tmp_path: Pa
             text_to_call(run, at)
 
 
-def test_a_run_that_goes_on_with_another_one_is_refused(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_with_another_one_is_refused_where_a_command_has_to_have_started_it(tmp_path: Path) -> None:
     team = Team(tmp_path, chain, ("a", "b", "c"))
     with team.rig.store() as store:
         spans = store.spans(team.parent.episode.episode_id)
@@ -463,7 +463,7 @@ def test_a_run_that_goes_on_with_another_one_is_refused(tmp_path: Path) -> None:
         replace(span, attributes=span.attributes | {BEGINS: "resume"}) if span.parent_span_id is None else span
         for span in spans
     ]
-    with pytest.raises(GraphError, match="goes on with another run of its thread, and such a run cannot be forked yet"):
+    with pytest.raises(GraphError, match="was started by its app, not by a command; `marft-bridge fork` can fork it"):
         spans_to_parent(resumed)
 
 

@@ -24,6 +24,7 @@ from support.live_rig import KEY, SAY, LiveRig, episodes, live_rig
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.config.fallback import FallbackOptions
+from marft_bridge.live.fallback import FallbackKeys
 from marft_bridge.live.split import BASE
 
 LOCAL = "planner@0"
@@ -41,9 +42,9 @@ def hosted() -> Iterator[FakeVllm]:
         yield server
 
 
-def options(hosted: FakeVllm, **changes: Any) -> tuple[FallbackOptions, str]:
+def options(hosted: FakeVllm, **changes: Any) -> tuple[FallbackOptions, FallbackKeys]:
     fields = {"base_url": f"{hosted.url}/v1", "models": {"planner": HOSTED}, "api_key_env": "KEY"} | changes
-    return FallbackOptions.model_validate(fields), HOSTED_KEY
+    return FallbackOptions.model_validate(fields), FallbackKeys(HOSTED_KEY)
 
 
 def content(answer: Any) -> Any:

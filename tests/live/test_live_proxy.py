@@ -412,6 +412,7 @@ def test_the_mirror_never_answers_whatever_the_candidate_does(candidate: Any, tm
             "left": 0,
             "in_flight": 0,
             "fallbacks": {},
+            "unjudged": {},
             "latency_ms": 0,
             "first_piece_ms": 0,
         }

@@ -12,7 +12,6 @@ How often claims are wrong is in test_statistics_rates.py.
 from __future__ import annotations
 
 import math
-import time
 
 import numpy as np
 import pytest
@@ -189,14 +188,6 @@ def test_seed_decides_the_resamples() -> None:
     first, same, other = (paired_difference("x", a, b, seed=s, resamples=500) for s in (4, 4, 5))
     assert first == same
     assert first.ci95 != other.ci95
-
-
-def test_ten_thousand_resamples_of_a_thousand_pairs_take_less_than_a_second() -> None:
-    rng = np.random.default_rng(1)
-    a, b = rng.random((2, 1000))
-    started = time.process_time()  # CPU time: other work on the machine does not count
-    paired_difference("x", a, b, seed=0)
-    assert time.process_time() - started < 1.0
 
 
 @pytest.mark.parametrize(

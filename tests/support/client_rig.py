@@ -54,6 +54,7 @@ class ClientRig:
     folder: Path
     options: RecordOptions = field(default_factory=RecordOptions)
     routes: dict[str, Route] = field(default_factory=lambda: {"writer": WRITER})
+    prompts: dict[str, str] = field(default_factory=dict)
     routing: Routing | None = None
     spans: list[SpanRow] = field(default_factory=list)
     recorder: Recorder | None = None
@@ -68,7 +69,7 @@ class ClientRig:
         journal = Journal(self.folder / f"journal-{len(list(self.folder.iterdir()))}")
         self.recorder = recorder = Recorder(journal, self.options)
         recorded = wrap(graph, recorder)
-        self.routing = Routing(self.routes, SEED, self.chat) if redirected else None
+        self.routing = Routing(self.routes, SEED, self.chat, prompts=self.prompts) if redirected else None
         token = current_routing.set(self.routing)
         try:
             with ExitStack() as stack:

@@ -17,6 +17,7 @@ from marft_bridge.common.loopback_server import LoopbackServer
 from marft_bridge.config.fallback import FallbackOptions
 from marft_bridge.config.record import RecordOptions
 from marft_bridge.live.calls import LiveRecorder
+from marft_bridge.live.fallback import FallbackKeys
 from marft_bridge.live.proxy import LivePlan
 from marft_bridge.live.proxy_server import proxy_server
 from marft_bridge.live.split import BASE, CANDIDATE, Split
@@ -125,7 +126,7 @@ def live_rig(
     quiet_s: float = 60.0,
     options: RecordOptions | None = None,
     frozen: tuple[str, ...] = (),
-    fallback: tuple[FallbackOptions, str | None] | None = None,
+    fallback: tuple[FallbackOptions, FallbackKeys] | None = None,
 ) -> Iterator[LiveRig]:
     """The proxy and the engine behind it, until the block ends."""
     journal, warnings = Journal(folder / "store.duckdb.journal"), list[str]()

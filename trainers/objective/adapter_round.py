@@ -41,6 +41,7 @@ class AdapterRound:
     stands_A: Sequence[Sequence[tuple[int, float]]] | None = (
         None  # runs of each action and their weights; None: no forks
     )
+    shaped_A: Tensor | None = None  # bool: successes of before, where they have a loss of their own
 
 
 class PreparedRound:
@@ -97,6 +98,7 @@ class PreparedRound:
             factor_A=data.factor_A[rows],
             positive_A=data.positive_A[rows],
             words_A=None if self.words_A is None else self.words_A[rows],
+            shaped_A=None if data.shaped_A is None else data.shaped_A[rows],
         )
 
     def with_source(self, scored: Scored, batch: MicroBatch, source: str) -> Scored:

@@ -19,7 +19,8 @@ import math
 import torch
 from torch import Tensor
 
-from trainers.scoring.logratios import LOG_RATIO_LIMIT, k3
+from trainers.config import Granularity
+from trainers.scoring.logratios import LOG_RATIO_LIMIT, k3, tokens_to_action
 
 
 def ppo_loss(
@@ -57,6 +58,29 @@ def ppo_loss(
         upper_U = upper_U.masked_fill(advantage_U < 0, dual_clip)
     cut_U = (ratio_U > upper_U) | (ratio_U < lower_U)
     return -ratio_U.clamp(lower_U, upper_U) * advantage_U, cut_U.detach()
+
+
+def shaped_loss(
+    new_T: Tensor, advantage_U: Tensor, row_T: Tensor, actions: int, *, granularity: Granularity, shaping: float
+) -> Tensor:
+    """LUFFY's loss of what another policy sampled (Yan et al. 2025, arXiv 2504.14945, equation 8), of each unit.
+
+    With p the probability of a token today, whoever sampled it, and no clip::
+
+        loss = - p / (p + shaping) * A                      an action's is the mean over its tokens
+
+    Its gradient is largest where p is near `shaping`: rare tokens of a success are learned sooner than by a ratio to
+    the policy that sampled them, and those that are certain already are left alone.
+
+    Args:
+        new_T: log-probs, which the gradient flows to.
+        shaping: gamma of the paper, which takes 0.1.
+    """
+    probability_T = new_T.exp()
+    shaped_T = probability_T / (probability_T + shaping)
+    if granularity == "token":
+        return -shaped_T * advantage_U.detach()
+    return -tokens_to_action(shaped_T, row_T, actions, "token") * advantage_U.detach()
 
 
 def kl_to_reference(new_T: Tensor, reference_T: Tensor, old_T: Tensor | None = None) -> Tensor:

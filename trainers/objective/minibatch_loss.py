@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from trainers.config import TrainerOptions
-from trainers.objective.losses import kl_to_reference, ppo_loss
+from trainers.objective.losses import kl_to_reference, ppo_loss, shaped_loss
 from trainers.scoring.logratios import lengths_to_clip_factor, log_ratio
 from trainers.scoring.mismatch import kept_actions, mismatch_weight
 
@@ -42,6 +42,7 @@ class Scored:
     factor_A: Tensor  # compounded ratio of the agents already updated
     positive_A: Tensor  # 1.0 where the team reward reached nll_threshold
     words_A: Tensor | None
+    shaped_A: Tensor | None = None  # bool: successes of before, with `success_shaping`
 
 
 def scored_to_loss(scored: Scored, options: TrainerOptions) -> tuple[Tensor, dict[str, float]]:
@@ -61,6 +62,10 @@ def scored_to_loss(scored: Scored, options: TrainerOptions) -> tuple[Tensor, dic
         clip_high=clip_high_U,
         dual_clip=experimental.dual_clip,
     )
+    if scored.shaped_A is not None:
+        shaped_U = _to_units(scored.shaped_A, scored.row_T, options)
+        loss_U = torch.where(shaped_U, _shaped_loss(scored, options), loss_U)
+        clipped_U = clipped_U & ~shaped_U
     weight_U, masked = _weights(scored, options)
     loss = (weight_U * loss_U).sum()
     token_share_T = scored.token_share_A[row_T]
@@ -90,7 +95,28 @@ def scored_to_linear_loss(scored: Scored, options: TrainerOptions) -> Tensor:
     """
     log_ratio_U = _log_ratio(scored, options)
     weight_U, _ = _weights(scored, options)
-    return -(weight_U * log_ratio_U.exp() * scored.advantage_U).sum()
+    loss_U = -log_ratio_U.exp() * scored.advantage_U
+    if scored.shaped_A is not None:
+        loss_U = torch.where(_to_units(scored.shaped_A, scored.row_T, options), _shaped_loss(scored, options), loss_U)
+    return (weight_U * loss_U).sum()
+
+
+def _shaped_loss(scored: Scored, options: TrainerOptions) -> Tensor:
+    shaping = options.experimental.success_shaping
+    assert shaping is not None
+    return shaped_loss(
+        scored.new_T,
+        scored.advantage_U,
+        scored.row_T,
+        len(scored.share_A),
+        granularity=options.granularity,
+        shaping=shaping,
+    )
+
+
+def _to_units(value_A: Tensor, row_T: Tensor, options: TrainerOptions) -> Tensor:
+    """What holds of each action, for each of its units."""
+    return value_A if options.granularity == "action" else value_A[row_T]
 
 
 def _log_ratio(scored: Scored, options: TrainerOptions) -> Tensor:
@@ -138,7 +164,7 @@ def _weights(scored: Scored, options: TrainerOptions) -> tuple[Tensor, float]:
         )
         masked = float((~keep_A).sum())
         weight_A = weight_A * keep_A
-    weight_U = weight_A if options.granularity == "action" else weight_A[row_T]
+    weight_U = _to_units(weight_A, row_T, options)
     weight_U = weight_U * scored.sign_weight_U
     if options.importance.mismatch == "none":
         return weight_U, masked

@@ -103,7 +103,13 @@ class UpdateContext:
             positive_A=torch.tensor(positive, dtype=torch.float32, device=device),
             source_U={source: self.units.split(part_U, rows, device) for source, part_U in sources.items()},
             stands_A=None if stands_A is None else [stands_A[i] for i in rows],
+            shaped_A=self._shaped_A(rows, device),
         )
+
+    def _shaped_A(self, rows: Sequence[int], device: torch.device) -> Tensor | None:  # noqa: N802 - shape suffix
+        if self.options.experimental.success_shaping is None:
+            return None
+        return torch.tensor([self.data.is_replayed(i) for i in rows], dtype=torch.bool, device=device)
 
 
 def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:

@@ -15,8 +15,10 @@ import json
 import random
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,7 @@ CONTENDERS: dict[str, dict[str, Any]] = {
     "offline off": {"offline": {"mode": "off"}},
     "offline awr": {"offline": {"mode": "awr"}},
     "successes": {"replay": {"successes": 0.3}},
+    "LUFFY": {"replay": {"successes": 0.3}, "experimental": {"success_shaping": 0.1}},
     "KL target": {"objective": {"kl_target": 1.0}},
 }
 
@@ -166,26 +169,28 @@ def main() -> None:
     parser.add_argument("--games", nargs="+", default=list(GAMES), choices=list(GAMES))
     parser.add_argument("--table", action="store_true", help="run nothing")
     parser.add_argument("--cache", type=Path, default=Path(".cache"))
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each (default: %(default)s)")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
     text = arguments.out.read_text() if arguments.out.exists() else ""
     rows = [json.loads(line) for line in text.splitlines()]
     if not arguments.table:
         model = ensure_model(arguments.cache)
-        for plan in sweep_plans(arguments.games):
-            _play_once(plan, model, rows, out=arguments.out)
-        for plan in contest_plans(arguments.games, best_rates(rows)):
-            _play_once(plan, model, rows, out=arguments.out)
+        spawn = get_context("spawn")  # a fork of a process that has used torch's threads may hang
+        with ProcessPoolExecutor(arguments.jobs, spawn, torch.set_num_threads, (1,)) as pool:
+            _play_missing(sweep_plans(arguments.games), pool, model, rows, out=arguments.out)
+            _play_missing(contest_plans(arguments.games, best_rates(rows)), pool, model, rows, out=arguments.out)
     print(to_table(rows, best_rates(rows), arguments.games))
 
 
-def _play_once(plan: Plan, model: Path, rows: list[dict[str, Any]], out: Path) -> None:
-    """Plays a run that the file does not hold, and appends it to both."""
-    if any(Plan(r["game"], r["contender"], r["lr"], r["seed"]) == plan for r in rows):
-        return
-    rows.append(play(plan, model))
-    with out.open("a") as file:
-        file.write(json.dumps(rows[-1]) + "\n")
+def _play_missing(
+    plans: Iterable[Plan], pool: ProcessPoolExecutor, model: Path, rows: list[dict[str, Any]], out: Path
+) -> None:
+    """Plays the runs that the file does not hold, and appends each to both as it ends."""
+    held = {Plan(r["game"], r["contender"], r["lr"], r["seed"]) for r in rows}
+    for run in as_completed([pool.submit(play, plan, model) for plan in plans if plan not in held]):
+        rows.append(run.result())
+        with out.open("a") as file:
+            file.write(json.dumps(rows[-1]) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ the message that brings them, as the chat wants it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import BaseMessage
@@ -44,6 +44,10 @@ class AnthropicMessages:
     def request_to_messages(self, body: Body) -> list[BaseMessage]:
         """The prompt, as LangChain messages; a block of another kind is kept as it is."""
         return [chat_to_message(message) for message in _to_chat_messages(body)]
+
+    def replace_system(self, body: Mapping[str, Any], text: str) -> Body | None:
+        """`text` in place of the system prompt; None where there is none."""
+        return {"system": text} if body.get("system") else None
 
     def request_to_parameters(self, body: Body) -> Body:
         """The other fields by the names of chat completions."""

@@ -22,6 +22,7 @@ from langchain_core.language_models import BaseLanguageModel
 
 from marft_bridge.common.library_internals import var_child_runnable_config
 from marft_bridge.model_calls.clients.wire import Body, Wire, bytes_to_events
+from marft_bridge.model_calls.node_prompts import fields_with_prompt
 from marft_bridge.model_calls.token_capture import ExactTokens, TokenListener, hand_over_tokens
 
 
@@ -64,6 +65,16 @@ class ClientCall:
     def run_id(self) -> uuid.UUID:
         """The call's id, by which its listeners know it."""
         return self._run_id
+
+    def put_prompt(self) -> Body:
+        """Puts the prompt of the calling node, where it has one, into the request; returns the changed fields.
+
+        Raises:
+            GraphError: the call begins with no system message.
+        """
+        changed_fields = fields_with_prompt(self.body, self.wire.replace_system)
+        self.body = {**self.body, **changed_fields}
+        return changed_fields
 
     def start(self, parameters: Body) -> None:
         """Tells the listeners of the call; `parameters` are its fields with the model that really answers."""

@@ -125,6 +125,7 @@ def _wrap_completion(original: Callable[..., Any], package: ModuleType, state: P
                 return original(**_to_served(arguments, route))
         if call is None:
             return original(*args, **kwargs)
+        args, kwargs = _put_messages(args, kwargs, arguments.get("messages"))
         with _running(call):
             answer = original(*args, **kwargs)
         _note_answer(call, answer, package)
@@ -142,6 +143,7 @@ def _wrap_acompletion(original: Callable[..., Any], package: ModuleType, state: 
                 return await original(**_to_served(arguments, route))
         if call is None:
             return await original(*args, **kwargs)
+        args, kwargs = _put_messages(args, kwargs, arguments.get("messages"))
         with _running(call):
             answer = await original(*args, **kwargs)
         _note_answer(call, answer, package)
@@ -155,8 +157,18 @@ def _name_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Body:
     return dict(zip(("model", "messages"), args, strict=False)) | dict(kwargs)
 
 
+def _put_messages(args: tuple[Any, ...], kwargs: Body, messages: Any) -> tuple[tuple[Any, ...], Body]:
+    """The arguments as they were given, with these messages."""
+    if len(args) > 1:
+        return (args[0], messages, *args[2:]), kwargs
+    return args, kwargs if messages is None else {**kwargs, "messages": messages}
+
+
 def _begin(arguments: Body, package: ModuleType, state: PatchState) -> tuple[ClientCall | None, Route | None]:
-    """The call where it is one of a node; a route instead where the served model answers it."""
+    """The call where it is one of a node; a route instead where the served model answers it.
+
+    Puts the prompt of its node into the arguments.
+    """
     if not state.is_active:
         return None, None
     provider = _provider_of(arguments, package)
@@ -164,6 +176,7 @@ def _begin(arguments: Body, package: ModuleType, state: PatchState) -> tuple[Cli
     call = open_call(_LiteLLMChat(provider), lambda: fields)
     if call is None:
         return None, None
+    arguments.update(call.put_prompt())
     call.reads_http = False
     if current_answerer() is not None:
         return None, Route(str(arguments.get("model")), None, None, temperature=1.0, max_tokens=0)

@@ -6,7 +6,7 @@ stay with the recorder.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import BaseMessage, FunctionMessage, HumanMessage, SystemMessage, ToolMessage
@@ -36,6 +36,13 @@ class OpenAIChat:
     def request_to_messages(self, body: Body) -> list[BaseMessage]:
         """The prompt, as LangChain messages."""
         return [chat_to_message(message) for message in body.get("messages") or ()]
+
+    def replace_system(self, body: Mapping[str, Any], text: str) -> Body | None:
+        """The messages with `text` in place of the first, where that is a system message; else None."""
+        messages = list(body.get("messages") or ())
+        if not messages or not is_system(messages[0]):
+            return None
+        return {"messages": [{**messages[0], "content": text}, *messages[1:]]}
 
     def request_to_parameters(self, body: Body) -> Body:
         """All other fields: these are OpenAI's names."""
@@ -119,6 +126,11 @@ class _ChatStream:
     def error_to_events(self, message: str) -> Iterator[bytes]:
         """An error, as the package expects it inside a stream."""
         yield event_to_bytes(OpenAIChat().error_to_body(message), named=False)
+
+
+def is_system(message: Any) -> bool:
+    """Whether a message of a request is a system message."""
+    return isinstance(message, Mapping) and message.get("role") in ("system", "developer")
 
 
 def chat_to_message(message: Body) -> BaseMessage:

@@ -12,7 +12,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import LLMResult
 
-from marft_bridge.model_calls.clients.openai_chat import chat_to_message
+from marft_bridge.model_calls.clients.openai_chat import chat_to_message, is_system
 from marft_bridge.model_calls.clients.wire import (
     Body,
     add_call_part,
@@ -39,6 +39,15 @@ class OpenAIResponses:
             AIMessage([message[_OTHER]]) if _OTHER in message else _with_id(chat_to_message(message), message.get("id"))
             for message in input_to_chat(body)
         ]
+
+    def replace_system(self, body: Mapping[str, Any], text: str) -> Body | None:
+        """`text` in place of the instructions, or else of a system message that the input begins with; else None."""
+        if body.get("instructions"):
+            return {"instructions": text}
+        items = body.get("input")
+        if not isinstance(items, list) or not items or not is_system(items[0]):
+            return None
+        return {"input": [{**items[0], "content": text}, *items[1:]]}
 
     def request_to_parameters(self, body: Body) -> Body:
         """The other fields by the names of chat completions."""

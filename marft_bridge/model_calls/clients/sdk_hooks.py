@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from marft_bridge.common.errors import GraphError
 from marft_bridge.model_calls.clients.answered_call import AnsweredCall, KnownAnswer, current_answerer
 from marft_bridge.model_calls.clients.anthropic_messages import AnthropicMessages
 from marft_bridge.model_calls.clients.client_call import ClientCall, open_call, running_call
@@ -91,6 +92,8 @@ def _begin(
     call = open_call(wire, lambda: _options_to_body(options, stream))
     if call is None:
         return client, None, None
+    if changed_fields := _put_prompt(call):
+        options.extra_json = {**(options.extra_json or {}), **changed_fields}  # which goes before its other fields
     if (answerer := current_answerer()) is not None:
         call.start({})
         answered = AnsweredCall(call, answerer)
@@ -111,6 +114,15 @@ def _begin(
         served_failures.note(error)
         raise
     return _client_on_served(client, served), call, served
+
+
+def _put_prompt(call: ClientCall) -> Body:
+    """See `ClientCall.put_prompt`. The packages in between would wrap its refusal in an error of theirs."""
+    try:
+        return call.put_prompt()
+    except GraphError as refusal:
+        served_failures.note(refusal)
+        raise
 
 
 def _options_to_body(options: Any, stream: bool) -> Body:

@@ -41,6 +41,9 @@ class Wire(Protocol):
     def request_to_messages(self, body: Body) -> list[Any]:
         """The prompt, as LangChain messages."""
 
+    def replace_system(self, body: Mapping[str, Any], text: str) -> Body | None:
+        """The fields of a request that change where `text` replaces its system message; None where it has none."""
+
     def request_to_parameters(self, body: Body) -> Body:
         """The other fields by OpenAI's names, as LangChain reports the parameters of a call."""
 

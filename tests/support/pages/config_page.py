@@ -107,7 +107,7 @@ def _heading(options: type[BaseModel], table: str) -> str:
         return f"`[{table}]`"
     inside: Any = BridgeConfig
     for name in outer:
-        inside = inside.model_fields[name].annotation
+        inside = _without_none(inside.model_fields[name].annotation)
     many = _without_none(inside.model_fields[last].annotation) is not options
     return f"`[[{table}]]`" if many else f"`[{table}]`"
 

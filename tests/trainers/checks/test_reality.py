@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -112,16 +111,6 @@ def test_views_and_empty_tensors_have_the_fingerprint_of_their_values() -> None:
     assert tensors_to_fingerprint({"w": rows.T}) == tensors_to_fingerprint({"w": rows.T.clone()})
     assert tensors_to_fingerprint({"w": rows[1:]}) == tensors_to_fingerprint({"w": rows[1:].clone()})
     assert tensors_to_fingerprint({"w": torch.empty(0)})["w"][1] == (0,)
-
-
-def test_the_weights_of_a_135_million_model_take_less_than_a_second_of_processor_time() -> None:
-    weights = {str(i): torch.full((576, 1536), 0.1 * i) for i in range(153)}  # 135 million of float32
-    best = math.inf
-    for _ in range(3):
-        started = time.process_time()
-        tensors_to_fingerprint(weights)
-        best = min(best, time.process_time() - started)
-    assert best < 1.0
 
 
 # Adapters that moved

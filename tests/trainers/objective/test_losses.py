@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trainers.config import Granularity
 from trainers.credit.value_loss import explained_variance, value_loss
-from trainers.objective.losses import kl_to_reference, ppo_loss
+from trainers.objective.losses import kl_to_reference, ppo_loss, shaped_loss
 from trainers.scoring.logratios import LogprobNorm, k3, log_ratio, tokens_to_action
 
 ROW = torch.tensor([0, 0, 1])  # two actions, of two tokens and of one
@@ -98,6 +98,18 @@ def test_at_a_bound_exactly_the_gradient_is_still_whole() -> None:
     loss, cut = ppo_loss(past, f64(1, -1, -1), 1 - low, high - 1, dual)
     assert cut.tolist() == [True, True, True]
     assert gradient(loss, past).tolist() == [0, 0, 0]
+
+
+def test_a_shaped_token_pulls_as_its_probability_over_that_plus_gamma() -> None:
+    # p = 0.1, 0.4 of the first action, 0.9 of the second; gamma 0.1: 0.5, 0.8, 0.9; the gradient to log p is
+    # -A p gamma / (p + gamma)^2: 0.25, 0.16, 0.09
+    x = at_ratios(0.1, 0.4, 0.9)
+    by_token = shaped_loss(x, f64(1, 2, -1), ROW, 2, granularity="token", shaping=0.1)
+    torch.testing.assert_close(by_token, f64(-0.5, -1.6, 0.9))
+    torch.testing.assert_close(gradient(by_token, x), f64(-0.25, -0.32, 0.09))
+    by_action = shaped_loss(x, f64(2, -1), ROW, 2, granularity="action", shaping=0.1)
+    torch.testing.assert_close(by_action, f64(-1.3, 0.9))
+    torch.testing.assert_close(gradient(by_action, x), f64(-0.25, -0.16, 0.09))
 
 
 def test_dual_clip_bounds_a_negative_surrogate_only() -> None:

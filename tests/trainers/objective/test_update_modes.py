@@ -391,6 +391,38 @@ def test_a_success_of_before_is_made_likelier_until_the_clip_of_when_it_was_samp
         assert _moved(trainer, before) == (set(AGENTS) if moves else set())
 
 
+@pytest.mark.parametrize("granularity", ["action", "token"])
+def test_a_shaped_success_is_made_likelier_whatever_it_was_when_it_was_sampled(
+    model_dir: Path, granularity: str
+) -> None:
+    """The fresh episodes teach nothing; no ratio is taken, so what the engine said of a success changes no weight."""
+    moved = []
+    for gap in (0.0, -0.5):
+        trainer = _trainer(
+            model_dir,
+            replay={"successes": 0.5},
+            experimental={"success_shaping": 0.1},
+            granularity=granularity,
+            epochs=1,
+            minibatch_actions=1000,
+            update="simultaneous",
+        )
+        fresh = [replace(t, rewards=tuple(replace(r, value=0.0) for r in t.rewards)) for t in _games(trainer, 8)]
+        successes = _won(_games(trainer, 8, seed=3))
+        older = [
+            replace(t, actions=tuple(replace(a, logprobs=tuple(x + gap for x in a.logprobs or ())) for a in t.actions))
+            for t in successes
+        ]
+        before = {agent: _weights(trainer, agent) for agent in AGENTS}
+        metrics = trainer.update(fresh, older)
+        assert metrics["replayed"] == 8
+        assert _moved(trainer, before) == set(AGENTS)
+        assert [figures["clipfrac"] for figures in metrics["agents"].values()] == [0, 0]
+        moved.append({agent: _weights(trainer, agent) for agent in AGENTS})
+    for agent in AGENTS:
+        assert all(torch.equal(weight, moved[1][agent][name]) for name, weight in moved[0][agent].items())
+
+
 def test_how_far_a_round_moved_is_measured_on_its_fresh_calls_alone(model_dir: Path) -> None:
     """Successes are held against the policy that sampled them, which may be far from today's."""
     kls = []

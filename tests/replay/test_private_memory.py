@@ -1,0 +1,127 @@
+"""Owns: a replay touches no checkpointer and no store of the app's, whichever of its graphs holds it.
+
+- A graph that a node calls on a thread of its own, one below a graph without a checkpointer, one inside a tool.
+- What an inner graph keeps from turn to turn is there in the replay of the next turn, as it was in the run.
+- Afterwards every graph holds again what it held.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any, TypedDict
+
+import pytest
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.config import get_store
+from langgraph.graph import END, START, StateGraph
+from langgraph.pregel import Pregel
+from langgraph.store.memory import InMemoryStore
+from support.edge_rig import says
+from support.replay_rig import differences, record_runs, replay_all
+
+from marft_bridge.replay.private_memory import PrivateMemory, memory_of_run, private_memory
+
+
+class Kept(TypedDict, total=False):
+    text: str
+    log: list[str]
+
+
+def remembering(model: Any, saver: Any, store: Any = None) -> Any:
+    """One node, which is told what the graph's thread and store already hold, and adds to both."""
+
+    def answer(state: dict[str, Any]) -> dict[str, Any]:
+        kept = None if store is None else get_store()
+        notes = [] if kept is None else [item.value["text"] for item in kept.search(("notes",))]
+        said = model.invoke(f"{state['text']} after {state.get('log', [])} and {notes}").text
+        if kept is not None:
+            kept.put(("notes",), said, {"text": said})
+        return {"log": [*state.get("log", []), said]}
+
+    graph = StateGraph(Kept)
+    graph.add_node("answer", answer)
+    graph.add_edge(START, "answer")
+    graph.add_edge("answer", END)
+    return graph.compile(checkpointer=saver, store=store)
+
+
+class App:
+    """An outer graph, whose node calls an inner one on a thread of its own; and everything that the two hold."""
+
+    def __init__(self, *answers: str, outer_saver: Any = None, sync: bool = True) -> None:
+        self.saver, self.store = InMemorySaver(), InMemoryStore()
+        self.inner = remembering(says(*answers), self.saver, self.store)
+        inner = self.inner
+
+        def call(state: dict[str, Any]) -> dict[str, Any]:
+            config: Any = {"configurable": {"thread_id": "inner"}}
+            done = inner.invoke({"text": state["text"]}, config)
+            return {"log": [*done["log"], str(len(list(inner.get_state_history(config))))]}
+
+        async def acall(state: dict[str, Any]) -> dict[str, Any]:
+            config: Any = {"configurable": {"thread_id": "inner"}}
+            done = await inner.ainvoke({"text": state["text"]}, config)
+            return {"log": [*done["log"], str(len([each async for each in inner.aget_state_history(config)]))]}
+
+        graph = StateGraph(Kept)
+        graph.add_node("call", call if sync else acall)
+        graph.add_edge(START, "call")
+        graph.add_edge("call", END)
+        self.graph = graph.compile(checkpointer=outer_saver)
+
+    def held(self) -> list[Any]:
+        return [len(list(self.saver.list(None))), len(self.store.search((), limit=100))]
+
+
+@pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+@pytest.mark.parametrize("has_outer", [True, False], ids=["outer keeps", "outer keeps nothing"])
+def test_an_inner_graph_keeps_its_turns_in_the_replay_and_nothing_in_the_apps(
+    tmp_path: Path, sync: bool, has_outer: bool
+) -> None:
+    app = App("one", "two", outer_saver=InMemorySaver() if has_outer else None, sync=sync)
+    inputs = [{"text": "first"}, {"text": "second"}]
+    runs = record_runs(app.graph, inputs, tmp_path, is_async=not sync, config={"configurable": {"thread_id": "t"}})
+    assert "['one']" in str(runs[1].calls[0].prompt)
+    assert app.held() == [6, 2]
+    quiet = App(outer_saver=InMemorySaver() if has_outer else None, sync=sync)
+    assert differences(replay_all(quiet.graph, runs)) == [None, None]
+    assert quiet.held() == [0, 0]
+    assert differences(replay_all(app.graph, runs)) == [None, None]
+    assert app.held() == [6, 2]
+    assert app.inner.checkpointer is app.saver
+    assert not isinstance(vars(Pregel)["checkpointer"], property)
+
+
+def test_graphs_that_hold_one_object_find_what_another_one_kept() -> None:
+    saver = InMemorySaver()
+    one, other = (remembering(says("one", "two"), saver) for _ in range(2))
+    config: Any = {"configurable": {"thread_id": "t"}}
+    memory = PrivateMemory()
+    with private_memory(memory):
+        one.invoke({"text": "x"}, config)
+        assert other.get_state(config).values["log"] == ["one"]
+        copied = memory.copy()
+        one.invoke({"text": "x"}, config)
+        with memory_of_run(copied):
+            assert other.get_state(config).values["log"] == ["one"]
+        memory.restore(copied)
+        assert one.get_state(config).values["log"] == ["one"]
+    assert one.get_state(config).values == {}
+
+
+def test_a_run_beside_another_has_a_memory_of_its_own_and_no_thread_falls_back_on_the_apps() -> None:
+    graph = remembering(says("one", "two", "three"), InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "t"}}
+    mine, rest = PrivateMemory(), PrivateMemory()
+    logs = []
+    with private_memory(rest):
+        with memory_of_run(mine):
+            graph.invoke({"text": "x"}, config)
+            thread = threading.Thread(target=lambda: logs.append(graph.invoke({"text": "x"}, config)["log"]))
+            thread.start()
+            thread.join()
+            assert graph.get_state(config).values["log"] == ["one"]
+        assert logs == [["two"]]
+        assert graph.get_state(config).values["log"] == ["two"]
+    assert graph.get_state(config).values == {}
