@@ -116,6 +116,14 @@ ADAPTER_VERSION = "marft.adapter.version"
 UNTRAINABLE = "marft.untrainable"  # the reason, when the recorder knows one
 REPLAYED_FROM = "marft.replayed_from"  # span id of the recorded call whose answer was given again
 
+# Ours: what the node's own model answered to the same call, where it was asked as a teacher (DAgger).
+TEACHER_MESSAGES = "marft.teacher.output.messages"  # its answer, as OUTPUT_MESSAGES has the served model's
+TEACHER_FINISH_REASON = "marft.teacher.finish_reason"
+TEACHER_MODEL = "marft.teacher.model"
+TEACHER_INPUT_TOKENS = "marft.teacher.usage.input_tokens"
+TEACHER_OUTPUT_TOKENS = "marft.teacher.usage.output_tokens"
+TEACHER_ERROR = "marft.teacher.error"  # class of the error that it failed with
+
 # Ours: what a replay needs of an answer or a tool's result and the conventions have no place for. Absent: nothing.
 ANSWER_REST = "marft.answer.rest"  # JSON object: what the message has beside its parts, see recording.span_attributes
 TOOL_OUTPUT = "marft.tool.output"  # JSON object: what a tool gave back that is no text, see recording.tool_output

@@ -149,6 +149,12 @@ class Round:
         calls = {agent: {reason: count} for agent, count in refused_calls.items()}
         return replace(data, dropped_calls=_added(self.dropped_calls, calls) if self.dropped_calls else {})
 
+    def joined(self, other: Round) -> Round:
+        """The episodes of both, this one's first, and what both left out."""
+        drops = dict(Counter(self.drops) + Counter(other.drops))
+        data = episodes_to_round([*self.episodes, *other.episodes], drops)
+        return replace(data, dropped_calls=_added(self.dropped_calls, other.dropped_calls))
+
     def also_dropped(self, refused: Sequence[tuple[Trajectory, str]]) -> Round:
         """The round with episodes that were left out, for these reasons, before it was read."""
         calls: dict[str, Counter[str]] = {agent: Counter() for agent in self.dropped_calls}

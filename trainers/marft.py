@@ -19,12 +19,13 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from trace_store.records import TOOLS_OF, Episode, Trajectory
+from trace_store.records import TOOLS_OF, Episode, Reward, Trajectory
 from trainers.advantages.arrays import Floats
 from trainers.advantages.estimate import Estimate, normalize_estimate
 from trainers.batch import ActionItem, Round, Use, episodes_to_round, forced_share, trajectories_to_round
@@ -39,11 +40,13 @@ from trainers.credit.units import Units
 from trainers.errors import TrainError
 from trainers.objective.scored_round import score_round
 from trainers.objective.update_order import UpdateContext, update_in_order, update_order
-from trainers.offline.phases import learn_offline
+from trainers.offline.phases import BELOW_THRESHOLD, learn_offline
 from trainers.offline.replay_gate import Gated, gate_episodes
 from trainers.policies.policies import Policies
 from trainers.scoring.model import Tick
 from trainers.scoring.sampling import Sampling
+
+_LESSON = "lesson"  # name of the reward that stands for: a teacher said this
 
 Progress = Callable[[str, int, int], None]
 
@@ -141,6 +144,43 @@ class MarftTrainer:
         warnings = self._check_reality(agents) if options.mode != "off" else []
         fields = {"mode": options.mode, "agents": agents, "used": len(data.items), "warnings": warnings}
         return _result(data, fields, time.perf_counter() - started)
+
+    @out_of_memory_told
+    def distil(self, stored: Sequence[Trajectory], taught: Sequence[Trajectory]) -> dict[str, Any]:
+        """One round of imitation of a teacher, on prompts that the trained policies came to (DAgger, arXiv 1011.0686).
+
+        The adapters go on from where they are, with AdamW afresh, on all that was demonstrated so far.
+
+        Args:
+            stored: demonstrations, chosen as `replay` chooses them; `offline.mode` must be 'filtered'.
+            taught: episodes whose calls have the answers of a teacher. All are imitated, whatever was earned.
+
+        Returns:
+            As `replay`, with "critic" (nothing is fitted), "replayed" 0, and "seconds" ({"score", "update"}).
+        """
+        started = time.perf_counter()
+        offline = self.options.offline
+        assert offline.mode == "filtered"
+        gated = self._gate(stored, {}, False)
+        texts: Use = "demonstration" if offline.retokenise else "imitation"
+        shown = self._read(gated.kept, texts, reward=self.options.offline_reward).also_dropped(gated.refused)
+        shown = shown.only(lambda episode: episode.reward >= offline.threshold, BELOW_THRESHOLD)
+        data = shown.joined(self._read(list(map(_to_lesson, taught)), "demonstration", reward=_LESSON))
+        everything = offline.model_copy(update={"threshold": -math.inf})
+        agents, data = learn_offline(
+            data,
+            self.policies,
+            self.credit,
+            options=self.options.model_copy(update={"offline": everything}),
+            generator=self.generator,
+            tick=self._tick,
+            reread=lambda _: data,
+        )
+        self.credit.forget()
+        self.rounds += 1
+        fields = {"mode": "distil", "agents": agents, "used": len(data.items), "critic": {}, "replayed": 0}
+        fields["warnings"] = self._check_reality(agents)
+        return _result(data, fields, {"score": None, "update": time.perf_counter() - started})
 
     def draw_replay(self, stored: int, fresh: int) -> list[int]:
         """Which of `stored` older episodes join a round of `fresh` ones: as many as `replay.share` allows, at random.
@@ -402,7 +442,7 @@ class MarftTrainer:
             reward or options.reward,
             vocabulary=vocabulary,
             use=use,
-            shaping=options.shaping,
+            shaping=options.shaping if reward is None else (),  # else nothing but imitation reads it
             final=options.truncated_reward == "final",
             is_heldout=self.is_heldout,
             refused=refused_agents,
@@ -450,6 +490,12 @@ class MarftTrainer:
                 self.progress(phase, done, total)
 
         return tick
+
+
+def _to_lesson(trajectory: Trajectory) -> Trajectory:
+    """The episode with a reward of its own, so that it counts whatever it earned."""
+    lesson = Reward(trajectory.episode.episode_id, _LESSON, 1.0, source="teacher", created_ns=0)
+    return replace(trajectory, rewards=(lesson,))
 
 
 def _cut_share(data: Round) -> float:

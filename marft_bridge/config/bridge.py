@@ -139,6 +139,10 @@ class TrainOptions(_Options):
     """A table [train.trees] makes rounds trees: fewer whole runs, and forks of them. None: whole runs only."""
     traces: tuple[str, ...] = ()
     """Folders that `traces export` wrote, or DuckLake catalogs: their episodes are learned from too, read in place."""
+    teacher_rounds: int = Field(0, ge=0)
+    """In so many first rounds each trained node's own model is asked beside the served one, on the prompts that the
+    trained graph comes to, and its answers are imitated together with the stored ones (DAgger); rewards teach from the
+    next round on. Needs trainer.offline.mode 'filtered'."""
     hosted_answers: Literal["provider", "recorded_first", "recorded_only"] = "provider"
     """Who answers, in rounds, the nodes that are neither in graph.nodes nor in graph.frozen. `provider`: their own
     models. `recorded_first`: where a stored call has the same messages, tools and parameters its recorded answer, else
@@ -178,6 +182,12 @@ class TrainOptions(_Options):
 
     @model_validator(mode="after")
     def _hosted_answers_fit(self) -> TrainOptions:
+        if self.teacher_rounds > self.rounds:
+            raise ValueError(f"teacher_rounds is {self.teacher_rounds}, but there are only {self.rounds} rounds")
+        if self.teacher_rounds and self.trainer.offline.mode != "filtered":
+            raise ValueError("teacher_rounds imitate: set trainer.offline.mode to 'filtered'")
+        if self.teacher_rounds and self.trees is not None:
+            raise ValueError("teacher_rounds play whole runs: leave train.trees out")
         if self.hosted_answers != "provider" and self.trees is not None:
             raise ValueError("hosted_answers of a record cannot be given in forks yet: leave train.trees out")
         return self

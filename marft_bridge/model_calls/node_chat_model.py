@@ -101,6 +101,8 @@ class NodeChat(ChatOpenAI):
     """Off: a cached answer is no sample."""
     auto_tools: bool = Field(default=True, exclude=True)
     """Whether the server parses tool calls out of the model's text (vLLM: --tool-call-parser)."""
+    teacher: Any = Field(default=None, exclude=True)
+    """A `Teacher`: the node's own model, asked beside this one; None: nobody is."""
     _warnings: _SettingWarnings = PrivateAttr(default_factory=_SettingWarnings)
     _server_fields: dict[str, dict[str, Any]] = PrivateAttr(default_factory=dict)
     """Address of another server -> the field values of a copy of this model that calls it. Shared by all copies."""
@@ -242,7 +244,9 @@ class NodeChat(ChatOpenAI):
         with capture_tokens(run_manager.run_id if run_manager else None) as tokens, _collect_into(_Call(tokens)):
             if (known_answer := self._known_answer(tokens, run_manager.run_id if run_manager else None)) is not None:
                 return message_to_result(known_answer)
-            return super(NodeChat, self.model_for_server())._generate(messages, stop, run_manager, **kwargs)
+            result = super(NodeChat, self.model_for_server())._generate(messages, stop, run_manager, **kwargs)
+            tokens.teacher = None if self.teacher is None else self.teacher.ask(messages)
+            return result
 
     async def _agenerate(
         self,
@@ -254,7 +258,9 @@ class NodeChat(ChatOpenAI):
         with capture_tokens(run_manager.run_id if run_manager else None) as tokens, _collect_into(_Call(tokens)):
             if (known_answer := self._known_answer(tokens, run_manager.run_id if run_manager else None)) is not None:
                 return message_to_result(known_answer)
-            return await super(NodeChat, self.model_for_server())._agenerate(messages, stop, run_manager, **kwargs)
+            result = await super(NodeChat, self.model_for_server())._agenerate(messages, stop, run_manager, **kwargs)
+            tokens.teacher = None if self.teacher is None else await self.teacher.aask(messages)
+            return result
 
     def _stream(
         self,
@@ -274,6 +280,7 @@ class NodeChat(ChatOpenAI):
                 with _collect_into(call):
                     chunk = next(chunks, None)
                 if chunk is None:
+                    tokens.teacher = None if self.teacher is None else self.teacher.ask(messages)
                     return
                 yield chunk
 
@@ -294,6 +301,7 @@ class NodeChat(ChatOpenAI):
                 with _collect_into(call):
                     chunk = await anext(chunks, None)
                 if chunk is None:
+                    tokens.teacher = None if self.teacher is None else await self.teacher.aask(messages)
                     return
                 yield chunk
 

@@ -19,13 +19,15 @@ from langchain_core.language_models import BaseChatModel
 from langchain_openai.chat_models.base import BaseChatOpenAI
 from pydantic import SecretStr
 
+from marft_bridge.common.errors import GraphError
 from marft_bridge.common.library_internals import CHAT_INNER, TESTED_VERSIONS, require_internals
 from marft_bridge.model_calls.model_entries import Arguments, stand_in_for_models
 from marft_bridge.model_calls.node_chat_model import NodeChat
 from marft_bridge.model_calls.node_prompts import put_prompt
 from marft_bridge.model_calls.own_model import own_model_with_answers
 from marft_bridge.model_calls.request_rules import tools_to_openai
-from marft_bridge.model_calls.routing import calling_node, current_routing
+from marft_bridge.model_calls.routing import Routing, calling_node, current_routing
+from marft_bridge.model_calls.teacher import Teacher
 
 # Fields of BaseChatModel that decide what the app sees of a call, whichever model answers. Cache and rate limiter are
 # not among them: they belong to the provider.
@@ -124,6 +126,8 @@ def _redirect_call(model: BaseChatModel, arguments: Arguments, entry: str) -> tu
     if routing.prompts and entry not in CHAT_INNER:
         arguments = put_prompt(model, arguments, entry)
     chat = routing.chat if isinstance(routing.chat, NodeChat) else None
+    if routing.asks_teacher and chat is not None and chat.is_copy_of(model) and getattr(model, "teacher", None) is None:
+        _refuse_without_teacher(routing)
     if (chat is None and not routing.knows_answers) or (chat is not None and chat.is_copy_of(model)):
         return model, arguments
     node, (positional, options) = calling_node(), arguments
@@ -132,7 +136,21 @@ def _redirect_call(model: BaseChatModel, arguments: Arguments, entry: str) -> tu
         return own_model_with_answers(model) if routing.knows_answers else model, arguments
     if chat is None:
         return model, arguments
-    return make_stand_in(model, chat, node), (positional, tools_to_openai(options, node))
+    stand_in = make_stand_in(model, chat, node)
+    if routing.asks_teacher and routing.routes[node].trainable:
+        stand_in.teacher = Teacher(model, options)
+    return stand_in, (positional, tools_to_openai(options, node))
+
+
+def _refuse_without_teacher(routing: Routing) -> None:
+    """Raises GraphError where a trained node calls the served model itself, so that nobody could teach it."""
+    node = calling_node()
+    route = routing.routes.get(node)
+    if route is not None and route.trainable:
+        raise GraphError(
+            f"node {node!r} is given the served model, and has none of its own to learn from: let it make its own "
+            "model, or leave train.teacher_rounds out"
+        )
 
 
 def _look_at_completion(model: Any, arguments: Arguments, entry: str) -> tuple[Any, Arguments]:  # noqa: ARG001

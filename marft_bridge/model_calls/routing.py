@@ -58,6 +58,7 @@ class Routing:
     refusal: GraphError | None = None  # why its prompts cannot be put; the app may have caught it
     prefix: Prefix | None = None  # answers before the routes do, where the episode's beginning is a recorded one
     record: AnswerRecord | None = None  # answers for nodes without a route, where they are answered from the record
+    asks_teacher: bool = False  # own models of nodes with a route are asked beside it; see `teacher`
     sampled_tokens: int = 0  # by all calls so far, those of the prefix among them
     given_tokens: int = 0  # of those, what the prefix gave again
     prompted_calls: Counter[str] = field(default_factory=Counter)  # node -> calls that began with its prompt

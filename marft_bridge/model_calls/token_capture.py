@@ -17,6 +17,7 @@ from uuid import UUID
 
 from marft_bridge.common.errors import ServingError
 from marft_bridge.model_calls.routing import Route, current_routing
+from marft_bridge.model_calls.teacher import TeacherAnswer
 from trace_store.assemble import token_fault
 
 
@@ -38,6 +39,7 @@ class ExactTokens:
     model: str | None = None  # served name of the model that answered
     provider: str | None = None  # kind of server that answered, such as vllm
     choices: int = 1  # answers to the one prompt
+    teacher: TeacherAnswer | None = None  # what the node's own model answered to the same call, where it was asked
     given: Mapping[str, Any] | None = None  # span attributes of the recorded call whose answer was given again
 
     def take(self, tokens: ExactTokens) -> None:

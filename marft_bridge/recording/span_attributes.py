@@ -7,6 +7,7 @@ from typing import Any
 
 from langchain_core.outputs import LLMResult
 
+from marft_bridge.model_calls.teacher import TeacherAnswer
 from marft_bridge.model_calls.token_capture import ExactTokens
 from marft_bridge.recording.run_facts import value_to_text
 from marft_bridge.recording.span_messages import generation_to_message, messages_to_text, text_to_message, to_json
@@ -150,6 +151,8 @@ def tokens_to_attributes(tokens: ExactTokens) -> dict[str, Any]:
         names.USAGE_OUTPUT_TOKENS: tokens.completion_tokens,
         names.UNTRAINABLE: _untrainable_reason(tokens),
     }
+    if tokens.teacher is not None:
+        attributes |= _teacher_to_attributes(tokens.teacher)
     if tokens.route is not None and tokens.route.answer is None:
         attributes |= {
             names.REQUEST_TEMPERATURE: tokens.route.temperature,
@@ -160,6 +163,21 @@ def tokens_to_attributes(tokens: ExactTokens) -> dict[str, Any]:
             names.ADAPTER_VERSION: tokens.route.version,
         }
     return attributes
+
+
+def _teacher_to_attributes(answer: TeacherAnswer) -> dict[str, Any]:
+    """Attributes of what the node's own model answered to the same call."""
+    if answer.message is None:
+        return {names.TEACHER_ERROR: answer.error}
+    metadata = answer.message.response_metadata
+    usage: Mapping[str, Any] = answer.message.usage_metadata or {}
+    return {
+        names.TEACHER_MESSAGES: messages_to_text([answer.message]),
+        names.TEACHER_FINISH_REASON: metadata.get("finish_reason") or metadata.get("stop_reason"),
+        names.TEACHER_MODEL: metadata.get("model_name") or metadata.get("model"),
+        names.TEACHER_INPUT_TOKENS: usage.get("input_tokens"),
+        names.TEACHER_OUTPUT_TOKENS: usage.get("output_tokens"),
+    }
 
 
 def _untrainable_reason(tokens: ExactTokens) -> str | None:

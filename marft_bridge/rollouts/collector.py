@@ -119,6 +119,7 @@ class Collector:
         app: the user's input function and reward.
         backend: answers for the graph's nodes.
         reward_context: the run folder and the judge's server, for rewards that need them.
+        teacher_rounds: in so many first rounds the own models of nodes with a route are asked beside it.
         hosted: answers for nodes without a route, before their own models do; None: those are asked.
         options: episodes in flight, the time limit after which one is recorded as truncated, and the limits on tokens
             and attempts of one request.
@@ -135,9 +136,10 @@ class Collector:
         backend: Backend,
         reward_context: RewardEnvironment = RewardEnvironment(),  # noqa: B008 - frozen
         hosted: HostedAnswers | None = None,
+        teacher_rounds: int = 0,
         options: CollectOptions = CollectOptions(),  # noqa: B008 - frozen
     ) -> None:
-        self._hosted = hosted
+        self._hosted, self._teacher_rounds = hosted, teacher_rounds
         self._graph, self._app, self._backend, self._options = graph, app, backend, options
         self._limits = options.limits
         self._code = UserCode(app.name)
@@ -242,6 +244,7 @@ class Collector:
             actors=episode.actors,
             prompts=request.prompts,
         )
+        routing.asks_teacher = request.round is not None and 1 <= request.round <= self._teacher_rounds
         if request.beginning is not None:
             routing.prefix = request.beginning.begin(self._graph.recorder)
             episode.judge_end = routing.prefix.judge_end

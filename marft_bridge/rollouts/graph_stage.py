@@ -87,6 +87,7 @@ class Stage:
                     backend=OWN_MODELS if models is None else models,
                     reward_context=RewardEnvironment(self._folder.path, judge),
                     hosted=hosted,
+                    teacher_rounds=self._config.train.teacher_rounds,
                     options=self._config.collect,
                 )
             finally:

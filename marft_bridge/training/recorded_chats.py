@@ -39,11 +39,12 @@ class RecordedChat:
     tools: tuple[dict[str, Any], ...]  # offered to the model
 
 
-def span_to_chat(span: SpanRow, *, offers_tools: bool = False) -> RecordedChat:
+def span_to_chat(span: SpanRow, *, offers_tools: bool = False, needs_tools: bool = True) -> RecordedChat:
     """The conversation that a chat span holds.
 
     Args:
         offers_tools: whether the call is known to have offered tools, which the span then has to hold.
+        needs_tools: whether they have to be known where the answer calls one.
 
     Raises:
         UnusableChatError: part of it was not recorded, or is not text.
@@ -51,7 +52,7 @@ def span_to_chat(span: SpanRow, *, offers_tools: bool = False) -> RecordedChat:
     prompt = [part for message in _messages(span, c.INPUT_MESSAGES, "prompt") for part in _to_openai(message)]
     answer = span_to_answer(span)
     tools = attributes_to_tools(span.attributes)
-    if not tools and (offers_tools or "tool_calls" in answer):
+    if needs_tools and not tools and (offers_tools or "tool_calls" in answer):
         raise UnusableChatError("it offered tools that the record does not hold")
     return RecordedChat(tuple(prompt), answer, tools)
 

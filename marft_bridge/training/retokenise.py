@@ -69,6 +69,24 @@ class ChatTokenizer:
         Raises:
             UnusableChatError: the template refuses the messages, or does not render the answer as it was given.
         """
+        prompt_text, answer_text, stop = self._texts(chat)
+        prompt, sampled = self._encode(prompt_text), self._encode(prompt_text + answer_text + (stop if ended else ""))
+        if sampled[: len(prompt)] != prompt or len(sampled) == len(prompt):
+            raise UnusableChatError("prompt and answer share a token")
+        if ended and sampled[-1] != self._stops[stop]:
+            raise UnusableChatError("the chat template ends the answer with no token at which the model stops")
+        return ChatIds(tuple(prompt), tuple(sampled[len(prompt) :]))
+
+    def answer_to_ids(self, chat: RecordedChat, *, ended: bool) -> tuple[int, ...]:
+        """The ids of the answer alone, for a call whose prompt ids the engine told; else as `chat_to_ids`."""
+        _, answer_text, stop = self._texts(chat)
+        sampled = self._encode(answer_text + (stop if ended else ""))
+        if not sampled or (ended and sampled[-1] != self._stops[stop]):
+            raise UnusableChatError("the chat template ends the answer with no token at which the model stops")
+        return tuple(sampled)
+
+    def _texts(self, chat: RecordedChat) -> tuple[str, str, str]:
+        """A call as it is rendered: the prompt, the answer behind it, and the token that ends that."""
         answer_content = chat.answer["content"] + json.dumps(chat.answer.get("tool_calls", []), ensure_ascii=False)
         if any(token in answer_content for token in self._control):
             raise UnusableChatError("the answer holds a control token of the base model")
@@ -76,13 +94,7 @@ class ChatTokenizer:
         full_text = self._render([*chat.prompt, chat.answer], chat.tools, False)
         if not full_text.startswith(prompt_text):
             raise UnusableChatError("the chat template renders the prompt otherwise once it is answered")
-        answer_text, stop = self._turn(full_text[len(prompt_text) :], chat.answer)
-        prompt, sampled = self._encode(prompt_text), self._encode(prompt_text + answer_text + (stop if ended else ""))
-        if sampled[: len(prompt)] != prompt or len(sampled) == len(prompt):
-            raise UnusableChatError("prompt and answer share a token")
-        if ended and sampled[-1] != self._stops[stop]:
-            raise UnusableChatError("the chat template ends the answer with no token at which the model stops")
-        return ChatIds(tuple(prompt), tuple(sampled[len(prompt) :]))
+        return prompt_text, *self._turn(full_text[len(prompt_text) :], chat.answer)
 
     def _turn(self, rest: str, answer: ChatMessage) -> tuple[str, str]:
         """The rendered text behind the prompt -> the answer as it is rendered, and the token that ends it."""
@@ -243,12 +255,31 @@ def bases_to_retokeniser(bases: Sequence[BaseModelSpec], nodes: Collection[str],
     retokeniser = Retokeniser(None, ())
     for base in bases:
         its_nodes = [node for node in base.nodes if node in nodes]
-        # a server that runs already, or sizes itself, has a limit of its own, which is not known here
-        served_length = base.serve.max_model_len if base.serve.attach is None else None
         if its_nodes:
             tokenizer = ChatTokenizer(base.directory) if retokenise else None
-            retokeniser.add(tokenizer, its_nodes, [served_length, context_length(base.directory)])
+            retokeniser.add(tokenizer, its_nodes, _base_to_limits(base))
     return retokeniser
+
+
+def bases_to_tokenizers(
+    bases: Sequence[BaseModelSpec], nodes: Collection[str]
+) -> dict[str, tuple[ChatTokenizer, int | None]]:
+    """Node -> the tokenizer of its base model, and the most tokens of prompt and answer together; None: no limit.
+
+    Raises as `ChatTokenizer`.
+    """
+    tokenizers: dict[str, tuple[ChatTokenizer, int | None]] = {}
+    for base in bases:
+        its_nodes = [node for node in base.nodes if node in nodes]
+        if its_nodes:
+            limit = min((each for each in _base_to_limits(base) if each is not None), default=None)
+            tokenizers |= dict.fromkeys(its_nodes, (ChatTokenizer(base.directory), limit))
+    return tokenizers
+
+
+def _base_to_limits(base: BaseModelSpec) -> list[int | None]:
+    # a server that runs already, or sizes itself, has a limit of its own, which is not known here
+    return [base.serve.max_model_len if base.serve.attach is None else None, context_length(base.directory)]
 
 
 def _lacks_only_ids(action: Action, nodes: Collection[str]) -> bool:

@@ -15,6 +15,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -63,7 +64,7 @@ from marft_bridge.training.hosted_answers import (
 from marft_bridge.training.loggers.run_loggers import RunLoggers, open_loggers, require_loggers
 from marft_bridge.training.planned_forks import forks_in_planned_order, known_runs_to_reach, read_waves
 from marft_bridge.training.regression_check import run_to_regression_text
-from marft_bridge.training.retokenise import bases_to_retokeniser
+from marft_bridge.training.retokenise import bases_to_retokeniser, bases_to_tokenizers
 from marft_bridge.training.round_plan import (
     RoundPlan,
     next_wave,
@@ -77,6 +78,7 @@ from marft_bridge.training.served_checks import check_staleness, served_versions
 from marft_bridge.training.signal_check import SignalCheck, check_forecast
 from marft_bridge.training.success_draw import rewards_to_draw_weights
 from marft_bridge.training.task_draw import DrawRule, TaskReward, rewards_to_weights, round_to_task_order
+from marft_bridge.training.teacher_labels import TeacherLabels, teacher_metrics_to_text
 from marft_bridge.training.tree_metrics import round_to_tree_metrics, tree_metrics_to_text
 from marft_bridge.training.tree_plan import ForkRules, KnownBefore, RoundForks, siblings_of_rounds
 from marft_bridge.training.version_naming import lines_to_stop_text, named_to_metrics, named_to_text, store_to_named
@@ -225,6 +227,14 @@ def _refuse_unknown_reward(collected: Sequence[Trajectory], options: TrainerOpti
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Lessons:
+    """The episodes of all taught rounds so far, with the teacher's answers, and the counts of the newest."""
+
+    taught: Sequence[Trajectory]
+    labels: TeacherLabels
+
+
 class _Training:
     """One run of the outer loop."""
 
@@ -250,6 +260,9 @@ class _Training:
         self.nodes = config.graph.nodes
         self.options = config.train
         self.fork_rules = ForkRules(config, self.registry, folder.trees, run_id=TRAIN, is_heldout=heldout.is_held_out)
+        self.tokenizers = (
+            bases_to_tokenizers(session.models.versions.bases, self.nodes) if config.train.teacher_rounds else {}
+        )
         self.known_before: dict[int, KnownBefore] = {}
         self.surface = trajectories_to_surface(collected)
         self.phase: Task | None = None
@@ -354,8 +367,11 @@ class _Training:
             chains, forks = self._played(store, number)
             played = [*chains, *forks]
             episodes = self.heldout.drop_held_out(played, f"episodes of round {number}", self.reporter.say)
-            replayed = self._draw_replayed(store, number, len(episodes))
-        wasted = wasted_share(len(played), len(self.trainer.teaching_episodes(episodes)))
+            is_taught = number <= self.options.teacher_rounds
+            replayed = [] if is_taught else self._draw_replayed(store, number, len(episodes))
+            lessons = self._lessons(store, number, episodes) if is_taught else None
+        # what the teacher said is learned from, whatever was earned
+        wasted = None if is_taught else wasted_share(len(played), len(self.trainer.teaching_episodes(episodes)))
         staleness = check_staleness(
             episodes, self.nodes, version, limit=self.options.max_staleness, title=f"round {number}"
         )
@@ -368,7 +384,11 @@ class _Training:
             with self.clock.part(number, SCORE):
                 served = served_versions(self.trainer.policies, self.registry, episodes, newest=version)
             log_credits = partial(credits_to_file, folder=self.folder.advantages, number=number)
-            metrics = self.trainer.update(episodes, replayed, log_credits if self.options.keep_advantages else None)
+            if lessons is not None:
+                metrics = self.trainer.distil(self.collected, lessons.taught)
+                metrics["teacher"] = lessons.labels.metrics()
+            else:
+                metrics = self.trainer.update(episodes, replayed, log_credits if self.options.keep_advantages else None)
         for warning in metrics["warnings"]:
             self.reporter.say(f"round {number}: {warning}")
         metrics["wasted_rollouts"] = wasted
@@ -384,7 +404,7 @@ class _Training:
         line["best"] = named_to_metrics(
             named, read_metrics(self.folder.metrics), self.options.rounds, stop_early=self.options.stop_early
         )
-        line["signal"] = self.signal.has_signal(metrics, [*episodes, *replayed])
+        line["signal"] = is_taught or self.signal.has_signal(metrics, [*episodes, *replayed])
         line["seconds"] = self.clock.finish(number, metrics["seconds"])
         with self.clock.part(number + 1, PUBLISH):
             self._commit(line)
@@ -393,6 +413,23 @@ class _Training:
         figures = self._report_round(number, whole_runs, metrics)
         self.signal.refuse_silence(read_metrics(self.folder.metrics), whole_runs)
         return figures
+
+    def _lessons(self, store: TraceStore, number: int, episodes: Sequence[Trajectory]) -> _Lessons:
+        """What the teacher said in the rounds so far; `episodes`: those of this round, whose calls are counted."""
+        taught: list[Trajectory] = []
+        for earlier in range(1, number):
+            labels = TeacherLabels(self.tokenizers)
+            chains, _ = self._played(store, earlier)
+            chains = self.heldout.drop_held_out(chains, f"episodes of round {earlier}", self.reporter.say)
+            taught += [labels.trajectory_to_taught(each, store.spans) for each in chains]
+        labels = TeacherLabels(self.tokenizers)
+        taught += [labels.trajectory_to_taught(each, store.spans) for each in episodes]
+        if not labels.labelled:
+            raise ConfigError(
+                f"train.teacher_rounds: no call of round {number} has an answer of its node's own model: "
+                f"{teacher_metrics_to_text(labels.metrics())}"
+            )
+        return _Lessons(taught, labels)
 
     def _played(self, store: TraceStore, number: int) -> tuple[list[Trajectory], list[Trajectory]]:
         """A round's whole runs and its forks, each in the order of their plan."""
@@ -609,6 +646,8 @@ class _Training:
             f"{_percent(metrics['wasted_rollouts'])} wasted; "
             f"{nodes}; update {sum(measured):.0f} s; rounds left: {self.options.rounds - number}"
         )
+        if "teacher" in metrics:
+            self.reporter.say(f"round {number}: {teacher_metrics_to_text(metrics['teacher'])}")
         if "hosted" in metrics:
             self.reporter.say(f"round {number}: {hosted_metrics_to_text(metrics['hosted'])}")
         if "trees" in metrics:

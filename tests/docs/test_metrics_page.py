@@ -30,6 +30,7 @@ OF_THE_LINE = {
     "signal",
     "wasted_rollouts",
     "trees",
+    "teacher",
     "hosted",
 }  # what `train` adds
 OF_THE_STRUCTURE = {"agents", "critic", "critics", "adapter", "mode", "used", "warm_up", "replay"}

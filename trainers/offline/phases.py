@@ -32,6 +32,8 @@ from trainers.policies.policies import Policies
 from trainers.scoring.effective_sample_size import effective_sample_size, gate_actions
 from trainers.scoring.model import Tick
 
+BELOW_THRESHOLD = "episode below offline.threshold"
+
 
 def learn_offline(
     data: Round,
@@ -55,7 +57,7 @@ def learn_offline(
     """
     offline, read = options.offline, data
     if offline.mode == "filtered":
-        data = data.only(lambda episode: episode.reward >= offline.threshold, "episode below offline.threshold")
+        data = data.only(lambda episode: episode.reward >= offline.threshold, BELOW_THRESHOLD)
     ratio_A = _ratios(data, policies, tick) if offline.needs_behaviour and data.items else None
     if ratio_A is not None and (refused := _refused_agents(data, policies, ratio_A, options=options)):
         data = reread(refused)
