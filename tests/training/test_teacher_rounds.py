@@ -24,7 +24,7 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
 from support.chat_rig import save_chat_model
 from support.fake_vllm import FakeVllm, running
-from support.school_rig import School
+from support.school_rig import School, learned, until
 from support.tiny_policy import AGENTS, make_action, make_trajectory, save_tiny_llama
 from support.trainer_options import trainer_options
 
@@ -35,6 +35,7 @@ from marft_bridge.model_calls.redirect import redirected_models
 from marft_bridge.model_calls.routing import Route, Routing, current_routing
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.wrap import wrap
+from marft_bridge.rollouts.session import Session
 from marft_bridge.runs.run_folder import read_metrics
 from marft_bridge.training.recorded_chats import span_to_chat
 from marft_bridge.training.retokenise import ChatTokenizer
@@ -43,6 +44,7 @@ from trace_store import conventions as c
 from trace_store.assemble import spans_to_trajectory
 from trace_store.journal import Journal, read_segment
 from trace_store.records import RETOKENISED, SpanRow
+from trainers.errors import TrainError
 from trainers.marft import MarftTrainer
 
 ROUTE = Route("writer@3", "writer@3", 3, temperature=0.7, max_tokens=200)
@@ -311,6 +313,39 @@ def test_the_first_rounds_imitate_the_teacher_and_the_others_learn_from_rewards(
         assert lines[1]["agents"]["actor"]["actions"] == stored + 16  # those of round 1 are learned from again
         assert "round 2: 16 of 16 calls have an answer of the teacher, which read " in said
         assert (school.run / "adapters" / "actor" / "4" / "marft.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop_at", [4, 12, 20])
+def test_a_training_that_was_killed_in_any_round_imitates_what_it_would_have_imitated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int
+) -> None:
+    """In the first taught round, in the second, which learns from the first again, and in the round after them."""
+    options: dict[str, Any] = {
+        "rounds": 3,
+        "teacher_rounds": 2,
+        "episodes_per_round": 8,
+        "trainer": {"offline": {"mode": "filtered"}},
+    }
+    contents = []
+    for name in ("unbroken", "broken"):
+        (tmp_path / name).mkdir()
+        teacher = FakeVllm()
+        teacher.answer = lambda body: f"right {body['messages'][-1]['content'].split()[0]}"
+        with running(FakeVllm()) as server, running(teacher):
+            school = School(tmp_path / name, save_chat_model(tmp_path / name / "model"), server, monkeypatch)
+            (tmp_path / name / "apps.py").write_text(APP.replace("HOSTED", teacher.url))
+            school.collect()
+            if name == "broken":
+                with monkeypatch.context() as patch:
+                    patch.setattr(Session, "run", until(stop_at, Session.run))
+                    with pytest.raises(TrainError, match="killed"):
+                        school.train(**options)
+                school.train(resume=True, **options)
+            else:
+                school.train(**options)
+            contents.append(learned(school))
+    assert [key for key in contents[0] if contents[0][key] != contents[1].get(key)] == []
 
 
 def test_rounds_with_a_teacher_are_refused_where_they_would_do_nothing() -> None:
