@@ -8,7 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from examples.study.small.contest import CONTENDERS, DEFAULTS, RATES, SEEDS, SWEEP_SEEDS, best_rates, to_table
+from examples.study.small.contest import (
+    CONTENDERS,
+    DEFAULTS,
+    RATES,
+    SEEDS,
+    SWEEP_SEEDS,
+    WITHOUT_TRACES,
+    best_rates,
+    to_savings,
+    to_table,
+    tokens_to,
+)
 from examples.study.small.games import GAMES
 from examples.study.small.raft import Raft
 from trainers import TrainerOptions
@@ -39,6 +50,23 @@ def test_a_contenders_rate_is_the_best_of_the_sweep_and_the_lower_of_equals() ->
     assert rates["RAFT++"] == RATES[0]
     assert rates["rloo"] == RATES[1]
     assert not set(SWEEP_SEEDS) & set(SEEDS)
+
+
+def test_tokens_are_those_before_the_first_round_that_earned_as_much() -> None:
+    rounds = [(100, 0.1), (250, 0.5), (400, 0.4)]
+    assert [tokens_to(rounds, level) for level in (0.05, 0.3, 0.5, 0.9)] == [0, 100, 100, 400]
+
+
+def test_what_traces_spare_is_measured_to_nine_tenths_of_what_was_earned_without_them() -> None:
+    rates = best_rates(sweep())
+    rows = []
+    for number, seed in enumerate(SEEDS[:3]):
+        for game in GAME_NAMES:
+            without = [(100, 0.2), (200 + 10 * number, 0.6), (300, 0.85), (400, 1.0)]  # 0.9 is reached in the last one
+            for name, rounds in ((WITHOUT_TRACES, without), (DEFAULTS, [(100, 0.5), (200, 0.9), (300, 0.9)])):
+                rows.append(row(name, rates[name], seed, 0.5, game=game) | {"rounds": rounds})
+    lines = to_savings(rows, rates, GAME_NAMES).splitlines()
+    assert lines[2:] == [f"| {name} | 300 | 100 | 0.67 | -200 (-200 to -200) |" for name in (*GAME_NAMES, "all")]
 
 
 def test_the_table_takes_the_seeds_that_all_have_finished_and_pairs_them() -> None:
