@@ -22,7 +22,7 @@ from langchain_core.tools import BaseTool, tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 PRICES = {
     "mug": 8,
@@ -114,7 +114,7 @@ def hosted_model() -> ChatOpenAI:
     return ChatOpenAI(
         model=os.environ.get("HOSTED_MODEL", "hosted-large"),
         base_url=os.environ.get("HOSTED_BASE_URL"),
-        api_key=lambda: os.environ.get("HOSTED_API_KEY", ""),
+        api_key=SecretStr(os.environ.get("HOSTED_API_KEY", "none")),
         temperature=0,
         max_completion_tokens=MAX_TOKENS,
     )
