@@ -22,6 +22,7 @@ from langchain_core.tools import BaseTool, tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
+from openai import LengthFinishReasonError
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 PRICES = {
@@ -41,7 +42,7 @@ PRICES = {
 COLOURS = ("red", "blue", "green", "black", "white", "grey")
 ROUTES = ("price", "stock", "return")
 NOTHING = "nothing found"
-MAX_TOKENS = 32
+MAX_TOKENS = 64
 
 EXTRACTOR = "Read the customer's sentence. Answer in JSON: item (singular), colour, count."
 ROUTER = "What does the customer want? Answer with one word: price, stock or return."
@@ -136,7 +137,10 @@ def make_graph(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
         return str(chosen.invoke([SystemMessage(profile), HumanMessage(text)]).text).strip()
 
     def extractor(state: Desk) -> Desk:
-        order = text_to_order(ask(EXTRACTOR, state["request"], with_form))
+        try:
+            order = text_to_order(ask(EXTRACTOR, state["request"], with_form))
+        except LengthFinishReasonError:  # the client raises it where a form was cut at the limit
+            order = None
         return {"order": "" if order is None else order.model_dump_json()}
 
     def router(state: Desk) -> Desk:

@@ -42,7 +42,7 @@ def alone_variants(config: BridgeConfig) -> list[dict[str, Any]]:
 
 def report_to_losses(report: Report) -> dict[str, float]:
     """Node -> what the score loses when it alone is moved."""
-    return {contrast.variant: -contrast.difference for contrast in report.contrasts}
+    return {contrast.variant: -contrast.diff for contrast in report.contrasts}
 
 
 def places_of_plan(store_path: Path) -> dict[str, float]:

@@ -216,6 +216,7 @@ def test_the_script_goes_from_traces_to_a_verdict_on_a_tiny_model(tmp_path: Path
         ("smollm2-135m", str(model)),
         ("runs/hosted_to_local/traces", str(run / "traces")),
         ("max_model_len = 256", "max_model_len = 2048"),
+        ("max_tokens = 32", "max_tokens = 64"),  # of the stand-in, a byte each
         ("episodes_per_round = 48", "episodes_per_round = 6"),
         ("evaluation_episodes = 48", "evaluation_episodes = 4"),
         ("epochs = 4", "epochs = 1"),
