@@ -7,7 +7,9 @@
 #
 #     HOSTED_BASE_URL=https://api.openai.com/v1 HOSTED_MODEL=... HOSTED_API_KEY=... sh examples/hosted_to_local/run.sh
 #
-# RUN: the run folder. RUNS: hosted runs that are recorded. ROUNDS: of reinforcement. ALONE=1: also each node moved alone.
+# RUNS: hosted runs that are recorded. ROUNDS: of reinforcement. ALONE=1: also each node moved alone. RUN and CONFIG go
+# together, as train.traces names the run folder: RUN=runs/lookup_hosted CONFIG=examples/hosted_to_local/lookup_hosted.toml
+# leaves one node hosted, and answers its calls from the record.
 set -eu
 here=examples/hosted_to_local
 config=${CONFIG:-$here/bridge.toml}

@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -174,13 +175,22 @@ def test_a_run_that_fails_is_counted_and_the_others_are_kept(tmp_path: Path) -> 
 # -- configurations ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["bridge.toml", "teacher.toml"])
+@pytest.mark.parametrize("name", ["bridge.toml", "teacher.toml", "lookup_hosted.toml"])
 def test_a_configuration_is_accepted_and_names_what_there_is(name: str) -> None:
     config = toml_to_config(FOLDER / name)
-    assert config.graph.nodes == tuple(PROFILES)
+    hosted = {"lookup"} if name == "lookup_hosted.toml" else set()
+    assert config.graph.nodes == tuple(node for node in PROFILES if node not in hosted)
     for key in ("app", "tasks", "task_to_input", "reward"):
         assert load_name(getattr(config.graph, key), key)
     assert config.train.trainer.offline.retokenise
+
+
+def test_with_a_hosted_lookup_all_else_is_as_in_the_main_configuration() -> None:
+    main, other = (toml_to_config(FOLDER / f"{name}.toml").model_dump() for name in ("bridge", "lookup_hosted"))
+    assert [key for key in main if main[key] != other[key]] == ["name", "graph", "serve", "train", "compare"]
+    for table, keys in {"graph": ["nodes"], "serve": ["max_loras"], "compare": ["variants"]}.items():
+        assert [key for key in main[table] if main[table][key] != other[table][key]] == keys
+    assert {key for key in main["train"] if main["train"][key] != other["train"][key]} == {"traces", "hosted_answers"}
 
 
 def test_both_models_have_a_price() -> None:
@@ -203,64 +213,108 @@ def test_moving_each_node_alone_is_held_against_the_plans_places() -> None:
 # -- the whole script -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_script_goes_from_traces_to_a_verdict_on_a_tiny_model(tmp_path: Path) -> None:
-    desk_server.install(tmp_path / "site")
-    model = save_chat_model(tmp_path / "tiny")
+SHORTER = {
+    "max_model_len = 256": "max_model_len = 2048",  # of the stand-in, a byte each
+    "max_tokens = 32": "max_tokens = 64",
+    "episodes_per_round = 48": "episodes_per_round = 6",
+    "evaluation_episodes = 48": "evaluation_episodes = 4",
+    "epochs = 4": "epochs = 1",
+    "tasks = 160": "tasks = 12",
+    'dtype = "float32"': "",
+}
+
+
+@dataclass
+class Lab:
+    """A folder with a teacher, and what its commands find in their environment."""
+
+    folder: Path
+    model: Path
+    environment: dict[str, str]
+
+    def run(self, *command: str, **variables: str) -> tuple[int, str]:
+        """Exit code, and everything that was printed."""
+        environment = self.environment | variables
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    def script(self, config: str, run: Path, **variables: str) -> tuple[int, str]:
+        """The whole script on a smaller configuration."""
+        text = (FOLDER / config).read_text()
+        changes = {f"runs/{Path(config).stem.replace('bridge', 'hosted_to_local')}/traces": str(run / "traces")}
+        for old, new in {**SHORTER, "smollm2-135m": str(self.model), **changes}.items():
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        path = self.folder / config
+        path.write_text(text)
+        return self.run("sh", str(FOLDER / "run.sh"), CONFIG=str(path), RUN=str(run), **variables)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    folder = tmp_path_factory.mktemp("desk")
+    desk_server.install(folder / "site")
+    model = save_chat_model(folder / "tiny")
     settings = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 2048}))
-    run = tmp_path / "run"
-    text = (FOLDER / "bridge.toml").read_text()
-    for old, new in (
-        ("smollm2-135m", str(model)),
-        ("runs/hosted_to_local/traces", str(run / "traces")),
-        ("max_model_len = 256", "max_model_len = 2048"),
-        ("max_tokens = 32", "max_tokens = 64"),  # of the stand-in, a byte each
-        ("episodes_per_round = 48", "episodes_per_round = 6"),
-        ("evaluation_episodes = 48", "evaluation_episodes = 4"),
-        ("epochs = 4", "epochs = 1"),
-        ("tasks = 160", "tasks = 12"),
-        ('dtype = "float32"', ""),
-    ):
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    (tmp_path / "bridge.toml").write_text(text)
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(ROOT / "tests"), str(ROOT)]),
+        "PYTHONPATH": os.pathsep.join([str(folder / "site"), str(ROOT / "tests"), str(ROOT)]),
         "OMP_NUM_THREADS": "1",
         "PYTHON": sys.executable,
-        "CONFIG": str(tmp_path / "bridge.toml"),
-        "RUN": str(run),
-        "TEACHER": str(tmp_path / "teacher"),
+        "TEACHER": str(folder / "teacher"),
         "MODEL": str(model),
         "RUNS": "24",
         "CALLS": "8",
         "ROUNDS": "1",
-        "ALONE": "1",
     }
-    environment.pop("HOSTED_BASE_URL", None)
-
-    def ran(*command: str) -> tuple[int, str]:
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout + done.stderr
-
-    making = ("-m", "examples.hosted_to_local.teacher", str(tmp_path / "teacher"))
-    code, printed = ran(sys.executable, *making, "--runs", "12", "--epochs", "1", "--model", str(model))
+    for name in ("HOSTED_BASE_URL", "MARFT_SEED"):
+        environment.pop(name, None)
+    made = Lab(folder, model, environment)
+    making = (sys.executable, "-m", "examples.hosted_to_local.teacher", str(folder / "teacher"))
+    code, printed = made.run(*making, "--runs", "12", "--epochs", "1", "--model", str(model))
     assert code == 0, printed
-    assert (tmp_path / "teacher/model/config.json").is_file()
-    assert not list((tmp_path / "teacher/model").glob("adapter*"))  # merged
-    assert "is there already" in ran(sys.executable, *making)[1]
+    assert (folder / "teacher/model/config.json").is_file()
+    assert not list((folder / "teacher/model").glob("adapter*"))  # merged
+    assert "is there already" in made.run(*making)[1]
+    return made
 
-    code, printed = ran("sh", str(FOLDER / "run.sh"))
+
+def rounds_of(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["phase"] in ("offline", "online")]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_script_goes_from_traces_to_a_verdict_on_a_tiny_model(lab: Lab) -> None:
+    run = lab.folder / "run"
+    code, printed = lab.script("bridge.toml", run, ALONE="1")
     assert code in (3, 4), printed  # twelve tasks cannot show a margin of 0.03
     report = json.loads((run / "report.json").read_text())
     assert [variant["name"] for variant in report["variants"]] == ["hosted", "local", "lookup hosted"]
-    assert report["variants"][0]["hosted"] == list(PROFILES)
-    assert [contrast["margin_outcome"] for contrast in report["contrasts"]] != []
+    assert [variant["hosted"] for variant in report["variants"]] == [list(PROFILES), [], ["lookup"]]
+    assert {choice["team"] for choice in report["choices"]} == {"hosted", "local", "lookup hosted"}
+    assert {contrast["margin_outcome"] for contrast in report["contrasts"]} <= {
+        "worse by more than the margin",
+        "not told",
+    }
     with TraceStore.open(run / "hosted.duckdb", read_only=True) as store:
         assert store.sql("SELECT DISTINCT model FROM actions") == [("hosted-large",)]
-        assert {row.quantity for row in store.predictions()} >= {"place"}
+        assert {row.quantity for row in store.predictions()} >= {"place", "gain"}
+    assert "Mean correct" in printed  # of the imitated
     assert "rank correlation" in printed
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [line["round"] for line in lines if line["phase"] in ("offline", "online")] == [0, 1]
+    assert [line["round"] for line in rounds_of(run)] == [0, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_node_that_stays_hosted_is_answered_from_the_record_in_rounds(lab: Lab) -> None:
+    run = lab.folder / "lookup"
+    code, printed = lab.script("lookup_hosted.toml", run)
+    assert code in (3, 4), printed
+    report = json.loads((run / "report.json").read_text())
+    assert [variant["hosted"] for variant in report["variants"]] == [list(PROFILES), ["lookup"]]
+    (offline, online) = rounds_of(run)
+    assert online["hosted"]["calls"] > 0
+    assert online["hosted"]["recorded_share"] is not None
+    assert "hosted" not in offline
