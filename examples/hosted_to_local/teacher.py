@@ -70,7 +70,7 @@ def commands(folder: Path, store: Path, config: Path) -> list[list[str]]:
 def write_config(folder: Path, epochs: int, model: str | None) -> Path:
     """teacher.toml with this folder's lessons and so many passes over them."""
     text = CONFIG.read_text(encoding="utf-8").replace("runs/teacher/lessons", str(folder / "lessons"))
-    text = text.replace("epochs = 4", f"epochs = {epochs}")
+    text = text.replace("epochs = 3", f"epochs = {epochs}")
     path = folder / "bridge.toml"
     path.write_text(text if model is None else text.replace("smollm2-135m", model), encoding="utf-8")
     return path
@@ -90,8 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Makes it, where it is not there yet."""
     parser = argparse.ArgumentParser(prog="python -m examples.hosted_to_local.teacher", description=__doc__)
     parser.add_argument("folder", type=Path, help="where lessons, run and model go")
-    parser.add_argument("--runs", type=int, default=orders.LESSONS, help="lessons; fewer are quicker and teach less")
-    parser.add_argument("--epochs", type=int, default=4, help="passes over them, at most")
+    parser.add_argument("--runs", type=int, default=160, help="lessons; fewer are quicker and teach less")
+    parser.add_argument("--epochs", type=int, default=3, help="passes over them, at most")
     parser.add_argument("--model", help="another model folder to start from than SmolLM2-135M-Instruct")
     given = parser.parse_args(arguments)
     if (given.folder / "model").exists():

@@ -218,7 +218,7 @@ SHORTER = {
     "max_tokens = 32": "max_tokens = 64",
     "episodes_per_round = 48": "episodes_per_round = 6",
     "evaluation_episodes = 48": "evaluation_episodes = 4",
-    "epochs = 4": "epochs = 1",
+    "epochs = 3": "epochs = 1",
     "tasks = 160": "tasks = 12",
     'dtype = "float32"': "",
 }
