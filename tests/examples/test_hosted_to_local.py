@@ -312,8 +312,12 @@ def test_a_node_that_stays_hosted_is_answered_from_the_record_in_rounds(lab: Lab
     run = lab.folder / "lookup"
     code, printed = lab.script("lookup_hosted.toml", run)
     assert code in (3, 4), printed
-    report = json.loads((run / "report.json").read_text())
-    assert [variant["hosted"] for variant in report["variants"]] == [list(PROFILES), ["lookup"]]
+    with TraceStore.open(run / "store.duckdb", read_only=True) as store:
+        hosted_calls = store.sql(
+            "SELECT DISTINCT variant, node, model FROM actions JOIN episodes USING (episode_id) "
+            "WHERE variant = 'lookup hosted' AND adapter IS NULL"
+        )
+    assert hosted_calls == [("lookup hosted", "lookup", "hosted-large")]
     (offline, online) = rounds_of(run)
     assert online["hosted"]["calls"] > 0
     assert online["hosted"]["recorded_share"] is not None
