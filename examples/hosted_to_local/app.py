@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from langchain_core.language_models import BaseChatModel
@@ -155,15 +155,11 @@ def make_graph(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     def where_to(state: Desk) -> str:
         return "writer" if state["route"] == "return" else "lookup"
 
-    nodes: dict[str, Callable[[Desk], Desk]] = {
-        "extractor": extractor,
-        "router": router,
-        "lookup": lookup,
-        "writer": writer,
-    }
     builder = StateGraph(Desk)
-    for name, node in nodes.items():
-        builder.add_node(name, node)
+    builder.add_node("extractor", extractor)
+    builder.add_node("router", router)
+    builder.add_node("lookup", lookup)
+    builder.add_node("writer", writer)
     builder.add_edge(START, "extractor")
     builder.add_edge("extractor", "router")
     builder.add_conditional_edges("router", where_to, ["lookup", "writer"])

@@ -14,7 +14,7 @@ set -eu
 here=examples/hosted_to_local
 config=${CONFIG:-$here/bridge.toml}
 run=${RUN:-runs/hosted_to_local}
-python=${PYTHON:-python}
+python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python)}
 bridge="$python -m marft_bridge"
 
 if [ -z "${HOSTED_BASE_URL:-}" ]; then
