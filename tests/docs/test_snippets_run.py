@@ -108,6 +108,10 @@ NOT_RUN = {
         "docs/benchmarks.md",
         "python -m examples.benchmarks.small_model .cache --measure",
     ): "makes a model for minutes; test_benchmarks.py makes two steps of it",
+    (
+        "docs/hosted-to-local.md",
+        "sh examples/hosted_to_local/run.sh",
+    ): "teaches and trains the real model for minutes; test_hosted_to_local.py runs all of it on a stand-in",
     ("docs/zoo.md", "marft-bridge collect --config examples/zoo/defer.toml"): ZOO,
     ("docs/zoo.md", "marft-bridge train --config examples/zoo/defer.toml"): ZOO,
     ("docs/zoo.md", "marft-bridge compare --config examples/zoo/defer.toml"): ZOO,

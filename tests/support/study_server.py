@@ -46,6 +46,8 @@ class _Scoring(_Handler):
     def _sample(self, body: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         prompt, choices = super()._sample(body)
         for choice in choices:
+            if choice["logprobs"] is None:
+                continue  # nobody asked
             said = self.server.score(
                 body["model"], prompt["prompt_token_ids"], choice["token_ids"], body["temperature"]
             )
