@@ -52,6 +52,8 @@ CONTENDERS: dict[str, dict[str, Any]] = {
     "simultaneous": {"objective": {"update": "simultaneous"}},
     WITHOUT_TRACES: {"offline": {"mode": "off"}},
     "offline awr": {"offline": {"mode": "awr"}},
+    "offline to 1 nat": {"offline": {"epochs": 64, "kl_budget": 1.0}},
+    "offline to 2 nats": {"offline": {"epochs": 64, "kl_budget": 2.0}},
     "successes": {"replay": {"successes": 0.3}},
     "LUFFY": {"replay": {"successes": 0.3}, "experimental": {"success_shaping": 0.1}},
     "KL target": {"objective": {"kl_target": 1.0}},
@@ -76,8 +78,7 @@ def play(plan: Plan, model: Path) -> dict[str, Any]:
     trainer = MarftTrainer(TrainerOptions.model_validate(options), model, agents=list(game.agents), seed=plan.seed)
     players, draw = Players(trainer, 1000 + plan.seed), random.Random(plan.seed)
     stored = game.play(players, [game.tasks[i % len(game.tasks)] for i in range(COLLECTED)])
-    trainer.warm_up(stored)
-    trainer.replay(stored)
+    players.learn_offline(stored)
     a_run = players.sampled_tokens / COLLECTED  # tokens
     spent, budget = 0, round(ROUNDS * EPISODES * a_run)
     pool, rounds = [(0, episode) for episode in stored], list[tuple[int, float]]()

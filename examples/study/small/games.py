@@ -43,6 +43,13 @@ class Players:
         self.trainer = trainer
         self.generator = torch.Generator().manual_seed(seed)
         self.sampled_tokens = 0
+        self._is_untrained = True
+
+    def learn_offline(self, stored: Sequence[Trajectory]) -> None:
+        """Trains on what the untrained policies played, which is version 1 from then on, as in `marft-bridge train`."""
+        self.trainer.warm_up(stored)
+        self.trainer.replay(stored)
+        self._is_untrained = False
 
     @torch.no_grad()
     def ask(self, agent: str, prompts: Sequence[Sequence[str]], max_tokens: int = MAX_TOKENS) -> list[Action]:
@@ -82,7 +89,7 @@ class Players:
             step_position_BL = position_BL[:, -1:] + len(sampled[int(torch.nonzero(open_B)[0])])
             step_BL = drawn_B1
         self.sampled_tokens += sum(map(len, sampled))
-        version = self.trainer.rounds + 1
+        version = 0 if self._is_untrained else self.trainer.rounds + 1
         return [
             _to_action(agent, ids, tokens, logp, version, max_tokens)
             for ids, tokens, logp in zip(prompt_ids, sampled, logprobs, strict=True)

@@ -76,8 +76,7 @@ def run(game: Game, condition: str, seed: int, model: Path) -> dict[str, Any]:
     trainer = MarftTrainer(options, model, agents=list(game.agents), seed=seed)
     players, draw = Players(trainer, 1000 + seed), random.Random(seed)
     stored = game.play(players, [game.tasks[i % len(game.tasks)] for i in range(COLLECTED)])
-    trainer.warm_up(stored)
-    trainer.replay(stored)
+    players.learn_offline(stored)
     rewards: list[float] = []
     pool = [(0, episode) for episode in stored]
     for _ in range(ROUNDS):

@@ -188,8 +188,7 @@ def run(game: Game, name: str, seed: int, model: Path) -> dict[str, Any]:
     players, draw = Players(trainer, 1000 + seed), random.Random(seed)
     judges = Players(trainer, 2000 + seed)
     stored = game.play(players, [game.tasks[i % len(game.tasks)] for i in range(COLLECTED)])
-    trainer.warm_up(stored)
-    trainer.replay(stored)
+    players.learn_offline(stored)
     forks_of = Forks(game, players, stored, seed)
     scores = [mean(game.play(judges, game.heldout), "correct")]
     counts: dict[str, list[int]] = defaultdict(list)
