@@ -91,6 +91,9 @@ NOT_RUN = {
         "docs/reliability.md",
         "PYTHONPATH=tests:. .venv/bin/python -m support.kill_rig --kills 1000 --seed 1 --keep failed-stories",
     ): "kills for an hour; test_kills.py kills sixty times",
+    ("docs/promotion.md", 'marft-bridge promote --efficient --by "Jane Doe"'): (
+        "needs prices and a margin in the report; test_promote_efficient.py makes one and promotes by it"
+    ),
     ("docs/study.md", "python -m examples.study.run --dry-run"): "looks into runs/; test_study.py names another folder",
     ("docs/study.md", "python -m examples.study.run"): "takes hours; test_study.py runs a small study on a stand-in",
     ("docs/study.md", "python -m examples.study.report"): "writes docs/study.md; test_study.py names another folder",

@@ -141,6 +141,16 @@ def test_tree_grpo_mixes_the_branches_beside_with_the_other_trees_by_hand() -> N
     assert found["c.3"] == pytest.approx(0.25 - 0.5)
 
 
+@pytest.mark.parametrize("estimator", ["tree_grpo", "c3", "at_grpo", "rloo", "grpo", "dr_mas"])
+@pytest.mark.parametrize("reward", [0.05, 0.1, -0.3])
+def test_equal_rewards_teach_exactly_nothing(estimator: str, reward: float) -> None:
+    """Nor does what rounding leaves of their differences, of which an optimiser would make whole steps."""
+    parent, *chains = (run(name, LONG, reward) for name in "ecdgh")
+    forks = [fork(f"f{k}", parent, 2, LONG[2:], reward) for k in range(3)]
+    for data in (to_round(parent, *chains[:2]), to_round(parent, *chains), to_round(parent, *forks, *chains[:3])):
+        assert set(advantages(data, estimator).tolist()) == {0.0}
+
+
 def test_at_grpo_standardises_siblings() -> None:
     parent, chain = run("e", LONG, 1.0), run("c", LONG, 0.0)
     data = to_round(parent, fork("f", parent, 2, LONG[2:], 0.0), chain)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from trainers.advantages.arrays import Floats, Rows, rows_by_key
 
 _EPSILON = 1e-6  # DeepSeekMath's and Dr. MAS's, beside the deviation
-_NO_SPREAD = 1e-12  # relative: what float64 leaves of equal returns that were discounted along different branches
+NO_SPREAD = 1e-12  # relative: what float64 leaves of equal returns that were discounted along different branches
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def leave_one_out(
         total, other_count = sum(means.values()), len(means) - 1
         for key, positions in by_trajectory.items():
             baseline_A[rows[positions]] = (total - means[key]) / other_count if other_count else means[key]
-        if other_count and np.ptp(values) > _NO_SPREAD * np.abs(values).max():
+        if other_count and np.ptp(values) > NO_SPREAD * np.abs(values).max():
             gain_A[rows] = 1.0
     return Baseline(baseline_A, gain_A)
 
@@ -128,4 +128,4 @@ def flat_groups(
 def tells_apart(values: Floats, by_trajectory: Mapping[Hashable, Rows]) -> bool:
     """Whether two trajectories of a group earned different returns on average."""
     means = np.array([values[positions].mean() for positions in by_trajectory.values()])
-    return bool(np.ptp(means) > _NO_SPREAD * np.abs(values).max())
+    return bool(np.ptp(means) > NO_SPREAD * np.abs(values).max())

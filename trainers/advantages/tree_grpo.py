@@ -22,7 +22,7 @@ import numpy as np
 
 from trainers.advantages.arrays import Floats, rows_by_key
 from trainers.advantages.estimator import BaselineEstimator
-from trainers.advantages.group_baselines import Baseline
+from trainers.advantages.group_baselines import NO_SPREAD, Baseline
 from trainers.batch import Round
 
 _NOT_KNOWN = np.nan
@@ -51,7 +51,9 @@ class TreeGrpo(BaselineEstimator):
         total_A = np.nan_to_num(beside_A) + np.nan_to_num(others_A)
         count_A = known.sum(axis=0)
         baseline_A = np.divide(total_A, count_A, out=returns_A.astype(np.float64).copy(), where=count_A > 0)
-        return Baseline(baseline_A, (count_A > 0).astype(np.float64))
+        # what float64 leaves of a difference between equal returns teaches nothing
+        differs_A = np.abs(returns_A - baseline_A) > NO_SPREAD * np.maximum(np.abs(returns_A), np.abs(baseline_A))
+        return Baseline(baseline_A, differs_A.astype(np.float64))
 
 
 def _places(data: Round) -> list[tuple[str, int]]:
