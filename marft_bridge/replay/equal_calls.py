@@ -33,14 +33,13 @@ class EqualCalls:
         self._nodes_now = set()
         self._chances = {node: random.Random(f"{node} {count}") for node, count in self._changes.items()}
 
-    def choose(self, node: str, calls: Sequence[RecordedCall], rank: int) -> RecordedCall:
-        """One of equal calls of different answers; `rank` is that of the execution that makes it now."""
+    def choose(self, node: str, calls: Sequence[RecordedCall], default: RecordedCall) -> RecordedCall:
+        """One of equal calls of different answers: `default`, until an attempt has diverged in its node."""
         outer = _outer(node)
         self._nodes.add(outer)
         self._nodes_now.add(outer)
-        if (chance := self._chances.get(outer)) is not None:
-            return chance.choice(calls)
-        return next((call for call in calls if call.rank == rank), calls[0])
+        chance = self._chances.get(outer)
+        return default if chance is None else chance.choice(calls)
 
     def is_worth_another(self, divergence: Divergence) -> bool:
         """Whether to try again after this one, which is where the choices of the next attempt come from."""

@@ -84,8 +84,10 @@ def _loaded_by(run: RecordedRun, first: CheckpointTuple | None) -> Any:
 
 
 def _put_tuple(saver: BaseCheckpointSaver[Any], each: CheckpointTuple) -> None:
-    place = each.config["configurable"]
-    config: Any = {"configurable": {"thread_id": place["thread_id"], "checkpoint_ns": place.get("checkpoint_ns", "")}}
+    position = each.config["configurable"]
+    config: Any = {
+        "configurable": {"thread_id": position["thread_id"], "checkpoint_ns": position.get("checkpoint_ns", "")}
+    }
     if each.parent_config is not None:
         config["configurable"]["checkpoint_id"] = each.parent_config["configurable"]["checkpoint_id"]
     checkpoint = each.checkpoint

@@ -70,7 +70,7 @@ class RecordedAnswers:
             same_calls = [call for call in same_calls if call.tools == tools] or same_calls
             call = next((call for call in same_calls if call.rank == rank), same_calls[0])
             if any(each.answer != call.answer for each in same_calls):
-                call = self._equal_calls.choose(node, same_calls, rank)
+                call = self._equal_calls.choose(node, same_calls, default=call)
             self._claimed.add(call.action_id)
             self._suspect_missing(call, self._answered)
             self._wake()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from support.compare_rig import Lab, lab_in
+from support.compare_rig import PRICES, Lab, lab_in
 from support.sample_report import full_report
 
 from marft_bridge.common.errors import ConfigError
@@ -25,17 +25,6 @@ from marft_bridge.comparison.records import Report
 from marft_bridge.comparison.table import report_table
 
 BEFORE: dict[str, Any] = {"name": "before"}
-PRICES = """
-currency = "EUR"
-[[prices]]
-model = "hosted"
-prompt = 1000.0
-sampled = 10000.0
-[[prices]]
-model = "local"
-prompt = 10.0
-sampled = 100.0
-"""
 
 
 @pytest.fixture

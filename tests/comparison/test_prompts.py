@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.compare_rig import Lab, lab_in
+from support.compare_rig import PRICES, Lab, lab_in
 
 from marft_bridge.common.errors import ConfigError, GraphError
 from marft_bridge.common.progress import Reporter
@@ -46,17 +46,6 @@ def briefed(model: BaseChatModel = None):
     return graph.compile()
 """
 TEXT = "Say yes where it is right.\nNothing else."
-PRICES = """
-currency = "EUR"
-[[prices]]
-model = "hosted"
-prompt = 1000.0
-sampled = 10000.0
-[[prices]]
-model = "local"
-prompt = 10.0
-sampled = 100.0
-"""
 
 
 @pytest.fixture

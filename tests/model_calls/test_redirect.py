@@ -29,6 +29,7 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
 from pydantic import BaseModel
+from support.client_rig import node_chat
 from support.fake_vllm import END_OF_TURN, Answer, FakeVllm, calls_to_text, id_to_logprob, running, text_to_ids
 
 from marft_bridge.common.errors import GraphError
@@ -132,14 +133,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     ours.answer = hosted.answer = scripted
     hosted.auto_tools = ours.auto_tools = True
     with running(ours), running(hosted), httpx.Client(trust_env=False) as client:
-        chat = NodeChat(
-            model="base",
-            base_url=f"{ours.url}/v1",
-            api_key="ours",
-            http_client=client,
-            http_async_client=httpx.AsyncClient(trust_env=False),
-            max_retries=0,
-        )
+        chat = node_chat(ours, client)
         yield Rig(ours, hosted, chat, tmp_path)
 
 

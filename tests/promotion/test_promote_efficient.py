@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.compare_rig import Lab, lab_in
+from support.compare_rig import PRICES, Lab, lab_in
 
 from marft_bridge import cli
 from marft_bridge.common.errors import ConfigError
@@ -36,17 +36,6 @@ APP = """
 
 def own():
     return chain(ChatOpenAI(model="hosted", base_url="HOSTED/v1", api_key="k", max_retries=0), "reasoner", "actor")
-"""
-PRICES = """
-currency = "EUR"
-[[prices]]
-model = "hosted"
-prompt = 1000.0
-sampled = 10000.0
-[[prices]]
-model = "local"
-prompt = 10.0
-sampled = 100.0
 """
 
 

@@ -109,6 +109,18 @@ class ClientRig:
         return sorted((span for span in self.spans if span.operation == "chat"), key=lambda span: span.start_ns)
 
 
+def node_chat(server: FakeVllm, client: httpx.Client) -> NodeChat:
+    """What asks a served model for the nodes of an episode."""
+    return NodeChat(
+        model="base",
+        base_url=f"{server.url}/v1",
+        api_key="ours",
+        http_client=client,
+        http_async_client=httpx.AsyncClient(trust_env=False),
+        max_retries=0,
+    )
+
+
 @contextmanager
 def client_rig(folder: Path, hosted: Any) -> Iterator[ClientRig]:
     """A rig whose provider is the server `hosted`."""
@@ -116,14 +128,7 @@ def client_rig(folder: Path, hosted: Any) -> Iterator[ClientRig]:
     ours.adapters["writer@3"] = "/adapters/writer/3"
     ours.auto_tools = True
     with running(ours), running(hosted), httpx.Client(trust_env=False) as client:
-        chat = NodeChat(
-            model="base",
-            base_url=f"{ours.url}/v1",
-            api_key="ours",
-            http_client=client,
-            http_async_client=httpx.AsyncClient(trust_env=False),
-            max_retries=0,
-        )
+        chat = node_chat(ours, client)
         yield ClientRig(ours, hosted, chat, folder)
 
 

@@ -30,6 +30,19 @@ from trainers.common.files import weights_to_sha256
 
 NODES = ("reasoner", "actor")
 
+# What the hosted model and our own cost; `compare.prices` names a file with it.
+PRICES = """
+currency = "EUR"
+[[prices]]
+model = "hosted"
+prompt = 1000.0
+sampled = 10000.0
+[[prices]]
+model = "local"
+prompt = 10.0
+sampled = 100.0
+"""
+
 APPS = '''
 """Graphs that a comparison can run, their tasks and their reward."""
 import operator

@@ -23,6 +23,7 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
 from support.chat_rig import save_chat_model
+from support.client_rig import node_chat
 from support.fake_vllm import FakeVllm, running
 from support.school_rig import School, learned, until
 from support.tiny_policy import AGENTS, make_action, make_trajectory, save_tiny_llama
@@ -105,14 +106,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     served.answer, teacher.answer = lambda _: "five", lambda _: "four"
     teacher.auto_tools = served.auto_tools = True
     with running(teacher), running(served), httpx.Client(trust_env=False) as client:
-        chat = NodeChat(
-            model="base",
-            base_url=f"{served.url}/v1",
-            api_key="ours",
-            http_client=client,
-            http_async_client=httpx.AsyncClient(trust_env=False),
-            max_retries=0,
-        )
+        chat = node_chat(served, client)
         yield Rig(teacher, served, chat, tmp_path)
         asyncio.run(chat.http_async_client.aclose())
 
