@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from marft_bridge.config.bridge import TrainOptions
 from marft_bridge.statistics.group_spread import GroupSpread, outcomes_to_spread
-from trace_store.records import Action, Trajectory
+from trace_store.records import RETOKENISED, Action, Trajectory
 from trainers.batch import Use, trajectories_to_round
 from trainers.config import TrainerOptions
 from trainers.rewards import EpisodeRewards, trajectory_to_rewards
@@ -133,7 +133,7 @@ def trajectories_to_forecast(
         informative=None if spread is None else spread.expected(groups),
         chance=None if spread is None else spread.chance_of(ENOUGH_GROUPS, FIRST_ROUNDS * groups),
         rounds=options.rounds,
-        nodes={node: _node_forecast(node, own or trajectories) for node in nodes},
+        nodes={node: _node_forecast(node, own or trajectories, options.trainer) for node in nodes},
     )
 
 
@@ -253,11 +253,16 @@ def _lost_reason(trajectory: Trajectory, options: TrainerOptions) -> str | None:
     return f"no reward {options.reward!r}" if _reward(trajectory, options.reward) is None else None
 
 
-def _node_forecast(node: str, trajectories: Sequence[Trajectory]) -> NodeForecast:
+def _node_forecast(node: str, trajectories: Sequence[Trajectory], options: TrainerOptions) -> NodeForecast:
     by_episode = [[a for a in t.actions if a.node == node] for t in trajectories]
     calls: list[Action] = [action for actions in by_episode for action in actions]
     acting = sum(map(bool, by_episode))
-    reasons = Counter(action.untrainable_reason or "unknown" for action in calls if not action.trainable)
+    imitated = {RETOKENISED} if options.offline.mode == "filtered" and options.offline.retokenise else set()
+    reasons = Counter(
+        action.untrainable_reason or "unknown"
+        for action in calls
+        if not action.trainable and action.untrainable_reason not in imitated
+    )
     return NodeForecast(
         calls=len(calls),
         calls_per_episode=len(calls) / acting if acting else 0.0,

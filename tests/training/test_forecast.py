@@ -33,7 +33,7 @@ from marft_bridge.training.forecast import (
     trajectories_to_forecast,
 )
 from marft_bridge.training.signal_check import SignalCheck
-from trace_store.records import Reward, Trajectory
+from trace_store.records import RETOKENISED, Reward, Trajectory
 
 GROUPS = {"samples_per_task": 4, "trainer": {"advantage": {"estimator": "grpo"}}}
 
@@ -175,6 +175,14 @@ def test_a_node_has_a_line_where_there_is_something_to_say_of_it() -> None:
     options = TrainOptions()
     (_, line) = forecast_to_lines(trajectories_to_forecast(mixed, {"e0", "e1"}, ["critic"], options=options))
     assert line == "forecast, critic: no call of it is stored, so nothing is known of what it can learn"
+
+
+def test_calls_that_the_offline_phase_imitates_are_not_called_useless() -> None:
+    hosted = runs([0.0, 1.0] * 20, trainable=False, untrainable_reason=RETOKENISED, finish_reason="stop")
+    imitated = forecast_to_lines(forecast_of(hosted, trainer={"offline": {"mode": "filtered", "retokenise": True}}))
+    ignored = forecast_to_lines(forecast_of(hosted, trainer={"offline": {"mode": "filtered"}}))
+    assert [len(imitated), len(ignored)] == [1, 2]
+    assert RETOKENISED in ignored[1]
 
 
 def test_episodes_that_failed_are_counted_with_the_commonest_reason() -> None:
