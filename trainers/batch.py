@@ -134,6 +134,14 @@ class Round:
         """The round without its older episodes."""
         return episodes_to_round([episode for episode in self.episodes if not episode.replayed], self.drops)
 
+    def with_items(self, items: Sequence[ActionItem]) -> Round:
+        """The round with other items in the places of its own, episode by episode."""
+        actions: list[list[ActionItem]] = [[] for _ in self.episodes]
+        for item, e in zip(items, self.episode_A, strict=True):
+            actions[e].append(item)
+        episodes = (replace(episode, actions=tuple(own)) for episode, own in zip(self.episodes, actions, strict=True))
+        return replace(self, episodes=tuple(episodes), items=tuple(items))
+
     @property
     def is_all_forced(self) -> bool:
         """Whether actions of trained nodes were left out for being forced, and for nothing else."""

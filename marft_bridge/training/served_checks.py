@@ -8,6 +8,7 @@ Invariant: afterwards the trainer's weights are bit for bit the same.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from trainers.errors import TrainError
 from trainers.policies.policies import Policies
 
 _ACTIONS_PER_NODE = 8  # that are scored again
+_NOISE = 0.1  # nats a token: three times what a bfloat16 engine differs by
 
 
 def check_staleness(
@@ -52,9 +54,9 @@ def served_versions(
 ) -> dict[str, bool | None]:
     """Node -> whether its calls were answered by the version that they name; None where the log-probs cannot tell.
 
-    They cannot where that version or the one before is deleted, where there is no action to score, or where the two
-    versions differ by less than engine and trainer do (the first rounds of a bfloat16 server). Version 0 is the base
-    model.
+    They cannot where that version or the one before is deleted, where there is no action to score, where the two
+    versions differ by less than engine and trainer do (the first rounds of a bfloat16 server), or where a grammar held
+    the engine and explains why it says more than the newest. Version 0 is the base model.
 
     Args:
         newest: the version that the trainer holds.
@@ -93,7 +95,12 @@ def _was_served(
     older_gap = logprob_gap(
         engine_logprobs, _logprobs_at(policies, registry, node, version=older, actions=actions), f"{node}@{older}"
     )
-    return None if gap is None or older_gap is None else check_served(f"{node}@{version}", gap, older_gap)
+    if gap is None or older_gap is None:
+        return None
+    is_held = any(forced_tokens(action) for action in actions)
+    if gap > older_gap and is_held and _shortfall(engine_logprobs, trainer_logprobs) <= _NOISE:
+        return None
+    return check_served(f"{node}@{version}", gap, older_gap)
 
 
 def _logprobs_at(
@@ -112,6 +119,16 @@ def _of_decided(logprobs: Sequence[Sequence[float]], actions: Sequence[Action]) 
         [logprob for k, logprob in enumerate(part) if k not in positions]
         for part, positions in zip(logprobs, forced, strict=True)
     ]
+
+
+def _shortfall(engine: Sequence[Sequence[float]], trainer: Sequence[Sequence[float]]) -> float:
+    """By how much the engine's log-probs lie below the trainer's, in nats: the mean over tokens, 0 where above.
+
+    A grammar only raises what the engine gives to the tokens that it allows. So an engine under a grammar that lies
+    above the newest adapter, however far, may well serve it; one that lies below it does not.
+    """
+    shortfalls = [max(t - e, 0.0) for es, ts in zip(engine, trainer, strict=True) for e, t in zip(es, ts, strict=True)]
+    return math.fsum(shortfalls) / max(len(shortfalls), 1)
 
 
 def _comparable(episodes: Sequence[Trajectory], node: str) -> list[Action]:

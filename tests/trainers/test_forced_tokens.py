@@ -8,12 +8,14 @@ improbable:
 - an action all of whose tokens were forced is left out with its reason, and dependencies pass through it
 - units, the critic's observations and what is kept of advantages stand at the decided tokens
 - ratios, entropy, words and effective sample sizes are those of the decided tokens
+- where a grammar took more than half of the policy's probability, the token counts as forced; where less, it does not
 - a narrowed choice, whose log-probs are those of the grammar, is named where it is refused
 """
 
 # ruff: noqa: N806 (shape suffixes)
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +33,7 @@ from trainers.batch import ActionItem, forced_share, forced_tokens, trajectories
 from trainers.credit.action_credits import ActionCredit
 from trainers.errors import TrainError
 from trainers.marft import MarftTrainer
+from trainers.scoring.masked_tokens import force_tokens, masked_tokens
 
 REWARDS = (0.3, -1.0, 0.5, 2.0)
 LENGTHS = ((3, 4), (5, 6), (1, 2), (4, 8))  # of prompts and answers
@@ -158,6 +161,39 @@ def test_what_is_forced_changes_no_other_tokens_gradient(model_dir: Path) -> Non
     for name, whole in parts[2].items():
         torch.testing.assert_close(parts[0][name] + parts[1][name], whole, atol=1e-6, rtol=1e-5)
         assert float(parts[0][name].abs().max()) > 1e-4
+
+
+def test_a_token_of_which_a_grammar_took_more_than_half_is_forced() -> None:
+    """Of the policy's probability it allowed 0.51 at the first decided token, 0.4 at the second, 0.8 at the third."""
+    item = ActionItem("actor", (9,), (1, 2, 3, 4), (math.log(0.2 / 0.51), math.log(0.1 / 0.4), -1.0), 1.0, forced=(0,))
+    logp_T = [math.log(0.2), math.log(0.1), -1.0 + math.log(0.8)]
+    assert masked_tokens(item, logp_T) == (2,)
+    assert masked_tokens(replace(item, forced=(), sampled_ids=(1, 2, 3)), logp_T) == ()  # no grammar held it
+    assert masked_tokens(item, [-5.0, -4.0, -9.0]) == (1, 3)  # one is left: the one that was cut least
+    held = force_tokens(item, (2,))
+    assert (held.forced, held.decided, held.behaviour) == ((0, 2), (1, 3), (math.log(0.2 / 0.51), -1.0))
+
+
+def test_an_update_under_a_grammar_is_that_without_the_tokens_that_it_decided(model_dir: Path) -> None:
+    """The policy leans out of it at some tokens, by 2 nats each: beyond the tolerance, and yet not refused."""
+    first = [part[:1] for part in FORCED]
+    gradients = []
+    for rest in (0.0, 2.0):  # forced outright, or among several
+        trainer = _trainer(model_dir)
+        played = []
+        for trajectory, forced, part in zip(_round(trainer, first), first, FORCED, strict=True):
+            (action,) = trajectory.actions
+            raised = [
+                logp if k in forced or k not in part else (logp + rest if rest else 0.0)
+                for k, logp in enumerate(action.logprobs or ())
+            ]
+            played.append(replace(trajectory, actions=(replace(action, logprobs=tuple(raised)),)))
+        gradients.append(_gradient(trainer, played))
+    (forced_gradient, forced_figures), (gradient, figures) = gradients
+    for name, part in gradient.items():
+        torch.testing.assert_close(part, forced_gradient[name], atol=0, rtol=0)
+    assert figures["kl_after"] == pytest.approx(forced_figures["kl_after"])
+    assert (figures["tokens"], figures["forced_share"]) == (forced_figures["tokens"], 0.5)
 
 
 def test_only_a_log_prob_of_exactly_0_under_the_whole_distribution_is_forced() -> None:

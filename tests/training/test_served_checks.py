@@ -20,8 +20,9 @@ FORCED = -8.0  # what either adapter thinks of a token that it did not choose
 
 @dataclass
 class _TwoAdapters:
-    """The newest gives each decided token -1, the one before it -1.5."""
+    """The newest gives each decided token -1."""
 
+    older: float
     trained: tuple[str, ...] = ("planner",)
     logprob: float = -1.0
 
@@ -31,7 +32,7 @@ class _TwoAdapters:
 
     @contextmanager
     def lent(self, _node: str, _folder: Path) -> Iterator[None]:
-        self.logprob = -1.5
+        self.logprob = self.older
         yield
         self.logprob = -1.0
 
@@ -44,10 +45,10 @@ class _Registry:
         return cast(Any, type("Version", (), {"path": "."}))
 
 
-def _served(decided: float) -> dict[str, bool | None]:
+def _served(decided: float, older: float = -1.5) -> dict[str, bool | None]:
     """Calls of version 2 whose every other token, the first one among them, was forced."""
     call = action("planner", (1, 2, 3, 4), logprobs=(0.0, decided, 0.0, decided), adapter_version=2)
-    return served_versions(cast(Any, _TwoAdapters()), cast(Any, _Registry()), [trajectory("t", [call])], newest=2)
+    return served_versions(cast(Any, _TwoAdapters(older)), cast(Any, _Registry()), [trajectory("t", [call])], newest=2)
 
 
 def test_forced_tokens_do_not_hide_which_adapter_answered() -> None:
@@ -55,3 +56,14 @@ def test_forced_tokens_do_not_hide_which_adapter_answered() -> None:
     assert _served(-1.05) == {"planner": True}
     with pytest.raises(TrainError, match="the server answered with the version before it"):
         _served(-1.45)
+
+
+def test_a_grammar_that_the_newest_adapter_leans_out_of_is_not_taken_for_the_adapter_before() -> None:
+    """What the grammar left of the newest's -1 is -0.1, 1.4 nats from the adapter before as well: nothing is told.
+
+    With the adapter before at -0.1 itself that one is nearest; yet no engine that serves it lies above the newest.
+    """
+    assert _served(-0.1) == {"planner": None}
+    assert _served(-0.1, older=-0.1) == {"planner": None}
+    with pytest.raises(TrainError, match="the server answered with the version before it"):
+        _served(-1.3, older=-1.3)

@@ -2,7 +2,7 @@
 
 Invariant: an adapter is given only actions that a ratio can be formed for: fresh ones that engine and trainer score
 alike, and older ones whose weights are worth enough samples. Older ones that are not are taken out of the round before
-anybody computes a baseline from it. It knows nothing of rewards or advantages.
+anybody computes a baseline from it, and so are tokens that a grammar decided. It knows nothing of advantages.
 
 Shapes: lists of _T tensors are parallel to the round's items, one entry per decided token; _A one entry per action.
 """
@@ -24,6 +24,7 @@ from trainers.config import TrainerOptions
 from trainers.errors import TrainError
 from trainers.policies.policies import Policies
 from trainers.scoring.effective_sample_size import gate_actions
+from trainers.scoring.masked_tokens import force_tokens, masked_tokens
 from trainers.scoring.microbatch import items_to_microbatches
 from trainers.scoring.model import Tick
 from trainers.scoring.sampling import Sampling, items_to_sampling, items_to_weights
@@ -31,6 +32,8 @@ from trainers.scoring.sampling import Sampling, items_to_sampling, items_to_weig
 _SPOT_CHECKS = 8  # actions per adapter and round that are scored again when the engine's log-probs are taken
 _ENGINE_GAP = 0.01  # nats per token; a float32 engine differs by 1e-5, a bfloat16 one by 3e-2
 _ONE_SIDED = 0.5  # of a gap: beyond, engine - trainer is mostly positive, as rounding never leaves it
+
+_Key = tuple[bool, str, str]  # replayed or fresh, episode, action
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +71,15 @@ def score_round(
     """
     rows_of = _rows_of(data, order, policies)
     old_T, ours_T = _old_logprobs(data, rows_of, policies, options=options, tick_of=tick_of)
+    masked = _masked_by_key(data, ours_T) if options.importance.proximal == "recomputed" else {}
+    whole, data = data.items, _with_forced(data, masked)
+    old_T = [_of_decided(logp_T, *pair) for logp_T, *pair in zip(old_T, whole, data.items, strict=True)]
+    ours_T = {i: _of_decided(logp_T, whole[i], data.items[i]) for i, logp_T in ours_T.items()}
     for agent in (agent for name in order for agent in policies.adapters[name].agents):
         _check_engine(agent, data, [i for i in ours_T if data.items[i].agent == agent], ours_T=ours_T, options=options)
     refused = _refused_agents(data, rows_of, old_T, policies=policies, options=options)
     if refused:
-        read, data = data, reread(refused)
+        read, data = data, _with_forced(reread(refused), masked)
         row_of = {key: i for i, key in enumerate(_keys(read))}
         rows = [row_of[key] for key in _keys(data)]
         old_T = [old_T[row] for row in rows]
@@ -89,7 +96,31 @@ def _rows_of(data: Round, order: Sequence[str], policies: Policies) -> dict[str,
     return {name: data.agents_to_rows(policies.adapters[name].agents) for name in order}
 
 
-def _keys(data: Round) -> list[tuple[bool, str, str]]:
+def _masked_by_key(data: Round, ours_T: Mapping[int, Tensor]) -> dict[_Key, tuple[int, ...]]:
+    """The tokens of fresh actions that a grammar decided. Those of older ones look like a policy that has changed."""
+    keys = _keys(data)
+    return {
+        keys[i]: positions
+        for i, logp_T in ours_T.items()
+        if not data.is_replayed(i) and (positions := masked_tokens(data.items[i], logp_T.tolist()))
+    }
+
+
+def _with_forced(data: Round, masked: Mapping[_Key, tuple[int, ...]]) -> Round:
+    if not masked:
+        return data
+    items = (force_tokens(item, masked.get(key, ())) for item, key in zip(data.items, _keys(data), strict=True))
+    return data.with_items(tuple(items))
+
+
+def _of_decided(logp_T: Tensor, whole: ActionItem, item: ActionItem) -> Tensor:
+    """Of log-probs of what was decided of `whole`, those of what is decided of `item`; as it is where it is empty."""
+    if whole.decided == item.decided or not len(logp_T):
+        return logp_T
+    return logp_T[[t for t, k in enumerate(whole.decided) if k in item.decided]]
+
+
+def _keys(data: Round) -> list[_Key]:
     """What tells each action of the round from all others, [A]; an old episode may be in a round as a fresh one too."""
     return [
         (episode.replayed, episode.episode_id, action_id)
@@ -193,7 +224,8 @@ def _check_engine(
     engine = [data.items[i].behaviour or () for i in fresh]
     gap = logprob_gap(engine, [ours_T[i].tolist() for i in fresh], f"fresh actions of {agent!r}")
     tolerance, advice = options.importance.engine_tolerance, "check which model, adapter and template the server serves"
-    if options.importance.proximal == "engine" and tolerance > _ENGINE_GAP:
+    from_engine = options.importance.proximal == "engine"
+    if from_engine and tolerance > _ENGINE_GAP:
         tolerance, advice = _ENGINE_GAP, "serve in float32, or set trainer.importance.proximal to 'recomputed'"
     if gap is not None and gap > tolerance:
         trainer = chain.from_iterable(ours_T[i].tolist() for i in fresh)
@@ -202,8 +234,13 @@ def _check_engine(
         if mean_excess > _ONE_SIDED * gap:
             advice += (
                 f"; the engine's are higher by {mean_excess:.3f} on average, as where an output is constrained to "
-                "several tokens (response_format, structured_outputs, tool_choice): do not constrain these calls, or "
-                "do not train their node"
+                "several tokens (response_format, structured_outputs, tool_choice): "
+                + (
+                    "set trainer.importance.proximal to 'recomputed', "
+                    if from_engine
+                    else "do not constrain these calls, "
+                )
+                + "or do not train their node"
             )
         raise TrainError(
             f"the engine's log-probs of {agent!r} differ from the trainer's by {gap:.3f} nats a token, more than "
