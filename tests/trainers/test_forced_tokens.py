@@ -33,7 +33,7 @@ from trainers.batch import ActionItem, forced_share, forced_tokens, trajectories
 from trainers.credit.action_credits import ActionCredit
 from trainers.errors import TrainError
 from trainers.marft import MarftTrainer
-from trainers.scoring.masked_tokens import force_tokens, masked_tokens
+from trainers.scoring.masked_tokens import force_tokens, masked_tokens, open_forced
 
 REWARDS = (0.3, -1.0, 0.5, 2.0)
 LENGTHS = ((3, 4), (5, 6), (1, 2), (4, 8))  # of prompts and answers
@@ -163,15 +163,33 @@ def test_what_is_forced_changes_no_other_tokens_gradient(model_dir: Path) -> Non
         assert float(parts[0][name].abs().max()) > 1e-4
 
 
-def test_a_token_of_which_a_grammar_took_more_than_half_is_forced() -> None:
-    """Of the policy's probability it allowed 0.51 at the first decided token, 0.4 at the second, 0.8 at the third."""
-    item = ActionItem("actor", (9,), (1, 2, 3, 4), (math.log(0.2 / 0.51), math.log(0.1 / 0.4), -1.0), 1.0, forced=(0,))
-    logp_T = [math.log(0.2), math.log(0.1), -1.0 + math.log(0.8)]
-    assert masked_tokens(item, logp_T) == (2,)
-    assert masked_tokens(replace(item, forced=(), sampled_ids=(1, 2, 3)), logp_T) == ()  # no grammar held it
-    assert masked_tokens(item, [-5.0, -4.0, -9.0]) == (1, 3)  # one is left: the one that was cut least
-    held = force_tokens(item, (2,))
+def test_a_grammar_decided_where_it_took_more_than_half_and_where_it_left_one_token_to_an_uncertain_policy() -> None:
+    """Of the policy it allowed 0.3, 0.51, 0.4 and 0.8; of the first that is the sampled token alone."""
+    read = ActionItem("actor", (9,), (1, 2, 3, 4), (math.log(0.2 / 0.51), math.log(0.1 / 0.4), -1.0), 1.0, forced=(0,))
+    item = open_forced(read)
+    assert (item.decided, item.behaviour) == ((0, 1, 2, 3), (0.0, *(read.behaviour or ())))
+    logp_T = [math.log(0.3), math.log(0.2), math.log(0.1), -1.0 + math.log(0.8)]
+    assert masked_tokens(item, logp_T) == (0, 2)
+    assert masked_tokens(item, [math.log(0.95), *logp_T[1:]]) == (2,)  # the policy was certain by itself
+    assert masked_tokens(replace(item, behaviour=(-0.01, *(read.behaviour or ()))), logp_T) == ()  # held by nothing
+    assert masked_tokens(item, [-3.0, -5.0, -4.0, -9.0]) == (0, 1, 3)  # one is left, where it was cut least
+    held = force_tokens(item, (0, 2))
     assert (held.forced, held.decided, held.behaviour) == ((0, 2), (1, 3), (math.log(0.2 / 0.51), -1.0))
+    assert force_tokens(item, ()) == item
+
+
+def test_a_token_that_the_policy_is_certain_of_stays_in_its_loss_and_its_kl(model_dir: Path) -> None:
+    """Or an update could take it away, and no ratio, clip or KL would say so."""
+    trainer = _trainer(model_dir)
+    trainer.policies.model.use("actor")
+    ids = [3, 1, 4]
+    for _ in range(2):
+        ids.append(int(trainer.policies.model.peft(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+    certain = make_action("actor", ids[:3], ids[3:], temperature=1e-5, logprobs=(0.0, -1e-9))
+    assert forced_tokens(certain) == (0,)
+    played = [make_trajectory([certain], 1.0)]
+    figures = trainer.update(played)["agents"]["actor"]
+    assert (figures["tokens"], figures["forced_share"]) == (2, 0.0)
 
 
 def test_an_update_under_a_grammar_is_that_without_the_tokens_that_it_decided(model_dir: Path) -> None:

@@ -24,7 +24,7 @@ from trainers.config import TrainerOptions
 from trainers.errors import TrainError
 from trainers.policies.policies import Policies
 from trainers.scoring.effective_sample_size import gate_actions
-from trainers.scoring.masked_tokens import force_tokens, masked_tokens
+from trainers.scoring.masked_tokens import force_tokens, masked_tokens, open_forced
 from trainers.scoring.microbatch import items_to_microbatches
 from trainers.scoring.model import Tick
 from trainers.scoring.sampling import Sampling, items_to_sampling, items_to_weights
@@ -32,8 +32,6 @@ from trainers.scoring.sampling import Sampling, items_to_sampling, items_to_weig
 _SPOT_CHECKS = 8  # actions per adapter and round that are scored again when the engine's log-probs are taken
 _ENGINE_GAP = 0.01  # nats per token; a float32 engine differs by 1e-5, a bfloat16 one by 3e-2
 _ONE_SIDED = 0.5  # of a gap: beyond, engine - trainer is mostly positive, as rounding never leaves it
-
-_Key = tuple[bool, str, str]  # replayed or fresh, episode, action
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +68,19 @@ def score_round(
         TrainError: engine and trainer score fresh actions differently.
     """
     rows_of = _rows_of(data, order, policies)
+    if options.importance.proximal == "recomputed":  # then the trainer says of every call what it thinks of its tokens
+        data = _open_forced(data, rows_of)
     old_T, ours_T = _old_logprobs(data, rows_of, policies, options=options, tick_of=tick_of)
-    masked = _masked_by_key(data, ours_T) if options.importance.proximal == "recomputed" else {}
-    whole, data = data.items, _with_forced(data, masked)
-    old_T = [_of_decided(logp_T, *pair) for logp_T, *pair in zip(old_T, whole, data.items, strict=True)]
-    ours_T = {i: _of_decided(logp_T, whole[i], data.items[i]) for i, logp_T in ours_T.items()}
+    if options.importance.proximal == "recomputed":
+        data, old_T, ours_T = _force_masked(data, old_T, ours_T)
     for agent in (agent for name in order for agent in policies.adapters[name].agents):
         _check_engine(agent, data, [i for i in ours_T if data.items[i].agent == agent], ours_T=ours_T, options=options)
     refused = _refused_agents(data, rows_of, old_T, policies=policies, options=options)
     if refused:
-        read, data = data, _with_forced(reread(refused), masked)
+        read, data = data, reread(refused)
         row_of = {key: i for i, key in enumerate(_keys(read))}
         rows = [row_of[key] for key in _keys(data)]
+        data = data.with_items([read.items[row] for row in rows])
         old_T = [old_T[row] for row in rows]
         ours_T = {i: ours_T[row] for i, row in enumerate(rows) if row in ours_T}
         rows_of = _rows_of(data, order, policies)
@@ -96,31 +95,33 @@ def _rows_of(data: Round, order: Sequence[str], policies: Policies) -> dict[str,
     return {name: data.agents_to_rows(policies.adapters[name].agents) for name in order}
 
 
-def _masked_by_key(data: Round, ours_T: Mapping[int, Tensor]) -> dict[_Key, tuple[int, ...]]:
-    """The tokens of fresh actions that a grammar decided. Those of older ones look like a policy that has changed."""
-    keys = _keys(data)
-    return {
-        keys[i]: positions
-        for i, logp_T in ours_T.items()
-        if not data.is_replayed(i) and (positions := masked_tokens(data.items[i], logp_T.tolist()))
-    }
+def _open_forced(data: Round, rows_of: Mapping[str, Sequence[int]]) -> Round:
+    """The round in which nothing is forced of the fresh actions at these positions."""
+    rows = {i for rows in rows_of.values() for i in rows if data.items[i].forced and not data.is_replayed(i)}
+    return data.with_items([open_forced(item) if i in rows else item for i, item in enumerate(data.items)])
 
 
-def _with_forced(data: Round, masked: Mapping[_Key, tuple[int, ...]]) -> Round:
-    if not masked:
-        return data
-    items = (force_tokens(item, masked.get(key, ())) for item, key in zip(data.items, _keys(data), strict=True))
-    return data.with_items(tuple(items))
+def _force_masked(
+    data: Round, old_T: Sequence[Tensor], ours_T: Mapping[int, Tensor]
+) -> tuple[Round, list[Tensor], dict[int, Tensor]]:
+    """Round and log-probs without the tokens of fresh actions that a grammar decided.
+
+    Those of older actions cannot be told from a policy that has changed since.
+    """
+    items = [
+        force_tokens(item, masked_tokens(item, ours_T[i].tolist())) if i in ours_T and not data.is_replayed(i) else item
+        for i, item in enumerate(data.items)
+    ]
+    old_T = [_of_decided(logp_T, item) for logp_T, item in zip(old_T, items, strict=True)]
+    return data.with_items(items), old_T, {i: _of_decided(logp_T, items[i]) for i, logp_T in ours_T.items()}
 
 
-def _of_decided(logp_T: Tensor, whole: ActionItem, item: ActionItem) -> Tensor:
-    """Of log-probs of what was decided of `whole`, those of what is decided of `item`; as it is where it is empty."""
-    if whole.decided == item.decided or not len(logp_T):
-        return logp_T
-    return logp_T[[t for t, k in enumerate(whole.decided) if k in item.decided]]
+def _of_decided(logp_T: Tensor, item: ActionItem) -> Tensor:
+    """Log-probs of all sampled tokens to those of the decided ones; as it is where it holds no others."""
+    return logp_T[list(item.decided)] if len(logp_T) > len(item.decided) else logp_T
 
 
-def _keys(data: Round) -> list[_Key]:
+def _keys(data: Round) -> list[tuple[bool, str, str]]:
     """What tells each action of the round from all others, [A]; an old episode may be in a round as a fresh one too."""
     return [
         (episode.replayed, episode.episode_id, action_id)
