@@ -3,8 +3,8 @@
     python -m examples.hosted_to_local.looks imitated --config bridge.toml --run runs/mine   # before any fresh rollout
     python -m examples.hosted_to_local.looks alone --config bridge.toml --run runs/mine      # each node moved alone
 
-`imitated` runs version 1, which learned from the traces alone. `alone` ends in the rank correlation of the plan's
-places (in the store that --plan names) and what moving each node alone costs.
+Both run version 1, which learned from the traces alone, as the plan's predictions are of imitation. `alone` ends in
+the rank correlation of the plan's places (in the store that --plan names) and what moving each node alone costs.
 Invariant: tasks, rewards and prices are those of the configuration; only the variants are others.
 """
 
@@ -36,7 +36,7 @@ def alone_variants(config: BridgeConfig) -> list[dict[str, Any]]:
     """The hosted desk, and it with each node moved alone."""
     return [
         HOSTED,
-        *({"name": node, "app": config.graph.app, "nodes": [node], "adapters": "best"} for node in config.graph.nodes),
+        *({"name": node, "app": config.graph.app, "nodes": [node], "adapters": 1} for node in config.graph.nodes),
     ]
 
 

@@ -30,15 +30,15 @@ if [ -z "${SERVED:-}" ]; then
     $bridge traces export "$run/traces" --store "$run/hosted.duckdb"
     SERVED=1 exec $bridge serve --config "$config" --run "$run" -- sh "$0"
 fi
-# 3. imitate, 4. what that alone is worth, 5. reinforce
+# 3. imitate, 4. what that alone is worth; which node is worth what, and was the plan right?
 $bridge train --config "$config" --run "$run" --rounds 0
 $python -m examples.hosted_to_local.looks imitated --config "$config" --run "$run"
-$bridge train --config "$config" --run "$run" --resume --rounds "${ROUNDS:-3}"
-# 6. which node is worth what, and was the plan right?
 if [ -n "${ALONE:-}" ]; then
     $python -m examples.hosted_to_local.looks alone --config "$config" --run "$run" --plan "$run/hosted.duckdb"
 fi
 $bridge plan "$run/hosted.duckdb" --calibration "$run"
-# 7. hosted against mixed against local, 8. the verdict
+# 5. reinforce
+$bridge train --config "$config" --run "$run" --resume --rounds "${ROUNDS:-3}"
+# 6. hosted against mixed against local, 7. the verdict
 $bridge compare --config "$config" --run "$run" --non-inferior 0.03
 $bridge promote --config "$config" --run "$run" --efficient --by "${BY:-the example}" --yes
