@@ -51,7 +51,7 @@ from trainers.scoring.sampling import Sampling
 from trainers.scoring.teacher import TeacherModel
 
 _LESSON = "lesson"  # name of the reward that stands for: a teacher said this, or scored it
-_ON_POLICY = "distil_on_policy"
+DISTIL_ON_POLICY = "distil_on_policy"  # the mode of a round that a teacher scored
 _ALL_FORCED = "every token of this round was forced (its log-prob by the engine is 0)"
 
 Progress = Callable[[str, int, int], None]
@@ -210,7 +210,7 @@ class MarftTrainer:
         options = options_to_distil(self.options)
         data = self._read(list(map(_to_lesson, trajectories)), "on_policy", reward=_LESSON)
         if not data.items and data.is_all_forced:
-            return {"mode": _ON_POLICY, **self._nothing_learned(data, _ALL_FORCED, flat_groups=None)}
+            return {"mode": DISTIL_ON_POLICY, **self._nothing_learned(data, _ALL_FORCED, flat_groups=None)}
         self._refuse_empty(data)
         order = update_order(data, self.policies, options, rounds=self.rounds, generator=self.generator)
         scored = score_round(
@@ -254,7 +254,7 @@ class MarftTrainer:
         warnings = self._check_reality(agents)
         self.rounds += 1
         fields = {
-            "mode": _ON_POLICY,
+            "mode": DISTIL_ON_POLICY,
             "agents": agents,
             "critic": {},
             "order": list(order),

@@ -47,6 +47,7 @@ class TeacherModel:
         self._head: Any = base.get_output_embeddings()
         check_output_layer(base, self._backbone, self._head, model_dir=model_dir)
         self.vocabulary: int = base.get_input_embeddings().num_embeddings
+        self.context: int | None = getattr(base.config, "max_position_embeddings", None)  # tokens that it reads
         self._shares_prefixes = can_share_prefixes(self._backbone, device)
         if device.type == "cpu":
             speed_up(base)
@@ -62,13 +63,19 @@ class TeacherModel:
             tick: told how many actions each pass took.
 
         Raises:
-            TrainError: an action holds an id that it does not know.
+            TrainError: an action holds an id that it does not know, or is longer than what it reads.
         """
         largest = max((max(*item.prompt_ids, *item.sampled_ids) for item in items), default=0)
         if largest >= self.vocabulary:
             raise TrainError(
                 f"the teacher {self.model_dir} knows {self.vocabulary} token ids, and a call holds the id {largest}: "
                 "name a model with the tokenizer of the model that is trained"
+            )
+        longest = max((len(item.input_ids) for item in items), default=0)
+        if self.context is not None and longest > self.context:
+            raise TrainError(
+                f"the teacher {self.model_dir} reads {self.context} tokens, and a call has {longest}: name a teacher "
+                "with a longer context, or shorten the calls"
             )
         scored: list[tuple[int, Tensor]] = []
         batches = items_to_microbatches(

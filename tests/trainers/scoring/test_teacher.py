@@ -1,12 +1,13 @@
 """Owns: a teacher's log-probs of what a policy sampled.
 
 - They are those of the whole distribution at the temperature that sampled, of the decided tokens only.
-- An id that the teacher does not know is refused, and so is a teacher that does not fit into memory.
+- An id that it does not know and a call longer than it reads are refused, and so is a teacher that does not fit.
 """
 
 # ruff: noqa: N806 (shape suffixes)
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,13 @@ def test_an_id_that_the_teacher_does_not_know_is_refused(tmp_path: Path) -> None
     teacher = TeacherModel(save_tiny_llama(tmp_path, vocabulary=9), CPU)
     with pytest.raises(TrainError, match="knows 9 token ids, and a call holds the id 9: name a model with the token"):
         score(teacher)
+
+
+def test_a_call_that_is_longer_than_the_teacher_reads_is_refused(tmp_path: Path) -> None:
+    teacher = TeacherModel(save_tiny_llama(tmp_path), CPU)
+    long_call = replace(ITEMS[0], prompt_ids=(1,) * 128, sampled_ids=(2, 3), behaviour=(-1.0, -1.0), forced=())
+    with pytest.raises(TrainError, match="reads 128 tokens, and a call has 129: name a teacher with a longer context"):
+        teacher.logprobs([long_call], 2048, workers=Workers.alone(), tick=lambda _: None)
 
 
 def test_a_teacher_that_does_not_fit_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
