@@ -268,7 +268,7 @@ class MarftTrainer:
         """The teacher's log-probs of a round's actions, by position, on the devices of their policies."""
         items = scored.data.items
         self.policies.memory.check_teacher(teacher_dir)
-        teacher = TeacherModel(teacher_dir, self.policies.memory.device)
+        teacher = TeacherModel(teacher_dir, next(iter(self.policies.models.values())).device)
         teacher_T = teacher.logprobs(
             items,
             self.options.system.tokens_per_microbatch,
