@@ -35,7 +35,7 @@ UPDATES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def updates(workers: Workers, argument: dict[str, Any]) -> dict[str, Any]:
-    """One for each of the named options: (what to do, with how many games, options); a teacher lies beside the model."""
+    """One for each of the named options: (what to do, how many games, options). A teacher lies beside the model."""
     return {kind: _update(workers, Path(argument["model"]), *asked) for kind, asked in argument["options"].items()}
 
 
