@@ -96,6 +96,10 @@ class TeacherModel:
             packs=self._packs,
             shares_prefixes=self._shares_prefixes,
         )
-        bias = getattr(self._head, "bias", None)
-        sampled_T, temperature_T = batch.sampled_T.to(self.device), batch.temperature_T.to(self.device)
-        return hidden_to_logprobs(hidden_TH, self._head.weight, bias, sampled_T, temperature_T)
+        return hidden_to_logprobs(
+            hidden_TH,
+            self._head.weight,
+            getattr(self._head, "bias", None),
+            token_T=batch.sampled_T.to(self.device),
+            temperature_T=batch.temperature_T.to(self.device),
+        )
