@@ -19,7 +19,7 @@ from support.school_rig import School, learned, until
 from support.tiny_policy import save_tiny_llama
 
 from marft_bridge.common.errors import ConfigError
-from marft_bridge.config.bridge import TrainOptions
+from marft_bridge.config.bridge import BridgeConfig, TrainOptions
 from marft_bridge.rollouts.session import Session
 from marft_bridge.runs.run_folder import read_metrics
 from marft_bridge.training.scoring_teacher import round_to_distilled_text
@@ -132,3 +132,11 @@ def test_a_scoring_teacher_is_refused_where_it_would_do_nothing_and_needs_no_imi
     assert (options.asking_rounds, options.trainer.offline.mode) == (0, "awr")
     filtered = {"offline": {"mode": "filtered"}}
     assert TrainOptions.model_validate({"teacher_rounds": 2, "trainer": filtered}).asking_rounds == 2
+
+
+def test_what_a_run_records_of_a_teacher_by_name_has_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marft_bridge.config.bridge.model_to_pinned", lambda text: f"{text}@c0ffee")
+    raw: dict[str, Any] = {"graph": {"app": "a:b", "nodes": ["n"], "tasks": "t.jsonl", "reward": "a:r"}}
+    taught = BridgeConfig.model_validate(raw | {"train": {"teacher_rounds": 1, "teacher": "some/larger"}})
+    assert taught.recorded()["train"]["teacher"] == "some/larger@c0ffee"
+    assert BridgeConfig.model_validate(raw).recorded()["train"]["teacher"] is None
