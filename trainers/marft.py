@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trace_store.records import TOOLS_OF, Episode, Reward, Trajectory
 from trainers.advantages.arrays import Floats
@@ -31,6 +32,7 @@ from trainers.advantages.estimate import Estimate, normalize_estimate
 from trainers.batch import ActionItem, Round, Use, episodes_to_round, forced_share, trajectories_to_round
 from trainers.checks.memory_guard import out_of_memory_told
 from trainers.checks.reality import check_moved
+from trainers.common.free_memory import give_back_card_memory
 from trainers.common.workers import Workers
 from trainers.config import TrainerOptions
 from trainers.credit.action_credits import Credited, round_to_credits
@@ -38,15 +40,19 @@ from trainers.credit.credit import FLAT, Credit, Fit
 from trainers.credit.successes import append_successes
 from trainers.credit.units import Units
 from trainers.errors import TrainError
-from trainers.objective.scored_round import score_round
+from trainers.objective.distillation import mean_reverse_kl, options_to_distil, to_teacher
+from trainers.objective.scored_round import ScoredRound, score_round
 from trainers.objective.update_order import UpdateContext, update_in_order, update_order
 from trainers.offline.phases import BELOW_THRESHOLD, learn_offline
 from trainers.offline.replay_gate import Gated, gate_episodes
 from trainers.policies.policies import Policies
 from trainers.scoring.model import Tick
 from trainers.scoring.sampling import Sampling
+from trainers.scoring.teacher import TeacherModel
 
-_LESSON = "lesson"  # name of the reward that stands for: a teacher said this
+_LESSON = "lesson"  # name of the reward that stands for: a teacher said this, or scored it
+DISTIL_ON_POLICY = "distil_on_policy"  # the mode of a round that a teacher scored
+_ALL_FORCED = "every token of this round was forced (its log-prob by the engine is 0)"
 
 Progress = Callable[[str, int, int], None]
 
@@ -182,6 +188,97 @@ class MarftTrainer:
         fields["warnings"] = self._check_reality(agents)
         return _result(data, fields, {"score": None, "update": time.perf_counter() - started})
 
+    @out_of_memory_told
+    def distil_on_policy(self, trajectories: Sequence[Trajectory], teacher_dir: Path) -> dict[str, Any]:
+        """One round in which a teacher scores what the trained policies said, token by token; see `distillation`.
+
+        The teacher is in memory while it scores, and gone before the update. AdamW starts afresh afterwards.
+
+        Args:
+            trajectories: fresh ones. All are learned from, whatever was earned.
+            teacher_dir: a Hugging Face model directory whose token ids mean what those of every trained agent mean.
+
+        Returns:
+            As `update`, with "mode", "critic" (nothing is fitted), and for each agent that acted teacher_kl_before and
+            teacher_kl: KL(policy || teacher) in nats, the mean per token, at the round's start and after all of its
+            steps, on the tokens that were learned from. advantage_mean and advantage_std are in nats.
+
+        Raises:
+            TrainError: as `update`, and as `TeacherModel`; or the teacher does not fit into memory.
+        """
+        started = time.perf_counter()
+        options = options_to_distil(self.options)
+        data = self._read(list(map(_to_lesson, trajectories)), "on_policy", reward=_LESSON)
+        if not data.items and data.is_all_forced:
+            return {"mode": DISTIL_ON_POLICY, **self._nothing_learned(data, _ALL_FORCED, flat_groups=None)}
+        self._refuse_empty(data)
+        order = update_order(data, self.policies, options, rounds=self.rounds, generator=self.generator)
+        scored = score_round(
+            data, order, self.policies, options=options, tick_of=self._tick, reread=lambda _refused: data
+        )
+        teacher_T = self._ask_teacher(teacher_dir, scored)
+        units = Units(data, options.granularity)
+        gap_T = [to_teacher(old, teacher).cpu() for old, teacher in zip(scored.old_T, teacher_T, strict=True)]
+        advantage_U = torch.cat(gap_T).double().numpy()
+        scored_at = time.perf_counter()
+        learned = update_in_order(
+            UpdateContext(
+                data=data,
+                scored=scored,
+                units=units,
+                normal=Estimate(advantage_U, {}),
+                policies=self.policies,
+                options=options,
+                rounds=self.rounds,
+                generator=self.generator,
+                tick_of=self._tick,
+                teacher_T=teacher_T,
+            )
+        )
+        agents: dict[str, dict[str, Any]] = {}
+        for name, rows in scored.rows_of.items():
+            learner = self.policies.learners[name]
+            tick = self._tick(f"new log-probs {name}", len(rows))
+            new_T = dict(zip(rows, learner.logprobs([data.items[i] for i in rows], tick=tick), strict=True))
+            learner.optimizer = learner.fresh_optimizer()
+            for agent in self.policies.adapters[name].agents:
+                agent_rows = [i for i in rows if data.items[i].agent == agent]
+                items = [data.items[i] for i in agent_rows]
+                agent_advantage_U = units.select(advantage_U, agent_rows)
+                old, teacher = ([parts[i] for i in agent_rows] for parts in (scored.old_T, teacher_T))
+                agents[agent] = {
+                    **self._report(agent, items, learned, sampling=scored.sampling, advantage_U=agent_advantage_U),
+                    "teacher_kl_before": mean_reverse_kl(old, old, teacher),
+                    "teacher_kl": mean_reverse_kl(old, [new_T[i] for i in agent_rows], teacher),
+                }
+        warnings = self._check_reality(agents)
+        self.rounds += 1
+        fields = {
+            "mode": DISTIL_ON_POLICY,
+            "agents": agents,
+            "critic": {},
+            "order": list(order),
+            "replayed": 0,
+            "warnings": warnings,
+        }
+        seconds = {"score": scored_at - started, "update": time.perf_counter() - scored_at}
+        return _result(data, fields, seconds)
+
+    def _ask_teacher(self, teacher_dir: Path, scored: ScoredRound) -> list[Tensor]:
+        """The teacher's log-probs of a round's actions, by position, on the devices of their policies."""
+        items = scored.data.items
+        self.policies.memory.check_teacher(teacher_dir)
+        teacher = TeacherModel(teacher_dir, next(iter(self.policies.models.values())).device)
+        teacher_T = teacher.logprobs(
+            items,
+            self.options.system.tokens_per_microbatch,
+            workers=self.policies.workers,
+            tick=self._tick("teacher", len(items)),
+        )
+        del teacher
+        give_back_card_memory()
+        return [logp_T.to(old_T.device) for logp_T, old_T in zip(teacher_T, scored.old_T, strict=True)]
+
     def draw_replay(self, stored: int, fresh: int) -> list[int]:
         """Which of `stored` older episodes join a round of `fresh` ones: as many as `replay.share` allows, at random.
 
@@ -243,13 +340,8 @@ class MarftTrainer:
         if not judged.items and FLAT in data.drops:
             return self._nothing_learned(data, "no group of this round can say what was better", flat_groups=1.0)
         if not data.items and data.is_all_forced:
-            reason = "every token of this round was forced (its log-prob by the engine is 0)"
-            return self._nothing_learned(data, reason, flat_groups=None)
-        if not data.items:
-            reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(data.drops.items()))
-            raise TrainError(f"no action of this round can be trained on: {reasons or 'there were no trajectories'}")
-        if self.policies.workers.count > 1:
-            self.policies.workers.check_same("the round's tokens and the adapters", self._digest(data))
+            return self._nothing_learned(data, _ALL_FORCED, flat_groups=None)
+        self._refuse_empty(data)
         order = update_order(data, self.policies, self.options, rounds=self.rounds, generator=self.generator)
         scored = score_round(
             data,
@@ -305,6 +397,14 @@ class MarftTrainer:
         }
         seconds = {"score": scored_at - started, "update": time.perf_counter() - scored_at}
         return _result(data, fields, seconds)
+
+    def _refuse_empty(self, data: Round) -> None:
+        """Refuses a round without an action, and one that processes hold different versions of."""
+        if not data.items:
+            reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(data.drops.items()))
+            raise TrainError(f"no action of this round can be trained on: {reasons or 'there were no trajectories'}")
+        if self.policies.workers.count > 1:
+            self.policies.workers.check_same("the round's tokens and the adapters", self._digest(data))
 
     def _estimate(self, data: Round, units: Units) -> tuple[Estimate, Estimate, Fit]:
         """Advantages of a round as they are in units of the reward, and normalised; and what fits the critics."""

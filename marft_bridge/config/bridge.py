@@ -140,9 +140,13 @@ class TrainOptions(_Options):
     traces: tuple[str, ...] = ()
     """Folders that `traces export` wrote, or DuckLake catalogs: their episodes are learned from too, read in place."""
     teacher_rounds: int = Field(0, ge=0)
-    """In so many first rounds each trained node's own model is asked beside the served one, on the prompts that the
-    trained graph comes to, and its answers are imitated together with the stored ones (DAgger); rewards teach from the
-    next round on. Needs trainer.offline.mode 'filtered'."""
+    """In so many first rounds a teacher teaches on the prompts that the trained graph comes to; rewards do from the
+    next round on."""
+    teacher: str | None = Field(None, min_length=1)
+    """Who that is. None: each trained node's own model. It is asked beside the served one, and its answers are imitated
+    together with the stored ones (DAgger), which needs trainer.offline.mode 'filtered'. Or a larger model with the same
+    tokenizer, a directory or name as model.path: it scores what the trained nodes say themselves, token by token
+    (on-policy distillation), beside the trainer and without a server."""
     hosted_answers: Literal["provider", "recorded_first", "recorded_only"] = "provider"
     """Who answers, in rounds, the nodes that are neither in graph.nodes nor in graph.frozen. `provider`: their own
     models. `recorded_first`: where a stored call has the same messages, tools and parameters its recorded answer, else
@@ -184,13 +188,22 @@ class TrainOptions(_Options):
     def _hosted_answers_fit(self) -> TrainOptions:
         if self.teacher_rounds > self.rounds:
             raise ValueError(f"teacher_rounds is {self.teacher_rounds}, but there are only {self.rounds} rounds")
-        if self.teacher_rounds and self.trainer.offline.mode != "filtered":
-            raise ValueError("teacher_rounds imitate: set trainer.offline.mode to 'filtered'")
+        if self.teacher is not None and not self.teacher_rounds:
+            raise ValueError("teacher has no effect without teacher_rounds: set it to how many rounds it shall teach")
+        if self.asking_rounds and self.trainer.offline.mode != "filtered":
+            raise ValueError(
+                "teacher_rounds imitate: set trainer.offline.mode to 'filtered', or name a model that scores in teacher"
+            )
         if self.teacher_rounds and self.trees is not None:
             raise ValueError("teacher_rounds play whole runs: leave train.trees out")
         if self.hosted_answers != "provider" and self.trees is not None:
             raise ValueError("hosted_answers of a record cannot be given in forks yet: leave train.trees out")
         return self
+
+    @property
+    def asking_rounds(self) -> int:
+        """First rounds in which the own models of trained nodes are asked beside the served one."""
+        return 0 if self.teacher is not None else self.teacher_rounds
 
     @property
     def refill_share(self) -> float:
@@ -352,6 +365,8 @@ class BridgeConfig(_Options):
         content = self.model_dump(mode="json")
         for table in (content["model"], *content["models"].values()):
             table["path"] = model_to_pinned(table["path"])
+        if (teacher := content["train"]["teacher"]) is not None:
+            content["train"]["teacher"] = model_to_pinned(teacher)
         for variant in content["compare"]["variants"]:
             variant["model"] = None if variant["model"] is None else model_to_pinned(variant["model"])
         return content

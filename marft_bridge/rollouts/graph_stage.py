@@ -87,7 +87,7 @@ class Stage:
                     backend=OWN_MODELS if models is None else models,
                     reward_context=RewardEnvironment(self._folder.path, judge),
                     hosted=hosted,
-                    teacher_rounds=self._config.train.teacher_rounds,
+                    teacher_rounds=self._config.train.asking_rounds,
                     options=self._config.collect,
                 )
             finally:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marft_bridge.common.errors import ServingError
+from marft_bridge.common.errors import ConfigError, ServingError
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.config.serve import PlacedServeOptions, ServeOptions
 from marft_bridge.devices.machine import Machine, read_machine
 from marft_bridge.devices.plan import DevicePlan, EngineNeed, EnginePlan, TrainerNeed, plan_devices
-from marft_bridge.serving.base_models import BaseModelSpec, directory_of
+from marft_bridge.serving.base_models import BaseModelSpec, directory_of, prepare_directory
 from marft_bridge.serving.model_config import context_length, read_model_config
 from marft_bridge.serving.vllm_arguments import vllm_runs_on_cpu
 from trainers.config import TrainerOptions
@@ -140,5 +140,24 @@ class Placement:
         device = devices[0] if devices else None
         if plan is None:
             return TrainerNeed(None, None, self._takes_turns, device=device)
-        peak = plan.total - plan.features  # which are in host memory
-        return TrainerNeed(plan.loaded, peak, self._takes_turns, advice=guard.advice, device=device)
+        least = plan.loaded + plan.scratch
+        scoring = least + self._teacher_bytes()  # a teacher is gone before the update
+
+        def advice(room: int) -> str:
+            return "name a smaller train.teacher" if least <= room < scoring else guard.advice(room)
+
+        peak = max(plan.total - plan.features, scoring)  # features are in host memory
+        return TrainerNeed(plan.loaded, peak, self._takes_turns, advice=advice, device=device)
+
+    def _teacher_bytes(self) -> int:
+        """What the weights of `train.teacher` take on a card; 0 without one, and where its size is not known."""
+        from trainers.checks.memory_plan import model_to_shape, weights_to_bytes
+
+        if self._config.train.teacher is None:
+            return 0
+        try:
+            teacher_dir = prepare_directory(self._config.train.teacher, self._config.model)
+        except (ConfigError, ServingError):  # `train` says what is wrong with it; other commands do without
+            return 0
+        shape = model_to_shape(teacher_dir, self._config.train.trainer.lora)
+        return 0 if shape is None else weights_to_bytes(shape, "cuda")

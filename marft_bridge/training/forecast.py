@@ -9,8 +9,9 @@ agree. A run is refused where it is less likely than not that its first FIRST_RO
 to be refused wrongly costs a flag, to go on wrongly costs those rounds. With 64 episodes a round, one sample a task,
 that is where 2 of 192 collected runs are better than the rest (chance 0.44; 3 of 192: 0.59; 0 of 128: 0.11); with
 groups of 4 where 6 are (0.49). Runs that all earned the same are refused however few they are, since nothing stored
-says what is better, and to collect more is cheap. Nothing is refused without rounds; nor where all episodes are of
-others, so that the rounds cannot be judged, or ENOUGH_EXAMPLES of others, a minibatch, show before what is better.
+says what is better, and to collect more is cheap. Nothing is refused without rounds that learn from rewards; nor
+where all episodes are of others, so that the rounds cannot be judged, or ENOUGH_EXAMPLES of others, a minibatch, show
+before what is better.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Forecast:
     by_task: bool  # whether a group is the samples of a task; else any two runs
     informative: float | None  # groups of a round that are expected to differ; None without own episodes
     chance: float | None  # that the first rounds hold enough of them
-    rounds: int
+    rounds: int  # that learn from rewards
     nodes: dict[str, NodeForecast]
 
 
@@ -132,7 +133,7 @@ def trajectories_to_forecast(
         by_task=by_task,
         informative=None if spread is None else spread.expected(groups),
         chance=None if spread is None else spread.chance_of(ENOUGH_GROUPS, FIRST_ROUNDS * groups),
-        rounds=options.rounds,
+        rounds=options.rounds - options.teacher_rounds,
         nodes={node: _node_forecast(node, own or trajectories, options.trainer) for node in nodes},
     )
 
@@ -317,7 +318,7 @@ def _groups_text(forecast: Forecast) -> str:
     if forecast.informative is None:
         return "what the rounds can learn is not known"
     if forecast.rounds == 0:
-        return "no rounds follow"
+        return "no round learns from rewards"
     return (
         f"about {forecast.informative:.1f} of the {forecast.groups} {_unit(forecast)} of a round will differ in reward"
     )

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -74,6 +75,7 @@ from marft_bridge.training.round_plan import (
     wasted_share,
 )
 from marft_bridge.training.round_timings import PUBLISH, ROLLOUT, SCORE, RoundClock
+from marft_bridge.training.scoring_teacher import config_to_teacher, round_to_distilled_text
 from marft_bridge.training.served_checks import check_staleness, served_versions
 from marft_bridge.training.signal_check import SignalCheck, check_forecast
 from marft_bridge.training.success_draw import rewards_to_draw_weights
@@ -89,7 +91,7 @@ from trainers import checkpoint
 from trainers.checks.memory_guard import MemoryGuard
 from trainers.common.free_memory import give_back_card_memory
 from trainers.config import TrainerOptions
-from trainers.marft import MarftTrainer
+from trainers.marft import DISTIL_ON_POLICY, MarftTrainer
 
 # Episodes of this run's rounds, and the collected ones, which version 0 sampled. Episodes that failed, or have no
 # reward, are not drawn: nothing could be learned from them.
@@ -128,6 +130,9 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
     # before a server is started in vain; the trainer checks again once the server has taken its share of the GPU
     memory = MemoryGuard.of_agents(placement.trainer_options(), model_dirs, config.graph.nodes)
     memory.check()
+    teacher_dir = config_to_teacher(config, versions.bases, reporter.say)
+    if teacher_dir is not None:
+        memory.check_teacher(teacher_dir)
     if (memory_line := memory.describe()) is not None:
         reporter.say(memory_line)
     with folder.lock_for("train"):
@@ -185,6 +190,7 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
                 tasks=tasks,
                 collected=collected,
                 signal=signal,
+                teacher_dir=teacher_dir,
             ).run()
         take_in_journal(folder, reporter)
 
@@ -251,7 +257,9 @@ class _Training:
         tasks: Sequence[dict[str, Any]],
         collected: Sequence[Trajectory],
         signal: SignalCheck,
+        teacher_dir: Path | None,
     ) -> None:
+        self.teacher_dir = teacher_dir
         self.config, self.folder, self.session, self.rollouts = config, folder, session, rollouts
         self.heldout, self.collected, self.signal, self.loggers = heldout, collected, signal, loggers
         self.tasks = {str(task["id"]): task for task in tasks}
@@ -261,7 +269,7 @@ class _Training:
         self.options = config.train
         self.fork_rules = ForkRules(config, self.registry, folder.trees, run_id=TRAIN, is_heldout=heldout.is_held_out)
         self.tokenizers = (
-            bases_to_tokenizers(session.models.versions.bases, self.nodes) if config.train.teacher_rounds else {}
+            bases_to_tokenizers(session.models.versions.bases, self.nodes) if config.train.asking_rounds else {}
         )
         self.known_before: dict[int, KnownBefore] = {}
         self.surface = trajectories_to_surface(collected)
@@ -369,8 +377,8 @@ class _Training:
             episodes = self.heldout.drop_held_out(played, f"episodes of round {number}", self.reporter.say)
             is_taught = number <= self.options.teacher_rounds
             replayed = [] if is_taught else self._draw_replayed(store, number, len(episodes))
-            lessons = self._lessons(store, number, episodes) if is_taught else None
-        # what the teacher said is learned from, whatever was earned
+            lessons = self._lessons(store, number, episodes) if number <= self.options.asking_rounds else None
+        # what the teacher said, or scored, is learned from, whatever was earned
         wasted = None if is_taught else wasted_share(len(played), len(self.trainer.teaching_episodes(episodes)))
         staleness = check_staleness(
             episodes, self.nodes, version, limit=self.options.max_staleness, title=f"round {number}"
@@ -387,6 +395,9 @@ class _Training:
             if lessons is not None:
                 metrics = self.trainer.distil(self.collected, lessons.taught)
                 metrics["teacher"] = lessons.labels.metrics()
+            elif is_taught:
+                assert self.teacher_dir is not None
+                metrics = self.trainer.distil_on_policy(episodes, self.teacher_dir)
             else:
                 metrics = self.trainer.update(episodes, replayed, log_credits if self.options.keep_advantages else None)
         for warning in metrics["warnings"]:
@@ -648,6 +659,8 @@ class _Training:
         )
         if "teacher" in metrics:
             self.reporter.say(f"round {number}: {teacher_metrics_to_text(metrics['teacher'])}")
+        if metrics.get("mode") == DISTIL_ON_POLICY:
+            self.reporter.say(f"round {number}: {round_to_distilled_text(metrics)}")
         if "hosted" in metrics:
             self.reporter.say(f"round {number}: {hosted_metrics_to_text(metrics['hosted'])}")
         if "trees" in metrics:

@@ -38,11 +38,13 @@ OF_THE_STRUCTURE = {"agents", "critic", "critics", "adapter", "mode", "used", "w
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What one trainer returns of its offline phase and of a round."""
+    """What one trainer returns of its offline phase, of a round, and of one that a teacher scored."""
     folder = save_tiny_llama(tmp_path_factory.mktemp("model"))
     trainer = MarftTrainer(trainer_options(device="cpu", threads=1), folder, AGENTS, seed=0)
     played = play(trainer, 8, torch.Generator().manual_seed(0), same_half)
-    return {"warm_up": trainer.warm_up(played), "replay": trainer.replay(played), "update": trainer.update(played)}
+    lines = {"warm_up": trainer.warm_up(played), "replay": trainer.replay(played), "update": trainer.update(played)}
+    teacher = save_tiny_llama(tmp_path_factory.mktemp("teacher"), seed=1)
+    return lines | {"distil_on_policy": trainer.distil_on_policy(played, teacher)}
 
 
 def same_half(first: Action, second: Action) -> float:
@@ -66,7 +68,8 @@ def test_every_figure_that_heads_a_row_is_returned(lines: dict[str, Any]) -> Non
     rows = re.findall(r"^\| (`.+?`(?:, `.+?`)*) \|", PAGE, flags=re.MULTILINE)
     headed = {name for row in rows for name in re.findall(r"`([a-z_]+)`", row)}
     assert len(headed) > 25
-    assert headed - figures(lines["update"]) - figures(lines["replay"]) - OF_THE_LINE - {"critic"} == set()
+    returned = set().union(*(figures(lines[name]) for name in ("update", "replay", "distil_on_policy")))
+    assert headed - returned - OF_THE_LINE - {"critic"} == set()
 
 
 def test_every_figure_about_trees_is_explained() -> None:

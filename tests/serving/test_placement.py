@@ -366,6 +366,21 @@ def test_two_base_models_take_cards_of_their_own_and_share_one_only_by_hand(mode
         place_both("1 x 80", **{"serve.gpu_memory_utilization": 0.6})
 
 
+def test_a_teacher_that_scores_has_its_room_beside_the_trainer(model_dir: Callable[[str], Path]) -> None:
+    teacher = model_dir("8B")
+    for name in ("tokenizer.json", "model.safetensors"):
+        (teacher / name).touch()
+    options = {"train.teacher_rounds": 1, "train.teacher": str(teacher)}
+    for machine in ("1 x 24", "2 x 24"):
+        assert place(machine_of(machine), model_dir("0.5B"), options).plan.trainer is not None
+    assert place(machine_of("1 x 16"), model_dir("0.5B")).plan.trainer == 0
+    # 8,030 million weights in bfloat16, with the student and what a pass takes
+    with pytest.raises(
+        ServingError, match=r"needs about 16\.2 GiB of .* sleeping model server: name a smaller train\.tea"
+    ):
+        place(machine_of("1 x 16"), model_dir("0.5B"), options)
+
+
 def test_status_says_who_would_have_which_device_or_why_nobody(
     tmp_path: Path, model_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

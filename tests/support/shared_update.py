@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,13 @@ UPDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "filtered": ("replay", {"offline": {"mode": "filtered", "threshold": 0.5}}),
     "awr": ("replay", {"offline": {"mode": "awr"}}),
     "topr": ("replay", {"offline": {"mode": "topr"}, "replay": {"min_ess": 0.0}}),
+    "distilled": ("distil_on_policy", {"epochs": 2}),
     "vtrace": ("replay", {"offline": {"mode": "vtrace"}, "replay": {"min_ess": 0.0}}),
 }
 
 
 def updates(workers: Workers, argument: dict[str, Any]) -> dict[str, Any]:
-    """One for each of the named options: (what to do, with how many games, options)."""
+    """One for each of the named options: (what to do, how many games, options). A teacher lies beside the model."""
     return {kind: _update(workers, Path(argument["model"]), *asked) for kind, asked in argument["options"].items()}
 
 
@@ -56,7 +58,8 @@ def _update(workers: Workers, model: Path, what: str, number: int, fields: dict[
         for data in [trajectories_to_round(games, AGENTS, "reward", dict.fromkeys(AGENTS, 32), "on_policy")]
         for agent in AGENTS
     ]
-    metrics = {"update": trainer.update, "replay": trainer.replay}[what](games)
+    distil_on_policy = partial(trainer.distil_on_policy, teacher_dir=model.parent / "teacher")
+    metrics = {"update": trainer.update, "replay": trainer.replay, "distil_on_policy": distil_on_policy}[what](games)
     del metrics["seconds"]
     values = [p.flatten().tolist() for agent in AGENTS for p in trainer.policies.parameters(agent).values()]
     critics = [p.flatten().tolist() for c in trainer.credit.critics.values() for p in c.parameters.values()]

@@ -36,6 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def asked(folder: Path) -> dict[str, Any]:
     fixed = {"device": "cpu", "tokens_per_microbatch": 64, "lr": 0.005, "kl_stop": None}
     options = {name: (what, 7, fixed | own) for name, (what, own) in UPDATES.items()}
+    save_tiny_llama(folder / "teacher", seed=7)
     return {"model": str(save_tiny_llama(folder / "model")), "folder": str(folder), "options": options}
 
 

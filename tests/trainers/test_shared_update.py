@@ -21,6 +21,7 @@ _OPTIONS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "stopped": ("update", 7, {"lr": 0.5, "epochs": 3, "kl_stop": 1e-4}),
     "shortened": ("update", 7, {"lr": 0.1, "kl_stop": None, "kl_target": 1e-3, "update": "simultaneous"}),
     "one episode": ("update", 1, {"minibatch_actions": 1000, "normalize": "none", "kl_stop": None}),
+    "distilled": ("distil_on_policy", 7, {"epochs": 2, "kl_stop": None}),
     "imitated": ("replay", 5, {"offline": {"mode": "filtered", "threshold": 0.0, "epochs": 2}}),
 }
 _COUNTS = (2, 3, 4)
@@ -31,6 +32,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str
     """What each of one process, and each of several, ended with, by the number of processes."""
     folder = tmp_path_factory.mktemp("shared")
     model = save_tiny_llama(folder / "model")
+    save_tiny_llama(folder / "teacher", seed=7)
     fixed = {"device": "cpu", "tokens_per_microbatch": 64, "lr": 0.02, "threads": 1}
     options = {kind: (what, number, fixed | own) for kind, (what, number, own) in _OPTIONS.items()}
     argument = {"model": str(model), "options": options}

@@ -118,6 +118,9 @@ def test_what_was_learned_before_the_rounds_from_others_is_reason_enough_to_begi
 def test_rounds_that_cannot_be_judged_or_are_none_are_not_refused() -> None:
     assert forecast_to_refusal(forecast_of(runs([0.0] * 40), own=False)) is None
     assert forecast_to_refusal(forecast_of(runs([0.0] * 40), rounds=0)) is None
+    for rounds, is_refused in ((2, False), (3, True)):  # a teacher teaches in the first two, whatever is earned
+        taught = forecast_of(runs([0.0] * 40), rounds=rounds, teacher_rounds=2, teacher="larger")
+        assert (forecast_to_refusal(taught) is not None) == is_refused
 
 
 def test_shaping_that_differs_is_a_signal_where_it_counts() -> None:

@@ -15,7 +15,7 @@ import torch
 
 from trainers.adapters.adapter_map import AdapterPlan, options_to_adapters
 from trainers.batch import ActionItem
-from trainers.checks.memory_plan import Base, Calls, MemoryPlan, model_to_shape, plan_memory
+from trainers.checks.memory_plan import Base, Calls, MemoryPlan, model_to_shape, plan_memory, weights_to_bytes
 from trainers.common.byte_text import bytes_to_text
 from trainers.common.free_memory import free_bytes, leaves_holes
 from trainers.config import TrainerOptions
@@ -82,6 +82,23 @@ class MemoryGuard:
             raise TrainError(
                 f"training needs about {bytes_to_text(self._total(self.options))} of memory ({plan}), and "
                 f"{bytes_to_text(free + loaded_bytes)} are there for it: {self.advice(free + loaded_bytes)}"
+            )
+
+    def check_teacher(self, model_dir: Path) -> None:
+        """Refuses a teacher whose weights do not fit beside what training has loaded, or is about to load.
+
+        Raises:
+            TrainError: more is needed than is free.
+        """
+        shape, free = model_to_shape(model_dir, self.options.lora), self._free(self.device)
+        plan = self.plan()
+        if shape is None or free is None or plan is None:
+            return
+        needed, room = weights_to_bytes(shape, self.device.type), free - (0 if self._loaded else plan.loaded)
+        if needed > room:
+            raise TrainError(
+                f"the teacher {model_dir} takes about {bytes_to_text(needed)} of memory, and beside the models that "
+                f"are trained {bytes_to_text(max(0, room))} are there for it: free memory, or name a smaller teacher"
             )
 
     def expect(self, items: Sequence[ActionItem]) -> None:

@@ -132,7 +132,7 @@ def plan_memory(
         device: "cpu" (float32 base) or "cuda" (bfloat16 base).
         leaves_holes: see `trainers.common.free_memory`; layers that are computed again leave none.
     """
-    size = 4 if device == "cpu" else 2
+    size = _number_bytes(device)
     positions = max(options.system.tokens_per_microbatch, calls.longest)
     observed = calls.observed if options.uses_critic else 0
     activations = positions * (
@@ -186,6 +186,15 @@ def _attention(layer: LayerShape, positions: int, longest: int, size: int) -> in
     """What attention gathers for one group of rows, keys and values of whole paths, and as much for their gradients."""
     path_positions = RECTANGLE * positions if longest < positions else longest  # rows x longest row
     return 2 * size * (path_positions * layer.keys + 2 * positions * layer.query)
+
+
+def weights_to_bytes(shape: ModelShape, device: str) -> int:
+    """What the frozen weights take: float32 on the CPU ("cpu"), bfloat16 on a card ("cuda")."""
+    return _number_bytes(device) * shape.weights
+
+
+def _number_bytes(device: str) -> int:
+    return 4 if device == "cpu" else 2
 
 
 def model_to_shape(model_dir: Path, lora: LoraOptions) -> ModelShape | None:

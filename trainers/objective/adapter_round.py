@@ -20,6 +20,7 @@ from torch import Tensor
 from trainers.batch import ActionItem
 from trainers.config import Granularity, TrainerOptions
 from trainers.errors import TrainError
+from trainers.objective.distillation import to_teacher
 from trainers.objective.minibatch_loss import Scored
 from trainers.objective.weighting import unit_shares
 from trainers.scoring.microbatch import MicroBatch
@@ -42,6 +43,7 @@ class AdapterRound:
         None  # runs of each action and their weights; None: no forks
     )
     shaped_A: Tensor | None = None  # bool: successes of before, where they have a loss of their own
+    teacher_T: Sequence[Tensor] | None = None  # log-probs by a teacher; `advantage_U` is then that of the start only
 
 
 class PreparedRound:
@@ -82,7 +84,10 @@ class PreparedRound:
     def scored(self, batch: MicroBatch, new_T: Tensor, entropy_T: Tensor | None) -> Scored:
         """The micro-batch with its rows of everything."""
         data, rows = self.data, list(batch.items)
-        advantage_U = torch.cat([data.advantage_U[i] for i in rows])
+        if data.teacher_T is None:
+            advantage_U = torch.cat([data.advantage_U[i] for i in rows])
+        else:
+            advantage_U = to_teacher(new_T, torch.cat([data.teacher_T[i] for i in rows]))
         negative_weight = self.options.objective.negative_weight
         return Scored(
             row_T=batch.row_T.to(self.device),

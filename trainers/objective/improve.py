@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from trainers.common.workers import Workers
+from trainers.config import TrainerOptions
 from trainers.objective.adapter_round import AdapterRound, PreparedRound
 from trainers.objective.minibatch_loss import Scored, scored_to_linear_loss, scored_to_loss
 from trainers.objective.trust_region import Backtracked, backtrack
@@ -29,7 +30,13 @@ from trainers.scoring.model import Tick
 _SUMS = ("units", "clipped", "ratio_sum", "actions", "masked")
 
 
-def improve(learner: AdapterLearner, data: AdapterRound, generator: torch.Generator, tick: Tick) -> dict[str, Any]:
+def improve(
+    learner: AdapterLearner,
+    data: AdapterRound,
+    generator: torch.Generator,
+    tick: Tick,
+    options: TrainerOptions | None = None,
+) -> dict[str, Any]:
     """The adapter's update of one round: epochs x minibatches of the clipped surrogate.
 
     A minibatch's approximate KL is a mean of terms that are never negative, so it is known to be over `kl_stop` as
@@ -37,12 +44,16 @@ def improve(learner: AdapterLearner, data: AdapterRound, generator: torch.Genera
     minibatch are dropped; the rest of it is scored for its KL only, so that decision and figure are those of the
     whole minibatch, however it is cut up.
 
+    Args:
+        options: of this round; None: the learner's.
+
     Returns:
         approx_kl, clipfrac, ratio_mean, ratio_max (new against old policy), masked (share of the actions),
         grad_norm (mean over minibatches, before clipping), gradient_share (part of each reward in the gradient of the
         first minibatch, when there are several), steps, stopped_early. What no minibatch measured is None.
     """
-    options, optimizer = learner.options, learner.options.optimizer
+    options = options or learner.options
+    optimizer = options.optimizer
     sums = dict.fromkeys(_SUMS, 0.0)
     ratio_max, kl_sum, tokens, norms = -math.inf, 0.0, 0, []
     gradient_share: dict[str, float] | None = None
@@ -141,7 +152,7 @@ def _turns(workers: Workers, batches: Sequence[MicroBatch]) -> Iterator[MicroBat
 def _score(learner: AdapterLearner, prepared: PreparedRound, batch: MicroBatch) -> Scored:
     """A micro-batch under the current policy."""
     entropy_T = None
-    if learner.options.experimental.entropy_coef > 0:
+    if prepared.options.experimental.entropy_coef > 0:
         new_T, entropy_T = learner.model.logprobs_and_entropy(learner.adapter, batch)
     else:
         new_T = learner.model.logprobs(learner.adapter, batch)
@@ -157,7 +168,7 @@ def gradient_share_of(
     for batch in learner.workers.mine(batches):
         scored = _score(learner, prepared, batch)
         for name, total in totals.items():
-            loss = scored_to_linear_loss(prepared.with_source(scored, batch, name), learner.options)
+            loss = scored_to_linear_loss(prepared.with_source(scored, batch, name), prepared.options)
             gradients = torch.autograd.grad(loss, learner.parameters, retain_graph=True, allow_unused=True)
             for sum_so_far, gradient in zip(total, gradients, strict=True):
                 if gradient is not None:

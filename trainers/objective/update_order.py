@@ -9,7 +9,7 @@ Invariant: an adapter is updated once a round. It knows nothing of rewards, crit
 Shapes: lists of _T tensors are parallel to the round's items; _A one entry per action of the round.
 """
 
-# ruff: noqa: N803, N806 (shape suffixes)
+# ruff: noqa: N803, N806, N815 (shape suffixes)
 from __future__ import annotations
 
 import math
@@ -78,6 +78,7 @@ class UpdateContext:
     rounds: int  # on-policy rounds so far, for the schedules
     generator: torch.Generator
     tick_of: Callable[[str, int], Tick]
+    teacher_T: Sequence[Tensor] | None = None  # by position: a teacher's log-probs, in a round that it scores
 
     def sampled_rows(self, name: str) -> list[int]:
         """Positions of the adapter's actions whose `old_T` is the policy at the start of the round: not of successes
@@ -104,6 +105,7 @@ class UpdateContext:
             source_U={source: self.units.split(part_U, rows, device) for source, part_U in sources.items()},
             stands_A=None if stands_A is None else [stands_A[i] for i in rows],
             shaped_A=self._shaped_A(rows, device),
+            teacher_T=None if self.teacher_T is None else [self.teacher_T[i] for i in rows],
         )
 
     def _shaped_A(self, rows: Sequence[int], device: torch.device) -> Tensor | None:  # noqa: N802 - shape suffix
@@ -131,7 +133,7 @@ def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
         lr = learner.set_rate(learner.kl_rate * rate_factor(options.experimental.schedule, context.rounds))
         adapter_round = context.to_adapter_round(name, factor_A, rows=rows)
         tick = context.tick_of(f"update {name}", len(rows) * options.optimizer.epochs)
-        improved = improve(learner, adapter_round, context.generator, tick=tick)
+        improved = improve(learner, adapter_round, context.generator, tick=tick, options=options)
         factor_mean = float(factor_A[rows].mean()) if rows else None
         weighs_others = options.objective.update == "sequential" and len(learned) + 1 < len(rows_of)
         target = _kl_target(adapter_round.advantage_U, acting, options)

@@ -29,10 +29,10 @@ from trainers.config import LoraOptions
 from trainers.errors import TrainError
 from trainers.scoring.activation_checkpointing import recompute_layers
 from trainers.scoring.fast_layers import speed_up
-from trainers.scoring.microbatch import MicroBatch, lengths_to_groups, rows_to_rectangle
-from trainers.scoring.packed import can_pack, layout_to_hidden
-from trainers.scoring.prefix_tree import RECTANGLE, rows_to_groups, rows_to_layout
-from trainers.scoring.shared_prefix import backbone_to_hidden, can_share_prefixes, shared_prefix
+from trainers.scoring.hidden_states import hidden_at, rows_to_passes
+from trainers.scoring.microbatch import MicroBatch, rows_to_rectangle
+from trainers.scoring.packed import can_pack
+from trainers.scoring.shared_prefix import can_share_prefixes
 from trainers.scoring.token_logprobs import (
     hidden_to_logprobs,
     hidden_to_logprobs_and_entropy,
@@ -75,11 +75,11 @@ class PolicyModel:
         self.device = torch.device(device)
         if not self.adapters or len(set(self.adapters)) != len(self.adapters):
             raise TrainError(f"adapters must be one or more different names, not {list(self.adapters)}")
-        base = _load_base(model_dir, self.device)
+        base = load_base(model_dir, self.device)
         self._backbone: Any = getattr(base, base.base_model_prefix)
         self._head: Any = base.get_output_embeddings()
         self.vocabulary: int = base.get_input_embeddings().num_embeddings
-        _check_output_layer(base, self._backbone, self._head, model_dir=model_dir)
+        check_output_layer(base, self._backbone, self._head, model_dir=model_dir)
         # a layer that is computed again would add to the cache a second time
         self._shares_prefixes = not checkpointing and can_share_prefixes(self._backbone, self.device)
         _check_targets(base, lora, model_dir)
@@ -207,9 +207,7 @@ class PolicyModel:
 
         Distinct tokens where rows are packed; else those of the padded rectangle.
         """
-        if self.packs:
-            return rows_to_groups(rows, budget, RECTANGLE * budget)
-        return lengths_to_groups([len(row) for row in rows], budget)
+        return rows_to_passes(rows, budget, packs=self.packs)
 
     def save_adapter(self, adapter: str, folder: Path) -> None:
         """Writes an adapter as a plain peft folder, whole or not at all; an existing one is replaced."""
@@ -256,20 +254,15 @@ class PolicyModel:
         if adapter is not None:
             self.use(adapter)
         with self.peft.disable_adapter() if adapter is None else nullcontext():
-            if self.packs:
-                return self._packed_hidden_at(input_ids_BL, row_N, column_N)
-            shared = shared_prefix(input_ids_BL, int(column_N.min())) if self._shares_prefixes else 0
-            hidden_BLH = backbone_to_hidden(self._backbone, input_ids_BL.to(self.device), shared)
-        return hidden_BLH[row_N.to(self.device), (column_N - shared).to(self.device)]
-
-    def _packed_hidden_at(self, input_ids_BL: Tensor, row_N: Tensor, column_N: Tensor) -> Tensor:
-        last_B = torch.zeros(len(input_ids_BL), dtype=torch.long).scatter_reduce(0, row_N, column_N, "amax")
-        rows = [ids_L[: last + 1].tolist() for ids_L, last in zip(input_ids_BL, last_B.tolist(), strict=True)]
-        layout = rows_to_layout(rows, self.device)
-        node_BL = torch.nn.utils.rnn.pad_sequence(list(layout.node_of), batch_first=True)
-        node_N = node_BL[row_N.to(self.device), column_N.to(self.device)]
-        # not by [...]: rows may share a node, and on the CPU only this one's gradient adds up in a fixed order
-        return layout_to_hidden(self._backbone, layout).index_select(0, node_N)
+            return hidden_at(
+                self._backbone,
+                input_ids_BL,
+                row_N,
+                column_N=column_N,
+                device=self.device,
+                packs=self.packs,
+                shares_prefixes=self._shares_prefixes,
+            )
 
     def _recompute_layers(self) -> None:
         if self.device.type == "cpu":
@@ -298,7 +291,8 @@ def base_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
-def _load_base(model_dir: Path, device: torch.device) -> Any:
+def load_base(model_dir: Path, device: torch.device) -> Any:
+    """The frozen weights of a model directory on a device, in `base_dtype`. Raises TrainError."""
     if not (model_dir / "config.json").is_file():
         raise TrainError(f"{model_dir} is not a Hugging Face model directory (it has no config.json)")
     dtype = base_dtype(device)
@@ -322,8 +316,12 @@ def _load_base(model_dir: Path, device: torch.device) -> Any:
 
 
 @torch.no_grad()
-def _check_output_layer(base: Any, backbone: Any, head: Any, model_dir: Path) -> None:
-    """Refuses models whose logits are not head(hidden), which we compute at sampled positions only."""
+def check_output_layer(base: Any, backbone: Any, head: Any, model_dir: Path) -> None:
+    """Refuses models whose logits are not head(hidden), which we compute at sampled positions only.
+
+    Raises:
+        TrainError: names the directory.
+    """
     if backbone is base or head is None or not hasattr(head, "weight"):
         raise TrainError(f"{model_dir} has no separate backbone and output layer; this architecture is not supported")
     probe = torch.tensor([[0, 1, 2, 3]], device=head.weight.device) % len(head.weight)

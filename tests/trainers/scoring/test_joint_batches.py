@@ -18,7 +18,7 @@ from trace_store.records import Trajectory
 from trainers.batch import Round
 from trainers.marft import MarftTrainer
 from trainers.objective.scored_round import ScoredRound, score_round
-from trainers.scoring import model as model_module
+from trainers.scoring import hidden_states
 
 AGENTS = ("planner", "worker", "judge")
 BUDGET = 64  # the smallest that is allowed
@@ -95,13 +95,13 @@ def plain_logprobs(trainer: MarftTrainer, data: Round, i: int) -> torch.Tensor:
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """(rows, distinct tokens) of every packed pass through a backbone from now on."""
     seen: list[tuple[int, int]] = []
-    original = model_module.layout_to_hidden
+    original = hidden_states.layout_to_hidden
 
     def spy(backbone: Any, layout: Any, *others: Any, **named: Any) -> torch.Tensor:
         seen.append((len(layout.node_of), len(layout.ids_N)))
         return original(backbone, layout, *others, **named)
 
-    monkeypatch.setattr(model_module, "layout_to_hidden", spy)
+    monkeypatch.setattr(hidden_states, "layout_to_hidden", spy)
     return seen
 
 
