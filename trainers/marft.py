@@ -216,6 +216,7 @@ class MarftTrainer:
         scored = score_round(
             data, order, self.policies, options=options, tick_of=self._tick, reread=lambda _refused: data
         )
+        data = scored.data
         teacher_T = self._ask_teacher(teacher_dir, scored)
         units = Units(data, options.granularity)
         gap_T = [to_teacher(old, teacher).cpu() for old, teacher in zip(scored.old_T, teacher_T, strict=True)]
