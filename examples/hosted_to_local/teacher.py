@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Makes it, where it is not there yet."""
     parser = argparse.ArgumentParser(prog="python -m examples.hosted_to_local.teacher", description=__doc__)
     parser.add_argument("folder", type=Path, help="where lessons, run and model go")
-    parser.add_argument("--runs", type=int, default=160, help="lessons; fewer are quicker and teach less")
+    parser.add_argument("--runs", type=int, default=120, help="lessons; fewer are quicker and teach less")
     parser.add_argument("--epochs", type=int, default=3, help="passes over them, at most")
     parser.add_argument("--model", help="another model folder to start from than SmolLM2-135M-Instruct")
     given = parser.parse_args(arguments)

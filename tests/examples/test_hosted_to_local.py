@@ -219,7 +219,7 @@ SHORTER = {
     "episodes_per_round = 48": "episodes_per_round = 6",
     "evaluation_episodes = 48": "evaluation_episodes = 4",
     "epochs = 3": "epochs = 1",
-    "tasks = 160": "tasks = 12",
+    "tasks = 300": "tasks = 12",
     'dtype = "float32"': "",
 }
 
