@@ -11,10 +11,11 @@ Marks, nonce and the swap do not hold a text that talks the judge into preferrin
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -27,6 +28,7 @@ from marft_bridge.statistics.bradley_terry import Game, Outcome, games_to_streng
 from trace_store.files import make_folder
 
 _PROTOCOL = "pair-1"  # raise it with every change of `pair_messages`: cached verdicts of another one are not used
+_AT_ONCE = 8  # pairs of a group
 _SWAPPED: Mapping[Outcome, Outcome] = {"first": "second", "second": "first", "tie": "tie"}
 
 
@@ -53,22 +55,27 @@ class Ranker:
     folder: Path | None = None
 
     async def rank(self, attempts: Mapping[str, str]) -> Ranking:
-        """Ranks the texts of a group, by their names.
+        """Ranks the texts of a group, by their names; `_AT_ONCE` pairs are judged side by side.
 
         Raises:
             GraphError: the judge refuses every request.
         """
-        games, verdicts = [], []
+        # Alike attempts make the same pair of texts, which is judged once.
+        distinct = sorted({_in_order(attempts[one], attempts[other]) for one, other in _pairs(attempts)})
+        judging = asyncio.Semaphore(_AT_ONCE)
+        judged = await asyncio.gather(*(self._judge_twice(*texts, judging=judging) for texts in distinct))
+        verdicts_of = dict(zip(distinct, judged, strict=True))
+        games = []
         ties = inconsistent = unanswered = 0
-        for one, other in itertools.combinations(sorted(attempts), 2):
-            pair = await self._judge_twice(attempts[one], attempts[other])
-            verdicts += pair
+        for one, other in _pairs(attempts):
+            first, second = (one, other) if attempts[one] <= attempts[other] else (other, one)
+            pair = verdicts_of[attempts[first], attempts[second]]
             if len(pair) < 2:
                 unanswered += 1
             elif pair[0].content != _SWAPPED[pair[1].content]:
                 inconsistent += 1
             else:
-                games.append(Game(one, other, pair[0].content))
+                games.append(Game(first, second, pair[0].content))
                 ties += pair[0].content == "tie"
         strengths = games_to_strengths(games)
         return Ranking(
@@ -77,20 +84,21 @@ class Ranker:
             ties=ties,
             inconsistent=inconsistent,
             unanswered=unanswered,
-            prompt_tokens=_sum([verdict.prompt_tokens for verdict in verdicts]),
-            sampled_tokens=_sum([verdict.sampled_tokens for verdict in verdicts]),
+            prompt_tokens=_sum([verdict.prompt_tokens for pair in judged for verdict in pair]),
+            sampled_tokens=_sum([verdict.sampled_tokens for pair in judged for verdict in pair]),
         )
 
-    async def _judge_twice(self, one: str, other: str) -> list[Verdict[Outcome]]:
+    async def _judge_twice(self, one: str, other: str, *, judging: asyncio.Semaphore) -> list[Verdict[Outcome]]:
         """Both verdicts, the second with the places swapped; fewer where the judge gave none."""
         if one == other:  # no judge is needed to see that
             return [Verdict("tie", 0, 0), Verdict("tie", 0, 0)]
         verdicts = []
-        for first, second in ((one, other), (other, one)):
-            try:
-                verdicts.append(await self._verdict(first, second))
-            except Absent:
-                break
+        async with judging:
+            for first, second in ((one, other), (other, one)):
+                try:
+                    verdicts.append(await self._verdict(first, second))
+                except Absent:
+                    break
         return verdicts
 
     async def _verdict(self, first: str, second: str) -> Verdict[Outcome]:
@@ -165,6 +173,14 @@ def _read_cached(path: Path) -> Verdict[Outcome] | None:
         return None
     counts = [number if type(number) is int else None for number in (prompt, sampled)]
     return Verdict(outcome, counts[0], counts[1])
+
+
+def _pairs(attempts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    return itertools.combinations(sorted(attempts), 2)
+
+
+def _in_order(one: str, other: str) -> tuple[str, str]:
+    return (one, other) if one <= other else (other, one)
 
 
 def _sum(numbers: Sequence[int | None]) -> int | None:

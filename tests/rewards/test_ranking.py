@@ -1,6 +1,7 @@
 """Owns: a judge that ranks attempts at one task against each other (rewards/ranking.py).
 
-- Who is better wins, in whatever order the attempts come; a judge that goes by place settles nothing.
+- Who is better wins, in whatever order the attempts come; a judge that goes by place settles nothing. Pairs are judged
+  side by side, and the same two texts once.
 - The attack corpus of the judge of single texts: words of a text are no verdict, and asking for a place wins nothing.
 - A verdict is asked for once, also after a stop; its tokens are counted.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -173,3 +175,21 @@ def test_a_verdict_is_asked_for_once_also_after_a_stop_and_its_tokens_are_counte
 def test_tokens_that_the_judge_did_not_count_are_not_known(judges: Any) -> None:
     ranking = ranked(judges(by_quality))
     assert ranking.prompt_tokens is ranking.sampled_tokens is None
+
+
+def test_pairs_are_judged_side_by_side_and_the_same_two_texts_once(judges: Any) -> None:
+    meeting, has_met = threading.Barrier(3, timeout=20), threading.Semaphore(0)
+
+    def meets(system: str, user: str) -> Reply:
+        if not has_met.acquire(blocking=False):
+            meeting.wait()  # breaks unless all three pairs are under way
+            has_met.release()  # for the second verdict of this pair
+        return 200, completion(by_quality(system, user), prompt_tokens=5, completion_tokens=1)
+
+    judge = judges(meets)
+    ranking = ranked(judge, {"a": "quality 1", "b": "quality 2", "c": "quality 2", "d": "quality 3"})
+    assert len(judge.asked) == 6, "three pairs of different texts, twice"
+    assert (ranking.prompt_tokens, ranking.counted, ranking.ties) == (30, 6, 1)
+    rewards = ranking.rewards
+    assert rewards["b"] == pytest.approx(rewards["c"])
+    assert rewards["a"] < rewards["b"] < rewards["d"]  # type: ignore[operator]
