@@ -567,9 +567,8 @@ def rank(
         if propose_rubric is not None:
             run_propose_rubric(path, ProposeOptions(propose_rubric, judge, node, runs=runs), reporter)
             return
-        assert rubric is not None
         keeping_folder = path.parent if path.name == RunFolder(path.parent).store.name else None
-        run_rank(path, keeping_folder, RankOptions(rubric, reward, judge, node=node, runs=runs), reporter)
+        run_rank(path, keeping_folder, RankOptions(reward, judge, node=node, runs=runs), reporter)
 
 
 @app.command(

@@ -50,9 +50,8 @@ WHERE episode_id = ANY($2) AND completion IS NOT NULL AND node <> '' AND ($1 IS 
 class RankOptions:
     """The options of the command line."""
 
-    rubric: Path
     name: str  # of the reward
-    judge: JudgeOptions  # its rubric is that of the file
+    judge: JudgeOptions
     node: str | None = None  # whose answers are compared; None: all answers of the run
     runs: int = 8  # of a task, at most
 

@@ -113,6 +113,10 @@ NOT_RUN = {
     ): "makes a model for minutes; test_benchmarks.py makes two steps of it",
     (
         "docs/hosted-to-local.md",
+        "python -m examples.hosted_to_local.agreement runs/agreement",
+    ): "runs three graphs on the real model for minutes; test_agreement.py runs it on stand-ins",
+    (
+        "docs/hosted-to-local.md",
         "sh examples/hosted_to_local/run.sh",
     ): "teaches and trains the real model for minutes; test_hosted_to_local.py runs all of it on a stand-in",
     ("docs/zoo.md", "marft-bridge collect --config examples/zoo/defer.toml"): ZOO,
