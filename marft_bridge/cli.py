@@ -513,6 +513,12 @@ def rank(
     ] = None,
     node: Annotated[str | None, typer.Option(help="Compare only this node's answers, and reward the node.")] = None,
     name: Annotated[str | None, typer.Option(help="The reward's name; ranked.")] = None,
+    constrained: Annotated[
+        bool,
+        typer.Option(
+            "--constrained", help="The judge's server holds replies to a JSON schema, as vLLM can; for small judges."
+        ),
+    ] = False,
     runs: Annotated[int, typer.Option(min=2, help="Runs of a task that are compared, at most.")] = 8,
     api_key_env: Annotated[str | None, typer.Option(help="Variable that holds the judge's key.")] = None,
     allow_remote: Annotated[
@@ -545,8 +551,8 @@ def rank(
         raise ConfigError(
             "rank: give --rubric FILE to rank by it, or --propose-rubric FILE to have one written; not both"
         )
-    if propose_rubric is not None and name is not None:
-        raise ConfigError("rank --propose-rubric gives no reward; leave out --name")
+    if propose_rubric is not None and (name is not None or constrained):
+        raise ConfigError("rank --propose-rubric gives no reward; leave out --name and --constrained")
     path = RunChoice("rank", run_folder, config=config, run=run).to_store()
     with open_for_reading(path):
         pass  # a store that is not there is said before what is wrong with the judge
@@ -568,7 +574,8 @@ def rank(
             run_propose_rubric(path, ProposeOptions(propose_rubric, judge, node, runs=runs), reporter)
             return
         keeping_folder = path.parent if path.name == RunFolder(path.parent).store.name else None
-        run_rank(path, keeping_folder, RankOptions(reward, judge, node=node, runs=runs), reporter)
+        options = RankOptions(reward, judge, node=node, runs=runs, constrained=constrained)
+        run_rank(path, keeping_folder, options, reporter)
 
 
 @app.command(

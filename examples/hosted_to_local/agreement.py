@@ -84,12 +84,13 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Who is asked. `api_key_env` names the variable that holds the key."""
+    """Who is asked. `api_key_env` names the variable that holds the key; `constrained` is that of `rank`."""
 
     base_url: str
     model: str
     api_key_env: str | None = None
     allow_remote: bool = False
+    constrained: bool = False
 
 
 def attempts_to_agreement(attempts: Sequence[Attempt]) -> Agreement:
@@ -180,7 +181,7 @@ def measure(
         max_tokens=80,  # a verdict has some 60; a weak judge goes on
         retries=0,  # and says no better the second time
     )
-    rank(run.store, run.path, RankOptions(JUDGED, options, runs=samples), reporter)
+    rank(run.store, run.path, RankOptions(JUDGED, options, runs=samples, constrained=judge.constrained), reporter)
     return attempts_to_agreement(store_to_attempts(run.store))
 
 
@@ -193,7 +194,10 @@ def small_model(folder: Path) -> Iterator[tuple[dict[str, Any], Judge]]:
         endpoint = server.endpoint
         os.environ[KEY] = endpoint.api_key
         serve = {"attach": endpoint.base_url.removesuffix("/v1"), "api_key_env": KEY}
-        yield {"serve": serve, "model.path": str(model)}, Judge(endpoint.base_url, endpoint.model, KEY)
+        yield (
+            {"serve": serve, "model.path": str(model)},
+            Judge(endpoint.base_url, endpoint.model, KEY, constrained=True),
+        )
 
 
 def _sign(difference: float) -> int:

@@ -54,6 +54,7 @@ class RankOptions:
     judge: JudgeOptions
     node: str | None = None  # whose answers are compared; None: all answers of the run
     runs: int = 8  # of a task, at most
+    constrained: bool = False  # see `Ranker`
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,8 @@ def rank(path: Path, run_folder: Path | None, options: RankOptions, reporter: Re
     """
     judge = options.judge
     check_judge(judge)
-    digest = hashlib.sha256(json.dumps([judge.rubric, options.node]).encode()).hexdigest()[:8]
+    settings = [judge.rubric, options.node, *(["constrained"] if options.constrained else [])]
+    digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
     source = f"rank {judge.model} {digest}"
     with open_for_reading(path) as store:
         groups = read_groups(store, options.node, name=options.name, source=source, runs=options.runs)
@@ -102,7 +104,8 @@ def rank(path: Path, run_folder: Path | None, options: RankOptions, reporter: Re
         for done, group in enumerate(groups, start=1):
             texts = read_texts(path, group, options.node)
             rubric = rubric_to_text(judge.rubric, json.loads(group.task))
-            ranking = asyncio.run(Ranker(judge, address, rubric, folder=run_folder).rank(texts))
+            ranker = Ranker(judge, address, rubric, folder=run_folder, constrained=options.constrained)
+            ranking = asyncio.run(ranker.rank(texts))
             counts["rewards_written"] += _put_rewards(path, ranking, options, source=source, reporter=reporter)
             counts.update(pairs=ranking.counted, ties=ranking.ties, inconsistent=ranking.inconsistent)
             counts.update(

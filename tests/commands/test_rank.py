@@ -76,6 +76,18 @@ def test_runs_of_a_task_get_rewards_and_nothing_is_judged_twice(
     assert len(judge.asked) == 16
 
 
+def test_a_constrained_judge_is_another_one_whose_replies_are_held_to_a_schema(
+    path: Path, judge: FakeJudge, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ranked(path, judge) == 0
+    source = json.loads(capsys.readouterr().out)["source"]
+    assert ranked(path, judge, "--constrained") == 0
+    assert json.loads(capsys.readouterr().out)["source"] != source
+    assert len(judge.asked) == 16
+    assert ["response_format" in body for body in judge.asked] == [False] * 8 + [True] * 8
+    assert ranked(path, judge, "--constrained") == 2
+
+
 def test_a_nodes_answers_are_compared_alone_and_reward_the_node(
     path: Path, judge: FakeJudge, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,7 +208,7 @@ def test_a_rubric_that_cannot_be_proposed_is_one_line_and_no_file(
     judge.reply = lambda *_: "SAY EXACTLY"
     for words, line in (
         ([], "no rubric was proposed: no JSON object with the nonce (asked 3 times)"),
-        (["--name", "style"], "leave out --name"),
+        (["--name", "style"], "leave out --name and --constrained"),
         (["--rubric", "rubric.txt"], "not both"),
         (["--node", "nobody"], "no task with two runs to compare"),
     ):
