@@ -497,14 +497,28 @@ def plan(
     epilog="Example: marft-bridge rank runs/try --rubric rubric.txt --base-url http://127.0.0.1:8000/v1 --model judge"
 )
 def rank(
-    rubric: Annotated[Path, typer.Option(help="A text file: what is better; a jinja2 template of the task's fields.")],
     base_url: Annotated[str, typer.Option(help="Where the judge is served, up to and with /v1.")],
     model: Annotated[str, typer.Option(help="The judge's name there.")],
     run_folder: traces_cli.RunArgument = None,
     config: traces_cli.Config = None,
     run: traces_cli.Run = None,
+    rubric: Annotated[
+        Path | None, typer.Option(help="A text file: what is better; a jinja2 template of the task's fields.")
+    ] = None,
+    propose_rubric: Annotated[
+        Path | None,
+        typer.Option(
+            help="Rank nothing; have the model propose a rubric from the runs, and write it to this new file."
+        ),
+    ] = None,
     node: Annotated[str | None, typer.Option(help="Compare only this node's answers, and reward the node.")] = None,
-    name: Annotated[str, typer.Option(help="The reward's name.")] = "ranked",
+    name: Annotated[str | None, typer.Option(help="The reward's name; ranked.")] = None,
+    constrained: Annotated[
+        bool,
+        typer.Option(
+            "--constrained", help="The judge's server holds replies to a JSON schema, as vLLM can; for small judges."
+        ),
+    ] = False,
     runs: Annotated[int, typer.Option(min=2, help="Runs of a task that are compared, at most.")] = 8,
     api_key_env: Annotated[str | None, typer.Option(help="Variable that holds the judge's key.")] = None,
     allow_remote: Annotated[
@@ -514,7 +528,7 @@ def rank(
         bool,
         json_option(
             "tasks, source, pairs, ties, inconsistent, unanswered, without_reward, rewards_written, prompt_tokens, "
-            "sampled_tokens"
+            "sampled_tokens; of a proposal rubric, tasks, criteria, left_out, prompt_tokens, sampled_tokens"
         ),
     ] = False,
 ) -> None:
@@ -524,20 +538,30 @@ def rank(
     """
     from pydantic import ValidationError
 
+    from marft_bridge.commands.propose_rubric import ProposeOptions
+    from marft_bridge.commands.propose_rubric import propose_rubric as run_propose_rubric
     from marft_bridge.commands.rank import RankOptions, file_to_rubric
     from marft_bridge.commands.rank import rank as run_rank
     from marft_bridge.rewards.judge import JudgeOptions
+    from marft_bridge.rewards.rubric_proposal import QUESTION
     from marft_bridge.runs.run_folder import RunFolder
     from marft_bridge.traces.store_reader import open_for_reading
 
+    if (rubric is None) == (propose_rubric is None):
+        raise ConfigError(
+            "rank: give --rubric FILE to rank by it, or --propose-rubric FILE to have one written; not both"
+        )
+    if propose_rubric is not None and (name is not None or constrained):
+        raise ConfigError("rank --propose-rubric gives no reward; leave out --name and --constrained")
     path = RunChoice("rank", run_folder, config=config, run=run).to_store()
     with open_for_reading(path):
         pass  # a store that is not there is said before what is wrong with the judge
+    reward = name or "ranked"
     try:
         judge = JudgeOptions(
-            name=name,
+            name=reward,
             answer_from="run",
-            rubric=file_to_rubric(rubric),
+            rubric=QUESTION if rubric is None else file_to_rubric(rubric),
             base_url=base_url,
             model=model,
             api_key_env=api_key_env,
@@ -545,9 +569,13 @@ def rank(
         )
     except ValidationError as error:
         raise ConfigError(f"rank: {error.errors()[0]['msg']}") from None
-    keeping_folder = path.parent if path.name == RunFolder(path.parent).store.name else None
     with open_reporter(as_json) as reporter:
-        run_rank(path, keeping_folder, RankOptions(rubric, name, judge, node=node, runs=runs), reporter)
+        if propose_rubric is not None:
+            run_propose_rubric(path, ProposeOptions(propose_rubric, judge, node, runs=runs), reporter)
+            return
+        keeping_folder = path.parent if path.name == RunFolder(path.parent).store.name else None
+        options = RankOptions(reward, judge, node=node, runs=runs, constrained=constrained)
+        run_rank(path, keeping_folder, options, reporter)
 
 
 @app.command(

@@ -35,7 +35,7 @@ _GROUPS = f"""
 SELECT e.task_id, any_value(e.task), list(e.episode_id ORDER BY e.started_ns, e.episode_id)
 FROM ({_RUNS}) e
 SEMI JOIN (FROM actions WHERE completion IS NOT NULL AND node <> '' AND ($1 IS NULL OR node = $1)) a USING (episode_id)
-WHERE NOT EXISTS (FROM rewards r WHERE r.episode_id = e.episode_id AND r.name = $2 AND r.source = $3)
+WHERE $3 IS NULL OR NOT EXISTS (FROM rewards r WHERE r.episode_id = e.episode_id AND r.name = $2 AND r.source = $3)
 GROUP BY e.task_id HAVING count(*) > 1 ORDER BY e.task_id
 """
 _TEXTS = """
@@ -50,15 +50,15 @@ WHERE episode_id = ANY($2) AND completion IS NOT NULL AND node <> '' AND ($1 IS 
 class RankOptions:
     """The options of the command line."""
 
-    rubric: Path
     name: str  # of the reward
-    judge: JudgeOptions  # its rubric is that of the file
+    judge: JudgeOptions
     node: str | None = None  # whose answers are compared; None: all answers of the run
     runs: int = 8  # of a task, at most
+    constrained: bool = False  # see `Ranker`
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class Group:
     """The runs of one task."""
 
     task: str  # JSON
@@ -86,10 +86,11 @@ def rank(path: Path, run_folder: Path | None, options: RankOptions, reporter: Re
     """
     judge = options.judge
     check_judge(judge)
-    digest = hashlib.sha256(json.dumps([judge.rubric, options.node]).encode()).hexdigest()[:8]
+    settings = [judge.rubric, options.node, *(["constrained"] if options.constrained else [])]
+    digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
     source = f"rank {judge.model} {digest}"
     with open_for_reading(path) as store:
-        groups = _read_groups(store, options, source)
+        groups = read_groups(store, options.node, name=options.name, source=source, runs=options.runs)
     if not groups:
         raise ConfigError(
             f"rank: {path} has no task with two runs to compare that are not ranked by this judge and rubric already"
@@ -101,9 +102,10 @@ def rank(path: Path, run_folder: Path | None, options: RankOptions, reporter: Re
     tokens: list[tuple[int | None, int | None]] = []
     with reporter.bars(), reporter.task("rank", len(groups)) as progress:
         for done, group in enumerate(groups, start=1):
-            texts = _read_texts(path, group, options.node)
+            texts = read_texts(path, group, options.node)
             rubric = rubric_to_text(judge.rubric, json.loads(group.task))
-            ranking = asyncio.run(Ranker(judge, address, rubric, folder=run_folder).rank(texts))
+            ranker = Ranker(judge, address, rubric, folder=run_folder, constrained=options.constrained)
+            ranking = asyncio.run(ranker.rank(texts))
             counts["rewards_written"] += _put_rewards(path, ranking, options, source=source, reporter=reporter)
             counts.update(pairs=ranking.counted, ties=ranking.ties, inconsistent=ranking.inconsistent)
             counts.update(
@@ -133,12 +135,19 @@ def rank(path: Path, run_folder: Path | None, options: RankOptions, reporter: Re
     )
 
 
-def _read_groups(store: TraceStore, options: RankOptions, source: str) -> list[_Group]:
-    rows = store.sql(_GROUPS, (options.node, options.name, source))
-    return [_Group(task, tuple(episode_ids[: options.runs])) for _, task, episode_ids in rows]
+def read_groups(
+    store: TraceStore, node: str | None, *, name: str | None = None, source: str | None = None, runs: int
+) -> list[Group]:
+    """The tasks with two runs to compare, by task id, at most `runs` of each.
+
+    Args:
+        name, source: a task whose runs have this reward already is left out; None leaves none out.
+    """
+    rows = store.sql(_GROUPS, (node, name, source))
+    return [Group(task, tuple(episode_ids[:runs])) for _, task, episode_ids in rows]
 
 
-def _read_texts(path: Path, group: _Group, node: str | None) -> dict[str, str]:
+def read_texts(path: Path, group: Group, node: str | None) -> dict[str, str]:
     """Episode -> what is compared. Only one task's texts are in memory."""
     with open_for_reading(path) as store:
         return dict(store.sql(_TEXTS, (node, list(group.episode_ids))))

@@ -33,6 +33,7 @@ from marft_bridge.recording.journal_exporter import JournalProcessor
 from marft_bridge.recording.open_span import OpenSpan, open_span
 from marft_bridge.recording.span_attributes import tokens_to_attributes
 from marft_bridge.recording.span_messages import to_json
+from marft_bridge.recording.tool_definitions import request_to_definitions
 from marft_bridge.recording.tool_lineage import request_to_tools, tools_to_lineage
 from trace_store import conventions as names
 
@@ -196,6 +197,7 @@ class LiveRecorder:
             names.ADAPTER: None if is_hosted else model,
             names.ADAPTER_VERSION: None if is_hosted else request.team.versions[request.node],
             names.INPUT_MESSAGES: prompt,
+            names.TOOL_DEFINITIONS: request_to_definitions(request.body),
             names.SAW_TOOL_RESULTS: run.tool_calls.ids_to_calls(messages_to_tool_result_ids(messages)) or None,
         }
         chat_span = self._start_span(

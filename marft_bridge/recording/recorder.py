@@ -53,6 +53,7 @@ from marft_bridge.recording.span_messages import find_messages, messages_to_text
 from marft_bridge.recording.span_processor import options_to_processor
 from marft_bridge.recording.state_reads import Reads
 from marft_bridge.recording.thread_position import CheckpointWriters
+from marft_bridge.recording.tool_definitions import request_to_definitions
 from marft_bridge.recording.tool_output import output_to_text
 from marft_bridge.recording.trace_state import OpenRun, OpenTrace
 from marft_bridge.recording.write_ledger import ENTRY
@@ -445,6 +446,7 @@ class Recorder(BaseCallbackHandler):
             **request_to_attributes(parameters),
             names.OUTPUT_TYPE: None if declared_format is None else "json",
             names.INPUT_MESSAGES: prompt,
+            names.TOOL_DEFINITIONS: request_to_definitions(parameters),
             names.NODE: agent,
             names.STEP: metadata.get("langgraph_step") if in_node else None,
             names.CHECKPOINT_NS: parent.checkpoint_ns or None,

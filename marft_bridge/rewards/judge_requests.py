@@ -71,6 +71,8 @@ async def request_verdict(
     to_messages: Callable[[str, str], list[dict[str, str]]],
     read: Callable[[str, str], T],
     http: httpx.AsyncClient | None = None,
+    *,
+    to_schema: Callable[[str], dict[str, Any]] | None = None,
 ) -> Verdict[T]:
     """Asks until a reply can be read.
 
@@ -78,6 +80,7 @@ async def request_verdict(
         to_messages: mark and nonce of a try -> its messages.
         read: reply and nonce -> what it says; raises ValueError for a reply in another form.
         http: what asks, of `judge_client`, for who asks often; None makes one.
+        to_schema: nonce of a try -> the JSON schema that the judge's server holds the reply to; None asks for none.
 
     Raises:
         NoVerdict: all tries failed, or the judge refuses this request.
@@ -85,7 +88,7 @@ async def request_verdict(
     """
     if http is None:
         async with judge_client(options.call_s) as own_http:
-            return await request_verdict(options, address, to_messages, read=read, http=own_http)
+            return await request_verdict(options, address, to_messages, read=read, http=own_http, to_schema=to_schema)
     import httpx
 
     kind: NoVerdictKind = "failed"
@@ -101,6 +104,9 @@ async def request_verdict(
             "temperature": 0,
             "max_tokens": options.max_tokens,
         }
+        if to_schema is not None:
+            form = {"name": "verdict", "strict": True, "schema": to_schema(nonce)}
+            body["response_format"] = {"type": "json_schema", "json_schema": form}
         counts.append((None, None))  # what a try costs that brings no reply, nobody knows
         try:
             reply, counts[-1] = await asyncio.wait_for(_fetch_reply(http, address, body), options.call_s)

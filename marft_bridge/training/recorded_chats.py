@@ -139,9 +139,15 @@ def _result(response: Any) -> str:
     return "\n".join(texts)
 
 
-def _with_schema(tool: dict[str, Any]) -> dict[str, Any]:
-    """Parses a tool's parameters, which OpenLLMetry writes as JSON text."""
-    return tool | {"parameters": parse_json(tool["parameters"])} if "parameters" in tool else tool
+def _to_openai_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """A definition in any recorder's form -> OpenAI's. Parameters may be JSON text, as OpenLLMetry writes them."""
+    if "parameters" in tool:
+        tool = tool | {"parameters": parse_json(tool["parameters"])}
+    if tool.get("type") == "function" and "function" not in tool and isinstance(tool.get("name"), str):
+        tool = {key: value for key, value in tool.items() if key != "type"}
+        if "input_schema" not in tool:
+            return {"type": "function", "function": tool}  # as it was sent
+    return convert_to_openai_tool(tool)
 
 
 def attributes_to_tools(attributes: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
@@ -156,6 +162,6 @@ def attributes_to_tools(attributes: Mapping[str, Any]) -> tuple[dict[str, Any], 
             for tool in unflatten(attributes, _OPENINFERENCE_TOOLS)
         ]
     try:
-        return tuple(convert_to_openai_tool(_with_schema(tool)) for tool in offered)
+        return tuple(map(_to_openai_tool, offered))
     except Exception:  # noqa: BLE001 - a schema may hold anything
         raise UnusableChatError("it offered tools in a form that cannot be read") from None

@@ -11,17 +11,26 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from marft_bridge.common.digests import canonical_json
 from marft_bridge.common.errors import ConfigError
+from marft_bridge.recording.tool_lineage import tools_to_lineage
 from marft_bridge.serving.base_models import BaseModelSpec
 from marft_bridge.serving.model_config import context_length
-from marft_bridge.training.recorded_chats import ChatMessage, RecordedChat, UnusableChatError, span_to_chat
+from marft_bridge.training.recorded_chats import (
+    ChatMessage,
+    RecordedChat,
+    UnusableChatError,
+    attributes_to_tools,
+    span_to_chat,
+)
 from trace_store import conventions as c
-from trace_store.records import FROM_ENGINE, RETOKENISED, TOOLS_OF, Action, Episode, SpanRow, Trajectory
+from trace_store.records import FROM_ENGINE, RETOKENISED, TOOLS_OF, Action, SpanRow, Trajectory
 
 NOT_RETOKENISED = "not re-tokenised"
 WITHOUT_IDS = (
@@ -70,6 +79,9 @@ class ChatTokenizer:
             UnusableChatError: the template refuses the messages, or does not render the answer as it was given.
         """
         prompt_text, answer_text, stop = self._texts(chat)
+        if chat.tools and self._render(chat.prompt, (), True) == prompt_text:
+            # Learning only from those of its answers that call no tool would teach it to call none.
+            raise UnusableChatError("the chat template does not show the tools that it offered")
         prompt, sampled = self._encode(prompt_text), self._encode(prompt_text + answer_text + (stop if ended else ""))
         if sampled[: len(prompt)] != prompt or len(sampled) == len(prompt):
             raise UnusableChatError("prompt and answer share a token")
@@ -166,8 +178,9 @@ class Retokeniser:
         if not self._has_tokenizer or not without_ids:
             return trajectory
         spans = {span.span_id: span for span in spans_of(trajectory.episode.episode_id)}
+        lacking_nodes = _nodes_that_lack_tools(trajectory.episode.lineage, spans.values())
         actions = (
-            self._action(action, trajectory.episode, spans.get(action.action_id))
+            self._action(action, spans.get(action.action_id), offers_tools=action.node in lacking_nodes)
             if _lacks_only_ids(action, self._by_node)
             else action
             for action in trajectory.actions
@@ -178,12 +191,14 @@ class Retokeniser:
     def _has_tokenizer(self) -> bool:
         return any(tokenizer is not None for tokenizer, _ in self._by_node.values())
 
-    def _action(self, action: Action, episode: Episode, span: SpanRow | None) -> Action:
+    def _action(self, action: Action, span: SpanRow | None, *, offers_tools: bool) -> Action:
         tokenizer, max_tokens = self._by_node[action.node]
         if tokenizer is None:
             return action
         try:
-            ids, end_is_known = self._ids(action, episode, span, tokenizer=tokenizer, max_tokens=max_tokens)
+            ids, end_is_known = span_to_ids(
+                span, tokenizer, finish_reason=action.finish_reason, offers_tools=offers_tools, max_tokens=max_tokens
+            )
         except UnusableChatError as error:
             self.refused[str(error)] += 1
             return replace(action, untrainable_reason=f"{NOT_RETOKENISED}: {error}")
@@ -197,16 +212,6 @@ class Retokeniser:
             temperature=None,
             trainable=False,
             untrainable_reason=RETOKENISED,
-        )
-
-    def _ids(
-        self, action: Action, episode: Episode, span: SpanRow | None, tokenizer: ChatTokenizer, max_tokens: int | None
-    ) -> tuple[ChatIds, bool]:
-        if span is None:
-            raise UnusableChatError("its span is not stored")
-        offers_tools = f"{TOOLS_OF}{action.node}" in episode.lineage  # our recorder stores a hash of the tools only
-        return span_to_ids(
-            span, tokenizer, finish_reason=action.finish_reason, offers_tools=offers_tools, max_tokens=max_tokens
         )
 
     def summary(self) -> str | None:
@@ -223,18 +228,26 @@ class Retokeniser:
 
 
 def span_to_ids(
-    span: SpanRow, tokenizer: ChatTokenizer, *, finish_reason: str | None, offers_tools: bool, max_tokens: int | None
+    span: SpanRow | None,
+    tokenizer: ChatTokenizer,
+    *,
+    finish_reason: str | None,
+    offers_tools: bool,
+    max_tokens: int | None,
 ) -> tuple[ChatIds, bool]:
     """The ids of a recorded call, and whether the record tells how its answer ended.
 
     Args:
+        span: of the call; None where it is not stored.
         finish_reason: of its action.
-        offers_tools: whether the call is known to have offered tools.
+        offers_tools: whether the call's node is known to have offered tools that its spans do not hold.
         max_tokens: upper limit on prompt and answer together; None is no limit.
 
     Raises:
         UnusableChatError: the call cannot be imitated by this base model; the message is the reason.
     """
+    if span is None:
+        raise UnusableChatError("its span is not stored")
     if span.status != "ok":
         raise UnusableChatError("the call failed")
     if finish_reason == "content_filter":
@@ -245,6 +258,22 @@ def span_to_ids(
     if max_tokens is not None and len(ids.prompt) + len(ids.answer) > max_tokens:
         raise UnusableChatError("longer than the base model reads")
     return ids, ended or finish_reason in LENGTH_REASONS
+
+
+def _nodes_that_lack_tools(lineage: Mapping[str, str], spans: Iterable[SpanRow]) -> set[str]:
+    """The nodes that are known to have offered tools which their spans do not hold, or not all of them.
+
+    Of the others a call without tools offered none.
+    """
+    offered_tools: dict[str, set[str]] = {}
+    for span in spans:
+        with suppress(UnusableChatError):
+            tools = attributes_to_tools(span.attributes)
+            offered_tools.setdefault(span.attributes.get(c.NODE, ""), set()).update(map(canonical_json, tools))
+    held = tools_to_lineage(offered_tools)
+    return {key.removeprefix(TOOLS_OF) for key, digest in lineage.items() if key.startswith(TOOLS_OF)} - {
+        key.removeprefix(TOOLS_OF) for key, digest in held.items() if lineage.get(key) == digest
+    }
 
 
 def bases_to_retokeniser(bases: Sequence[BaseModelSpec], nodes: Collection[str], retokenise: bool) -> Retokeniser:

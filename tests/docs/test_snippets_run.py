@@ -59,7 +59,7 @@ RUN_BY = {
         "test_fork_command.py: test_the_commands_of_the_page_run_on_an_episode_that_is_there"
     ),
     ("docs/hosted-to-local.md", "marft-bridge rank"): (
-        "test_rank.py: test_the_command_of_the_page_runs_as_it_is_written"
+        "test_rank.py: test_the_commands_of_the_page_run_as_they_are_written"
     ),
     ("docs/training.md", "torchrun"): LAUNCHED,
     ("docs/training.md", "accelerate"): LAUNCHED,
@@ -111,6 +111,10 @@ NOT_RUN = {
         "docs/benchmarks.md",
         "python -m examples.benchmarks.small_model .cache --measure",
     ): "makes a model for minutes; test_benchmarks.py makes two steps of it",
+    (
+        "docs/hosted-to-local.md",
+        "python -m examples.hosted_to_local.agreement runs/agreement",
+    ): "runs three graphs on the real model for minutes; test_agreement.py runs it on stand-ins",
     (
         "docs/hosted-to-local.md",
         "sh examples/hosted_to_local/run.sh",

@@ -79,6 +79,7 @@ def test_a_tool_call_is_read_once_with_its_arguments_as_an_object_and_results_on
 @pytest.mark.parametrize(
     "offered",
     [
+        {c.TOOL_DEFINITIONS: json.dumps([{"type": "function", **SCHEMA}])},
         {c.TOOL_DEFINITIONS: json.dumps([ADD])},
         {c.TOOL_DEFINITIONS: json.dumps([SCHEMA | {"parameters": '{"type": "object"}'}])},
         {"llm.tools.0.tool.json_schema": json.dumps(ADD)},
@@ -88,7 +89,7 @@ def test_a_tool_call_is_read_once_with_its_arguments_as_an_object_and_results_on
             )
         },
     ],
-    ids=["genai", "text", "openinference", "anthropic"],
+    ids=["genai", "openai", "text", "openinference", "anthropic"],
 )
 def test_the_tools_that_a_call_offered_are_read_from_every_recorder(offered: dict[str, Any]) -> None:
     assert span_to_chat(span(PARTS, FOUR, **offered)).tools == (ADD,)
