@@ -9,9 +9,10 @@ The rule, whole (`RULE` says it to the user):
     next      above ln 2, and the probe is shown to help
     leave     above ln 2, and the probe is not shown to help
 
-Within a class the order is by risk, least first: nats a token (1 without a model) times how much hangs on the answer:
-what `credit` measured where it did for every node in question, else the reach where that is known of every one, else 1.
-Equal risks: what costs more goes first, then what has more tokens. Invariant: nothing else has a say.
+Within a class the order is by risk, least first: nats an answer (1 without a model) times how much hangs on it: what
+`credit` measured where it did for every node in question, else the reach where that is known of every one, else 1. An
+answer is right where all of its tokens are, so that a long one is harder to take over than a short one of tokens as
+likely. Equal risks: what costs more goes first, then what has more tokens. Invariant: nothing else has a say.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ RULE = (
     f"first: held-out answers at {LIKELY_NATS:.2f} nats a token or less after the probe, so that a token is likelier "
     "than not; next: above that, and the probe is shown to help; leave: above that, and it is not; unknown: fewer "
     f"than {MIN_CALLS} hosted calls, or no figure. Without a model, a choice of few answers is first. In a "
-    "class the lowest risk goes first: nats a token times what hangs on the answer (credit where all "
+    "class the lowest risk goes first: nats an answer, all of its tokens, times what hangs on it (credit where all "
     "nodes have it, else reach along D, else 1)"
 )
 
@@ -57,6 +58,11 @@ class NodeFacts:
             return None
         return self.fit.base.mean if self.fit.probe is None else self.fit.probe.after.mean
 
+    @property
+    def nats_of_answer(self) -> float | None:
+        """`nats` times the mean tokens of a scored answer."""
+        return None if self.nats is None or self.fit is None else self.nats * self.fit.tokens / self.fit.calls
+
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
@@ -76,7 +82,9 @@ def propose(facts: Sequence[NodeFacts]) -> list[Proposed]:
     rows = []
     for fact, move, reasons in judged:
         node = fact.usage.node
-        risk = None if move == "local" else (1.0 if fact.nats is None else fact.nats) * weights[node]
+        risk = (
+            None if move == "local" else (1.0 if fact.nats_of_answer is None else fact.nats_of_answer) * weights[node]
+        )
         weight_text = () if move == "local" or basis == "weight" else (f"{basis} {weights[node]:.2f}",)
         rows.append((fact, Proposed(node, move, place=None, risk=risk, reasons=(*reasons, *weight_text))))
     rows.sort(key=lambda row: _sort_key(*row))

@@ -35,7 +35,7 @@ def facts(node: str, *, after: float | None = None, before: float = 3.0, **known
     fit = None
     if after is not None:
         probe = Probe(32, 16, 12, sure(before), sure(after), sure(before - after, known.get("width", 0.1)))
-        fit = NodeFit(node, 48, 480, sure(before), 0.5, {}, probe)
+        fit = NodeFit(node, 48, 48 * known.get("answer", 10), sure(before), 0.5, {}, probe)
     reach, credit = known.get("reach"), known.get("credit")
     links = NodeLinks(
         node, 10, None if reach is None else sure(reach), reach, None, None, None if credit is None else sure(credit)
@@ -79,16 +79,24 @@ def test_without_a_model_the_form_of_the_answers_decides_and_says_so() -> None:
     ]
 
 
-def test_within_a_class_the_risk_decides_which_is_nats_times_what_hangs_on_the_answer() -> None:
+def test_within_a_class_the_risk_decides_which_is_nats_of_an_answer_times_what_hangs_on_it() -> None:
+    """Ten tokens each."""
     assert order(facts("a", after=0.4), facts("b", after=0.3)) == [("b", "first", 1), ("a", "first", 2)]
     by_reach = propose([facts("a", after=0.4, reach=0.5), facts("b", after=0.3, reach=1.0)])
-    assert [(p.node, p.risk) for p in by_reach] == [("a", 0.2), ("b", 0.3)]
+    assert [(p.node, p.risk) for p in by_reach] == [("a", pytest.approx(2.0)), ("b", pytest.approx(3.0))]
     assert by_reach[0].reasons[-1] == "reach 0.50"
     credited = {"a": {"reach": 0.5, "credit": 0.9}, "b": {"reach": 1.0, "credit": -0.1}}
     by_credit = propose([facts(node, after=0.4, **known) for node, known in credited.items()])
-    assert [(p.node, p.risk) for p in by_credit] == [("b", 0.0), ("a", pytest.approx(0.36))]
+    assert [(p.node, p.risk) for p in by_credit] == [("b", 0.0), ("a", pytest.approx(3.6))]
     half_known = propose([facts("a", after=0.4, reach=0.1), facts("b", after=0.3)])
     assert [p.node for p in half_known] == ["b", "a"], "what one of them lacks is not used for the other"
+
+
+def test_of_answers_with_tokens_as_likely_the_shorter_ones_go_first() -> None:
+    assert order(facts("a", after=0.3, answer=20), facts("b", after=0.5, answer=4)) == [
+        ("b", "first", 1),
+        ("a", "first", 2),
+    ]
 
 
 def test_of_equal_risks_what_costs_more_goes_first_then_what_has_more_tokens() -> None:
