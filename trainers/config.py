@@ -434,6 +434,10 @@ class TrainerOptions(_Options):
     lora: LoraOptions = LoraOptions()
     agents: dict[str, AgentOptions] = Field(default_factory=dict)
     """By node name: adapters that are shared or frozen, and learning rates of their own."""
+    sides: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Side -> its agents, where they have interests of their own (a game). Each side earns its own `shaping` of level
+    `agent` or `step` and nothing else; `reward` is a measure of the game then, which nobody earns. Left out: one
+    team."""
     advantage: AdvantageOptions = AdvantageOptions()
     objective: ObjectiveOptions = ObjectiveOptions()
     importance: ImportanceOptions = ImportanceOptions()
@@ -442,6 +446,11 @@ class TrainerOptions(_Options):
     replay: ReplayOptions = ReplayOptions()
     system: SystemOptions = SystemOptions()
     experimental: ExperimentalOptions = ExperimentalOptions()
+
+    @property
+    def side_of(self) -> dict[str, str] | None:
+        """Agent -> its side; None where all are one team."""
+        return {agent: side for side, agents in self.sides.items() for agent in agents} or None
 
     @property
     def offline_reward(self) -> str:
@@ -478,8 +487,8 @@ class TrainerOptions(_Options):
 
     @property
     def uses_critic(self) -> bool:
-        """Whether anything asks for values."""
-        return self.advantage.estimator_class.needs_critic or self.offline.mode in _VALUED
+        """Whether anything asks for values. They predict the team reward, so in a game with sides nothing does."""
+        return self.advantage.estimator_class.needs_critic or (self.offline.mode in _VALUED and not self.sides)
 
     @property
     def needs_behaviour(self) -> bool:
@@ -524,6 +533,7 @@ class TrainerOptions(_Options):
                 "replay.share needs importance.mismatch 'truncate' or 'mask': old episodes must be weighted"
             )
         self._rewards_fit_together()
+        self._sides_fit_together()
         if self.advantage.gamma < 1 and self.advantage.estimator_class.compares_depths:
             names = [name for name, estimator in estimators().items() if not estimator.compares_depths]
             raise ValueError(
@@ -577,6 +587,38 @@ class TrainerOptions(_Options):
             raise ValueError("a reward called 'baseline' cannot be told from the critic's part in reports: rename it")
         if len({self.reward, *shaped}) != 1 + len(shaped):
             raise ValueError("shaping names a reward twice, or the team reward: give each one weight")
+
+    def _sides_fit_together(self) -> None:
+        estimator = self.advantage.estimator_class
+        if not self.sides and "sides" not in self.model_fields_set:
+            if estimator.needs_sides:
+                raise ValueError(
+                    f"advantage.estimator {self.advantage.estimator!r} reads what the other sides earn: name them in "
+                    "trainer.sides"
+                )
+            return
+        named = [agent for agents in self.sides.values() for agent in agents]
+        if len(self.sides) < 2 or not all(self.sides.values()) or len(set(named)) != len(named):
+            raise ValueError("sides must be two or more, each with agents, and no agent may be of two")
+        if all(term.level == "episode" for term in self.shaping):
+            raise ValueError(
+                "sides earn by shaping of level 'agent' or 'step', of which there is none: add each side's reward"
+            )
+        for option, leaks in (
+            ("shaping of level 'episode'", any(term.level == "episode" for term in self.shaping)),
+            (f"advantage.estimator {self.advantage.estimator!r}, whose critic", estimator.needs_critic),
+            ("advantage.normalize 'batch'", self.advantage.normalization == "batch"),
+            ("advantage.contribution", self.advantage.contribution != "equal"),
+            (f"offline.mode {self.offline.mode!r}", self.offline.mode not in ("awr", "importance", "off")),
+            ("replay.successes", self.replay.successes > 0),
+            ("experimental.nll_coef", self.experimental.nll_coef > 0),
+            ("truncated_reward", "truncated_reward" in self.model_fields_set),
+        ):
+            if leaks:
+                raise ValueError(
+                    f"{option} goes by a reward or a mean of all agents, and rivals have none in common: it does not "
+                    "go with sides"
+                )
 
 
 _GROUPS: dict[str, type[_Options]] = {
