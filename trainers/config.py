@@ -99,7 +99,8 @@ class AdvantageOptions(_Options):
     """GAE along D with the critic (MARFT), or a baseline without one. `grpo` and `rloo`: the samples of a task.
     `dr_mas`: the samples of a task, each agent for itself. `at_grpo`: siblings, calls that answer one prompt; without
     forks the samples of a task, agent and turn. `c3`: siblings only. `tree_grpo`: siblings and the task's other trees.
-    `rae`: a running mean of each agent's returns. Or a class of your own, as `package.module:Class` or
+    `rae`: a running mean of each agent's returns. `advantage_alignment`: in games with sides, the samples of a task,
+    agent and turn, and what a move is worth to the rivals. Or a class of your own, as `package.module:Class` or
     `path/file.py:Class`."""
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount per action (one link of D)."""
@@ -390,6 +391,8 @@ class ExperimentalOptions(_Options):
     """Whether group estimators divide by the deviation; without it groups of little spread weigh less."""
     rae_decay: float = Field(default=0.95, ge=0, lt=1)
     """Decay of RAE's running baseline."""
+    alignment_beta: float = Field(default=1.0, gt=0)
+    """How much `advantage_alignment` counts what a move is worth to the rivals."""
     critic_loss: Literal["huber", "squared"] = "huber"
     """Loss of a value against its target."""
     critic_huber_delta: float = Field(default=1.0, gt=0)
@@ -470,6 +473,7 @@ class TrainerOptions(_Options):
             group_weight=experimental.group_weight,
             group_std=experimental.group_std,
             rae_decay=experimental.rae_decay,
+            alignment_beta=experimental.alignment_beta,
         )
 
     @property
@@ -552,7 +556,7 @@ class TrainerOptions(_Options):
                 if readers := [reader for reader, estimator in estimators().items() if name in estimator.reads]:
                     yield f"{table}.{name}", f"advantage.estimator {' or '.join(map(repr, readers))}"
         for table, name, applies, condition in (
-            ("advantage", "contribution", chosen.per_agent and not chosen.keeps_state, _own_baselines()),
+            ("advantage", "contribution", _has_own_baselines(chosen), _own_baselines()),
             ("advantage", "critic", self.uses_critic, "a critic in use"),
             ("experimental", "clip_by_length", not experimental.clip_by_length or self.clips_by_length, _MEAN_RATIOS),
             ("experimental", "success_shaping", self.replay.successes > 0, "replay.successes above 0"),
@@ -648,6 +652,11 @@ def _whole_actions(granularity: Granularity, update: str) -> bool:
     return granularity == "action" or update == "sequential"
 
 
+def _has_own_baselines(estimator: type[Estimator]) -> bool:
+    """Whether a team's reward may be weighed by agent: each agent, and each round, is compared with itself."""
+    return estimator.per_agent and not estimator.keeps_state and not estimator.needs_sides
+
+
 def _own_baselines() -> str:
-    names = [name for name, estimator in estimators().items() if estimator.per_agent and not estimator.keeps_state]
+    names = [name for name, estimator in estimators().items() if _has_own_baselines(estimator)]
     return f"advantage.estimator {' or '.join(map(repr, names))}"
