@@ -123,8 +123,6 @@ def test_each_side_is_pulled_towards_its_own_chips(tmp_path: Path) -> None:
     trained = train_zoo(ZOO / "kuhn_poker.toml", plays, tmp_path, rounds=3, episodes=24)
     assert set(trained.norms) == {"first", "second"}
     assert min(trained.norms.values()) > 0
-    shares = {node: set(agent["gradient_share"]) for node, agent in trained.rounds[-1]["agents"].items()}
-    assert shares == {"first": {"payoff"}, "second": {"payoff"}}
     for node in PLAYERS:
         own = {
             r.episode_id: r.value for t in trained.trained for r in t.rewards if r.name == "payoff" and r.node == node

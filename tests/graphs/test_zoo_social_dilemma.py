@@ -117,6 +117,4 @@ def test_both_sides_learn_from_their_own_moves(tmp_path: Path) -> None:
         paid = [reward for reward in trajectory.rewards if reward.name == "payoff"]
         assert {reward.scope for reward in paid} == {"step"}
         assert len(paid) == len(trajectory.actions) == 2 * ROUNDS
-    shares = {node: set(agent["gradient_share"]) for node, agent in trained.rounds[-1]["agents"].items()}
-    assert all("payoff" in names and "cooperation" not in names for names in shares.values())
     assert min(trained.pull_to(node, "payoff") for node in PLAYERS) > 0.2
