@@ -2,8 +2,7 @@
 
 After MARS, "Reinforcing Multi-Agent Reasoning of LLMs through Self-Play in Strategic Games", which trains on Kuhn poker
 among other games; its abstract was at hand. Ours: the prompts; ranks drawn from 2 to 10, so that there are more than
-six deals; a move is one word. Simplified: one hand a run, no reasoning before a move, and both sides learn at once,
-with no league of earlier versions.
+six deals; a move is one word. Simplified: one hand a run, no reasoning before a move.
 
 Invariant: a player's prompt never holds its rival's card. A reply that begins with no legal move counts as the move
 that puts no chip in, and costs its own side `ILLEGAL_COST`, never the other, and never the run.
