@@ -13,8 +13,8 @@ from __future__ import annotations
 import operator
 import random
 import re
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Annotated, Any, NamedTuple, TypedDict
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple, Protocol, TypedDict
 
 from langchain_core.language_models import BaseChatModel
 from langgraph.graph import END, START, StateGraph
@@ -55,10 +55,17 @@ class PokerState(TypedDict, total=False):
     moves: Annotated[list[Move], operator.add]
 
 
+class PlayerNode(Protocol):
+    """A player's node."""
+
+    async def __call__(self, state: PokerState) -> PokerState:
+        """Adds the player's move."""
+
+
 def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The compiled game, in which both players call `model`."""
 
-    def player(name: Player) -> Callable[[PokerState], Awaitable[PokerState]]:
+    def player(name: Player) -> PlayerNode:
         async def move(state: PokerState) -> PokerState:
             reply = await model.ainvoke(profile_to_messages(PROFILE, EXAMPLES, state_to_prompt(state, name)))
             allowed = legal_moves(moves_to_history(state.get("moves", [])))

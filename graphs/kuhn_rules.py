@@ -77,7 +77,7 @@ def exploitability(first: Strategy, second: Strategy) -> float:
 
 def equilibrium(bluff: float) -> tuple[Strategy, Strategy]:
     """An equilibrium of Kuhn's family, by how often the first player bets with the lowest card: from 0 to 1/3."""
-    first = {
+    first: Strategy = {
         (0, ()): bluff,
         (1, ()): 0.0,
         (2, ()): 3 * bluff,
@@ -85,7 +85,7 @@ def equilibrium(bluff: float) -> tuple[Strategy, Strategy]:
         (1, ("check", "bet")): bluff + 1 / 3,
         (2, ("check", "bet")): 1.0,
     }
-    second = {
+    second: Strategy = {
         (0, ("check",)): 1 / 3,
         (1, ("check",)): 0.0,
         (2, ("check",)): 1.0,

@@ -14,8 +14,8 @@ from __future__ import annotations
 import operator
 import random
 import re
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Annotated, Any, NamedTuple, TypedDict
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple, Protocol, TypedDict
 
 from langchain_core.language_models import BaseChatModel
 from langgraph.graph import END, START, StateGraph
@@ -62,10 +62,17 @@ class DilemmaState(TypedDict, total=False):
     moves: Annotated[list[Move], operator.add]
 
 
+class PlayerNode(Protocol):
+    """A player's node."""
+
+    async def __call__(self, state: DilemmaState) -> DilemmaState:
+        """Adds the player's move."""
+
+
 def build(model: BaseChatModel, rounds: int = ROUNDS) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The compiled game, in which both players call `model`."""
 
-    def player(name: str) -> Callable[[DilemmaState], Awaitable[DilemmaState]]:
+    def player(name: str) -> PlayerNode:
         async def move(state: DilemmaState) -> DilemmaState:
             prompt = state_to_prompt(state, name, rounds)
             reply = await model.ainvoke(profile_to_messages(PROFILE, EXAMPLES, prompt))

@@ -216,18 +216,33 @@ def test_an_agent_without_a_side_is_refused(tiny: Path) -> None:
         MarftTrainer(trainer_options(**GAME), tiny, (*AGENTS, "judge"), seed=0)
 
 
+def played_by(learner: MarftTrainer, right_seed: int) -> list[Trajectory]:
+    """The drawn games, with moves that the trainer's own policies sampled; the same ones whatever was earned."""
+    played = []
+    for seed, recorded in enumerate(drawn_games(0, right_seed)):
+        generator = torch.Generator().manual_seed(seed)
+        sampled = [sample_batch(learner, node, [[3 + turn]], 1, generator)[0] for turn, node in enumerate(MOVES)]
+        actions = [replace(a, action_id=str(i), index=i) for i, a in enumerate(sampled)]
+        played.append(replace(recorded, actions=tuple(actions)))
+    return played
+
+
 def test_an_update_leaves_a_side_with_the_same_bits_whatever_its_rival_earned(tiny: Path) -> None:
 
     digests = []
     for right_seed in (1, 2):
         learner = trainer(tiny)
-        played = []
-        for seed, recorded in enumerate(drawn_games(0, right_seed)):
-            generator = torch.Generator().manual_seed(seed)
-            sampled = [sample_batch(learner, node, [[3 + turn]], 1, generator)[0] for turn, node in enumerate(MOVES)]
-            actions = [replace(a, action_id=str(i), index=i) for i, a in enumerate(sampled)]
-            played.append(replace(recorded, actions=tuple(actions)))
-        learner.update(played)
+        learner.update(played_by(learner, right_seed))
         digests.append([[p.detach().numpy().tobytes() for p in learner.learners[a].parameters] for a in AGENTS])
     assert digests[0][0] == digests[1][0]
     assert digests[0][1] != digests[1][1]
+
+
+def test_sides_may_share_an_adapter_and_are_still_normalised_apart(tiny: Path) -> None:
+    shared = {agent: {"adapter": "player"} for agent in AGENTS}
+    learner = trainer(tiny, agents=shared)
+    metrics = learner.update(played_by(learner, 1))["agents"]
+    assert {metrics[agent]["adapter"] for agent in AGENTS} == {"player"}
+    assert metrics["reasoner"]["adapter_moved"] > 0
+    # each agent's advantages are less its own mean, so that neither side pays for the other
+    assert [metrics[agent]["advantage_mean"] for agent in AGENTS] == pytest.approx([0, 0], abs=1e-6)
