@@ -77,7 +77,8 @@ def build(model: BaseChatModel, rounds: int = ROUNDS) -> CompiledStateGraph[Any,
             prompt = state_to_prompt(state, name, rounds)
             reply = await model.ainvoke(profile_to_messages(PROFILE, EXAMPLES, prompt))
             word = reply_to_move(str(reply.text))
-            return {"moves": [Move(state.get("round", 0), name, SHARE if word is None else word, word is not None)]}
+            word_played = SHARE if word is None else word
+            return {"moves": [Move(state.get("round", 0), name, word_played, legal=word is not None)]}
 
         return move
 
