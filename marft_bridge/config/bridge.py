@@ -291,6 +291,11 @@ class BridgeConfig(_Options):
                 f"train.refill has no effect with train.trainer.advantage.estimator {advantage.estimator!r}, which "
                 "compares no samples of one task: leave it out"
             )
+        side_of = trainer.side_of or dict.fromkeys(self.graph.nodes, "")
+        if strangers := sorted(set(side_of) - set(self.graph.nodes)):
+            raise ValueError(f"train.trainer.sides: {strangers[0]!r} is not in graph.nodes")
+        if sideless := sorted(set(self.graph.nodes) - set(side_of)):
+            raise ValueError(f"train.trainer.sides: node {sideless[0]!r} is of no side: name it in one")
         if unknown_agents := sorted(set(trainer.agents) - set(self.graph.nodes)):
             raise ValueError(
                 f"train.trainer.agents.{unknown_agents[0]}: not in graph.nodes; only trained nodes have options"
