@@ -129,6 +129,12 @@ def task_to_ranks(task: dict[str, Any]) -> tuple[int, int]:
     return task["deck"].index(task["first"]), task["deck"].index(task["second"])
 
 
+def task_id_to_ranks(task_id: str) -> tuple[int, int]:
+    """The same of a task's id, which holds its deck and both cards."""
+    *deck, first, second = map(int, task_id.removeprefix("deal-").split("-"))
+    return deck.index(first), deck.index(second)
+
+
 def reward(task: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     """Rewards of one episode, from its final state.
 

@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.edge_rig import recorded_edges, recorded_trajectories
+from support.tiny_policy import make_action, make_trajectory
 from support.zoo_rig import ZOO, train_zoo
 
+from examples.zoo.exploitability import trajectories_to_rows
 from graphs import kuhn_poker
 from graphs.kuhn_poker import Move
-from graphs.kuhn_rules import PLAYERS
+from graphs.kuhn_rules import PLAYERS, exploitability
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.wrap import wrap
 from trace_store.journal import Journal
+from trace_store.records import Trajectory
 
 TASK = {"id": "t", "deck": [3, 6, 9], "first": 6, "second": 9}
 
@@ -109,6 +113,31 @@ def test_tasks_are_distinct_deals_of_three_ranks() -> None:
         assert sorted(set(task["deck"])) == task["deck"]
         assert {task["first"], task["second"]} < set(task["deck"])
         assert len({*kuhn_poker.task_to_ranks(task)}) == 2
+        assert kuhn_poker.task_id_to_ranks(task["id"]) == kuhn_poker.task_to_ranks(task)
+
+
+def played(version: dict[str, int], task_id: str, *replies: str | None) -> Trajectory:
+    """One recorded game, by its replies."""
+    nodes = ("first", "second", "first")
+    actions = [replace(make_action(nodes[i], [1], [2]), completion=reply) for i, reply in enumerate(replies)]
+    trajectory = make_trajectory(actions, 1.0, task_id=task_id)
+    return replace(trajectory, episode=replace(trajectory.episode, adapters=version))
+
+
+def test_a_run_tells_how_exploitable_each_version_was() -> None:
+    """Version 1: both always bet and call, which loses a third of a chip (tests/graphs/test_kuhn_rules.py)."""
+    deals = [f"deal-3-6-9-{a}-{b}" for a in (3, 6, 9) for b in (3, 6, 9) if a != b]
+    own, mixed = {"first": 1, "second": 1}, {"first": 1, "second": 0}
+    games = [played(own, deal, "bet", "call") for deal in deals]
+    games += [played(mixed, deal, "zzzz", "check") for deal in deals]  # of two versions: left out
+    games.append(played(own, deals[0], None))  # not recorded
+    (row,) = trajectories_to_rows(games)
+    # Never met: the first after check and bet, the second after a check, with each of three cards. A coin toss there.
+    bold, tossed = dict.fromkeys(range(3), 1.0), dict.fromkeys(range(3), 0.5)
+    first = {(r, h): c[r] for r in range(3) for h, c in (((), bold), (("check", "bet"), tossed))}
+    second = {(r, h): c[r] for r in range(3) for h, c in ((("bet",), bold), (("check",), tossed))}
+    expected = exploitability(first, second)
+    assert row == f"version 1: 6 games, 6 of 12 decisions never met, exploitability {expected:.3f}"
 
 
 def plays(node: str, messages: list[dict[str, Any]], chance: random.Random) -> str:
@@ -122,6 +151,8 @@ def plays(node: str, messages: list[dict[str, Any]], chance: random.Random) -> s
 def test_each_side_is_pulled_towards_its_own_chips(tmp_path: Path) -> None:
     trained = train_zoo(ZOO / "kuhn_poker.toml", plays, tmp_path, rounds=3, episodes=24)
     assert set(trained.norms) == {"first", "second"}
+    rows = trajectories_to_rows([*trained.collected, *trained.trained])
+    assert [row.split(":")[0] for row in rows] == [f"version {number}" for number in range(4)]
     assert min(trained.norms.values()) > 0
     for node in PLAYERS:
         own = {
