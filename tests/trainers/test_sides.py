@@ -195,7 +195,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trainer(folder: Path, **options: Any) -> MarftTrainer:
-    chosen: TrainerOptions = trainer_options(**(GAME | {"update": "simultaneous", "device": "cpu"} | options))
+    chosen: TrainerOptions = trainer_options(**(GAME | {"device": "cpu"} | options))
     return MarftTrainer(chosen, folder, AGENTS, seed=0)
 
 
@@ -227,15 +227,33 @@ def played_by(learner: MarftTrainer, right_seed: int) -> list[Trajectory]:
     return played
 
 
-def test_an_update_leaves_a_side_with_the_same_bits_whatever_its_rival_earned(tiny: Path) -> None:
-
+@pytest.mark.parametrize("update", ["simultaneous", "sequential"])
+@pytest.mark.parametrize("order", ["topological", "reverse"])
+def test_an_update_leaves_a_side_with_the_same_bits_whatever_its_rival_earned(
+    update: str, order: str, tiny: Path
+) -> None:
+    """Also of the side that is updated after its rival: the rival's ratio is no factor of its own."""
+    options = {"update": update} if update == "simultaneous" else {"update": update, "agent_order": order}
     digests = []
     for right_seed in (1, 2):
-        learner = trainer(tiny)
-        learner.update(played_by(learner, right_seed))
+        learner = trainer(tiny, **options)
+        factors = learner.update(played_by(learner, right_seed))["agents"]
+        assert [factors[agent]["factor_mean"] for agent in AGENTS] == [1.0, 1.0]
         digests.append([[p.detach().numpy().tobytes() for p in learner.learners[a].parameters] for a in AGENTS])
     assert digests[0][0] == digests[1][0]
     assert digests[0][1] != digests[1][1]
+
+
+def test_agents_of_one_side_are_still_weighted_by_each_other(tiny: Path) -> None:
+    """With a rival beside them that never acts here."""
+    sides = {"left": AGENTS, "right": ("judge",)}
+    side_of = dict.fromkeys(AGENTS, "left") | {"judge": "right"}
+    options = trainer_options(**(GAME | {"sides": sides, "update": "sequential", "device": "cpu"}))
+    learner = MarftTrainer(options, tiny, (*AGENTS, "judge"), seed=0)
+    assert learner.options.side_of == side_of
+    agents = learner.update(played_by(learner, 1))["agents"]
+    assert agents["reasoner"]["factor_mean"] == 1.0
+    assert agents["actor"]["factor_mean"] != 1.0
 
 
 def test_sides_may_share_an_adapter_and_are_still_normalised_apart(tiny: Path) -> None:
