@@ -111,7 +111,7 @@ def moves(node: str, messages: list[dict[str, Any]], chance: random.Random) -> s
 
 @pytest.mark.slow
 def test_both_sides_learn_from_their_own_moves(tmp_path: Path) -> None:
-    trained = train_zoo(ZOO / "social_dilemma.toml", moves, tmp_path, rounds=3, episodes=24)
+    trained = train_zoo(ZOO / "social_dilemma.toml", moves, tmp_path, rounds=2, episodes=16)
     assert min(trained.norms.values()) > 0
     for trajectory in trained.trained:
         paid = [reward for reward in trajectory.rewards if reward.name == "payoff"]
