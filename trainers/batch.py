@@ -184,6 +184,7 @@ def trajectories_to_round(
     final: bool = False,
     is_heldout: Callable[[Episode], bool] = lambda _: False,
     refused: Mapping[str, str] | None = None,
+    side_of: Mapping[str, str] | None = None,
 ) -> Round:
     """Trajectories to what can be trained on, with the count of episodes and actions left out, by reason.
 
@@ -200,9 +201,11 @@ def trajectories_to_round(
         final: the team reward of an episode that was cut short is its score, so it counts as terminated.
         is_heldout: which episodes are of tasks that are kept for comparison, besides those of the split `heldout`.
         refused: agent -> why none of its actions here is learned from.
+        side_of: agent -> its side, see `trajectory_to_rewards`. None: all are one team.
 
     Raises:
-        TrainError: a trajectory is held out. Whoever reads a store leaves such out, and says how many.
+        TrainError: a trajectory is held out. Whoever reads a store leaves such out, and says how many. Or a reward is
+            not one side's own.
     """
     drops: Counter[str] = Counter()
     dropped: dict[str, Counter[str]] = {agent: Counter() for agent in agents}
@@ -245,6 +248,7 @@ def trajectories_to_round(
                     use=use,
                     final=final,
                     drops=drops,
+                    side_of=side_of,
                 )
                 if trajectory.episode.fork_action is not None:
                     fork = _to_fork(
@@ -255,6 +259,7 @@ def trajectories_to_round(
                         shaping=shaping,
                         use=use,
                         final=final,
+                        side_of=side_of,
                     )
                     episode = _with_turns(replace(episode, fork=fork), fork)
             except (KeyError, ValueError):
@@ -324,6 +329,7 @@ def _to_fork(
     shaping: Sequence[ShapingTerm],
     use: Use,
     final: bool,
+    side_of: Mapping[str, str] | None,
 ) -> Fork:
     """Where a run left another one, and the run with the calls that it repeats among its own."""
     ids = {action.action_id: origins.sampled_id(action) for action in trajectory.actions}
@@ -334,7 +340,16 @@ def _to_fork(
     edges = tuple(replace(edge, src=ids[edge.src], dst=ids[edge.dst]) for edge in trajectory.edges)
     rewards = tuple(replace(r, action_id=ids.get(r.action_id or "", r.action_id)) for r in trajectory.rewards)
     unrolled = replace(trajectory, actions=actions, edges=edges, rewards=rewards)
-    whole = _to_episode(unrolled, is_trained_A, team, shaping=shaping, use=use, final=final, drops=Counter())
+    whole = _to_episode(
+        unrolled,
+        is_trained_A,
+        team,
+        shaping=shaping,
+        use=use,
+        final=final,
+        drops=Counter(),
+        side_of=side_of,
+    )
     own = [i for i, action in enumerate(trajectory.actions) if action.replayed_from is None]
     point, depth = origins.point(trajectory.episode)
     return Fork(
@@ -363,6 +378,7 @@ def _to_episode(
     use: Use,
     final: bool,
     drops: Counter[str],
+    side_of: Mapping[str, str] | None,
 ) -> EpisodeItem:
     position = {action.action_id: i for i, action in enumerate(trajectory.actions)}
     edges = [(position[edge.src], position[edge.dst]) for edge in trajectory.edges]
@@ -370,7 +386,9 @@ def _to_episode(
     reduced = [
         (src, dst) for src, dependents in enumerate(transitive_reduction(len(is_kept_A), edges)) for dst in dependents
     ]
-    rewards, absent = trajectory_to_rewards(trajectory, team, shaping, edges=reduced, is_kept_A=is_kept_A)
+    rewards, absent = trajectory_to_rewards(
+        trajectory, team, shaping, edges=reduced, is_kept_A=is_kept_A, side_of=side_of
+    )
     actions = [a for a, keep in zip(trajectory.actions, is_kept_A, strict=True) if keep]
     drops.update(f"reward: no finite {term.reward!r} of level {term.level}; nothing is added for it" for term in absent)
     return EpisodeItem(

@@ -99,7 +99,8 @@ class AdvantageOptions(_Options):
     """GAE along D with the critic (MARFT), or a baseline without one. `grpo` and `rloo`: the samples of a task.
     `dr_mas`: the samples of a task, each agent for itself. `at_grpo`: siblings, calls that answer one prompt; without
     forks the samples of a task, agent and turn. `c3`: siblings only. `tree_grpo`: siblings and the task's other trees.
-    `rae`: a running mean of each agent's returns. Or a class of your own, as `package.module:Class` or
+    `rae`: a running mean of each agent's returns. `advantage_alignment`: in games with sides, the samples of a task,
+    agent and turn, and what a move is worth to the rivals. Or a class of your own, as `package.module:Class` or
     `path/file.py:Class`."""
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount per action (one link of D)."""
@@ -390,6 +391,8 @@ class ExperimentalOptions(_Options):
     """Whether group estimators divide by the deviation; without it groups of little spread weigh less."""
     rae_decay: float = Field(default=0.95, ge=0, lt=1)
     """Decay of RAE's running baseline."""
+    alignment_beta: float = Field(default=1.0, gt=0)
+    """How much `advantage_alignment` counts what a move is worth to the rivals."""
     critic_loss: Literal["huber", "squared"] = "huber"
     """Loss of a value against its target."""
     critic_huber_delta: float = Field(default=1.0, gt=0)
@@ -434,6 +437,10 @@ class TrainerOptions(_Options):
     lora: LoraOptions = LoraOptions()
     agents: dict[str, AgentOptions] = Field(default_factory=dict)
     """By node name: adapters that are shared or frozen, and learning rates of their own."""
+    sides: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Side -> its agents, where they have interests of their own (a game). Each side earns its own `shaping` of level
+    `agent` or `step` and nothing else; `reward` is a measure of the game then, which nobody earns. Left out: one
+    team."""
     advantage: AdvantageOptions = AdvantageOptions()
     objective: ObjectiveOptions = ObjectiveOptions()
     importance: ImportanceOptions = ImportanceOptions()
@@ -442,6 +449,11 @@ class TrainerOptions(_Options):
     replay: ReplayOptions = ReplayOptions()
     system: SystemOptions = SystemOptions()
     experimental: ExperimentalOptions = ExperimentalOptions()
+
+    @property
+    def side_of(self) -> dict[str, str] | None:
+        """Agent -> its side; None where all are one team."""
+        return {agent: side for side, agents in self.sides.items() for agent in agents} or None
 
     @property
     def offline_reward(self) -> str:
@@ -461,6 +473,7 @@ class TrainerOptions(_Options):
             group_weight=experimental.group_weight,
             group_std=experimental.group_std,
             rae_decay=experimental.rae_decay,
+            alignment_beta=experimental.alignment_beta,
         )
 
     @property
@@ -478,8 +491,8 @@ class TrainerOptions(_Options):
 
     @property
     def uses_critic(self) -> bool:
-        """Whether anything asks for values."""
-        return self.advantage.estimator_class.needs_critic or self.offline.mode in _VALUED
+        """Whether anything asks for values. They predict the team reward, so in a game with sides nothing does."""
+        return self.advantage.estimator_class.needs_critic or (self.offline.mode in _VALUED and not self.sides)
 
     @property
     def needs_behaviour(self) -> bool:
@@ -524,6 +537,7 @@ class TrainerOptions(_Options):
                 "replay.share needs importance.mismatch 'truncate' or 'mask': old episodes must be weighted"
             )
         self._rewards_fit_together()
+        self._sides_fit_together()
         if self.advantage.gamma < 1 and self.advantage.estimator_class.compares_depths:
             names = [name for name, estimator in estimators().items() if not estimator.compares_depths]
             raise ValueError(
@@ -542,7 +556,7 @@ class TrainerOptions(_Options):
                 if readers := [reader for reader, estimator in estimators().items() if name in estimator.reads]:
                     yield f"{table}.{name}", f"advantage.estimator {' or '.join(map(repr, readers))}"
         for table, name, applies, condition in (
-            ("advantage", "contribution", chosen.per_agent and not chosen.keeps_state, _own_baselines()),
+            ("advantage", "contribution", _has_own_baselines(chosen), _own_baselines()),
             ("advantage", "critic", self.uses_critic, "a critic in use"),
             ("experimental", "clip_by_length", not experimental.clip_by_length or self.clips_by_length, _MEAN_RATIOS),
             ("experimental", "success_shaping", self.replay.successes > 0, "replay.successes above 0"),
@@ -578,6 +592,38 @@ class TrainerOptions(_Options):
         if len({self.reward, *shaped}) != 1 + len(shaped):
             raise ValueError("shaping names a reward twice, or the team reward: give each one weight")
 
+    def _sides_fit_together(self) -> None:
+        estimator = self.advantage.estimator_class
+        if not self.sides and "sides" not in self.model_fields_set:
+            if estimator.needs_sides:
+                raise ValueError(
+                    f"advantage.estimator {self.advantage.estimator!r} reads what the other sides earn: name them in "
+                    "trainer.sides"
+                )
+            return
+        named = [agent for agents in self.sides.values() for agent in agents]
+        if len(self.sides) < 2 or not all(self.sides.values()) or len(set(named)) != len(named):
+            raise ValueError("sides must be two or more, each with agents, and no agent may be of two")
+        if all(term.level == "episode" for term in self.shaping):
+            raise ValueError(
+                "sides earn by shaping of level 'agent' or 'step', of which there is none: add each side's reward"
+            )
+        for option, leaks in (
+            ("shaping of level 'episode'", any(term.level == "episode" for term in self.shaping)),
+            (f"advantage.estimator {self.advantage.estimator!r}, whose critic", estimator.needs_critic),
+            ("advantage.normalize 'batch'", self.advantage.normalization == "batch"),
+            ("advantage.contribution", self.advantage.contribution != "equal"),
+            (f"offline.mode {self.offline.mode!r}", self.offline.mode not in ("awr", "importance", "off")),
+            ("replay.successes", self.replay.successes > 0),
+            ("experimental.nll_coef", self.experimental.nll_coef > 0),
+            ("truncated_reward", "truncated_reward" in self.model_fields_set),
+        ):
+            if leaks:
+                raise ValueError(
+                    f"{option} goes by a reward or a mean of all agents, and rivals have none in common: it does not "
+                    "go with sides"
+                )
+
 
 _GROUPS: dict[str, type[_Options]] = {
     "advantage": AdvantageOptions,
@@ -606,6 +652,11 @@ def _whole_actions(granularity: Granularity, update: str) -> bool:
     return granularity == "action" or update == "sequential"
 
 
+def _has_own_baselines(estimator: type[Estimator]) -> bool:
+    """Whether a team's reward may be weighed by agent: each agent, and each round, is compared with itself."""
+    return estimator.per_agent and not estimator.keeps_state and not estimator.needs_sides
+
+
 def _own_baselines() -> str:
-    names = [name for name, estimator in estimators().items() if estimator.per_agent and not estimator.keeps_state]
+    names = [name for name, estimator in estimators().items() if _has_own_baselines(estimator)]
     return f"advantage.estimator {' or '.join(map(repr, names))}"

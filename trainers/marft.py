@@ -547,6 +547,7 @@ class MarftTrainer:
             final=options.truncated_reward == "final",
             is_heldout=self.is_heldout,
             refused=refused_agents,
+            side_of=options.side_of,
         )
 
     def _gate(

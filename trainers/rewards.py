@@ -8,7 +8,8 @@ Three kinds reach the loss, and they are credited differently:
     private   one agent's own, once per episode: it reaches that agent's actions only.
 
 Invariant: an absent reward adds nothing, and a term of which an episode has none at all is reported as absent;
-weights of shaping terms are in the values. It knows nothing of tokens, values or estimators.
+weights of shaping terms are in the values. In a game with sides no reward crosses from one side to another: there the
+team reward is a measure that nobody earns. It knows nothing of tokens, values or estimators.
 
 Shapes: _A one entry per recorded action of an episode.
 """
@@ -25,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trace_store.records import Reward, Trajectory
 from trainers.dependencies import links_to
+from trainers.errors import TrainError
 
 
 class ShapingTerm(BaseModel):
@@ -69,6 +71,7 @@ def trajectory_to_rewards(
     shaping: Sequence[ShapingTerm],
     edges: Sequence[tuple[int, int]],
     is_kept_A: Sequence[bool],
+    side_of: Mapping[str, str] | None = None,
 ) -> tuple[EpisodeRewards, list[ShapingTerm]]:
     """Recorded rewards to an episode's, and the shaping terms of which it has no finite value.
 
@@ -76,16 +79,25 @@ def trajectory_to_rewards(
     does not have counts as absent.
 
     Args:
-        team: name and value of the team reward.
+        team: name and value of the team reward; where there are sides, of what is measured of the game.
         edges: D over all actions of the trajectory, by position, without what follows from other edges (else a
             shortcut would make a step reward count as nearer than a team reward that arrives with the same action).
         is_kept_A: which actions are trained.
+        side_of: agent -> the side that it is of, in a game of several interests. A step reward then reaches no action
+            of another side; its discount still counts every link of D, those over the other side's moves too.
+
+    Raises:
+        TrainError: a shaping term is of the whole episode, or of an agent of no side: it would reach every side.
     """
-    totals, steps, private = dict([team]), {}, {}
+    totals: dict[str, float] = dict([team]) if side_of is None else {}
+    steps, private = {}, {}
+    kept_nodes = [action.node for action, keep in zip(trajectory.actions, is_kept_A, strict=True) if keep]
     absent = []
     position = {action.action_id: i for i, action in enumerate(trajectory.actions)}
     for term in shaping:
         term_rewards = [r for r in _latest(trajectory, term) if r.action_id is None or r.action_id in position]
+        if side_of is not None:
+            _refuse_shared(trajectory, term, term_rewards, side_of=side_of)
         if not term_rewards:
             absent.append(term)
         elif term.level == "episode":
@@ -93,10 +105,17 @@ def trajectory_to_rewards(
         elif term.level == "agent":
             private[term.reward] = {r.node: r.value * term.weight for r in term_rewards if r.node is not None}
         else:
+            arrivals = [(r.value * term.weight, position[r.action_id]) for r in term_rewards if r.action_id is not None]
             steps[term.reward] = tuple(
-                StepReward(r.value * term.weight, links_to(position[r.action_id], edges, is_kept_A))
-                for r in term_rewards
-                if r.action_id is not None
+                StepReward(
+                    value,
+                    {
+                        i: links
+                        for i, links in links_to(at, edges, is_kept_A).items()
+                        if side_of is None or side_of.get(kept_nodes[i]) == side_of[trajectory.actions[at].node]
+                    },
+                )
+                for value, at in arrivals
             )
     return EpisodeRewards(totals, steps, private), absent
 
@@ -108,3 +127,18 @@ def _latest(trajectory: Trajectory, term: ShapingTerm) -> list[Reward]:
         if reward.scope == term.level and reward.name == term.reward:
             newest[reward.action_id, reward.node] = reward
     return [reward for reward in newest.values() if math.isfinite(reward.value)]
+
+
+def _refuse_shared(
+    trajectory: Trajectory, term: ShapingTerm, term_rewards: Sequence[Reward], *, side_of: Mapping[str, str]
+) -> None:
+    """Refuses a reward that is not one side's own."""
+    node_of = {action.action_id: action.node for action in trajectory.actions}
+    for reward in term_rewards:
+        agent = reward.node if reward.action_id is None else node_of[reward.action_id]
+        if term.level == "episode" or agent not in side_of:
+            earner = "the whole episode" if term.level == "episode" else f"{agent!r}, which is of no side"
+            raise TrainError(
+                f"episode {trajectory.episode.episode_id}: the reward {term.reward!r} is of {earner}, and would reach "
+                "every side: give each side's own to its agents (trainer.sides)"
+            )

@@ -23,6 +23,7 @@ from marft_bridge.common.retries import Limits
 from marft_bridge.config.compare import CompareOptions
 from marft_bridge.config.fallback import FallbackOptions
 from marft_bridge.config.graph_runs import RunConfig, RunContext
+from marft_bridge.config.league import LeagueOptions
 from marft_bridge.config.loggers import LOGGERS, AnyLogger
 from marft_bridge.config.models import ModelName, ModelOptions, OtherModelOptions, refuse_unservable
 from marft_bridge.config.promote import PromoteOptions
@@ -137,6 +138,9 @@ class TrainOptions(_Options):
     for estimators that compare samples of one task. 0: none. None: 0.5 with such an estimator."""
     trees: TreeOptions | None = None
     """A table [train.trees] makes rounds trees: fewer whole runs, and forks of them. None: whole runs only."""
+    league: LeagueOptions | None = None
+    """A table [train.league] has some tasks of a round played against earlier versions of a side. None: all sides are
+    the newest (self-play)."""
     traces: tuple[str, ...] = ()
     """Folders that `traces export` wrote, or DuckLake catalogs: their episodes are learned from too, read in place."""
     teacher_rounds: int = Field(0, ge=0)
@@ -199,6 +203,22 @@ class TrainOptions(_Options):
         if self.hosted_answers != "provider" and self.trees is not None:
             raise ValueError("hosted_answers of a record cannot be given in forks yet: leave train.trees out")
         return self
+
+    @model_validator(mode="after")
+    def _the_league_fits(self) -> TrainOptions:
+        if self.league is not None:
+            if not self.trainer.sides:
+                raise ValueError("league draws opponents of a side: name the sides in train.trainer.sides")
+            if self.trees is not None:
+                raise ValueError("league opponents cannot be met in forks yet: leave train.trees out")
+            if self.max_staleness:
+                raise ValueError("league opponents are retired with every update: leave train.max_staleness at 0")
+        return self
+
+    @property
+    def league_versions(self) -> int:
+        """Earlier versions of a node that may be served beside the newest as opponents."""
+        return 0 if self.league is None else self.league.versions
 
     @property
     def asking_rounds(self) -> int:
@@ -284,6 +304,11 @@ class BridgeConfig(_Options):
                 f"train.refill has no effect with train.trainer.advantage.estimator {advantage.estimator!r}, which "
                 "compares no samples of one task: leave it out"
             )
+        side_of = trainer.side_of or dict.fromkeys(self.graph.nodes, "")
+        if strangers := sorted(set(side_of) - set(self.graph.nodes)):
+            raise ValueError(f"train.trainer.sides: {strangers[0]!r} is not in graph.nodes")
+        if sideless := sorted(set(self.graph.nodes) - set(side_of)):
+            raise ValueError(f"train.trainer.sides: node {sideless[0]!r} is of no side: name it in one")
         if unknown_agents := sorted(set(trainer.agents) - set(self.graph.nodes)):
             raise ValueError(
                 f"train.trainer.agents.{unknown_agents[0]}: not in graph.nodes; only trained nodes have options"
@@ -310,7 +335,7 @@ class BridgeConfig(_Options):
                 "train.max_staleness lets episodes be older than the adapters that learn from them: set "
                 "train.trainer.importance.proximal to 'recomputed', and its mismatch to 'truncate' or 'mask'"
             )
-        live_versions = self.train.keep_versions + self.train.max_staleness
+        live_versions = self.train.keep_versions + self.train.max_staleness + self.train.league_versions
         refuse_unservable(
             self.graph.nodes,
             self.graph.frozen,

@@ -233,6 +233,8 @@ class Collector:
         routes = {
             node: self._backend.route(node, version, request.temperature) for node, version in request.adapters.items()
         }
+        for node in request.frozen:
+            routes[node] = replace(routes[node], trainable=False)
         for node in self._app.frozen:
             routes[node] = replace(self._backend.route(node, 0, request.temperature), trainable=False)
         routes |= {node: text_to_route(text) for node, text in request.answers.items()}

@@ -102,6 +102,7 @@ class EpisodeRequest:
     beginning: RecordedBeginning | None = field(default=None, compare=False, repr=False)  # of a fork
     start: RecordedStart | None = field(default=None, compare=False, repr=False)  # of a fork; None: by its task
     tags: Mapping[str, str] = field(default_factory=dict)  # of the episode
+    frozen: frozenset[str] = frozenset()  # nodes of which no call is learned from, whatever the configuration trains
 
     @property
     def key(self) -> Key:

@@ -193,7 +193,12 @@ def _reward(trajectory: Trajectory, name: str) -> float | None:
 def _outcome(trajectory: Trajectory, value: float, options: TrainerOptions) -> Outcome:
     """What an episode earned: in all, as a team, at its steps, by its agents."""
     earned, _ = trajectory_to_rewards(
-        trajectory, (options.reward, value), options.shaping, edges=(), is_kept_A=[True] * len(trajectory.actions)
+        trajectory,
+        (options.reward, value),
+        options.shaping,
+        edges=(),
+        is_kept_A=[True] * len(trajectory.actions),
+        side_of=options.side_of,
     )
     steps = [(name, *(_rounded(step.value) for step in rewards)) for name, rewards in sorted(earned.step.items())]
     private = [
@@ -237,6 +242,7 @@ def _find_examples(
         vocabulary=dict.fromkeys(nodes, sys.maxsize),
         use="replay" if offline.needs_behaviour else texts,
         shaping=options.shaping,
+        side_of=options.side_of,
     )
     taken = [e for e in data.episodes if offline.mode != "filtered" or e.reward >= offline.threshold]
     if offline.reward is not None:

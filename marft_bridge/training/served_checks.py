@@ -28,7 +28,8 @@ def check_staleness(
 ) -> dict[str, float] | None:
     """Mean and max of the number of versions by which the recorded calls of these nodes lag behind the newest.
 
-    None where no call names the version that answered it.
+    Of those that can be learned from: an opponent of the league may be of any version. None where no call names the
+    version that answered it.
 
     Raises:
         TrainError: a call lags by more than `limit` versions.
@@ -37,7 +38,7 @@ def check_staleness(
         newest - action.adapter_version
         for episode in episodes
         for action in episode.actions
-        if action.node in nodes and action.adapter_version is not None
+        if action.node in nodes and action.trainable and action.adapter_version is not None
     ]
     if not lags:
         return None

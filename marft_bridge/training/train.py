@@ -33,6 +33,7 @@ from marft_bridge.rollouts.episode_plan import (
     plan_collection,
     plan_episodes,
     replaced_attempts,
+    requests_to_versions,
     task_order,
     unfinished_requests,
 )
@@ -62,6 +63,7 @@ from marft_bridge.training.hosted_answers import (
     hosted_metrics_to_text,
     trajectories_to_hosted_metrics,
 )
+from marft_bridge.training.league_draw import draw_opponents
 from marft_bridge.training.loggers.run_loggers import RunLoggers, open_loggers, require_loggers
 from marft_bridge.training.planned_forks import forks_in_planned_order, known_runs_to_reach, read_waves
 from marft_bridge.training.regression_check import run_to_regression_text
@@ -483,6 +485,8 @@ class _Training:
                 title = f"round {number}/{self.options.rounds} {_wave_name(wave, played)}"
                 # what tools did before a forked call happened once: they give their recorded results
                 tools = given_tools() if wave[0].fork is not None else nullcontext()
+                if self.options.league is not None:
+                    self._publish_opponents(wave)
                 with self.clock.part(number, ROLLOUT), tools:
                     self.session.run(wave, title, self.options.trainer.reward)
                 played += wave
@@ -490,7 +494,7 @@ class _Training:
         return play
 
     def _plan(self, store: TraceStore, number: int) -> RoundPlan:
-        return plan_round(
+        plan = plan_round(
             self._tasks_of(store, number),
             self.options,
             self.config.seed,
@@ -499,6 +503,24 @@ class _Training:
             adapters=dict.fromkeys(self.nodes, self._version()),
             round=number,
         )
+        league = self.options.league
+        if league is None:
+            return plan
+        draw = partial(
+            draw_opponents,
+            options=league,
+            sides=self.options.trainer.sides,
+            newest=self._version(),
+            seed=self.config.seed,
+        )
+        return RoundPlan(tuple(draw(plan.planned)), addable=tuple(draw(plan.addable)))
+
+    def _publish_opponents(self, wave: Sequence[EpisodeRequest]) -> None:
+        """Has the earlier versions served that a wave is played against; `_publish` takes them out again."""
+        for node, versions in requests_to_versions(wave).items():
+            for version in versions:
+                if version != self._version():
+                    self.models.publish({node: version})
 
     def _known_before(self, store: TraceStore, number: int) -> KnownBefore:
         """What forks of a round are drawn by, of rounds that are over in any execution; read once a round."""

@@ -18,6 +18,14 @@ tasks = "t.jsonl"
 reward = "a:r"
 """
 ONE = "[[compare.variants]]\nname = 'a'\n"
+SIDES = """
+[train]
+samples_per_task = 2
+[train.trainer]
+sides = {{ a = ["x"], b = [{}] }}
+shaping = [{{ reward = "own", level = "agent", weight = 1.0 }}]
+advantage = {{ estimator = "dr_mas" }}
+"""
 TWO = ONE + "[[compare.variants]]\nname = 'b'\n"
 
 
@@ -77,6 +85,12 @@ def test_a_flag_overrides_the_file_and_an_absent_flag_does_not(tmp_path: Path) -
         (
             MINIMAL + "[train.trainer.agents.nobody]\nfrozen = true\n",
             "train.trainer.agents.nobody: not in graph.nodes",
+        ),
+        (MINIMAL + SIDES.format("'nobody'"), "train.trainer.sides: 'nobody' is not in graph.nodes"),
+        (MINIMAL.replace('"y"', '"y", "judge"') + SIDES.format("'y'"), "node 'judge' is of no side"),
+        (
+            MINIMAL + SIDES.format("'y'") + "[train.league]\nversions = 2\n[serve]\nmax_loras = 4\n",
+            "2 nodes with 3 + 1 versions need 8",
         ),
         (MINIMAL + "[train]\nepisodes_per_round = 9\nsamples_per_task = 2\n", "must be a multiple"),
         (MINIMAL + "[serve]\nmax_loras = 3\n", "2 nodes with 1 + 1 versions need 4"),

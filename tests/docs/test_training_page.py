@@ -32,7 +32,7 @@ from trace_store.records import Reward, RewardScope
 from trace_store.store import TraceStore
 from trainers.advantages.estimator import estimators
 from trainers.advantages.recurrences import adaptive_lambda
-from trainers.config import OfflineOptions, TrainerOptions
+from trainers.config import AdvantageOptions, OfflineOptions, TrainerOptions
 from trainers.marft import MarftTrainer
 
 TEXT = (ROOT / "docs/training.md").read_text()
@@ -156,7 +156,7 @@ def test_the_script_for_several_processes_runs_as_the_page_starts_it(folder: Pat
 def test_the_toml_blocks_are_valid_configurations() -> None:
     graph = {"app": "a.py:a", "nodes": ["reasoner", "actor"], "tasks": "t.jsonl", "reward": "a.py:r"}
     found = [BridgeConfig.model_validate({"graph": graph} | tomllib.loads(block)) for block in blocks("toml")]
-    assert len(found) == 14
+    assert len(found) == 16
     assert [config.train.trainer.replay.successes for config in found].count(0.3) == 1
     token, _, shaped, *_ = [config.train.trainer for config in found]
     assert [adaptive_lambda(n, token.experimental.adaptive_alpha) for n in (1, 2, 4)] == [0.0, 0.0, 0.5]
@@ -204,7 +204,7 @@ def test_every_option_that_the_guide_names_is_there_and_every_folder_and_module(
         "stopped_by",
     }
     elsewhere |= {"recorded_first", "recorded_only", "tool_choice", "replayed_from"}  # of train.hosted_answers
-    elsewhere |= {"rank_consistency", "dr_mas", "at_grpo", "tree_grpo", "blind_fork"}
+    elsewhere |= {"rank_consistency", "dr_mas", "at_grpo", "tree_grpo", "blind_fork", "advantage_alignment"}
     assert named - elsewhere <= known
     for path in re.findall(r"`((?:trainers|examples)/[\w./]*)`", TEXT + FLOW):
         assert (ROOT / path).exists(), path
@@ -222,9 +222,9 @@ def test_estimators_modes_and_levels_are_those_of_the_options() -> None:
 def test_defaults_that_depend_on_others_are_those_of_the_options() -> None:
     said = {row[0].strip("`"): row[1] for row in rows("option | left out, it is")}
     assert said["normalize"] == "`agent` for `gae` and `rae`, `none` for the others"
-    for estimator in estimators():
-        expected = "agent" if estimator in ("gae", "rae") else "none"
-        assert trainer_options(estimator=estimator).advantage.normalization == expected
+    for name, estimator in estimators().items():
+        expected = "agent" if name in ("gae", "rae") else "none"
+        assert AdvantageOptions(estimator=name).normalization == estimator.normalization == expected
     assert said["weighting"] == "`episode` for `action`, `token` for `token`"
     assert trainer_options(granularity="action").loss_weighting == "episode"
     assert trainer_options(granularity="token").loss_weighting == "token"

@@ -43,6 +43,7 @@ def options_to_adapters(
     for agent in options.agents:
         if agent not in names:
             raise TrainError(f"trainer.agents.{agent}: there is no such agent; they are {', '.join(names)}")
+    _check_sides(options, names)
     if isinstance(model_dir, Mapping) and set(model_dir) != set(names):
         raise TrainError(f"base models are given for {sorted(model_dir)}, the agents are {sorted(names)}")
     plans: dict[str, AdapterPlan] = {}
@@ -58,6 +59,18 @@ def options_to_adapters(
     if all(plan.frozen for plan in plans.values()):
         raise TrainError("every agent is frozen, so nothing is left to train: take trainer.agents.*.frozen from one")
     return plans
+
+
+def _check_sides(options: TrainerOptions, agents: Sequence[str]) -> None:
+    """Refuses sides that are not made of these agents: one without a side would earn nothing, or everybody's."""
+    if options.side_of is None:
+        return
+    for agent in options.side_of:
+        if agent not in agents:
+            raise TrainError(f"trainer.sides: there is no agent {agent!r}; they are {', '.join(agents)}")
+    for agent in agents:
+        if agent not in options.side_of:
+            raise TrainError(f"trainer.sides: agent {agent!r} is of no side: name it in one")
 
 
 def _plan(agent: str, agent_options: AgentOptions, base: Path, options: TrainerOptions) -> AdapterPlan:

@@ -41,6 +41,7 @@ class EstimatorInput:
     factor_A: Floats  # of the team reward for the action's agent; 1 unless agents contribute differently
     values: Sequence[Floats] | None = None  # of each action: V before each of its units; None without a critic
     bootstrap_A: Floats | None = None  # V after the last actions of truncated episodes, 0 elsewhere; likewise
+    side_of: Mapping[str, str] | None = None  # agent -> its side in a game of several; None where all are one team
 
     def over_units(self, part_A: Floats, gamma_token: float) -> Floats:
         """What is known per action to its units, times gamma_token for each token that follows. [A] to [U]."""
@@ -79,6 +80,9 @@ class Estimator(ABC):
     compares_depths: ClassVar[bool] = False
     """Whether calls that lie at different depths of D are compared with each other, so that a discount would make the
     early calls of the best run look worse than the late calls of the worst."""
+    needs_sides: ClassVar[bool] = False
+    """Whether it reads what the other sides of a game earned. Of every other estimator the advantages of a side depend
+    on its own rewards only."""
     keeps_state: ClassVar[bool] = False
     """Whether it remembers earlier rounds."""
     normalization: ClassVar[Normalization] = "none"

@@ -21,3 +21,4 @@ class EstimatorSettings:
     group_weight: GroupWeight | None = None
     group_std: bool = True
     rae_decay: float = 0.95
+    alignment_beta: float = 1.0

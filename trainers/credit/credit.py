@@ -116,8 +116,11 @@ class Credit:
     def replay_advantages(self, data: Round) -> Floats:
         """Discounted team return (bootstrapped where cut) minus V, plus the centred step and private parts. Shape [A].
 
-        Of whole actions, whatever the granularity: the offline losses weigh actions.
+        Of whole actions, whatever the granularity: the offline losses weigh actions. In a game with sides there is no
+        team return, and no critic of it: the centred parts are all.
         """
+        if self.options.side_of is not None:
+            return sum_of(centred_own_returns(data, self.options.advantage.gamma), len(data.items))
         observed = self._team.observe(data, tokens=False)
         return_A = laid_end_to_end(self._team_returns(data, observed, observed.bootstrap_A))
         own_by_source = centred_own_returns(data, self.options.advantage.gamma)
@@ -253,6 +256,7 @@ class Credit:
             np.array(factors, dtype=np.float64),
             values=None if observed is None else observed.values,
             bootstrap_A=None if observed is None else observed.bootstrap_A,
+            side_of=self.options.side_of,
         )
 
     def _contribution(self, data: Round) -> dict[str, float] | None:

@@ -1,6 +1,7 @@
 """Adapters one after another, or all at once: the order of a round's updates, and what each is given.
 
-Sequential: an adapter's surrogate is weighted by the clipped ratio of those already updated (HAPPO, A2PO).
+Sequential: an adapter's surrogate is weighted by the clipped ratio of those already updated (HAPPO, A2PO); in a game
+with sides by that of its own side's, since only these pursue the same reward.
 Simultaneous: all against the policies that sampled. Alternating: one adapter a round (the paper's agent-by-agent
 update).
 
@@ -124,7 +125,7 @@ def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
     """
     data, options, rows_of = context.data, context.options, context.scored.rows_of
     factor_A = torch.ones(len(data.items))
-    log_factor_E = torch.zeros(len(data.episodes), dtype=torch.float64)
+    factors = _SideFactors(data, options)
     learned: dict[str, dict[str, Any]] = {}
     acting = sum(1 for rows in rows_of.values() if rows)  # who has nothing to learn from leaves its part to the others
     for name, rows in rows_of.items():
@@ -151,12 +152,39 @@ def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
                 learner.kl_rate = next_rate(learner.kl_rate, result.whole_kl, target)
             if weighs_others:
                 ratios_A = items_to_ratios(new_T, sampled_round.items, options, old_T=sampled_round.old_T)
-                factor_A = compounded_factor(
-                    log_factor_E, ratios_A, sampled_rows, stands_A=_stands(data), options=options
-                )
+                factor_A = factors.compounded(factor_A, ratios_A, sampled_rows)
         movement = learner.movement(snapshot)
         learned[name] = {**improved, **measured, "kl_target": target, "lr": lr, "factor_mean": factor_mean, **movement}
     return learned
+
+
+class _SideFactors:
+    """The compounded ratios of each side's adapters already updated; without sides all agents are of one."""
+
+    def __init__(self, data: Round, options: TrainerOptions) -> None:
+        self._options, self._stands_A = options, _stands(data)
+        side_of = options.side_of or {}
+        self._rows: dict[str, list[int]] = {}
+        for i, item in enumerate(data.items):
+            self._rows.setdefault(side_of.get(item.agent, ""), []).append(i)
+        self._log_factor_E = {side: torch.zeros(len(data.episodes), dtype=torch.float64) for side in self._rows}
+
+    def compounded(self, factor_A: Tensor, ratios_A: Tensor, rows: Sequence[int]) -> Tensor:
+        """The factors of the round's actions after an adapter was updated, whose ratios at `rows` these are."""
+        factor_A = factor_A.clone()
+        for side, side_rows in self._rows.items():
+            of_side = set(side_rows)
+            chosen = [k for k, i in enumerate(rows) if i in of_side]
+            if chosen:
+                side_factor_A = compounded_factor(
+                    self._log_factor_E[side],
+                    ratios_A[chosen],
+                    [rows[k] for k in chosen],
+                    stands_A=self._stands_A,
+                    options=self._options,
+                )
+                factor_A[side_rows] = side_factor_A[side_rows]
+        return factor_A
 
 
 def _stands(data: Round) -> list[list[tuple[int, float]]]:

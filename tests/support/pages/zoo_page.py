@@ -23,6 +23,9 @@ _FIGURES = re.compile(
     r"seed \d+, (?P<minutes>\d+) min( on .*)?"
 )
 
+NOT_TRAINED = "not trained yet"
+"""What `# Expected:` says of a configuration that no figures were made of."""
+
 INTRO = """# A zoo of graphs
 
 Ordinary LangGraph graphs after systems of the field, each with tasks, a reward, a configuration and tests that
@@ -83,9 +86,12 @@ def config_to_entry(path: Path) -> Entry:
     raw = tomllib.loads(path.read_text(encoding="utf-8"))
     trainer = raw.get("train", {}).get("trainer", {})
     offline = trainer.get("offline", {}).get("mode")
+    update = trainer.get("objective", {}).get("update")
+    sides = trainer.get("sides")
     learns = [
-        f"{trainer.get('estimator', 'gae')} per {trainer.get('granularity', 'action')}",
-        trainer.get("update", "") and f"{trainer['update']} updates",
+        f"{trainer.get('advantage', {}).get('estimator', 'gae')} per {trainer.get('granularity', 'action')}",
+        update and f"{update} updates",
+        sides and f"{len(sides)} sides",
         offline and f"offline {offline}",
         ", ".join(f"{term['level']} reward {term['reward']}" for term in trainer.get("shaping", [])),
     ]
@@ -102,14 +108,17 @@ def config_to_entry(path: Path) -> Entry:
 
 
 def entries_to_table(entries: list[Entry]) -> str:
-    """What came out of each, in one look.
+    """What came out of each that was trained, in one look, and the names of the others.
 
     Raises:
         ValueError: an `# Expected:` is not as `python -m examples.zoo.run --write` writes it.
     """
     rows: list[str] = []
     effects: list[Effect] = []
+    untrained = [f"[{entry.name}](#{entry.name})" for entry in entries if entry.expected == NOT_TRAINED]
     for entry in entries:
+        if entry.expected == NOT_TRAINED:
+            continue
         if (found := _FIGURES.fullmatch(entry.expected)) is None:
             raise ValueError(f"{entry.name}.toml: `# Expected: {entry.expected}` has no figures")
         effects.append("better" if float(found["low"]) > 0 else "worse" if float(found["high"]) < 0 else "not shown")
@@ -129,6 +138,7 @@ def entries_to_table(entries: list[Entry]) -> str:
             "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
             *rows,
             "",
+            *([f"Not trained yet: {', '.join(untrained)}.", ""] if untrained else []),
         ]
     )
 

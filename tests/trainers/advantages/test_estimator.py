@@ -119,8 +119,10 @@ def test_every_estimator_of_the_folder_declares_what_it_needs() -> None:
         "rae": (False, False, True, True, "agent"),
         "c3": (False, True, True, False, "none"),
         "tree_grpo": (False, True, True, False, "none"),
+        "advantage_alignment": (False, True, True, False, "none"),
     }
     assert {name: declared[name] for name in published} == published
     assert [name for name, each in estimators().items() if each.needs_forks] == ["c3"]
+    assert [name for name, each in estimators().items() if each.needs_sides] == ["advantage_alignment"]
     assert all(name_to_estimator(name) is each for name, each in estimators().items())
     assert all(issubclass(each, Estimator) and each.__doc__ for each in estimators().values())

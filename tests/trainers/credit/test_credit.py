@@ -358,9 +358,10 @@ def test_every_call_of_the_better_run_is_better_than_its_baseline_whatever_its_d
             continue
         estimator = estimators()[name](EstimatorSettings(gamma=gamma))
         counts = tuple(1 for _ in data.items)
+        shown = EstimatorInput(data, counts, np.ones(6), side_of=dict.fromkeys("abc", "all"))
         if name == "rae":  # a running mean that starts at 0 has heard of no run
-            estimator.commit(estimator.estimate(EstimatorInput(data, counts, np.ones(6))).state)
-        advantage_U = estimator.estimate(EstimatorInput(data, counts, np.ones(6))).estimate.advantage_U
+            estimator.commit(estimator.estimate(shown).state)
+        advantage_U = estimator.estimate(shown).estimate.advantage_U
         assert (advantage_U[:3] > advantage_U[3:]).all()
         if name != "rae":
             assert (advantage_U[:3] > 0).all()

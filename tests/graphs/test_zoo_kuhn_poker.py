@@ -1,0 +1,161 @@
+"""Owns: the zoo's poker: D along the moves, what a player sees, chips by hand, and that sides learn apart.
+
+A reply that is no move costs its own side only and never ends a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.edge_rig import recorded_edges, recorded_trajectories
+from support.tiny_policy import make_action, make_trajectory
+from support.zoo_rig import ZOO, train_zoo
+
+from examples.zoo.exploitability import trajectories_to_rows
+from graphs import kuhn_poker
+from graphs.kuhn_poker import Move
+from graphs.kuhn_rules import PLAYERS, exploitability
+from marft_bridge.model_calls.scripted_model import ScriptedPolicy
+from marft_bridge.recording.recorder import Recorder
+from marft_bridge.recording.wrap import wrap
+from trace_store.journal import Journal
+from trace_store.records import Trajectory
+
+TASK = {"id": "t", "deck": [3, 6, 9], "first": 6, "second": 9}
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Recorder:
+    return Recorder(Journal(tmp_path / "journal"))
+
+
+def run(recorder: Recorder, first: list[str], second: list[str]) -> tuple[dict[str, Any], ScriptedPolicy]:
+    policy = ScriptedPolicy(answers={"first": first, "second": second})
+    graph = wrap(kuhn_poker.build(policy), recorder)
+    return asyncio.run(graph.ainvoke(kuhn_poker.task_to_input(TASK))), policy
+
+
+def test_every_move_depends_on_all_moves_before_it(recorder: Recorder) -> None:
+    result, policy = run(recorder, ["check", "Fold."], ["bet"])
+    assert [move.word for move in result["moves"]] == ["check", "bet", "fold"]
+    assert recorded_edges(recorder) == {
+        "trigger": "first1>second second>first2",
+        "data": "first1>first2 first1>second second>first2",
+    }
+    asked = [call.prompt.splitlines()[-2] for call in policy.asked]  # the last line is the answer's
+    cards = "human: The cards are 3, 6 and 9. You hold"
+    assert asked == [
+        f"{cards} 6, the middle. Nobody has bet. Check or bet?",
+        f"{cards} 9, the highest. Nobody has bet. Check or bet?",
+        f"{cards} 6, the middle. Your rival bets. Fold or call?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words", "payoff", "legal"),
+    [
+        (["check"], ["check"], ("check", "check"), (-1, 1), 1),
+        (["bet"], ["call"], ("bet", "call"), (-2, 2), 1),
+        (["bet"], ["fold"], ("bet", "fold"), (1, -1), 1),
+        # What is no move puts no chip in, and costs its own side 1: a check, a fold.
+        (["call"], ["check"], ("check", "check"), (-2, 1), 1 / 2),
+        (["bet"], ["I fold"], ("bet", "fold"), (1, -2), 1 / 2),
+        (["check", ""], ["bet"], ("check", "bet", "fold"), (-2, 1), 2 / 3),
+        (["x" * 5000], ["\x00"], ("check", "check"), (-2, 0), 0),
+    ],
+)
+def test_chips_are_those_worked_out_by_hand_and_a_bad_reply_costs_its_own_side(
+    first: list[str],
+    second: list[str],
+    words: tuple[str, ...],
+    payoff: tuple[int, int],
+    legal: float,
+    recorder: Recorder,
+) -> None:
+    result, _ = run(recorder, first, second)
+    assert tuple(move.word for move in result["moves"]) == words
+    (trajectory,) = recorded_trajectories(recorder)
+    assert trajectory.episode.outcome == "terminated"
+    found = kuhn_poker.reward(TASK, result)
+    assert found["payoff"] == {"agent:first": payoff[0], "agent:second": payoff[1]}
+    assert found["legal"] == pytest.approx(legal)
+
+
+def test_what_is_measured_of_a_game() -> None:
+    moves = [Move("first", "bet", True), Move("second", "call", True)]
+    found = kuhn_poker.reward(TASK, {"moves": moves})
+    assert (found["legal"], found["showdown"], found["bets"]) == (1.0, 1.0, 2.0)
+    moves = [Move("first", "bet", True), Move("second", "fold", False)]
+    found = kuhn_poker.reward(TASK, {"moves": moves})
+    assert (found["legal"], found["showdown"], found["bets"]) == (0.5, 0.0, 1.0)
+
+
+def test_no_prompt_holds_the_card_of_the_rival_by_name() -> None:
+    for task in kuhn_poker.tasks():
+        state = kuhn_poker.task_to_input(task)
+        first, second = (kuhn_poker.state_to_prompt(state, player) for player in PLAYERS)
+        assert f"You hold {task['first']}," in first
+        assert f"You hold {task['second']}," in second
+        swapped = {**task, "second": next(card for card in task["deck"] if card not in (task["first"], task["second"]))}
+        assert kuhn_poker.state_to_prompt(kuhn_poker.task_to_input(swapped), "first") == first
+
+
+def test_tasks_are_distinct_deals_of_three_ranks() -> None:
+    tasks = list(kuhn_poker.tasks())
+    assert tasks == list(kuhn_poker.tasks())
+    assert len(tasks) == len({task["id"] for task in tasks}) == 240
+    for task in tasks:
+        assert sorted(set(task["deck"])) == task["deck"]
+        assert {task["first"], task["second"]} < set(task["deck"])
+        assert len({*kuhn_poker.task_to_ranks(task)}) == 2
+        assert kuhn_poker.task_id_to_ranks(task["id"]) == kuhn_poker.task_to_ranks(task)
+
+
+def played(version: dict[str, int], task_id: str, *replies: str | None) -> Trajectory:
+    """One recorded game, by its replies."""
+    nodes = ("first", "second", "first")
+    actions = [replace(make_action(nodes[i], [1], [2]), completion=reply) for i, reply in enumerate(replies)]
+    trajectory = make_trajectory(actions, 1.0, task_id=task_id)
+    return replace(trajectory, episode=replace(trajectory.episode, adapters=version))
+
+
+def test_a_run_tells_how_exploitable_each_version_was() -> None:
+    """Version 1: both always bet and call, which loses a third of a chip (tests/graphs/test_kuhn_rules.py)."""
+    deals = [f"deal-3-6-9-{a}-{b}" for a in (3, 6, 9) for b in (3, 6, 9) if a != b]
+    own, mixed = {"first": 1, "second": 1}, {"first": 1, "second": 0}
+    games = [played(own, deal, "bet", "call") for deal in deals]
+    games += [played(mixed, deal, "zzzz", "check") for deal in deals]  # of two versions: left out
+    games.append(played(own, deals[0], None))  # not recorded
+    (row,) = trajectories_to_rows(games)
+    # Never met: the first after check and bet, the second after a check, with each of three cards. A coin toss there.
+    bold, tossed = dict.fromkeys(range(3), 1.0), dict.fromkeys(range(3), 0.5)
+    first = {(r, h): c[r] for r in range(3) for h, c in (((), bold), (("check", "bet"), tossed))}
+    second = {(r, h): c[r] for r in range(3) for h, c in ((("bet",), bold), (("check",), tossed))}
+    expected = exploitability(first, second)
+    assert row == f"version 1: 6 games, 6 of 12 decisions never met, exploitability {expected:.3f}"
+
+
+def plays(node: str, messages: list[dict[str, Any]], chance: random.Random) -> str:
+    """Moves at random, and half of the time none at all."""
+    if chance.random() < 0.5:
+        return "zzzz zzzz"
+    return chance.choice(["fold", "call"] if "rival bets" in messages[-1]["content"] else ["check", "bet"])
+
+
+@pytest.mark.slow
+def test_each_side_is_pulled_towards_its_own_chips(tmp_path: Path) -> None:
+    trained = train_zoo(ZOO / "kuhn_poker.toml", plays, tmp_path, rounds=3, episodes=24)
+    assert set(trained.norms) == {"first", "second"}
+    rows = trajectories_to_rows([*trained.collected, *trained.trained])
+    assert [row.split(":")[0] for row in rows] == [f"version {number}" for number in range(4)]
+    assert min(trained.norms.values()) > 0
+    for node in PLAYERS:
+        own = {
+            r.episode_id: r.value for t in trained.trained for r in t.rewards if r.name == "payoff" and r.node == node
+        }
+        assert trained.pull(node, lambda trajectory, own=own: own[trajectory.episode.episode_id]) > 0.2
