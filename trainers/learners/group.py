@@ -1,0 +1,49 @@
+"""Processes that were started together -> one process group, with the leader's calls beside it.
+
+Sums go through gloo between CPUs and through NCCL between GPUs; calls always through gloo. Invariant: on one machine both keep to
+the loopback interface, whatever the machine's own name leads to.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import torch
+import torch.distributed as dist
+
+from trainers.common.workers import Workers, meeting
+from trainers.learners.calls import Calls
+
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+def join_group(rank: int, count: int, *, meeting_place: str) -> None:
+    """Joins the process group; returns once all are there.
+
+    Args:
+        meeting_place: an address for torch: `env://` where torchrun tells it, `file://PATH` of a file that is not there.
+
+    Raises:
+        LostProcessError: the others did not come.
+    """
+    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
+    for variable in _INTERFACES:
+        if loopback is not None:
+            os.environ.setdefault(variable, loopback)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    with meeting():
+        dist.init_process_group(backend, init_method=meeting_place, rank=rank, world_size=count)
+
+
+def open_calls(device: str) -> tuple[Workers, Calls]:
+    """This process among those of the group that it has joined, computing on `device`, and the leader's calls."""
+    with meeting():
+        calls = Calls()
+    return Workers(dist.get_rank(), dist.get_world_size(), torch.device(device)), calls
+
+
+def leave_group() -> None:
+    """Leaves the process group, if one was joined."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
