@@ -61,6 +61,7 @@ from marft_bridge.training.hosted_answers import (
     hosted_metrics_to_text,
     trajectories_to_hosted_metrics,
 )
+from marft_bridge.training.learners import Learners, count_learners, follow_torchrun, open_learners, torchrun_rank
 from marft_bridge.training.loggers.run_loggers import RunLoggers, open_loggers, require_loggers
 from marft_bridge.training.planned_forks import forks_in_planned_order, known_runs_to_reach, read_waves
 from marft_bridge.training.regression_check import run_to_regression_text
@@ -89,7 +90,6 @@ from trainers import checkpoint
 from trainers.checks.memory_guard import MemoryGuard
 from trainers.common.free_memory import give_back_card_memory
 from trainers.config import TrainerOptions
-from trainers.marft import MarftTrainer
 
 # Episodes of this run's rounds, and the collected ones, which version 0 sampled. Episodes that failed, or have no
 # reward, are not drawn: nothing could be learned from them.
@@ -112,6 +112,11 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
     Raises:
         BridgeError, StoreError, TrainError: see the messages; the last checkpoint stays usable.
     """
+    if torchrun_rank(config.train.learners):
+        follow_torchrun()
+        return
+    learner_count = count_learners(config.train.learners)
+    config = config.model_copy(update={"train": config.train.model_copy(update={"learners": learner_count})})
     folder = RunFolder(config.run_folder)
     require_loggers(config.train.loggers)
     if config.train.traces:
@@ -168,6 +173,7 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
             begin_run(store, TRAIN, "train", config=config, folder=folder)
         with (
             take_in_on_failure(folder, reporter, "train"),
+            open_learners(placement.learner_devices(), folder.learner_log) as learners,
             open_session(
                 config, folder, app, versions=versions, reporter=reporter, placement=placement, hosted=hosted
             ) as session,
@@ -179,6 +185,7 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
                 folder,
                 session,
                 trainer_options=placement.trainer_options(),
+                learners=learners,
                 rollouts=rollouts,
                 loggers=loggers,
                 heldout=heldout,
@@ -247,6 +254,7 @@ class _Training:
         *,
         loggers: RunLoggers,
         trainer_options: TrainerOptions,
+        learners: Learners,
         heldout: HeldOutTasks,
         tasks: Sequence[dict[str, Any]],
         collected: Sequence[Trajectory],
@@ -270,7 +278,7 @@ class _Training:
         self.store_lock = Lock()  # rollouts open the store too, on their thread, to see what a round still lacks
         versions = self.models.versions
         with self._updating():  # so that the trainer finds the memory that it will have
-            self.trainer = MarftTrainer(
+            self.trainer = learners.make_trainer(
                 trainer_options,
                 {node: versions.base_of(node).directory for node in self.nodes},
                 self.nodes,
@@ -278,6 +286,7 @@ class _Training:
                 progress=self._show_phase,
                 lineage=versions.lineage,
                 is_heldout=heldout.is_held_out,
+                checkpoint=folder.checkpoint if checkpoint.is_saved(folder.checkpoint) else None,
             )
 
     def run(self) -> None:

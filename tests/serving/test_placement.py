@@ -124,7 +124,7 @@ def test_cards_command_line_and_memory_are_those_worked_by_hand(
     placement = place(machine_of(machine), model_dir(model), options)
     (engine,) = placement.plan.engines
     assert engine is not None
-    assert (engine.devices, placement.plan.trainer) == (devices, trainer)
+    assert (engine.devices, placement.plan.learners) == (devices, (trainer,))
     share = engine.share
     assert share is not None
     taken = (share.weights, share.adapters, share.rest, share.cache)
@@ -146,7 +146,7 @@ def test_without_a_card_nothing_is_planned(model_dir: Callable[[str], Path]) -> 
     (options,) = placement.serve_options()
     assert type(options) is ServeOptions
     assert options.max_loras == 5
-    assert (placement.trainer_options().system.device, placement.plan.trainer) == ("auto", None)
+    assert (placement.trainer_options().system.device, placement.plan.learners) == ("auto", ())
 
 
 def test_a_server_that_runs_already_takes_no_card_and_the_trainer_the_emptiest(
@@ -166,7 +166,7 @@ def test_a_card_that_somebody_else_uses_is_taken_last(model_dir: Callable[[str],
     placement = place(machine_of("4 x 80", free_mib={0: 9000}), model_dir("8B"))
     (engine,) = placement.plan.engines
     assert engine is not None
-    assert (engine.devices, placement.plan.trainer) == ((1,), 2)
+    assert (engine.devices, placement.plan.learners) == ((1,), (2,))
 
 
 def test_what_others_hold_of_the_only_card_is_not_given_away(model_dir: Callable[[str], Path]) -> None:
@@ -295,7 +295,7 @@ def test_the_budget_that_the_trainer_is_told_to_take_does_fit(model_dir: Callabl
     budget = re.search(r"tokens_per_microbatch to (\d+)", str(refusal.value))
     assert budget is not None
     options = {"train.trainer.system.tokens_per_microbatch": int(budget[1])}
-    assert place(machine_of("2 x 24"), model_dir("8B"), options).plan.trainer == 1
+    assert place(machine_of("2 x 24"), model_dir("8B"), options).plan.learners == (1,)
 
 
 def test_rollouts_beside_updates_that_do_not_fit_are_told_to_take_turns(model_dir: Callable[[str], Path]) -> None:
@@ -318,7 +318,7 @@ def test_a_server_on_another_machine_than_the_trainer_has_the_whole_card(model_d
     plan = place(machine_of("1 x 24"), model_dir("8B"), {"train.devices": [5]}, trains=False, beside_trainer=False).plan
     (engine,) = plan.engines
     assert engine is not None
-    assert (engine.utilization, engine.sleeps, plan.trainer) == (0.919, False, None)
+    assert (engine.utilization, engine.sleeps, plan.learners) == (0.919, False, ())
 
 
 def test_servers_of_serve_never_sleep(model_dir: Callable[[str], Path]) -> None:
@@ -356,7 +356,7 @@ def test_two_base_models_take_cards_of_their_own_and_share_one_only_by_hand(mode
 
     plan = place_both("4 x 80").plan
     assert [engine and engine.devices for engine in plan.engines] == [(0,), (1,)]
-    assert plan.trainer == 2
+    assert plan.learners == (2,)
     with pytest.raises(ServingError, match=r"several model servers share card 0: .* serve\.gpu_memory_utilization"):
         place_both("1 x 80")
     tables["models"]["big"]["serve"] = {"gpu_memory_utilization": 0.4}

@@ -7,9 +7,10 @@ them, so that they also agree on what they decide by these sums. Against a singl
 of another order of addition.
 
 Invariant: every method but `mine` is a meeting: all processes call the same ones in the same order, also one whose
-share is empty; where one of them has ended, the others get a LostProcessError. A single process computes what it would without this module. It knows nothing of models, rounds or
-losses. `accelerate launch --multi_gpu` or `torchrun` start the processes, on machines without a GPU too (accelerate's
-`--cpu` starts one only, as of 1.15 and without MPI). NCCL carries the sums between GPUs, gloo between CPUs.
+share is empty; where one of them has ended, the others get a LostProcessError. A single process computes what it would
+without this module. It knows nothing of models, rounds or losses. `accelerate launch --multi_gpu` or `torchrun` start
+the processes, on machines without a GPU too (accelerate's `--cpu` starts one only, as of 1.15 and without MPI). NCCL
+carries the sums between GPUs, gloo between CPUs.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class TeamCritics:
         agents: whose actions are valued.
         seed: each critic's randomness depends on it and on the critic's key only.
         tick: (phase, total) to a function that is told how many sequences each pass took.
-        workers: the processes that share the passes; None works alone. Each has all of the features and fits all critics.
+        workers: the processes that share the passes; None works alone. Each has all features and fits all critics.
     """
 
     def __init__(
@@ -254,9 +254,7 @@ class TeamCritics:
         workers = self._workers
         if workers.count == 1:
             return model.features_at(sequences, columns, self._budget, tick=tick)
-        groups = rows_to_even_groups(
-            sequences, self._budget, shares=workers.count, rows_to_groups=model.rows_to_groups
-        )
+        groups = rows_to_even_groups(sequences, self._budget, shares=workers.count, rows_to_groups=model.rows_to_groups)
         parts: list[tuple[int, Tensor]] = []
         for group in workers.mine(groups):
             features = model.features_at(

@@ -1,7 +1,7 @@
 """A call of the leader's trainer to bytes that every follower reads: JSON in one message of torch's process group.
 
-Invariant: what is read equals what was sent, field by field, floats bit for bit. Nothing is pickled, so that whoever reaches
-the port of a process group can make none of them run code. A follower waits for its next call without a limit.
+Invariant: what is read equals what was sent, field by field, floats bit for bit. Nothing is pickled, so that whoever
+reaches the port of a process group can make none of them run code. A follower waits for its next call without a limit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Calls:
     """What the leader says to all followers, in order. Made by every process of the default process group at once."""
 
     def __init__(self) -> None:
-        self._group = dist.new_group(backend="gloo", timeout=_WAIT)
+        with meeting():
+            self._group = dist.new_group(backend="gloo", timeout=_WAIT)
 
     def send(self, name: str, values: Mapping[str, Any]) -> None:
         """Says one call to all followers; `values` are JSON values, NaN and infinity among them.

@@ -1,7 +1,7 @@
-"""Processes that were started together -> one process group, with the leader's calls beside it.
+"""Processes that were started together -> one process group.
 
-Sums go through gloo between CPUs and through NCCL between GPUs; calls always through gloo. Invariant: on one machine both keep to
-the loopback interface, whatever the machine's own name leads to.
+Sums go through gloo between CPUs and through NCCL between GPUs; calls always through gloo. Invariant: both keep to the
+loopback interface, whatever the machine's own name leads to.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from trainers.common.workers import Workers, meeting
-from trainers.learners.calls import Calls
 
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -22,7 +21,7 @@ def join_group(rank: int, count: int, *, meeting_place: str) -> None:
     """Joins the process group; returns once all are there.
 
     Args:
-        meeting_place: an address for torch: `env://` where torchrun tells it, `file://PATH` of a file that is not there.
+        meeting_place: for torch: `env://` where torchrun tells it, `file://PATH` of a file that is not there yet.
 
     Raises:
         LostProcessError: the others did not come.
@@ -36,11 +35,9 @@ def join_group(rank: int, count: int, *, meeting_place: str) -> None:
         dist.init_process_group(backend, init_method=meeting_place, rank=rank, world_size=count)
 
 
-def open_calls(device: str) -> tuple[Workers, Calls]:
-    """This process among those of the group that it has joined, computing on `device`, and the leader's calls."""
-    with meeting():
-        calls = Calls()
-    return Workers(dist.get_rank(), dist.get_world_size(), torch.device(device)), calls
+def workers_on(device: str) -> Workers:
+    """This process among those of the group that it has joined, computing on `device`."""
+    return Workers(dist.get_rank(), dist.get_world_size(), torch.device(device))
 
 
 def leave_group() -> None:

@@ -171,9 +171,7 @@ def _reference_logprobs(
             items = [data.items[i] for i in rows]
             budget, workers = options.system.tokens_per_microbatch, policies.workers
             scored: list[tuple[int, Tensor]] = []
-            batches = items_to_microbatches(
-                items, budget, rows_to_groups=model.rows_to_groups, shares=workers.count
-            )
+            batches = items_to_microbatches(items, budget, rows_to_groups=model.rows_to_groups, shares=workers.count)
             for batch in workers.mine(batches):
                 logp_T, features_TH = model.logprobs_and_features(batch)
                 lengths = list(batch.lengths)

@@ -1,0 +1,94 @@
+"""The trainer of the process that decides: what it is asked to learn, it has all followers learn too.
+
+Invariant: every call that meets other processes was said to them before. What is said depends on the call alone, so a
+follower that was built as this trainer ends each call with the same bits. Drawing, scoring for a check, adapter files
+and checkpoints are the leader's alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trace_store.records import Trajectory
+from trainers.common.workers import Workers
+from trainers.config import TrainerOptions
+from trainers.credit.action_credits import Credited
+from trainers.learners.calls import END, Calls, trajectories_to_values
+from trainers.marft import MarftTrainer
+
+BUILD = "build"
+
+
+class LeadingTrainer(MarftTrainer):
+    """A `MarftTrainer` whose processes follow `calls`; `say_build` must have been said to them."""
+
+    def __init__(self, *args: Any, workers: Workers, calls: Calls, **kwargs: Any) -> None:
+        self._calls = calls
+        super().__init__(*args, workers=workers, **kwargs)
+
+    def wait(self) -> None:
+        """Followers do nothing until they are called, so there is nobody to wait for."""
+
+    def warm_up(self, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+        """As `MarftTrainer.warm_up`."""
+        self._calls.send("warm_up", {"trajectories": trajectories_to_values(trajectories)})
+        return super().warm_up(trajectories)
+
+    def replay(self, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+        """As `MarftTrainer.replay`."""
+        self._calls.send("replay", {"trajectories": trajectories_to_values(trajectories)})
+        return super().replay(trajectories)
+
+    def distil(self, stored: Sequence[Trajectory], taught: Sequence[Trajectory]) -> dict[str, Any]:
+        """As `MarftTrainer.distil`."""
+        parts = {"stored": trajectories_to_values(stored), "taught": trajectories_to_values(taught)}
+        self._calls.send("distil", parts)
+        return super().distil(stored, taught)
+
+    def update(
+        self,
+        trajectories: Sequence[Trajectory],
+        replayed: Sequence[Trajectory] = (),
+        credited: Credited | None = None,
+    ) -> dict[str, Any]:
+        """As `MarftTrainer.update`; the followers tell nobody of the credits."""
+        parts = {"trajectories": trajectories_to_values(trajectories), "replayed": trajectories_to_values(replayed)}
+        self._calls.send("update", parts)
+        return super().update(trajectories, replayed, credited)
+
+
+def say_build(
+    calls: Calls,
+    options: TrainerOptions,
+    model_dirs: Mapping[str, Path],
+    agents: Sequence[str],
+    *,
+    seed: int,
+    lineage: Mapping[str, str],
+    devices: Sequence[str],
+    checkpoint: Path | None,
+) -> None:
+    """Has every follower build the leader's trainer; the arguments are those of `MarftTrainer`.
+
+    Args:
+        devices: where each process computes, by rank.
+        checkpoint: what all of them load; None for a run that begins.
+    """
+    values = {
+        "options": json.loads(json.dumps(options.model_dump(exclude_unset=True), default=str)),
+        "model_dirs": {agent: str(folder) for agent, folder in model_dirs.items()},
+        "agents": list(agents),
+        "seed": seed,
+        "lineage": dict(lineage),
+        "devices": list(devices),
+        "checkpoint": None if checkpoint is None else str(checkpoint),
+    }
+    calls.send(BUILD, values)
+
+
+def say_end(calls: Calls) -> None:
+    """Lets the followers go."""
+    calls.send(END, {})
