@@ -131,10 +131,12 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
     for device_line in placement.lines():
         reporter.say(device_line)
     # before a server is started in vain; the trainer checks again once the server has taken its share of the GPU
-    memory = MemoryGuard.of_agents(placement.trainer_options(), model_dirs, config.graph.nodes)
+    memory = MemoryGuard.of_agents(
+        placement.trainer_options(), model_dirs, config.graph.nodes, learners=config.train.learners
+    )
     memory.check()
     if (memory_line := memory.describe()) is not None:
-        reporter.say(memory_line)
+        reporter.say(memory_line if learner_count == 1 else f"{memory_line}, for each of {learner_count} learners")
     with folder.lock_for("train"):
         with open_run_store(folder, reporter) as store:
             refuse_second_run(store, TRAIN, "train", folder=folder, resume=resume)

@@ -66,7 +66,7 @@ def assert_alike(one: School, other: School) -> None:
 def learner_pids() -> list[int]:
     """The processes that follow this one: children of the guards that it started."""
     pids = []
-    for line in subprocess.check_output(["ps", "-eo", "pid,ppid,args"], text=True).splitlines()[1:]:
+    for line in subprocess.check_output(["ps", "-wweo", "pid,ppid,args"], text=True).splitlines()[1:]:
         pid, parent, command = line.split(None, 2)
         if "marft_bridge.training.learner_process" in command and "process_guard" not in command:
             guard_parent = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1]
@@ -82,10 +82,9 @@ def test_a_learner_that_dies_in_an_update_is_one_line_and_the_run_goes_on_from_i
     (tmp_path / "killed").mkdir()
     with school_in(tmp_path / "killed", monkeypatch) as killed:
         killed.collect()
-        step, steps = AdapterLearner.step, list[int]()
+        step = AdapterLearner.step
 
         def step_or_kill(self: AdapterLearner) -> float:
-            steps.append(1)
             if len(read_metrics(RunFolder(killed.run).metrics)) == 2:  # the offline phase and round 1 are over
                 (pid,) = learner_pids()
                 os.kill(pid, signal.SIGKILL)

@@ -79,7 +79,7 @@ def rows_to_even_groups(
         return groups
     count = -(-len(groups) // shares) * shares
     too_small, enough = 0, budget
-    while enough - too_small > 1 + budget // 64:  # a finer search would take longer than it spares
+    while enough - too_small > 1 + enough // 32:  # a finer search would take longer than it spares
         middle = (too_small + enough) // 2
         finer_groups = rows_to_groups(rows, middle)
         if len(finer_groups) <= count:
