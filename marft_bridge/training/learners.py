@@ -90,12 +90,19 @@ class Learners:
         self._calls: Any = None
 
     def start(self) -> None:
-        """Starts the processes that torchrun did not start; they import what they need and wait."""
-        if len(self._devices) == 1 or torchrun_rank(len(self._devices)) is not None:
+        """Starts the other processes, which import what they need and wait, or joins those that torchrun started."""
+        if len(self._devices) == 1:
+            return
+        if torchrun_rank(len(self._devices)) is not None:
+            self._join("env://")
+            for name in _TORCHRUN:  # else a model server that is started later takes itself for one of the learners
+                os.environ.pop(name, None)
             return
         self._folder = Path(tempfile.mkdtemp(prefix="marft-learners-"))
         for rank in range(1, len(self._devices)):
-            self._guards.append(_start_process(self._meeting_place, rank, len(self._devices), log=self._log_of(rank)))
+            self._guards.append(
+                _start_process(_meeting_place(self._folder), rank, len(self._devices), log=self._log_of(rank))
+            )
 
     def make_trainer(
         self,
@@ -120,15 +127,12 @@ class Learners:
         here: dict[str, Any] = {"seed": seed, "progress": progress, "lineage": lineage, "is_heldout": is_heldout}
         if len(self._devices) == 1:
             return MarftTrainer(options, model_dirs, agents, **here)
-        from trainers.learners.calls import Calls
-        from trainers.learners.group import join_group, workers_on
+        from trainers.learners.group import workers_on
         from trainers.learners.leader import LeadingTrainer, say_build
 
-        self._wait_until_ready()
-        join_group(0, len(self._devices), meeting_place=self._meeting_place)
-        for name in _TORCHRUN:  # else a program that is started later takes itself for one of the learners
-            os.environ.pop(name, None)
-        self._calls = Calls()
+        if self._folder is not None:
+            self._wait_until_ready()
+            self._join(_meeting_place(self._folder))
         options = _to_own_system(options, self._devices)
         say_build(
             self._calls,
@@ -180,9 +184,12 @@ class Learners:
             time.sleep(0.05)
         return None
 
-    @property
-    def _meeting_place(self) -> str:
-        return "env://" if self._folder is None else f"file://{self._folder / 'group'}"
+    def _join(self, meeting_place: str) -> None:
+        from trainers.learners.calls import Calls
+        from trainers.learners.group import join_group
+
+        join_group(0, len(self._devices), meeting_place=meeting_place)
+        self._calls = Calls()
 
     def _wait_until_ready(self) -> None:
         for guard in self._guards:
@@ -212,6 +219,10 @@ def open_learners(devices: Sequence[str], log_of: Callable[[int], Path]) -> Iter
         ) from error
     finally:
         learners.end(is_done=is_done)
+
+
+def _meeting_place(folder: Path) -> str:
+    return f"file://{folder / 'group'}"
 
 
 def _start_process(meeting_place: str, rank: int, count: int, *, log: Path) -> subprocess.Popen[bytes]:

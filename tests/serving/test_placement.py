@@ -265,6 +265,26 @@ REFUSED: list[tuple[str, str, dict[str, Any], str, dict[str, Any] | None]] = [
         r"serve\.devices names card 0, but there is no",
         {"serve.devices": None},
     ),
+    (
+        *("2 x 24", "0.5B", {"train.learners": 2}),
+        r"train\.learners is 2, but 1 of 2 cards is there for learners, .*: set it to 1, or name 2 cards",
+        {"train.learners": 1},
+    ),
+    (
+        *("1 x 24", "0.5B", {"train.learners": 2}),
+        r"train\.learners is 2, but 1 of 1 card is there for learners, and each takes one: set it to 1$",
+        {"train.learners": 1},
+    ),
+    (
+        *("4 x 80", "0.5B", {"train.learners": 2, "train.devices": [1, 4]}),
+        r"train\.devices names card 4, but there are cards 0 to 3",
+        {"train.devices": [1, 3]},
+    ),
+    (
+        *("4 x 80", "32B", {"train.learners": 3, "serve.max_model_len": 4096}),
+        r"training needs about 94\.2 GiB of card 1 .*, and 72\.8 GiB are there for it",
+        SAVING,
+    ),
     (*("none", "0.5B", {"train.devices": [0]}), r"train\.devices names a card, but there", {"train.devices": None}),
 ]
 
@@ -326,6 +346,55 @@ def test_servers_of_serve_never_sleep(model_dir: Callable[[str], Path]) -> None:
     (engine,) = place(machine_of("1 x 24"), model_dir("1.7B"), trains=False, takes_turns=False).plan.engines
     assert engine is not None
     assert (engine.sleeps, engine.utilization) == (False, 0.565)
+
+
+@pytest.mark.parametrize(
+    ("machine", "model", "options", "server", "learners"),
+    [
+        ("4 x 80", "8B", {"train.learners": 3}, (0,), (1, 2, 3)),
+        ("4 x 80", "8B", {"train.learners": 2}, (0,), (1, 2)),  # the server needs one, so one is left over
+        ("4 x 80", "8B", {"train.learners": 2, "serve.tensor_parallel": 2}, (0, 1), (2, 3)),
+        ("4 x 80", "8B", {"train.learners": 2, "train.devices": [3, 0]}, (1,), (3, 0)),
+        (
+            "8 x 80",
+            "8B",
+            {"train.learners": 8, "train.devices": list(range(8)), "serve.devices": [0]},
+            (0,),
+            tuple(range(8)),
+        ),
+    ],
+    ids=["the rest", "fewer than there are", "beside two", "by name", "beside each other"],
+)
+def test_every_learner_has_a_card_of_its_own(
+    model_dir: Callable[[str], Path],
+    machine: str,
+    model: str,
+    options: dict[str, Any],
+    server: tuple[int, ...],
+    learners: tuple[int, ...],
+) -> None:
+    placement = place(machine_of(machine), model_dir(model), options)
+    (engine,) = placement.plan.engines
+    assert engine is not None
+    assert (engine.devices, placement.plan.learners) == (server, learners)
+    assert placement.learner_devices() == [f"cuda:{number}" for number in learners]
+    assert placement.trainer_options().system.device == f"cuda:{learners[0]}"
+    assert engine.sleeps == bool({*server} & {*learners})
+    cards = ", ".join(map(str, learners))
+    assert placement.lines()[-1] == f"devices: training: cards {cards} (GPU, 79.6 GiB), a learner on each"
+
+
+def test_learners_without_a_card_share_the_processors(
+    model_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"train.learners": 2, "train.trainer.system.device": "cpu"}
+    placement = place(machine_of("2 x 24"), model_dir("0.1B"), options)
+    assert (placement.learner_devices(), placement.plan.learners) == (["cpu", "cpu"], ())
+    several = place(machine_of("none"), model_dir("0.1B"), {"train.learners": 2})
+    with pytest.raises(ServingError, match=r"train\.learners is 2, but the driver lists no card that each could have"):
+        several.learner_devices()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert several.learner_devices() == ["cpu", "cpu"]
 
 
 def test_a_model_whose_layers_are_not_known_shares_a_card_only_by_hand(

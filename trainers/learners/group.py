@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import socket
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from trainers.common.workers import Workers, meeting
 
+_PATIENCE = timedelta(minutes=10)  # with the others, where all of them compute and none waits for a rollout
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -30,9 +32,11 @@ def join_group(rank: int, count: int, *, meeting_place: str) -> None:
     for variable in _INTERFACES:
         if loopback is not None:
             os.environ.setdefault(variable, loopback)
+    # else NCCL's own watchdog ends this process, without a word to the user, where another one has ended
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     with meeting():
-        dist.init_process_group(backend, init_method=meeting_place, rank=rank, world_size=count)
+        dist.init_process_group(backend, init_method=meeting_place, rank=rank, world_size=count, timeout=_PATIENCE)
 
 
 def workers_on(device: str) -> Workers:
