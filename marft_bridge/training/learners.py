@@ -138,7 +138,7 @@ class Learners:
             self._calls,
             options,
             model_dirs,
-            agents,
+            agents=agents,
             seed=seed,
             lineage=lineage,
             devices=self._devices,

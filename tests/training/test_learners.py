@@ -23,7 +23,7 @@ from marft_bridge.runs.run_folder import RunFolder, read_metrics
 from trainers.errors import TrainError
 from trainers.policies.adapter_learner import AdapterLearner
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 OPTIONS: dict[str, Any] = {"rounds": 2, "trainer": {"replay": {"share": 0.5}, "importance": {"mismatch": "truncate"}}}
 
@@ -36,9 +36,15 @@ def trained(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Sc
     return school
 
 
-def test_two_learners_learn_what_one_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> School:
+    """A run with two learners that nobody disturbed."""
+    with pytest.MonkeyPatch.context() as patch:
+        return trained(tmp_path_factory.mktemp("learners") / "two", patch, learners=2)
+
+
+def test_two_learners_learn_what_one_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two: School) -> None:
     one = trained(tmp_path / "one", monkeypatch)
-    two = trained(tmp_path / "two", monkeypatch, learners=2)
     files = [path.relative_to(one.run) for path in (one.run / "adapters").rglob("adapter_model.safetensors")]
     assert len(files) == 8  # versions 0 to 3 of two nodes
     assert_alike(one, two)
@@ -76,9 +82,8 @@ def learner_pids() -> list[int]:
 
 
 def test_a_learner_that_dies_in_an_update_is_one_line_and_the_run_goes_on_from_its_last_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two: School
 ) -> None:
-    alone = trained(tmp_path / "alone", monkeypatch, learners=2)
     (tmp_path / "killed").mkdir()
     with school_in(tmp_path / "killed", monkeypatch) as killed:
         killed.collect()
@@ -104,7 +109,7 @@ def test_a_learner_that_dies_in_an_update_is_one_line_and_the_run_goes_on_from_i
         killed.train(resume=True, learners=2, **OPTIONS)
         with killed.store() as store:
             assert {episode.episode_id for episode in store.episodes(run_id="train", round=2)} == episodes
-    expected, actual = learned(alone), learned(killed)
+    expected, actual = learned(two), learned(killed)
     assert [name for name in expected if expected[name] != actual.get(name)] == []
 
 
@@ -136,8 +141,7 @@ replay = {{ share = 0.5 }}
 """
 
 
-def test_torchrun_starts_the_learners_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started = trained(tmp_path / "started", monkeypatch, learners=2)
+def test_torchrun_starts_the_learners_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two: School) -> None:
     (tmp_path / "torchrun").mkdir()
     with school_in(tmp_path / "torchrun", monkeypatch) as school:
         school.collect()
@@ -160,4 +164,4 @@ def test_torchrun_starts_the_learners_as_well(tmp_path: Path, monkeypatch: pytes
             launch, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240
         )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert_alike(started, school)
+    assert_alike(two, school)
