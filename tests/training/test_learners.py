@@ -19,11 +19,13 @@ from safetensors.torch import load_file
 from support.paths import ROOT
 from support.school_rig import School, learned, school_in
 
+from marft_bridge.common.errors import ConfigError
 from marft_bridge.runs.run_folder import RunFolder, read_metrics
+from marft_bridge.training.learners import count_learners, torchrun_rank
 from trainers.errors import TrainError
 from trainers.policies.adapter_learner import AdapterLearner
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 OPTIONS: dict[str, Any] = {"rounds": 2, "trainer": {"replay": {"share": 0.5}, "importance": {"mismatch": "truncate"}}}
 
@@ -43,6 +45,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> School:
         return trained(tmp_path_factory.mktemp("learners") / "two", patch, learners=2)
 
 
+@pytest.mark.slow
 def test_two_learners_learn_what_one_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two: School) -> None:
     one = trained(tmp_path / "one", monkeypatch)
     files = [path.relative_to(one.run) for path in (one.run / "adapters").rglob("adapter_model.safetensors")]
@@ -81,6 +84,7 @@ def learner_pids() -> list[int]:
     return pids
 
 
+@pytest.mark.slow
 def test_a_learner_that_dies_in_an_update_is_one_line_and_the_run_goes_on_from_its_last_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two: School
 ) -> None:
@@ -141,6 +145,30 @@ replay = {{ share = 0.5 }}
 """
 
 
+@pytest.mark.parametrize(
+    ("learners", "environment", "said"),
+    [
+        (1, {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, None),
+        (2, {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, None),
+        (3, {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, r"train\.learners is 3, but torchrun started 2 processes"),
+        (1, {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, "started 4 processes, 2 of them on this machine"),
+    ],
+    ids=["its number", "the same number", "another number", "several machines"],
+)
+def test_torchrun_and_the_configuration_agree_on_the_number(
+    monkeypatch: pytest.MonkeyPatch, learners: int, environment: dict[str, str], said: str | None
+) -> None:
+    assert (torchrun_rank(learners), count_learners(learners)) == (None, learners)
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", **environment}.items():
+        monkeypatch.setenv(name, value)
+    if said is None:
+        assert (torchrun_rank(learners), count_learners(learners)) == (1, 2)
+        return
+    with pytest.raises(ConfigError, match=said):
+        torchrun_rank(learners)
+
+
+@pytest.mark.slow
 def test_torchrun_starts_the_learners_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two: School) -> None:
     (tmp_path / "torchrun").mkdir()
     with school_in(tmp_path / "torchrun", monkeypatch) as school:

@@ -8,26 +8,51 @@ and checkpoints are the leader's alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trace_store.records import Trajectory
+from trace_store.records import Episode, Trajectory
 from trainers.common.workers import Workers
 from trainers.config import TrainerOptions
 from trainers.credit.action_credits import Credited
 from trainers.learners.calls import END, Calls, trajectories_to_values
-from trainers.marft import MarftTrainer
+from trainers.marft import MarftTrainer, Progress
 
 BUILD = "build"
 
 
 class LeadingTrainer(MarftTrainer):
-    """A `MarftTrainer` whose processes follow `calls`; `say_build` must have been said to them."""
+    """A `MarftTrainer` whose processes follow `calls`; `say_build` must have been said to them.
 
-    def __init__(self, *args: Any, workers: Workers, calls: Calls, **kwargs: Any) -> None:
+    Args:
+        calls: how they are told; the others are those of `MarftTrainer`.
+    """
+
+    def __init__(
+        self,
+        options: TrainerOptions,
+        model_dirs: Mapping[str, Path],
+        agents: Sequence[str],
+        *,
+        seed: int,
+        progress: Progress,
+        lineage: Mapping[str, str],
+        is_heldout: Callable[[Episode], bool],
+        workers: Workers,
+        calls: Calls,
+    ) -> None:
         self._calls = calls
-        super().__init__(*args, workers=workers, **kwargs)
+        super().__init__(
+            options,
+            model_dirs,
+            agents,
+            seed=seed,
+            progress=progress,
+            lineage=lineage,
+            workers=workers,
+            is_heldout=is_heldout,
+        )
 
     def wait(self) -> None:
         """Followers do nothing until they are called, so there is nobody to wait for."""
