@@ -227,8 +227,7 @@ def _meeting_place(folder: Path) -> str:
 
 def _start_process(meeting_place: str, rank: int, count: int, *, log: Path) -> subprocess.Popen[bytes]:
     """A learner's process, below a guard that ends it with this one."""
-    package_folder = str(Path(__file__).parents[2])  # so that it runs the same code, wherever it starts
-    python_path = [package_folder, *filter(None, [os.environ.get("PYTHONPATH")])]
+    python_path = [str(Path(__file__).parents[2]), *filter(None, sys.path)]  # the same code, and the user's estimator
     argv = [sys.executable, "-P", "-m", learner_process.__name__, meeting_place, str(rank), str(count)]
     descriptor = open_to_write(log)
     try:

@@ -8,10 +8,14 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from support.shared_update import UPDATES
 from support.tiny_policy import make_action, make_trajectory
+from support.trainer_options import trainer_options
 
 from trace_store.records import Action, Edge, Episode, Reward
+from trainers.config import TrainerOptions
 from trainers.learners.calls import trajectories_to_values, values_to_trajectories
+from trainers.learners.leader import options_to_values
 from trainers.scoring.microbatch import padded_groups, rows_to_even_groups
 
 
@@ -38,6 +42,19 @@ def test_every_tuple_of_a_record_is_known_to_the_reader(record: Any) -> None:
     """JSON has lists: a new field that is a tuple must be made one again."""
     tuples = {field.name for field in fields(record) if "tuple" in str(field.type)}
     assert tuples == ({"prompt_ids", "sampled_ids", "logprobs"} if record is Action else set())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, *(changes for _, changes in UPDATES.values()), {"shaping": [{"reward": "x", "level": "step", "weight": 0.5}]}],
+    ids=["defaults", *UPDATES, "shaped"],
+)
+def test_options_arrive_as_they_were_set(changes: dict[str, Any]) -> None:
+    options = trainer_options(**{"mismatch_cap": math.inf} | changes) if changes else TrainerOptions()
+    assert TrainerOptions.model_validate(json.loads(json.dumps(options_to_values(options)))) == options
+    system = options.system.model_copy(update={"device": "cpu", "threads": 1})
+    placed = options.model_copy(update={"system": system})
+    assert TrainerOptions.model_validate(options_to_values(placed)) == placed
 
 
 def test_several_processes_get_as_many_passes_of_about_one_size() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 
 from trainers import checkpoint
+from trainers.common.free_memory import give_back_card_memory
 from trainers.config import TrainerOptions
 from trainers.learners.calls import END, Calls, values_to_trajectories
 from trainers.learners.group import workers_on
@@ -30,11 +31,13 @@ def follow() -> None:
         return
     assert name == BUILD
     trainer = _build(values)
+    _finish(trainer)
     while True:
         name, values = calls.receive()
         if name == END:
             return
         _CALLS[name](trainer, **{part: values_to_trajectories(value) for part, value in values.items()})
+        _finish(trainer)
 
 
 _CALLS: dict[str, Any] = {
@@ -43,6 +46,12 @@ _CALLS: dict[str, Any] = {
     "distil": MarftTrainer.distil,
     "update": MarftTrainer.update,
 }
+
+
+def _finish(trainer: MarftTrainer) -> None:
+    """Leaves what is not needed between two calls to a model server on the same card, and tells the leader so."""
+    give_back_card_memory()
+    trainer.wait()
 
 
 def _build(values: dict[str, Any]) -> MarftTrainer:

@@ -8,7 +8,8 @@ and checkpoints are the leader's alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,25 +54,25 @@ class LeadingTrainer(MarftTrainer):
             workers=workers,
             is_heldout=is_heldout,
         )
+        self.policies.workers.wait()  # until the followers have loaded their models
 
     def wait(self) -> None:
         """Followers do nothing until they are called, so there is nobody to wait for."""
 
     def warm_up(self, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         """As `MarftTrainer.warm_up`."""
-        self._calls.send("warm_up", {"trajectories": trajectories_to_values(trajectories)})
-        return super().warm_up(trajectories)
+        with self._led("warm_up", trajectories=trajectories):
+            return super().warm_up(trajectories)
 
     def replay(self, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         """As `MarftTrainer.replay`."""
-        self._calls.send("replay", {"trajectories": trajectories_to_values(trajectories)})
-        return super().replay(trajectories)
+        with self._led("replay", trajectories=trajectories):
+            return super().replay(trajectories)
 
     def distil(self, stored: Sequence[Trajectory], taught: Sequence[Trajectory]) -> dict[str, Any]:
         """As `MarftTrainer.distil`."""
-        parts = {"stored": trajectories_to_values(stored), "taught": trajectories_to_values(taught)}
-        self._calls.send("distil", parts)
-        return super().distil(stored, taught)
+        with self._led("distil", stored=stored, taught=taught):
+            return super().distil(stored, taught)
 
     def update(
         self,
@@ -80,9 +81,15 @@ class LeadingTrainer(MarftTrainer):
         credited: Credited | None = None,
     ) -> dict[str, Any]:
         """As `MarftTrainer.update`; the followers tell nobody of the credits."""
-        parts = {"trajectories": trajectories_to_values(trajectories), "replayed": trajectories_to_values(replayed)}
-        self._calls.send("update", parts)
-        return super().update(trajectories, replayed, credited)
+        with self._led("update", trajectories=trajectories, replayed=replayed):
+            return super().update(trajectories, replayed, credited)
+
+    @contextmanager
+    def _led(self, name: str, **parts: Sequence[Trajectory]) -> Iterator[None]:
+        """The followers do as this process does until the block ends, and have given back card memory then."""
+        self._calls.send(name, {part: trajectories_to_values(trajectories) for part, trajectories in parts.items()})
+        yield
+        self.policies.workers.wait()
 
 
 def say_build(
@@ -103,7 +110,7 @@ def say_build(
         checkpoint: what all of them load; None for a run that begins.
     """
     values = {
-        "options": json.loads(json.dumps(options.model_dump(exclude_unset=True), default=str)),
+        "options": options_to_values(options),
         "model_dirs": {agent: str(folder) for agent, folder in model_dirs.items()},
         "agents": list(agents),
         "seed": seed,
@@ -112,6 +119,12 @@ def say_build(
         "checkpoint": None if checkpoint is None else str(checkpoint),
     }
     calls.send(BUILD, values)
+
+
+def options_to_values(options: TrainerOptions) -> dict[str, Any]:
+    """What was set of some options, as JSON values that `TrainerOptions` takes."""
+    values: dict[str, Any] = json.loads(json.dumps(options.model_dump(exclude_unset=True), default=str))
+    return values
 
 
 def say_end(calls: Calls) -> None:
