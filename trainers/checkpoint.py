@@ -32,7 +32,7 @@ def save(trainer: MarftTrainer, folder: Path) -> None:
     """
     if trainer.policies.workers.is_main:
         _write(trainer, folder)
-    trainer.policies.workers.wait()
+    trainer.wait()
 
 
 def _write(trainer: MarftTrainer, folder: Path) -> None:

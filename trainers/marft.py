@@ -94,7 +94,13 @@ class MarftTrainer:
         self.replay_generator = torch.Generator().manual_seed(seed + 1)  # draws old episodes; see `draw_replay`
         self.rounds = 0  # on-policy updates so far
         model_of = {agent: self.policies.model_of(agent) for agent in self.policies.trained}
-        self.credit = Credit(options, model_of, self.policies.trained, seed=seed, tick=self._tick)
+        self.credit = Credit(
+            options, model_of, self.policies.trained, seed=seed, tick=self._tick, workers=self.policies.workers
+        )
+
+    def wait(self) -> None:
+        """Returns when all processes that share the work have come here."""
+        self.policies.workers.wait()
 
     # -- stored episodes -----------------------------------------------------------------------------------------
 

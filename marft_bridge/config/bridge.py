@@ -169,9 +169,12 @@ class TrainOptions(_Options):
     `marft-bridge view`; 0.1 s and 0.7 MB for 50,000 sampled tokens, and never more than 32 MB before compression."""
     allow_tool_change: bool = False
     """Whether episodes with other tools than those that were learned from so far are learned from too."""
-    devices: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(None, min_length=1, max_length=1)
-    """The card of the trainer, by number; one, as there is one learner. None: one that no server of this command has,
-    or, with one card, that of the server."""
+    learners: int = Field(1, ge=1)
+    """Processes that share the passes of every update, each with the base model and all adapters: one on each card, or
+    with a part of the processors each where there is no card: docs/gpus.md."""
+    devices: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(None, min_length=1)
+    """The cards of the learners, by number; one for each. None: those that no server of this command has, or, with one
+    card, that of the server."""
     trainer: TrainerOptions = TrainerOptions()
 
     @model_validator(mode="before")
@@ -186,6 +189,21 @@ class TrainOptions(_Options):
         names = [logger.name for logger in self.loggers]
         if duplicates := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"loggers: {duplicates[0]!r} is there twice; leave one out")
+        return self
+
+    @model_validator(mode="after")
+    def _learners_have_a_card_each(self) -> TrainOptions:
+        if self.devices is None:
+            return self
+        if len(set(self.devices)) < len(self.devices):
+            raise ValueError(f"devices names a card twice: {', '.join(map(str, self.devices))}")
+        if len(self.devices) != self.learners:
+            count = len(self.devices)
+            raise ValueError(
+                f"devices names {count} card{'s' if count > 1 else ''} for {self.learners} "
+                f"learner{'s' if self.learners > 1 else ''}, and each has one: set learners = {count}, or name "
+                f"{self.learners}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -55,7 +55,8 @@ class TrainerNeed:
     peak: int | None  # in an update
     takes_turns: bool  # with the rollouts: train.max_staleness is 0
     advice: Callable[[int], str] = lambda _: "take a smaller base model"  # bytes that are there -> what to change
-    device: int | None = None  # train.devices
+    devices: tuple[int, ...] | None = None  # train.devices
+    learners: int = 1  # each of which takes as much, on a card of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class DevicePlan:
 
     machine: Machine
     engines: tuple[EnginePlan | None, ...]
-    trainer: int | None  # a card; None: the CPU
+    learners: tuple[int, ...]  # a card for each; none: the CPU
 
     def engine_text(self, position: int) -> str | None:
         """Where a server runs and what it takes there; None for one without a plan."""
@@ -122,7 +123,10 @@ class DevicePlan:
 
     def trainer_text(self) -> str:
         """Where the trainer computes."""
-        return "CPU" if self.trainer is None else self.cards_to_text((self.trainer,))
+        if not self.learners:
+            return "CPU"
+        text = self.cards_to_text(self.learners)
+        return text if len(self.learners) == 1 else f"{text}, a learner on each"
 
     def cards_to_text(self, numbers: Sequence[int]) -> str:
         """`card 0 (NVIDIA L4, 22.5 GiB)`, or `cards 0, 1 (...)`."""
@@ -160,16 +164,17 @@ def plan_devices(
     needs = [engine for engine in engines if engine is not None]
     _refuse_absent(machine, needs, trainer)
     if not machine.cards:
-        return DevicePlan(machine, (None,) * len(engines), None)
+        return DevicePlan(machine, (None,) * len(engines), ())
     chosen = _choose_cards(machine, needs, trainer)
-    trainer_card = _choose_trainer_card(machine, chosen, trainer)
+    learner_cards = _choose_learner_cards(machine, chosen, trainer)
     plans = [
-        _plan_engine(machine, needs, position, chosen=chosen, trainer=trainer, trainer_card=trainer_card)
+        _plan_engine(machine, needs, position, chosen=chosen, trainer=trainer, learner_cards=learner_cards)
         for position in range(len(needs))
     ]
-    _refuse_large_trainer(machine, plans, trainer, card_number=trainer_card)
+    for number in learner_cards:
+        _refuse_large_trainer(machine, plans, trainer, card_number=number)
     remaining = iter(plans)
-    return DevicePlan(machine, tuple(None if need is None else next(remaining) for need in engines), trainer_card)
+    return DevicePlan(machine, tuple(None if need is None else next(remaining) for need in engines), learner_cards)
 
 
 # -- which cards --------------------------------------------------------------------------------------------------
@@ -177,8 +182,8 @@ def plan_devices(
 
 def _refuse_absent(machine: Machine, needs: Sequence[EngineNeed], trainer: TrainerNeed | None) -> None:
     named = [(f"{need.table}.devices", need.options.devices or ()) for need in needs]
-    if trainer is not None and trainer.device is not None:
-        named.append(("train.devices", (trainer.device,)))
+    if trainer is not None and trainer.devices is not None:
+        named.append(("train.devices", trainer.devices))
     count = len(machine.cards)
     for option, numbers in named:
         if absent := [number for number in numbers if number >= count]:
@@ -193,15 +198,16 @@ def _choose_cards(
     """Each server's cards, and over how many of them one copy of its model is split."""
     reserved = {number for need in needs for number in need.options.devices or ()}
     everywhere = range(len(machine.cards))
-    if trainer is not None and trainer.device is not None:
-        reserved.add(trainer.device)
+    if trainer is not None and trainer.devices is not None:
+        reserved.update(trainer.devices)
     # cards that somebody else uses come last
     free = sorted(
         (number for number in everywhere if number not in reserved),
         key=lambda number: 2 * machine.cards[number].free < machine.cards[number].total,
     )
-    if trainer is not None and trainer.device is None and len(free) > 1:
-        free.pop()  # the trainer's: the last one, unless servers leave others
+    if trainer is not None and trainer.devices is None:
+        # the learners': the last ones, unless servers leave others
+        free = free[: max(1, len(free) - trainer.learners)]
     chosen: list[tuple[tuple[int, ...], int]] = []
     spare = list(free)
     for need in needs:
@@ -252,17 +258,28 @@ def _refuse_uneven(need: EngineNeed, devices: tuple[int, ...], split: int) -> No
         )
 
 
-def _choose_trainer_card(
+def _choose_learner_cards(
     machine: Machine, chosen: Sequence[tuple[tuple[int, ...], int]], trainer: TrainerNeed | None
-) -> int | None:
+) -> tuple[int, ...]:
     if trainer is None:
-        return None
-    if trainer.device is not None:
-        return trainer.device
+        return ()
+    if trainer.devices is not None:
+        return trainer.devices
     taken = {number for devices, _ in chosen for number in devices}
     free = [number for number in range(len(machine.cards)) if number not in taken]
     # the emptiest: servers of other commands, which are not planned here, have the others
-    return max(free, key=lambda number: (machine.cards[number].free // _GIB, -number), default=len(machine.cards) - 1)
+    emptiest = sorted(free, key=lambda number: (-(machine.cards[number].free // _GIB), number))
+    cards = emptiest or [len(machine.cards) - 1]
+    if len(cards) < trainer.learners:
+        remedy = f"set it to {len(cards)}"
+        if trainer.learners <= len(machine.cards):
+            remedy += f", or name {trainer.learners} cards in train.devices, which may be those of a server too"
+        raise ServingError(
+            f"train.learners is {trainer.learners}, but {len(cards)} of {len(machine.cards)} "
+            f"card{'s' if len(machine.cards) > 1 else ''} {'is' if len(cards) == 1 else 'are'} there for learners, and "
+            f"each takes one: {remedy}"
+        )
+    return tuple(sorted(cards[: trainer.learners]))
 
 
 # -- how much of each ---------------------------------------------------------------------------------------------
@@ -275,7 +292,7 @@ def _plan_engine(
     *,
     chosen: Sequence[tuple[tuple[int, ...], int]],
     trainer: TrainerNeed | None,
-    trainer_card: int | None,
+    learner_cards: tuple[int, ...],
 ) -> EnginePlan:
     devices, split = chosen[position]
     need = needs[position]
@@ -284,7 +301,8 @@ def _plan_engine(
         for other_need, cards_and_split in zip(needs, chosen, strict=True)
         if other_need is not need and {*cards_and_split[0]} & {*devices}
     ]
-    shares_with_trainer = trainer_card in devices
+    shared_cards = [number for number in devices if number in learner_cards]
+    shares_with_trainer = bool(shared_cards)
     options = need.options
     sized = options.gpu_memory_utilization is not None or options.kv_cache_gib is not None
     if neighbours and not sized:
@@ -295,7 +313,7 @@ def _plan_engine(
     unknown = need.shape is None or (shares_with_trainer and trainer is not None and trainer.peak is None)
     if unknown and shares_with_trainer and not sized:
         raise ServingError(
-            f"the model server and the trainer share card {trainer_card}, and what this model takes is not known: "
+            f"the model server and the trainer share card {shared_cards[0]}, and what this model takes is not known: "
             f"give the server its share with {need.table}.gpu_memory_utilization"
         )
     sleeps = shares_with_trainer and trainer is not None and trainer.takes_turns
@@ -312,7 +330,7 @@ def _plan_engine(
     for number in devices:
         card = machine.cards[number]
         room = _usable(card)
-        if number == trainer_card and trainer is not None:
+        if number in learner_cards and trainer is not None:
             held = trainer.resident if sleeps else trainer.peak
             room -= (held or 0) + CONTEXT
         room -= sum(_given_bytes(need_beside, card) for need_beside in neighbours if number in need_beside[1])
@@ -400,10 +418,10 @@ def _way_to_fit(need: EngineNeed, room: _Room, left: int, *, least: int, neighbo
 
 
 def _refuse_large_trainer(
-    machine: Machine, plans: Sequence[EnginePlan], trainer: TrainerNeed | None, card_number: int | None
+    machine: Machine, plans: Sequence[EnginePlan], trainer: TrainerNeed | None, card_number: int
 ) -> None:
     """Refuses an update that does not fit beside what the servers hold of its card meanwhile."""
-    if trainer is None or card_number is None or trainer.peak is None:
+    if trainer is None or trainer.peak is None:
         return
     card = machine.cards[card_number]
     held = 0

@@ -10,7 +10,8 @@
     advantages/     the advantages of each round's actions, where train.keep_advantages is set
     tensorboard/    the metrics as TensorBoard reads them, where train.loggers names it
     loggers/        those of the other loggers, and what each was told of
-    vllm.log (vllm-<name>.log of [models.<name>]), server.json, report.json, report.html, report.md
+    vllm.log (vllm-<name>.log of [models.<name>]), learner-<number>.log of further learners
+    server.json, report.json, report.html, report.md
     live.json       the salt and key that assign live traffic to its team, and the proxy's address while it runs
     learned.json    digests of the tasks that were learned from, which can be held out no more
     promoted/       manifests of the promoted versions, and which one counts
@@ -125,6 +126,10 @@ class RunFolder:
     def server_log_of(self, base: str) -> Path:
         """The output of the server of `[models.<base>]`; of that of [model] for ""."""
         return self.path / f"vllm-{base}.log" if base else self.server_log
+
+    def learner_log(self, rank: int) -> Path:
+        """What a learner beside the first one said, from 1; see `training.learners`."""
+        return self.path / f"learner-{rank}.log"
 
     @property
     def server(self) -> Path:

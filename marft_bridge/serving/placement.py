@@ -74,12 +74,33 @@ class Placement:
         ]
 
     def trainer_options(self) -> TrainerOptions:
-        """The trainer's options with its card, where there are several to choose from."""
+        """The trainer's options with its card, where there are several to choose from; the first learner's."""
         trainer = self._config.train.trainer
-        if self._plan.trainer is None or len(self._machine.cards) < 2:
+        if not self._plan.learners or len(self._machine.cards) < 2:
             return trainer
-        system = trainer.system.model_copy(update={"device": f"cuda:{self._plan.trainer}"})
+        system = trainer.system.model_copy(update={"device": f"cuda:{self._plan.learners[0]}"})
         return trainer.model_copy(update={"system": system})
+
+    def learner_devices(self) -> list[str]:
+        """Where each learner computes, as torch names it; the one of a single learner is as its options say.
+
+        Raises:
+            ServingError: several on cards that the driver does not list, so that nobody knows how many there are.
+        """
+        count, device = self._config.train.learners, self._config.train.trainer.system.device
+        if count == 1:
+            return [self.trainer_options().system.device]
+        if self._plan.learners:
+            return [f"cuda:{number}" for number in self._plan.learners]
+        if device != "cpu":
+            import torch  # late, for it takes seconds
+
+            if torch.cuda.is_available():
+                raise ServingError(
+                    f"train.learners is {count}, but the driver lists no card that each could have: set it to 1, or "
+                    "train.trainer.system.device to 'cpu'"
+                )
+        return ["cpu"] * count
 
     def lines(self) -> list[str]:
         """Who has which device, one line each."""
@@ -137,9 +158,9 @@ class Placement:
         directories = {node: directory_of(self._bases, node) for node in nodes}
         guard = MemoryGuard(options, options_to_adapters(options, nodes, directories), torch.device("cuda"))
         plan, devices = guard.plan(), self._config.train.devices
-        device = devices[0] if devices else None
+        learners = self._config.train.learners
         if plan is None:
-            return TrainerNeed(None, None, self._takes_turns, device=device)
+            return TrainerNeed(None, None, self._takes_turns, devices=devices, learners=learners)
         least = plan.loaded + plan.scratch
         scoring = least + self._teacher_bytes()  # a teacher is gone before the update
 
@@ -147,7 +168,7 @@ class Placement:
             return "name a smaller train.teacher" if least <= room < scoring else guard.advice(room)
 
         peak = max(plan.total - plan.features, scoring)  # features are in host memory
-        return TrainerNeed(plan.loaded, peak, self._takes_turns, advice=advice, device=device)
+        return TrainerNeed(plan.loaded, peak, self._takes_turns, advice=advice, devices=devices, learners=learners)
 
     def _teacher_bytes(self) -> int:
         """What the weights of `train.teacher` take on a card; 0 without one, and where its size is not known."""

@@ -64,6 +64,7 @@ from marft_bridge.training.hosted_answers import (
     trajectories_to_hosted_metrics,
 )
 from marft_bridge.training.league_draw import draw_opponents
+from marft_bridge.training.learners import Learners, count_learners, follow_torchrun, open_learners, torchrun_rank
 from marft_bridge.training.loggers.run_loggers import RunLoggers, open_loggers, require_loggers
 from marft_bridge.training.planned_forks import forks_in_planned_order, known_runs_to_reach, read_waves
 from marft_bridge.training.regression_check import run_to_regression_text
@@ -93,7 +94,7 @@ from trainers import checkpoint
 from trainers.checks.memory_guard import MemoryGuard
 from trainers.common.free_memory import give_back_card_memory
 from trainers.config import TrainerOptions
-from trainers.marft import DISTIL_ON_POLICY, MarftTrainer
+from trainers.marft import DISTIL_ON_POLICY
 
 # Episodes of this run's rounds, and the collected ones, which version 0 sampled. Episodes that failed, or have no
 # reward, are not drawn: nothing could be learned from them.
@@ -116,6 +117,11 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
     Raises:
         BridgeError, StoreError, TrainError: see the messages; the last checkpoint stays usable.
     """
+    if torchrun_rank(config.train.learners):
+        follow_torchrun()
+        return
+    learner_count = count_learners(config.train.learners)
+    config = config.model_copy(update={"train": config.train.model_copy(update={"learners": learner_count})})
     folder = RunFolder(config.run_folder)
     require_loggers(config.train.loggers)
     if config.train.traces:
@@ -130,13 +136,15 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
     for device_line in placement.lines():
         reporter.say(device_line)
     # before a server is started in vain; the trainer checks again once the server has taken its share of the GPU
-    memory = MemoryGuard.of_agents(placement.trainer_options(), model_dirs, config.graph.nodes)
+    memory = MemoryGuard.of_agents(
+        placement.trainer_options(), model_dirs, config.graph.nodes, learners=config.train.learners
+    )
     memory.check()
     teacher_dir = config_to_teacher(config, versions.bases, reporter.say)
     if teacher_dir is not None:
         memory.check_teacher(teacher_dir)
     if (memory_line := memory.describe()) is not None:
-        reporter.say(memory_line)
+        reporter.say(memory_line if learner_count == 1 else f"{memory_line}, for each of {learner_count} learners")
     with folder.lock_for("train"):
         with open_run_store(folder, reporter) as store:
             refuse_second_run(store, TRAIN, "train", folder=folder, resume=resume)
@@ -175,6 +183,7 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
             begin_run(store, TRAIN, "train", config=config, folder=folder)
         with (
             take_in_on_failure(folder, reporter, "train"),
+            open_learners(placement.learner_devices(), folder.learner_log) as learners,
             open_session(
                 config, folder, app, versions=versions, reporter=reporter, placement=placement, hosted=hosted
             ) as session,
@@ -186,6 +195,7 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
                 folder,
                 session,
                 trainer_options=placement.trainer_options(),
+                learners=learners,
                 rollouts=rollouts,
                 loggers=loggers,
                 heldout=heldout,
@@ -255,6 +265,7 @@ class _Training:
         *,
         loggers: RunLoggers,
         trainer_options: TrainerOptions,
+        learners: Learners,
         heldout: HeldOutTasks,
         tasks: Sequence[dict[str, Any]],
         collected: Sequence[Trajectory],
@@ -280,7 +291,7 @@ class _Training:
         self.store_lock = Lock()  # rollouts open the store too, on their thread, to see what a round still lacks
         versions = self.models.versions
         with self._updating():  # so that the trainer finds the memory that it will have
-            self.trainer = MarftTrainer(
+            self.trainer = learners.make_trainer(
                 trainer_options,
                 {node: versions.base_of(node).directory for node in self.nodes},
                 self.nodes,
@@ -288,6 +299,7 @@ class _Training:
                 progress=self._show_phase,
                 lineage=versions.lineage,
                 is_heldout=heldout.is_held_out,
+                checkpoint=folder.checkpoint if checkpoint.is_saved(folder.checkpoint) else None,
             )
 
     def run(self) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks import (  # noqa: F401 - makes their benches known
+    learners,
     learning,
     live_split,
     replay_speed,

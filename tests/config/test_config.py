@@ -93,6 +93,16 @@ def test_a_flag_overrides_the_file_and_an_absent_flag_does_not(tmp_path: Path) -
             "2 nodes with 3 + 1 versions need 8",
         ),
         (MINIMAL + "[train]\nepisodes_per_round = 9\nsamples_per_task = 2\n", "must be a multiple"),
+        (
+            MINIMAL + "[train]\nlearners = 2\ndevices = [1]\n",
+            "train: devices names 1 card for 2 learners, and each has one: set learners = 1, or name 2",
+        ),
+        (
+            MINIMAL + "[train]\ndevices = [1, 2]\n",
+            "train: devices names 2 cards for 1 learner, and each has one: set learners = 2, or name 1",
+        ),
+        (MINIMAL + "[train]\nlearners = 2\ndevices = [1, 1]\n", "train: devices names a card twice: 1, 1"),
+        (MINIMAL + "[train]\nlearners = 0\n", "train.learners: Input should be greater than or equal to 1"),
         (MINIMAL + "[serve]\nmax_loras = 3\n", "2 nodes with 1 + 1 versions need 4"),
         (MINIMAL + "[train.trainer.lora]\nrank = 16\n", "rank 16 is above serve.max_lora_rank 8"),
         (MINIMAL + TWO + "nmae = 'x'\n", "unknown key 'compare.variants.1.nmae'; did you mean 'name'?"),

@@ -34,7 +34,7 @@ def test_every_row_of_the_table_is_what_the_plan_gives(
         (engine,) = plan.engines
         assert engine is not None
         cards = ", ".join(map(str, engine.devices))
-        shown = [cards, f"{engine.utilization}", f"{engine.longest_call:,}", f"{plan.trainer}"]
+        shown = [cards, f"{engine.utilization}", f"{engine.longest_call:,}", f"{plan.learners[0]}"]
     assert shown == expected
 
 

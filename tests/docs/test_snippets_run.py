@@ -122,6 +122,10 @@ NOT_RUN = {
     ("docs/zoo.md", "marft-bridge collect --config examples/zoo/defer.toml"): ZOO,
     ("docs/zoo.md", "marft-bridge train --config examples/zoo/defer.toml"): ZOO,
     ("docs/zoo.md", "marft-bridge compare --config examples/zoo/defer.toml"): ZOO,
+    (
+        "docs/gpus.md",
+        "torchrun --nproc-per-node 3 -m marft_bridge train --config bridge.toml",
+    ): "wants three cards; test_learners.py starts two processes so on the CPU",
     ("docs/cluster.md", "ray start --head"): CLUSTER,
     ("docs/cluster.md", "ray start --address=HOST:PORT"): CLUSTER,
     (

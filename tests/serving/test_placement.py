@@ -124,7 +124,7 @@ def test_cards_command_line_and_memory_are_those_worked_by_hand(
     placement = place(machine_of(machine), model_dir(model), options)
     (engine,) = placement.plan.engines
     assert engine is not None
-    assert (engine.devices, placement.plan.trainer) == (devices, trainer)
+    assert (engine.devices, placement.plan.learners) == (devices, (trainer,))
     share = engine.share
     assert share is not None
     taken = (share.weights, share.adapters, share.rest, share.cache)
@@ -146,7 +146,7 @@ def test_without_a_card_nothing_is_planned(model_dir: Callable[[str], Path]) -> 
     (options,) = placement.serve_options()
     assert type(options) is ServeOptions
     assert options.max_loras == 5
-    assert (placement.trainer_options().system.device, placement.plan.trainer) == ("auto", None)
+    assert (placement.trainer_options().system.device, placement.plan.learners) == ("auto", ())
 
 
 def test_a_server_that_runs_already_takes_no_card_and_the_trainer_the_emptiest(
@@ -166,7 +166,7 @@ def test_a_card_that_somebody_else_uses_is_taken_last(model_dir: Callable[[str],
     placement = place(machine_of("4 x 80", free_mib={0: 9000}), model_dir("8B"))
     (engine,) = placement.plan.engines
     assert engine is not None
-    assert (engine.devices, placement.plan.trainer) == ((1,), 2)
+    assert (engine.devices, placement.plan.learners) == ((1,), (2,))
 
 
 def test_what_others_hold_of_the_only_card_is_not_given_away(model_dir: Callable[[str], Path]) -> None:
@@ -265,6 +265,26 @@ REFUSED: list[tuple[str, str, dict[str, Any], str, dict[str, Any] | None]] = [
         r"serve\.devices names card 0, but there is no",
         {"serve.devices": None},
     ),
+    (
+        *("2 x 24", "0.5B", {"train.learners": 2}),
+        r"train\.learners is 2, but 1 of 2 cards is there for learners, .*: set it to 1, or name 2 cards",
+        {"train.learners": 1},
+    ),
+    (
+        *("1 x 24", "0.5B", {"train.learners": 2}),
+        r"train\.learners is 2, but 1 of 1 card is there for learners, and each takes one: set it to 1$",
+        {"train.learners": 1},
+    ),
+    (
+        *("4 x 80", "0.5B", {"train.learners": 2, "train.devices": [1, 4]}),
+        r"train\.devices names card 4, but there are cards 0 to 3",
+        {"train.devices": [1, 3]},
+    ),
+    (
+        *("4 x 80", "32B", {"train.learners": 3, "serve.max_model_len": 4096}),
+        r"training needs about 94\.2 GiB of card 1 .*, and 72\.8 GiB are there for it",
+        SAVING,
+    ),
     (*("none", "0.5B", {"train.devices": [0]}), r"train\.devices names a card, but there", {"train.devices": None}),
 ]
 
@@ -295,7 +315,7 @@ def test_the_budget_that_the_trainer_is_told_to_take_does_fit(model_dir: Callabl
     budget = re.search(r"tokens_per_microbatch to (\d+)", str(refusal.value))
     assert budget is not None
     options = {"train.trainer.system.tokens_per_microbatch": int(budget[1])}
-    assert place(machine_of("2 x 24"), model_dir("8B"), options).plan.trainer == 1
+    assert place(machine_of("2 x 24"), model_dir("8B"), options).plan.learners == (1,)
 
 
 def test_rollouts_beside_updates_that_do_not_fit_are_told_to_take_turns(model_dir: Callable[[str], Path]) -> None:
@@ -318,7 +338,7 @@ def test_a_server_on_another_machine_than_the_trainer_has_the_whole_card(model_d
     plan = place(machine_of("1 x 24"), model_dir("8B"), {"train.devices": [5]}, trains=False, beside_trainer=False).plan
     (engine,) = plan.engines
     assert engine is not None
-    assert (engine.utilization, engine.sleeps, plan.trainer) == (0.919, False, None)
+    assert (engine.utilization, engine.sleeps, plan.learners) == (0.919, False, ())
 
 
 def test_servers_of_serve_never_sleep(model_dir: Callable[[str], Path]) -> None:
@@ -326,6 +346,55 @@ def test_servers_of_serve_never_sleep(model_dir: Callable[[str], Path]) -> None:
     (engine,) = place(machine_of("1 x 24"), model_dir("1.7B"), trains=False, takes_turns=False).plan.engines
     assert engine is not None
     assert (engine.sleeps, engine.utilization) == (False, 0.565)
+
+
+@pytest.mark.parametrize(
+    ("machine", "model", "options", "server", "learners"),
+    [
+        ("4 x 80", "8B", {"train.learners": 3}, (0,), (1, 2, 3)),
+        ("4 x 80", "8B", {"train.learners": 2}, (0,), (1, 2)),  # the server needs one, so one is left over
+        ("4 x 80", "8B", {"train.learners": 2, "serve.tensor_parallel": 2}, (0, 1), (2, 3)),
+        ("4 x 80", "8B", {"train.learners": 2, "train.devices": [3, 0]}, (1,), (3, 0)),
+        (
+            "8 x 80",
+            "8B",
+            {"train.learners": 8, "train.devices": list(range(8)), "serve.devices": [0]},
+            (0,),
+            tuple(range(8)),
+        ),
+    ],
+    ids=["the rest", "fewer than there are", "beside two", "by name", "beside each other"],
+)
+def test_every_learner_has_a_card_of_its_own(
+    model_dir: Callable[[str], Path],
+    machine: str,
+    model: str,
+    options: dict[str, Any],
+    server: tuple[int, ...],
+    learners: tuple[int, ...],
+) -> None:
+    placement = place(machine_of(machine), model_dir(model), options)
+    (engine,) = placement.plan.engines
+    assert engine is not None
+    assert (engine.devices, placement.plan.learners) == (server, learners)
+    assert placement.learner_devices() == [f"cuda:{number}" for number in learners]
+    assert placement.trainer_options().system.device == f"cuda:{learners[0]}"
+    assert engine.sleeps == bool({*server} & {*learners})
+    cards = ", ".join(map(str, learners))
+    assert placement.lines()[-1] == f"devices: training: cards {cards} (GPU, 79.6 GiB), a learner on each"
+
+
+def test_learners_without_a_card_share_the_processors(
+    model_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"train.learners": 2, "train.trainer.system.device": "cpu"}
+    placement = place(machine_of("2 x 24"), model_dir("0.1B"), options)
+    assert (placement.learner_devices(), placement.plan.learners) == (["cpu", "cpu"], ())
+    several = place(machine_of("none"), model_dir("0.1B"), {"train.learners": 2})
+    with pytest.raises(ServingError, match=r"train\.learners is 2, but the driver lists no card that each could have"):
+        several.learner_devices()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert several.learner_devices() == ["cpu", "cpu"]
 
 
 def test_a_model_whose_layers_are_not_known_shares_a_card_only_by_hand(
@@ -356,7 +425,7 @@ def test_two_base_models_take_cards_of_their_own_and_share_one_only_by_hand(mode
 
     plan = place_both("4 x 80").plan
     assert [engine and engine.devices for engine in plan.engines] == [(0,), (1,)]
-    assert plan.trainer == 2
+    assert plan.learners == (2,)
     with pytest.raises(ServingError, match=r"several model servers share card 0: .* serve\.gpu_memory_utilization"):
         place_both("1 x 80")
     tables["models"]["big"]["serve"] = {"gpu_memory_utilization": 0.4}

@@ -40,6 +40,7 @@ FLOORS = (
     "marft_bridge.model_calls",
     "marft_bridge.statistics",
     "marft_bridge.common",
+    "trainers.learners",
     "trainers.checkpoint",
     "trainers.marft",
     "trainers.offline",

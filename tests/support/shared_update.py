@@ -11,7 +11,7 @@ from support.trainer_options import trainer_options
 from trainers.batch import trajectories_to_round
 from trainers.common.workers import Workers
 from trainers.marft import MarftTrainer
-from trainers.scoring.microbatch import items_to_microbatches
+from trainers.scoring.microbatch import MicroBatch, items_to_microbatches
 
 NAME = "support.shared_update:updates"
 
@@ -40,10 +40,16 @@ def updates(workers: Workers, argument: dict[str, Any]) -> dict[str, Any]:
 
 
 def _update(workers: Workers, model: Path, what: str, number: int, fields: dict[str, Any]) -> dict[str, Any]:
-    """The adapters' values, the critic's, and the metrics but for the time that it took."""
+    """The adapters' values, the critic's, and the metrics but for the time that it took.
+
+    The option `cut_for` has a single process cut its micro-batches as so many would.
+    """
+    cut_for, fields = fields.get("cut_for"), {name: value for name, value in fields.items() if name != "cut_for"}
     trainer = MarftTrainer(
         trainer_options(**({"engine_tolerance": 9.0} | fields)), model, AGENTS, seed=0, workers=workers
     )
+    for learner in trainer.learners.values() if cut_for is not None else ():
+        learner.microbatches = partial(_cut, learner.microbatches, cut_for)  # type: ignore[method-assign]
     games = []
     for k in range(number):
         long = [(5 * k + i) % 32 for i in range(2 + k)]
@@ -71,6 +77,10 @@ def _update(workers: Workers, model: Path, what: str, number: int, fields: dict[
         "order": order,
         "batches": batches,
     }
+
+
+def _cut(microbatches: Any, cut_for: int, items: Any, chosen: Any = None, **_shares: int) -> list[MicroBatch]:
+    return list(microbatches(items, chosen, shares=cut_for))
 
 
 def leaves(value: Any, path: str = "") -> dict[str, Any]:

@@ -5,6 +5,7 @@ Also where its micro-batches do not divide evenly among them, and where most of 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,14 @@ _OPTIONS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "shortened": ("update", 7, {"lr": 0.1, "kl_stop": None, "kl_target": 1e-3, "update": "simultaneous"}),
     "one episode": ("update", 1, {"minibatch_actions": 1000, "normalize": "none", "kl_stop": None}),
     "distilled": ("distil_on_policy", 7, {"epochs": 2, "kl_stop": None}),
+    "group baselines": (
+        "update",
+        7,
+        {"estimator": "grpo", "normalize": "none", "kl_stop": None, "granularity": "token"},
+    ),
+    "in reverse": ("update", 7, {"agent_order": "reverse", "kl_stop": None, "critic": {"sharing": "agent"}}),
+    "one adapter": ("update", 7, {"agents": {"actor": {"adapter": "reasoner"}}, "nll_coef": 0.1, "kl_stop": None}),
+    "weighted": ("replay", 5, {"offline": {"mode": "awr"}}),
     "imitated": ("replay", 5, {"offline": {"mode": "filtered", "threshold": 0.0, "epochs": 2}}),
 }
 _COUNTS = (2, 3, 4)
@@ -62,6 +71,27 @@ def test_several_processes_compute_the_update_of_one(
         assert one["metrics"]["agents"]["actor"]["stopped_early"]
     if kind == "shortened":
         assert all(0 < agent["step_share"] < 1 for agent in one["metrics"]["agents"].values())
+
+
+def test_two_processes_with_a_micro_batch_each_end_with_the_bits_of_one(tmp_path: Path) -> None:
+    """Where one process cuts as two do: a + b is b + a, and there is no third to be added before or after."""
+    model = save_tiny_llama(tmp_path / "model")
+    fixed = {"device": "cpu", "tokens_per_microbatch": 4096, "lr": 0.02, "threads": 1, "epochs": 2, "kl_stop": None}
+    ways: dict[str, dict[str, Any]] = {
+        "group baselines": {"estimator": "rloo"},
+        "token": {"estimator": "grpo", "granularity": "token"},
+        "all at once": {"estimator": "rloo", "update": "simultaneous", "kl_coef": 0.0},
+    }
+    options = {kind: ("update", 7, fixed | way | {"cut_for": 2}) for kind, way in ways.items()}
+    ended = {}
+    for count in (1, 2):
+        (tmp_path / str(count)).mkdir()
+        ended[count] = in_processes(count, [NAME], tmp_path / str(count), {"model": str(model), "options": options})[
+            NAME
+        ]
+    for kind in ways:
+        assert ended[2][0][kind]["values"] == ended[2][1][kind]["values"] == ended[1][0][kind]["values"], kind
+        assert all(agent["adapter_moved"] > 0 for agent in ended[1][0][kind]["metrics"]["agents"].values()), kind
 
 
 def test_the_rounds_do_not_divide_evenly_and_leave_processes_without_any(

@@ -58,10 +58,25 @@ class MemoryGuard:
 
     @classmethod
     def of_agents(
-        cls, options: TrainerOptions, model_dir: Path | Mapping[str, Path], agents: Sequence[str]
+        cls,
+        options: TrainerOptions,
+        model_dir: Path | Mapping[str, Path],
+        agents: Sequence[str],
+        *,
+        learners: int = 1,
     ) -> MemoryGuard:
-        """For agents on one base model, or on one each, before there is a trainer."""
-        return cls(options, options_to_adapters(options, agents, model_dir), options_to_device(options))
+        """For agents on one base model, or on one each, before there is a trainer.
+
+        Args:
+            learners: processes that will hold as much each: on the CPU of one memory, else each of its own card's.
+        """
+
+        def share_of_free(device: torch.device) -> int | None:
+            free = free_bytes(device)
+            return free if free is None or device.type != "cpu" else free // learners
+
+        adapters = options_to_adapters(options, agents, model_dir)
+        return cls(options, adapters, options_to_device(options), free=share_of_free)
 
     def plan(self) -> MemoryPlan | None:
         """With what is known of the calls; None for architectures without an estimate."""

@@ -7,22 +7,24 @@ them, so that they also agree on what they decide by these sums. Against a singl
 of another order of addition.
 
 Invariant: every method but `mine` is a meeting: all processes call the same ones in the same order, also one whose
-share is empty. A single process computes what it would without this module. It knows nothing of models, rounds or
-losses. `accelerate launch --multi_gpu` or `torchrun` start the processes, on machines without a GPU too (accelerate's
-`--cpu` starts one only, as of 1.15 and without MPI). NCCL carries the sums between GPUs, gloo between CPUs.
+share is empty; where one of them has ended, the others get a LostProcessError. A single process computes what it would
+without this module. It knows nothing of models, rounds or losses. `accelerate launch --multi_gpu` or `torchrun` start
+the processes, on machines without a GPU too (accelerate's `--cpu` starts one only, as of 1.15 and without MPI). NCCL
+carries the sums between GPUs, gloo between CPUs.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainers.errors import TrainError
+from trainers.errors import LostProcessError, TrainError
 
 X = TypeVar("X")
 
@@ -102,7 +104,8 @@ class Workers:
         if self.count == 1:
             return tensor
         total = tensor.detach().clone()
-        dist.all_reduce(total, op=dist.ReduceOp.SUM)
+        with meeting():
+            dist.all_reduce(total, op=dist.ReduceOp.SUM)
         return total
 
     def add(self, values: Sequence[float]) -> list[float]:
@@ -117,7 +120,8 @@ class Workers:
         if self.count == 1:
             return value
         largest = self._float64([value])
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        with meeting():
+            dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return float(largest)
 
     def gather(self, parts: Sequence[tuple[int, Tensor]], lengths: Sequence[int], device: torch.device) -> list[Tensor]:
@@ -166,7 +170,8 @@ class Workers:
         if self.max(len(values)) != -self.max(-len(values)):
             raise TrainError(f"the processes differ in {subject}: start all with the same configuration and run folder")
         signed_values = torch.stack([self._float64(values), -self._float64(values)])
-        dist.all_reduce(signed_values, op=dist.ReduceOp.MAX)
+        with meeting():
+            dist.all_reduce(signed_values, op=dist.ReduceOp.MAX)
         if not torch.equal(signed_values[0], -signed_values[1]):
             raise TrainError(f"the processes differ in {subject}: start all with the same configuration and run folder")
 
@@ -183,3 +188,20 @@ def _present(vector: Tensor | None, position: int) -> Tensor:
     if vector is None:
         raise ValueError(f"vector {position} is missing")
     return vector
+
+
+@contextmanager
+def meeting() -> Iterator[None]:
+    """What torch says where a message does not reach the others, as one line.
+
+    Raises:
+        LostProcessError: another process has ended, or does not answer.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise LostProcessError(
+            f"another of the processes that train together has ended or does not answer ({reason}): see what it said, "
+            "and start all of them again"
+        ) from None

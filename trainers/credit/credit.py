@@ -37,6 +37,7 @@ from trainers.advantages.returns import (
     team_chain,
 )
 from trainers.batch import ActionItem, Round
+from trainers.common.workers import Workers
 from trainers.config import TrainerOptions
 from trainers.credit.critic_rests import CriticRests
 from trainers.credit.shrinkage import explained_out_of_sample, shrink_values
@@ -58,6 +59,7 @@ class Credit:
         agents: the trained agents.
         seed: of the critics.
         tick: (phase, total) to a function that is told how many sequences each pass took.
+        workers: see `TeamCritics`.
     """
 
     def __init__(
@@ -67,10 +69,11 @@ class Credit:
         agents: Sequence[str],
         seed: int,
         tick: Callable[[str, int], Tick],
+        workers: Workers | None = None,
     ) -> None:
         self.options = options
         self.estimator = options.advantage.estimator_class(options.estimator_settings)
-        self._team = TeamCritics(options, model_of, agents, seed=seed, tick=tick)
+        self._team = TeamCritics(options, model_of, agents, seed=seed, tick=tick, workers=workers)
         self.critics = self._team.critics
         self.rests = CriticRests(tuple(self.critics))
         self._by_token = options.granularity == "token"

@@ -27,9 +27,11 @@ from torch import Tensor
 
 from trainers.advantages.arrays import Floats
 from trainers.batch import ActionItem, Round
+from trainers.common.workers import Workers
 from trainers.config import TrainerOptions
 from trainers.credit.critic import Critic
 from trainers.credit.value_loss import explained_variance
+from trainers.scoring.microbatch import rows_to_even_groups
 from trainers.scoring.model import PolicyModel, Tick
 
 _Request = tuple[str, tuple[int, ...], tuple[int, ...]]  # agent, token sequence, columns
@@ -79,6 +81,7 @@ class TeamCritics:
         agents: whose actions are valued.
         seed: each critic's randomness depends on it and on the critic's key only.
         tick: (phase, total) to a function that is told how many sequences each pass took.
+        workers: the processes that share the passes; None works alone. Each has all features and fits all critics.
     """
 
     def __init__(
@@ -88,7 +91,9 @@ class TeamCritics:
         agents: Sequence[str],
         seed: int,
         tick: Callable[[str, int], Tick],
+        workers: Workers | None = None,
     ) -> None:
+        self._workers = workers or Workers.alone()
         self._budget = options.system.tokens_per_microbatch
         self._tick = tick
         self._model_of = {agent: model_of[agent] for agent in agents}
@@ -238,9 +243,26 @@ class TeamCritics:
                 parts.setdefault("" if model.packs else first_asker[w], []).append(w)
             tick = self._tick("features", len(missing))
             for part in parts.values():
-                features = model.features_at([w[1] for w in part], [w[2] for w in part], self._budget, tick=tick)
+                features = self._compute([w[1] for w in part], [w[2] for w in part], model, tick=tick)
                 self._features.update(zip(part, features, strict=True))
         return [self._features[w] for w in model_requests]
+
+    def _compute(
+        self, sequences: Sequence[tuple[int, ...]], columns: Sequence[tuple[int, ...]], model: PolicyModel, tick: Tick
+    ) -> list[Tensor]:
+        """As `PolicyModel.features_at`, the passes dealt out to the processes."""
+        workers = self._workers
+        if workers.count == 1:
+            return model.features_at(sequences, columns, self._budget, tick=tick)
+        groups = rows_to_even_groups(sequences, self._budget, shares=workers.count, rows_to_groups=model.rows_to_groups)
+        parts: list[tuple[int, Tensor]] = []
+        for group in workers.mine(groups):
+            features = model.features_at(
+                [sequences[i] for i in group], [columns[i] for i in group], self._budget, tick=tick
+            )
+            parts += zip(group, (features_CH.flatten().to(model.device) for features_CH in features), strict=True)
+        gathered = workers.gather(parts, [model.width * len(part) for part in columns], model.device)
+        return [flat.view(-1, model.width).cpu() for flat in gathered]
 
 
 def _rows_to_requests(data: Round, rows: Sequence[int], cut: set[int], tokens: bool) -> list[_Request]:

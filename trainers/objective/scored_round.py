@@ -203,11 +203,12 @@ def _reference_logprobs(
             items = [data.items[i] for i in rows]
             budget, workers = options.system.tokens_per_microbatch, policies.workers
             scored: list[tuple[int, Tensor]] = []
-            for batch in workers.mine(items_to_microbatches(items, budget, None, rows_to_groups=model.rows_to_groups)):
+            batches = items_to_microbatches(items, budget, rows_to_groups=model.rows_to_groups, shares=workers.count)
+            for batch in workers.mine(batches):
                 logp_T, features_TH = model.logprobs_and_features(batch)
                 lengths = list(batch.lengths)
                 scored += zip(batch.items, torch.split(logp_T, lengths), strict=True)
-                if workers.count == 1:  # else each process would know others, and their critics part by rounding
+                if workers.count == 1:  # else each process would know others than the rest do
                     for i, features_SH in zip(batch.items, torch.split(features_TH, lengths), strict=True):
                         note(items[i], features_SH)
                 tick(len(batch.items))

@@ -61,21 +61,43 @@ class AdapterLearner:
         return {"adapter_norm": self.model.adapter_norm(self.adapter), "adapter_moved": math.sqrt(sum(squares))}
 
     @torch.no_grad()
-    def logprobs(self, items: Sequence[ActionItem], reference: bool = False, tick: Tick | None = None) -> list[Tensor]:
-        """Log-probs of each action's decided tokens under the current policy, or the base model's; one tensor each."""
+    def logprobs(
+        self,
+        items: Sequence[ActionItem],
+        reference: bool = False,
+        tick: Tick | None = None,
+        *,
+        is_shared: bool = True,
+    ) -> list[Tensor]:
+        """Log-probs of each action's decided tokens under the current policy, or the base model's; one tensor each.
+
+        Args:
+            is_shared: all processes score them together; else this one does it alone, and meets nobody.
+        """
+        workers = self.workers if is_shared else Workers.alone()
         scored: list[tuple[int, Tensor]] = []
-        batches = self.microbatches(items)
-        for batch in self.workers.mine(batches):
+        batches = self.microbatches(items, shares=workers.count)
+        for batch in workers.mine(batches):
             logp_T = self.model.logprobs(None if reference else self.adapter, batch)
             scored += zip(batch.items, torch.split(logp_T, list(batch.lengths)), strict=True)
             if tick is not None:
                 tick(len(batch.items))
-        return self.workers.gather(scored, [len(item.decided) for item in items], self.model.device)
+        return workers.gather(scored, [len(item.decided) for item in items], self.model.device)
 
-    def microbatches(self, items: Sequence[ActionItem], chosen: Sequence[int] | None = None) -> list[MicroBatch]:
-        """The actions, or some of them by position, cut for one forward and backward pass each."""
+    def microbatches(
+        self, items: Sequence[ActionItem], chosen: Sequence[int] | None = None, *, shares: int | None = None
+    ) -> list[MicroBatch]:
+        """The actions, or some of them by position, cut for one forward and backward pass each.
+
+        Args:
+            shares: processes that they are dealt out to; None: all.
+        """
         return items_to_microbatches(
-            items, self.options.system.tokens_per_microbatch, chosen, rows_to_groups=self.model.rows_to_groups
+            items,
+            self.options.system.tokens_per_microbatch,
+            chosen,
+            rows_to_groups=self.model.rows_to_groups,
+            shares=self.workers.count if shares is None else shares,
         )
 
     def step(self) -> float:

@@ -119,7 +119,7 @@ class Policies:
         """The agent's current log-probs of recorded actions' tokens, to check the engine against the trainer.
 
         At each action's own temperature; one at temperature 0 or unknown is scored at 1. `reference`: those of its base
-        model without any adapter.
+        model without any adapter. Of several processes each that asks computes for itself.
 
         Raises:
             TrainError: an agent that is not trained here, or an action without token ids.
@@ -136,7 +136,7 @@ class Policies:
                     agent, action.prompt_ids, action.sampled_ids, behaviour=None, temperature=action.temperature or 1.0
                 )
             )
-        return [logp_T.tolist() for logp_T in learner.logprobs(items, reference)]
+        return [logp_T.tolist() for logp_T in learner.logprobs(items, reference, is_shared=False)]
 
     def note_frozen(self) -> None:
         """Takes the frozen weights as they are now for what must not change; after they were loaded on purpose."""

@@ -66,11 +66,36 @@ def rows_to_rectangle(rows: Sequence[Sequence[int]]) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True)
 
 
+def rows_to_even_groups(
+    rows: Sequence[tuple[int, ...]], budget: int, *, shares: int, rows_to_groups: RowsToGroups
+) -> list[list[int]]:
+    """Rows to groups for so many processes, each of which is to have as many groups of about one size.
+
+    As `rows_to_groups` cuts them for a smaller budget: about the smallest that makes no more groups than the next
+    multiple of `shares` above what the whole budget makes. One share is cut by the whole budget.
+    """
+    groups = rows_to_groups(rows, budget)
+    if shares == 1:
+        return groups
+    count = -(-len(groups) // shares) * shares
+    too_small, enough = 0, budget
+    while enough - too_small > 1 + enough // 32:  # a finer search would take longer than it spares
+        middle = (too_small + enough) // 2
+        finer_groups = rows_to_groups(rows, middle)
+        if len(finer_groups) <= count:
+            enough, groups = middle, finer_groups
+        else:
+            too_small = middle
+    return groups
+
+
 def items_to_microbatches(
     items: Sequence[ActionItem],
     budget: int,
     chosen: Sequence[int] | None = None,
     rows_to_groups: RowsToGroups = padded_groups,
+    *,
+    shares: int = 1,
 ) -> list[MicroBatch]:
     """Actions of one agent to micro-batches of at most `budget` tokens each (one action at least).
 
@@ -78,10 +103,12 @@ def items_to_microbatches(
         chosen: picks positions of `items`; None takes all.
         rows_to_groups: how rows are cut into passes, and so which tokens count: all of the padded rectangle, or what
             a model asks for (`PolicyModel.rows_to_groups`).
+        shares: processes that they are dealt out to, see `rows_to_even_groups`.
     """
     positions = range(len(items)) if chosen is None else chosen
     rows = [items[i].input_ids for i in positions]
-    return [_pad(items, [positions[k] for k in group]) for group in rows_to_groups(rows, budget)]
+    groups = rows_to_even_groups(rows, budget, shares=shares, rows_to_groups=rows_to_groups)
+    return [_pad(items, [positions[k] for k in group]) for group in groups]
 
 
 def _pad(items: Sequence[ActionItem], positions: Sequence[int]) -> MicroBatch:

@@ -1,0 +1,38 @@
+"""A process of `train.learners` beside the command's own: it joins the group and follows until the command lets go.
+
+    python -m marft_bridge.training.learner_process MEETING_PLACE RANK COUNT
+
+Standard output says READY once everything is imported, so that the command never waits for a process that does not
+come. What goes wrong is one line on standard error, which the command keeps in the run folder's learner-RANK.log.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from marft_bridge.common.errors import USER_ERRORS
+
+READY = b"ready\n"
+
+
+def main(meeting_place: str, rank: int, count: int) -> int:
+    """Returns the exit code: 0 when the command let go, 1 when something went wrong."""
+    from trainers.learners.follower import follow
+    from trainers.learners.group import join_group, leave_group
+
+    sys.stdout.buffer.write(READY)
+    sys.stdout.flush()
+    os.dup2(2, 1)  # nobody reads the pipe any more, and a full one would stop this process
+    try:
+        join_group(rank, count, meeting_place=meeting_place)
+        follow()
+    except USER_ERRORS as error:
+        sys.stderr.write(f"learner {rank}: {error}\n")
+        return 1
+    leave_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))

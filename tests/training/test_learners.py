@@ -1,0 +1,195 @@
+"""Owns: `train.learners`: a run with several learners learns what one learns, and survives the loss of one of them.
+
+Two learners differ from one by rounding: a minibatch's micro-batches are cut for two, and its gradients are added in
+another order. Between two runs with as many learners nothing differs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.paths import ROOT
+from support.school_rig import School, learned, school_in
+
+from marft_bridge.common.errors import ConfigError
+from marft_bridge.runs.run_folder import RunFolder, read_metrics
+from marft_bridge.training.learners import count_learners, torchrun_rank
+from trainers.errors import TrainError
+from trainers.policies.adapter_learner import AdapterLearner
+
+pytestmark = pytest.mark.timeout(600)
+
+OPTIONS: dict[str, Any] = {"rounds": 2, "trainer": {"replay": {"share": 0.5}, "importance": {"mismatch": "truncate"}}}
+
+
+def trained(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> School:
+    folder.mkdir()
+    with school_in(folder, monkeypatch) as school:
+        school.collect()
+        school.train(without_signal=True, **OPTIONS, **options)
+    return school
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> School:
+    """A run with two learners that nobody disturbed."""
+    with pytest.MonkeyPatch.context() as patch:
+        return trained(tmp_path_factory.mktemp("learners") / "two", patch, learners=2)
+
+
+@pytest.mark.slow
+def test_two_learners_learn_what_one_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two: School) -> None:
+    one = trained(tmp_path / "one", monkeypatch)
+    files = [path.relative_to(one.run) for path in (one.run / "adapters").rglob("adapter_model.safetensors")]
+    assert len(files) == 8  # versions 0 to 3 of two nodes
+    assert_alike(one, two)
+    newest = load_file(one.run / "adapters" / "actor" / "3" / "adapter_model.safetensors")
+    assert min(float(weight.abs().max()) for weight in newest.values()) > 1e-4  # so that there is something to compare
+    (line, *_), (other, *_) = (read_metrics(RunFolder(school.run).metrics)[1:] for school in (one, two))
+    for agent, figures in line["agents"].items():
+        for name in ("actions", "tokens", "steps", "stopped_early"):
+            assert other["agents"][agent][name] == figures[name]
+        for name in ("approx_kl", "grad_norm", "ratio_max", "adapter_moved"):
+            assert other["agents"][agent][name] == pytest.approx(figures[name], rel=1e-3, abs=1e-6)
+    assert two.run.joinpath("learner-1.log").read_text() == ""
+
+
+def assert_alike(one: School, other: School) -> None:
+    """The adapters of all versions are the same but for rounding."""
+    files = [path.relative_to(one.run) for path in (one.run / "adapters").rglob("adapter_model.safetensors")]
+    assert len(files) == 8  # versions 0 to 3 of two nodes
+    for file in files:
+        expected, actual = load_file(one.run / file), load_file(other.run / file)
+        for name, weight in expected.items():
+            torch.testing.assert_close(actual[name], weight, atol=1e-5, rtol=1e-3)
+
+
+def learner_pids() -> list[int]:
+    """The processes that follow this one: children of the guards that it started."""
+    pids = []
+    for line in subprocess.check_output(["ps", "-wweo", "pid,ppid,args"], text=True).splitlines()[1:]:
+        pid, parent, command = line.split(None, 2)
+        if "marft_bridge.training.learner_process" in command and "process_guard" not in command:
+            guard_parent = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1]
+            if int(guard_parent) == os.getpid():
+                pids.append(int(pid))
+    return pids
+
+
+@pytest.mark.slow
+def test_a_learner_that_dies_in_an_update_is_one_line_and_the_run_goes_on_from_its_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two: School
+) -> None:
+    (tmp_path / "killed").mkdir()
+    with school_in(tmp_path / "killed", monkeypatch) as killed:
+        killed.collect()
+        step = AdapterLearner.step
+
+        def step_or_kill(self: AdapterLearner) -> float:
+            if len(read_metrics(RunFolder(killed.run).metrics)) == 2:  # the offline phase and round 1 are over
+                (pid,) = learner_pids()
+                os.kill(pid, signal.SIGKILL)
+            return step(self)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(AdapterLearner, "step", step_or_kill)
+            with pytest.raises(
+                TrainError, match=r"^learner 1 of 2 ended with exit code 137; .* --resume` goes on"
+            ) as said:
+                killed.train(without_signal=True, learners=2, **OPTIONS)
+        assert "\n" not in str(said.value)
+        assert learner_pids() == []
+        with killed.store() as store:
+            episodes = {episode.episode_id for episode in store.episodes(run_id="train", round=2)}
+        assert len(episodes) == 6
+        killed.train(resume=True, learners=2, **OPTIONS)
+        with killed.store() as store:
+            assert {episode.episode_id for episode in store.episodes(run_id="train", round=2)} == episodes
+    expected, actual = learned(two), learned(killed)
+    assert [name for name in expected if expected[name] != actual.get(name)] == []
+
+
+TOML = """
+run = "{run}"
+[graph]
+app = "{apps}:duo"
+nodes = ["reasoner", "actor"]
+tasks = "{tasks}"
+task_to_input = "{apps}:to_input"
+reward = "{apps}:reward"
+heldout = 0.25
+[model]
+path = "{model}"
+[serve]
+attach = "{url}"
+[sampling]
+max_tokens = 8
+[collect]
+episodes = 20
+in_flight = 4
+[train]
+rounds = 2
+episodes_per_round = 6
+[train.trainer]
+lora = {{ rank = 4 }}
+importance = {{ mismatch = "truncate", engine_tolerance = 1000.0 }}
+replay = {{ share = 0.5 }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("learners", "environment", "said"),
+    [
+        (1, {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, None),
+        (2, {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, None),
+        (3, {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, r"train\.learners is 3, but torchrun started 2 processes"),
+        (1, {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, "started 4 processes, 2 of them on this machine"),
+    ],
+    ids=["its number", "the same number", "another number", "several machines"],
+)
+def test_torchrun_and_the_configuration_agree_on_the_number(
+    monkeypatch: pytest.MonkeyPatch, learners: int, environment: dict[str, str], said: str | None
+) -> None:
+    assert (torchrun_rank(learners), count_learners(learners)) == (None, learners)
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", **environment}.items():
+        monkeypatch.setenv(name, value)
+    if said is None:
+        assert (torchrun_rank(learners), count_learners(learners)) == (1, 2)
+        return
+    with pytest.raises(ConfigError, match=said):
+        torchrun_rank(learners)
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_learners_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two: School) -> None:
+    (tmp_path / "torchrun").mkdir()
+    with school_in(tmp_path / "torchrun", monkeypatch) as school:
+        school.collect()
+        config = school.folder / "bridge.toml"
+        config.write_text(
+            TOML.format(
+                run=school.run,
+                apps=school.folder / "apps.py",
+                tasks=school.tasks,
+                model=school.model,
+                url=school.server.url,
+            )
+        )
+        launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
+        launch += ["--master-port=0", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "-m", "marft_bridge"]
+        launch += ["train", "--config", str(config), "--without-signal"]
+        paths = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
+        environment = os.environ | {"PYTHONPATH": paths, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            launch, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_alike(two, school)

@@ -1,0 +1,72 @@
+"""The leader's calls -> the same calls of this process's own trainer, one after another until the leader lets go.
+
+Invariant: it writes no file and decides nothing; held-out episodes were refused by the leader before they were sent.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from trainers import checkpoint
+from trainers.common.free_memory import give_back_card_memory
+from trainers.config import TrainerOptions
+from trainers.learners.calls import END, Calls, values_to_trajectories
+from trainers.learners.group import workers_on
+from trainers.learners.leader import BUILD
+from trainers.marft import MarftTrainer
+
+
+def follow() -> None:
+    """Follows the leader of the process group that was joined; returns when it lets go.
+
+    Raises:
+        TrainError: what stops a trainer; LostProcessError where the leader has ended.
+    """
+    calls = Calls()
+    name, values = calls.receive()
+    if name == END:  # the leader ended before there was a trainer
+        return
+    assert name == BUILD
+    trainer = _build(values)
+    _finish(trainer)
+    while True:
+        name, values = calls.receive()
+        if name == END:
+            return
+        parts = {part: Path(v) if isinstance(v, str) else values_to_trajectories(v) for part, v in values.items()}
+        _CALLS[name](trainer, **parts)
+        _finish(trainer)
+
+
+_CALLS: dict[str, Any] = {
+    "warm_up": MarftTrainer.warm_up,
+    "replay": MarftTrainer.replay,
+    "distil": MarftTrainer.distil,
+    "distil_on_policy": MarftTrainer.distil_on_policy,
+    "update": MarftTrainer.update,
+}
+
+
+def _finish(trainer: MarftTrainer) -> None:
+    """Leaves what is not needed between two calls to a model server on the same card, and tells the leader so."""
+    give_back_card_memory()
+    trainer.wait()
+
+
+def _build(values: dict[str, Any]) -> MarftTrainer:
+    device = values["devices"][dist.get_rank()]
+    options = TrainerOptions.model_validate(values["options"])
+    trainer = MarftTrainer(
+        options.model_copy(update={"system": options.system.model_copy(update={"device": device})}),
+        {agent: Path(folder) for agent, folder in values["model_dirs"].items()},
+        values["agents"],
+        seed=values["seed"],
+        lineage=values["lineage"],
+        workers=workers_on(device),
+    )
+    if values["checkpoint"] is not None:
+        checkpoint.load(trainer, Path(values["checkpoint"]))
+    return trainer
