@@ -17,6 +17,8 @@ ZOO = ROOT / "examples/zoo"
 PAGE = ROOT / "docs/zoo.md"
 _HEAD = re.compile(r"After (?P<after>.+?)\. Topology: (?P<topology>.+?)\.(?: (?P<more>[A-Z].*?))?$")
 
+NOT_TRAINED = "not trained yet"
+"""What `# Expected:` says of a configuration that nobody has run to its end yet. It gets no figures and no mark."""
 _FIGURES = re.compile(
     r"(?P<metric>\w+) (?P<before>\S+) -> (?P<after>\S+) on (?P<tasks>\d+) held-out tasks "
     r"\((?P<diff>\S+), 95 % (?P<low>\S+) to (?P<high>\S+)\); reward by round .*; "
@@ -82,11 +84,12 @@ def config_to_entry(path: Path) -> Entry:
         raise ValueError(f"{path.name}: the first lines are not `# After ... . Topology: ... .` and `# Expected: ...`")
     raw = tomllib.loads(path.read_text(encoding="utf-8"))
     trainer = raw.get("train", {}).get("trainer", {})
-    offline = trainer.get("offline", {}).get("mode")
+    offline = trainer.get("offline", {}).get("mode", "awr")
+    update = trainer.get("objective", {}).get("update")
     learns = [
-        f"{trainer.get('estimator', 'gae')} per {trainer.get('granularity', 'action')}",
-        trainer.get("update", "") and f"{trainer['update']} updates",
-        offline and f"offline {offline}",
+        f"{trainer.get('advantage', {}).get('estimator', 'gae')} per {trainer.get('granularity', 'action')}",
+        update and f"{update} updates",
+        f"offline {offline}",
         ", ".join(f"{term['level']} reward {term['reward']}" for term in trainer.get("shaping", [])),
     ]
     module = raw["graph"]["app"].split(":")[0]
@@ -105,11 +108,14 @@ def entries_to_table(entries: list[Entry]) -> str:
     """What came out of each, in one look.
 
     Raises:
-        ValueError: an `# Expected:` is not as `python -m examples.zoo.run --write` writes it.
+        ValueError: an `# Expected:` is neither NOT_TRAINED nor as `python -m examples.zoo.run --write` writes it.
     """
     rows: list[str] = []
     effects: list[Effect] = []
+    untrained = [entry.name for entry in entries if entry.expected == NOT_TRAINED]
     for entry in entries:
+        if entry.expected == NOT_TRAINED:
+            continue
         if (found := _FIGURES.fullmatch(entry.expected)) is None:
             raise ValueError(f"{entry.name}.toml: `# Expected: {entry.expected}` has no figures")
         effects.append("better" if float(found["low"]) > 0 else "worse" if float(found["high"]) < 0 else "not shown")
@@ -129,8 +135,14 @@ def entries_to_table(entries: list[Entry]) -> str:
             "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
             *rows,
             "",
+            *([f"Not trained yet on the real model: {names_to_links(untrained)}.", ""] if untrained else []),
         ]
     )
+
+
+def names_to_links(names: list[str]) -> str:
+    """Links to the parts of the page about these configurations."""
+    return ", ".join(f"[{name}](#{name})" for name in names)
 
 
 def entries_to_page(entries: list[Entry]) -> str:
