@@ -162,7 +162,7 @@ def things_left(world: World) -> int:
 def tasks() -> Iterator[dict[str, Any]]:
     """160 houses that all differ, in one fixed order. Nothing lies in the hall; a carrier begins in any room."""
     rng = random.Random(0)
-    known = set()
+    known: set[str] = set()
     while len(known) < 160:
         things = sorted(rng.sample(THINGS, THINGS_OF_TASK))
         rooms = [rng.choice(ROOMS[1:]) for _ in things]

@@ -50,6 +50,9 @@ any more, so a run today goes by today's defaults; the figures were not made ane
 twelve, compact and dr-mas) were of a second try, with a `kl_limit` of 0.12 nats a token, as it was counted then;
 without it those defaults lost what the agents had.
 
+Systems that look at images or videos (VideoChat-M1, MMedAgent-RL, ImageEdit-R1) are not here: they wait for messages
+with images.
+
 This page is written from the first lines of the configurations (`make pages`).
 """
 
