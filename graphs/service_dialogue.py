@@ -115,7 +115,8 @@ def build_with_simulator(model: BaseChatModel, simulator: Simulator) -> Compiled
     async def agent(state: DialogueState) -> DialogueState:
         lines = [f"Customer: {state['opening']}", *state.get("transcript", []), "Next?"]
         reply = await model.ainvoke(AGENT.messages("\n".join(lines)))
-        line = first_line(str(reply.text))
+        # A small model repeats the mark of its own lines, which says nothing.
+        line = first_line(str(reply.text)).removeprefix("You:").strip()
         return {"transcript": [f"You: {line[:SHOWN_CHARACTERS]}"], "moves": [text_to_move(line)]}
 
     async def customer(state: DialogueState) -> DialogueState:

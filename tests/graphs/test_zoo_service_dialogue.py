@@ -84,7 +84,7 @@ def test_a_turn_depends_on_all_turns_before_it_and_sees_only_what_was_told(recor
         (["LOOKUP 48", "DECIDE DECLINE"], "plain", 0.0, 0.1, (), None),  # another order's standing
         (["ASK problem", "DECIDE refund"], "chatty", 0.0, 0.1, ("problem",), (1.0,)),
         (["ASK problem", "ASK problem, please", "DECIDE REPLACE"], "touchy", 1.0, 1.0, ("problem",), (1.0, 0.0)),
-        (["ASK order", "ASK order", "DECIDE REPLACE"], "plain", 1.0, 1.0, ("order",), (1.0, 1.0)),  # found once
+        (["You: ASK order", "ASK order", "DECIDE REPLACE"], "plain", 1.0, 1.0, ("order",), (1.0, 1.0)),  # found once
         (["zzz", "", "DECIDE", "LOOKUP it", "ASK", "I DECIDE REPLACE"], "plain", 0.0, 0.0, (), None),
         (["ASK order"] * 6, "touchy", 0.0, 0.0, (), (1.0,) * 6),
         (["LOOKUP 47"] * 6, "plain", 0.0, 0.0, ("standing",), None),
