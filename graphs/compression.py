@@ -6,8 +6,8 @@ what the scorer finds idle. Only the reasoner is needed to answer: the other two
 
 After SCMA (Self-Compression of Chain-of-Thought via Multi-Agent Reinforcement Learning, arXiv 2601.21919): reasoning,
 segmentation and scoring agents, chunks that together are the reasoning, scores from 1 to 5, and one reward of all three
-in which the scores weigh the length. Simplified: sums of two small numbers; the segmenter says which sentences begin a chunk
-instead of writing the text again with marks; each agent has an adapter of its own, where the paper's share all
+in which the scores weigh the length. Simplified: sums of two small numbers; the segmenter says which sentences begin a
+chunk instead of writing the text again with marks; each agent has an adapter of its own, where the paper's share all
 parameters. Ours are how a score discounts length (`score_to_weight`), the size of the term, and the own rewards of
 segmenter and scorer by the numbers of the task: with the shared reward alone, the best scorer calls everything
 essential.

@@ -48,6 +48,7 @@ INSPECTOR = FewShotPrompt(
         (f"{_TWO_HOPS}\nNotes: none\n1. Mary keeps a hen.\n2. {_BOSS_NOTE}\nWhich?", "2"),
         (f"{_TWO_HOPS}\nNotes: {_BOSS_NOTE}\n1. Paul lives in Athens.\n2. Paul keeps a hen.\nWhich?", "1"),
         (f"{_ONE_HOP}\nNotes: none\n1. Mary keeps a hen.\n2. {_BOSS_NOTE}\nWhich?", "NONE"),
+        (f"{_ONE_HOP}\nNotes: none\n1. Paul lives in Athens.\n2. Mary keeps a hen.\n3. Paul keeps a hen.\nWhich?", "3"),
     ),
 )
 SOLVER = FewShotPrompt(
@@ -56,6 +57,7 @@ SOLVER = FewShotPrompt(
         (f"Notes: {_BOTH_NOTES}\n{_TWO_HOPS}", "Athens"),
         (f"Notes: Paul keeps a hen.\n{_ONE_HOP}", "hen"),
         (f"Notes: none\n{_ONE_HOP}", "unknown"),
+        ("Notes: Paul lives in Athens.\nWhere does Paul live?", "Athens"),
     ),
 )
 
