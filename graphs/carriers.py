@@ -39,6 +39,8 @@ CARRIER = FewShotPrompt(
         ("Room: attic. Here: coat. You carry: bell. Partner says: nothing.\nMove?", "GO hall SAY coat in attic"),
         ("Room: hall. Here: nothing. You carry: nothing. Partner says: coat in attic.\nMove?", "GO attic"),
         ("Room: attic. Here: nothing. You carry: nothing. Partner says: nothing.\nMove?", "GO garden"),
+        ("Room: kitchen. Here: rug. You carry: nothing. Partner says: nothing.\nMove?", "TAKE rug"),
+        ("Room: garden. Here: flag. You carry: nothing. Partner says: rug in kitchen.\nMove?", "TAKE flag"),
     ),
 )
 
@@ -160,13 +162,16 @@ def things_left(world: World) -> int:
 
 
 def tasks() -> Iterator[dict[str, Any]]:
-    """160 houses that all differ, in one fixed order. Nothing lies in the hall; a carrier begins in any room."""
+    """160 houses that all differ, in one fixed order. Nothing lies in the hall.
+
+    A carrier begins beside a thing half the time, so that there is something to learn from, else in any room.
+    """
     rng = random.Random(0)
     known: set[str] = set()
     while len(known) < 160:
         things = sorted(rng.sample(THINGS, THINGS_OF_TASK))
         rooms = [rng.choice(ROOMS[1:]) for _ in things]
-        starts = [rng.choice(ROOMS) for _ in NAMES]
+        starts = [rng.choice((room, rng.choice(ROOMS))) for room in rooms]
         task_id = "-".join((*things, *rooms, *starts))
         if task_id not in known:
             known.add(task_id)
