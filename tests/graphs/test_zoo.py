@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.pages.zoo_page import PAGE, written
+from support.pages.zoo_page import NOT_TRAINED, PAGE, config_to_entry, entries_to_page, written
 from support.sample_report import bare_report
 from support.zoo_answers import DUO, sometimes_right
 from support.zoo_rig import ZOO, train_zoo
@@ -38,6 +38,28 @@ def test_a_configuration_of_the_zoo_loads_with_enough_different_tasks(path: Path
 
 def test_the_page_says_what_the_configurations_say() -> None:
     assert PAGE.read_text(encoding="utf-8") == written()
+
+
+def test_a_configuration_without_figures_is_listed_and_counted_as_not_trained(tmp_path: Path) -> None:
+    trained = config_to_entry(ZOO / "defer.toml")
+    text = (ZOO / "defer.toml").read_text(encoding="utf-8")
+    path = tmp_path / "waits.toml"
+    path.write_text(re.sub(r"(?m)^# Expected: .*", f"# Expected: {NOT_TRAINED}", text), encoding="utf-8")
+    page = entries_to_page([trained, config_to_entry(path)])
+    assert "1 of 1 are shown better, 0 worse." in page
+    assert [line for line in page.splitlines() if line.startswith("| [")] == [
+        line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| [defer]")
+    ]
+    assert "Not trained yet on the real model: [waits](#waits)." in page
+    assert f"\n- expected: {NOT_TRAINED}\n" in page
+    path.write_text(re.sub(r"(?m)^# Expected: .*", "# Expected: much", text), encoding="utf-8")
+    with pytest.raises(ValueError, match="has no figures"):
+        entries_to_page([config_to_entry(path)])
+
+
+def test_the_page_names_the_estimator_and_the_order_of_updates_of_a_configuration() -> None:
+    assert config_to_entry(ZOO / "dr-mas.toml").learns.startswith("dr_mas per action; offline awr")
+    assert config_to_entry(ZOO / "meta_thinker.toml").learns.startswith("gae per action; alternating updates")
 
 
 def test_the_line_of_a_run_is_that_of_its_report() -> None:

@@ -17,6 +17,8 @@ ZOO = ROOT / "examples/zoo"
 PAGE = ROOT / "docs/zoo.md"
 _HEAD = re.compile(r"After (?P<after>.+?)\. Topology: (?P<topology>.+?)\.(?: (?P<more>[A-Z].*?))?$")
 
+NOT_TRAINED = "not trained yet"
+"""What `# Expected:` says of a configuration that nobody has run to its end yet. It gets no figures and no mark."""
 _FIGURES = re.compile(
     r"(?P<metric>\w+) (?P<before>\S+) -> (?P<after>\S+) on (?P<tasks>\d+) held-out tasks "
     r"\((?P<diff>\S+), 95 % (?P<low>\S+) to (?P<high>\S+)\); reward by round .*; "
@@ -50,6 +52,9 @@ their full weight, a learning rate of 0.0015, three steps a round. The configura
 any more, so a run today goes by today's defaults; the figures were not made anew since. Five of them (quartet, octet,
 twelve, compact and dr-mas) were of a second try, with a `kl_limit` of 0.12 nats a token, as it was counted then;
 without it those defaults lost what the agents had.
+
+Systems that look at images or videos (VideoChat-M1, MMedAgent-RL, ImageEdit-R1) are not here: they wait for messages
+with images.
 
 This page is written from the first lines of the configurations (`make pages`).
 """
@@ -85,14 +90,14 @@ def config_to_entry(path: Path) -> Entry:
         raise ValueError(f"{path.name}: the first lines are not `# After ... . Topology: ... .` and `# Expected: ...`")
     raw = tomllib.loads(path.read_text(encoding="utf-8"))
     trainer = raw.get("train", {}).get("trainer", {})
-    offline = trainer.get("offline", {}).get("mode")
+    offline = trainer.get("offline", {}).get("mode", "awr")
     update = trainer.get("objective", {}).get("update")
     sides = trainer.get("sides")
     learns = [
         f"{trainer.get('advantage', {}).get('estimator', 'gae')} per {trainer.get('granularity', 'action')}",
         update and f"{update} updates",
         sides and f"{len(sides)} sides",
-        offline and f"offline {offline}",
+        f"offline {offline}",
         ", ".join(f"{term['level']} reward {term['reward']}" for term in trainer.get("shaping", [])),
     ]
     module = raw["graph"]["app"].split(":")[0]
@@ -111,11 +116,11 @@ def entries_to_table(entries: list[Entry]) -> str:
     """What came out of each that was trained, in one look, and the names of the others.
 
     Raises:
-        ValueError: an `# Expected:` is not as `python -m examples.zoo.run --write` writes it.
+        ValueError: an `# Expected:` is neither NOT_TRAINED nor as `python -m examples.zoo.run --write` writes it.
     """
     rows: list[str] = []
     effects: list[Effect] = []
-    untrained = [f"[{entry.name}](#{entry.name})" for entry in entries if entry.expected == NOT_TRAINED]
+    untrained = [entry.name for entry in entries if entry.expected == NOT_TRAINED]
     for entry in entries:
         if entry.expected == NOT_TRAINED:
             continue
@@ -138,9 +143,14 @@ def entries_to_table(entries: list[Entry]) -> str:
             "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
             *rows,
             "",
-            *([f"Not trained yet: {', '.join(untrained)}.", ""] if untrained else []),
+            *([f"Not trained yet on the real model: {names_to_links(untrained)}.", ""] if untrained else []),
         ]
     )
+
+
+def names_to_links(names: list[str]) -> str:
+    """Links to the parts of the page about these configurations."""
+    return ", ".join(f"[{name}](#{name})" for name in names)
 
 
 def entries_to_page(entries: list[Entry]) -> str:
