@@ -441,8 +441,8 @@ def test_a_teacher_that_scores_has_its_room_beside_the_trainer(model_dir: Callab
         (teacher / name).touch()
     options = {"train.teacher_rounds": 1, "train.teacher": str(teacher)}
     for machine in ("1 x 24", "2 x 24"):
-        assert place(machine_of(machine), model_dir("0.5B"), options).plan.trainer is not None
-    assert place(machine_of("1 x 16"), model_dir("0.5B")).plan.trainer == 0
+        assert place(machine_of(machine), model_dir("0.5B"), options).plan.learners
+    assert place(machine_of("1 x 16"), model_dir("0.5B")).plan.learners == (0,)
     # 8,030 million weights in bfloat16, with the student and what a pass takes
     with pytest.raises(
         ServingError, match=r"needs about 16\.2 GiB of .* sleeping model server: name a smaller train\.tea"
