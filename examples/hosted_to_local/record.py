@@ -1,6 +1,6 @@
 """Runs of the desk, recorded by `marft_bridge.wrap` -> a store with their tasks and rewards.
 
-    python -m examples.hosted_to_local.record STORE --config examples/hosted_to_local/bridge.toml --runs 96
+    python -m examples.hosted_to_local.record STORE --config examples/hosted_to_local/bridge.toml --runs 240
 
 The nodes call the app's own model: nothing is routed, so the record has texts and no token ids, as the traces of any
 hosted app have. An app in production would be wrapped in the same way, and would leave task and reward out.
@@ -76,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.hosted_to_local.record", description=__doc__)
     parser.add_argument("store", type=Path, help="the DuckDB file, which must not exist")
     parser.add_argument("--config", type=Path, required=True, help="the bridge.toml that says which tasks are held out")
-    parser.add_argument("--runs", type=int, default=96, help="one of each of so many training tasks")
+    parser.add_argument("--runs", type=int, default=240, help="one of each of so many training tasks")
     parser.add_argument("--in-flight", type=int, default=16)
     given = parser.parse_args()
     if given.store.exists():
