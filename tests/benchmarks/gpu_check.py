@@ -119,6 +119,7 @@ def machine_facts(device: str) -> dict[str, Any]:
 
 def compare_ways(folder: Path, device: str) -> dict[str, Any]:
     """The largest gap between the CPU's adapters and the card's, by way to update."""
+    save_tiny_llama(folder / "teacher", seed=7)
     model = str(save_tiny_llama(folder / "tiny"))
     fixed = {"tokens_per_microbatch": 64, "lr": 0.005, "kl_stop": None}
 

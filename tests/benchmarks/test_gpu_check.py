@@ -50,7 +50,7 @@ def test_every_stage_runs_in_small_on_a_bare_machine(tmp_path: Path) -> None:
     stages = report["stages"]
     assert {name: stage["state"] for name, stage in stages.items()} == dict.fromkeys(("ways", "resume", "tiny"), "seen")
     assert list(stages["ways"]["ways"]) == list(UPDATES)
-    assert len(UPDATES) == 13
+    assert len(UPDATES) == 14
     assert {way["gap"] for way in stages["ways"]["ways"].values()} == {0.0}  # the CPU against itself
     assert stages["ways"]["passed"]
     assert stages["resume"]["passed"]

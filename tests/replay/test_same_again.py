@@ -116,6 +116,7 @@ def test_random_programs_come_out_the_same(drawing: Drawing) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)  # a minute by itself; many times that at the end of a process that has run half of the suite
 @settings(LAW, max_examples=300)
 @given(drawing=drawings())
 def test_three_hundred_random_programs_come_out_the_same(drawing: Drawing) -> None:

@@ -190,7 +190,8 @@ class Trainer:
         return {"agents": agents, "critic": {"flat_groups": None}, "warnings": [], "seconds": seconds}
 
 marft, checkpoint = ModuleType("trainers.marft"), ModuleType("trainers.checkpoint")
-marft.MarftTrainer, checkpoint.STATE_FILE = Trainer, "state.json"
+marft.MarftTrainer, marft.Progress, marft.DISTIL_ON_POLICY = Trainer, object, "distil_on_policy"
+checkpoint.STATE_FILE = "state.json"
 checkpoint.save = checkpoint.load = lambda trainer, folder: None
 checkpoint.is_saved = lambda folder: False
 import trainers
