@@ -141,7 +141,8 @@ asyncio.run(main())
             process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=20)
         assert process.returncode in (-signal.SIGINT, 130)
-        assert stderr.strip().splitlines()[-1] == "KeyboardInterrupt"
+        # with a colon where the second signal met the loop that was closing for the first
+        assert stderr.strip().splitlines()[-1].rstrip(":") == "KeyboardInterrupt"
     finally:
         process.kill()
 
