@@ -1,7 +1,7 @@
 """Owns: Advantage Alignment: its term worked by hand, and what it does where plain training learns to defect.
 
 The dilemma: prisoner's dilemma with payoffs 5, 3, 1, 0, sixteen rounds, two players whose softmax tables see the last
-moves; cooperation is computed exactly from the tables. Settings and the seeds 1 and 2 were fixed before the figures:
+moves; cooperation is computed exactly from the tables. A sweep chose the settings; seeds 1 and 2 had others in it:
 0.026 and 0.024 after plain training, 0.929 and 0.933 with Advantage Alignment, from 0.776.
 """
 
