@@ -45,7 +45,7 @@ def learned(school: School) -> dict[str, Any]:
     return contents
 
 
-def until(count: int, real: Any) -> Any:
+def _until(count: int, real: Any) -> Any:
     """A `Session.run` that ends after `count` episodes in all, as a kill would."""
     left = [count]
 
@@ -119,6 +119,13 @@ class School:
         reporter = Reporter(Console(file=text, width=300))
         training.train(self.config(**options), reporter, resume, without_signal=without_signal)
         return text.getvalue()
+
+    def train_until_killed(self, episodes: int, **options: Any) -> None:
+        """`train`, killed once it has played so many episodes in all."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Session, "run", _until(episodes, Session.run))
+            with pytest.raises(TrainError, match="killed"):
+                self.train(**options)
 
     def store(self) -> TraceStore:
         store = TraceStore.open(self.run / "store.duckdb")

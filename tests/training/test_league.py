@@ -14,14 +14,12 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from support.school_rig import School, learned, school_in, until
+from support.school_rig import School, learned, school_in
 
 from marft_bridge.config.bridge import TrainOptions
 from marft_bridge.config.league import LeagueOptions
 from marft_bridge.rollouts.episode_plan import EpisodeRequest, plan_episodes
-from marft_bridge.rollouts.session import Session
 from marft_bridge.training.league_draw import OPPONENT, draw_opponents
-from trainers.errors import TrainError
 
 SIDES = {"left": ("reasoner",), "right": ("actor",)}
 TASKS = [{"id": f"t{n}"} for n in range(200)]
@@ -164,10 +162,7 @@ def test_a_league_that_was_killed_in_a_round_meets_the_same_opponents_again(
             to_game(school)
             school.collect(**OPTIONS)
             if killed:
-                with monkeypatch.context() as patch:
-                    patch.setattr(Session, "run", until(21, Session.run))
-                    with pytest.raises(TrainError, match="killed"):
-                        school.train(**OPTIONS)
+                school.train_until_killed(21, **OPTIONS)
             school.train(resume=killed, **OPTIONS)
             contents.append(learned(school))
     assert contents[0] == contents[1]

@@ -14,15 +14,13 @@ from typing import Any
 
 import pytest
 from support.duo_rig import COMMON, TASKS, Rig
-from support.school_rig import School, school_in, until
+from support.school_rig import School, school_in
 
 from marft_bridge.config.bridge import BridgeConfig, TrainOptions
 from marft_bridge.rollouts.episode_plan import EpisodeRequest
-from marft_bridge.rollouts.session import Session
 from marft_bridge.training.round_plan import RoundPlan, next_wave, plan_round, rewards_of_rounds, wasted_share
 from marft_bridge.training.task_draw import TaskReward
 from trace_store.records import Reward, Trajectory
-from trainers.errors import TrainError
 
 GRPO = {"advantage": {"estimator": "grpo"}, "offline": {"mode": "off"}}
 OF_ROUND = COMMON | {"round": 1}
@@ -269,10 +267,7 @@ def test_a_training_that_was_killed_plays_the_rounds_that_it_would_have_played(
             school.server.answer = by_seed_of_some
             school.collect()
             if name == "broken":
-                with monkeypatch.context() as patch:
-                    patch.setattr(Session, "run", until(stop_at, Session.run))
-                    with pytest.raises(TrainError, match="killed"):
-                        school.train(**changes, without_signal=True)
+                school.train_until_killed(stop_at, **changes, without_signal=True)
                 school.train(resume=True, **changes)
             else:
                 school.train(**changes, without_signal=True)

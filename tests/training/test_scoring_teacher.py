@@ -15,15 +15,13 @@ from typing import Any
 import pytest
 from support.chat_rig import save_chat_model, save_chat_tokenizer
 from support.fake_vllm import FakeVllm, running
-from support.school_rig import School, learned, until
+from support.school_rig import School, learned
 from support.tiny_policy import save_tiny_llama
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.config.bridge import BridgeConfig, TrainOptions
-from marft_bridge.rollouts.session import Session
 from marft_bridge.runs.run_folder import read_metrics
 from marft_bridge.training.scoring_teacher import round_to_distilled_text
-from trainers.errors import TrainError
 
 
 def save_teacher(folder: Path) -> Path:
@@ -87,10 +85,7 @@ def test_a_training_that_was_killed_in_any_round_learns_what_it_would_have_learn
             options = options_of(tmp_path / name)
             school.collect()
             if name == "broken":
-                with monkeypatch.context() as patch:
-                    patch.setattr(Session, "run", until(stop_at, Session.run))
-                    with pytest.raises(TrainError, match="killed"):
-                        school.train(**options)
+                school.train_until_killed(stop_at, **options)
                 school.train(resume=True, **options)
             else:
                 school.train(**options)

@@ -25,7 +25,7 @@ from langgraph.graph import END, START, StateGraph
 from support.chat_rig import save_chat_model
 from support.client_rig import node_chat
 from support.fake_vllm import FakeVllm, running
-from support.school_rig import School, learned, until
+from support.school_rig import School, learned
 from support.tiny_policy import AGENTS, make_action, make_trajectory, save_tiny_llama
 from support.trainer_options import trainer_options
 
@@ -36,7 +36,6 @@ from marft_bridge.model_calls.redirect import redirected_models
 from marft_bridge.model_calls.routing import Route, Routing, current_routing
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.wrap import wrap
-from marft_bridge.rollouts.session import Session
 from marft_bridge.runs.run_folder import read_metrics
 from marft_bridge.training.recorded_chats import span_to_chat
 from marft_bridge.training.retokenise import ChatTokenizer
@@ -45,7 +44,6 @@ from trace_store import conventions as c
 from trace_store.assemble import spans_to_trajectory
 from trace_store.journal import Journal, read_segment
 from trace_store.records import RETOKENISED, SpanRow
-from trainers.errors import TrainError
 from trainers.marft import MarftTrainer
 
 ROUTE = Route("writer@3", "writer@3", 3, temperature=0.7, max_tokens=200)
@@ -331,10 +329,7 @@ def test_a_training_that_was_killed_in_any_round_imitates_what_it_would_have_imi
             (tmp_path / name / "apps.py").write_text(APP.replace("HOSTED", teacher.url))
             school.collect()
             if name == "broken":
-                with monkeypatch.context() as patch:
-                    patch.setattr(Session, "run", until(stop_at, Session.run))
-                    with pytest.raises(TrainError, match="killed"):
-                        school.train(**options)
+                school.train_until_killed(stop_at, **options)
                 school.train(resume=True, **options)
             else:
                 school.train(**options)

@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.school_rig import School, learned, school_in, until
+from support.school_rig import School, learned, school_in
 
 from marft_bridge.rollouts.episode_plan import episode_to_fork
-from marft_bridge.rollouts.session import Session
 from marft_bridge.training.planned_forks import read_waves
 from marft_bridge.view.curves import lines_to_charts
 from trace_store.records import REPLAYED
-from trainers.errors import TrainError
 
 
 def by_seed_of_some(body: dict[str, Any]) -> str:
@@ -138,10 +136,7 @@ def test_a_training_that_was_killed_among_its_forks_learns_what_it_would_have_le
             school.server.answer = by_seed_of_some
             school.collect()
             if name == "broken":
-                with monkeypatch.context() as patch:
-                    patch.setattr(Session, "run", until(stop_at, Session.run))
-                    with pytest.raises(TrainError, match="killed"):
-                        school.train(**trees("tree_grpo"))
+                school.train_until_killed(stop_at, **trees("tree_grpo"))
                 school.train(**trees("tree_grpo") | {"resume": True, "without_signal": False})
             else:
                 school.train(**trees("tree_grpo"))
