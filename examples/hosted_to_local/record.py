@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -42,7 +42,27 @@ class Recorded:
         return fmean(reward[name] for reward in self.rewards) if self.rewards else None
 
 
-def record(graph: Any, tasks: Sequence[orders.Task], store_path: Path, *, run_id: str, in_flight: int) -> Recorded:
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How a task is run and paid. `source` says of a stored reward where it came from."""
+
+    task_to_input: Callable[[orders.Task], Any]
+    reward: Callable[[orders.Task, Mapping[str, Any]], dict[str, float]]
+    source: str
+
+
+DESK = Rules(orders.task_to_input, orders.reward, SOURCE)
+
+
+def record(
+    graph: Any,
+    tasks: Sequence[orders.Task],
+    store_path: Path,
+    *,
+    run_id: str,
+    in_flight: int,
+    rules: Rules = DESK,
+) -> Recorded:
     """Runs the graph once on each task, `in_flight` of them side by side, and stores what each run earned."""
     store_path.parent.mkdir(parents=True, exist_ok=True)
     TraceStore.open(store_path).close()
@@ -53,10 +73,10 @@ def record(graph: Any, tasks: Sequence[orders.Task], store_path: Path, *, run_id
         episode = EpisodeContext(run_id, task["id"], "train", task=task)
         current_episode.set(episode)
         try:
-            state = recorded.invoke(orders.task_to_input(task))
+            state = recorded.invoke(rules.task_to_input(task))
         except Exception as error:  # noqa: BLE001 - whatever a provider answers, the other runs go on
             return episode.episode_id, f"{type(error).__name__}: {error}"
-        return episode.episode_id, orders.reward(task, state)
+        return episode.episode_id, rules.reward(task, state)
 
     with ThreadPoolExecutor(in_flight) as pool:
         results = list(pool.map(lambda task: copy_context().run(run, task), tasks))
@@ -66,7 +86,7 @@ def record(graph: Any, tasks: Sequence[orders.Task], store_path: Path, *, run_id
         store.take_in()
         now_ns = time.time_ns()
         store.put_rewards(
-            [Reward(i, name, value, SOURCE, now_ns) for i, earned in rewards for name, value in earned.items()]
+            [Reward(i, name, value, rules.source, now_ns) for i, earned in rewards for name, value in earned.items()]
         )
     return Recorded([earned for _, earned in rewards], [earned for _, earned in results if isinstance(earned, str)])
 

@@ -25,7 +25,8 @@ from support.fake_vllm import FakeVllm, running
 from support.paths import ROOT
 
 from examples.hosted_to_local import agreement
-from examples.hosted_to_local.agreement import Attempt, Judge, agreements_to_table, attempts_to_agreement
+from examples.hosted_to_local import judged_games as games
+from examples.hosted_to_local.agreement import Attempt, Judge, Judging, agreements_to_table, attempts_to_agreement
 from graphs import map_reduce, math_duo, safe_conversation
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import toml_to_config
@@ -62,17 +63,19 @@ def test_pairs_of_two_tasks_are_never_compared_and_nothing_is_made_up() -> None:
     assert (flat.tied, flat.share, flat.tau_b) == (1, None, None)
     alike = attempts_to_agreement(attempts(a=[(1.0, 0.9), (0.0, 0.1)], b=[(1.0, 0.9), (0.0, 0.1)]))
     assert alike.share == (1.0, None, None), "outcomes that are all equal show no spread"
-    table = agreements_to_table({"flat": flat, "alike": alike}).splitlines()
+    judging = Judging(counted=2, ties=1, inconsistent=0, unanswered=0, tokens=1234, seconds=5.4)
+    table = agreements_to_table({("j", "flat"): (judging, flat), ("j", "alike"): (judging, alike)}).splitlines()
     assert table[2:] == [
-        "| `flat` | 1 | 1 | 1 | 0 | 0 | 1 | 0 | - | - |",
-        "| `alike` | 2 | 2 | 2 | 2 | 0 | 0 | 0 | 1.00 | +1.00 |",
+        "| j | `flat` | 1 | 1 | 2 | 1 | 0 | 1 | 0 | 0 | 1 | 0 | - | - | 1,234 | 5 |",
+        "| j | `alike` | 2 | 2 | 2 | 1 | 0 | 2 | 2 | 0 | 0 | 0 | 1.00 | +1.00 | 1,234 | 5 |",
     ]
+    assert {line.count("|") for line in table} == {17}
 
 
 def test_no_rubric_shows_what_is_known() -> None:
-    for graph, config in agreement.CONFIGS.items():
+    for graph, config in games.CONFIGS.items():
         task = load_app(toml_to_config(config)).train_tasks[0]
-        named = set(re.findall(r"task\.(\w+)", agreement.RUBRICS[graph]))
+        named = set(re.findall(r"task\.(\w+)", games.RUBRICS[graph]))
         assert named <= set(load_app(toml_to_config(config)).task_to_input(task)), "what the graph itself is given"
 
 
@@ -129,25 +132,32 @@ def test_three_graphs_are_collected_ranked_and_measured(tmp_path: Path, sign: in
     found = {}
     with running(vllm) as server:
         changes = {"serve": {"attach": server.url}, "model.path": str(model), "seed": 5}
-        for graph in agreement.CONFIGS:
-            found[graph] = agreement.measure(
+        for graph in games.CONFIGS:
+            run_folder = games.collect_side(
                 graph,
                 tmp_path,
-                changes,
-                Judge(judge.url, "j"),
-                tasks=6,
-                samples=3,
+                "measured",
+                changes=changes,
+                attempts=games.Attempts(6, 3),
                 reporter=Reporter(Console(file=io.StringIO())),
             )
+            found[graph] = agreement.judge_runs(graph, run_folder, Judge(judge.url, "j"), samples=3)
     judge.close()
-    for graph, each in found.items():
+    for graph, (judging, each) in found.items():
+        assert judging.counted == 18
+        assert judging.unanswered == judging.inconsistent == 0
+        assert agreement.judge_runs(graph, tmp_path / graph, Judge("http://127.0.0.1:9/v1", "j"), samples=3) == (
+            judging,
+            each,
+        ), "what was judged is not judged again"
         assert (each.tasks, each.pairs) == (6, 18), graph
         assert each.same + each.other > 0, graph
         if graph != "map_reduce":  # there the judge reads the reducer only, and partial credit ties
             assert (each.other, each.same)[sign > 0] == each.same + each.other
             assert each.without == 0
             assert each.tau_b == pytest.approx(sign)
-    assert agreements_to_table(found).count("\n") == 4
+    table = agreements_to_table({("j", graph): result for graph, result in found.items()})
+    assert table.count("\n") == 4
 
 
 @pytest.mark.slow
@@ -159,7 +169,7 @@ def test_the_command_starts_its_own_server_and_prints_the_table(
     study_server.install(tmp_path / "packages")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'packages'}:{ROOT}:{ROOT / 'tests'}")
     monkeypatch.setattr(agreement, "prepare_smollm2", lambda _: model)
-    monkeypatch.setattr(agreement, "CONFIGS", {"math_duo": agreement.CONFIGS["math_duo"]})
+    monkeypatch.setattr(agreement, "CONFIGS", {"math_duo": games.CONFIGS["math_duo"]})
     monkeypatch.setattr("sys.argv", ["agreement", str(tmp_path / "out"), "--tasks", "2", "--samples", "3"])
     agreement.main()
     assert "| `math_duo` | 2 | 6 | " in capsys.readouterr().out
