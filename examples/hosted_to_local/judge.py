@@ -42,7 +42,7 @@ CONFIG = Path(__file__).with_name("judge.toml")
 ANSWERING = {"math_duo": "actor", "map_reduce": "reducer", "safe_conversation": "conversation"}
 RUN_TASKS = {"math_duo": 25, "map_reduce": 14, "safe_conversation": 14}
 SAMPLES = 4
-PAIRS = {"math_duo": 3, "map_reduce": 5, "safe_conversation": 4}  # of each task
+PAIRS = {"math_duo": 2, "map_reduce": 3, "safe_conversation": 2}  # of each task
 _RUNS = """
 SELECT e.task, e.task_id, e.episode_id, k.value, coalesce(p.value, 0),
        list({'node': a.node, 'text': a.completion} ORDER BY a."index")

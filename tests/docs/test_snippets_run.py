@@ -117,6 +117,14 @@ NOT_RUN = {
     ): "runs three graphs on the real model for minutes; test_agreement.py runs it on stand-ins",
     (
         "docs/hosted-to-local.md",
+        "python -m examples.hosted_to_local.agreement runs/agreement --judge runs/judge/model",
+    ): "asks a trained judge for minutes; test_agreement.py runs it on stand-ins",
+    (
+        "docs/hosted-to-local.md",
+        "python -m examples.hosted_to_local.judge runs/judge",
+    ): "teaches the real model for minutes; test_judge.py does it on a tiny one",
+    (
+        "docs/hosted-to-local.md",
         "sh examples/hosted_to_local/run.sh",
     ): "teaches and trains the real model for minutes; test_hosted_to_local.py runs all of it on a stand-in",
     ("docs/zoo.md", "marft-bridge collect --config examples/zoo/defer.toml"): ZOO,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import re
 from itertools import combinations
@@ -18,9 +19,11 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from support import study_server
 from support.chat_rig import save_chat_model
 from support.fake_judge import FakeJudge, nonce_of
 from support.fake_vllm import FakeVllm, running
+from support.paths import ROOT
 
 from examples.hosted_to_local import agreement, judge
 from examples.hosted_to_local import judged_games as games
@@ -216,3 +219,24 @@ def test_lessons_are_recorded_as_they_are_and_end_with_the_right_verdict(attempt
     assert {t.team_reward("reward") for t in trajectories} == {1.0}
     replies = {lesson["id"]: lesson["reply"] for lesson in lessons}
     assert {t.episode.task_id: t.actions[0].completion for t in trajectories} == replies
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_lessons_become_a_merged_model(
+    attempts_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study_server.install(tmp_path / "site")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (tmp_path / "site", ROOT / "tests", ROOT))))
+    tiny = save_chat_model(tmp_path / "tiny")
+    settings = json.loads((tiny / "config.json").read_text())
+    (tiny / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 4096}))  # a byte each
+    folder = tmp_path / "judge"
+    folder.mkdir()
+    (folder / "attempts").symlink_to(attempts_folder)
+    model = judge.make_judge(folder, epochs=1, model=str(tiny))
+    assert (model / "config.json").is_file()
+    assert not list(model.glob("adapter*"))
+    lines = map(json.loads, (folder / "run/metrics.jsonl").read_text().splitlines())
+    (offline,) = [line for line in lines if line["phase"] == "offline"]
+    assert offline["replay"]["agents"]["judge"]["actions"] > 10
