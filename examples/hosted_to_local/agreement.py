@@ -15,6 +15,7 @@ import argparse
 import io
 import json
 import os
+import secrets
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from typing import get_args
 
 from examples.hosted_to_local import judged_games as games
 from examples.hosted_to_local.hosted_server import open_server
-from marft_bridge.commands.rank import RankOptions, rank
+from marft_bridge.commands.rank import RankOptions, rank, read_groups
 from marft_bridge.common.errors import BridgeError
 from marft_bridge.common.files import write_atomically
 from marft_bridge.common.progress import Reporter
@@ -158,10 +159,19 @@ def store_to_attempts(path: Path, reward: str) -> list[Attempt]:
 
 
 def judge_runs(graph: str, run_folder: Path, judge: Judge, *, samples: int) -> tuple[Judging, Agreement]:
-    """Has the runs in a run folder ranked, and compares. A judge that judged all of it is not asked again."""
-    run, reward = RunFolder(run_folder), f"ranked by {judge.model}"
+    """Has the runs in a run folder ranked, and compares.
+
+    A judge that judged all of them is not asked again. One that was stopped, or judged fewer, is asked for what it did
+    not judge yet at this address; the seconds are then those of the last time only.
+    """
+    run = RunFolder(run_folder)
     path = run.path / f"{judge.model.replace('/', '-')}.judging.json"
-    if not path.exists():
+    with TraceStore.open(run.store, read_only=True) as store:
+        tasks = len(read_groups(store, None, runs=samples))
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    if found is None or found["tasks"] != tasks:
+        # A name of its own each time: what has one already would not be counted.
+        reward = f"ranked by {judge.model} {secrets.token_hex(4)}"
         options = JudgeOptions(
             name=reward,
             answer_from="run",
@@ -176,8 +186,8 @@ def judge_runs(graph: str, run_folder: Path, judge: Judge, *, samples: int) -> t
         findings, started = io.StringIO(), time.monotonic()
         rank_options = RankOptions(reward, options, runs=samples, constrained=judge.constrained)
         rank(run.store, run.path, rank_options, Reporter(json_output=findings))
-        write_atomically(path, json.dumps(json.loads(findings.getvalue()) | {"seconds": time.monotonic() - started}))
-    found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(findings.getvalue()) | {"reward": reward, "seconds": time.monotonic() - started}
+        write_atomically(path, json.dumps(found) + "\n")
     spent = (found["prompt_tokens"], found["sampled_tokens"])
     judging = Judging(
         counted=found["pairs"],
@@ -187,7 +197,7 @@ def judge_runs(graph: str, run_folder: Path, judge: Judge, *, samples: int) -> t
         tokens=None if None in spent else sum(spent),
         seconds=found["seconds"],
     )
-    return judging, attempts_to_agreement(store_to_attempts(run.store, reward))
+    return judging, attempts_to_agreement(store_to_attempts(run.store, found["reward"]))
 
 
 @contextmanager
