@@ -236,10 +236,10 @@ def _share_to_text(share: MeanInterval | None) -> str:
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(prog="python -m examples.hosted_to_local.agreement", description=__doc__)
-    parser.add_argument("folder", type=Path, help="gets a run folder for each graph")
+    parser.add_argument("folder", type=Path, help="gets a run folder for each graph of a side")
     parser.add_argument("--tasks", type=int, default=24)
     parser.add_argument("--samples", type=int, default=4, help="runs of each task")
-    parser.add_argument("--side", choices=get_args(games.Side), default="measured", help="which tasks")
+    parser.add_argument("--side", choices=get_args(games.Side), default="measured", help="of tasks")
     parser.add_argument("--judge", type=Path, help="a model folder that is served here as the judge")
     parser.add_argument("--base-url", help="another judge's address, up to and with /v1")
     parser.add_argument("--model", help="its name there")
@@ -254,11 +254,11 @@ def main() -> None:
     agreements = {}
     try:
         attempts = dict.fromkeys(games.CONFIGS, games.Attempts(given.tasks, given.samples))
-        games.collect_missing(given.folder.resolve(), given.side, attempts)
+        runs = given.folder.resolve() / given.side
+        games.collect_missing(runs, given.side, attempts)
         with open_judge(given) as judge:
             for graph in games.CONFIGS:
-                run_folder = given.folder.resolve() / graph
-                agreements[judge.model, graph] = judge_runs(graph, run_folder, judge, samples=given.samples)
+                agreements[judge.model, graph] = judge_runs(graph, runs / graph, judge, samples=given.samples)
     except BridgeError as error:
         sys.exit(str(error))
     print(agreements_to_table(agreements))

@@ -164,12 +164,17 @@ def test_three_graphs_are_collected_ranked_and_measured(tmp_path: Path, sign: in
 def test_the_command_starts_its_own_server_and_prints_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Server and judge are one stand-in process for vLLM's; what it says is no verdict."""
+    """Servers are stand-in processes for vLLM's, and what they say is no verdict. A second judge needs no new run."""
     model = save_chat_model(tmp_path / "model")
     study_server.install(tmp_path / "packages")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'packages'}:{ROOT}:{ROOT / 'tests'}")
-    monkeypatch.setattr(agreement, "prepare_smollm2", lambda _: model)
-    monkeypatch.setattr(agreement, "CONFIGS", {"math_duo": games.CONFIGS["math_duo"]})
-    monkeypatch.setattr("sys.argv", ["agreement", str(tmp_path / "out"), "--tasks", "2", "--samples", "3"])
+    monkeypatch.setattr(games, "small_model", lambda: model)
+    monkeypatch.setattr(games, "CONFIGS", {"math_duo": games.CONFIGS["math_duo"]})
+    command = ["agreement", str(tmp_path / "out"), "--tasks", "2", "--samples", "3"]
+    monkeypatch.setattr("sys.argv", command)
     agreement.main()
-    assert "| `math_duo` | 2 | 6 | " in capsys.readouterr().out
+    assert "| smollm2-135m | `math_duo` | 2 | 6 | " in capsys.readouterr().out
+    monkeypatch.setattr(games, "collect_side", None)  # it would fail
+    monkeypatch.setattr("sys.argv", [*command, "--judge", str(model)])
+    agreement.main()
+    assert "| trained-judge | `math_duo` | 2 | 6 | " in capsys.readouterr().out

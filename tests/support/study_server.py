@@ -84,4 +84,7 @@ def main() -> None:
     """The process: command line and environment are those of vLLM's."""
     flags = dict(zip(sys.argv[1:], sys.argv[2:], strict=False))
     torch.set_num_threads(1)
-    StudyServer(flags["--model"], int(flags["--port"]), os.environ["VLLM_API_KEY"]).serve_forever()
+    server = StudyServer(flags["--model"], int(flags["--port"]), os.environ["VLLM_API_KEY"])
+    if (name := flags["--served-model-name"]) != "base":
+        server.adapters[name] = ""  # of a server without adapters, under another name
+    server.serve_forever()
