@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 from support.paths import ROOT
 
 from marft_bridge.config.serve import ServeOptions
@@ -42,6 +42,20 @@ def pytest_configure() -> None:
     settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("any machine")
     os.environ.setdefault("MARFT_QUIET", "1")  # hundreds of stores are recorded into; what they would say is one test's
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A property whose time is up ends its worker; another worker goes on.
+
+    Hypothesis takes the failure that an alarm raises for one more failing example, and goes on without an alarm.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    for item in items:
+        if is_hypothesis_test(getattr(item, "obj", None)):
+            marker = item.get_closest_marker("timeout")
+            seconds = marker.args[0] if marker is not None else None
+            item.add_marker(pytest.mark.timeout(seconds, method="thread"), append=False)
 
 
 @pytest.fixture(scope="session")
