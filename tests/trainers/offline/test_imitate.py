@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from support.trainer_options import trainer_options
 from trace_store.records import Trajectory
 from trainers.marft import MarftTrainer
 from trainers.offline.held_out import measure_held_out
+from trainers.offline.imitate import Demonstrations, _Phase, is_held_out
+from trainers.policies.adapter_learner import AdapterLearner
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +47,51 @@ def by_heart(count: int) -> list[Trajectory]:
     return [make_trajectory([make_action("actor", [a, b], [c])], 1.0, task_id=f"{a} {b}") for a, b, c in tokens]
 
 
-@pytest.mark.parametrize(("count", "steps"), [(32, 2), (320, 18)])
-def test_steps_scale_with_the_traces(model_dir: Path, count: int, steps: int) -> None:
-    # one episode in eight is held out: 28 and 280 are left, in steps of 16
+@pytest.mark.parametrize(("count", "held", "steps"), [(32, 6, 2), (320, 36, 18)])
+def test_steps_scale_with_the_traces(model_dir: Path, count: int, held: int, steps: int) -> None:
+    # one task in eight is held out, as its digest falls: 26 and 284 are left, in steps of 16
+    assert sum(is_held_out(str(i)) for i in range(count)) == held
     figures = imitated(trainer_of(model_dir, epochs=1), one_rule(count))
-    assert (figures["steps"], figures["held_out_actions"]) == (steps, count // 8)
+    assert (figures["steps"], figures["held_out_actions"]) == (steps, held)
+
+
+def test_no_call_of_a_held_out_task_is_ever_learned_from(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over stored episodes and two rounds of a teacher, whose runs have the traces' tasks under ids of their own."""
+    fitted, held = list[set[str]](), list[set[str]]()
+    begin = _Phase.__init__
+
+    def noted(phase: _Phase, learner: AdapterLearner, data: Demonstrations) -> None:
+        begin(phase, learner, data)
+        fitted.append({data.task_A[i] for i in phase.fitted})
+        held.append({data.task_A[i] for i in phase.held})
+
+    monkeypatch.setattr(_Phase, "__init__", noted)
+
+    def runs(name: str, tasks: range) -> list[Trajectory]:
+        episodes = {
+            i: make_trajectory([make_action("actor", [3, i % 7], [5])], 1.0, task_id=name + str(i)) for i in tasks
+        }
+        return [replace(e, episode=replace(e.episode, task={"id": name, "asks": i})) for i, e in episodes.items()]
+
+    trainer = trainer_of(model_dir, epochs=1)
+    stored, first, second = runs("trace", range(64)), runs("app", range(40, 100)), runs("app", range(90, 160))
+    first_figures = imitated(trainer, stored)
+    trainer.distil(stored, first)
+    later_figures = trainer.distil(stored, [*first, *second])["agents"]["actor"]
+    assert len(held) == 3
+    assert all(held)
+    assert not set().union(*held) & set().union(*fitted)
+    assert held[0] < held[1] < held[2]
+    assert first_figures["held_out_actions"] == len(held[0])
+    contents = [json.dumps({"asks": i}) for i in (*range(64), *range(40, 100), *range(90, 160))]
+    assert later_figures["held_out_actions"] == sum(map(is_held_out, contents))
+
+
+def test_where_all_tasks_would_be_held_out_none_is(model_dir: Path) -> None:
+    held = next(str(i) for i in range(100) if is_held_out(str(i)))
+    episodes = [make_trajectory([make_action("actor", [3], [5])], 1.0, task_id=held) for _ in range(8)]
+    figures = imitated(trainer_of(model_dir, epochs=1), episodes)
+    assert (figures["steps"], figures["held_out_actions"]) == (1, 0)
 
 
 def test_what_generalises_is_learned_for_all_passes(model_dir: Path) -> None:
@@ -99,7 +143,8 @@ def test_a_pass_beyond_the_budget_is_shortened_to_within_it_and_is_the_last(mode
     assert looser["stopped_by"] is None
 
 
-def test_too_few_traces_hold_none_out(model_dir: Path) -> None:
+def test_of_too_few_held_out_calls_nothing_is_said(model_dir: Path) -> None:
+    assert [i for i in range(12) if is_held_out(str(i))] == [4, 11]
     figures = imitated(trainer_of(model_dir, epochs=3), one_rule(12))
     assert (figures["held_out_actions"], figures["held_out_loss"], figures["epochs"]) == (0, None, 3)
     names = ("held_out_nats_before", "held_out_nats", "held_out_exact_before", "held_out_exact")
@@ -145,7 +190,7 @@ def test_the_exact_share_before_and_after_is_that_of_the_two_policies(model_dir:
     figures = imitated(trainer := trainer_of(model_dir, lr=0.05, epochs=8, kl_budget=1e3), one_rule(64))
     assert greedy_answer(trainer, "actor", [3], 1) == [5]
     assert (figures["held_out_exact_before"], figures["held_out_exact"]) == (0.0, 1.0)
-    assert figures["held_out_actions"] == 8
+    assert figures["held_out_actions"] == 12
 
 
 def test_a_forced_token_is_given_and_not_held_against_the_policy(model_dir: Path) -> None:
@@ -172,7 +217,7 @@ def test_agents_of_one_adapter_have_held_out_figures_of_their_own(model_dir: Pat
     )
     episodes = [make_trajectory([first(i), second(i), second(i)], 1.0, task_id=str(i)) for i in range(32)]
     figures = trainer.replay(episodes)["agents"]
-    assert (figures["reasoner"]["held_out_actions"], figures["actor"]["held_out_actions"]) == (4, 8)
+    assert (figures["reasoner"]["held_out_actions"], figures["actor"]["held_out_actions"]) == (6, 12)
     assert figures["actor"]["held_out_exact"] == 1.0
     assert figures["actor"]["held_out_nats"] < figures["reasoner"]["held_out_nats"]
 
