@@ -34,7 +34,7 @@ fi
 $bridge train --config "$config" --run "$run" --rounds 0
 $python -m examples.hosted_to_local.looks imitated --config "$config" --run "$run"
 if [ -n "${ALONE:-}" ]; then
-    $python -m examples.hosted_to_local.looks alone --config "$config" --run "$run" --plan "$run/hosted.duckdb"
+    $python -m examples.hosted_to_local.looks alone --config "$config" --run "$run"
 fi
 $bridge plan "$run/hosted.duckdb" --calibration "$run"
 # 5. reinforce

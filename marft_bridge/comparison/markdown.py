@@ -203,6 +203,10 @@ def _nodes(report: Report) -> Iterator[str]:
         if measures:
             yield f"### {code(node)}"
             rows = []
+            answerers = {variant: views.answerers(side) for variant, side in sides.items()}
+            if any(answerers.values()):
+                cells = [", ".join(f"{code(name)}: {calls}" for name, calls in answerers[v]) for v in sides]
+                rows.append(["answered by", *cells])
             for measure in measures:
                 texts = {bar.variant: bar.text for bar in measure.bars}
                 name = f"calls to {code(measure.name)}" if measure.tool else measure.name

@@ -80,7 +80,7 @@ class Variant(_ReportPart):
     """One variant that was compared.
 
     `adapters` maps nodes to versions; a node without one is absent. `choice` says why these, where training named them.
-    `hosted`: the nodes of the configuration that called the models that the app was written with.
+    `hosted`: the nodes that called the models that the app was written with, also those that are in no configuration.
     `prompts` maps nodes to what their calls began with in place of the app's system message.
     `graph`, `model`: None means those of the
     configuration; a graph that calls the models that it was written with has the model "its own models". `score` is
@@ -210,6 +210,8 @@ class NodeSide(_ReportPart):
     format_valid: float | None = Field(None, ge=0, le=1)  # calls whose arguments or output fit the declared format
     tools: dict[Text, int] = Field(default_factory=dict)  # tool -> calls of it
     tool_error_share: float | None = Field(None, ge=0, le=1)
+    answered_by: dict[Text, int] = Field(default_factory=dict)  # adapter@version, or model -> its calls, the most first
+    cost_mean: float | None = None  # of a run, in `Report.currency`; over the runs whose calls of the node have a price
 
 
 class MixedTeam(_ReportPart):

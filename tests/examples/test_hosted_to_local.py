@@ -199,15 +199,10 @@ def test_both_models_have_a_price() -> None:
     assert [price["model"] for price in table["prices"]] == ["hosted-large", "local"]
 
 
-def test_moving_each_node_alone_is_held_against_the_plans_places() -> None:
+def test_each_node_is_moved_alone() -> None:
     variants = looks.alone_variants(toml_to_config(FOLDER / "bridge.toml"))
     assert [variant["name"] for variant in variants] == ["hosted", *PROFILES]
     assert [variant["nodes"] for variant in variants[1:]] == [[node] for node in PROFILES]
-    losses = {"a": 0.0, "b": 0.1, "c": 0.3}
-    assert looks.order_to_line({"a": 1, "b": 2, "c": 3}, losses).endswith("over 3 nodes: +1.00")
-    assert looks.order_to_line({"a": 2, "b": 1, "c": 3}, losses).endswith(": +0.50")  # 1 - 6 * 2 / (3 * 8)
-    assert "too few" in looks.order_to_line({"a": 1, "b": 2}, losses)
-    assert "costs the same" in looks.order_to_line({"a": 1, "b": 2, "c": 3}, dict.fromkeys(losses, 0.0))
 
 
 # -- the whole script -------------------------------------------------------------------------------------------------
@@ -302,7 +297,7 @@ def test_the_script_goes_from_traces_to_a_verdict_on_a_tiny_model(lab: Lab) -> N
         assert store.sql("SELECT DISTINCT model FROM actions") == [("hosted-large",)]
         assert {row.quantity for row in store.predictions()} >= {"place", "gain"}
     assert "Mean correct" in printed  # of the imitated
-    assert "rank correlation" in printed
+    assert "rank correlation of its places with what moving each of 4 nodes alone lost" in " ".join(printed.split())
     assert [line["round"] for line in rounds_of(run)] == [0, 1]
 
 
