@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.hub_names import model_to_pinned
-from marft_bridge.comparison.changes import pairs_to_changes
+from marft_bridge.comparison.changes import add_losses, pairs_to_changes
 from marft_bridge.comparison.choices import outcomes_to_choices
 from marft_bridge.comparison.cohorts import pairs_to_cohorts
 from marft_bridge.comparison.contrasts import (
@@ -108,6 +108,17 @@ def episodes_to_report(
     )
     if config.compare.non_inferior is not None:
         contrasts = add_margin(contrasts, pairs, metric, margin=config.compare.non_inferior)
+    cohorts = pairs_to_cohorts(
+        (
+            (name, pair.base.trajectory, pair.candidate.trajectory)
+            for name, candidate_pairs in pairs.items()
+            for pair in candidate_pairs
+        ),
+        config.compare.cohorts,
+        metric,
+        seed=plan.seed,
+        print_line=context.print_line,
+    )
     now = datetime.now(UTC)
     return Report(
         metric=metric,
@@ -130,17 +141,7 @@ def episodes_to_report(
         mixed=_mixed(plan, outcomes),
         choices=outcomes_to_choices(outcomes, metric),
         currency=read_currency(store),
-        cohorts=pairs_to_cohorts(
-            (
-                (name, pair.base.trajectory, pair.candidate.trajectory)
-                for name, candidate_pairs in pairs.items()
-                for pair in candidate_pairs
-            ),
-            config.compare.cohorts,
-            metric,
-            seed=plan.seed,
-            print_line=context.print_line,
-        ),
+        cohorts=add_losses(store, cohorts, pairs, metric, base=lineup.base.name),
         tasks=tuple(
             changed
             for name, candidate_pairs in pairs.items()

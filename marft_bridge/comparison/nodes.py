@@ -145,10 +145,8 @@ class _NodeTally:
 
 
 def _answerer(call: Action) -> str:
-    """Who answered a call: an adapter at its version, or else a model by the name that it gave."""
-    if call.adapter is not None:
-        return call.adapter if call.adapter_version is None else f"{call.adapter}@{call.adapter_version}"
-    return call.model or "a model that is not named"
+    """Who answered a call: an adapter, whose name has its version, or else a model by the name that it gave."""
+    return call.adapter or call.model or "a model that is not named"
 
 
 def _share(part: float, total: int) -> float | None:

@@ -103,9 +103,9 @@ def test_what_the_record_does_not_hold_is_none() -> None:
 
 def test_who_answered_is_counted_by_adapter_or_model_also_where_no_configuration_names_the_node() -> None:
     calls = [
-        action("planner", model="planner@3", adapter="planner", adapter_version=3),
-        action("planner", model="planner@4", adapter="planner", adapter_version=4),
-        action("planner", model="planner@4", adapter="planner", adapter_version=4),
+        action("planner", model="planner@3", adapter="planner@3", adapter_version=3),
+        action("planner", model="planner@4", adapter="planner@4", adapter_version=4),
+        action("planner", model="planner@4", adapter="planner@4", adapter_version=4),
     ]
     runs = [trajectory("t1", calls), trajectory("t2", [action("extra", model="m1")]), trajectory("t3", [])]
     money = {("episode of t1", "planner"): 3.0}  # nothing is known of the extra call
