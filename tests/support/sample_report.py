@@ -449,6 +449,8 @@ def hostile_report(text: str = HOSTILE) -> Report:
     run = {"variant": fields["base"], "episode_id": text, "reward": 1.0, "steps": [step, {**step, "kind": "tool"}]}
     change.update(task_id=text, text=text, expected=text, a=run, b=run)
     fields["tasks"] = [{"candidate": names["trained"], "improved": [change], "regressed": [change]}]
+    for cohort in fields["cohorts"]:
+        cohort["regressed"] = {names["trained"]: [change]} if cohort["contrasts"] else {}
     fields["learning_curve"] = [{**point, "phase": text} for point in fields["learning_curve"][:1]]
     fields["setup"].update(model=text, graph=text, versions={text: text}, tool_surface={text: text})
     fields["setup"]["tool_surface_differs"] = True
