@@ -16,7 +16,7 @@ import pytest
 from support.compare_rig import Lab, lab_in
 
 from marft_bridge.common.progress import Reporter
-from marft_bridge.comparison import wording
+from marft_bridge.comparison import views, wording
 from marft_bridge.comparison.changes import MAX_STEP_TEXT_LENGTH
 from marft_bridge.comparison.command import compare
 from marft_bridge.comparison.table import _notes
@@ -128,9 +128,13 @@ def test_a_cohort_that_lost_shows_the_tasks_that_lost_most_there(lab: Lab) -> No
         assert (change.reward_a, change.reward_b, change.b.reward) == (1.0, 0.0, 0.0)
         assert of_task[change.b.episode_id]["topic"] == "odd"
         assert [step.node for step in change.b.steps] == ["reasoner", "actor"]
+    (view,) = views.cohort_views(report)
+    assert {row.label: row.value for row in view.forest.rows} == {"even": "+1.000", "odd": "−1.000"}
     said = wording.cohort_loss(cohorts["odd"], "after")
     assert said.startswith("after in topic odd: −1")
     markdown, page = ((lab.run / name).read_text() for name in ("report.md", "report.html"))
+    assert "## Cohorts" in markdown
+    assert "<h2>Cohorts</h2>" in page
     assert "## `after` in `topic` `odd`: −1" in markdown
     assert all(f"episode <code>{change.b.episode_id}" in page for change in shown)
     assert f"worse: {said}" in "\n".join(_notes(report))
