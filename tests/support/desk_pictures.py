@@ -44,18 +44,23 @@ _ONLY_COHORTS = """(() => {
   }
   document.querySelector('details').open = true;
   document.querySelectorAll('details:not([open])').forEach(task => task.remove());
-  document.body.style.paddingTop = '0';
+  document.querySelector('h2').style.marginTop = '0';
 })()"""
+_EDGES = """(() => {
+  const {top, bottom} = document.querySelector('main').getBoundingClientRect();
+  return [top, bottom].map(Math.round);
+})()"""
+_MARGIN = 20  # px
 
 
 def answers(is_local: bool) -> Callable[[Mapping[str, Any]], str]:
-    """What a model says: what is right, but that the local lookup quotes a price for a third of the stock questions."""
+    """What a model says: what is right, but that the local lookup quotes a price for half of the stock questions."""
     oracle = orders.Oracle([*orders.tasks(), *orders.lessons()])
 
     def answer(body: Mapping[str, Any]) -> str:
         profile, text = (str(message["content"]) for message in body["messages"])
         said = oracle.answer(profile, text)
-        if is_local and said.startswith("stock(") and random.Random(text).random() < 1 / 3:
+        if is_local and said.startswith("stock(") and random.Random(text).random() < 0.5:
             return said.replace("stock(", "quote(").replace(")", ", 1)")
         return said
 
@@ -99,8 +104,10 @@ def photograph(page: Path, picture: Path, profile: Path) -> str:
         browser.run(_ONLY_COHORTS)
         browser.shoot(picture)
         words = str(browser.run("document.body.innerText"))
+        top, bottom = browser.run(_EDGES)
     with Image.open(picture) as shot:
-        shot.convert("RGB").quantize(COLOURS).save(picture, optimize=True)
+        part = shot.crop((0, max(0, top - _MARGIN), WIDTH, min(shot.height, bottom + _MARGIN)))
+        part.convert("RGB").quantize(COLOURS).save(picture, optimize=True)
     return words
 
 
