@@ -19,6 +19,8 @@ from markupsafe import Markup
 from marft_bridge.comparison.drawing import Scale, axis_ticks, scale_over, tick_text
 from marft_bridge.move_plan.proposal import LIKELY_NATS
 
+Point = tuple[float, float]  # px
+
 _WIDTH, _ROW, _TOP, _BOTTOM = 860, 44, 46, 46  # px
 _NATS, _COST = (210.0, 600.0), (660.0, 760.0)  # where the two columns begin and end
 _STYLE = (
@@ -64,33 +66,33 @@ class _Drawing:
         bottom = height - _BOTTOM
         ticks = axis_ticks(self._nats.low, self._nats.high, 6)
         for tick in (tick for tick in ticks if tick >= 0):
-            yield _line("grid", self.x(tick), _TOP, self.x(tick), bottom)
-            yield _text("quiet", self.x(tick), bottom + 18, tick_text(tick, ticks), "middle")
-        yield _line("limit", self.x(LIKELY_NATS), _TOP, self.x(LIKELY_NATS), bottom)
-        yield _text("quiet", self.x(LIKELY_NATS), bottom + 36, "likelier than not", "middle")
-        yield _text("quiet", 12, 22, "the plan's order")
-        yield _text("quiet", _NATS[0], 22, "nats a token, held out: bare (hollow), after the probe (filled, with 95%)")
-        yield _text("quiet", _COST[0], 22, "share of the cost")
+            yield _line("grid", (self.x(tick), _TOP), (self.x(tick), bottom))
+            yield _text("quiet", (self.x(tick), bottom + 18), tick_text(tick, ticks), anchor="middle")
+        yield _line("limit", (self.x(LIKELY_NATS), _TOP), (self.x(LIKELY_NATS), bottom))
+        yield _text("quiet", (self.x(LIKELY_NATS), bottom + 36), "likelier than not", anchor="middle")
+        yield _text("quiet", (12, 22), "the plan's order")
+        yield _text("quiet", (_NATS[0], 22), "nats a token, held out: bare (hollow), after the probe (filled, 95%)")
+        yield _text("quiet", (_COST[0], 22), "share of the cost")
 
     def row(self, proposed: Mapping[str, Any], node: Mapping[str, Any], y: float) -> Iterator[Markup]:
         """One node."""
         place = "" if proposed["place"] is None else f"{proposed['place']}. "
-        yield _text("name", 12, y - 2, f"{place}{proposed['node']}")
-        yield _text("quiet", 12, y + 14, proposed["move"])
+        yield _text("name", (12, y - 2), f"{place}{proposed['node']}")
+        yield _text("quiet", (12, y + 14), proposed["move"])
         if probe := (node["local"] or {}).get("probe"):
             before, after = probe["before"]["mean"], probe["after"]["mean"]
             after_bounds = _bounds(probe["after"])
-            yield _line("gain", self.x(before), y, self.x(after), y)
-            yield _line("whisker", self.x(min(after_bounds)), y, self.x(max(after_bounds)), y)
-            yield _dot("before", self.x(before), y)
-            yield _dot("after", self.x(after), y)
-            yield _text("quiet", self.x(max(before, *after_bounds)) + 10, y + 5, f"{before:.2f} to {after:.2f}")
+            yield _line("gain", (self.x(before), y), (self.x(after), y))
+            yield _line("whisker", (self.x(min(after_bounds)), y), (self.x(max(after_bounds)), y))
+            yield _dot("before", (self.x(before), y))
+            yield _dot("after", (self.x(after), y))
+            yield _text("quiet", (self.x(max(before, *after_bounds)) + 10, y + 5), f"{before:.2f} to {after:.2f}")
         if self._all_costs:
             share = _cost(node) / self._all_costs
-            yield Markup('<rect class="cost" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="14"/>').format(
-                _COST[0], y - 7, share * (_COST[1] - _COST[0])
-            )
-            yield _text("quiet", _COST[0] + share * (_COST[1] - _COST[0]) + 8, y + 5, f"{share:.0%}")
+            width = share * (_COST[1] - _COST[0])
+            bar = Markup('<rect class="cost" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="14"/>')
+            yield bar.format(_COST[0], y - 7, width)
+            yield _text("quiet", (_COST[0] + width + 8, y + 5), f"{share:.0%}")
 
 
 def _cost(node: Mapping[str, Any]) -> float:
@@ -103,16 +105,18 @@ def _bounds(interval: Mapping[str, float | None]) -> list[float]:
     return [value for value in (interval["low"], interval["mean"], interval["high"]) if value is not None]
 
 
-def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> Markup:
-    return Markup('<line class="{}" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>').format(kind, x1, y1, x2, y2)
+def _line(kind: str, start: Point, end: Point) -> Markup:
+    return Markup('<line class="{}" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>').format(kind, *start, *end)
 
 
-def _text(kind: str, x: float, y: float, text: str, anchor: str = "start") -> Markup:
-    return Markup('<text class="{}" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>').format(kind, x, y, anchor, text)
+def _text(kind: str, start: Point, text: str, *, anchor: str = "start") -> Markup:
+    return Markup('<text class="{}" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>').format(
+        kind, *start, anchor, text
+    )
 
 
-def _dot(kind: str, x: float, y: float) -> Markup:
-    return Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="5"/>').format(kind, x, y)
+def _dot(kind: str, centre: Point) -> Markup:
+    return Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="5"/>').format(kind, *centre)
 
 
 def main() -> None:

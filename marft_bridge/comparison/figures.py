@@ -141,7 +141,7 @@ def episodes_to_report(
         mixed=_mixed(plan, outcomes),
         choices=outcomes_to_choices(outcomes, metric),
         currency=read_currency(store),
-        cohorts=add_losses(store, cohorts, pairs, metric, base=lineup.base.name),
+        cohorts=add_losses(store, cohorts, pairs, metric=metric, base=lineup.base.name),
         tasks=tuple(
             changed
             for name, candidate_pairs in pairs.items()
