@@ -5,10 +5,9 @@ actions of tasks that are held out are by now, and how far the policy has moved 
 epochs in a row have not made them more likely, the weights of the best epoch are put back and none follows. An epoch
 that moves beyond the budget is shortened along its own line until it is within, and none follows.
 
-Invariants: only that adapter changes; which tasks are held out follows from their content alone, so however often is
-imitated, no call of a held-out one was learned from before; shares are parts of the whole of its actions, so no cut
-into minibatches changes what an action counts. Decisions are taken on sums over all processes. It knows nothing of
-where advantages come from.
+Invariants: only that adapter changes; however often is imitated, no call of a held-out task was learned from before,
+as the learner remembers those tasks; shares are parts of the whole of its actions, so no cut into minibatches changes
+what an action counts. Decisions are taken on sums over all processes. It knows nothing of where advantages come from.
 
 Shapes: lists are parallel to the items; _A tensors have one entry per action.
 """
@@ -18,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,10 +126,10 @@ class _Phase:
         self.device = learner.model.device
         self.advantage_A = torch.tensor(data.advantages, dtype=torch.float32, device=self.device)
         self.share_A = shares_A_of(data.items, data.episode_A, learner.options, granularity="token", device=self.device)
-        held = _hold_out(data.task_A)
-        self.fitted = sorted(set(range(len(data.items))) - set(held))
-        is_telling = len(held) >= _LEAST_HELD and bool(any(self._coefficients(held, log_ratio=0.0) > 0))
-        self.held = held if is_telling else []
+        held = _hold_out(data.task_A, learner.imitated_tasks)
+        self.held = held if any(self._coefficients(held, log_ratio=0.0) > 0) else []
+        self.fitted = sorted(set(range(len(data.items))) - set(self.held))
+        learner.imitated_tasks |= {_task_digest(data.task_A[i]) for i in self.fitted}
         self.minibatches = max(1, round(len(self.fitted) / learner.options.offline.minibatch_actions))
         every = max(1, len(data.own_items) // _PROBES)
         self.probes = list(data.own_items[::every][:_PROBES])
@@ -231,13 +230,17 @@ class _Phase:
         return offline_coefficients(offline.mode, advantage_A, log_ratio_A, options=offline)
 
 
-def _hold_out(task_A: Sequence[str]) -> list[int]:
-    """Positions of the actions of one task in eight, by a digest of the task; none where nothing else would be left."""
-    held_tasks = {task for task in set(task_A) if is_held_out(task)}
-    return [i for i, task in enumerate(task_A) if task in held_tasks] if len(held_tasks) < len(set(task_A)) else []
+def _hold_out(task_A: Sequence[str], imitated_tasks: Set[str]) -> list[int]:
+    """Positions of the actions of one task in eight, of those that were never learned from the lowest by digest.
+
+    So most are the same each time. None where they would be too few to say anything.
+    """
+    digests = {task: _task_digest(task) for task in set(task_A)}
+    fresh_tasks = sorted((task for task in digests if digests[task] not in imitated_tasks), key=digests.__getitem__)
+    held_tasks = set(fresh_tasks[: len(digests) // _HELD_SHARE])
+    held = [i for i, task in enumerate(task_A) if task in held_tasks]
+    return held if len(held) >= _LEAST_HELD else []
 
 
-def is_held_out(task: str) -> bool:
-    """Whether imitation leaves a task out to measure itself by: the same in every run and every round of it."""
-    digest = hashlib.sha256(f"imitation: {task}".encode("utf-8", "surrogatepass")).digest()
-    return int.from_bytes(digest[:8], "big") % _HELD_SHARE == 0
+def _task_digest(task: str) -> str:
+    return hashlib.sha256(task.encode("utf-8", "surrogatepass")).hexdigest()[:16]

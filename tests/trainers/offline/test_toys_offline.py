@@ -113,9 +113,7 @@ def test_plain_reinforce_with_a_baseline_above_the_mean_leaves_every_arm_that_it
     # refuse: most episodes then only push away from what was played, towards tokens of which nothing is known.
     with pytest.raises(ValueError, match="less than or equal to 0"):
         OfflineOptions(mode="asymre", shift=0.3)
-    monkeypatch.setattr(
-        "trainers.offline.imitate.is_held_out", lambda task: False
-    )  # held-out tasks would end it before
+    monkeypatch.setattr("trainers.offline.imitate._HELD_SHARE", 1000)  # held-out episodes would end it before
     trainer = store.trainer("asymre", epochs=8, minibatch_actions=100, kl_budget=1e3)
     data = trajectories_to_round(store.episodes, ["player"], "reward", {"player": VOCABULARY}, "imitation")
     rewards = [episode.reward for episode in data.episodes]
