@@ -51,6 +51,7 @@ pages: setup ## write the generated pages of docs/ anew
 
 pictures: setup ## take the pictures of the viewer in docs/pictures anew; a minute, with chromium
 	PYTHONPATH=tests:. $(VENV)/python -m support.viewer_pictures
+	PYTHONPATH=tests:. $(VENV)/python -m support.desk_pictures
 
 docs: setup ## the documentation as a site in build/site; nothing in it is loaded from another host
 	PYTHONPATH=tests:. $(VENV)/python -m support.docs_site

@@ -10,6 +10,7 @@ after it and takes part in nothing else (`forced_tokens`). It knows nothing of p
 # ruff: noqa: N802, N803, N806, N815 (shape suffixes)
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -96,6 +97,7 @@ class EpisodeItem:
     episode_id: str = ""
     action_ids: tuple[str, ...] = ()  # parallel to `actions`
     fork: Fork | None = None  # where it left another run; then `actions` are its own, made anew
+    task_content: str = ""  # its fields without its id, as JSON; its id where it has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +403,14 @@ def _to_episode(
         replayed=use == "replay",
         episode_id=trajectory.episode.episode_id,
         action_ids=tuple(action.action_id for action in actions),
+        task_content=_to_task_content(trajectory.episode),
     )
+
+
+def _to_task_content(episode: Episode) -> str:
+    """Equal for tasks that differ in their ids only: traces of an app's task have ids of their own."""
+    fields = {key: value for key, value in episode.task.items() if key != "id"}
+    return json.dumps(fields, sort_keys=True, default=repr) if fields else episode.task_id
 
 
 def narrows_sampling(action: Action) -> bool:

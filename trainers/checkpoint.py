@@ -42,6 +42,7 @@ def _write(trainer: MarftTrainer, folder: Path) -> None:
         "rounds": trainer.rounds,
         "baselines": trainer.credit.estimator.state,
         "kl_rates": kl_rates,
+        "imitated_tasks": {name: sorted(learner.imitated_tasks) for name, learner in trainer.learners.items()},
         "critic_rests": trainer.credit.rests.to_state(),
     }
     with whole_folder(folder) as fresh:
@@ -92,6 +93,7 @@ def load(trainer: MarftTrainer, folder: Path) -> None:
     trainer.credit.estimator.state = dict(state["baselines"])
     for name, learner in trainer.learners.items():
         learner.kl_rate = state.get("kl_rates", {}).get(name, 1.0)  # checkpoints of before it have none
+        learner.imitated_tasks = set(state.get("imitated_tasks", {}).get(name, ()))  # likewise
     trainer.credit.rests.load_state(state.get("critic_rests", {}))
     trainer.rounds = state["rounds"]
 

@@ -26,7 +26,8 @@ if [ -z "${SERVED:-}" ]; then
     # 1. traces of the hosted app; 2. which nodes to move?
     $python -m examples.hosted_to_local.record "$run/hosted.duckdb" --config "$config" --runs "${RUNS:-240}"
     $bridge plan "$run/hosted.duckdb" --metric reward --prices "$here/prices.toml" \
-        --model "${MODEL:-smollm2-135m}" --calls "${CALLS:-48}"
+        --model "${MODEL:-smollm2-135m}" --calls "${CALLS:-48}" --json > "$run/plan.json"
+    $python -m examples.hosted_to_local.picture "$run/plan.json" "$run/plan.svg"
     $bridge traces export "$run/traces" --store "$run/hosted.duckdb"
     SERVED=1 exec $bridge serve --config "$config" --run "$run" -- sh "$0"
 fi
@@ -34,7 +35,7 @@ fi
 $bridge train --config "$config" --run "$run" --rounds 0
 $python -m examples.hosted_to_local.looks imitated --config "$config" --run "$run"
 if [ -n "${ALONE:-}" ]; then
-    $python -m examples.hosted_to_local.looks alone --config "$config" --run "$run" --plan "$run/hosted.duckdb"
+    $python -m examples.hosted_to_local.looks alone --config "$config" --run "$run"
 fi
 $bridge plan "$run/hosted.duckdb" --calibration "$run"
 # 5. reinforce

@@ -1,4 +1,4 @@
-"""Pairs of one candidate -> the tasks that changed most, each with one episode of both sides, step by step.
+"""Pairs of a candidate -> the tasks that changed most, of all and of a cohort that lost, each with a run of both sides.
 
 Invariant: the rewards of a task are means over its pairs; the episodes shown are those of the pair that changed most
 in the same direction. Texts are those of models: data, never markup.
@@ -6,12 +6,22 @@ in the same direction. Texts are those of models: data, never markup.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from marft_bridge.comparison.cohorts import field_to_values
 from marft_bridge.comparison.outcomes import Outcome, Pair
-from marft_bridge.comparison.records import MAX_CHANGED_TASKS, ChangedTasks, Step, TaskChange, Trace
+from marft_bridge.comparison.records import (
+    MAX_CHANGED_TASKS,
+    MAX_COHORT_TASKS,
+    ChangedTasks,
+    Cohort,
+    Step,
+    TaskChange,
+    Trace,
+)
 from marft_bridge.rewards.facts import sampled_tokens
 from trace_store import conventions as names
 from trace_store.records import SpanRow
@@ -24,45 +34,83 @@ def pairs_to_changes(
     store: TraceStore, pairs: Sequence[Pair], metric: str, base: str, candidate: str
 ) -> ChangedTasks | None:
     """The tasks that gained most and those that lost most, ties by id; None where no task changed."""
+    by_task = _group_by_task(pairs)
+    gains = {task: _mean_gain(task_pairs, metric) for task, task_pairs in by_task.items()}
+    best = sorted((task for task in gains if gains[task] > 0), key=lambda task: (-gains[task], task))
+    worst = _lost_most(by_task, metric)
+    if not best and not worst:
+        return None
+    show = functools.partial(_show_change, store, metric=metric, base=base, candidate=candidate)
+    return ChangedTasks(
+        candidate=candidate,
+        improved=tuple(show(by_task[task], sign=1) for task in best[:MAX_CHANGED_TASKS]),
+        regressed=tuple(show(by_task[task], sign=-1) for task in worst[:MAX_CHANGED_TASKS]),
+    )
+
+
+def add_losses(
+    store: TraceStore, cohorts: Sequence[Cohort], pairs: Mapping[str, Sequence[Pair]], metric: str, base: str
+) -> tuple[Cohort, ...]:
+    """The cohorts with the tasks that lost most, for each candidate whose mean is lower there than the base's.
+
+    Args:
+        pairs: of each candidate.
+    """
+
+    def losses(cohort: Cohort) -> dict[str, tuple[TaskChange, ...]]:
+        lost: dict[str, tuple[TaskChange, ...]] = {}
+        for candidate in (row.variant for row in cohort.contrasts if row.diff < 0):
+            by_task = _group_by_task(
+                pair
+                for pair in pairs[candidate]
+                if cohort.value in field_to_values(pair.base.trajectory.episode.task, cohort.field)
+            )
+            lost[candidate] = tuple(
+                _show_change(store, by_task[task], metric=metric, base=base, candidate=candidate, sign=-1)
+                for task in _lost_most(by_task, metric)[:MAX_COHORT_TASKS]
+            )
+        return lost
+
+    return tuple(cohort.model_copy(update={"regressed": losses(cohort)}) for cohort in cohorts)
+
+
+def _group_by_task(pairs: Iterable[Pair]) -> dict[str, list[Pair]]:
     by_task: dict[str, list[Pair]] = {}
     for pair in pairs:
         by_task.setdefault(pair.base.task_id, []).append(pair)
-    gains = {
-        task: sum(_gain(pair, metric) for pair in task_pairs) / len(task_pairs) for task, task_pairs in by_task.items()
-    }
-    best = sorted((task for task in gains if gains[task] > 0), key=lambda task: (-gains[task], task))[
-        :MAX_CHANGED_TASKS
-    ]
-    worst = sorted((task for task in gains if gains[task] < 0), key=lambda task: (gains[task], task))[
-        :MAX_CHANGED_TASKS
-    ]
-    if not best and not worst:
-        return None
+    return by_task
 
-    def change(task: str, sign: int) -> TaskChange:
-        task_pairs = by_task[task]
-        chosen = max(task_pairs, key=lambda pair: (sign * _gain(pair, metric), -pair.base.trajectory.episode.sample))
-        fields = chosen.base.trajectory.episode.task
-        return TaskChange(
-            task_id=task,
-            text=task_to_text(fields),
-            expected=str(fields["answer"]) if "answer" in fields else None,
-            reward_a=sum(pair.base.values[metric] for pair in task_pairs) / len(task_pairs),
-            reward_b=sum(pair.candidate.values[metric] for pair in task_pairs) / len(task_pairs),
-            a=_trace(store, chosen.base, metric, variant=base),
-            b=_trace(store, chosen.candidate, metric, variant=candidate),
-        )
 
-    return ChangedTasks(
-        candidate=candidate,
-        improved=tuple(change(task, 1) for task in best),
-        regressed=tuple(change(task, -1) for task in worst),
+def _lost_most(by_task: Mapping[str, Sequence[Pair]], metric: str) -> list[str]:
+    """The tasks that lost, the worst first, ties by id."""
+    gains = {task: _mean_gain(task_pairs, metric) for task, task_pairs in by_task.items()}
+    return sorted((task for task in gains if gains[task] < 0), key=lambda task: (gains[task], task))
+
+
+def _show_change(
+    store: TraceStore, task_pairs: Sequence[Pair], *, metric: str, base: str, candidate: str, sign: int
+) -> TaskChange:
+    """One task with the pair of runs that changed most in the direction of `sign`."""
+    chosen = max(task_pairs, key=lambda pair: (sign * _gain(pair, metric), -pair.base.trajectory.episode.sample))
+    fields = chosen.base.trajectory.episode.task
+    return TaskChange(
+        task_id=chosen.base.task_id,
+        text=task_to_text(fields),
+        expected=str(fields["answer"]) if "answer" in fields else None,
+        reward_a=sum(pair.base.values[metric] for pair in task_pairs) / len(task_pairs),
+        reward_b=sum(pair.candidate.values[metric] for pair in task_pairs) / len(task_pairs),
+        a=_trace(store, chosen.base, metric, variant=base),
+        b=_trace(store, chosen.candidate, metric, variant=candidate),
     )
 
 
 def task_to_text(task: Mapping[str, Any]) -> str:
     """The question of a task, or all of its fields as JSON where it has none."""
     return str(task["question"]) if task.get("question") else json.dumps(dict(task), ensure_ascii=False)
+
+
+def _mean_gain(task_pairs: Sequence[Pair], metric: str) -> float:
+    return sum(_gain(pair, metric) for pair in task_pairs) / len(task_pairs)
 
 
 def _gain(pair: Pair, metric: str) -> float:

@@ -112,7 +112,7 @@ def _test_cohorts(
                 variant=member.variant,
                 p_adjusted=member.p_adjusted,
                 simultaneous=member.simultaneous,
-                **asdict(member.result),
+                **{**asdict(member.result), "metric": metric},  # which there has the variant's name before it
             ),
         )
     return contrasts

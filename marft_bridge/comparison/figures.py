@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.hub_names import model_to_pinned
-from marft_bridge.comparison.changes import pairs_to_changes
+from marft_bridge.comparison.changes import add_losses, pairs_to_changes
 from marft_bridge.comparison.choices import outcomes_to_choices
 from marft_bridge.comparison.cohorts import pairs_to_cohorts
 from marft_bridge.comparison.contrasts import (
@@ -31,6 +31,7 @@ from marft_bridge.comparison.outcomes import (
     Pair,
     pair_outcomes,
     read_currency,
+    read_node_money,
     read_outcomes,
     shared_metrics,
     sort_pairs,
@@ -38,6 +39,7 @@ from marft_bridge.comparison.outcomes import (
 from marft_bridge.comparison.records import (
     Estimate,
     Mixed,
+    NodeSide,
     Report,
     Setup,
     Stopping,
@@ -89,6 +91,13 @@ def episodes_to_report(
             context.print_line(f"{name}: {missing} pairs left out, because one side has no {metric!r}")
     _print_unranked_metrics(config, pairs, context)
     teams = lineup.teams
+    nodes = episodes_to_nodes(
+        {team.name: _read_scored_trajectories(store, outcomes[team.name]) for team in teams},
+        list(dict.fromkeys(node for team in teams for node in _team_nodes(team))),
+        context.kl,
+        spans_of=store.spans,
+        money={team.name: read_node_money(store, plan.run_id, team.name) for team in teams},
+    )
     contrasts = pairs_to_deciding_contrasts(
         pairs,
         metric,
@@ -99,11 +108,22 @@ def episodes_to_report(
     )
     if config.compare.non_inferior is not None:
         contrasts = add_margin(contrasts, pairs, metric, margin=config.compare.non_inferior)
+    cohorts = pairs_to_cohorts(
+        (
+            (name, pair.base.trajectory, pair.candidate.trajectory)
+            for name, candidate_pairs in pairs.items()
+            for pair in candidate_pairs
+        ),
+        config.compare.cohorts,
+        metric,
+        seed=plan.seed,
+        print_line=context.print_line,
+    )
     now = datetime.now(UTC)
     return Report(
         metric=metric,
         base=lineup.base.name,
-        variants=tuple(_variant(config, team, outcomes[team.name], plan=plan) for team in teams),
+        variants=tuple(_variant(config, team, outcomes[team.name], plan=plan, nodes=nodes) for team in teams),
         contrasts=contrasts,
         secondary=tuple(
             row
@@ -117,26 +137,11 @@ def episodes_to_report(
             for name, candidate_pairs in pairs.items()
         ),
         stopping=_stopping(plan, progress),
-        nodes=episodes_to_nodes(
-            {team.name: _read_scored_trajectories(store, outcomes[team.name]) for team in teams},
-            list(dict.fromkeys(node for team in teams for node in _team_nodes(team))),
-            context.kl,
-            spans_of=store.spans,
-        ),
+        nodes=nodes,
         mixed=_mixed(plan, outcomes),
         choices=outcomes_to_choices(outcomes, metric),
         currency=read_currency(store),
-        cohorts=pairs_to_cohorts(
-            (
-                (name, pair.base.trajectory, pair.candidate.trajectory)
-                for name, candidate_pairs in pairs.items()
-                for pair in candidate_pairs
-            ),
-            config.compare.cohorts,
-            metric,
-            seed=plan.seed,
-            print_line=context.print_line,
-        ),
+        cohorts=add_losses(store, cohorts, pairs, metric=metric, base=lineup.base.name),
         tasks=tuple(
             changed
             for name, candidate_pairs in pairs.items()
@@ -207,7 +212,9 @@ def _refuse_few_pairs(plan: Plan, outcomes: Mapping[str, Outcomes], pairs: Mappi
 # -- variants -------------------------------------------------------------------------------------------------
 
 
-def _variant(config: BridgeConfig, team: Team, outcomes: Outcomes, plan: Plan) -> Variant:
+def _variant(
+    config: BridgeConfig, team: Team, outcomes: Outcomes, plan: Plan, nodes: Mapping[str, Mapping[str, NodeSide]]
+) -> Variant:
     values, tasks = outcomes.values(plan.metric)
     binary = all(value in (0.0, 1.0) for value in values)
     graph = team.deployment.graph.app
@@ -215,7 +222,7 @@ def _variant(config: BridgeConfig, team: Team, outcomes: Outcomes, plan: Plan) -
         name=team.name,
         adapters=dict(team.adapters),
         choice=team.choice,
-        hosted=_hosted_nodes(config, team),
+        hosted=_hosted_nodes(config, team, [node for node, sides in nodes.items() if team.name in sides]),
         prompts=dict(team.prompts),
         graph=None if graph == config.graph.app else graph,
         model="its own models" if team.deployment.own_models else team.deployment.pinned_model,
@@ -228,13 +235,17 @@ def _variant(config: BridgeConfig, team: Team, outcomes: Outcomes, plan: Plan) -
     )
 
 
-def _hosted_nodes(config: BridgeConfig, team: Team) -> tuple[str, ...]:
-    """The configured nodes that are not served to the team; none where it runs another graph, with other nodes."""
+def _hosted_nodes(config: BridgeConfig, team: Team, acting_nodes: Sequence[str]) -> tuple[str, ...]:
+    """The nodes that are not served to the team: those that are configured, then others that made calls in its runs.
+
+    None where it runs another graph, with other nodes.
+    """
     graph = team.deployment.graph
     if graph.app != config.graph.app:
         return ()
     served_nodes = () if team.deployment.own_models else (*graph.nodes, *graph.frozen)
-    return tuple(node for node in (*config.graph.nodes, *config.graph.frozen) if node not in served_nodes)
+    nodes = dict.fromkeys((*config.graph.nodes, *config.graph.frozen, *acting_nodes))
+    return tuple(node for node in nodes if node not in served_nodes)
 
 
 def _at_k(

@@ -56,6 +56,7 @@ def report_to_markdown(report: Report) -> str:
         *_mixed(report),
         *_nodes(report),
         *_cohorts(report),
+        *_cohort_losses(report),
         *_tasks(report),
         *_unscored(report),
         *_setup(report, report.setup),
@@ -203,6 +204,10 @@ def _nodes(report: Report) -> Iterator[str]:
         if measures:
             yield f"### {code(node)}"
             rows = []
+            answerers = {variant: views.answerers(side) for variant, side in sides.items()}
+            if any(answerers.values()):
+                cells = [", ".join(f"{code(name)}: {calls}" for name, calls in answerers[v]) for v in sides]
+                rows.append(["answered by", *cells])
             for measure in measures:
                 texts = {bar.variant: bar.text for bar in measure.bars}
                 name = f"calls to {code(measure.name)}" if measure.tool else measure.name
@@ -230,6 +235,14 @@ def _cohorts(report: Report) -> Iterator[str]:
         yield _table(["field", "value", "variant", "tasks", "change", "95% interval"], rows, text_columns=3)
     if small := views.small_cohorts(report):
         yield f"Too few tasks to judge: {', '.join(map(code, small))}."
+
+
+def _cohort_losses(report: Report) -> Iterator[str]:
+    for cohort in report.cohorts:
+        for candidate, tasks in cohort.regressed.items():
+            yield f"## {wording.cohort_loss(cohort, candidate, code)}"
+            for task in tasks:
+                yield from _task(task)
 
 
 def _tasks(report: Report) -> Iterator[str]:

@@ -1,12 +1,13 @@
-"""Episodes of several variants -> what each node did in each of them: calls, tokens, tools, formats.
+"""Episodes of several variants -> what each node did in each of them: who answered, calls, cost, tools, formats.
 
-Invariant: a figure that the spans do not hold is None, never 0; a node that a variant does not have is absent. The
-KL to the base model is estimated in `kl`.
+Invariants: every node that made a call is there, also one that no configuration names; a figure that the record does
+not hold is None, never 0; a node that a variant does not have is absent. The KL to the base model is estimated in `kl`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ KlEstimates = Mapping[tuple[str, str], tuple[float | None, int]]
 """(node, variant) -> nats per sampled token, and the calls that the estimate rests on."""
 SpansOf = Callable[[str], Sequence[SpanRow]]
 """Episode id -> its spans."""
+NodeMoney = Mapping[tuple[str, str], float]
+"""(episode id, node) -> what the node's calls cost there; absent where that of a call is not known."""
 _UNFORCED_FINISH_REASONS = ("stop", "tool_calls")
 
 
@@ -30,26 +33,36 @@ def episodes_to_nodes(
     nodes: Sequence[str],
     kl: KlEstimates,
     spans_of: SpansOf = lambda _: (),
+    money: Mapping[str, NodeMoney] | None = None,
 ) -> dict[str, dict[str, NodeSide]]:
     """Node -> variant -> what it did; a node without calls has figures where an episode had an adapter version for it.
 
     Args:
         by_variant: the episodes, which may be streamed: each is read once.
-        nodes: of all variants.
+        nodes: of all variants, as they are configured.
         kl: as `kl.adapters_to_kl` returns it.
         spans_of: without it, or where an episode's spans are erased, tools and formats are unknown.
+        money: of each variant, where there are prices.
     """
     sides: dict[str, dict[str, NodeSide]] = {node: {} for node in nodes}
     for variant, episodes in by_variant.items():
         tallies = {node: _NodeTally() for node in nodes}
+        node_money = None if money is None else money[variant]
+        episode_count = 0
         for episode in episodes:
+            episode_count += 1
+            for node in {action.node for action in episode.actions}:
+                tallies.setdefault(node, _NodeTally())
             spans = spans_of(episode.episode.episode_id)
             tools = run_to_tool_calls(RunView(episode.episode.task, None, episode, spans=spans)) if spans else None
             for node, tally in tallies.items():
                 tally.add(node, episode, spans, tool_calls=tools)
+                if node_money is not None:
+                    tally.add_money(node, episode, node_money)
         for node, tally in tallies.items():
             if tally.calls or tally.expected:
-                sides[node][variant] = tally.to_side(*kl.get((node, variant), (None, 0)))
+                estimate = kl.get((node, variant), (None, 0))
+                sides.setdefault(node, {})[variant] = tally.to_side(episode_count, estimate)
     return {node: by_name for node, by_name in sides.items() if by_name}
 
 
@@ -57,9 +70,11 @@ def episodes_to_nodes(
 class _NodeTally:
     """Running counts of one node in one variant."""
 
-    episodes: int = 0
     expected: bool = False  # whether some episode had an adapter version for it
     calls: int = 0
+    answered_by: Counter[str] = field(default_factory=Counter)
+    acting_episodes: int = 0
+    costs: list[float] = field(default_factory=list)  # of the episodes in which it acted, as far as they are known
     lengths: list[int] = field(default_factory=list)
     finish_reasons: Counter[str] = field(default_factory=Counter)
     logprob_sum: float = 0.0
@@ -74,7 +89,6 @@ class _NodeTally:
     ) -> None:
         """Counts one episode. `tool_calls` are those of all nodes; None where its spans are not there."""
         calls = [action for action in episode.actions if action.node == node]
-        self.episodes += 1
         self.expected |= node in episode.episode.adapters
         self.calls += len(calls)
         for call in calls:
@@ -92,7 +106,16 @@ class _NodeTally:
         validity = (span.attributes.get(names.FORMAT_VALID) for span in chat_spans)
         self.format_checks += [fits for fits in validity if isinstance(fits, bool)]
 
+    def add_money(self, node: str, episode: Trajectory, node_money: NodeMoney) -> None:
+        """Counts what the episode's calls of the node cost, where it made any and that is known."""
+        cost = node_money.get((episode.episode.episode_id, node))
+        acted = any(action.node == node for action in episode.actions)
+        self.acting_episodes += acted
+        if acted and cost is not None:
+            self.costs.append(cost)
+
     def _add_call(self, call: Action) -> None:
+        self.answered_by[_answerer(call)] += 1
         length = sampled_tokens(call)
         if length is not None:
             self.lengths.append(length)
@@ -102,20 +125,28 @@ class _NodeTally:
             self.logprob_sum += sum(call.logprobs)
             self.logprobs += len(call.logprobs)
 
-    def to_side(self, kl: float | None, kl_actions: int) -> NodeSide:
-        """The counts so far into means and shares."""
+    def to_side(self, episodes: int, kl: tuple[float | None, int]) -> NodeSide:
+        """The counts of so many episodes into means and shares."""
         finished_calls = self.finish_reasons.total()
+        costed_episodes = episodes - self.acting_episodes + len(self.costs)  # where it did not act, it cost nothing
         return NodeSide(
-            calls_per_episode=self.calls / self.episodes,
+            calls_per_episode=self.calls / episodes,
             tokens_mean=_share(sum(self.lengths), len(self.lengths)),
             stop_share=_share(sum(self.finish_reasons[reason] for reason in _UNFORCED_FINISH_REASONS), finished_calls),
             logprob_mean=_share(self.logprob_sum, self.logprobs),
-            kl_to_base=kl,
-            kl_actions=kl_actions,
+            kl_to_base=kl[0],
+            kl_actions=kl[1],
             format_valid=_share(sum(self.format_checks), len(self.format_checks)),
             tools=dict(self.tools.most_common()),
             tool_error_share=_share(self.tool_errors, self.tool_calls_made),
+            answered_by=dict(self.answered_by.most_common()),
+            cost_mean=math.fsum(self.costs) / costed_episodes if self.costs else None,
         )
+
+
+def _answerer(call: Action) -> str:
+    """Who answered a call: an adapter, whose name has its version, or else a model by the name that it gave."""
+    return call.adapter or call.model or "a model that is not named"
 
 
 def _share(part: float, total: int) -> float | None:

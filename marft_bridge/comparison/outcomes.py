@@ -23,6 +23,11 @@ _MONEY = """
 SELECT episode_id, sum(c.cost ORDER BY c.cost) FROM call_costs c JOIN episodes e USING (episode_id)
 WHERE e.run_id = ? AND e.variant = ? GROUP BY episode_id HAVING count(c.cost) = count(*)
 """
+# The same of the calls of each node.
+_NODE_MONEY = """
+SELECT episode_id, c.node, sum(c.cost ORDER BY c.cost) FROM call_costs c JOIN episodes e USING (episode_id)
+WHERE e.run_id = ? AND e.variant = ? GROUP BY episode_id, c.node HAVING count(c.cost) = count(*)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +106,14 @@ def read_money(store: TraceStore, run_id: str, variant: str) -> dict[str, float]
     if read_currency(store) is None:
         return {}
     return {str(episode): float(cost) for episode, cost in store.sql(_MONEY, (run_id, variant))}
+
+
+def read_node_money(store: TraceStore, run_id: str, variant: str) -> dict[tuple[str, str], float]:
+    """(episode, node) -> what its calls cost, where that is known of all; empty as `read_money` is."""
+    if read_currency(store) is None:
+        return {}
+    rows = store.sql(_NODE_MONEY, (run_id, variant))
+    return {(str(episode), str(node)): float(cost) for episode, node, cost in rows}
 
 
 def trajectory_to_outcome(trajectory: Trajectory, money: float | None = None) -> Outcome:

@@ -29,6 +29,7 @@ SCHEMA_VERSION: Literal[2] = 2  # of report.json
 SIGNIFICANCE = 0.05
 ONE_SIDED_SIGNIFICANCE = SIGNIFICANCE / 2
 MAX_CHANGED_TASKS = 5  # tasks shown per direction
+MAX_COHORT_TASKS = 2  # shown of a cohort in which a candidate lost
 
 ContrastOutcome = Literal["higher", "lower", "not settled"]
 MarginOutcome = Literal["better", "non-inferior", "worse by more than the margin", "not told"]
@@ -80,7 +81,7 @@ class Variant(_ReportPart):
     """One variant that was compared.
 
     `adapters` maps nodes to versions; a node without one is absent. `choice` says why these, where training named them.
-    `hosted`: the nodes of the configuration that called the models that the app was written with.
+    `hosted`: the nodes that called the models that the app was written with, also those that are in no configuration.
     `prompts` maps nodes to what their calls began with in place of the app's system message.
     `graph`, `model`: None means those of the
     configuration; a graph that calls the models that it was written with has the model "its own models". `score` is
@@ -210,6 +211,8 @@ class NodeSide(_ReportPart):
     format_valid: float | None = Field(None, ge=0, le=1)  # calls whose arguments or output fit the declared format
     tools: dict[Text, int] = Field(default_factory=dict)  # tool -> calls of it
     tool_error_share: float | None = Field(None, ge=0, le=1)
+    answered_by: dict[Text, int] = Field(default_factory=dict)  # adapter or model -> its calls, the most first
+    cost_mean: float | None = None  # of a run, in `Report.currency`; over the runs whose calls of the node have a price
 
 
 class MixedTeam(_ReportPart):
@@ -259,15 +262,6 @@ class Choice(_ReportPart):
 # -- cohorts and tasks ----------------------------------------------------------------------------------------
 
 
-class Cohort(_ReportPart):
-    """The tasks whose `field` has this value. The contrasts of all cohorts are one family; a small cohort has none."""
-
-    field: Text
-    value: Text
-    tasks: int | None = Field(None, ge=0)
-    contrasts: tuple[Contrast, ...]
-
-
 class Step(_ReportPart):
     """One call or tool run of an episode, in order. `kind` "tool" names the tool in `node`."""
 
@@ -297,6 +291,21 @@ class TaskChange(_ReportPart):
     reward_b: float
     a: Trace
     b: Trace
+
+
+class Cohort(_ReportPart):
+    """The tasks whose `field` has this value. The contrasts of all cohorts are one family; a small cohort has none.
+
+    `regressed`: of each candidate whose mean is lower here than the base's, the tasks that lost most, worst first.
+    """
+
+    field: Text
+    value: Text
+    tasks: int | None = Field(None, ge=0)
+    contrasts: tuple[Contrast, ...]
+    regressed: dict[Text, Annotated[tuple[TaskChange, ...], Field(max_length=MAX_COHORT_TASKS)]] = Field(
+        default_factory=dict
+    )
 
 
 class ChangedTasks(_ReportPart):
@@ -382,6 +391,7 @@ class Report(_ReportPart):
         yield from (row.variant for row in self.secondary)
         yield from (row.variant for row in self.power)
         yield from (row.variant for cohort in self.cohorts for row in cohort.contrasts)
+        yield from (name for cohort in self.cohorts for name in cohort.regressed)
         yield from (name for sides in self.nodes.values() for name in sides)
         yield from (changed.candidate for changed in self.tasks)
         if self.mixed is not None:

@@ -62,6 +62,9 @@ def _notes(report: Report) -> Iterator[str]:
         yield sentence if len(report.candidates) == 1 else f"{_shorten_name(variant)}: {sentence}"
     if report.stopping is not None:
         yield wording.describe_stopping(report.stopping)
+    worse = [(c, row.variant) for c in report.cohorts for row in c.contrasts if row.outcome == "lower"]
+    if worse:
+        yield f"worse: {'; '.join(wording.cohort_loss(c, variant, _shorten_name) for c, variant in worse)}"
     if report.choices:
         yield f"efficient by their means: {wording.efficient_teams(report, _shorten_name)}"
     if report.mixed is not None:

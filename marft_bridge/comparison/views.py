@@ -18,6 +18,7 @@ from marft_bridge.comparison.records import Cohort, Contrast, Estimate, Mixed, N
 from marft_bridge.comparison.wording import EFFECT_MARKS, MARKS, share_effect, share_outcome
 
 _TONES = {"higher": "better", "lower": "worse", "not settled": "none"}
+_MAX_ANSWERERS = 4  # shown per node and variant; a provider names its model as it likes
 _MAX_TOOLS = 8  # shown per node; a model can ask for tools that do not exist, under any number of names
 
 
@@ -229,6 +230,7 @@ def node_measures(sides: Mapping[str, NodeSide]) -> list[Measure]:
     """One node's figures by variant into measures; one that no variant has is absent."""
     kl_notes = {name: f" ({counted(s.kl_actions, 'call')})" for name, s in sides.items() if s.kl_actions}
     measures = [
+        _measure("cost of a run", {name: s.cost_mean for name, s in sides.items()}),
         _measure("calls per episode", {name: s.calls_per_episode for name, s in sides.items()}),
         _measure("sampled tokens per call", {name: s.tokens_mean for name, s in sides.items()}),
         _measure("ended by itself", {name: s.stop_share for name, s in sides.items()}, share=True),
@@ -238,6 +240,15 @@ def node_measures(sides: Mapping[str, NodeSide]) -> list[Measure]:
         _measure("tool calls that failed", {name: s.tool_error_share for name, s in sides.items()}, share=True),
     ]
     return [measure for measure in measures if measure is not None] + _tool_measures(sides)
+
+
+def answerers(side: NodeSide) -> list[tuple[str, str]]:
+    """Who answered a node's calls in one variant, and how many, the most first; those beyond a few together."""
+    ranked = list(side.answered_by.items())
+    listed = ranked if len(ranked) <= _MAX_ANSWERERS else ranked[: _MAX_ANSWERERS - 1]
+    rest = ranked[len(listed) :]
+    others = [(counted(len(rest), "other"), counted(sum(count for _, count in rest), "call"))] if rest else []
+    return [(name, counted(count, "call")) for name, count in listed] + others
 
 
 def _measure(

@@ -14,6 +14,7 @@ from marft_bridge.comparison.numbers import counted, number, p_equals, signed, s
 from marft_bridge.comparison.records import (
     ONE_SIDED_SIGNIFICANCE,
     SIGNIFICANCE,
+    Cohort,
     Contrast,
     ContrastOutcome,
     MarginOutcome,
@@ -246,6 +247,13 @@ def moved_nodes(mixed: Mixed, format_name: FormatName = str) -> str:
     """Which node made the difference, in one line: "planner better, executor worse"."""
     words: dict[Effect, str] = {"better": "better", "worse": "worse", "not shown": "not shown to matter"}
     return ", ".join(f"{format_name(share.node)} {words[share_outcome(share)]}" for share in mixed.shares)
+
+
+def cohort_loss(cohort: Cohort, candidate: str, format_name: FormatName = str) -> str:
+    """What a candidate lost in a cohort: "local in topic sums: -0.12 (-0.2 to -0.04), lower"."""
+    row = next(row for row in cohort.contrasts if row.variant == candidate)
+    place = f"{format_name(candidate)} in {format_name(cohort.field)} {format_name(cohort.value)}"
+    return f"{place}: {signed(row.diff)} ({signed_interval(row.simultaneous)}), {row.outcome}"
 
 
 def uncosted(report: Report) -> str:

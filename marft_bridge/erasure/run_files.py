@@ -141,7 +141,16 @@ def report_without(report: Report, erased: ErasedTraces) -> tuple[Report, int]:
     )
     variants = tuple(variant.model_copy(update={"reasons": reasons_of(variant.reasons)}) for variant in report.variants)
     cohorts = tuple(
-        cohort.model_copy(update={"value": without_texts(cohort.value)})
+        cohort.model_copy(
+            update={
+                "value": without_texts(cohort.value),
+                "regressed": {
+                    name: kept
+                    for name, changes in cohort.regressed.items()
+                    if (kept := tuple(filter(is_kept, changes)))
+                },
+            }
+        )
         for cohort in report.cohorts
         if cohort.value != erased.subject
     )

@@ -1,8 +1,8 @@
 """What a plan says of its nodes -> rows of the store; and those rows against what happened later: a calibration.
 
 What can have happened: `train` imitated, and its held-out calls were measured (the metrics of an adapter's version);
-`compare` ran mixed teams, and measured what moving each node alone changed (report.json of its run folder). Invariant:
-only what is younger than a prediction is held against it, and of several the first.
+`compare` ran the hosted app beside variants in which one node alone is local (report.json of its run folder).
+Invariant: only what is younger than a prediction is held against it, and of several the first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from marft_bridge.common.errors import ConfigError
-from marft_bridge.comparison.records import Mixed, Report
+from marft_bridge.comparison.records import Report
 from marft_bridge.move_plan.proposal import NodeFacts, Proposed
 from marft_bridge.statistics.means import MeanInterval
 from marft_bridge.statistics.ranks import rank_correlation
@@ -98,7 +98,7 @@ def calibrate(
     """
     learned = _adapters_to_learned(adapters)
     report = _read_report(report_path)
-    losses = {} if report is None else _losses(report.mixed)
+    losses = {} if report is None else report_to_losses(report)
     reported_ns = 0 if report is None else int(report.created.timestamp() * 1e9)
     rows: list[Calibrated] = []
     places: dict[str, list[tuple[float, float]]] = {}
@@ -161,7 +161,18 @@ def _read_report(path: Path) -> Report | None:
         ) from None
 
 
-def _losses(mixed: Mixed | None) -> dict[str, float]:
-    """Node -> what the score loses when it alone is moved."""
-    shares = () if mixed is None else mixed.shares
-    return {share.node: -share.alone for share in shares if share.alone is not None}
+def report_to_losses(report: Report) -> dict[str, float]:
+    """Node -> what the score loses when it alone is moved from its hosted model to a trained adapter.
+
+    Empty unless the base is the app on its own models. Of several variants that move the same node the first counts.
+    """
+    base = report.variants[0]
+    losses: dict[str, float] = {}
+    for variant in report.candidates:
+        moved = set(base.hosted) - set(variant.hosted)
+        contrast = report.contrast(variant.name)
+        is_alone = len(moved) == 1 and moved == {node for node, version in variant.adapters.items() if version}
+        is_same_app = variant.model is None and variant.graph is None and variant.prompts == base.prompts
+        if is_alone and is_same_app and contrast is not None:
+            losses.setdefault(moved.pop(), -contrast.diff)
+    return losses

@@ -90,6 +90,7 @@ def _fit_node(node: str, local: LocalCalls, policies: Policies, seed: int) -> No
             Demonstrations(
                 items=[local.items[i] for i in fitted],
                 episode_A=[group_ids[local.groups[i]] for i in fitted],
+                task_A=[local.groups[i] for i in fitted],
                 advantages=[0.0] * len(fitted),
             ),
             torch.Generator().manual_seed(seed),

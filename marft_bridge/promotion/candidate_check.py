@@ -147,7 +147,8 @@ def _node_lines(config: BridgeConfig, variant: Variant) -> list[str]:
         **{node: f"local, {node}@{version}" for node, version in variant.adapters.items()},
         **dict.fromkeys(variant.hosted, "hosted, as the app calls it"),
     }
-    return [f"  {node}: {places[node]}" for node in (*config.graph.nodes, *config.graph.frozen) if node in places]
+    nodes = dict.fromkeys((*config.graph.nodes, *config.graph.frozen, *variant.hosted))
+    return [f"  {node}: {places[node]}" for node in nodes if node in places]
 
 
 def require_candidate(config: BridgeConfig, candidate: str | None) -> None:

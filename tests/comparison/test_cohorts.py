@@ -69,6 +69,7 @@ def test_each_cohort_is_compared_on_its_own_tasks() -> None:
     assert [found[value].p_value for value in ("sums", "words", NO_VALUE)] == pytest.approx([1 / 128, 1 / 128, 1.0])
     assert [found[value].p_adjusted for value in ("sums", "words", NO_VALUE)] == pytest.approx([3 / 128, 3 / 128, 1.0])
     assert [found[value].outcome for value in ("sums", "words", NO_VALUE)] == ["higher", "lower", "not settled"]
+    assert {(contrast.variant, contrast.metric) for contrast in found.values()} == {("after", "reward")}
 
 
 def test_what_one_cohort_may_claim_alone_it_may_not_among_many() -> None:

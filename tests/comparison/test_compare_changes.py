@@ -2,6 +2,7 @@
 
 - Every call and every tool run is a step, in order, with the texts that were recorded; long ones are cut and say so.
 - At most five tasks each way, by their mean over samples; the run shown is the one that changed most.
+- A cohort in which a candidate lost shows the two tasks that lost most there.
 - A node that another graph declares frozen runs at version 0 and is shown like any other.
 """
 
@@ -15,8 +16,10 @@ import pytest
 from support.compare_rig import Lab, lab_in
 
 from marft_bridge.common.progress import Reporter
+from marft_bridge.comparison import views, wording
 from marft_bridge.comparison.changes import MAX_STEP_TEXT_LENGTH
 from marft_bridge.comparison.command import compare
+from marft_bridge.comparison.table import _notes
 
 AGENT = """
 
@@ -109,6 +112,32 @@ def test_a_long_text_is_cut_and_says_so(lab: Lab) -> None:
     step = report.tasks[0].improved[0].b.steps[0]
     assert step.text == f"{long[:MAX_STEP_TEXT_LENGTH]} [{len(long) - MAX_STEP_TEXT_LENGTH} more characters]"
     assert step.tokens == len(long) + 1
+
+
+def test_a_cohort_that_lost_shows_the_tasks_that_lost_most_there(lab: Lab) -> None:
+    """The candidate fails on odd numbers, which are a topic of their own, and wins on even ones."""
+    lab.answer = lambda model, number: "yes" if (number % 2 == 0) == (model == "actor@2") else "no"
+    report = lab.compare(tasks=20, cohorts=["topic"])
+    cohorts = {cohort.value: cohort for cohort in report.cohorts}
+    assert cohorts["even"].regressed == {}
+    (shown,) = cohorts["odd"].regressed.values()
+    assert list(cohorts["odd"].regressed) == ["after"]
+    assert len(shown) == 2
+    of_task = {t.episode.episode_id: t.episode.task for t in lab.stored()}
+    for change in shown:
+        assert (change.reward_a, change.reward_b, change.b.reward) == (1.0, 0.0, 0.0)
+        assert of_task[change.b.episode_id]["topic"] == "odd"
+        assert [step.node for step in change.b.steps] == ["reasoner", "actor"]
+    (view,) = views.cohort_views(report)
+    assert {row.label: row.value for row in view.forest.rows} == {"even": "+1.000", "odd": "−1.000"}
+    said = wording.cohort_loss(cohorts["odd"], "after")
+    assert said.startswith("after in topic odd: −1")
+    markdown, page = ((lab.run / name).read_text() for name in ("report.md", "report.html"))
+    assert "## Cohorts" in markdown
+    assert "<h2>Cohorts</h2>" in page
+    assert "## `after` in `topic` `odd`: −1" in markdown
+    assert all(f"episode <code>{change.b.episode_id}" in page for change in shown)
+    assert f"worse: {said}" in "\n".join(_notes(report))
 
 
 def test_nothing_changed_shows_nothing(lab: Lab) -> None:

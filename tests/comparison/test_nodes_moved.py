@@ -101,6 +101,23 @@ def test_what_the_record_does_not_hold_is_none() -> None:
     assert "judge" not in found
 
 
+def test_who_answered_is_counted_by_adapter_or_model_also_where_no_configuration_names_the_node() -> None:
+    calls = [
+        action("planner", model="planner@3", adapter="planner@3", adapter_version=3),
+        action("planner", model="planner@4", adapter="planner@4", adapter_version=4),
+        action("planner", model="planner@4", adapter="planner@4", adapter_version=4),
+    ]
+    runs = [trajectory("t1", calls), trajectory("t2", [action("extra", model="m1")]), trajectory("t3", [])]
+    money = {("episode of t1", "planner"): 3.0}  # nothing is known of the extra call
+    found = episodes_to_nodes({"after": runs}, ["planner"], {}, money={"after": money})
+    planner, extra = found["planner"]["after"], found["extra"]["after"]
+    assert (planner.answered_by, extra.answered_by) == ({"planner@4": 2, "planner@3": 1}, {"m1": 1})
+    assert planner.cost_mean == 1.0  # 3 in one run, and 0 in two where it did not act
+    assert (extra.cost_mean, extra.calls_per_episode) == (None, 1 / 3)
+    (unpriced,) = episodes_to_nodes({"after": runs}, ["planner"], {})["planner"].values()
+    assert unpriced.cost_mean is None
+
+
 def test_every_variant_is_counted_by_itself_and_read_once() -> None:
     def streamed(length: int) -> Iterator[Trajectory]:
         yield from (trajectory(f"t{n}", [action("planner", range(1, length + 1))]) for n in range(3))

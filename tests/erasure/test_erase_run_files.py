@@ -128,7 +128,15 @@ def report_of_both() -> Report:
         update={
             "tasks": (changed,),
             "variants": (base.model_copy(update={"reasons": reasons, "unscored": 3}), trained),
-            "cohorts": tuple(Cohort(field="user", value=name, contrasts=()) for name in ("ann", "bob")),
+            "cohorts": (
+                Cohort(field="user", value="ann", contrasts=()),
+                Cohort(
+                    field="user",
+                    value="bob",
+                    contrasts=report.contrasts,
+                    regressed={"trained": (change_of(3, ANNS, SECRET), change_of(4, BOB, BOBS))},
+                ),
+            ),
         }
     )
 
@@ -172,9 +180,9 @@ def test_no_byte_is_left_in_the_run_folder(run_folder: Path) -> None:
     erased = erase_quietly(run_folder / "store.duckdb")
     assert (files_with_signs(run_folder), erased.files_left) == (set(), {})
     assert {Path(file).name: count for file, count in erased.files.items()} == {
-        "report.json": 3,  # the example, the reason, the cohort
-        "report.html": 3,
-        "report.md": 3,
+        "report.json": 4,  # the two examples, the reason, the cohort
+        "report.html": 4,
+        "report.md": 4,
         f"{'a' * 64}.json": 1,
         f"{'c' * 64}.json": 1,
         "round-00001.parquet": 1,
@@ -187,7 +195,8 @@ def test_everybody_elses_parts_are_as_they_were(run_folder: Path) -> None:
     report = Report.model_validate_json((run_folder / "report.json").read_bytes())
     assert report.tasks[0].improved == before.tasks[0].improved[1:]
     assert report.variants[0].reasons == {"[erased]": 2, "time limit": 1}
-    assert [cohort.value for cohort in report.cohorts] == ["bob"]
+    (cohort,) = report.cohorts
+    assert (cohort.value, cohort.regressed) == ("bob", {"trained": (change_of(4, BOB, BOBS),)})
     dropped = {"tasks", "variants", "cohorts"}
     assert report.model_dump(exclude=dropped) == before.model_dump(exclude=dropped)
     assert all(BOBS in (run_folder / name).read_text() for name in ("report.json", "report.html", "report.md"))

@@ -16,6 +16,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from langchain_core.language_models import BaseChatModel
@@ -27,6 +28,7 @@ from support.chat_rig import save_chat_model
 from support.paths import ROOT
 
 from examples.hosted_to_local import app, looks, orders, teacher
+from examples.hosted_to_local.picture import plan_to_svg
 from examples.hosted_to_local.record import record
 from marft_bridge.common.import_name import load_name
 from marft_bridge.config.bridge import toml_to_config
@@ -199,15 +201,38 @@ def test_both_models_have_a_price() -> None:
     assert [price["model"] for price in table["prices"]] == ["hosted-large", "local"]
 
 
-def test_moving_each_node_alone_is_held_against_the_plans_places() -> None:
+def test_each_node_is_moved_alone() -> None:
     variants = looks.alone_variants(toml_to_config(FOLDER / "bridge.toml"))
     assert [variant["name"] for variant in variants] == ["hosted", *PROFILES]
     assert [variant["nodes"] for variant in variants[1:]] == [[node] for node in PROFILES]
-    losses = {"a": 0.0, "b": 0.1, "c": 0.3}
-    assert looks.order_to_line({"a": 1, "b": 2, "c": 3}, losses).endswith("over 3 nodes: +1.00")
-    assert looks.order_to_line({"a": 2, "b": 1, "c": 3}, losses).endswith(": +0.50")  # 1 - 6 * 2 / (3 * 8)
-    assert "too few" in looks.order_to_line({"a": 1, "b": 2}, losses)
-    assert "costs the same" in looks.order_to_line({"a": 1, "b": 2, "c": 3}, dict.fromkeys(losses, 0.0))
+
+
+def interval(mean: float, width: float = 0.1) -> dict[str, float]:
+    return {"mean": mean, "low": mean - width, "high": mean + width}
+
+
+def test_the_picture_of_a_plan_has_its_nodes_in_their_order_and_draws_no_more_than_it_says() -> None:
+    probe = {"before": interval(2.5), "after": interval(0.25)}
+    nodes = [
+        {"node": "silent <b>", "local": None, "usage": {"costs": {}}},
+        {"node": "router", "local": {"probe": probe}, "usage": {"costs": {"EUR": 3.0}}},
+        {"node": "writer", "local": {"probe": None}, "usage": {"costs": {"EUR": 1.0}}},
+    ]
+    order = [("router", "first", 1), ("writer", "unknown", 2), ("silent <b>", "local", None)]
+    proposal = [{"node": node, "move": move, "place": place} for node, move, place in order]
+    svg = plan_to_svg({"nodes": nodes, "proposal": proposal})
+    root = ElementTree.fromstring(svg)  # noqa: S314 - our own drawing
+    texts = [element.text for element in root.iter() if element.tag.endswith("}text")]
+    assert [text for text in texts if text in ("1. router", "2. writer", "silent <b>")] == [
+        "1. router",
+        "2. writer",
+        "silent <b>",
+    ]
+    assert texts.count("2.50 to 0.25") == 1
+    assert {"75%", "25%", "0%"} <= set(texts)
+    assert svg.count("<circle") == 2  # of the one node that was probed
+    without_prices = [{**node, "usage": {"costs": {}}} for node in nodes]
+    assert "%</text>" not in plan_to_svg({"nodes": without_prices, "proposal": proposal})
 
 
 # -- the whole script -------------------------------------------------------------------------------------------------
@@ -301,8 +326,10 @@ def test_the_script_goes_from_traces_to_a_verdict_on_a_tiny_model(lab: Lab) -> N
     with TraceStore.open(run / "hosted.duckdb", read_only=True) as store:
         assert store.sql("SELECT DISTINCT model FROM actions") == [("hosted-large",)]
         assert {row.quantity for row in store.predictions()} >= {"place", "gain"}
+    assert "nats a token by the local base" in printed
+    assert all(f">{place}. " in (run / "plan.svg").read_text() for place in (1, 2, 3, 4))
     assert "Mean correct" in printed  # of the imitated
-    assert "rank correlation" in printed
+    assert "rank correlation of its places with what moving each of 4 nodes alone lost" in " ".join(printed.split())
     assert [line["round"] for line in rounds_of(run)] == [0, 1]
 
 

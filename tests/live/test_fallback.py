@@ -19,13 +19,15 @@ import openai
 import pytest
 from support import fake_vllm
 from support.fake_vllm import FakeVllm
-from support.live_rig import KEY, SAY, LiveRig, episodes, live_rig
+from support.live_rig import KEY, SALT, SAY, LiveRig, episodes, live_rig
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.config.fallback import FallbackOptions
 from marft_bridge.live.fallback import FallbackKeys
-from marft_bridge.live.split import BASE
+from marft_bridge.live.split import BASE, LiveFile
+from marft_bridge.live.status import read_live_lines
+from marft_bridge.runs.run_folder import RunFolder
 
 LOCAL = "planner@0"
 HOSTED, HOSTED_KEY = "hosted-large", "key-of-the-provider"
@@ -87,6 +89,20 @@ def test_a_failed_call_is_answered_by_the_hosted_model_and_both_are_one_episode(
     assert not replacing.trainable
     assert replacing.completion is not None
     assert trajectory.episode.outcome == "truncated"
+
+
+def test_status_says_what_share_fell_back_and_why(tmp_path: Path, hosted: FakeVllm) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    with live_rig(tmp_path, (100, 0), fallback=options(hosted)) as rig:
+        LiveFile(folder.live, SALT, KEY).save_base_url(rig.base_url)
+        for fails in (1, 0, 0, 0):
+            rig.engine.fail_next = fails
+            rig.say()
+        said = read_live_lines(folder)
+    assert said[0] == f"live traffic at {rig.base_url}: split 100/0"
+    assert "    25.0% fell back to a hosted model: failure 1" in said
+    assert read_live_lines(folder) == []  # it runs no more
 
 
 def test_an_engine_that_is_gone_is_a_failure_too(tmp_path: Path, hosted: FakeVllm) -> None:

@@ -73,9 +73,9 @@ def test_a_node_whose_answers_follow_a_rule_gains_and_one_of_chance_does_not(fit
     assert rule.after.mean < rule.before.mean / 2
     assert not chance.helps
     assert chance.gain.mean == pytest.approx(chance.before.mean - chance.after.mean, abs=1e-6)
-    for probe in (rule, chance):
+    for probe, least_steps in ((rule, 1), (chance, 0)):  # of chance the first pass may already be taken back
         assert (probe.fitted_calls, probe.held_calls) == (CALLS - CALLS // 3, CALLS // 3)
-        assert 0 < probe.steps <= 12  # three passes over 28 of 32 calls, eight at a time
+        assert least_steps <= probe.steps <= 12  # three passes over 28 of 32 calls, eight at a time
 
 
 @torch.no_grad()

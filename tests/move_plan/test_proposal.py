@@ -12,8 +12,9 @@ import pytest
 from support.sample_report import full_report
 
 from marft_bridge.common.errors import ConfigError
+from marft_bridge.comparison.records import Report
 from marft_bridge.move_plan.answers import NodeAnswers
-from marft_bridge.move_plan.predictions import calibrate, plan_to_predictions
+from marft_bridge.move_plan.predictions import calibrate, plan_to_predictions, report_to_losses
 from marft_bridge.move_plan.probe_figures import NodeFit, Probe
 from marft_bridge.move_plan.proposal import LIKELY_NATS, MIN_CALLS, NodeFacts, propose
 from marft_bridge.move_plan.reward_links import NodeLinks
@@ -143,15 +144,47 @@ def test_a_prediction_is_held_against_the_first_measurement_that_is_younger(tmp_
     assert happened["a", "gain"] == happened["b", "place"] == (None, None, None)
 
 
-def test_places_are_held_against_what_moving_each_node_alone_lost(tmp_path: Path) -> None:
+def hosted_report(losses: dict[str, float], **of_base: Any) -> Report:
+    """The app on its own models beside variants in which one node each is local, and one in which all are."""
     report = full_report()
-    assert report.mixed is not None
+    nodes = tuple(losses)
+    hosted = report.variants[0].model_copy(
+        update={"name": "hosted", "model": "its own models", "adapters": {}, "hosted": nodes, **of_base}
+    )
+    local = hosted.model_copy(
+        update={"name": "local", "model": None, "hosted": (), "adapters": dict.fromkeys(nodes, 1)}
+    )
+    alone = [
+        local.model_copy(
+            update={"name": f"{n} alone", "adapters": {n: 1}, "hosted": tuple(other for other in nodes if other != n)}
+        )
+        for n in nodes
+    ]
+    untrained = alone[0].model_copy(update={"name": "untrained", "adapters": {nodes[0]: 0}})
+    told = alone[1].model_copy(update={"name": "told how", "prompts": {nodes[0]: "Do it well."}})
+    variants = (hosted, untrained, told, *alone, local)
+    diffs = {f"{node} alone": -loss for node, loss in losses.items()}
+    row = report.contrasts[0]
+    contrasts = tuple(
+        row.model_copy(update={"variant": v.name, "diff": diff, "mean_b": row.mean_a + diff})
+        for v in variants[1:]
+        for diff in [diffs.get(v.name, 0.9)]
+    )
+    kept = {"variants": variants, "contrasts": contrasts, "setup": report.setup, "created": report.created}
+    return Report(metric=report.metric, base="hosted", **kept)
+
+
+def test_what_moving_a_node_alone_loses_needs_the_hosted_app_as_the_base() -> None:
+    losses = {"a": 0.3, "b": 0.0, "c": -0.1}
+    assert report_to_losses(hosted_report(losses)) == losses
+    assert report_to_losses(hosted_report(losses, hosted=(), model=None)) == {}  # a base that is served here
+    assert report_to_losses(full_report()) == {}
+
+
+def test_places_are_held_against_what_moving_each_node_alone_lost(tmp_path: Path) -> None:
+    report = hosted_report({"worst": 0.3, "harmless": 0.0, "middling": 0.1})
     after_ns = int((report.created + datetime.timedelta(days=1)).timestamp() * 1e9)
-    share = report.mixed.shares[0]
-    losses = {"worst": -0.3, "harmless": 0.0, "middling": -0.1}
-    shares = tuple(share.model_copy(update={"node": node, "alone": alone}) for node, alone in losses.items())
-    mixed = report.mixed.model_copy(update={"shares": shares})
-    (tmp_path / "report.json").write_text(report.model_copy(update={"mixed": mixed}).model_dump_json())
+    (tmp_path / "report.json").write_text(report.model_dump_json())
     places = {"harmless": 1.0, "middling": 2.0, "worst": 3.0, "unmeasured": 4.0}
 
     def predictions(plan: str, values: dict[str, float], created_ns: int) -> list[Prediction]:

@@ -2,6 +2,7 @@
 
 - The cheapest efficient team that the report shows non-inferior is signed: which nodes are local, at which version, and
   which stay hosted; `serve` then serves the local ones alone.
+- A node that no configuration names is hosted by name, in report and manifest, with who answered it and what it cost.
 - A named team has to be efficient and shown non-inferior as well; a condition holds besides.
 - A report without costs or a margin, of another configuration or older than a later comparison, and weights that
   changed are refused in one line.
@@ -35,16 +36,17 @@ JANE = ("--by", "Jane Doe", "--yes")
 APP = """
 
 def own():
-    return chain(ChatOpenAI(model="hosted", base_url="HOSTED/v1", api_key="k", max_retries=0), "reasoner", "actor")
+    model = ChatOpenAI(model="hosted", base_url="HOSTED/v1", api_key="k", max_retries=0)
+    return chain(model, "reasoner", "actor", "closer")
 """
 
 
 def answer(body: Mapping[str, Any]) -> str:
-    """The local reasoner misleads whoever comes after it, on two tasks of three."""
+    """The local reasoner misleads whoever comes after it, on two tasks of three. The closer is in no configuration."""
     number, _, log = str(body["messages"][-1]["content"]).partition(" ")
     if not log:
         return "muddle" if body["model"] == "reasoner@2" and int(number) % 3 else "think"
-    return "no" if log == "muddle" else "yes"
+    return "no" if log.startswith("muddle") else "yes"
 
 
 def toml(lab: Lab, **options: Any) -> Path:
@@ -119,25 +121,45 @@ def test_the_cheapest_efficient_team_that_is_non_inferior_is_signed_node_by_node
     outcomes = {row.variant: row.margin_outcome for row in report.contrasts}
     assert outcomes == {"local": "worse by more than the margin", "actor local": "non-inferior"}
     assert {choice.team for choice in report.choices if choice.efficient} == {"local", "actor local"}
-    assert [variant.hosted for variant in report.variants] == [("reasoner", "actor"), (), ("reasoner",)]
-    assert describe_variant(report.variants[2]) == "actor@2 · hosted: reasoner"
+    assert [variant.hosted for variant in report.variants] == [
+        ("reasoner", "actor", "closer"),
+        ("closer",),
+        ("reasoner", "closer"),
+    ]
+    assert describe_variant(report.variants[2]) == "actor@2 · hosted: reasoner, closer"
 
     assert promote(lab, "--efficient", *JANE) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "reasoner: hosted, as the app calls it actor: local, actor@2" in printed
-    assert "promoted number 1: actor@2, hosted: reasoner, by Jane Doe" in printed
+    assert "reasoner: hosted, as the app calls it actor: local, actor@2 closer: hosted, as the app calls it" in printed
+    assert "promoted number 1: actor@2, hosted: reasoner, closer, by Jane Doe" in printed
     manifest = Manifest.model_validate_json((lab.run / "promoted/1.json").read_text())
     assert (manifest.candidate, manifest.base, manifest.versions, manifest.hosted) == (
         "actor local",
         "hosted",
         {"actor": 2},
-        ("reasoner",),
+        ("reasoner", "closer"),
     )
     assert manifest.gate == "efficient and non-inferior"
     (finding,) = manifest.findings
     assert "margin 0.2: non-inferior; a run costs " in finding.sentence
     assert "hosted" not in json.loads(manifest.model_copy(update={"hosted": ()}).model_dump_json())  # as signed before
     assert promote(lab, "--verify") == 0
+
+
+def test_the_report_says_of_every_node_who_answered_and_what_that_cost(lab: Lab) -> None:
+    report = report_of(lab)
+    answered = {node: {name: side.answered_by for name, side in sides.items()} for node, sides in report.nodes.items()}
+    assert answered == {
+        "reasoner": {"hosted": {"hosted": 40}, "local": {"reasoner@2": 40}, "actor local": {"hosted": 40}},
+        "actor": {"hosted": {"hosted": 40}, "local": {"actor@2": 40}, "actor local": {"actor@2": 40}},
+        "closer": {name: {"hosted": 40} for name in ("hosted", "local", "actor local")},
+    }
+    for choice in report.choices:  # a run's cost is that of its nodes
+        costs = [sides[choice.team].cost_mean for sides in report.nodes.values()]
+        assert sum(cost for cost in costs if cost is not None) == pytest.approx(choice.cost.mean)
+    closer = (lab.run / "report.md").read_text().partition("### `closer`")[2]
+    assert "| answered by | `hosted`: 40 calls | `hosted`: 40 calls | `hosted`: 40 calls |" in closer
+    assert "<code>reasoner@2</code></span><span>40 calls" in (lab.run / "report.html").read_text()
 
 
 def test_what_was_promoted_is_served_without_the_hosted_nodes(lab: Lab) -> None:

@@ -152,6 +152,8 @@ NODES = {
             kl_to_base=0.0,
             kl_actions=32,
             format_valid=0.88,
+            answered_by={"planner@0": 120},
+            cost_mean=0.00003,
         ),
         "trained": NodeSide(
             calls_per_episode=1.0,
@@ -161,6 +163,8 @@ NODES = {
             kl_to_base=0.083,
             kl_actions=32,
             format_valid=0.97,
+            answered_by={"planner@7": 120},
+            cost_mean=0.00002,
         ),
     },
     "executor": {
@@ -428,7 +432,11 @@ def hostile_report(text: str = HOSTILE) -> Report:
         power["variant"] = names[power["variant"]]
     for cohort in fields["cohorts"]:
         cohort.update(field=text, value=f"{cohort['value']} {text}")
-    side = {**NODES["executor"]["before"].model_dump(), "tools": {f"{text} {i}": i + 1 for i in range(12)}}
+    side = {
+        **NODES["executor"]["before"].model_dump(),
+        "answered_by": {text: 3},
+        "tools": {f"{text} {i}": i + 1 for i in range(12)},
+    }
     fields["nodes"] = {text: dict.fromkeys(names.values(), side)}
     mixed = fields["mixed"]
     mixed["candidate"] = names["trained"]
@@ -441,6 +449,8 @@ def hostile_report(text: str = HOSTILE) -> Report:
     run = {"variant": fields["base"], "episode_id": text, "reward": 1.0, "steps": [step, {**step, "kind": "tool"}]}
     change.update(task_id=text, text=text, expected=text, a=run, b=run)
     fields["tasks"] = [{"candidate": names["trained"], "improved": [change], "regressed": [change]}]
+    for cohort in fields["cohorts"]:
+        cohort["regressed"] = {names["trained"]: [change]} if cohort["contrasts"] else {}
     fields["learning_curve"] = [{**point, "phase": text} for point in fields["learning_curve"][:1]]
     fields["setup"].update(model=text, graph=text, versions={text: text}, tool_surface={text: text})
     fields["setup"]["tool_surface_differs"] = True

@@ -1,11 +1,12 @@
 """Recorded actions and what the offline mode weighs them by to a changed adapter, for as long as it generalises.
 
 Epochs over minibatches of a given number of actions. After each epoch two things are looked at: how likely the better
-actions of episodes that were held out are by now, and how far the policy has moved on calls of its own. Once two
+actions of tasks that are held out are by now, and how far the policy has moved on calls of its own. Once two
 epochs in a row have not made them more likely, the weights of the best epoch are put back and none follows. An epoch
 that moves beyond the budget is shortened along its own line until it is within, and none follows.
 
-Invariant: only that adapter changes; shares are parts of the whole of its actions, so no cut into minibatches changes
+Invariants: only that adapter changes; however often is imitated, no call of a held-out task was learned from before,
+as the learner remembers those tasks; shares are parts of the whole of its actions, so no cut into minibatches changes
 what an action counts. Decisions are taken on sums over all processes. It knows nothing of where advantages come from.
 
 Shapes: lists are parallel to the items; _A tensors have one entry per action.
@@ -14,8 +15,9 @@ Shapes: lists are parallel to the items; _A tensors have one entry per action.
 # ruff: noqa: N803, N806, N815 (shape suffixes)
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +34,7 @@ from trainers.scoring.logratios import k3
 from trainers.scoring.microbatch import MicroBatch, random_minibatches
 from trainers.scoring.model import Tick
 
-_HELD_SHARE = 8  # one episode in so many is held out
+_HELD_SHARE = 8  # one task in so many is held out
 _PATIENCE = 2  # epochs without better held-out actions before the phase ends
 _LEAST_HELD = 4  # fewer held-out actions than this say nothing about when to stop
 _PROBES = 32  # actions of the policy's own that the KL is measured on, at most
@@ -46,6 +48,7 @@ class Demonstrations:
 
     items: Sequence[ActionItem]
     episode_A: Sequence[int]
+    task_A: Sequence[str]  # equal for calls of one task
     advantages: Sequence[float]  # what the mode weighs by, one per action; see `offline_coefficients`
     own_items: Sequence[ActionItem] = ()
     kl_budget: float = math.inf  # nats a call that the adapter may move
@@ -82,7 +85,7 @@ def imitate(learner: AdapterLearner, data: Demonstrations, generator: torch.Gene
     if offline.mode == "off" or not data.items:
         unknown = ("loss", "grad_norm", "coefficient_mean", "stopped_by", "held_out_loss", "kl_after")
         return Imitated({**dict.fromkeys(unknown), "steps": 0, "epochs": 0}, {}, {})
-    phase = _Phase(learner, data, generator)
+    phase = _Phase(learner, data)
     held_out_before = phase.held_fits()
     stopped_by: str | None = None
     best = _Best(epochs=0, held_loss=phase.held_loss(), weights=learner.snapshot(), kl_after=None)
@@ -118,14 +121,15 @@ class _Best:
 class _Phase:
     """One adapter's offline phase: its held-out actions, its probes, and sums over its minibatches."""
 
-    def __init__(self, learner: AdapterLearner, data: Demonstrations, generator: torch.Generator) -> None:
+    def __init__(self, learner: AdapterLearner, data: Demonstrations) -> None:
         self.learner, self.data = learner, data
         self.device = learner.model.device
         self.advantage_A = torch.tensor(data.advantages, dtype=torch.float32, device=self.device)
         self.share_A = shares_A_of(data.items, data.episode_A, learner.options, granularity="token", device=self.device)
-        held = _hold_out(data.episode_A, generator)
+        held = _hold_out(data.task_A, learner.imitated_tasks)
         self.held = held if any(self._coefficients(held, log_ratio=0.0) > 0) else []
         self.fitted = sorted(set(range(len(data.items))) - set(self.held))
+        learner.imitated_tasks |= {_task_digest(data.task_A[i]) for i in self.fitted}
         self.minibatches = max(1, round(len(self.fitted) / learner.options.offline.minibatch_actions))
         every = max(1, len(data.own_items) // _PROBES)
         self.probes = list(data.own_items[::every][:_PROBES])
@@ -226,13 +230,17 @@ class _Phase:
         return offline_coefficients(offline.mode, advantage_A, log_ratio_A, options=offline)
 
 
-def _hold_out(episode_A: Sequence[int], generator: torch.Generator) -> list[int]:
-    """Positions of the actions of one episode in eight, at random; none where they would be too few to say anything."""
-    episodes = list(dict.fromkeys(episode_A))
-    count = len(episodes) // _HELD_SHARE
-    if not count:
-        return []
-    order = torch.randperm(len(episodes), generator=generator).tolist()
-    chosen = {episodes[i] for i in order[:count]}
-    held = [i for i, episode in enumerate(episode_A) if episode in chosen]
+def _hold_out(task_A: Sequence[str], imitated_tasks: Set[str]) -> list[int]:
+    """Positions of the actions of one task in eight, of those that were never learned from the lowest by digest.
+
+    So most are the same each time. None where they would be too few to say anything.
+    """
+    digests = {task: _task_digest(task) for task in set(task_A)}
+    fresh_tasks = sorted((task for task in digests if digests[task] not in imitated_tasks), key=digests.__getitem__)
+    held_tasks = set(fresh_tasks[: len(digests) // _HELD_SHARE])
+    held = [i for i, task in enumerate(task_A) if task in held_tasks]
     return held if len(held) >= _LEAST_HELD else []
+
+
+def _task_digest(task: str) -> str:
+    return hashlib.sha256(task.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -74,6 +74,7 @@ def learn_offline(
             Demonstrations(
                 items=[data.items[i] for i in rows],
                 episode_A=[data.episode_A[i] for i in rows],
+                task_A=[data.episodes[data.episode_A[i]].task_content for i in rows],
                 advantages=advantage_A[rows].tolist(),
                 own_items=_own_items(read, policies.adapters[name].agents),
                 kl_budget=offline.kl_budget,

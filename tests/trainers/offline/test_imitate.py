@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ from support.tiny_policy import AGENTS, VOCABULARY, make_action, make_trajectory
 from support.trainer_options import trainer_options
 
 from trace_store.records import Trajectory
+from trainers.checkpoint import load, save
 from trainers.marft import MarftTrainer
 from trainers.offline.held_out import measure_held_out
+from trainers.offline.imitate import Demonstrations, _Phase
+from trainers.policies.adapter_learner import AdapterLearner
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +49,52 @@ def by_heart(count: int) -> list[Trajectory]:
 
 @pytest.mark.parametrize(("count", "steps"), [(32, 2), (320, 18)])
 def test_steps_scale_with_the_traces(model_dir: Path, count: int, steps: int) -> None:
-    # one episode in eight is held out: 28 and 280 are left, in steps of 16
+    # one task in eight is held out: 28 and 280 are left, in steps of 16
     figures = imitated(trainer_of(model_dir, epochs=1), one_rule(count))
     assert (figures["steps"], figures["held_out_actions"]) == (steps, count // 8)
+
+
+def test_no_call_of_a_held_out_task_was_ever_learned_from(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over stored episodes and two rounds of a teacher, whose runs have the traces' tasks under ids of their own."""
+    fitted, held = list[set[str]](), list[set[str]]()
+    begin = _Phase.__init__
+
+    def noted(phase: _Phase, learner: AdapterLearner, data: Demonstrations) -> None:
+        begin(phase, learner, data)
+        fitted.append({data.task_A[i] for i in phase.fitted})
+        held.append({data.task_A[i] for i in phase.held})
+
+    monkeypatch.setattr(_Phase, "__init__", noted)
+
+    def runs(name: str, tasks: range) -> list[Trajectory]:
+        episodes = {
+            i: make_trajectory([make_action("actor", [3, i % 7], [5])], 1.0, task_id=name + str(i)) for i in tasks
+        }
+        return [replace(e, episode=replace(e.episode, task={"id": name, "asks": i})) for i, e in episodes.items()]
+
+    trainer = trainer_of(model_dir, epochs=1)
+    stored, first, second = runs("trace", range(64)), runs("app", range(40, 100)), runs("app", range(90, 160))
+    imitated(trainer, stored)
+    trainer.distil(stored, first)
+    save(trainer, tmp_path / "checkpoint")
+    later = trainer_of(model_dir, epochs=1)
+    load(later, tmp_path / "checkpoint")
+    later.distil(stored, [*first, *second])
+    assert [len(tasks) for tasks in held] == [64 // 8, 100 // 8, 160 // 8]
+    assert not set().union(*held) & set().union(*fitted[:1])
+    assert not (held[1] | held[2]) & fitted[1]
+    assert not held[2] & fitted[2]
+    assert len(held[0] & held[1]) == 5  # new tasks have taken the places of three, by their digests
+
+
+def test_of_tasks_that_were_all_learned_from_none_is_held_out(model_dir: Path) -> None:
+    """The first twelve are too few to hold one out; among the forty the other twenty-eight are fresh."""
+    trainer = trainer_of(model_dir, epochs=1)
+    assert imitated(trainer, one_rule(12))["held_out_actions"] == 0
+    assert imitated(trainer, one_rule(40))["held_out_actions"] == 5
+    assert imitated(trainer, one_rule(12))["held_out_actions"] == 0
 
 
 def test_what_generalises_is_learned_for_all_passes(model_dir: Path) -> None:

@@ -119,7 +119,9 @@ def test_plain_reinforce_with_a_baseline_above_the_mean_leaves_every_arm_that_it
     rewards = [episode.reward for episode in data.episodes]
     baseline = sum(rewards) / len(rewards) + 0.3
     advantages = [reward - baseline for reward in rewards]
-    demonstrations = Demonstrations(data.items, data.episode_A, advantages)
+    demonstrations = Demonstrations(
+        data.items, data.episode_A, task_A=[data.episodes[e].task_id for e in data.episode_A], advantages=advantages
+    )
     imitate(trainer.learners["player"], demonstrations, trainer.generator, lambda count: None)
     assert _policy(trainer)[BEST] < 0.02
     assert _earns(_policy(trainer)) < 0.1
