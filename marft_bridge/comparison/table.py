@@ -64,6 +64,9 @@ def _notes(report: Report) -> Iterator[str]:
         yield wording.describe_stopping(report.stopping)
     if report.choices:
         yield f"efficient by their means: {wording.efficient_teams(report, _shorten_name)}"
+    if report.tournament is not None:
+        yield f"Elo: {wording.ratings_text(report.tournament, _shorten_name)}"
+        yield wording.describe_tournament(report, report.tournament, _shorten_name)
     if report.mixed is not None:
         yield f"which agent moved: {wording.moved_nodes(report.mixed, _shorten_name)}"
 
