@@ -25,8 +25,9 @@ def signed(x: float) -> str:
 
 
 def points(x: float) -> str:
-    """An Elo rating in whole points with its sign."""
-    return f"{x:+.0f}".replace("-", _MINUS)
+    """An Elo rating in whole points with its sign, except 0."""
+    rounded = round(x)
+    return f"{rounded:+,}".replace("-", _MINUS) if rounded else "0"
 
 
 def percent(x: float | None) -> str:

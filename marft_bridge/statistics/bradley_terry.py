@@ -84,7 +84,7 @@ def have_finite_strengths(won_XNN: Floats) -> NDArray[np.bool_]:
     reach_XNN = (won_XNN > 0) | np.eye(won_XNN.shape[-1], dtype=bool)
     for _ in range(won_XNN.shape[-1].bit_length()):
         reach_XNN = reach_XNN @ reach_XNN  # of boolean matrices: paths of up to twice the length
-    return reach_XNN.all((-2, -1))
+    return np.asarray(reach_XNN.all((-2, -1)))
 
 
 def won_to_strengths(won_XNN: Floats, prior_games: float) -> Floats:
