@@ -167,7 +167,7 @@ def tasks() -> Iterator[dict[str, Any]]:
     """160 pools with values in one fixed order, no two alike even with the sides swapped."""
     rng = random.Random(0)
     pools = [pool for pool in itertools.product(range(1, 6), repeat=3) if 5 <= sum(pool) <= 7]
-    known = set()
+    known: set[tuple[Counts, frozenset[Counts]]] = set()
     while len(known) < TASKS:
         counts = rng.choice(pools)
         all_values = [v for v in itertools.product(range(TOTAL + 1), repeat=3) if worth_of(counts, v) == TOTAL]

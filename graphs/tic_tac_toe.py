@@ -34,6 +34,7 @@ from graphs.tic_tac_toe_rules import (
 )
 
 Player = Literal["cross", "nought"]
+PLAYERS: tuple[Player, Player] = ("cross", "nought")
 MARKS: dict[Player, str] = {"cross": "X", "nought": "O"}
 ILLEGAL_COST = 1.0
 """For each reply that is no free square: as much as a win is worth."""
@@ -89,7 +90,7 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
         return mover if free_squares(board) else END
 
     graph = StateGraph(BoardState)
-    for name, rival in (("cross", "nought"), ("nought", "cross")):
+    for name, rival in (PLAYERS, PLAYERS[::-1]):
         graph.add_node(name, player(name))
         graph.add_conditional_edges(name, route, {rival: rival, END: END})
     graph.add_edge(START, "cross")

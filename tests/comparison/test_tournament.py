@@ -142,6 +142,7 @@ def test_two_versions_meet_on_both_seats_of_every_task_and_the_elo_is_that_of_th
         assert f"+{after.elo:.0f} (" in (lab.run / name).read_text()
 
 
+@pytest.mark.slow
 def test_the_command_of_the_page_has_all_versions_play_each_other_on_the_same_tasks(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +189,7 @@ def test_equal_players_are_equal_and_who_loses_everything_is_finite_without_an_i
     assert "Somebody won or lost everything" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_a_game_without_a_payoff_is_left_out_and_counted(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     lab.answer = lambda model, number: "none" if number % 5 == 0 and model == "actor@2" else newer_wins(model, number)
     assert command(lab, "--opponents", "base") == 0
@@ -251,11 +253,11 @@ def test_a_side_earns_all_shaping_of_its_agents_by_weight_and_a_side_without_any
             "offline": {"mode": "off"},
         }
     )
-    actions = [replace(make_action(node, [1], [2]), action_id=f"x{i}") for i, node in enumerate("aba")]
-    trajectory = make_trajectory(actions, 1.0)
+    trajectory = make_trajectory([make_action(node, [1], [2]) for node in "aba"], 1.0)
     episode = trajectory.episode.episode_id
     tips = [
-        Reward(episode, "tip", value, "test", 0, scope="step", action_id=f"x{i}") for i, value in enumerate((3, 5, -1))
+        Reward(episode, "tip", value, "test", 0, scope="step", action_id=action.action_id)
+        for action, value in zip(trajectory.actions, (3.0, 5.0, -1.0), strict=True)
     ]
     own = Reward(episode, "payoff", 2.0, "test", 0, scope="agent", node="a")
     paid = trajectory_to_payoffs(replace(trajectory, rewards=(*trajectory.rewards, own, *tips)), options)
