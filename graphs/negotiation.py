@@ -59,10 +59,10 @@ Counts = tuple[int, ...]
 
 
 class Turn(NamedTuple):
-    """One turn as it counts. `taken`: what the player would take, None where it made no offer."""
+    """One turn as it counts. `claim`: what the player would take, None where it made no offer."""
 
     player: Player
-    taken: Counts | None
+    claim: Counts | None
     accepted: bool
     legal: bool
 
@@ -108,36 +108,36 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
 
 def standing_offer(turns: Sequence[Turn], player: Player) -> Counts | None:
     """What the other side would take by the newest offer of all; None where there is none or it is the player's own."""
-    newest = next((turn for turn in reversed(turns) if turn.taken is not None), None)
-    return None if newest is None or newest.player == player else newest.taken
+    newest = next((turn for turn in reversed(turns) if turn.claim is not None), None)
+    return None if newest is None or newest.player == player else newest.claim
 
 
-def rest_of(counts: Sequence[int], taken: Counts) -> Counts:
+def rest_of(counts: Sequence[int], claim: Counts) -> Counts:
     """What is left of each kind."""
-    return tuple(count - number for count, number in zip(counts, taken, strict=True))
+    return tuple(count - number for count, number in zip(counts, claim, strict=True))
 
 
-def worth_of(things: Sequence[int], values: Sequence[int]) -> int:
+def worth_of(counts: Sequence[int], values: Sequence[int]) -> int:
     """What so many of each kind are worth to a side."""
-    return sum(number * value for number, value in zip(things, values, strict=True))
+    return sum(number * value for number, value in zip(counts, values, strict=True))
 
 
 def state_to_prompt(state: TalkState, player: Player) -> str:
     """What one side is asked: the pool and its own values, the other side's offer, and which turn it is."""
     turns, values = state.get("turns", []), state["values"][player]
     kinds = list(zip(state["kinds"], state["counts"], values, strict=True))
-    shown = [f"{kinds[0][0]} {kinds[0][1]}, worth {kinds[0][2]} each to you"]
-    shown += [f"{kind} {count}, worth {value}" for kind, count, value in kinds[1:]]
-    taken = standing_offer(turns, player)
-    if taken is not None:
-        rest = rest_of(state["counts"], taken)
+    pool_parts = [f"{kinds[0][0]} {kinds[0][1]}, worth {kinds[0][2]} each to you"]
+    pool_parts += [f"{kind} {count}, worth {value}" for kind, count, value in kinds[1:]]
+    claim = standing_offer(turns, player)
+    if claim is not None:
+        rest = rest_of(state["counts"], claim)
         offer = (
-            f"Your partner takes {' '.join(map(str, taken))}, which leaves you {' '.join(map(str, rest))}, worth "
+            f"Your partner takes {' '.join(map(str, claim))}, which leaves you {' '.join(map(str, rest))}, worth "
             f"{worth_of(rest, values)} to you."
         )
     else:
-        offer = "Your partner did not answer." if any(turn.taken for turn in turns) else "No offer yet."
-    return f"{'; '.join(shown)}.\n{offer}\nTurn {len(turns) + 1} of {TURNS}."
+        offer = "Your partner did not answer." if any(turn.claim for turn in turns) else "No offer yet."
+    return f"{'; '.join(pool_parts)}.\n{offer}\nTurn {len(turns) + 1} of {TURNS}."
 
 
 def reply_to_turn(text: str, player: Player, counts: Sequence[int], *, may_accept: bool) -> Turn:
@@ -146,10 +146,10 @@ def reply_to_turn(text: str, player: Player, counts: Sequence[int], *, may_accep
     if may_accept and re.match(r"accept\b", line):
         return Turn(player, None, accepted=True, legal=True)
     match = re.match(rf"take((?: [0-9]{{1,3}}){{{len(counts)}}})\b", line)
-    taken = tuple(map(int, match[1].split())) if match else None
-    if taken is None or min(rest_of(counts, taken)) < 0:
+    claim = tuple(map(int, match[1].split())) if match else None
+    if claim is None or min(rest_of(counts, claim)) < 0:
         return Turn(player, None, accepted=False, legal=False)
-    return Turn(player, taken, accepted=False, legal=True)
+    return Turn(player, claim, accepted=False, legal=True)
 
 
 def turns_to_deal(turns: Sequence[Turn], counts: Sequence[int]) -> dict[Player, Counts] | None:
@@ -158,25 +158,25 @@ def turns_to_deal(turns: Sequence[Turn], counts: Sequence[int]) -> dict[Player, 
         return None
     acceptor = turns[-1].player
     proposer = PLAYERS[acceptor == "first"]
-    taken = standing_offer(turns, acceptor)
-    assert taken is not None  # else it could not be accepted
-    return {proposer: taken, acceptor: rest_of(counts, taken)}
+    claim = standing_offer(turns, acceptor)
+    assert claim is not None  # else it could not be accepted
+    return {proposer: claim, acceptor: rest_of(counts, claim)}
 
 
 def tasks() -> Iterator[dict[str, Any]]:
     """160 pools with values in one fixed order, no two alike even with the sides swapped."""
     rng = random.Random(0)
     pools = [pool for pool in itertools.product(range(1, 6), repeat=3) if 5 <= sum(pool) <= 7]
-    known: set[tuple[Counts, frozenset[Counts]]] = set()
-    while len(known) < TASKS:
+    pool_keys: set[tuple[Counts, frozenset[Counts]]] = set()
+    while len(pool_keys) < TASKS:
         counts = rng.choice(pools)
         all_values = [v for v in itertools.product(range(TOTAL + 1), repeat=3) if worth_of(counts, v) == TOTAL]
         first, second = rng.choice(all_values), rng.choice(all_values)
         pairs = list(zip(first, second, strict=True))
         key = (counts, frozenset((first, second)))
-        if key in known or not all(map(any, pairs)) or not any(map(all, pairs)):
+        if key in pool_keys or not all(map(any, pairs)) or not any(map(all, pairs)):
             continue
-        known.add(key)
+        pool_keys.add(key)
         name = "-".join(map(str, (*counts, *first, *second)))
         values = {"first": list(first), "second": list(second)}
         yield {"id": f"pool-{name}", "kinds": rng.sample(KINDS, 3), "counts": list(counts), "values": values}
@@ -206,15 +206,15 @@ def reward(task: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     turns: list[Turn] = result["turns"]
     deal = turns_to_deal(turns, task["counts"])
     illegal = {player: sum(turn.player == player and not turn.legal for turn in turns) for player in PLAYERS}
-    got = {player: 0 if deal is None else worth_of(deal[player], task["values"][player]) for player in PLAYERS}
-    own, other = got["first"], got["second"]
+    gained = {player: 0 if deal is None else worth_of(deal[player], task["values"][player]) for player in PLAYERS}
+    first_worth, second_worth = gained["first"], gained["second"]
     possible = splits(task)
-    better = any(a >= own and b >= other and (a, b) != (own, other) for a, b in possible)
+    better = any(a >= first_worth and b >= second_worth and (a, b) != (first_worth, second_worth) for a, b in possible)
     return {
-        "nash": own * other / max(a * b for a, b in possible),
-        "welfare": (own + other) / max(a + b for a, b in possible),
+        "nash": first_worth * second_worth / max(a * b for a, b in possible),
+        "welfare": (first_worth + second_worth) / max(a + b for a, b in possible),
         "pareto": float(deal is not None and not better),
         "agreed": float(deal is not None),
         "legal": sum(turn.legal for turn in turns) / len(turns),
-        "payoff": {f"agent:{player}": got[player] / TOTAL - ILLEGAL_COST * illegal[player] for player in PLAYERS},
+        "payoff": {f"agent:{player}": gained[player] / TOTAL - ILLEGAL_COST * illegal[player] for player in PLAYERS},
     }

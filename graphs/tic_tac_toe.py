@@ -77,17 +77,17 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
 
     def player(name: Player) -> PlayerNode:
         async def move(state: BoardState) -> BoardState:
-            board = state_to_board(state)
-            reply = await model.ainvoke(profile_to_messages(PROFILE, EXAMPLES, board_to_prompt(board)))
-            square = reply_to_square(str(reply.text), board)
-            return {"moves": [Move(name, free_squares(board)[0] if square is None else square, square is not None)]}
+            position = state_to_board(state)
+            reply = await model.ainvoke(profile_to_messages(PROFILE, EXAMPLES, board_to_prompt(position)))
+            square = reply_to_square(str(reply.text), position)
+            return {"moves": [Move(name, free_squares(position)[0] if square is None else square, square is not None)]}
 
         return move
 
     def route(state: BoardState) -> str:
-        board = state_to_board(state)
-        mover = next(name for name, mark in MARKS.items() if mark == mark_to_move(board))
-        return mover if free_squares(board) else END
+        position = state_to_board(state)
+        mover = next(name for name, mark in MARKS.items() if mark == mark_to_move(position))
+        return mover if free_squares(position) else END
 
     graph = StateGraph(BoardState)
     for name, rival in (PLAYERS, PLAYERS[::-1]):
@@ -99,33 +99,33 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
 
 def state_to_board(state: BoardState) -> str:
     """The board after all moves, as `tic_tac_toe_rules` has it."""
-    board = state["start"]
+    position = state["start"]
     for move in state.get("moves", []):
-        board = board_after(board, move.square)
-    return board
+        position = board_after(position, move.square)
+    return position
 
 
-def board_to_prompt(board: str) -> str:
+def board_to_prompt(position: str) -> str:
     """What whoever is to move is asked: three rows with numbers on the free squares, and its mark."""
-    shown = [str(square + 1) if mark == FREE else mark for square, mark in enumerate(board)]
-    rows = [" ".join(shown[first : first + 3]) for first in (0, 3, 6)]
-    return "\n".join([*rows, f"You are {mark_to_move(board)}."])
+    cells = [str(square + 1) if mark == FREE else mark for square, mark in enumerate(position)]
+    rows = [" ".join(cells[first : first + 3]) for first in (0, 3, 6)]
+    return "\n".join([*rows, f"You are {mark_to_move(position)}."])
 
 
-def reply_to_square(text: str, board: str) -> int | None:
+def reply_to_square(text: str, position: str) -> int | None:
     """The first number of a reply as a square from 0, where that one is free; else None."""
     match = re.search(r"[0-9]+", text[:200])
     square = int(match[0]) - 1 if match else None
-    return square if square in free_squares(board) else None
+    return square if square in free_squares(position) else None
 
 
 def tasks() -> Iterator[dict[str, Any]]:
     """121 positions in one fixed order: all with 0, 2 or 4 marks, and none another one turned or mirrored."""
     rng = random.Random(0)
-    boards = [rng.choice(images(board)) for marks in (0, 2, 4) for board in open_positions(marks)]
+    boards = [rng.choice(images(position)) for marks in (0, 2, 4) for position in open_positions(marks)]
     rng.shuffle(boards)
-    for board in boards:
-        yield {"id": f"board-{board.replace(FREE, '-')}", "start": board}
+    for position in boards:
+        yield {"id": f"board-{position.replace(FREE, '-')}", "start": position}
 
 
 def task_to_input(task: dict[str, Any]) -> BoardState:
@@ -142,12 +142,12 @@ def reward(task: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     one; `drawn` is 1 for a draw.
     """
     moves: list[Move] = result["moves"]
-    board, sound = task["start"], 0
+    position, sound = task["start"], 0
     for move in moves:
-        after = board_after(board, move.square)
-        sound += move.legal and -worth_to_mover(after) == worth_to_mover(board)
-        board = after
-    won = {"X": 1.0, "O": -1.0, None: 0.0}[winner(board)]
+        next_position = board_after(position, move.square)
+        sound += move.legal and -worth_to_mover(next_position) == worth_to_mover(position)
+        position = next_position
+    won = {"X": 1.0, "O": -1.0, None: 0.0}[winner(position)]
     illegal = {player: sum(move.player == player and not move.legal for move in moves) for player in MARKS}
     return {
         "sound": sound / len(moves),

@@ -239,6 +239,7 @@ def compare(
     from marft_bridge.comparison.command import VersionFlags
     from marft_bridge.comparison.command import compare as run_compare
     from marft_bridge.comparison.page import REPORT_FILES
+    from marft_bridge.comparison.variants import AFTER_VARIANT
     from marft_bridge.config.compare import text_to_opponents, text_to_version
     from marft_bridge.config.gate_expression import expression_to_gate
     from marft_bridge.promotion.candidate_check import check_candidate, require_candidate
@@ -248,6 +249,7 @@ def compare(
     gate = expression_to_gate(promote_if) if promote_if is not None else None
     if gate is not None:
         require_candidate(settings, candidate)
+        candidate = candidate or (AFTER_VARIANT if opponents is not None else None)  # opponents are no candidates
     flags = VersionFlags(
         before,
         None if after is None else text_to_version("compare --after", after),

@@ -68,8 +68,8 @@ def trajectory_to_payoffs(trajectory: Trajectory, options: TrainerOptions) -> di
             earned.setdefault(side_of[agent], []).append(value)
     for steps in rewards.step.values():
         for step in steps:
-            (at,) = step.links  # without edges a step reward reaches the action that it arrived with, and no other
-            earned.setdefault(side_of[trajectory.actions[at].node], []).append(step.value)
+            (position,) = step.links  # without edges it reaches the action that it arrived with, and no other
+            earned.setdefault(side_of[trajectory.actions[position].node], []).append(step.value)
     return {side: math.fsum(values) for side, values in earned.items()}
 
 
@@ -100,7 +100,7 @@ def games_to_tournament(
         ratings=tuple(
             Rated(
                 variant=team.name,
-                **ratings.of[team.name]._asdict(),
+                **ratings.by_player[team.name]._asdict(),
                 won=sum(m.won * (m.first == team.name) + m.lost * (m.second == team.name) for m in matches),
                 drawn=sum(m.drawn * (team.name in (m.first, m.second)) for m in matches),
                 lost=sum(m.lost * (m.first == team.name) + m.won * (m.second == team.name) for m in matches),

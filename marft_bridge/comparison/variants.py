@@ -159,7 +159,7 @@ def options_to_lineup(
     teams = tuple(_table_to_team(config, table, registry, named_version=named_version) for table in tables)
     _refuse_repeated(teams)
     if opponents:
-        lineup = _add_opponents(config, teams, opponents, registry, named_version=named_version)
+        lineup = _add_opponents(config, teams, opponents, registry=registry, named_version=named_version)
     else:
         lineup = _add_mixed_teams(config, teams)
     _refuse_too_many_adapters(config, lineup.all_teams)
@@ -285,6 +285,7 @@ def _add_opponents(
     config: BridgeConfig,
     teams: Sequence[Team],
     opponents: Sequence[Version],
+    *,
     registry: AdapterRegistry,
     named_version: int | None,
 ) -> Lineup:

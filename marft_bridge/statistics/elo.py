@@ -42,7 +42,7 @@ class Rating(NamedTuple):
 class Ratings(NamedTuple):
     """Ratings by player. `finite`: whether the games alone give them; else the prior's games hold them finite."""
 
-    of: dict[str, Rating]
+    by_player: dict[str, Rating]
     finite: bool
 
 

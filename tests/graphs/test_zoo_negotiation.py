@@ -44,7 +44,7 @@ def run(recorder: Recorder, first: list[str], second: list[str]) -> tuple[dict[s
 
 def test_every_turn_depends_on_all_turns_before_it_and_a_side_sees_its_own_values_only(recorder: Recorder) -> None:
     result, policy = run(recorder, ["take 2 1 2", "Accept."], ["take 1 1 0 please"])
-    assert [turn.taken for turn in result["turns"]] == [(2, 1, 2), (1, 1, 0), None]
+    assert [turn.claim for turn in result["turns"]] == [(2, 1, 2), (1, 1, 0), None]
     assert recorded_edges(recorder) == {
         "trigger": "first1>second second>first2",
         "data": "first1>first2 first1>second second>first2",

@@ -44,18 +44,19 @@ def by_optimiser(played: list[Game], reference: str) -> dict[str, float]:
 def test_three_wins_to_one_are_400_log10_of_3_and_draws_count_half() -> None:
     ratings = games_to_ratings(games("ab", "first", "first", "first", "second"), "wxyz", "b", seed=0)
     assert ratings.finite
-    assert ratings.of["a"].elo == pytest.approx(400 * math.log10(3))
-    assert ratings.of["b"] == (0.0, None, None)
+    assert ratings.by_player["a"].elo == pytest.approx(400 * math.log10(3))
+    assert ratings.by_player["b"] == (0.0, None, None)
     # Two wins and two draws are three points of four as well, whoever is named first.
     drawn = games_to_ratings([*games("ba", "second", "tie"), *games("ab", "first", "tie")], "wxyz", "b", seed=0)
-    assert drawn.of["a"].elo == pytest.approx(400 * math.log10(3))
+    assert drawn.by_player["a"].elo == pytest.approx(400 * math.log10(3))
 
 
 def test_strengths_multiply_along_a_chain() -> None:
     # b beats c 3:1 and a beats b 3:1, and a and c never met: a is 9 times c.
     played = [*games("ab", "first", "first", "first", "second"), *games("bc", "first", "first", "first", "second")]
     ratings = games_to_ratings(played, range(8), "c", seed=0)
-    assert [ratings.of[name].elo for name in "abc"] == pytest.approx([400 * math.log10(9), 400 * math.log10(3), 0])
+    elo = [ratings.by_player[name].elo for name in "abc"]
+    assert elo == pytest.approx([400 * math.log10(9), 400 * math.log10(3), 0])
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -65,23 +66,25 @@ def test_ratings_are_those_of_a_general_optimiser(seed: int) -> None:
     played = [Game(*draw.sample("abcd", 2), draw.choice(outcomes)) for _ in range(40)]
     ratings = games_to_ratings(played, [n // 2 for n in range(40)], "a", seed=0)
     assert ratings.finite
-    assert {name: row.elo for name, row in ratings.of.items()} == pytest.approx(by_optimiser(played, "a"), abs=1e-2)
+    assert {name: row.elo for name, row in ratings.by_player.items()} == pytest.approx(
+        by_optimiser(played, "a"), abs=1e-2
+    )
 
 
 def test_who_lost_every_game_has_a_finite_rating_by_the_priors_games_and_no_interval() -> None:
     played = [*games("ab", "first", "tie", "second", "first"), *games("ac", *["first"] * 4), *games("bc", "first")]
     ratings = games_to_ratings(played, range(9), "c", seed=0)
     assert not ratings.finite
-    assert all(math.isfinite(row.elo) for row in ratings.of.values())
-    assert {(row.low, row.high) for row in ratings.of.values()} == {(None, None)}
-    assert ratings.of["a"].elo > ratings.of["b"].elo > 0
+    assert all(math.isfinite(row.elo) for row in ratings.by_player.values())
+    assert {(row.low, row.high) for row in ratings.by_player.values()} == {(None, None)}
+    assert ratings.by_player["a"].elo > ratings.by_player["b"].elo > 0
     # Two players, n games won: s and 1/s with n / (s^2 + 1) = 1/2 - 1 / (s + 1), for the prior's one game.
     assert PRIOR_GAMES == 1
     sure = games_to_ratings(games("ab", *["first"] * 20), range(20), "b", seed=0)
-    s = 10 ** (sure.of["a"].elo / 800)
+    s = 10 ** (sure.by_player["a"].elo / 800)
     assert 20 / (s**2 + 1) == pytest.approx(1 / 2 - 1 / (s + 1))
     more = games_to_ratings(games("ab", *["first"] * 40), range(40), "b", seed=0)
-    assert more.of["a"].elo > sure.of["a"].elo
+    assert more.by_player["a"].elo > sure.by_player["a"].elo
 
 
 def test_games_have_a_finite_maximum_where_each_can_be_reached_from_each() -> None:
@@ -104,7 +107,7 @@ def test_an_interval_is_over_tasks_and_holds_the_truth_as_often_as_it_says() -> 
             of_task = chance.choice([0.45, 0.95])
             wins = chance.random() < of_task
             played += games("ab", *["first" if wins else "second"] * 2)
-        rating = games_to_ratings(played, [n // 2 for n in range(120)], "b", seed=seed).of["a"]
+        rating = games_to_ratings(played, [n // 2 for n in range(120)], "b", seed=seed).by_player["a"]
         assert rating.low is not None
         assert rating.high is not None
         held += rating.low <= truth <= rating.high
@@ -118,9 +121,9 @@ def test_the_same_seed_gives_the_same_interval_and_equal_tasks_give_none() -> No
     played = games("ab", "first", "second", "first", "first", "tie", "first")
     assert games_to_ratings(played, "uvwxyz", "a", seed=3) == games_to_ratings(played, "uvwxyz", "a", seed=3)
     alike = games_to_ratings(games("ab", *["first", "second"] * 3), [n // 2 for n in range(6)], "a", seed=0)
-    assert (alike.of["b"].low, alike.of["b"].high) == (None, None)
+    assert (alike.by_player["b"].low, alike.by_player["b"].high) == (None, None)
     one = games_to_ratings(games("ab", "first", "second"), ["t", "t"], "a", seed=0)
-    assert one.of["b"][1:] == (None, None)
+    assert one.by_player["b"][1:] == (None, None)
 
 
 def test_what_is_no_tournament_is_refused() -> None:
