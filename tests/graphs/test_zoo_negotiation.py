@@ -186,7 +186,7 @@ def talks(node: str, messages: list[dict[str, Any]], chance: random.Random) -> s
 @pytest.mark.slow
 def test_the_rounds_pull_each_side_towards_its_own_payoff(tmp_path: Path) -> None:
     changes = {"train.trainer.offline.mode": "off"}
-    trained = train_zoo(ZOO / "negotiation.toml", talks, tmp_path, rounds=3, episodes=24, changes=changes)
+    trained = train_zoo(ZOO / "negotiation.toml", talks, tmp_path, rounds=2, episodes=16, changes=changes)
     assert set(trained.norms) == set(PLAYERS)
     assert min(trained.norms.values()) > 0
     for node in PLAYERS:
