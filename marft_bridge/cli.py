@@ -212,6 +212,9 @@ def compare(
     after: Annotated[
         str | None, typer.Option(help="Version after: a number, newest or best; without it best, which training names.")
     ] = None,
+    opponents: Annotated[
+        str | None, typer.Option(help="Versions that play before, after and each other: 2,4,base. For two sides.")
+    ] = None,
     non_inferior: Annotated[
         float | None,
         typer.Option(help="Not worse by this margin or more? Overrides `compare.non_inferior`."),
@@ -236,7 +239,8 @@ def compare(
     from marft_bridge.comparison.command import VersionFlags
     from marft_bridge.comparison.command import compare as run_compare
     from marft_bridge.comparison.page import REPORT_FILES
-    from marft_bridge.config.compare import text_to_version
+    from marft_bridge.comparison.variants import AFTER_VARIANT
+    from marft_bridge.config.compare import text_to_opponents, text_to_version
     from marft_bridge.config.gate_expression import expression_to_gate
     from marft_bridge.promotion.candidate_check import check_candidate, require_candidate
 
@@ -245,9 +249,14 @@ def compare(
     gate = expression_to_gate(promote_if) if promote_if is not None else None
     if gate is not None:
         require_candidate(settings, candidate)
-    after_version = None if after is None else text_to_version("compare --after", after)
+        candidate = candidate or (AFTER_VARIANT if opponents is not None else None)  # opponents are no candidates
+    flags = VersionFlags(
+        before,
+        None if after is None else text_to_version("compare --after", after),
+        () if opponents is None else text_to_opponents("compare --opponents", opponents),
+    )
     with open_reporter(as_json) as reporter:
-        report = run_compare(settings, reporter, resume, flags=VersionFlags(before, after_version))
+        report = run_compare(settings, reporter, resume, flags=flags)
         result = (
             None if gate is None else check_candidate(settings, report, gate, candidate=candidate, reporter=reporter)
         )

@@ -72,10 +72,11 @@ SELECT episode_id FROM episodes WHERE run_id = ? AND variant = ? ORDER BY task_i
 
 @dataclass(frozen=True, slots=True)
 class VersionFlags:
-    """--before and --after: adapter versions of every node, for a comparison without declared variants."""
+    """--before, --after and --opponents: versions of every node, for a comparison without declared variants."""
 
     before_version: int | None = None  # None: 0
     after_version: Version | None = None  # None: the one that training named, or else each node's newest
+    opponents: tuple[Version, ...] = ()  # some: every two variants play each other
 
 
 def compare(config: BridgeConfig, reporter: Reporter, resume: bool, flags: VersionFlags = VersionFlags()) -> Report:
@@ -97,6 +98,7 @@ def compare(config: BridgeConfig, reporter: Reporter, resume: bool, flags: Versi
         flags.before_version,
         after_version=flags.after_version,
         named_version=None if named is None else named.version,
+        opponents=flags.opponents,
     )
     for team in lineup.teams:
         if team.choice is not None:

@@ -43,10 +43,12 @@ from marft_bridge.comparison.records import (
     Report,
     Setup,
     Stopping,
+    Tournament,
     Variant,
     interval_to_estimate,
 )
 from marft_bridge.comparison.stopping import min_tasks_to_settle
+from marft_bridge.comparison.tournament import games_to_tournament, trajectory_to_game
 from marft_bridge.comparison.variants import Team
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.runs.learning_curve import LearningPoint
@@ -139,7 +141,8 @@ def episodes_to_report(
         stopping=_stopping(plan, progress),
         nodes=nodes,
         mixed=_mixed(plan, outcomes),
-        choices=outcomes_to_choices(outcomes, metric),
+        tournament=_tournament(config, plan, store, outcomes=outcomes, print_line=context.print_line),
+        choices=outcomes_to_choices({team.name: outcomes[team.name] for team in lineup.own_teams}, metric),
         currency=read_currency(store),
         cohorts=add_losses(store, cohorts, pairs, metric=metric, base=lineup.base.name),
         tasks=tuple(
@@ -273,6 +276,33 @@ def _stopping(plan: Plan, progress: Progress) -> Stopping | None:
         spent=sum(interim_result.spent for interim_result in progress.interim_results.values()),
         early=progress.used < len(plan.tasks),
     )
+
+
+def _tournament(
+    config: BridgeConfig,
+    plan: Plan,
+    store: TraceStore,
+    *,
+    outcomes: Mapping[str, Outcomes],
+    print_line: Callable[[str], None],
+) -> Tournament | None:
+    lineup = plan.lineup
+    if not lineup.seatings:
+        return None
+    trainer = config.train.trainer
+    games = [
+        game
+        for seating in lineup.seatings
+        for trajectory in _read_scored_trajectories(store, outcomes[seating.team.name])
+        if (game := trajectory_to_game(trajectory, seating, trainer)) is not None
+    ]
+    planned = len(lineup.seatings) * len(plan.tasks) * plan.samples
+    tournament = games_to_tournament(games, lineup, trainer, left_out=planned - len(games), seed=plan.seed)
+    if tournament is None:
+        print_line(
+            "no ratings: two variants have no game in which both sides have a payoff; check train.trainer.shaping"
+        )
+    return tournament
 
 
 def _mixed(plan: Plan, outcomes: Mapping[str, Outcomes]) -> Mixed | None:

@@ -53,6 +53,7 @@ def report_to_markdown(report: Report) -> str:
         *_scores(report),
         *_curve(report),
         *_choices(report),
+        *_tournament(report),
         *_mixed(report),
         *_nodes(report),
         *_cohorts(report),
@@ -166,6 +167,33 @@ def _curve(report: Report) -> Iterator[str]:
             for point in report.learning_curve
         ]
         yield _table(["round", "phase", "episodes", "mean reward", "95% interval"], rows, text_columns=2)
+
+
+def _tournament(report: Report) -> Iterator[str]:
+    tournament = report.tournament
+    if tournament is None:
+        return
+    yield "## Tournament"
+    yield wording.describe_tournament(report, tournament, code)
+    rows = [
+        [code(rated.variant), wording.rating_text(rated), *map(str, (rated.won, rated.drawn, rated.lost))]
+        for rated in wording.ranking(tournament)
+    ]
+    yield _table(["variant", "Elo (95% interval)", "won", "drawn", "lost"], rows)
+    first, second = map(code, tournament.sides)
+    yield _table(
+        [first, second, f"won by {first}", "drawn", "lost", f"mean payoff of {first}", f"of {second}"],
+        [
+            [
+                code(match.first),
+                code(match.second),
+                *map(str, (match.won, match.drawn, match.lost)),
+                *map(number, (match.payoff_first, match.payoff_second)),
+            ]
+            for match in tournament.matches
+        ],
+        text_columns=2,
+    )
 
 
 def _mixed(report: Report) -> Iterator[str]:

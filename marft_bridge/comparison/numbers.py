@@ -24,6 +24,12 @@ def signed(x: float) -> str:
     return ("+" if x > 0 else "") + number(x)
 
 
+def points(x: float) -> str:
+    """An Elo rating in whole points with its sign, except 0."""
+    rounded = round(x)
+    return f"{rounded:+,}".replace("-", _MINUS) if rounded else "0"
+
+
 def percent(x: float | None) -> str:
     """A share of 1 in whole percent, "< 1%" and "> 99%" where it would round to 0 or 100; "n/a" for None."""
     if x is None:

@@ -245,6 +245,44 @@ class Mixed(_ReportPart):
     shares: tuple[NodeShare, ...]
 
 
+class Rated(_ReportPart):
+    """One variant in the tournament: its games on both sides against all others. `elo` is 0 for the base."""
+
+    variant: Text
+    elo: float
+    low: float | None  # 95% interval, over tasks; None where the tasks cannot give it
+    high: float | None
+    won: int = Field(ge=0)
+    drawn: int = Field(ge=0)
+    lost: int = Field(ge=0)
+
+
+class Match(_ReportPart):
+    """All games in which `first` played the first side and `second` the second. Payoffs are means of a game."""
+
+    first: Text
+    second: Text
+    won: int = Field(ge=0)  # by `first`
+    drawn: int = Field(ge=0)
+    lost: int = Field(ge=0)
+    payoff_first: float
+    payoff_second: float
+
+
+class Tournament(_ReportPart):
+    """Every two variants against each other on both sides of the game: whoever earned more has won.
+
+    `finite`: whether the games alone give ratings; else somebody won or lost everything, a game of each against a
+    player of strength 1 holds them finite, and they have no interval.
+    """
+
+    sides: tuple[Text, Text]
+    ratings: tuple[Rated, ...] = Field(min_length=2)
+    finite: bool
+    matches: tuple[Match, ...] = Field(min_length=2)
+    left_out: int = Field(ge=0)  # games in which a side has no payoff, or that have no score
+
+
 class Choice(_ReportPart):
     """A team, a variant or a mixed one, by what it is worth and what a run of it costs.
 
@@ -348,6 +386,7 @@ class Report(_ReportPart):
     stopping: Stopping | None = None
     nodes: dict[Text, dict[Text, NodeSide]] = Field(default_factory=dict)  # node -> variant -> what it did
     mixed: Mixed | None = None
+    tournament: Tournament | None = None
     choices: tuple[Choice, ...] = ()  # of all teams; none without prices
     currency: Text | None = None  # of the costs
     cohorts: tuple[Cohort, ...] = ()
@@ -396,6 +435,9 @@ class Report(_ReportPart):
         yield from (changed.candidate for changed in self.tasks)
         if self.mixed is not None:
             yield self.mixed.candidate
+        if self.tournament is not None:
+            yield from (row.variant for row in self.tournament.ratings)
+            yield from (name for row in self.tournament.matches for name in (row.first, row.second))
 
 
 def _margin_claim(row: Contrast) -> str:

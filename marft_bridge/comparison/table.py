@@ -67,6 +67,9 @@ def _notes(report: Report) -> Iterator[str]:
         yield f"worse: {'; '.join(wording.cohort_loss(c, variant, _shorten_name) for c, variant in worse)}"
     if report.choices:
         yield f"efficient by their means: {wording.efficient_teams(report, _shorten_name)}"
+    if report.tournament is not None:
+        yield f"Elo: {wording.ratings_text(report.tournament, _shorten_name)}"
+        yield wording.describe_tournament(report, report.tournament, _shorten_name)
     if report.mixed is not None:
         yield f"which agent moved: {wording.moved_nodes(report.mixed, _shorten_name)}"
 

@@ -1,14 +1,15 @@
 """`[compare]` and the command line's versions -> the teams to run: their graphs, models and adapter versions.
 
 Invariants: the first team is the base; a team's versions exist; no two teams would run the same thing, so the teams
-between base and candidate (mixed teams) never repeat either of them; no server has to hold more adapters at once than
-it has room for.
+between base and candidate (mixed teams) never repeat either of them; in a tournament every two variants meet on both
+seats; no server has to hold more adapters at once than it has room for.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,13 +81,23 @@ class Team:
 
 
 @dataclass(frozen=True, slots=True)
+class Seating:
+    """Two variants on the two sides of a game: one plays the first side, the other the second."""
+
+    first: str
+    second: str
+    team: Team
+
+
+@dataclass(frozen=True, slots=True)
 class Lineup:
-    """All teams of one comparison: the base, the candidates, and the mixed teams between the base and one of them."""
+    """All teams of one comparison: the base, the candidates, and those in which nodes of two of them act together."""
 
     teams: tuple[Team, ...]  # the base first, then the candidates
     mixed_teams: Mapping[frozenset[str], Team] = field(default_factory=dict)  # nodes as in the candidate -> team
     mixed_candidate: str | None = None
     mixed_nodes: tuple[str, ...] = ()  # that differ between the base and that candidate
+    seatings: tuple[Seating, ...] = ()  # of a tournament: every two teams on both seats
 
     @property
     def base(self) -> Team:
@@ -105,9 +116,14 @@ class Lineup:
         return tuple(team for team in self.mixed_teams.values() if team.name not in declared)
 
     @property
+    def own_teams(self) -> tuple[Team, ...]:
+        """Every team that runs, without those of a tournament, in which two variants play against each other."""
+        return (*self.teams, *self.mixed_only_teams)
+
+    @property
     def all_teams(self) -> tuple[Team, ...]:
         """Every team that runs, in their order on each task."""
-        return (*self.teams, *self.mixed_only_teams)
+        return (*self.own_teams, *(seating.team for seating in self.seatings))
 
 
 def options_to_lineup(
@@ -116,12 +132,15 @@ def options_to_lineup(
     before_version: int | None = None,
     after_version: Version | None = None,
     named_version: int | None = None,
+    opponents: Sequence[Version] = (),
 ) -> Lineup:
-    """`[compare]`, and the flags --before and --after, into the teams.
+    """`[compare]`, and the flags --before, --after and --opponents, into the teams.
 
     Args:
         registry: of the adapters of the configuration's base model.
         before_version, after_version: of every node where no variants are declared; None: 0 and the best.
+        opponents: further versions of every node, each a variant of its own, all of which play each other. One that is
+            the same as another variant is that one.
         named_version: what `best` stands for; None: each node's newest.
 
     Raises:
@@ -129,6 +148,8 @@ def options_to_lineup(
         ServingError: a version does not exist.
     """
     tables = config.compare.variants
+    if opponents:
+        _refuse_no_tournament(config)
     if tables and (before_version is not None or after_version is not None):
         raise ConfigError("compare: --before and --after have no effect beside [[compare.variants]]; leave them out")
     if not tables:
@@ -137,7 +158,10 @@ def options_to_lineup(
         tables = (base, VariantOptions(name=AFTER_VARIANT, adapters=after))
     teams = tuple(_table_to_team(config, table, registry, named_version=named_version) for table in tables)
     _refuse_repeated(teams)
-    lineup = _add_mixed_teams(config, teams)
+    if opponents:
+        lineup = _add_opponents(config, teams, opponents, registry=registry, named_version=named_version)
+    else:
+        lineup = _add_mixed_teams(config, teams)
     _refuse_too_many_adapters(config, lineup.all_teams)
     return lineup
 
@@ -237,6 +261,54 @@ def _describe_team(team: Team) -> str:
     versions = ", ".join(f"{node}@{version}" for node, version in team.adapters.items())
     suffix = f" on {team.deployment.model}" if team.deployment.model else ""
     return f"{team.deployment.graph.app} with {versions}{suffix}{prompts}"
+
+
+# -- a tournament ---------------------------------------------------------------------------------------------
+
+
+def _refuse_no_tournament(config: BridgeConfig) -> None:
+    options, sides = config.compare, config.train.trainer.sides
+    if options.variants:
+        raise ConfigError("compare: --opponents has no effect beside [[compare.variants]]; leave one of them out")
+    if len(sides) != 2:
+        raise ConfigError(
+            f"compare --opponents: a tournament is between two sides, and train.trainer.sides names {len(sides)}; "
+            "name the two, or leave --opponents out"
+        )
+    unfit_options = {"mixed_candidate": options.mixed_candidate is not None, "stop_early": options.stop_early}
+    for option, is_set in unfit_options.items():
+        if is_set:
+            raise ConfigError(f"compare --opponents does not go with compare.{option}: leave one of them out")
+
+
+def _add_opponents(
+    config: BridgeConfig,
+    teams: Sequence[Team],
+    opponents: Sequence[Version],
+    *,
+    registry: AdapterRegistry,
+    named_version: int | None,
+) -> Lineup:
+    players = list(teams)
+    for opponent in opponents:
+        table = VariantOptions(name=f"version {opponent}", adapters=opponent)
+        player = _table_to_team(config, table, registry, named_version=named_version)
+        if _versions(player) not in map(_versions, players):
+            players.append(player)
+    return Lineup(tuple(players), seatings=tuple(_seatings(config, players)))
+
+
+def _seatings(config: BridgeConfig, players: Sequence[Team]) -> Iterator[Seating]:
+    """Every two players on both seats. A node of no side acts as in the base."""
+    (first_side, first_nodes), (second_side, second_nodes) = config.train.trainer.sides.items()
+    base = players[0]
+    for first, second in itertools.permutations(players, 2):
+        versions = {
+            node: (first if node in first_nodes else second if node in second_nodes else base).adapters[node]
+            for node in base.adapters
+        }
+        name = f"{first.name} as {first_side}, {second.name} as {second_side}"
+        yield Seating(first.name, second.name, Team(name, base.deployment, versions))
 
 
 # -- mixed teams ----------------------------------------------------------------------------------------------

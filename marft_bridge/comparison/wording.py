@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
-from marft_bridge.comparison.numbers import counted, number, p_equals, signed, signed_interval
+from marft_bridge.comparison.numbers import counted, number, p_equals, points, signed, signed_interval
 from marft_bridge.comparison.records import (
     ONE_SIDED_SIGNIFICANCE,
     SIGNIFICANCE,
@@ -22,8 +22,10 @@ from marft_bridge.comparison.records import (
     NodeShare,
     NonInferiority,
     Power,
+    Rated,
     Report,
     Stopping,
+    Tournament,
 )
 
 FormatName = Callable[[str], str]
@@ -254,6 +256,39 @@ def cohort_loss(cohort: Cohort, candidate: str, format_name: FormatName = str) -
     row = next(row for row in cohort.contrasts if row.variant == candidate)
     place = f"{format_name(candidate)} in {format_name(cohort.field)} {format_name(cohort.value)}"
     return f"{place}: {signed(row.diff)} ({signed_interval(row.simultaneous)}), {row.outcome}"
+
+
+def rating_text(rated: Rated) -> str:
+    """An Elo rating with its interval: "+212 (+150 to +280)"."""
+    if rated.low is None or rated.high is None:
+        return points(rated.elo)
+    return f"{points(rated.elo)} ({points(rated.low)} to {points(rated.high)})"
+
+
+def ranking(tournament: Tournament) -> list[Rated]:
+    """The ratings, the best first."""
+    return sorted(tournament.ratings, key=lambda rated: -rated.elo)
+
+
+def ratings_text(tournament: Tournament, format_name: FormatName = str) -> str:
+    """All ratings in one line, the best first."""
+    return ", ".join(f"{format_name(rated.variant)} {rating_text(rated)}" for rated in ranking(tournament))
+
+
+def describe_tournament(report: Report, tournament: Tournament, format_name: FormatName = str) -> str:
+    """How the ratings came about, and what they do not tell."""
+    sentences = [
+        f"Every two variants played each other on both sides; whoever earned more has won, a draw is half a win. "
+        f"{format_name(report.base)} is 0; 400 points are ten wins to one. Intervals are over tasks."
+    ]
+    if not tournament.finite:
+        sentences.append(
+            "Somebody won or lost everything: a game more of each, against an average player, half won, keeps ratings "
+            "finite, and how far apart they are is not told. Take more tasks, or opponents nearer to each other."
+        )
+    if tournament.left_out:
+        sentences.append(f"{counted(tournament.left_out, 'game')} without a score or a payoff of both sides left out.")
+    return " ".join(sentences)
 
 
 def uncosted(report: Report) -> str:

@@ -21,6 +21,11 @@ Version = Annotated[int, Field(ge=0)] | Literal["newest", "best"]
 _OF_ANOTHER_APP = {"nodes", "frozen", "task_to_input", "context", "config"}
 
 
+def text_to_opponents(flag: str, text: str) -> tuple[Version, ...]:
+    """Versions as they are typed, with commas between; `base` is 0. Raises ConfigError; `flag` begins its message."""
+    return tuple(0 if word == "base" else text_to_version(flag, word) for word in map(str.strip, text.split(",")))
+
+
 def text_to_version(flag: str, text: str) -> Version:
     """A version as it is typed: a number, `best` or `newest`. Raises ConfigError; `flag` begins its message."""
     if text == BEST:

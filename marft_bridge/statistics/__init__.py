@@ -9,6 +9,7 @@
 - `fork_worth`: rewards of an episode and of its forks at a call -> what the recorded answer was worth.
 - `group_spread`: outcomes of runs by task -> how likely fresh groups of runs are to differ.
 - `planning`: paired differences -> minimum detectable effect, and the number of tasks that settles an effect.
+- `bradley_terry`, `elo`: games or pairs of several players -> how strong each is, with intervals.
 - `shapley`: scores of teams with some agents replaced -> what each agent contributes.
 
 docs/statistics.md says which to use when, with measured error rates.

@@ -61,6 +61,9 @@ RUN_BY = {
     ("docs/hosted-to-local.md", "marft-bridge rank"): (
         "test_rank.py: test_the_commands_of_the_page_run_as_they_are_written"
     ),
+    ("docs/comparison.md", "marft-bridge compare --config bridge.toml --opponents"): (
+        "test_tournament.py: test_the_command_of_the_page_has_all_versions_play_each_other_on_the_same_tasks"
+    ),
     ("docs/training.md", "torchrun"): LAUNCHED,
     ("docs/training.md", "accelerate"): LAUNCHED,
 }
