@@ -1,15 +1,14 @@
 """Owns: how much of its rate a round is worth.
 
-- A round with one failure among many runs moves an adapter less than one that tells half from half, though AdamW's steps
-  would have one size.
+- A round with one failure among many runs moves an adapter a fraction as far as one that tells half from half, though
+  AdamW's steps would have one size; and so does one telling group among many that say nothing.
 - The share is worked by hand, and knows no unit.
-- Where the better actions are no more than the worse ones, or both signs count, the weights are those of before, bit for
-  bit.
+- Where the better actions are no more than the worse ones, or both signs count, the weights are those of before, bit
+  for bit.
 """
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +29,16 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_llama(tmp_path_factory.mktemp("model") / "tiny")
 
 
-def update(model_dir: Path, failures: int, **options: Any) -> tuple[dict[str, Any], torch.Tensor]:
-    """Figures of the actor's round of `RUNS` calls, and its weights afterwards."""
+def update(model_dir: Path, failures: int, *, samples: int = 1, **options: Any) -> tuple[dict[str, Any], torch.Tensor]:
+    """Figures of the actor's round of `RUNS` calls, of which the first ones failed, and its weights afterwards."""
     fields = {"device": "cpu", "mismatch": "none", "minibatch_actions": 2, "negative_weight": 0.0, "lr": 1e-3} | options
     trainer = MarftTrainer(trainer_options(**fields), model_dir, AGENTS, seed=0)
     actions = sample_batch(trainer, "actor", [[3, 1]] * RUNS, 2, torch.Generator().manual_seed(2))
     rewards = [float(i >= failures) for i in range(RUNS)]
-    played = [make_trajectory([a], r, task_id=str(i)) for i, (a, r) in enumerate(zip(actions, rewards, strict=True))]
+    played = [
+        make_trajectory([a], r, task_id=str(i // samples))
+        for i, (a, r) in enumerate(zip(actions, rewards, strict=True))
+    ]
     figures = trainer.update(played)["agents"]["actor"]
     return figures, torch.cat([p.detach().flatten() for p in trainer.policies.parameters("actor").values()])
 
@@ -46,8 +48,16 @@ def test_one_failure_of_many_runs_moves_an_adapter_less_than_a_round_that_tells_
 ) -> None:
     nearly_right, half_right = update(model_dir, 1)[0], update(model_dir, RUNS // 2)[0]
     assert nearly_right["steps"] > half_right["steps"]
-    assert nearly_right["adapter_moved"] < half_right["adapter_moved"] / 2
-    assert nearly_right["lr"] == pytest.approx(half_right["lr"] * math.sqrt(1 / (RUNS - 1)), rel=1e-3)
+    assert nearly_right["adapter_moved"] < half_right["adapter_moved"] / 5
+    assert nearly_right["lr"] == pytest.approx(half_right["lr"] / (RUNS - 1), rel=1e-3)
+
+
+@pytest.mark.parametrize("estimator", ["rloo", "grpo"])
+def test_one_telling_group_among_many_is_worth_what_its_failures_tell(model_dir: Path, estimator: str) -> None:
+    nearly_right = update(model_dir, 1, samples=4, estimator=estimator)[0]
+    half_right = update(model_dir, 2, samples=4, estimator=estimator)[0]
+    assert nearly_right["lr"] == pytest.approx(half_right["lr"] / 3)
+    assert nearly_right["adapter_moved"] < half_right["adapter_moved"]
 
 
 @pytest.mark.parametrize(
@@ -55,18 +65,20 @@ def test_one_failure_of_many_runs_moves_an_adapter_less_than_a_round_that_tells_
     [
         ([1.0, -1.0], 0.0, 1.0),
         ([3.0, -1.0, -1.0, -1.0], 0.0, 1.0),  # few successes: never more than the rate
-        ([1.0, 1.0, 1.0, -3.0], 0.0, math.sqrt(1 / 3)),
-        ([0.01, 0.01, 0.01, -0.03], 0.0, math.sqrt(1 / 3)),  # in another unit
-        ([1.0, 1.0, 1.0, -3.0, 0.0, 0.0], 0.0, math.sqrt(1 / 3)),  # beside a group that says nothing
-        ([1 / 47] * 47 + [-1.0], 0.0, math.sqrt(1 / 47)),
+        ([1.0, 1.0, 1.0, -3.0], 0.0, 1 / 3),
+        ([0.01, 0.01, 0.01, -0.03], 0.0, 1 / 3),  # in another unit
+        ([1.0, 1.0, 1.0, -3.0, 0.0, 0.0], 0.0, 1 / 3),  # beside a group that says nothing
+        ([1 / 47] * 47 + [-1.0], 0.0, 1 / 47),
+        ([2.0, 1.0, -1.0, -2.0], 0.0, 1.0),
         ([1.0, 1.0, 1.0, -3.0], 1.0, 1.0),
-        ([1.0, 1.0, 1.0, -3.0], 0.1, math.sqrt((3 + 0.09) / 4 / 3)),
+        ([1.0, 1.0, 1.0, -3.0], 0.1, 1 / 3 + 0.01),
         ([0.0, 0.0], 0.0, 1.0),
-        ([-1.0], 0.0, 1.0),
+        ([-1.0], 0.0, 1.0),  # nothing to learn from
+        ([1.0], 0.0, 1.0),  # nothing to hold against
         ([], 0.0, 1.0),
     ],
 )
-def test_the_share_is_that_of_root_mean_squares(advantages: list[float], negative_weight: float, share: float) -> None:
+def test_the_share_is_that_of_the_squares(advantages: list[float], negative_weight: float, share: float) -> None:
     assert advantages_to_rate_share(advantages, negative_weight) == pytest.approx(share)
 
 
