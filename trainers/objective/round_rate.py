@@ -2,7 +2,7 @@
 
 AdamW's steps have one size, whatever the size of the gradient. Where one run of 48 failed, the 47 others are better
 than expected by a hair, and would be imitated by twice as many whole steps as in a round that tells half from half:
-what such steps follow is which tasks were drawn. So a round goes no further than its worse actions tell.
+what such steps follow is which tasks were drawn. So steps are as long as the better actions are better.
 
 Invariant: 1, bit for bit, where the better actions weigh no less than the worse ones, or where both signs count in
 full. It knows no losses and no optimiser.
@@ -15,13 +15,12 @@ from collections.abc import Iterable
 
 
 def advantages_to_rate_share(advantages: Iterable[float], negative_weight: float) -> float:
-    """Sum of the squares of the better actions' advantages over that of the worse ones, at most 1.
+    """The better actions' advantages over those of the worse ones, as roots of their squares, at most 1.
 
     Of runs that are right or wrong alike, a share p of them right, the better ones are better by (1 - p) / s and the
-    worse ones worse by p / s, with s^2 = p (1 - p). The ratio is then (1 - p) / p, the number of wrong runs over that
-    of right ones: 0.11 at 0.9 and 0.02 at 47 of 48. As a round takes a step for every so many better actions, it goes
-    as far as it would with as many of these as there are worse ones; up to p = 1/2 nothing changes. The same holds
-    for one telling group among many that say nothing, whose advantages are 0, and in whatever unit.
+    worse ones worse by p / s, with s^2 = p (1 - p). The ratio is then the root of (1 - p) / p, by how many deviations
+    a better one is better: 0.33 at 0.9 and 0.15 at 47 of 48. Up to p = 1/2 nothing changes. The same holds inside one
+    telling group among many that say nothing, whose advantages are 0, and in whatever unit.
 
     Args:
         advantages: normalised or not, centred in either case; of all units of one adapter in this round.
@@ -32,4 +31,4 @@ def advantages_to_rate_share(advantages: Iterable[float], negative_weight: float
         (better if advantage > 0 else worse).append(advantage * advantage)
     against = math.fsum(worse)
     learned = math.fsum(better) + negative_weight**2 * against
-    return min(1.0, learned / against) if learned and against else 1.0
+    return min(1.0, math.sqrt(learned / against)) if learned and against else 1.0
