@@ -79,7 +79,7 @@ def test_one_telling_group_among_many_is_worth_what_it_tells(model_dir: Path, es
         ([], 0.0, 1.0),
     ],
 )
-def test_the_share_is_that_of_the_roots_of_squares(
+def test_the_share_is_a_ratio_of_roots_of_squares(
     advantages: list[float], negative_weight: float, share: float
 ) -> None:
     assert advantages_to_rate_share(advantages, negative_weight) == pytest.approx(share)
