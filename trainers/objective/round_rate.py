@@ -26,7 +26,7 @@ def advantages_to_rate_share(advantages: Iterable[float], negative_weight: float
         advantages: normalised or not, centred in either case; of all units of one adapter in this round.
         negative_weight: `objective.negative_weight`, what a negative one counts.
     """
-    better, worse = [], []
+    better, worse = list[float](), list[float]()
     for advantage in advantages:
         (better if advantage > 0 else worse).append(advantage * advantage)
     against = math.fsum(worse)
