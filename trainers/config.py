@@ -193,7 +193,8 @@ class OptimizerOptions(_Options):
     """Rates, steps and gradients of the adapters."""
 
     lr: float = Field(default=1e-3, gt=0)
-    """AdamW's learning rate of the adapters."""
+    """AdamW's learning rate of the adapters, at most: a round most of whose actions did well has less of it, by how
+    little better these were."""
     epochs: int = Field(default=2, ge=1)
     """Passes over a round."""
     minibatch_actions: int = Field(default=2, ge=1)

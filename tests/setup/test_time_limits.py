@@ -1,4 +1,4 @@
-"""Owns: a test that hangs ends, and says where it hung; also a property, whose runner would take the alarm for a find."""
+"""Owns: a test that hangs ends and says where it hung; a property too, whose runner takes the alarm for a find."""
 
 from __future__ import annotations
 

@@ -29,6 +29,7 @@ from trainers.config import TrainerOptions
 from trainers.credit.units import Units
 from trainers.objective.adapter_round import AdapterRound
 from trainers.objective.improve import improve, measure
+from trainers.objective.round_rate import advantages_to_rate_share
 from trainers.objective.schedule import rate_factor
 from trainers.objective.scored_round import ScoredRound
 from trainers.objective.trust_region import SLACK, information, next_rate
@@ -131,8 +132,9 @@ def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
     for name, rows in rows_of.items():
         learner = context.policies.learners[name]
         snapshot = learner.snapshot()
-        lr = learner.set_rate(learner.kl_rate * rate_factor(options.experimental.schedule, context.rounds))
         adapter_round = context.to_adapter_round(name, factor_A, rows=rows)
+        schedule = rate_factor(options.experimental.schedule, context.rounds)
+        lr = learner.set_rate(_rate_of_round(adapter_round.advantage_U, learner.kl_rate, options) * schedule)
         tick = context.tick_of(f"update {name}", len(rows) * options.optimizer.epochs)
         improved = improve(learner, adapter_round, context.generator, tick=tick, options=options)
         factor_mean = float(factor_A[rows].mean()) if rows else None
@@ -156,6 +158,14 @@ def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
         movement = learner.movement(snapshot)
         learned[name] = {**improved, **measured, "kl_target": target, "lr": lr, "factor_mean": factor_mean, **movement}
     return learned
+
+
+def _rate_of_round(advantage_U: Sequence[Tensor], kl_rate: float, options: TrainerOptions) -> float:
+    """The factor of an adapter's rate that a round is worth; with `kl_target`, which looks at the same, its own."""
+    if options.objective.kl_target is not None or not advantage_U:
+        return kl_rate
+    negative_weight = options.objective.negative_weight
+    return kl_rate * advantages_to_rate_share(torch.cat(list(advantage_U)).tolist(), negative_weight)
 
 
 class _SideFactors:
