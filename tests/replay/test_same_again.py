@@ -122,7 +122,7 @@ def test_random_programs_come_out_the_same(drawing: Drawing) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_three_hundred_random_programs_come_out_the_same() -> None:
-    """In a process of its own, which says where it hangs: after hundreds of other tests it twice did, and nobody saw why."""
+    """In a process of its own, which says where it hangs: after hundreds of other tests it twice did; not seen why."""
     programs = (
         "import faulthandler; faulthandler.dump_traceback_later(400, exit=True)\n"
         "from hypothesis import given, settings\n"
