@@ -7,6 +7,7 @@ Ctrl-C, which go on to whoever waits for the run.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import signal
 import threading
 from collections.abc import Awaitable
@@ -50,6 +51,8 @@ async def within(seconds: float, awaitable: Awaitable[_Value]) -> _Value:
     except BaseException:
         task.cancel()
         await asyncio.wait({task}, timeout=_PAUSE_S)
+        if inspect.iscoroutine(awaitable) and inspect.getcoroutinestate(awaitable) == inspect.CORO_CREATED:
+            awaitable.close()  # its task was cancelled before it began, as all are when a loop ends
         raise
     if not task.done():
         await _end_task(task)

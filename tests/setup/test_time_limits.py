@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.paths import TESTS
+from support.paths import ROOT, TESTS
 
 PROPERTY = """
 import threading
@@ -36,9 +37,10 @@ def test_a_property_that_hangs_fails_with_all_stacks_and_the_others_run(tmp_path
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *options, str(tmp_path)],
         cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{TESTS}"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=250,
     )
     assert "1 failed, 1 passed" in run.stdout, run.stdout + run.stderr
     assert "in test_that_never_ends" in run.stderr
