@@ -16,6 +16,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from marft_bridge.common.printable import text_to_line
 from marft_bridge.comparison.drawing import Scale, axis_ticks, scale_over, tick_text
 from marft_bridge.move_plan.proposal import LIKELY_NATS
 
@@ -52,6 +53,18 @@ def plan_to_svg(plan: Mapping[str, Any]) -> str:
     )
 
 
+def plan_to_lines(plan: Mapping[str, Any]) -> list[str]:
+    """The proposal for the terminal: "1. router: first, likely after the probe, weight 0.42"."""
+    return [
+        text_to_line(f"{_to_name(proposed)}: {proposed['move']}" + "".join(f", {why}" for why in proposed["reasons"]))
+        for proposed in plan["proposal"]
+    ]
+
+
+def _to_name(proposed: Mapping[str, Any]) -> str:
+    return proposed["node"] if proposed["place"] is None else f"{proposed['place']}. {proposed['node']}"
+
+
 class _Drawing:
     """Two columns over all rows: nats a token, and the share of what all nodes cost."""
 
@@ -76,8 +89,7 @@ class _Drawing:
 
     def row(self, proposed: Mapping[str, Any], node: Mapping[str, Any], y: float) -> Iterator[Markup]:
         """One node."""
-        place = "" if proposed["place"] is None else f"{proposed['place']}. "
-        yield _text("name", (12, y - 2), f"{place}{proposed['node']}")
+        yield _text("name", (12, y - 2), _to_name(proposed))
         yield _text("quiet", (12, y + 14), proposed["move"])
         if probe := (node["local"] or {}).get("probe"):
             before, after = probe["before"]["mean"], probe["after"]["mean"]
@@ -125,7 +137,10 @@ def main() -> None:
     parser.add_argument("plan", type=Path, help="what `marft-bridge plan --json` printed")
     parser.add_argument("svg", type=Path, help="the file to write")
     given = parser.parse_args()
-    given.svg.write_text(plan_to_svg(json.loads(given.plan.read_text(encoding="utf-8"))), encoding="utf-8")
+    plan = json.loads(given.plan.read_text(encoding="utf-8"))
+    given.svg.write_text(plan_to_svg(plan), encoding="utf-8")
+    for line in plan_to_lines(plan):
+        print(line)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from support.chat_rig import save_chat_model
 from support.paths import ROOT
 
 from examples.hosted_to_local import app, looks, orders, teacher
-from examples.hosted_to_local.picture import plan_to_svg
+from examples.hosted_to_local.picture import plan_to_lines, plan_to_svg
 from examples.hosted_to_local.record import record
 from marft_bridge.common.import_name import load_name
 from marft_bridge.config.bridge import toml_to_config
@@ -233,6 +233,14 @@ def test_the_picture_of_a_plan_has_its_nodes_in_their_order_and_draws_no_more_th
     assert svg.count("<circle") == 2  # of the one node that was probed
     without_prices = [{**node, "usage": {"costs": {}}} for node in nodes]
     assert "%</text>" not in plan_to_svg({"nodes": without_prices, "proposal": proposal})
+
+
+def test_the_proposal_of_a_plan_is_a_line_a_node_in_which_nothing_moves_the_cursor() -> None:
+    proposal = [
+        {"node": "router", "move": "first", "place": 1, "reasons": ["likely", "weight 0.42"]},
+        {"node": "wri\x1b[2Jter", "move": "local", "place": None, "reasons": []},
+    ]
+    assert plan_to_lines({"proposal": proposal}) == ["1. router: first, likely, weight 0.42", "wri\\x1b[2Jter: local"]
 
 
 # -- the whole script -------------------------------------------------------------------------------------------------
