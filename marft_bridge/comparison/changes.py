@@ -35,9 +35,7 @@ def pairs_to_changes(
 ) -> ChangedTasks | None:
     """The tasks that gained most and those that lost most, ties by id; None where no task changed."""
     by_task = _group_by_task(pairs)
-    gains = {task: _mean_gain(task_pairs, metric) for task, task_pairs in by_task.items()}
-    best = sorted((task for task in gains if gains[task] > 0), key=lambda task: (-gains[task], task))
-    worst = _lost_most(by_task, metric)
+    best, worst = _most_changed(by_task, metric, sign=1), _most_changed(by_task, metric, sign=-1)
     if not best and not worst:
         return None
     show = functools.partial(_show_change, store, metric=metric, base=base, candidate=candidate)
@@ -67,7 +65,7 @@ def add_losses(
             )
             lost[candidate] = tuple(
                 _show_change(store, by_task[task], metric=metric, base=base, candidate=candidate, sign=-1)
-                for task in _lost_most(by_task, metric)[:MAX_COHORT_TASKS]
+                for task in _most_changed(by_task, metric, sign=-1)[:MAX_COHORT_TASKS]
             )
         return lost
 
@@ -81,10 +79,10 @@ def _group_by_task(pairs: Iterable[Pair]) -> dict[str, list[Pair]]:
     return by_task
 
 
-def _lost_most(by_task: Mapping[str, Sequence[Pair]], metric: str) -> list[str]:
-    """The tasks that lost, the worst first, ties by id."""
-    gains = {task: _mean_gain(task_pairs, metric) for task, task_pairs in by_task.items()}
-    return sorted((task for task in gains if gains[task] < 0), key=lambda task: (gains[task], task))
+def _most_changed(by_task: Mapping[str, Sequence[Pair]], metric: str, *, sign: int) -> list[str]:
+    """The tasks that changed in the direction of `sign`, those that changed most first, ties by id."""
+    gains = {task: sign * _mean_gain(task_pairs, metric) for task, task_pairs in by_task.items()}
+    return sorted((task for task in gains if gains[task] > 0), key=lambda task: (-gains[task], task))
 
 
 def _show_change(
