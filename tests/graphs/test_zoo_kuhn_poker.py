@@ -5,14 +5,13 @@ A reply that is no move costs its own side only and never ends a run.
 
 from __future__ import annotations
 
-import asyncio
 import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.edge_rig import recorded_edges, recorded_trajectories
+from support.edge_rig import recorded_edges, recorded_trajectories, run_recorded
 from support.tiny_policy import make_action, make_trajectory
 from support.zoo_rig import ZOO, train_zoo
 
@@ -22,7 +21,6 @@ from graphs.kuhn_poker import Move
 from graphs.kuhn_rules import PLAYERS, exploitability
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.recording.recorder import Recorder
-from marft_bridge.recording.wrap import wrap
 from trace_store.journal import Journal
 from trace_store.records import Trajectory
 
@@ -36,8 +34,7 @@ def recorder(tmp_path: Path) -> Recorder:
 
 def run(recorder: Recorder, first: list[str], second: list[str]) -> tuple[dict[str, Any], ScriptedPolicy]:
     policy = ScriptedPolicy(answers={"first": first, "second": second})
-    graph = wrap(kuhn_poker.build(policy), recorder)
-    return asyncio.run(graph.ainvoke(kuhn_poker.task_to_input(TASK))), policy
+    return run_recorded(kuhn_poker.build(policy), kuhn_poker.task_to_input(TASK), recorder), policy
 
 
 def test_every_move_depends_on_all_moves_before_it(recorder: Recorder) -> None:

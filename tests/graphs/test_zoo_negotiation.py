@@ -5,21 +5,19 @@ A reply that is no line of the language costs its own side only and never ends a
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.edge_rig import recorded_edges, recorded_trajectories
+from support.edge_rig import recorded_edges, recorded_trajectories, run_recorded
 from support.zoo_rig import ZOO, train_zoo
 
 from graphs import negotiation
 from graphs.negotiation import EXAMPLES, KINDS, PLAYERS, TURNS
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.recording.recorder import Recorder
-from marft_bridge.recording.wrap import wrap
 from trace_store.journal import Journal
 
 # To the first 2 * 1 + 2 + 3 * 2 = 10 in all, to the second 2 * 2 + 3 + 3 * 1 = 10.
@@ -38,8 +36,7 @@ def recorder(tmp_path: Path) -> Recorder:
 
 def run(recorder: Recorder, first: list[str], second: list[str]) -> tuple[dict[str, Any], ScriptedPolicy]:
     policy = ScriptedPolicy(answers={"first": first, "second": second})
-    graph = wrap(negotiation.build(policy), recorder)
-    return asyncio.run(graph.ainvoke(negotiation.task_to_input(TASK))), policy
+    return run_recorded(negotiation.build(policy), negotiation.task_to_input(TASK), recorder), policy
 
 
 def test_every_turn_depends_on_all_turns_before_it_and_a_side_sees_its_own_values_only(recorder: Recorder) -> None:

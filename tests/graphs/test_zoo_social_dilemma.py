@@ -5,21 +5,19 @@ Moves of one round never depend on each other. A reply that is no move costs its
 
 from __future__ import annotations
 
-import asyncio
 import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.edge_rig import recorded_edges, recorded_trajectories
+from support.edge_rig import recorded_edges, recorded_trajectories, run_recorded
 from support.zoo_rig import ZOO, train_zoo
 
 from graphs import social_dilemma
 from graphs.social_dilemma import PLAYERS, ROUNDS
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.recording.recorder import Recorder
-from marft_bridge.recording.wrap import wrap
 from trace_store.journal import Journal
 
 TASK = {"id": "t", "thing": "nuts", "payoffs": {"share": 6, "keep": 2, "temptation": 10, "sucker": 0}}
@@ -32,8 +30,7 @@ def recorder(tmp_path: Path) -> Recorder:
 
 def run(recorder: Recorder, left: list[str], right: list[str]) -> tuple[dict[str, Any], ScriptedPolicy]:
     policy = ScriptedPolicy(answers={"left": left, "right": right})
-    graph = wrap(social_dilemma.build(policy, len(left)), recorder)
-    return asyncio.run(graph.ainvoke(social_dilemma.task_to_input(TASK))), policy
+    return run_recorded(social_dilemma.build(policy, len(left)), social_dilemma.task_to_input(TASK), recorder), policy
 
 
 def earned(result: dict[str, Any], rounds: int) -> dict[str, Any]:

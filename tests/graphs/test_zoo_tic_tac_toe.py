@@ -5,14 +5,13 @@ A reply that is no free square costs its own side only and never ends a run.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.edge_rig import recorded_edges, recorded_trajectories
+from support.edge_rig import recorded_edges, recorded_trajectories, run_recorded
 from support.zoo_rig import ZOO, train_zoo
 
 from graphs import tic_tac_toe
@@ -29,7 +28,6 @@ from graphs.tic_tac_toe_rules import (
 )
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.recording.recorder import Recorder
-from marft_bridge.recording.wrap import wrap
 from trace_store.journal import Journal
 
 # -- the rules ------------------------------------------------------------------------------------------------------
@@ -122,8 +120,7 @@ def recorder(tmp_path: Path) -> Recorder:
 
 def run(recorder: Recorder, cross: list[str], nought: list[str]) -> tuple[dict[str, Any], ScriptedPolicy]:
     policy = ScriptedPolicy(answers={"cross": cross, "nought": nought})
-    graph = wrap(tic_tac_toe.build(policy), recorder)
-    return asyncio.run(graph.ainvoke(tic_tac_toe.task_to_input(TASK))), policy
+    return run_recorded(tic_tac_toe.build(policy), tic_tac_toe.task_to_input(TASK), recorder), policy
 
 
 def test_every_move_depends_on_all_moves_before_it_and_the_board_is_shown(recorder: Recorder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from pydantic import Field
 
 from marft_bridge.recording.recorder import Recorder
+from marft_bridge.recording.wrap import wrap
 from trace_store.assemble import spans_to_trajectory
 from trace_store.journal import read_segment
 from trace_store.records import SpanRow, Trajectory
@@ -48,6 +50,11 @@ def calls_tool(*names: str, **arguments: Any) -> AIMessage:
     """An answer that calls these tools, each with an id of its own."""
     calls = [{"name": name, "args": arguments, "id": f"call-{next(_numbers)}"} for name in names]
     return AIMessage("", tool_calls=calls)
+
+
+def run_recorded(graph: Any, graph_input: Any, recorder: Recorder) -> dict[str, Any]:
+    """What a compiled graph ends with, run once and recorded."""
+    return cast(dict[str, Any], asyncio.run(wrap(graph, recorder).ainvoke(graph_input)))
 
 
 def recorded_traces(recorder: Recorder) -> list[list[SpanRow]]:
