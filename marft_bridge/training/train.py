@@ -301,6 +301,9 @@ class _Training:
                 is_heldout=heldout.is_held_out,
                 checkpoint=folder.checkpoint if checkpoint.is_saved(folder.checkpoint) else None,
             )
+        for model in self.trainer.policies.models.values():
+            if (line := model.slow_attention()) is not None:
+                self.reporter.say(line)
 
     def run(self) -> None:
         """Trains from the checkpoint's round, or from the offline phase, to the last round."""

@@ -3,6 +3,7 @@
 Needs torch, transformers, peft and what `trainers` imports; no network, no vLLM, no model: random Llama-shaped bases
 are made on the spot. In this order, each stage on its own, until the time is over:
 
+    attention  of packed rows by one kernel and by gathering, in bfloat16: how far from gathering in float32, how fast?
     ways       every way to update, on the card and on the CPU, both in float32: the same adapters?
     resume     a trainer that was saved and loaded on the card goes on bit for bit
     SIZE       of each base: memory as planned and as taken, tokens a second, useful operations a second against a
@@ -15,12 +16,13 @@ Invariant: a stage that fails or for which no time is left says so in the report
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,7 +34,10 @@ import torch
 from support.shared_update import UPDATES, leaves, updates
 from support.tiny_policy import AGENTS, both_low, play, save_tiny_llama
 from support.trainer_options import trainer_options
+from torch import Tensor
+from torch.autograd import DeviceType
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from benchmarks.flop_count import model_to_shape, rows_to_flops
 from trainers import checkpoint
@@ -45,11 +50,16 @@ from trainers.objective.improve import improve
 from trainers.policies.adapter_learner import AdapterLearner
 from trainers.scoring import model as scoring_model
 from trainers.scoring.model import PolicyModel
+from trainers.scoring.packed import GATHERED, ON_TREE
+from trainers.scoring.prefix_tree import Layout, rows_to_layout
 
 GIB = 2**30
 GOAL = 0.4  # of the card's own bfloat16 product, at 1.7B and 7B
 STEPS = 3
-CALL, SAMPLED, PASSES = 256, 64, 2  # tokens of a call, those of them that are sampled, passes of a step
+SHOWN = 16  # operations of a profile
+PASSES = 2  # of a step
+HEADS = ((32, 32, 64), (9, 3, 64), (32, 8, 128))  # of queries, of keys and values, and entries of each
+ROUNDING = 2e-2  # of bfloat16 in attention and its gradients, relative; a wrong mask is off by far more
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-3}  # as between the CPU and the second device of tests/trainers/test_devices.py
 
 
@@ -65,12 +75,16 @@ class Size:
     vocabulary: int
     tokens: int
     saving: bool = False  # activation checkpointing
+    call: int = 256  # tokens
+    sampled: int = 64  # those of them that are
 
 
 SIZES = {
     "tiny": Size(2, 32, 64, heads=4, kv_heads=2, vocabulary=64, tokens=512),
     "0.1B": Size(30, 576, 1536, heads=9, kv_heads=3, vocabulary=49152, tokens=8192),
     "1.7B": Size(24, 2048, 8192, heads=32, kv_heads=32, vocabulary=49152, tokens=8192),
+    "1.7B-saving": Size(24, 2048, 8192, heads=32, kv_heads=32, vocabulary=49152, tokens=8192, saving=True),
+    "1.7B-long": Size(24, 2048, 8192, heads=32, kv_heads=32, vocabulary=49152, tokens=8192, call=2048, sampled=512),
     "7B": Size(32, 4096, 11008, heads=32, kv_heads=32, vocabulary=32000, tokens=4096),
 }
 
@@ -83,6 +97,10 @@ class Report:
     device: str
     deadline: float
     stages: dict[str, dict[str, Any]] = field(default_factory=dict)
+    machine: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.machine = machine_facts(self.device)
 
     def run(self, name: str, stage: Callable[[], dict[str, Any]]) -> None:
         """Runs a stage, whatever becomes of it, and writes the report."""
@@ -100,17 +118,25 @@ class Report:
     def write(self) -> None:
         """report.json and report.md."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        content = {"machine": machine_facts(self.device), "stages": self.stages}
+        content = {"machine": self.machine, "stages": self.stages}
         (self.folder / "report.json").write_text(json.dumps(content, indent=1) + "\n")
         (self.folder / "report.md").write_text(report_to_page(content))
 
 
 def machine_facts(device: str) -> dict[str, Any]:
     """What the figures belong to."""
-    facts: dict[str, Any] = {"torch": torch.__version__, "device": device, "name": None, "memory_gib": None}
+    facts: dict[str, Any] = {
+        "torch": torch.__version__,
+        "device": device,
+        "name": None,
+        "memory_gib": None,
+        "taken_gib": None,
+    }
     if device == "cuda":
         card = torch.cuda.get_device_properties(0)
-        facts |= {"name": card.name, "memory_gib": round(card.total_memory / GIB, 1), "cuda": torch.version.cuda}
+        free, total = torch.cuda.mem_get_info()
+        facts |= {"name": card.name, "memory_gib": round(total / GIB, 1), "cuda": torch.version.cuda}
+        facts |= {"taken_gib": round((total - free) / GIB, 2)}  # before the first stage: by others, and for a context
     return facts
 
 
@@ -170,6 +196,43 @@ def check_resume(folder: Path, device: str) -> dict[str, Any]:
     return {"passed": all(torch.equal(a, b) for a, b in pairs)}
 
 
+def compare_attention(device: str) -> dict[str, Any]:
+    """The relative gap of one kernel and of gathering to float32, forward and backward, and the time of each."""
+    found: dict[str, Any] = {}
+    calls = 20 if device == "cuda" else 2  # of each kind; a processor is slow at this
+    tokens = torch.randint(1000, (20_000,), generator=torch.Generator().manual_seed(0)).tolist()
+    shared, alone = tuple(tokens[:700]), [tuple(tokens[1000 + 300 * k : 1300 + 300 * k]) for k in range(2 * calls)]
+    layout = rows_to_layout([*(shared + row[:200] for row in alone[:calls]), *alone[calls:]], torch.device(device))
+    for heads, kv_heads, entries in HEADS:
+        for window in (None, 250) if kv_heads == heads else (None,):
+            shapes = [(heads, entries), (kv_heads, entries), (kv_heads, entries), (heads, entries)]
+            generator = torch.Generator().manual_seed(1)
+            drawn = [torch.randn(1, h, len(layout.ids_N), d, generator=generator).to(device) for h, d in shapes]
+            exact = _attention_and_slopes(GATHERED, drawn, layout, window)()
+            seen: dict[str, Any] = {}
+            for packing in (ON_TREE, GATHERED) if device == "cuda" else (GATHERED,):
+                attend = _attention_and_slopes(packing, [part.to(torch.bfloat16) for part in drawn], layout, window)
+                pairs = zip(attend(), exact, strict=True)
+                gap = max(float((mine.float() - theirs).norm() / theirs.norm()) for mine, theirs in pairs)
+                seen[packing] = {"gap": gap, "milliseconds": round(1e3 * median_seconds(attend, device), 3)}
+            found[f"{heads}/{kv_heads} of {entries}, window {window}"] = seen
+    gaps = [packing["gap"] for seen in found.values() for packing in seen.values()]
+    return {"positions": len(layout.ids_N), "heads": found, "passed": max(gaps) <= ROUNDING}
+
+
+def _attention_and_slopes(
+    packing: str, drawn: Sequence[Tensor], layout: Layout, window: int | None
+) -> Callable[[], list[Tensor]]:
+    attention = ALL_ATTENTION_FUNCTIONS[packing]
+    parts = [part.clone().requires_grad_() for part in drawn[:3]]
+
+    def attend() -> list[Tensor]:
+        output, _ = attention(None, *parts, None, sliding_window=window, packed_layout=layout)
+        return [output.detach(), *torch.autograd.grad(output, parts, drawn[3].transpose(1, 2))]
+
+    return attend
+
+
 # -- how much, and how fast? --------------------------------------------------------------------------------------
 
 
@@ -189,7 +252,7 @@ def measure_size(folder: Path, name: str, device: str) -> dict[str, Any]:
     used_before = _forget_peak(device)
     model = PolicyModel(model_dir, ["agent"], options.lora, device, 0, size.saving)
     learner = AdapterLearner(model, "agent", 0.0, options=options, workers=Workers.alone())
-    items = random_calls(size.tokens, model.vocabulary)
+    items = random_calls(size, model.vocabulary)
     guard.expect(items)
     data = AdapterRound(
         items=items,
@@ -201,15 +264,10 @@ def measure_size(folder: Path, name: str, device: str) -> dict[str, Any]:
         positive_A=torch.zeros(len(items), device=device),
     )
 
-    def step() -> float:
-        _wait(device)
-        began = time.perf_counter()
+    def step() -> None:
         improve(learner, data, torch.Generator().manual_seed(0), tick=lambda _: None)
-        _wait(device)
-        return time.perf_counter() - began
 
-    step()  # compiles and allocates
-    seconds = median(step() for _ in range(STEPS))
+    seconds = median_seconds(step, device)
     shape, flops, tokens = model_to_shape(model), 0, 0
     for batch in learner.microbatches(items):
         batch_items = [items[i] for i in batch.items]
@@ -219,6 +277,7 @@ def measure_size(folder: Path, name: str, device: str) -> dict[str, Any]:
     limit, plan = matmul_flops_per_s(device), guard.plan()
     assert plan is not None
     return {
+        "attention": model.packing,
         "planned_gib": round((plan.total - plan.features) / GIB, 3),
         **_peaks(device, used_before),
         "tokens_per_s": round(tokens / seconds, 1),
@@ -230,11 +289,24 @@ def measure_size(folder: Path, name: str, device: str) -> dict[str, Any]:
     }
 
 
-def random_calls(tokens: int, vocabulary: int) -> list[ActionItem]:
+def random_calls(size: Size, vocabulary: int) -> list[ActionItem]:
     """As many calls as fill `PASSES` passes; the model sees all but the last token of each, and no two share any."""
     generator = torch.Generator().manual_seed(0)
-    rows = torch.randint(vocabulary, (PASSES * tokens // CALL, CALL + 1), generator=generator).tolist()
-    return [ActionItem("agent", tuple(row[:-SAMPLED]), tuple(row[-SAMPLED:]), None, 0.7) for row in rows]
+    rows = torch.randint(vocabulary, (PASSES * size.tokens // size.call, size.call + 1), generator=generator).tolist()
+    return [ActionItem("agent", tuple(row[: -size.sampled]), tuple(row[-size.sampled :]), None, 0.7) for row in rows]
+
+
+def median_seconds(work: Callable[[], object], device: str) -> float:
+    """Of several runs, after one that compiles and allocates."""
+    work()
+    times = []
+    for _ in range(STEPS):
+        _wait(device)
+        began = time.perf_counter()
+        work()
+        _wait(device)
+        times.append(time.perf_counter() - began)
+    return median(times)
 
 
 def save_random_base(folder: Path, size: Size, device: str) -> Path:
@@ -270,17 +342,21 @@ def matmul_flops_per_s(device: str) -> float:
     return float(2 * side**3 / median(times[2:]))
 
 
-def profile_step(step: Callable[[], float], device: str) -> list[dict[str, Any]]:
-    """The ten operations that take most of a step, with their share of it."""
+def profile_step(step: Callable[[], None], device: str) -> list[dict[str, Any]]:
+    """The operations that take most of a step, with their share of it: kernels of a card, operators of a CPU."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=activities) as profiler:
         step()
     kind = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
-    rows = sorted(profiler.key_averages(), key=lambda row: -getattr(row, kind))
+    wanted = DeviceType.CUDA if device == "cuda" else DeviceType.CPU  # an operator's time is that of its kernels again
+    rows = [row for row in profiler.key_averages() if row.device_type == wanted]
+    rows.sort(key=lambda row: -getattr(row, kind))
     total = sum(getattr(row, kind) for row in rows) or 1
-    return [{"operation": row.key, "share": getattr(row, kind) / total, "calls": row.count} for row in rows[:10]]
+    return [
+        {"operation": row.key[:100], "share": getattr(row, kind) / total, "calls": row.count} for row in rows[:SHOWN]
+    ]
 
 
 def _wait(device: str) -> None:
@@ -292,6 +368,7 @@ def _forget_peak(device: str) -> int | None:
     """Bytes of the card that are taken already, context included; its peak counts from here."""
     if device != "cuda":
         return None
+    gc.collect()  # the model of the stage before
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     free, total = torch.cuda.mem_get_info()
@@ -328,6 +405,17 @@ def report_to_page(content: dict[str, Any]) -> str:
     for stage, seen in measured.items():
         memory = " | ".join(f"{seen[key] or '-'}" for key in ("planned_gib", "allocated_gib", "driver_gib"))
         lines.append(f"| {stage} | {memory} | {seen['tokens_per_s']} | {seen['tflops']:.3g} | {seen['share']:.2f} |")
+    if "heads" in stages.get("attention", {}):
+        lines += [
+            "",
+            "| attention, forward and backward | " + " | ".join(f"{p} ms, gap" for p in (ON_TREE, GATHERED)) + " |",
+        ]
+        lines.append("|---|---|---|")
+        for heads, ways in stages["attention"]["heads"].items():
+            cells = [
+                f"{ways[p]['milliseconds']}, {ways[p]['gap']:.1e}" if p in ways else "-" for p in (ON_TREE, GATHERED)
+            ]
+            lines.append(f"| {heads} | {' | '.join(cells)} |")
     for stage, seen in measured.items():
         lines += ["", f"Where a step of {stage} goes:", ""]
         lines += [f"- {row['share']:.1%} {row['operation']} ({row['calls']} times)" for row in seen["profile"]]
@@ -345,7 +433,7 @@ def main(arguments: list[str]) -> int:
     """Runs all stages; the exit code is 1 where one failed or did not pass."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_check", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--sizes", nargs="*", choices=SIZES, default=["0.1B", "1.7B", "7B"])
+    parser.add_argument("--sizes", nargs="*", choices=SIZES, default=["0.1B", "1.7B", "1.7B-saving", "1.7B-long", "7B"])
     parser.add_argument("--minutes", type=float, default=7.0, help="after which no stage is begun")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu-check"))
     options = parser.parse_args(arguments)
@@ -354,6 +442,7 @@ def main(arguments: list[str]) -> int:
         return 2
     report = Report(options.out, options.device, time.monotonic() + 60 * options.minutes)
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
+        report.run("attention", partial(compare_attention, options.device))
         report.run("ways", partial(compare_ways, Path(folder), options.device))
         report.run("resume", partial(check_resume, Path(folder), options.device))
         for name in options.sizes:

@@ -48,13 +48,18 @@ def test_every_stage_runs_in_small_on_a_bare_machine(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     report = json.loads((tmp_path / "report" / "report.json").read_text())
     stages = report["stages"]
-    assert {name: stage["state"] for name, stage in stages.items()} == dict.fromkeys(("ways", "resume", "tiny"), "seen")
+    assert {name: stage["state"] for name, stage in stages.items()} == dict.fromkeys(
+        ("attention", "ways", "resume", "tiny"), "seen"
+    )
+    assert stages["attention"]["passed"]
+    assert len(stages["attention"]["heads"]) == 4
     assert list(stages["ways"]["ways"]) == list(UPDATES)
     assert len(UPDATES) == 14
     assert {way["gap"] for way in stages["ways"]["ways"].values()} == {0.0}  # the CPU against itself
     assert stages["ways"]["passed"]
     assert stages["resume"]["passed"]
     tiny = stages["tiny"]
+    assert tiny["attention"] == "marft_gathered"
     assert tiny["planned_gib"] > 0
     assert (tiny["allocated_gib"], tiny["driver_gib"], report["machine"]["name"]) == (None, None, None)
     assert tiny["share"] == pytest.approx(tiny["tflops"] / tiny["matmul_tflops"])

@@ -1,9 +1,8 @@
 """A model's config.json and training options -> the bytes that training will take, by part, before anything is loaded.
 
-Counted layer by layer from what our code and autograd keep of a pass. On the CPU (`fast_layers.py`) a norm keeps its
-input, an adapter its input and R numbers, attention its query, keys, values and output, a gated block gate and up;
-frozen layers keep nothing, and who sees whom is kept once for all layers. On a GPU layers are those of transformers and
-peft, in bfloat16 with copies in float32.
+Counted layer by layer from what our code and autograd keep of a pass (`fast_layers.py`): a norm keeps its input, an
+adapter its input and R numbers, attention its query, keys, values and output, a gated block gate and up; frozen layers
+keep nothing, and who sees whom is kept once for all layers. Numbers are float32 on the CPU and bfloat16 on a GPU.
 
 Invariant: an architecture whose layers are not made of these parts has no estimate (None), never a guess. It knows
 nothing of what is free, nor of what to do about it.
@@ -47,7 +46,6 @@ class LayerShape:
 
     normed: int  # what norms read, and one number for each row of it
     read: int  # what adapted layers read; several that read the same count it once, attention's output is kept anyway
-    read_each: int  # the same, counted for each
     low: int  # R for each adapted layer
     query: int
     keys: int  # keys and values
@@ -155,19 +153,16 @@ def plan_memory(
 def _count_kept_bytes(shape: ModelShape, options: TrainerOptions, size: int) -> int:
     """Bytes for each position that wait for backward when a pass has reached the last layer."""
     layer_bytes = [_count_kept_bytes_of_layer(layer, size) for layer in shape.layers]
-    end = 4 * (shape.width + 1)  # the last norm
+    end = size * (shape.width + 1)  # the last norm
     if options.system.activation_checkpointing:
         return end + size * shape.width * len(layer_bytes) + max(layer_bytes)
     return end + sum(layer_bytes)
 
 
 def _count_kept_bytes_of_layer(layer: LayerShape, size: int) -> int:
-    if size == 4:
-        inner = 2 * layer.inner if layer.plain_silu else 3 * layer.inner
-        attention = 2 * layer.query + layer.keys + layer.heads  # with its output and the sums that backward needs
-        return 4 * (layer.normed + layer.read + layer.low + attention + inner)
-    # norms work on a copy in float32, and peft makes one for each adapted layer; both are kept
-    return 4 * (layer.normed + layer.read_each + layer.low) + size * (layer.query + layer.keys + 3 * layer.inner)
+    inner = 2 * layer.inner if layer.plain_silu else 3 * layer.inner
+    attention = 2 * layer.query + layer.keys  # with its output, and the float32 sums that backward needs
+    return size * (layer.normed + layer.read + layer.low + attention + inner) + 4 * layer.heads
 
 
 def _scratch(shape: ModelShape, options: TrainerOptions, positions: int, longest: int, size: int) -> int:
@@ -178,8 +173,8 @@ def _scratch(shape: ModelShape, options: TrainerOptions, positions: int, longest
     head = size * shape.vocabulary * shape.width if size == 4 else 0  # oneDNN lays the weight out anew for each product
     logits = chunk + head + copies * positions * size * shape.width  # with the hidden states and their slopes
     layer = max(shape.layers, key=lambda layer: layer.inner)
-    gradients = positions * 4 * (3 * layer.inner + 3 * shape.width)
-    return max(logits, gradients, positions * 8 * shape.width + _attention(layer, positions, longest, size=size))
+    gradients = positions * size * (3 * layer.inner + 3 * shape.width)
+    return max(logits, gradients, positions * 2 * size * shape.width + _attention(layer, positions, longest, size=size))
 
 
 def _attention(layer: LayerShape, positions: int, longest: int, size: int) -> int:
@@ -243,7 +238,6 @@ def _layer_to_shape(layer: torch.nn.Module, config: Any, rank: int, targets: tup
     return LayerShape(
         normed=normed,
         read=sum(size for source, size in by_input.items() if source != "attended"),
-        read_each=sum(module.in_features for module in adapted.values()),
         low=rank * len(adapted),
         query=query,
         keys=key + value,

@@ -2,7 +2,8 @@
 
 A frozen weight needs no gradient, so backward keeps nothing of a linear layer but what its adapter asks for, and of a
 norm or a gated activation only its input. In float32 on a CPU the products go through oneDNN where torch has it: MKL,
-which torch would call, leaves half of the vector units of some processors idle.
+which torch would call, leaves half of the vector units of some processors idle. On a GPU an adapter of float32 masters
+is computed with in the type of its base, as the engine does, and a norm is one kernel.
 
 Invariant: outputs and gradients are those of the modules that are replaced, up to rounding; a norm or a gated
 block is replaced only where a trial gives the same output. Weights are those of the modules: nothing is copied.
@@ -23,7 +24,7 @@ from peft.tuners.lora.layer import Linear as LoraLinear
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_TOLERANCE = 1e-4  # relative; another formula is off by far more
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # relative; another formula is off by far more
 
 
 @cache
@@ -60,15 +61,15 @@ class _FrozenLinear(torch.autograd.Function):
 
 
 class _AdaptedLinear(torch.autograd.Function):
-    """x W^T + b + s (x A^T) B^T."""
+    """x W^T + b + s (x A^T) B^T, in the type of x; A and B may be held in a wider one, which their gradients have."""
 
     @staticmethod
     def forward(
         ctx: Any, input_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, a_RI: Tensor, b_OR: Tensor, scale: float
     ) -> Tensor:
         flat_NI = input_NI.reshape(-1, input_NI.shape[-1])
-        low_NR = flat_NI @ a_RI.T
-        output_NO = linear(flat_NI, weight_OI, bias_O).addmm_(low_NR, b_OR.T, alpha=scale)
+        low_NR = flat_NI @ a_RI.to(flat_NI.dtype).T
+        output_NO = linear(flat_NI, weight_OI, bias_O).addmm_(low_NR, b_OR.to(low_NR.dtype).T, alpha=scale)
         ctx.save_for_backward(flat_NI, low_NR, a_RI, b_OR)
         ctx.weight_OI, ctx.scale, ctx.shape = weight_OI, scale, input_NI.shape
         adapted: Tensor = output_NO.view(*input_NI.shape[:-1], -1)
@@ -79,11 +80,14 @@ class _AdaptedLinear(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         flat_NI, low_NR, a_RI, b_OR = ctx.saved_tensors
         gradient_NO = gradients[0].reshape(-1, gradients[0].shape[-1])
-        back_NR = (gradient_NO @ b_OR).mul_(ctx.scale)
+        back_NR = (gradient_NO @ b_OR.to(gradient_NO.dtype)).mul_(ctx.scale)
         input_gradient = None
         if ctx.needs_input_grad[0]:
-            input_gradient = linear(gradient_NO, ctx.weight_OI.T).addmm_(back_NR, a_RI).view(ctx.shape)
-        return input_gradient, None, None, back_NR.T @ flat_NI, (gradient_NO.T @ low_NR).mul_(ctx.scale), None
+            input_gradient = linear(gradient_NO, ctx.weight_OI.T).addmm_(back_NR, a_RI.to(back_NR.dtype))
+            input_gradient = input_gradient.view(ctx.shape)
+        a_gradient = (back_NR.T @ flat_NI).to(a_RI.dtype)
+        b_gradient = (gradient_NO.T @ low_NR).to(b_OR.dtype).mul_(ctx.scale)
+        return input_gradient, None, None, a_gradient, b_gradient, None
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -125,19 +129,19 @@ class _Gated(torch.autograd.Function):
 
 
 def speed_up(model: torch.nn.Module) -> None:
-    """Gives the layers of a frozen model with float32 weights and LoRA adapters their faster forward pass.
-
-    Meant for the CPU: on a GPU autograd's own kernels overlap, and bfloat16 products are at their best already.
-    """
+    """Gives the layers of a frozen model and its LoRA adapters their faster forward pass, on whatever device it is."""
     for module in list(model.modules()):
         if isinstance(module, LoraLinear) and type(module.base_layer) is torch.nn.Linear:
             _replace(module, partial(_adapted_forward, module, module.forward))
         elif type(module) is torch.nn.Linear and not module.weight.requires_grad:
-            _replace(module, partial(_linear_forward, module))
+            if module.weight.device.type == "cpu":
+                _replace(module, partial(_linear_forward, module))
         elif type(module).__name__.endswith("RMSNorm"):
             _replace_if_equal(module, partial(_norm_forward, module.forward))
         elif _is_gated(module):
-            _replace_if_equal(module, _gated_forward)
+            on_card = next(module.parameters()).device.type == "cuda"
+            if not (on_card and _replace_if_equal(module, _compiled_gated_forward)):
+                _replace_if_equal(module, _gated_forward)
 
 
 def _replace(module: torch.nn.Module, forward: Callable[..., Tensor]) -> None:
@@ -145,19 +149,24 @@ def _replace(module: torch.nn.Module, forward: Callable[..., Tensor]) -> None:
 
 
 @torch.no_grad()
-def _replace_if_equal(module: Any, forward: Callable[[Any, Tensor], Tensor]) -> None:
-    """Replaces a forward pass by one that gives the same output on random input, which its modules' names promise."""
+def _replace_if_equal(module: Any, forward: Callable[[Any, Tensor], Tensor]) -> bool:
+    """Replaces a forward pass by one that gives the same output on random input, which its modules' names promise.
+
+    Returns:
+        Whether it does, and can be computed here at all.
+    """
     weight = next(module.parameters())
     width = weight.shape[-1]
-    probe = torch.randn(3, width, generator=torch.Generator().manual_seed(0), dtype=weight.dtype)
+    probe = torch.randn(3, width, generator=torch.Generator().manual_seed(0)).to(weight.device, weight.dtype)
     try:
         expected, actual = module(probe), forward(module, probe)
-    except (AttributeError, TypeError, RuntimeError):
-        return
-    if expected.shape == actual.shape and float((expected - actual).abs().max()) <= _TOLERANCE * float(
-        expected.abs().max()
-    ):
-        _replace(module, partial(forward, module))
+    except (AttributeError, TypeError, RuntimeError):  # the last one also where a compiler is missing
+        return False
+    allowed = _TOLERANCE.get(weight.dtype, 1e-4) * float(expected.abs().max())
+    if expected.shape != actual.shape or float((expected - actual).abs().max()) > allowed:
+        return False
+    _replace(module, partial(forward, module))
+    return True
 
 
 def _linear_forward(module: Any, input_NI: Tensor) -> Tensor:
@@ -169,7 +178,7 @@ def _adapted_forward(module: Any, plain: Callable[[Tensor], Tensor], input_NI: T
         return module.base_layer(input_NI)  # type: ignore[no-any-return]
     active = [name for name in module.active_adapters if name in module.lora_A]
     base = module.base_layer
-    if len(active) != 1 or module.merged or base.weight.dtype != module.lora_A[active[0]].weight.dtype:
+    if len(active) != 1 or module.merged or input_NI.dtype != base.weight.dtype:
         return plain(input_NI)
     name = active[0]
     return _AdaptedLinear.apply(  # type: ignore[no-any-return,no-untyped-call]
@@ -178,6 +187,9 @@ def _adapted_forward(module: Any, plain: Callable[[Tensor], Tensor], input_NI: T
 
 
 def _norm_forward(plain: Callable[[Tensor], Tensor], module: Any, input_NH: Tensor) -> Tensor:
+    if input_NH.device.type == "cuda":  # one kernel, which computes in float32 and keeps its input as it came
+        shape, epsilon = tuple(module.weight.shape), module.variance_epsilon
+        return torch.nn.functional.rms_norm(input_NH, shape, module.weight, eps=epsilon)
     if input_NH.dtype != torch.float32 or module.weight.dtype != torch.float32:
         return plain(input_NH)  # which rounds to float32 on its way
     return _RmsNorm.apply(input_NH, module.weight, module.variance_epsilon)  # type: ignore[no-any-return,no-untyped-call]
@@ -185,6 +197,21 @@ def _norm_forward(plain: Callable[[Tensor], Tensor], module: Any, input_NH: Tens
 
 def _gated_forward(module: Any, input_NH: Tensor) -> Tensor:
     inner = _Gated.apply(module.gate_proj(input_NH), module.up_proj(input_NH))  # type: ignore[no-untyped-call]
+    return module.down_proj(inner)  # type: ignore[no-any-return]
+
+
+def _gate(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
+    return torch.nn.functional.silu(gate_NI) * up_NI
+
+
+@cache
+def _compiled_gate() -> Callable[[Tensor, Tensor], Tensor]:
+    """One kernel each way, which keep gate and up for backward as `_Gated` does."""
+    return torch.compile(_gate, dynamic=True)
+
+
+def _compiled_gated_forward(module: Any, input_NH: Tensor) -> Tensor:
+    inner = _compiled_gate()(module.gate_proj(input_NH), module.up_proj(input_NH))
     return module.down_proj(inner)  # type: ignore[no-any-return]
 
 

@@ -28,17 +28,17 @@ def hidden_at(
     column_N: Tensor,
     *,
     device: torch.device,
-    packs: bool,
+    packing: str | None,
     shares_prefixes: bool,
 ) -> Tensor:
     """Last hidden states at the given positions of the rows, shape [N, H].
 
     Args:
-        packs: whether the backbone can take packed rows (`can_pack`).
+        packing: the attention by which the backbone takes packed rows (`find_packing`); None: it cannot.
         shares_prefixes: whether, where it cannot, it can share a beginning (`can_share_prefixes`).
     """
-    if packs:
-        return _packed_hidden_at(backbone, input_ids_BL, row_N, column_N=column_N, device=device)
+    if packing:
+        return _packed_hidden_at(backbone, input_ids_BL, row_N, column_N=column_N, device=device, packing=packing)
     shared = shared_prefix(input_ids_BL, int(column_N.min())) if shares_prefixes else 0
     hidden_BLH = backbone_to_hidden(backbone, input_ids_BL.to(device), shared)
     return hidden_BLH[row_N.to(device), (column_N - shared).to(device)]
@@ -55,12 +55,12 @@ def rows_to_passes(rows: Sequence[tuple[int, ...]], budget: int, *, packs: bool)
 
 
 def _packed_hidden_at(
-    backbone: Any, input_ids_BL: Tensor, row_N: Tensor, *, column_N: Tensor, device: torch.device
+    backbone: Any, input_ids_BL: Tensor, row_N: Tensor, *, column_N: Tensor, device: torch.device, packing: str
 ) -> Tensor:
     last_B = torch.zeros(len(input_ids_BL), dtype=torch.long).scatter_reduce(0, row_N, column_N, "amax")
     rows = [ids_L[: last + 1].tolist() for ids_L, last in zip(input_ids_BL, last_B.tolist(), strict=True)]
     layout = rows_to_layout(rows, device)
     node_BL = torch.nn.utils.rnn.pad_sequence(list(layout.node_of), batch_first=True)
-    node_N = node_BL[row_N.to(device), column_N.to(device)]
+    node_N = node_BL[row_N, column_N].to(device)
     # not by [...]: rows may share a node, and on the CPU only this one's gradient adds up in a fixed order
-    return layout_to_hidden(backbone, layout).index_select(0, node_N)
+    return layout_to_hidden(backbone, layout, packing).index_select(0, node_N)

@@ -31,7 +31,7 @@ from trainers.scoring.activation_checkpointing import recompute_layers
 from trainers.scoring.fast_layers import speed_up
 from trainers.scoring.hidden_states import hidden_at, rows_to_passes
 from trainers.scoring.microbatch import MicroBatch, rows_to_rectangle
-from trainers.scoring.packed import can_pack
+from trainers.scoring.packed import ON_TREE, find_packing
 from trainers.scoring.shared_prefix import can_share_prefixes
 from trainers.scoring.token_logprobs import (
     hidden_to_logprobs,
@@ -90,9 +90,8 @@ class PolicyModel:
         for adapter in self.adapters:
             _initialise(self._parameters[adapter], seed, adapter)
         self._active: str | None = None
-        if self.device.type == "cpu":
-            speed_up(self.peft)
-        self.packs = can_pack(self._backbone, self.device)
+        speed_up(self.peft)
+        self.packing = find_packing(self._backbone, self.device)
         if checkpointing:
             self._recompute_layers()
 
@@ -100,6 +99,18 @@ class PolicyModel:
     def base_sha256(self) -> str:
         """SHA-256 over the base model's weight files; read once."""
         return weights_to_sha256(self.model_dir)
+
+    @property
+    def packs(self) -> bool:
+        """Whether what rows begin with alike goes through the model once."""
+        return self.packing is not None
+
+    def slow_attention(self) -> str | None:
+        """A line where a GPU computes this model's attention in a slow way; None where it does not."""
+        if self.device.type != "cuda" or self.packing == ON_TREE:
+            return None
+        how = "gathers the beginning of every row" if self.packs else "computes every row whole"
+        return f"attention of {self.model_dir.name} {how}: no kernel could be compiled for it on this card"
 
     @property
     def width(self) -> int:
@@ -260,7 +271,7 @@ class PolicyModel:
                 row_N,
                 column_N=column_N,
                 device=self.device,
-                packs=self.packs,
+                packing=self.packing,
                 shares_prefixes=self._shares_prefixes,
             )
 

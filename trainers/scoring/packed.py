@@ -1,7 +1,8 @@
 """A tree of token rows to hidden states, every distinct beginning computed once and nothing padded.
 
 Only attention looks across positions: there each row's new positions attend to its whole path from the root. All else
-sees one long row of distinct positions.
+sees one long row of distinct positions. On a GPU attention is one kernel (`tree_mask`) where it can be compiled for the
+model; else paths are gathered for it.
 
 Invariant: hidden states and gradients are those of the plain pass up to rounding. It knows nothing of agents, adapters
 or log-probs.
@@ -14,7 +15,7 @@ h heads, g of them for keys and values, D entries each.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -23,18 +24,23 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from trainers.scoring.activation_checkpointing import states_to_trial_loss
 from trainers.scoring.prefix_tree import Group, Layout, rows_to_layout
+from trainers.scoring.tree_mask import attend_on_tree, many_kinds_of_calls
 
-_NAME = "marft_packed"
-_TOLERANCE = 1e-2  # relative; bfloat16 rounding is below it, a wrong mask or position far above
+GATHERED, ON_TREE = "marft_gathered", "marft_on_tree"  # attention of packed rows, as transformers knows it
+_ROUNDING = {torch.float32: 1e-2, torch.bfloat16: 0.1}  # relative, through all layers; a wrong mask is off by far more
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # with the log-sum-exp that backward needs
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _UNKNOWN = ("softcap", "s_aux", "position_bias")  # what some architectures add to attention, and we do not
 
 
 def _to_mask(layout: Layout, group: Group, window: int | None, like: Tensor) -> Tensor:
-    """What each query may see, as [B, 1, Q, K] of 0 and minus infinity; made once for all layers of a pass."""
-    mask_key = id(group), window
+    """What each query may see, as [B, 1, Q, K] of 0 and minus infinity; made once for all layers of a pass.
+
+    In the type of the query: cuDNN takes another one for it without a word, and computes nonsense (torch 2.11, H200).
+    """
+    mask_key = id(group), window, like.dtype
     if mask_key not in layout.masks:
         column_K = torch.arange(group.key_BK.shape[1], device=like.device)
         sees_BQK = column_K <= group.depth_BQ1
@@ -125,7 +131,7 @@ def _attend(parts: Sequence[Tensor], mask: Tensor, scale: float) -> Tensor:
     return output_BhQD
 
 
-def _packed_attention(
+def _gathered_attention(
     _module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
@@ -137,31 +143,56 @@ def _packed_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention in the form in which transformers calls it: [1, h, N, D] to [1, N, h, D]."""
-    if packed_layout is None or any(kwargs.get(name) is not None for name in _UNKNOWN):
-        raise NotImplementedError("this architecture's attention is not one that rows can be packed for")
+    layout = _to_layout(packed_layout, kwargs)
     parts = (tensor.squeeze(0).transpose(0, 1).contiguous() for tensor in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output = _PackedAttention.apply(*parts, packed_layout, scale, sliding_window)  # type: ignore[no-untyped-call]
+    output = _PackedAttention.apply(*parts, layout, scale, sliding_window)  # type: ignore[no-untyped-call]
     return output.unsqueeze(0), None
 
 
-AttentionInterface.register(_NAME, _packed_attention)
+def _attention_on_tree(
+    _module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    packed_layout: Layout | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """As `_gathered_attention`."""
+    layout = _to_layout(packed_layout, kwargs)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    output_1hND = attend_on_tree(query, key, value, layout=layout, scale=scale, window=sliding_window)
+    return output_1hND.transpose(1, 2), None
+
+
+def _to_layout(packed_layout: Layout | None, kwargs: dict[str, Any]) -> Layout:
+    if packed_layout is None or any(kwargs.get(name) is not None for name in _UNKNOWN):
+        raise NotImplementedError("this architecture's attention is not one that rows can be packed for")
+    return packed_layout
+
+
+AttentionInterface.register(GATHERED, _gathered_attention)
+AttentionInterface.register(ON_TREE, _attention_on_tree)
 
 
 @contextmanager
-def _packed(backbone: Any) -> Iterator[None]:
+def _packed(backbone: Any, packing: str) -> Iterator[None]:
     config = backbone.config
     previous_implementation = config._attn_implementation
-    config._attn_implementation = _NAME
+    config._attn_implementation = packing
     try:
-        yield
+        with many_kinds_of_calls() if packing == ON_TREE else nullcontext():
+            yield
     finally:
         config._attn_implementation = previous_implementation
 
 
-def layout_to_hidden(backbone: Any, layout: Layout) -> Tensor:
-    """Last hidden states of all distinct positions, shape [N, H]."""
-    with _packed(backbone):
+def layout_to_hidden(backbone: Any, layout: Layout, packing: str = GATHERED) -> Tensor:
+    """Last hidden states of all distinct positions, shape [N, H]; `packing`: the attention, `GATHERED` or `ON_TREE`."""
+    with _packed(backbone, packing):
         hidden_1NH: Tensor = backbone(
             input_ids=layout.ids_N[None],
             position_ids=layout.depth_N[None],
@@ -171,23 +202,51 @@ def layout_to_hidden(backbone: Any, layout: Layout) -> Tensor:
     return hidden_1NH.squeeze(0)
 
 
-@torch.no_grad()
-def can_pack(backbone: Any, device: torch.device) -> bool:
-    """Whether this architecture gives the same hidden states both ways, tried on three rows.
+def find_packing(backbone: Any, device: torch.device) -> str | None:
+    """The attention by which this architecture takes packed rows; None where their hidden states would be others.
 
     Models whose positions meet elsewhere than in attention (recurrent ones), or whose attention is of another kind,
-    do not.
+    cannot take them. On a GPU the kernel is tried on rows of hundreds of tokens, gradients included.
     """
     rows = [(1, 2, 3, 4, 5), (1, 2, 3, 4, 6, 5, 4, 3), (1, 2, 0)]
     try:
-        layout = rows_to_layout(rows, device)
-        hidden_NH = layout_to_hidden(backbone, layout).float()
+        with torch.no_grad():
+            if not _is_plain(backbone, rows, GATHERED, device=device):
+                return None
     except (TypeError, ValueError, KeyError, AttributeError, NotImplementedError, RuntimeError):
-        return False
+        return None
+    if device.type != "cuda":
+        return GATHERED
+    tail = (1, 2, 3, 4, 5, 6)
+    long_rows = [(*tail * 25, 3, *tail * 20), (*tail * 25, 4, *tail), (2, *tail * 3)]  # their lengths suit no kernel
+    try:
+        return ON_TREE if _is_plain(backbone, long_rows, ON_TREE, device=device) else GATHERED
+    except Exception:  # noqa: BLE001 - no compiler, or no kernel for these heads: errors of many kinds
+        return GATHERED
+
+
+def _is_plain(backbone: Any, rows: Sequence[tuple[int, ...]], packing: str, *, device: torch.device) -> bool:
+    gap = gap_to_plain(backbone, rows, packing, device=device)
+    return gap is not None and gap <= _ROUNDING.get(next(backbone.parameters()).dtype, _ROUNDING[torch.float32])
+
+
+def gap_to_plain(backbone: Any, rows: Sequence[tuple[int, ...]], packing: str, *, device: torch.device) -> float | None:
+    """How far hidden states of packed rows are from those of each row alone, relative to these.
+
+    Where gradients are on, and something is trained, the larger of that and the gap of all gradients together. None
+    where the backbone does not give a state for each position.
+    """
+    layout = rows_to_layout(rows, device)
+    trained = [p for p in backbone.parameters() if p.requires_grad] if torch.is_grad_enabled() else []
+
+    def with_slopes(states: Tensor) -> list[Tensor]:
+        slopes = torch.autograd.grad(states_to_trial_loss(states), trained) if trained else ()
+        return [states.detach(), *([torch.cat([slope.flatten() for slope in slopes])] if slopes else [])]
+
+    hidden_NH = layout_to_hidden(backbone, layout, packing).float()
     if hidden_NH.shape[0] != len(layout.ids_N):
-        return False
-    for row, nodes in zip(rows, layout.node_of, strict=True):
-        plain = backbone(input_ids=torch.tensor([row], device=device), use_cache=False)[0][0].float()
-        if float((plain - hidden_NH[nodes]).abs().max()) > _TOLERANCE * float(plain.abs().max()):
-            return False
-    return True
+        return None
+    found = with_slopes(hidden_NH[torch.cat(layout.node_of).to(device)])
+    alone = [backbone(input_ids=torch.tensor([row], device=device), use_cache=False)[0][0] for row in rows]
+    expected = with_slopes(torch.cat(alone).float())
+    return max(float((mine - plain).norm() / plain.norm()) for mine, plain in zip(found, expected, strict=True))

@@ -15,7 +15,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,22 +38,29 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """Rows as a tree of positions."""
-
-    ids_N: Tensor
-    depth_N: Tensor  # position ids: how many tokens stand before this one in its row
-    groups: tuple[Group, ...]
-    node_of: tuple[Tensor, ...]  # by row: the positions of its tokens
-    masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)  # by group and window: what is seen
-
-
-@dataclass(frozen=True, slots=True)
 class _Stretch:
     """Some of a row's new positions, and its path up to the last of them: later ones none of them may see."""
 
     new_Q: Tensor
     path_K: Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Rows as a tree of positions."""
+
+    ids_N: Tensor
+    depth_N: Tensor  # position ids: how many tokens stand before this one in its row
+    end_N: Tensor  # the first position behind this one that does not go on from it
+    node_of: tuple[Tensor, ...]  # by row: the positions of its tokens; on the CPU
+    stretches: tuple[_Stretch, ...]
+    masks: dict[tuple[int, int | None, torch.dtype], Tensor] = field(default_factory=dict)  # by group, window and type
+    block_masks: dict[int | None, Any] = field(default_factory=dict)  # by window, see `tree_mask`
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """The stretches in rectangles, for attention that gathers."""
+        return tuple(_to_group(part, self.ids_N.device) for part in _alike(self.stretches))
 
 
 def common_length(left: Sequence[int], right: Sequence[int]) -> int:
@@ -110,20 +119,30 @@ def rows_to_layout(rows: Sequence[tuple[int, ...]], device: torch.device) -> Lay
     stretches: list[_Stretch] = []
     previous_row: tuple[int, ...] = ()
     path = torch.empty(0, dtype=torch.long)
+    ends: list[int] = []
     for i in order:
         row = rows[i]
         common = common_length(previous_row, row)
+        for node in path[common:].tolist():
+            ends[node] = len(ids)
         path = torch.cat([path[:common], torch.arange(len(ids), len(ids) + len(row) - common)])
         ids += row[common:]
         depths += range(common, len(row))
+        ends += [0] * (len(row) - common)
         node_of[i] = path
         for start in range(common, len(row), _STRETCH):
             end = min(start + _STRETCH, len(row))
             stretches.append(_Stretch(path[start:end], path[:end]))
         previous_row = row
-    groups = tuple(_to_group(part, device) for part in _alike(stretches))
-    nodes = tuple(nodes.to(device) for nodes in node_of)
-    return Layout(torch.tensor(ids, device=device), torch.tensor(depths, device=device), groups, node_of=nodes)
+    for node in path.tolist():
+        ends[node] = len(ids)
+    return Layout(
+        torch.tensor(ids, device=device),
+        torch.tensor(depths, device=device),
+        torch.tensor(ends, device=device),
+        node_of=tuple(node_of),
+        stretches=tuple(stretches),
+    )
 
 
 def _alike(stretches: Sequence[_Stretch]) -> list[list[_Stretch]]:

@@ -24,7 +24,7 @@ from trainers.scoring.fast_layers import speed_up
 from trainers.scoring.hidden_states import hidden_at, rows_to_passes
 from trainers.scoring.microbatch import MicroBatch, items_to_microbatches
 from trainers.scoring.model import Tick, check_output_layer, load_base
-from trainers.scoring.packed import can_pack
+from trainers.scoring.packed import find_packing
 from trainers.scoring.shared_prefix import can_share_prefixes
 from trainers.scoring.token_logprobs import hidden_to_logprobs
 
@@ -49,9 +49,8 @@ class TeacherModel:
         self.vocabulary: int = base.get_input_embeddings().num_embeddings
         self.context: int | None = getattr(base.config, "max_position_embeddings", None)  # tokens that it reads
         self._shares_prefixes = can_share_prefixes(self._backbone, device)
-        if device.type == "cpu":
-            speed_up(base)
-        self._packs = can_pack(self._backbone, device)
+        speed_up(base)
+        self._packing = find_packing(self._backbone, device)
 
     @torch.no_grad()
     def logprobs(self, items: Sequence[ActionItem], budget: int, *, workers: Workers, tick: Tick) -> list[Tensor]:
@@ -78,8 +77,9 @@ class TeacherModel:
                 "with a longer context, or shorten the calls"
             )
         scored: list[tuple[int, Tensor]] = []
+        packs = self._packing is not None
         batches = items_to_microbatches(
-            items, budget, None, rows_to_groups=lambda rows, size: rows_to_passes(rows, size, packs=self._packs)
+            items, budget, None, rows_to_groups=lambda rows, size: rows_to_passes(rows, size, packs=packs)
         )
         for batch in workers.mine(batches):
             scored += zip(batch.items, torch.split(self._batch_logprobs(batch), list(batch.lengths)), strict=True)
@@ -93,7 +93,7 @@ class TeacherModel:
             batch.row_T,
             column_N=batch.column_T,
             device=self.device,
-            packs=self._packs,
+            packing=self._packing,
             shares_prefixes=self._shares_prefixes,
         )
         return hidden_to_logprobs(

@@ -68,7 +68,7 @@ def measured(model: PolicyModel, batches: Sequence[MicroBatch]) -> list[Tensor]:
 def assert_same_bits(model_dir: Path, packs: bool) -> None:
     plain, again = make_model(model_dir, False), make_model(model_dir, True)
     for model in (plain, again):
-        model.packs = packs
+        model.packing = model.packing if packs else None
         model._shares_prefixes = False
     batches = items_to_microbatches(make_items(), 20, None, plain.rows_to_groups)
     assert len(batches) > 1
@@ -97,7 +97,7 @@ def test_rows_that_share_their_beginning_by_a_cache_are_computed_whole(tmp_path:
     """A layer that is computed again would add its keys to the cache a second time."""
     model_dir = save_tiny_llama(tmp_path)
     plain, again = make_model(model_dir, False), make_model(model_dir, True)
-    plain.packs = again.packs = False
+    plain.packing = again.packing = None
     assert plain._shares_prefixes
     assert not again._shares_prefixes
     (batch,) = items_to_microbatches(make_items()[:6], 4096)

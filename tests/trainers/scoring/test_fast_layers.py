@@ -12,18 +12,19 @@ from support.tiny_policy import save_tiny_llama
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from trainers.scoring import fast_layers
 from trainers.scoring.fast_layers import linear, speed_up
 
 
-def make_adapted(folder: Path) -> nn.Module:
-    """A tiny model with an adapter on layers of every kind, whose matrices are not zero."""
-    base = AutoModelForCausalLM.from_pretrained(save_tiny_llama(folder))
+def make_adapted(folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """A tiny model with a float32 adapter on layers of every kind, whose matrices are not zero."""
+    base = AutoModelForCausalLM.from_pretrained(save_tiny_llama(folder), dtype=dtype)
     modules = ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"]
     adapted = get_peft_model(base, LoraConfig(r=3, lora_alpha=5, target_modules=modules)).eval()
     generator = torch.Generator().manual_seed(3)
     for name, parameter in adapted.named_parameters():
         parameter.requires_grad_("lora_" in name)
-        if "lora_B" in name:
+        if "lora_" in name:
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.2
     return adapted
 
@@ -47,6 +48,53 @@ def test_a_model_with_faster_layers_has_the_hidden_states_and_gradients_of_the_p
     for name, slope in expected_slopes.items():
         assert float(slope.abs().max()) > 0
         torch.testing.assert_close(slopes[name], slope, atol=1e-4 * float(slope.abs().max()), rtol=1e-4)
+
+
+def test_an_adapter_of_a_bfloat16_base_is_computed_in_it_and_its_gradients_are_float32(tmp_path: Path) -> None:
+    exact, plain = make_adapted(tmp_path), make_adapted(tmp_path, torch.bfloat16)
+    fast = copy.deepcopy(plain)
+    speed_up(fast)
+    ids = torch.randint(0, 32, (3, 11), generator=torch.Generator().manual_seed(0))
+    (expected_hidden, expected), (_, of_peft), (hidden, slopes) = (
+        hidden_and_slopes(model, ids) for model in (exact, plain, fast)
+    )
+    assert hidden.dtype == torch.bfloat16
+    assert relative_gap(hidden, expected_hidden) < 0.02
+
+    def to_one(slopes: dict[str, Tensor]) -> Tensor:
+        assert {slope.dtype for slope in slopes.values()} == {torch.float32}
+        return torch.cat([slope.flatten() for slope in slopes.values()])
+
+    gap, gap_of_peft = (relative_gap(to_one(found), to_one(expected)) for found in (slopes, of_peft))
+    assert gap < max(0.05, 1.5 * gap_of_peft)  # the base's rounding, which both have
+
+
+def relative_gap(found: Tensor, expected: Tensor) -> float:
+    return float((found.detach().float() - expected.detach()).norm() / expected.detach().norm())
+
+
+@pytest.mark.slow  # compiles
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the compiler imports
+def test_the_compiled_gate_of_a_gpu_is_the_plain_one_and_keeps_gate_and_up_only() -> None:
+    generator = torch.Generator().manual_seed(0)
+    gate, up, slope = (torch.randn(1, 40, 64, generator=generator) for _ in range(3))
+    gate.requires_grad_()
+    up.requires_grad_()
+    kept: list[tuple[int, ...]] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        kept.append(tuple(tensor.shape))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        compiled = fast_layers._compiled_gate()(gate, up)
+    assert kept == [(1, 40, 64)] * 2
+    expected = nn.functional.silu(gate) * up
+    torch.testing.assert_close(compiled, expected)
+    for found, wanted in zip(
+        torch.autograd.grad(compiled, (gate, up), slope), torch.autograd.grad(expected, (gate, up), slope), strict=True
+    ):
+        torch.testing.assert_close(found, wanted)
 
 
 def test_an_adapter_that_is_switched_off_is_no_part_of_faster_layers(tmp_path: Path) -> None:

@@ -182,7 +182,8 @@ def test_a_whole_update_is_that_of_each_agents_padded_rows_by_themselves(
     ended = []
     for packs in (True, False):
         trainer = make_trainer(model_dir, **options)
-        trainer.policies.model.packs = packs
+        if not packs:
+            trainer.policies.model.packing = None
         mixed = agents_of_passes(trainer)
         metrics = trainer.update(games())
         assert max(map(len, mixed)) == (len(AGENTS) if packs else 1)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tiny_policy import make_action, save_tiny_llama
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import trainers.scoring.packed
 import trainers.scoring.prefix_tree
@@ -18,10 +19,11 @@ from trainers.batch import ActionItem
 from trainers.config import LoraOptions
 from trainers.scoring.microbatch import MicroBatch, items_to_microbatches
 from trainers.scoring.model import PolicyModel
-from trainers.scoring.packed import can_pack, layout_to_hidden
-from trainers.scoring.prefix_tree import PASS, common_length, rows_to_groups, rows_to_layout
+from trainers.scoring.packed import GATHERED, ON_TREE, find_packing, gap_to_plain, layout_to_hidden
+from trainers.scoring.prefix_tree import PASS, Group, common_length, rows_to_groups, rows_to_layout
 
 CPU = torch.device("cpu")
+BACKWARD = trainers.scoring.packed._FLASH_BACKWARD
 FEW_TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=6).map(tuple)
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple), min_size=1, max_size=12)
 
@@ -127,7 +129,7 @@ def test_a_sliding_window_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )  # fmt: skip
     torch.manual_seed(0)
     backbone = MistralForCausalLM(config).eval().model
-    assert can_pack(backbone, CPU)
+    assert find_packing(backbone, CPU) == GATHERED
     rows = tree_rows()
     layout = rows_to_layout(rows, CPU)
     with torch.no_grad():
@@ -135,6 +137,63 @@ def test_a_sliding_window_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         for row, nodes in zip(rows, layout.node_of, strict=True):
             plain = backbone(input_ids=torch.tensor([row]), use_cache=False)[0][0]
             torch.testing.assert_close(packed[nodes], plain, atol=1e-5, rtol=1e-4)
+
+
+def test_the_trial_of_attention_tells_a_wrong_one_by_states_and_by_gradients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = PolicyModel(save_tiny_llama(tmp_path), ["a"], LoraOptions(rank=4), "cpu", seed=0)
+    backbone = model.peft.base_model.model.model
+    rows = [(*range(1, 9), *range(150)), (*range(1, 9), 3, 5), (2, 4)]
+    rows = [tuple(token % 32 for token in row) for row in rows]
+
+    def gaps() -> tuple[float, float]:
+        with torch.no_grad():
+            states = gap_to_plain(backbone, rows, GATHERED, device=CPU)
+        both = gap_to_plain(backbone, rows, GATHERED, device=CPU)
+        assert states is not None
+        assert both is not None
+        return states, both
+
+    assert max(gaps()) < 1e-5
+    gathered = trainers.scoring.packed._gathered
+
+    def lose_first_values(group: Group, *sources: torch.Tensor, **named: torch.Tensor) -> list[torch.Tensor]:
+        query, key, value = gathered(group, *sources, **named)
+        return [query, key, torch.cat([0 * value[:, :, :64], value[:, :, 64:]], dim=2)]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainers.scoring.packed, "_gathered", lose_first_values)
+        assert min(gaps()) > 0.2
+        assert find_packing(backbone, CPU) is None
+    with monkeypatch.context() as patch:  # forward right, backward wrong
+        patch.setattr(trainers.scoring.packed, "_FLASH_BACKWARD", lambda *a, **k: [2 * s for s in BACKWARD(*a, **k)])
+        states, both = gaps()
+        assert states < 1e-5
+        assert both > 0.2
+
+
+def test_a_layout_serves_two_types_of_numbers() -> None:
+    """cuDNN takes a float32 mask for one of bfloat16."""
+    layout = rows_to_layout(tree_rows(), CPU)
+    attend = ALL_ATTENTION_FUNCTIONS[GATHERED]
+    parts = torch.randn(3, 1, 2, len(layout.ids_N), 8, generator=torch.Generator().manual_seed(0))
+    exact, _ = attend(None, *parts, None, packed_layout=layout)
+    rounded, _ = attend(None, *parts.bfloat16(), None, packed_layout=layout)
+    assert {mask.dtype for mask in layout.masks.values()} == {torch.float32, torch.bfloat16}
+    torch.testing.assert_close(rounded.float(), exact, atol=0.03, rtol=0.03)
+
+
+def test_attention_that_a_card_computes_slowly_is_said(tmp_path: Path) -> None:
+    model = PolicyModel(save_tiny_llama(tmp_path / "tiny"), ["a"], LoraOptions(rank=4), "cpu", seed=0)
+    assert model.slow_attention() is None
+    model.device = torch.device("cuda")
+    line = "attention of tiny {}: no kernel could be compiled for it on this card"
+    assert model.slow_attention() == line.format("gathers the beginning of every row")
+    model.packing = None
+    assert model.slow_attention() == line.format("computes every row whole")
+    model.packing = ON_TREE
+    assert model.slow_attention() is None
 
 
 class MeanOfAllBefore(torch.nn.Module):
@@ -151,7 +210,7 @@ class MeanOfAllBefore(torch.nn.Module):
 
 
 def test_an_architecture_that_cannot_be_packed_is_found_out() -> None:
-    assert not can_pack(MeanOfAllBefore(), CPU)
+    assert find_packing(MeanOfAllBefore(), CPU) is None
 
 
 def test_another_family_packs_or_is_found_out_and_stays_as_it_was() -> None:
@@ -160,7 +219,7 @@ def test_another_family_packs_or_is_found_out_and_stays_as_it_was() -> None:
     ids = torch.tensor([[1, 2, 3, 4]])
     with torch.no_grad():
         expected = backbone(input_ids=ids)[0]
-        can_pack(backbone, CPU)
+        find_packing(backbone, CPU)
         torch.testing.assert_close(backbone(input_ids=ids)[0], expected)
     assert backbone.config._attn_implementation == before
 
@@ -195,7 +254,7 @@ def test_log_probs_and_gradients_are_those_of_the_plain_pass(
         return logps, total
 
     packed_logps, packed_slopes = measure(items_to_microbatches(items, budget, None, model.rows_to_groups))
-    model.packs = model._shares_prefixes = False
+    model.packing, model._shares_prefixes = None, False
     plain_logps, plain_slopes = measure(items_to_microbatches(items, 4096))
     assert sorted(packed_logps) == list(range(len(items)))
     for i, expected in plain_logps.items():

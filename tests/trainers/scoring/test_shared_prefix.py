@@ -53,7 +53,7 @@ def test_log_probs_and_gradients_do_not_depend_on_sharing(tmp_path: Path) -> Non
     actions = [make_action("a", [*profile, *extra], sampled) for extra, sampled in (([1], [2, 3]), ([5, 6], [7]))]
     items = [ActionItem("a", a.prompt_ids or (), a.sampled_ids or (), a.logprobs or (), 1.0) for a in actions]
     results = []
-    model.packs = False  # which shares more
+    model.packing = None  # which shares more
     for shares in (True, False):
         model._shares_prefixes = shares
         gradients = {name: torch.zeros_like(weight) for name, weight in model.parameters("a").items()}
