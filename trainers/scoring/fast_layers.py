@@ -148,9 +148,11 @@ def _replace(module: torch.nn.Module, forward: Callable[..., Tensor]) -> None:
 def _replace_if_equal(module: Any, forward: Callable[[Any, Tensor], Tensor]) -> None:
     """Replaces a forward pass by one that gives the same output on random input, which its modules' names promise."""
     weight = next(module.parameters())
-    width = weight.shape[-1]
-    probe = torch.randn(3, width, generator=torch.Generator().manual_seed(0), dtype=weight.dtype)
+    width, dtype = weight.shape[-1], weight.dtype
     try:
+        if not dtype.is_floating_point:  # a gated block in 4 bits
+            width, dtype = module.gate_proj.in_features, torch.float32
+        probe = torch.randn(3, width, generator=torch.Generator().manual_seed(0), dtype=dtype)
         expected, actual = module(probe), forward(module, probe)
     except (AttributeError, TypeError, RuntimeError):
         return
