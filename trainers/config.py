@@ -313,8 +313,8 @@ class SystemOptions(_Options):
     more time, the same result."""
     load_in_4bit: bool = False
     """Whether the trainer's base model holds its linear layers in 4 bits (QLoRA: NF4 with double quantisation), about
-    0.52 bytes a number; embeddings, norms and the output layer stay as they are, and adapters and their moments float32.
-    Needs bitsandbytes: `pip install 'marft-bridge[qlora]'`. The model server and a scoring teacher are not changed."""
+    0.52 bytes a number. Embeddings, norms, the output layer, adapters and their moments stay as they are, and so do the
+    model server and a scoring teacher. Needs bitsandbytes: `pip install 'marft-bridge[qlora]'`."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda|cuda:\d{1,3})$")
     """`cpu`, `cuda`, or one card by number, as `cuda:1`; `auto` takes CUDA where there is some. In bridge.toml
     train.devices names the card."""

@@ -64,7 +64,7 @@ def four_bit_layers(model: torch.nn.Module) -> Iterator[Any]:
 
 
 def to_weight(layer: Any) -> Tensor:
-    """A 4-bit layer's weight as the numbers that it stands for, [out, in], in the type that the model is computed in."""
+    """The numbers that a 4-bit layer's weight stands for, [out, in], in the type that the model is computed in."""
     from bitsandbytes.functional import dequantize_4bit
 
     weight: Tensor = dequantize_4bit(layer.weight.data, layer.weight.quant_state)

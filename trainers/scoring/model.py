@@ -58,8 +58,8 @@ class PolicyModel:
         load_in_4bit: whether the base's linear layers are held in 4 bits (`four_bit`).
 
     Raises:
-        TrainError: not a model directory, bitsandbytes missing, target modules that it lacks, an output layer that is not plain, or layers
-            that cannot be computed again.
+        TrainError: not a model directory, bitsandbytes missing, target modules that the model lacks, an output layer
+            that is not plain, or layers that cannot be computed again.
     """
 
     def __init__(
