@@ -129,10 +129,11 @@ def speed_up(model: torch.nn.Module) -> None:
 
     Meant for the CPU: on a GPU autograd's own kernels overlap, and bfloat16 products are at their best already.
     """
-    for module in list(model.modules()):
+    for path, module in list(model.named_modules()):
         if isinstance(module, LoraLinear) and type(module.base_layer) is torch.nn.Linear:
             _replace(module, partial(_adapted_forward, module, module.forward))
-        elif type(module) is torch.nn.Linear and not module.weight.requires_grad:
+        # matrices of an adapter that is not active are frozen only now; those on 4-bit layers are called as modules
+        elif type(module) is torch.nn.Linear and not module.weight.requires_grad and ".lora_" not in path:
             _replace(module, partial(_linear_forward, module))
         elif type(module).__name__.endswith("RMSNorm"):
             _replace_if_equal(module, partial(_norm_forward, module.forward))

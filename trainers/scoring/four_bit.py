@@ -24,6 +24,8 @@ from torch.autograd.function import once_differentiable
 from trainers.errors import TrainError
 from trainers.scoring.fast_layers import linear
 
+BLOCK = 64  # numbers that share a scale
+
 
 def require_bitsandbytes() -> None:
     """Raises TrainError, which says what to install, where bitsandbytes is missing."""
@@ -49,11 +51,18 @@ def compute_by_whole_weights(base: torch.nn.Module) -> None:
     """Gives every 4-bit layer the forward and backward pass of this module.
 
     Raises:
-        TrainError: the model has no layer in 4 bits, so it would take the memory that it was to save.
+        TrainError: the model has no layer in 4 bits, so it would take the memory that it was to save; or, on the CPU,
+            one whose rows are cut by blocks, which bitsandbytes 0.50 makes whole with the scales of other blocks there.
     """
     layers = list(four_bit_layers(base))
     if not layers:
         raise TrainError("trainer.system.load_in_4bit: this model has no linear layer that 4 bits hold: leave it out")
+    widths = sorted({layer.in_features for layer in layers if layer.in_features % BLOCK})
+    if widths and layers[0].weight.device.type == "cpu":
+        raise TrainError(
+            f"trainer.system.load_in_4bit: a linear layer of this model reads {widths[0]} numbers, and on the CPU only "
+            f"multiples of {BLOCK} can be held in 4 bits: leave it out"
+        )
     for layer in layers:
         layer.forward = partial(_forward, layer)
 
