@@ -257,7 +257,7 @@ def check_four_bit(folder: Path, device: str, name: str) -> dict[str, Any]:
                 for path, in_bits in ((judged, True), (whole, False))
             )
         gaps[dtype] = max(float((a - b).norm() / b.norm()) for a, b in zip(computed, expected, strict=True))
-    gc.collect()  # layers hold themselves, by the passes that they were given; their memory is not that of the next base
+    gc.collect()  # layers hold themselves by the passes that they were given, and the next base is weighed alone
     return measure_size(folder, name, device, load_in_4bit=True) | {
         "gap": gaps[torch.float32],
         "gap_bfloat16": gaps[torch.bfloat16],
