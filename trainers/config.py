@@ -6,7 +6,7 @@
     optimizer      rates, steps, gradients
     offline        what is learned from stored episodes before the first round
     replay         stored episodes beside the fresh ones of a round
-    system         memory and device; changes no result
+    system         memory and device; changes no result, but for a base model in 4 bits
     experimental   works and is tested, but no measurement of ours shows that it pays
 
 An option whose default depends on another one is None until set; the property beside it says what then holds.
@@ -303,7 +303,7 @@ class ReplayOptions(_Options):
 
 
 class SystemOptions(_Options):
-    """Memory and device; none of them changes a result but by roundings."""
+    """Memory and device; none of them changes a result but by roundings, those of `load_in_4bit` included."""
 
     tokens_per_microbatch: int = Field(default=2048, ge=64)
     """Tokens that one forward and backward pass takes (a longer call gets a pass of its own); bounds memory, changes no
@@ -311,6 +311,10 @@ class SystemOptions(_Options):
     activation_checkpointing: bool = False
     """Whether decoder layers keep their input only and compute the rest again for the backward pass: less memory for
     more time, the same result."""
+    load_in_4bit: bool = False
+    """Whether the trainer's base model holds its linear layers in 4 bits (QLoRA: NF4 with double quantisation), about
+    0.52 bytes a number. Embeddings, norms, the output layer, adapters and their moments stay as they are, and so do the
+    model server and a scoring teacher. Needs bitsandbytes: `pip install 'marft-bridge[qlora]'`."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda|cuda:\d{1,3})$")
     """`cpu`, `cuda`, or one card by number, as `cuda:1`; `auto` takes CUDA where there is some. In bridge.toml
     train.devices names the card."""

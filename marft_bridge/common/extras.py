@@ -26,6 +26,7 @@ _EXTRA_TO_MODULES = {
     "mlflow": ("mlflow", "sqlalchemy", "alembic"),
     "trackio": ("trackio",),
     "demo": ("gguf",),
+    "qlora": ("bitsandbytes",),
 }
 _MODULE_TO_EXTRA = {module: extra for extra, modules in _EXTRA_TO_MODULES.items() for module in modules}
 _TRAINER = "trainers"

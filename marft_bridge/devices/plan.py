@@ -45,6 +45,7 @@ class EngineNeed:
     shape: ModelShape | None  # None: other layers than those that are known
     rank: int = 8  # of the adapters that the shape counts
     context: int | None = None  # the most tokens that the model reads
+    four_bit: bool = False  # whether the server quantises the linear layers by bitsandbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,9 +464,15 @@ def _fixed(need: EngineNeed, card: Card, split: int) -> EngineShare:
     rank = next(rank for rank in ENGINE_RANKS if rank >= options.max_lora_rank)
     inner = max(layer.inner for layer in shape.layers)
     activations = _batched_tokens(card) * size * (4 * shape.width + 3 * inner // split)
+    weights = size * shape.weights
+    if need.four_bit:
+        from trainers.checks.memory_plan import four_bit_weights_to_bytes  # late: it imports torch
+
+        weights = four_bit_weights_to_bytes(shape, size)
+        activations += size * 2 * inner * shape.width // split  # gate and up as one weight, made whole for a product
     logits = options.max_num_seqs * shape.vocabulary * _LOGIT_COPIES
     return EngineShare(
-        weights=size * shape.weights // split,
+        weights=weights // split,
         # not divided by the cards: vLLM splits one of an adapter's two matrices at most
         adapters=size * options.max_loras * shape.adapter * rank // need.rank,
         rest=activations + logits + GRAPHS + CONTEXT + (LINKS if split > 1 else 0),

@@ -138,11 +138,16 @@ class Placement:
         lora = self._config.train.trainer.lora
         if options.lora_target_modules is not None:
             lora = lora.model_copy(update={"target_modules": options.lora_target_modules})
-        is_quantized = "quantization_config" in read_model_config(base.directory) or any(
-            argument.startswith(("--quantization", "-q")) for argument in options.extra_args
+        method = _quantization(options.extra_args)
+        is_unknown = "quantization_config" in read_model_config(base.directory) or method not in (None, "bitsandbytes")
+        return EngineNeed(
+            table,
+            options,
+            shape=None if is_unknown else model_to_shape(base.directory, lora),
+            rank=lora.rank,
+            context=context_length(base.directory),
+            four_bit=method == "bitsandbytes",
         )
-        shape = None if is_quantized else model_to_shape(base.directory, lora)
-        return EngineNeed(table, options, shape, rank=lora.rank, context=context_length(base.directory))
 
     def _trainer_need(self) -> TrainerNeed | None:
         options, nodes = self._config.train.trainer, self._config.graph.nodes
@@ -182,3 +187,12 @@ class Placement:
             return 0
         shape = model_to_shape(teacher_dir, self._config.train.trainer.lora)
         return 0 if shape is None else weights_to_bytes(shape, "cuda")
+
+
+def _quantization(arguments: Sequence[str]) -> str | None:
+    """The method that vLLM's arguments name, as `--quantization fp8` or `-q=fp8`; None without one."""
+    for position, argument in enumerate(arguments):
+        if argument.startswith(("--quantization", "-q")):
+            _, is_one_word, method = argument.partition("=")
+            return method if is_one_word else "".join(arguments[position + 1 : position + 2])
+    return None

@@ -22,6 +22,7 @@ from threading import Lock
 from typing import Any
 
 from marft_bridge.common.errors import ConfigError
+from marft_bridge.common.extras import require_extra
 from marft_bridge.common.progress import Reporter, Task
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.forks.given_tools import given_tools
@@ -124,6 +125,8 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
     config = config.model_copy(update={"train": config.train.model_copy(update={"learners": learner_count})})
     folder = RunFolder(config.run_folder)
     require_loggers(config.train.loggers)
+    if config.train.trainer.system.load_in_4bit:
+        require_extra("qlora", "train.trainer.system.load_in_4bit")
     if config.train.traces:
         folder.create()  # nothing needs to be collected where there are other traces
     else:

@@ -6,6 +6,7 @@ are made on the spot. In this order, each stage on its own, until the time is ov
     attention  of packed rows by one kernel and by gathering, in bfloat16: how far from gathering in float32, how fast?
     ways       every way to update, on the card and on the CPU, both in float32: the same adapters?
     resume     a trainer that was saved and loaded on the card goes on bit for bit
+    4-bit      a base in 4 bits against plain layers with the dequantised weights, and its memory and speed
     SIZE       of each base: memory as planned and as taken, tokens a second, useful operations a second against a
                large bfloat16 product of the same run, and the kernels that the rest of the time goes to
 
@@ -25,6 +26,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -44,16 +46,20 @@ from trainers import checkpoint
 from trainers.batch import ActionItem
 from trainers.checks.memory_guard import MemoryGuard
 from trainers.common.workers import Workers
+from trainers.config import LoraOptions
 from trainers.marft import MarftTrainer
 from trainers.objective.adapter_round import AdapterRound
 from trainers.objective.improve import improve
 from trainers.policies.adapter_learner import AdapterLearner
 from trainers.scoring import model as scoring_model
+from trainers.scoring.microbatch import items_to_microbatches
 from trainers.scoring.model import PolicyModel
 from trainers.scoring.packed import GATHERED, ON_TREE
 from trainers.scoring.prefix_tree import Layout, rows_to_layout
 
 GIB = 2**30
+NO_BITSANDBYTES = "bitsandbytes is not there"
+SOUND = ("seen", NO_BITSANDBYTES)
 GOAL = 0.4  # of the card's own bfloat16 product, at 1.7B and 7B
 STEPS = 3
 SHOWN = 16  # operations of a profile
@@ -80,7 +86,7 @@ class Size:
 
 
 SIZES = {
-    "tiny": Size(2, 32, 64, heads=4, kv_heads=2, vocabulary=64, tokens=512),
+    "tiny": Size(2, 64, 128, heads=4, kv_heads=2, vocabulary=64, tokens=512),
     "0.1B": Size(30, 576, 1536, heads=9, kv_heads=3, vocabulary=49152, tokens=8192),
     "1.7B": Size(24, 2048, 8192, heads=32, kv_heads=32, vocabulary=49152, tokens=8192),
     "1.7B-saving": Size(24, 2048, 8192, heads=32, kv_heads=32, vocabulary=49152, tokens=8192, saving=True),
@@ -236,7 +242,7 @@ def _attention_and_slopes(
 # -- how much, and how fast? --------------------------------------------------------------------------------------
 
 
-def measure_size(folder: Path, name: str, device: str) -> dict[str, Any]:
+def measure_size(folder: Path, name: str, device: str, load_in_4bit: bool = False) -> dict[str, Any]:
     """One optimiser step on a random base of this size: memory, speed, and where the time goes."""
     size = SIZES[name]
     model_dir = save_random_base(folder / name, size, device)
@@ -247,10 +253,11 @@ def measure_size(folder: Path, name: str, device: str) -> dict[str, Any]:
         minibatch_actions=10_000,
         tokens_per_microbatch=size.tokens,
         activation_checkpointing=size.saving,
+        load_in_4bit=load_in_4bit,
     )
     guard = MemoryGuard.of_agents(options, model_dir, ["agent"])
     used_before = _forget_peak(device)
-    model = PolicyModel(model_dir, ["agent"], options.lora, device, 0, size.saving)
+    model = PolicyModel(model_dir, ["agent"], options.lora, device, 0, size.saving, load_in_4bit)
     learner = AdapterLearner(model, "agent", 0.0, options=options, workers=Workers.alone())
     items = random_calls(size, model.vocabulary)
     guard.expect(items)
@@ -287,6 +294,45 @@ def measure_size(folder: Path, name: str, device: str) -> dict[str, Any]:
         "passed": flops / seconds / limit >= GOAL if name in ("1.7B", "7B") else None,
         "profile": profile_step(step, device),
     }
+
+
+def check_four_bit(folder: Path, device: str, name: str) -> dict[str, Any]:
+    """A base in 4 bits: the log-probs and gradients of its dequantised weights? And `measure_size` of one that large.
+
+    Judged in float32, where only the order of sums differs; what bfloat16 makes of it is told beside it.
+    """
+    if find_spec("bitsandbytes") is None:
+        return {"state": NO_BITSANDBYTES}
+    from support.four_bit_base import save_dequantised
+
+    judged = save_random_base(folder / "4-bit", SIZES["tiny" if device == "cpu" else "0.1B"], device)
+    gaps = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        whole, _ = save_dequantised(judged, folder / f"4-bit {dtype}", device, dtype)
+        with mock.patch.object(scoring_model, "base_dtype", return_value=dtype):
+            computed, expected = (
+                _pass_of(PolicyModel(path, ["agent"], LoraOptions(), device, 0, load_in_4bit=in_bits))
+                for path, in_bits in ((judged, True), (whole, False))
+            )
+        gaps[dtype] = max(float((a - b).norm() / b.norm()) for a, b in zip(computed, expected, strict=True))
+    gc.collect()  # layers hold themselves by the passes that they were given, and the next base is weighed alone
+    return measure_size(folder, name, device, load_in_4bit=True) | {
+        "gap": gaps[torch.float32],
+        "gap_bfloat16": gaps[torch.bfloat16],
+        "passed": gaps[torch.float32] < 1e-3,
+    }
+
+
+def _pass_of(model: PolicyModel) -> list[torch.Tensor]:
+    """Log-probs and gradients of an adapter that is not 0."""
+    generator = torch.Generator().manual_seed(1)
+    parameters = model.parameters("agent").values()
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
+    (batch, *_) = items_to_microbatches(random_calls(SIZES["tiny"], model.vocabulary), 512, None, model.rows_to_groups)
+    logprobs = model.logprobs("agent", batch)
+    return [logprobs.detach(), *torch.autograd.grad(logprobs.sum(), list(parameters))]
 
 
 def random_calls(size: Size, vocabulary: int) -> list[ActionItem]:
@@ -445,12 +491,14 @@ def main(arguments: list[str]) -> int:
         report.run("attention", partial(compare_attention, options.device))
         report.run("ways", partial(compare_ways, Path(folder), options.device))
         report.run("resume", partial(check_resume, Path(folder), options.device))
+        in_bits = "1.7B" if options.device == "cuda" else "tiny"
+        report.run("4-bit", partial(check_four_bit, Path(folder), options.device, in_bits))
         for name in options.sizes:
             report.run(name, partial(measure_size, Path(folder), name, options.device))
             if options.device == "cuda":
                 torch.cuda.empty_cache()
     sys.stdout.write((options.out / "report.md").read_text())
-    bad = [s for s in report.stages.values() if s["state"] != "seen" or s.get("passed") is False]
+    bad = [s for s in report.stages.values() if s["state"] not in SOUND or s.get("passed") is False]
     return 1 if bad else 0
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from support.card_rig import SAVING, machine_of, place, pretend_cuda, write_model
+from support.card_rig import FOUR_BIT, FOUR_BIT_SERVER, SAVING, machine_of, place, pretend_cuda, write_model
 from support.paths import ROOT
 
 from marft_bridge.common.errors import ServingError
@@ -17,6 +17,8 @@ PAGE = (ROOT / "docs/gpus.md").read_text()
 TABLE = PAGE.partition("## What fits where")[2].partition("## ")[0]
 ROWS = [[cell.strip() for cell in line.split("|")[1:-1]] for line in TABLE.splitlines() if line.startswith("| ")][1:]
 
+OPTIONS = {"saving": SAVING, "4-bit": FOUR_BIT, "4-bit server": FOUR_BIT_SERVER}
+
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[1]} on {row[0]}")
 def test_every_row_of_the_table_is_what_the_plan_gives(
@@ -24,8 +26,8 @@ def test_every_row_of_the_table_is_what_the_plan_gives(
 ) -> None:
     pretend_cuda(monkeypatch)
     machine, model, *expected = row
-    name, _, saving = model.partition(", ")
-    options = SAVING if saving else {}
+    name, *words = model.split(", ")
+    options = {key: value for word in words for key, value in OPTIONS[word].items()}
     try:
         plan = place(machine_of(machine), write_model(tmp_path, name), options).plan
     except ServingError:

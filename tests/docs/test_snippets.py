@@ -52,6 +52,7 @@ OUTPUT = {"text", "json", "diff"}
 # Pages whose Python a test of their own runs, as it needs more than a folder.
 RUN_BY_THEIR_TEST = {
     "README.md": "test_readme.py",
+    "docs/gpus.md": "test_four_bit.py",
     "docs/index.md": "test_snippets_run.py",
     "docs/start.md": "test_snippets_run.py",
     "docs/replay.md": "test_replay_page.py",

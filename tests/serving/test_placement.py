@@ -17,7 +17,18 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from support.card_rig import MACHINES, MIB, SAVING, config_of, machine_of, place, pretend_cuda, write_model
+from support.card_rig import (
+    FOUR_BIT,
+    FOUR_BIT_SERVER,
+    MACHINES,
+    MIB,
+    SAVING,
+    config_of,
+    machine_of,
+    place,
+    pretend_cuda,
+    write_model,
+)
 
 from marft_bridge.commands.status import status
 from marft_bridge.common.errors import ServingError
@@ -102,6 +113,19 @@ ROWS: list[tuple[str, str, dict[str, Any], dict[str, str], tuple[int, ...], int,
         {LENGTH: "8192", SHARE: "0.628"},
         *((0,), 0, (3264, 18, 1700, 10465)),
     ),
+    # 4 bits, 8B on 24 GB: 22598 MiB. Linear layers hold 32 x (2 x 4096 x 4096 + 2 x 1024 x 4096 + 3 x 14336 x 4096)
+    # = 6,979,321,856 numbers of 8,030,261,248: the others 2004 MiB, these x (1/2 + 1/64 + 4/16384) = 3434: 5438.
+    #   server   the rest as above (1862), and gate and up as one weight made whole: 2 x 2 x 14336 x 4096 bytes = 224
+    #   trainer  5438 + 2 adapters x 16 bytes x 3,407,872 (104) + 128 = 5670, and 512 of context
+    #   cache    22598 - 5670 - 512 - 5438 - 26 - 2086 = 8866
+    (
+        *("1 x 24", "8B", FOUR_BIT | FOUR_BIT_SERVER),
+        {LENGTH: "70928", SHARE: "0.668", SLEEP: ""},
+        *((0,), 0, (5438, 26, 2086, 8867)),
+    ),
+    ("2 x 24", "8B", FOUR_BIT, {LENGTH: "43152", SHARE: "0.919"}, (0,), 1, (15317, 26, 1862, 5394)),
+    ("8 x 80", "70B", FOUR_BIT | SAVING, {LENGTH: "24224", SHARE: "0.919", SPLIT: "2"}, (0, 1), 2,
+     (67286, 125, 3838, 3786)),
     # given by hand
     ("1 x 24", "1.7B", {"serve.gpu_memory_utilization": 0.5}, {LENGTH: "8192", SHARE: "0.5", SLEEP: ""}, (0,), 0,
      (3264, 12, 1700, 7306)),

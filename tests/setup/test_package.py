@@ -72,10 +72,10 @@ def test_every_pin_but_torch_is_locked_by_hashes_and_nothing_else_is() -> None:
 
 
 def declared_requirements() -> list[Requirement]:
-    """pyproject.toml -> what the pins must satisfy: everything but the CUDA server and the loggers with pins of their
-    own (requirements/loggers.txt)."""
+    """pyproject.toml -> what the pins must satisfy: everything but the CUDA server and what has pins of its own
+    (requirements/loggers.txt, requirements/qlora.txt)."""
     project = PROJECT["project"]
-    apart = {"cuda", "mlflow", "trackio", "wandb"}
+    apart = {"cuda", "mlflow", "qlora", "trackio", "wandb"}
     extras = [r for extra, lines in project["optional-dependencies"].items() if extra not in apart for r in lines]
     extras = [line for line in extras if Requirement(line).name != project["name"]]  # an extra within another
     return [Requirement(line) for line in (*project["dependencies"], *extras, *PROJECT["build-system"]["requires"])]

@@ -34,6 +34,7 @@ MACHINES = {
     "1 x 12": (12282,),
     "1 x 16": (16376,),
     "1 x 24": (24564,),
+    "1 x 48": (49140,),
     "1 x 80": (81559,),
     "2 x 24": (24564,) * 2,
     "4 x 80": (81559,) * 4,
@@ -99,3 +100,5 @@ def place(
 
 
 SAVING = {"train.trainer.system.activation_checkpointing": True}
+FOUR_BIT = {"train.trainer.system.load_in_4bit": True}
+FOUR_BIT_SERVER = {"serve.extra_args": ["--quantization", "bitsandbytes", "--load-format", "bitsandbytes"]}

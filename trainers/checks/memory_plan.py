@@ -37,6 +37,7 @@ _READS = {
     "up_proj": "normed again",
     "down_proj": "gated",
 }
+_BLOCK, _BLOCK_OF_SCALES = 64, 256  # of NF4 with double quantisation: numbers of one scale, and scales of one scale
 _RUNTIME = {"cpu": 64 * 2**20, "cuda": 128 * 2**20}  # classes of the model, buffers of threads, workspaces of libraries
 
 
@@ -53,6 +54,7 @@ class LayerShape:
     inner: int
     plain_silu: bool  # a gated block whose activation is recomputed from its input
     adapter: int  # numbers of an adapter's matrices here
+    linear: tuple[int, ...]  # numbers of each linear layer's weight, which `load_in_4bit` quantises
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +140,17 @@ def plan_memory(
     )
     holes = device == "cpu" and leaves_holes and not options.system.activation_checkpointing
     return MemoryPlan(
-        weights=size * sum(base.shape.weights for base in bases),
+        weights=sum(_base_to_bytes(base.shape, options, size) for base in bases),
         # weight, gradient and two moments in float32; a frozen one has its weight only
         adapters=4 * sum((4 * base.trained + base.frozen) * base.shape.adapter for base in bases),
         runtime=_RUNTIME[device],
         activations=activations,
         holes=activations if holes else 0,  # measured: 0.8 to 1.1 times
-        scratch=max(_scratch(base.shape, options, positions, longest=calls.longest, size=size) for base in bases),
+        scratch=max(
+            _scratch(base.shape, options, positions, longest=calls.longest, size=size)
+            + (largest_whole_weight(base.shape, size) if options.system.load_in_4bit else 0)
+            for base in bases
+        ),
         # once in the cache of the round, once laid end to end for a critic
         features=8 * observed * max(base.shape.width for base in bases),
     )
@@ -186,6 +192,28 @@ def _attention(layer: LayerShape, positions: int, longest: int, size: int) -> in
 def weights_to_bytes(shape: ModelShape, device: str) -> int:
     """What the frozen weights take: float32 on the CPU ("cpu"), bfloat16 on a card ("cuda")."""
     return _number_bytes(device) * shape.weights
+
+
+def four_bit_weights_to_bytes(shape: ModelShape, size: int) -> int:
+    """What the weights take where the linear layers are in NF4 with double quantisation, the others `size` each.
+
+    A number takes half a byte, a block of 64 of them a scale of one byte, and 256 scales one in float32: 0.516 in all.
+    """
+    total = size * shape.weights
+    for numbers in (numbers for layer in shape.layers for numbers in layer.linear):
+        scales = -(-numbers // _BLOCK)
+        total += -(-numbers // 2) + scales + 4 * -(-scales // _BLOCK_OF_SCALES) - size * numbers
+    return total
+
+
+def largest_whole_weight(shape: ModelShape, size: int) -> int:
+    """Bytes of the largest linear layer's weight, and its scales in float32, while it is made whole for a product."""
+    numbers = max(numbers for layer in shape.layers for numbers in layer.linear)
+    return size * numbers + 4 * -(-numbers // _BLOCK)
+
+
+def _base_to_bytes(shape: ModelShape, options: TrainerOptions, size: int) -> int:
+    return four_bit_weights_to_bytes(shape, size) if options.system.load_in_4bit else size * shape.weights
 
 
 def _number_bytes(device: str) -> int:
@@ -245,4 +273,5 @@ def _layer_to_shape(layer: torch.nn.Module, config: Any, rank: int, targets: tup
         inner=linear["gate_proj"].out_features,
         plain_silu=getattr(config, "hidden_act", None) == "silu",
         adapter=sum(rank * (module.in_features + module.out_features) for module in adapted.values()),
+        linear=tuple(module.weight.numel() for module in linear.values()),
     )

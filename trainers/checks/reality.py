@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from trainers.errors import TrainError
+from trainers.scoring.four_bit import scales
 
 _CHUNK = 2**16  # words hashed at a time: their products stay in the cache
 _MIX = 0x9E3779B97F4A7C15  # odd, so that multiplying by it loses nothing
@@ -38,7 +39,7 @@ def tensors_to_fingerprint(tensors: Mapping[str, Tensor]) -> Fingerprint:
 
 def base_fingerprint(model: torch.nn.Module) -> Fingerprint:
     """Every weight and buffer of a model but its LoRA matrices, to what `check_frozen` compares."""
-    named_tensors = [*model.named_parameters(), *model.named_buffers()]
+    named_tensors = [*model.named_parameters(), *model.named_buffers(), *scales(model).items()]
     return tensors_to_fingerprint({name: tensor for name, tensor in named_tensors if "lora_" not in name})
 
 

@@ -31,6 +31,7 @@ from trainers.scoring.sampling import Sampling, items_to_sampling, items_to_weig
 
 _SPOT_CHECKS = 8  # actions per adapter and round that are scored again when the engine's log-probs are taken
 _ENGINE_GAP = 0.01  # nats per token; a float32 engine differs by 1e-5, a bfloat16 one by 3e-2
+_UNCORRECTED_GAP = 0.06  # nats per token that nothing need correct for: twice what a bfloat16 engine differs by
 _ONE_SIDED = 0.5  # of a gap: beyond, engine - trainer is mostly positive, as rounding never leaves it
 
 
@@ -221,7 +222,11 @@ def _reference_logprobs(
 def _check_engine(
     agent: str, data: Round, rows: Sequence[int], ours_T: Mapping[int, Tensor], options: TrainerOptions
 ) -> None:
-    """Refuses to train on fresh actions that engine and trainer score differently."""
+    """Refuses to train on fresh actions that engine and trainer score differently.
+
+    A base in 4 bits differs from the plain one that the engine serves, by what quantisation moves. With a mismatch
+    weight, which corrects for it, the tolerance is that of any base; without one it is that of rounding.
+    """
     fresh = [i for i in rows if not data.is_replayed(i)]
     engine = [data.items[i].behaviour or () for i in fresh]
     gap = logprob_gap(engine, [ours_T[i].tolist() for i in fresh], f"fresh actions of {agent!r}")
@@ -229,6 +234,10 @@ def _check_engine(
     from_engine = options.importance.proximal == "engine"
     if from_engine and tolerance > _ENGINE_GAP:
         tolerance, advice = _ENGINE_GAP, "serve in float32, or set trainer.importance.proximal to 'recomputed'"
+    elif options.system.load_in_4bit and not options.needs_behaviour and tolerance > _UNCORRECTED_GAP:
+        tolerance, advice = _UNCORRECTED_GAP, "set trainer.importance.mismatch to 'truncate'"
+    if options.system.load_in_4bit:
+        advice += ", or have the engine serve the 4-bit base that the trainer computes (docs/gpus.md)"
     if gap is not None and gap > tolerance:
         trainer = chain.from_iterable(ours_T[i].tolist() for i in fresh)
         excess = [e - t for e, t in zip(chain.from_iterable(engine), trainer, strict=True)]

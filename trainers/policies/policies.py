@@ -171,9 +171,16 @@ class Policies:
         names: dict[Path, list[str]] = {}
         for plan in self.adapters.values():
             names.setdefault(plan.model_dir, []).append(plan.name)
-        checkpointing = options.system.activation_checkpointing
         models = {
-            path: PolicyModel(path, group, options.lora, device=str(device), seed=seed, checkpointing=checkpointing)
+            path: PolicyModel(
+                path,
+                group,
+                options.lora,
+                device=str(device),
+                seed=seed,
+                checkpointing=options.system.activation_checkpointing,
+                load_in_4bit=options.system.load_in_4bit,
+            )
             for path, group in names.items()
         }
         self.memory.loaded()

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from peft.tuners.lora.layer import Linear as LoraLinear
+from peft.tuners.lora.layer import LoraLayer
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -90,6 +91,31 @@ class _AdaptedLinear(torch.autograd.Function):
         return input_gradient, None, None, a_gradient, b_gradient, None
 
 
+class _Adapted(torch.autograd.Function):
+    """y + s (x A^T) B^T, for a layer whose own output y is computed elsewhere; types as in `_AdaptedLinear`."""
+
+    @staticmethod
+    def forward(ctx: Any, output_NO: Tensor, input_NI: Tensor, a_RI: Tensor, b_OR: Tensor, scale: float) -> Tensor:
+        flat_NI = input_NI.reshape(-1, input_NI.shape[-1])
+        low_NR = flat_NI @ a_RI.to(flat_NI.dtype).T
+        ctx.save_for_backward(flat_NI, low_NR, a_RI, b_OR)
+        ctx.scale, ctx.shape = scale, input_NI.shape
+        flat_NO = output_NO.reshape(-1, output_NO.shape[-1])
+        adapted: Tensor = torch.addmm(flat_NO, low_NR, b_OR.to(low_NR.dtype).T, alpha=scale).view(output_NO.shape)
+        return adapted
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        flat_NI, low_NR, a_RI, b_OR = ctx.saved_tensors
+        gradient_NO = gradients[0].reshape(-1, gradients[0].shape[-1])
+        back_NR = (gradient_NO @ b_OR.to(gradient_NO.dtype)).mul_(ctx.scale)
+        input_gradient = (back_NR @ a_RI.to(back_NR.dtype)).view(ctx.shape) if ctx.needs_input_grad[1] else None
+        a_gradient = (back_NR.T @ flat_NI).to(a_RI.dtype)
+        b_gradient = (gradient_NO.T @ low_NR).to(b_OR.dtype).mul_(ctx.scale)
+        return gradients[0], input_gradient, a_gradient, b_gradient, None
+
+
 class _RmsNorm(torch.autograd.Function):
     """w x / sqrt(mean(x^2) + epsilon)."""
 
@@ -130,10 +156,13 @@ class _Gated(torch.autograd.Function):
 
 def speed_up(model: torch.nn.Module) -> None:
     """Gives the layers of a frozen model and its LoRA adapters their faster forward pass, on whatever device it is."""
-    for module in list(model.modules()):
+    for path, module in list(model.named_modules()):
         if isinstance(module, LoraLinear) and type(module.base_layer) is torch.nn.Linear:
             _replace(module, partial(_adapted_forward, module, module.forward))
-        elif type(module) is torch.nn.Linear and not module.weight.requires_grad:
+        elif _adapts_bits(module):
+            _replace(module, partial(_adapted_bits_forward, module, module.forward))
+        # matrices of an adapter that is not active are frozen only now
+        elif type(module) is torch.nn.Linear and not module.weight.requires_grad and ".lora_" not in path:
             if module.weight.device.type == "cpu":
                 _replace(module, partial(_linear_forward, module))
         elif type(module).__name__.endswith("RMSNorm"):
@@ -156,13 +185,16 @@ def _replace_if_equal(module: Any, forward: Callable[[Any, Tensor], Tensor]) -> 
         Whether it does, and can be computed here at all.
     """
     weight = next(module.parameters())
-    width = weight.shape[-1]
-    probe = torch.randn(3, width, generator=torch.Generator().manual_seed(0)).to(weight.device, weight.dtype)
+    width, dtype = weight.shape[-1], weight.dtype
     try:
+        if not dtype.is_floating_point:  # a gated block in 4 bits
+            width = module.gate_proj.in_features
+            dtype = torch.float32 if weight.device.type == "cpu" else torch.bfloat16
+        probe = torch.randn(3, width, generator=torch.Generator().manual_seed(0)).to(weight.device, dtype)
         expected, actual = module(probe), forward(module, probe)
     except (AttributeError, TypeError, RuntimeError):  # the last one also where a compiler is missing
         return False
-    allowed = _TOLERANCE.get(weight.dtype, 1e-4) * float(expected.abs().max())
+    allowed = _TOLERANCE.get(dtype, 1e-4) * float(expected.abs().max())
     if expected.shape != actual.shape or float((expected - actual).abs().max()) > allowed:
         return False
     _replace(module, partial(forward, module))
@@ -176,14 +208,30 @@ def _linear_forward(module: Any, input_NI: Tensor) -> Tensor:
 def _adapted_forward(module: Any, plain: Callable[[Tensor], Tensor], input_NI: Tensor) -> Tensor:
     if module.disable_adapters:
         return module.base_layer(input_NI)  # type: ignore[no-any-return]
-    active = [name for name in module.active_adapters if name in module.lora_A]
-    base = module.base_layer
-    if len(active) != 1 or module.merged or input_NI.dtype != base.weight.dtype:
+    name, base = _only_adapter(module), module.base_layer
+    if name is None or input_NI.dtype != base.weight.dtype:
         return plain(input_NI)
-    name = active[0]
     return _AdaptedLinear.apply(  # type: ignore[no-any-return,no-untyped-call]
         input_NI, base.weight, base.bias, module.lora_A[name].weight, module.lora_B[name].weight, module.scaling[name]
     )
+
+
+def _adapted_bits_forward(module: Any, plain: Callable[[Tensor], Tensor], input_NI: Tensor) -> Tensor:
+    output_NO = module.base_layer(input_NI)
+    if module.disable_adapters:
+        return output_NO  # type: ignore[no-any-return]
+    name = _only_adapter(module)
+    if name is None:
+        return plain(input_NI)
+    return _Adapted.apply(  # type: ignore[no-any-return,no-untyped-call]
+        output_NO, input_NI, module.lora_A[name].weight, module.lora_B[name].weight, module.scaling[name]
+    )
+
+
+def _only_adapter(module: Any) -> str | None:
+    """The adapter that is on; None where it is not one, or where it is in the weights already."""
+    active = [name for name in module.active_adapters if name in module.lora_A]
+    return active[0] if len(active) == 1 and not module.merged else None
 
 
 def _norm_forward(plain: Callable[[Tensor], Tensor], module: Any, input_NH: Tensor) -> Tensor:
@@ -213,6 +261,10 @@ def _compiled_gate() -> Callable[[Tensor, Tensor], Tensor]:
 def _compiled_gated_forward(module: Any, input_NH: Tensor) -> Tensor:
     inner = _compiled_gate()(module.gate_proj(input_NH), module.up_proj(input_NH))
     return module.down_proj(inner)  # type: ignore[no-any-return]
+
+
+def _adapts_bits(module: Any) -> bool:
+    return isinstance(module, LoraLayer) and hasattr(module.get_base_layer().weight, "quant_state")
 
 
 def _is_gated(module: Any) -> bool:

@@ -29,6 +29,7 @@ from trainers.config import LoraOptions
 from trainers.errors import TrainError
 from trainers.scoring.activation_checkpointing import recompute_layers
 from trainers.scoring.fast_layers import speed_up
+from trainers.scoring.four_bit import compute_by_whole_weights, require_bitsandbytes, to_quantization_config
 from trainers.scoring.hidden_states import hidden_at, rows_to_passes
 from trainers.scoring.microbatch import MicroBatch, rows_to_rectangle
 from trainers.scoring.packed import ON_TREE, find_packing
@@ -54,10 +55,11 @@ class PolicyModel:
         seed: of the A matrices. Each adapter's depends on the seed and its name only; B is 0, so that an untrained
             adapter is the base model exactly.
         checkpointing: whether decoder layers compute their activations again in backward (`activation_checkpointing`).
+        load_in_4bit: whether the base's linear layers are held in 4 bits (`four_bit`).
 
     Raises:
-        TrainError: not a model directory, target modules that it lacks, an output layer that is not plain, or layers
-            that cannot be computed again.
+        TrainError: not a model directory, bitsandbytes missing, target modules that the model lacks, an output layer
+            that is not plain, or layers that cannot be computed again.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class PolicyModel:
         device: str,
         seed: int,
         checkpointing: bool = False,
+        load_in_4bit: bool = False,
     ) -> None:
         self.model_dir = model_dir
         self.adapters = tuple(adapters)
@@ -75,7 +78,7 @@ class PolicyModel:
         self.device = torch.device(device)
         if not self.adapters or len(set(self.adapters)) != len(self.adapters):
             raise TrainError(f"adapters must be one or more different names, not {list(self.adapters)}")
-        base = load_base(model_dir, self.device)
+        base = load_base(model_dir, self.device, load_in_4bit)
         self._backbone: Any = getattr(base, base.base_model_prefix)
         self._head: Any = base.get_output_embeddings()
         self.vocabulary: int = base.get_input_embeddings().num_embeddings
@@ -302,17 +305,25 @@ def base_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
-def load_base(model_dir: Path, device: torch.device) -> Any:
-    """The frozen weights of a model directory on a device, in `base_dtype`. Raises TrainError."""
+def load_base(model_dir: Path, device: torch.device, load_in_4bit: bool = False) -> Any:
+    """The frozen weights of a model directory on a device, in `base_dtype` or its linear layers in 4 bits.
+
+    Raises:
+        TrainError: not a causal language model, or bitsandbytes missing.
+    """
     if not (model_dir / "config.json").is_file():
         raise TrainError(f"{model_dir} is not a Hugging Face model directory (it has no config.json)")
     dtype = base_dtype(device)
+    how: dict[str, Any] = {}
+    if load_in_4bit:  # each weight is quantised on the device as it comes from the file, so that none is there whole
+        require_bitsandbytes()
+        how = {"quantization_config": to_quantization_config(dtype), "device_map": {"": device}}
     shows_bars = transformers_logging.is_progress_bar_enabled()
     # a library does not draw on its caller's terminal
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
+            model_dir, dtype=dtype, use_safetensors=True, local_files_only=True, output_loading_info=True, **how
         )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
@@ -323,7 +334,11 @@ def load_base(model_dir: Path, device: torch.device) -> Any:
     base, report = loaded
     if report["missing_keys"]:
         raise TrainError(f"{model_dir} lacks weights, for example {sorted(report['missing_keys'])[0]}: save it again")
-    return base.to(device).requires_grad_(False).eval()
+    if load_in_4bit:
+        compute_by_whole_weights(base)
+    else:
+        base.to(device)
+    return base.requires_grad_(False).eval()
 
 
 @torch.no_grad()

@@ -146,6 +146,12 @@ def test_a_plan_by_hand(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, options, holes=False, observed=1000)
     assert plan.activations == 64 * 4 * (8 * layer + 48 + 1)
     assert plan.features == 2 * 4 * 1000 * 48
+    # seven linear layers: query and output 48 x 48, key and value 24 x 48, three of 80 x 48; blocks of 64 with a byte
+    numbers = [48 * 48] * 2 + [24 * 48] * 2 + [80 * 48] * 3  # 36, 18 and 60 blocks, whose scales are one block
+    saved = 8 * sum(4 * n - n // 2 - n // 64 - 4 for n in numbers)
+    in_bits = plan_of(tmp_path, trainer_options(lora=LoraOptions(rank=2), load_in_4bit=True), holes=False)
+    assert plan.weights - in_bits.weights == saved
+    assert in_bits.activations == plan_of(tmp_path, trainer_options(lora=LoraOptions(rank=2)), holes=False).activations
     with_holes = plan_of(tmp_path, options, holes=True, observed=1000)
     assert with_holes.total == plan.total + plan.activations
     saving = plan_of(
