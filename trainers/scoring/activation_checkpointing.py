@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trainers.errors import TrainError
+from trainers.scoring.trial import states_to_trial_loss
 
 _TOLERANCE = 1e-2  # relative; bfloat16 rounding is below it, a layer that was computed otherwise far above
 
@@ -89,14 +90,6 @@ def _recomputed(
 def _slopes(hidden: Callable[[], Tensor], parameters: Sequence[torch.nn.Parameter]) -> list[Tensor]:
     with torch.enable_grad():
         return list(torch.autograd.grad(states_to_trial_loss(hidden().float()), list(parameters)))
-
-
-def states_to_trial_loss(states: Tensor) -> Tensor:
-    """A number whose gradients tell two ways to compute hidden states apart.
-
-    Not their mean square, which is the same for all states that a norm has made: its gradients are rounding.
-    """
-    return (states * torch.linspace(-1, 1, states.numel(), device=states.device).view_as(states)).mean()
 
 
 def _equal(actual: Tensor, expected: Tensor) -> bool:

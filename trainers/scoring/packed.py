@@ -24,12 +24,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from trainers.scoring.activation_checkpointing import states_to_trial_loss
 from trainers.scoring.prefix_tree import Group, Layout, rows_to_layout
 from trainers.scoring.tree_mask import attend_on_tree, many_kinds_of_calls
+from trainers.scoring.trial import is_rounding, relative_gap, states_to_trial_loss
 
 GATHERED, ON_TREE = "marft_gathered", "marft_on_tree"  # attention of packed rows, as transformers knows it
-_ROUNDING = {torch.float32: 1e-2, torch.bfloat16: 0.1}  # relative, through all layers; a wrong mask is off by far more
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # with the log-sum-exp that backward needs
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _UNKNOWN = ("softcap", "s_aux", "position_bias")  # what some architectures add to attention, and we do not
@@ -227,7 +226,7 @@ def find_packing(backbone: Any, device: torch.device) -> str | None:
 
 def _is_plain(backbone: Any, rows: Sequence[tuple[int, ...]], packing: str, *, device: torch.device) -> bool:
     gap = gap_to_plain(backbone, rows, packing, device=device)
-    return gap is not None and gap <= _ROUNDING.get(next(backbone.parameters()).dtype, _ROUNDING[torch.float32])
+    return gap is not None and is_rounding(gap, backbone.get_input_embeddings().weight.dtype)
 
 
 def gap_to_plain(backbone: Any, rows: Sequence[tuple[int, ...]], packing: str, *, device: torch.device) -> float | None:
@@ -249,4 +248,4 @@ def gap_to_plain(backbone: Any, rows: Sequence[tuple[int, ...]], packing: str, *
     found = with_slopes(hidden_NH[torch.cat(layout.node_of).to(device)])
     alone = [backbone(input_ids=torch.tensor([row], device=device), use_cache=False)[0][0] for row in rows]
     expected = with_slopes(torch.cat(alone).float())
-    return max(float((mine - plain).norm() / plain.norm()) for mine, plain in zip(found, expected, strict=True))
+    return max(relative_gap(mine, plain) for mine, plain in zip(found, expected, strict=True))
