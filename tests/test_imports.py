@@ -38,7 +38,7 @@ OURS = {
 THEIRS = {
     "graphs": {"langchain_core", "langgraph"},
     "trace_store": {"duckdb", "numpy", "orjson", "pyarrow"},
-    "trainers": {"accelerate", "numpy", "peft", "pydantic", "safetensors", "torch", "transformers"},
+    "trainers": {"accelerate", "bitsandbytes", "numpy", "peft", "pydantic", "safetensors", "torch", "transformers"},
 }
 
 INSIDE_THE_SERVER = "marft_bridge/serving/cpu/worker.py"  # named on its command line

@@ -239,8 +239,9 @@ REFUSED: list[tuple[str, str, dict[str, Any], str, dict[str, Any] | None]] = [
     ),
     (
         *("8 x 80", "70B", {}),
-        r"training needs about 163\.2 GiB of card 2 .*: free memory, take a smaller base model",
-        None,
+        r"training needs about 163\.2 GiB of card 2 .*: free memory, take a smaller base model, or set "
+        r"trainer\.system\.load_in_4bit and activation_checkpointing to true$",
+        FOUR_BIT | SAVING,
     ),
     (
         *("2 x 24", "8B", {"serve.max_model_len": 65536, **SAVING}),

@@ -162,7 +162,8 @@ class MemoryGuard:
         least = self._largest(saving, room)
         if least is None:
             longer = self._calls.longest > self.options.system.tokens_per_microbatch
-            return f"free memory, take a smaller base model{' or shorter calls' if longer else ''}"
+            smaller = f"free memory, take a smaller base model{' or shorter calls' if longer else ''}"
+            return smaller + self._advice_of_four_bits(room)
         if self.options.system.activation_checkpointing:
             return f"set trainer.system.tokens_per_microbatch to {least} or less"
         largest = self._largest(plain, room)
@@ -170,6 +171,18 @@ class MemoryGuard:
             return f"{_SAVE} and trainer.system.tokens_per_microbatch to {least} or less"
         fits = f", or {_SAVE.removeprefix('set ')}" if self._total(saving) <= room else ""
         return f"set trainer.system.tokens_per_microbatch to {largest} or less{fits}"
+
+    def _advice_of_four_bits(self, room: int) -> str:
+        """What else makes training fit on a card, or nothing."""
+        if self.device.type != "cuda" or self.options.system.load_in_4bit:
+            return ""
+        smallest = _with(self.options, load_in_4bit=True, activation_checkpointing=True)
+        largest = self._largest(smallest, room)
+        if largest is None:
+            return ""
+        budget = self.options.system.tokens_per_microbatch
+        fewer = f", tokens_per_microbatch to {largest} or less" if largest < budget else ""
+        return f", or set trainer.system.load_in_4bit and activation_checkpointing to true{fewer}"
 
     def _largest(self, options: TrainerOptions, room: int) -> int | None:
         """The largest budget, up to today's, with which training fits into `room` bytes."""

@@ -6,6 +6,7 @@
 - Embeddings, norms, head and adapters are not quantised; memory is what was planned; a run resumes bit for bit, and its
   adapters are plain ones of the same base.
 - A changed scale of a frozen weight is found. What engine and trainer may differ by depends on what corrects for it.
+- The Python of docs/gpus.md writes a folder with the weights that the 4 bits stand for.
 """
 
 from __future__ import annotations
