@@ -25,9 +25,6 @@ _FIGURES = re.compile(
     r"seed \d+, (?P<minutes>\d+) min( on .*)?"
 )
 
-NOT_TRAINED = "not trained yet"
-"""What `# Expected:` says of a configuration that no figures were made of."""
-
 INTRO = """# A zoo of graphs
 
 Ordinary LangGraph graphs after systems of the field, each with tasks, a reward, a configuration and tests that
