@@ -137,6 +137,7 @@ class TestOnTheRealLibrary:
         assert (seen["engines"]["same"], seen["engines"]["same, engine"]) == (None, None)
 
     def test_the_page_writes_a_plain_base_that_4_bits_hold_again(self, seen: Any) -> None:
+        """The Python of docs/gpus.md, which `page` of support/four_bit_laws.py runs as it stands."""
         page = seen["page"]
         assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(page["files"])
         assert 4 * page["gap"] < page["gap_of_plain_base"]  # rounding of a tiny random model, in bfloat16
