@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -21,12 +22,15 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
+from support.card_rig import FOUR_BIT, config_of
 from support.paths import ROOT
 from support.shared_update import UPDATES
 from support.tiny_policy import save_tiny_llama
 
 from marft_bridge.common.errors import ConfigError
-from marft_bridge.common.extras import require_extra
+from marft_bridge.common.progress import Reporter
+from marft_bridge.training.train import train
 from trainers.config import LoraOptions
 from trainers.errors import TrainError
 from trainers.scoring.fast_layers import speed_up
@@ -36,12 +40,13 @@ from trainers.scoring.model import PolicyModel
 real = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def test_without_bitsandbytes_one_line_says_what_to_install(tmp_path: Path) -> None:
+def test_without_bitsandbytes_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = r"load_in_4bit needs bitsandbytes: pip install 'marft-bridge\[qlora\]'"
     with pytest.raises(TrainError, match=said):
         PolicyModel(save_tiny_llama(tmp_path), ["a"], LoraOptions(), "cpu", 0, load_in_4bit=True)
-    with pytest.raises(ConfigError, match=said):
-        require_extra("qlora", "train.trainer.system.load_in_4bit")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=said):  # before a server is started in vain
+        train(config_of(tmp_path, FOUR_BIT), Reporter(Console(file=io.StringIO())), resume=False)
 
 
 def test_a_plain_base_has_no_layer_in_4_bits(tmp_path: Path) -> None:
@@ -138,6 +143,7 @@ class TestOnTheRealLibrary:
         assert (seen["engines"]["same"], seen["engines"]["same, engine"]) == (None, None)
 
     def test_the_page_writes_a_plain_base_that_4_bits_hold_again(self, seen: Any) -> None:
+        """The Python of docs/gpus.md, which `page` of support/four_bit_laws.py runs as it stands."""
         page = seen["page"]
         assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(page["files"])
         assert 4 * page["gap"] < page["gap_of_plain_base"]  # rounding of a tiny random model, in bfloat16
