@@ -104,7 +104,7 @@ def calibrate(
     places: dict[str, list[tuple[float, float]]] = {}
     for prediction in predictions:
         happened, source = None, None
-        if prediction.quantity in _METRICS:
+        if prediction.quantity in (*_METRICS, GAIN):
             happened, source = _first_after(learned.get((prediction.node, prediction.quantity), ()), prediction)
         elif prediction.quantity == PLACE and reported_ns > prediction.created_ns and prediction.node in losses:
             happened, source = losses[prediction.node], "report.json: loss by moving it alone"
@@ -142,11 +142,13 @@ def _adapters_to_learned(adapters: Sequence[AdapterRow]) -> Mapping[tuple[str, s
     """(node, quantity) -> when it was measured in training, the value, and by which version; the oldest first."""
     learned: dict[tuple[str, str], list[tuple[int, float, str]]] = {}
     for adapter in sorted(adapters, key=lambda row: row.created_ns):
-        for quantity, metric in _METRICS.items():
-            value = adapter.metrics.get(metric)
-            if isinstance(value, float):
-                source = f"training of {adapter.node}@{adapter.version}"
-                learned.setdefault((adapter.node, quantity), []).append((adapter.created_ns, value, source))
+        found = {quantity: adapter.metrics.get(metric) for quantity, metric in _METRICS.items()}
+        values = {quantity: value for quantity, value in found.items() if isinstance(value, float)}
+        if values.keys() == _METRICS.keys():
+            values[GAIN] = values[NATS_BASE] - values[NATS]
+        source = f"training of {adapter.node}@{adapter.version}"
+        for quantity, value in values.items():
+            learned.setdefault((adapter.node, quantity), []).append((adapter.created_ns, value, source))
     return learned
 
 

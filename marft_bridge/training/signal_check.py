@@ -59,7 +59,14 @@ def check_forecast(
             reporter.say(line)
         if (refusal := forecast_to_refusal(forecast)) is not None and not goes_on:
             raise NoSignalError(refusal)
-    return SignalCheck(forecast, config.graph.nodes, config.train, goes_on=goes_on)
+    others = [t for t in collected if t.episode.episode_id not in own_ids]
+    return SignalCheck(
+        forecast,
+        config.graph.nodes,
+        config.train,
+        goes_on=goes_on,
+        best_of_others=max(_rewards(others, config.train), default=None),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,7 @@ class SignalCheck:
     nodes: tuple[str, ...]
     options: TrainOptions
     goes_on: bool
+    best_of_others: float | None = None  # team reward of a run that was imitated: this app did not run it
 
     def has_signal(self, metrics: Mapping[str, Any], episodes: Sequence[Trajectory]) -> bool:
         """Whether the rewards of a round moved an adapter.
@@ -90,7 +98,8 @@ class SignalCheck:
     def refuse_silence(self, updates: Sequence[Mapping[str, Any]], episodes: Sequence[Trajectory]) -> None:
         """Ends training after two rounds in a row without signal, but where all is learned.
 
-        That is where every episode of the last round earned the best that was collected, and something collected less.
+        That is where every episode of the last round earned the best that was collected, and something collected less;
+        or as much as the best run that was imitated, and more than nothing.
 
         Args:
             updates: the lines of metrics.jsonl, the last round's included.
@@ -113,6 +122,14 @@ class SignalCheck:
         )
 
     def _is_solved(self, episodes: Sequence[Trajectory]) -> bool:
-        rewards = [r for t in episodes if (r := t.team_reward(self.options.trainer.reward)) is not None]
+        rewards = _rewards(episodes, self.options)
         lowest, highest = self.forecast.lowest, self.forecast.highest
-        return bool(rewards) and lowest is not None and highest is not None and lowest < highest <= min(rewards)
+        if not rewards:
+            return False
+        if self.best_of_others is not None and 0 < self.best_of_others <= min(rewards):
+            return True
+        return lowest is not None and highest is not None and lowest < highest <= min(rewards)
+
+
+def _rewards(episodes: Sequence[Trajectory], options: TrainOptions) -> list[float]:
+    return [reward for t in episodes if (reward := t.team_reward(options.trainer.reward)) is not None]

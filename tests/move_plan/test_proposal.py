@@ -141,7 +141,8 @@ def test_a_prediction_is_held_against_the_first_measurement_that_is_younger(tmp_
     happened = {(row.node, row.quantity): (row.happened, row.is_within, row.source) for row in rows}
     assert happened["a", "nats_per_token"] == (0.9, False, "training of a@2")
     assert happened["a", "nats_per_token_base"] == (2.05, True, "training of a@2")
-    assert happened["a", "gain"] == happened["b", "place"] == (None, None, None)
+    assert happened["a", "gain"] == (pytest.approx(2.05 - 0.9), False, "training of a@2")
+    assert happened["b", "place"] == (None, None, None)
 
 
 def hosted_report(losses: dict[str, float], **of_base: Any) -> Report:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -255,6 +256,25 @@ def test_two_rounds_in_a_row_without_signal_end_the_run_and_one_does_not(signals
     with pytest.raises(NoSignalError, match=f"rounds {len(signals) - 1} and {len(signals)} taught nothing"):
         check().refuse_silence(lines, last_round)
     check().refuse_silence(lines, runs([1.0] * 6))  # all is learned: each earned the best that was collected
+
+
+@pytest.mark.parametrize(
+    ("best_of_others", "rewards", "ends"),
+    [
+        (1.0, [1.0] * 6, False),  # as good as what was imitated: nothing is left to learn
+        (1.0, [1.0] * 5 + [0.5], True),
+        (0.0, [0.0] * 6, True),  # a reward that is never above nothing tells nothing
+        (None, [1.0] * 6, True),  # nobody knows whether that is the best
+    ],
+)
+def test_an_app_that_does_as_well_as_the_runs_it_imitated_is_not_ended_for_lack_of_signal(
+    best_of_others: float | None, rewards: list[float], ends: bool
+) -> None:
+    silent: list[Mapping[str, Any]] = [{"phase": "online", "round": n, "signal": False} for n in (1, 2)]
+    nothing_of_its_own = forecast_of([])
+    signal_check = replace(check(), forecast=nothing_of_its_own, best_of_others=best_of_others)
+    with pytest.raises(NoSignalError, match="taught nothing") if ends else nullcontext():
+        signal_check.refuse_silence(silent, runs(rewards))
 
 
 # -- the command ----------------------------------------------------------------------------------------------
