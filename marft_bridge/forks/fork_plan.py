@@ -41,7 +41,7 @@ class ForkChange:
 def spans_to_parent(spans: Sequence[SpanRow]) -> RecordedRun:
     """An episode that a command started, to fork. Raises GraphError where it cannot be repeated, in the name of `fork`.
 
-    For one that its app started see `thread_start.episode_to_thread`.
+    For one that its app started see `thread_start.load_forked`.
     """
     try:
         run = spans_to_run(spans)
