@@ -175,7 +175,7 @@ class Trainer:
     def __init__(self, options, model_dirs, nodes, seed, progress, lineage, is_heldout):
         self.rounds, self.nodes = 0, nodes
         save = lambda node, folder: write_zero_adapter(folder, model_dirs[node], ("q_proj",))
-        self.policies = SimpleNamespace(save_adapter=save, trained=())
+        self.policies = SimpleNamespace(save_adapter=save, trained=(), models={})
     def warm_up(self, episodes):
         return {"critic": {"explained_variance": None}}
     def replay(self, episodes):
