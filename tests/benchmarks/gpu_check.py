@@ -308,11 +308,11 @@ def check_four_bit(folder: Path, device: str, name: str) -> dict[str, Any]:
     judged = save_random_base(folder / "4-bit", SIZES["tiny" if device == "cpu" else "0.1B"], device)
     gaps = {}
     for dtype in (torch.float32, torch.bfloat16):
-        whole, _ = save_dequantised(judged, folder / f"4-bit {dtype}", device, dtype)
+        dequantised, _ = save_dequantised(judged, folder / f"4-bit {dtype}", device, dtype)
         with mock.patch.object(scoring_model, "base_dtype", return_value=dtype):
             computed, expected = (
                 _pass_of(PolicyModel(path, ["agent"], LoraOptions(), device, 0, load_in_4bit=in_bits))
-                for path, in_bits in ((judged, True), (whole, False))
+                for path, in_bits in ((judged, True), (dequantised, False))
             )
         gaps[dtype] = max(float((a - b).norm() / b.norm()) for a, b in zip(computed, expected, strict=True))
     gc.collect()  # layers hold themselves by the passes that they were given, and the next base is weighed alone

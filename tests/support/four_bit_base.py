@@ -26,7 +26,7 @@ def save_dequantised(
     plain = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype)
     layers = {path: layer for path, layer in quantised.named_modules() if isinstance(layer, Linear4bit)}
     for path, layer in layers.items():
-        whole = dequantize_4bit(layer.weight.data, layer.weight.quant_state)
-        plain.get_submodule(path).weight.copy_(whole)
+        dequantised = dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+        plain.get_submodule(path).weight.copy_(dequantised)
     plain.save_pretrained(folder)
     return folder, list(layers)

@@ -104,20 +104,20 @@ def equals_whole_weights(folder: Path) -> dict[str, Any]:
         expected = pass_of(policy(whole_dir))
         computed = policy(plain_dir, load_in_4bit=True)
         base = computed.peft.get_base_model()
-        kept = {
+        unquantised = {
             "embedding": base.get_input_embeddings().weight,
             "head": base.get_output_embeddings().weight,
             "norm": base.model.layers[0].input_layernorm.weight,
             **{f"adapter {name}": p for name, p in computed.parameters("actor").items()},
         }
-        again = pass_of(policy(plain_dir, load_in_4bit=True, checkpointing=True))
+        recomputed = pass_of(policy(plain_dir, load_in_4bit=True, checkpointing=True))
         seen[kind] = {
             "packs": computed.packs,
             "gap": gap(pass_of(computed), expected),
-            "gap_computed_again": gap(again, expected),
+            "gap_computed_again": gap(recomputed, expected),
             "gap_of_plain_base": gap(pass_of(policy(plain_dir)), expected),
             "layers": len(paths),
-            "kept": sorted({str(tensor.dtype) for tensor in kept.values()}),
+            "kept": sorted({str(tensor.dtype) for tensor in unquantised.values()}),
             "same_base": computed.base_sha256 == policy(plain_dir).base_sha256,
         }
     return seen
@@ -172,7 +172,7 @@ def memory(folder: Path) -> dict[str, float]:
 def ways(folder: Path) -> dict[str, dict[str, Any]]:
     """Every way to update, on the bits and on the weights that they stand for."""
     model = save_tiny_llama(folder / "ways" / "plain", hidden=64)
-    whole, _ = save_dequantised(model, folder / "ways" / "whole")
+    dequantised, _ = save_dequantised(model, folder / "ways" / "whole")
     save_tiny_llama(folder / "ways" / "teacher", seed=7)
     fixed = {"device": "cpu", "tokens_per_microbatch": 64, "lr": 0.005, "kl_stop": None}
 
@@ -180,7 +180,7 @@ def ways(folder: Path) -> dict[str, dict[str, Any]]:
         options = {name: (what, 7, fixed | fields | own) for name, (what, fields) in UPDATES.items()}
         return updates(Workers.alone(), {"model": str(folder), "options": options})
 
-    expected, computed, plain = run_on(whole), run_on(model, load_in_4bit=True), run_on(model)
+    expected, computed, plain = run_on(dequantised), run_on(model, load_in_4bit=True), run_on(model)
 
     def values(results: dict[str, Any], name: str) -> Tensor:
         return torch.tensor([x for part in ("values", "critics") for row in results[name][part] for x in row])
@@ -245,9 +245,9 @@ def changed_scale(folder: Path) -> str | None:
 def engines(folder: Path) -> dict[str, Any]:
     """What an update says to actions that the plain base sampled, and to those of the dequantised one."""
     model = save_tiny_llama(folder / "engines" / "plain", hidden=64)
-    whole, _ = save_dequantised(model, folder / "engines" / "whole")
+    dequantised, _ = save_dequantised(model, folder / "engines" / "whole")
     plain_games = games_of(trainer_of(model, load_in_4bit=False))
-    same_games = games_of(trainer_of(whole, load_in_4bit=False))
+    same_games = games_of(trainer_of(dequantised, load_in_4bit=False))
     metrics = trainer_of(model).update(plain_games)
     engine: dict[str, Any] = {"proximal": "engine", "mismatch": "none"}
     return {
@@ -286,12 +286,12 @@ def page(folder: Path) -> dict[str, Any]:
     (text,) = [found.text for found in snippets() if found.page == "docs/gpus.md" and found.kind == "python"]
     assert text.count('"models/large"') == text.count('"models/large-nf4"') == 1
     model = save_chat_tokenizer(save_tiny_llama(folder / "page", vocabulary=340, hidden=64))
-    whole = folder / "nf4"
-    exec(text.replace('"models/large"', repr(str(model))).replace('"models/large-nf4"', repr(str(whole))), {})  # noqa: S102
+    dequantised = folder / "nf4"
+    exec(text.replace('"models/large"', repr(str(model))).replace('"models/large-nf4"', repr(str(dequantised))), {})  # noqa: S102
     return {
-        "gap": gap(pass_of(policy(whole)), pass_of(policy(whole, load_in_4bit=True))),
-        "gap_of_plain_base": gap(pass_of(policy(model)), pass_of(policy(whole, load_in_4bit=True))),
-        "files": sorted(path.name for path in whole.iterdir()),
+        "gap": gap(pass_of(policy(dequantised)), pass_of(policy(dequantised, load_in_4bit=True))),
+        "gap_of_plain_base": gap(pass_of(policy(model)), pass_of(policy(dequantised, load_in_4bit=True))),
+        "files": sorted(path.name for path in dequantised.iterdir()),
     }
 
 

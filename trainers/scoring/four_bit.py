@@ -82,13 +82,13 @@ def to_weight(layer: Any) -> Tensor:
 
 def scales(model: torch.nn.Module) -> dict[str, Tensor]:
     """What the bits of a weight are multiplied by, by name; beside the parameters, which do not hold it."""
-    named: dict[str, Tensor] = {}
+    by_name: dict[str, Tensor] = {}
     for path, module in model.named_modules():
         state = getattr(_weight_of(module), "quant_state", None)
         if state is not None:
-            named |= {f"{path}.absmax": state.absmax, f"{path}.absmax.absmax": state.state2.absmax}
-            named[f"{path}.absmax.offset"] = state.offset.reshape(1)
-    return named
+            by_name |= {f"{path}.absmax": state.absmax, f"{path}.absmax.absmax": state.state2.absmax}
+            by_name[f"{path}.absmax.offset"] = state.offset.reshape(1)
+    return by_name
 
 
 def _weight_of(module: torch.nn.Module) -> Any:

@@ -66,10 +66,15 @@ def layout_to_block_mask(layout: Layout, window: int | None) -> BlockMask:
     def mask_mod(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return sees(query, key)
 
-    some = _ordered((seen_CM > 0) & (seen_CM < BLOCK**2))
-    whole = _ordered(seen_CM == BLOCK**2)
+    partial_blocks = _ordered((seen_CM > 0) & (seen_CM < BLOCK**2))
+    full_blocks = _ordered(seen_CM == BLOCK**2)
     return BlockMask.from_kv_blocks(
-        *some, *whole, BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=(count, count), compute_q_blocks=True
+        *partial_blocks,
+        *full_blocks,
+        BLOCK_SIZE=BLOCK,
+        mask_mod=mask_mod,
+        seq_lengths=(count, count),
+        compute_q_blocks=True,
     )
 
 

@@ -80,15 +80,15 @@ def test_the_compiled_gate_of_a_gpu_is_the_plain_one_and_keeps_gate_and_up_only(
     gate, up, slope = (torch.randn(1, 40, 64, generator=generator) for _ in range(3))
     gate.requires_grad_()
     up.requires_grad_()
-    kept: list[tuple[int, ...]] = []
+    saved: list[tuple[int, ...]] = []
 
     def note(tensor: Tensor) -> Tensor:
-        kept.append(tuple(tensor.shape))
+        saved.append(tuple(tensor.shape))
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         compiled = fast_layers._compiled_gate()(gate, up)
-    assert kept == [(1, 40, 64)] * 2
+    assert saved == [(1, 40, 64)] * 2
     expected = nn.functional.silu(gate) * up
     torch.testing.assert_close(compiled, expected)
     for found, wanted in zip(
