@@ -142,8 +142,8 @@ def _adapters_to_learned(adapters: Sequence[AdapterRow]) -> Mapping[tuple[str, s
     """(node, quantity) -> when it was measured in training, the value, and by which version; the oldest first."""
     learned: dict[tuple[str, str], list[tuple[int, float, str]]] = {}
     for adapter in sorted(adapters, key=lambda row: row.created_ns):
-        found = {quantity: adapter.metrics.get(metric) for quantity, metric in _METRICS.items()}
-        values = {quantity: value for quantity, value in found.items() if isinstance(value, float)}
+        recorded = {quantity: adapter.metrics.get(metric) for quantity, metric in _METRICS.items()}
+        values = {quantity: value for quantity, value in recorded.items() if isinstance(value, float)}
         if values.keys() == _METRICS.keys():
             values[GAIN] = values[NATS_BASE] - values[NATS]
         source = f"training of {adapter.node}@{adapter.version}"

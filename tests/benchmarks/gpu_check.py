@@ -56,6 +56,7 @@ from trainers.scoring.microbatch import items_to_microbatches
 from trainers.scoring.model import PolicyModel
 from trainers.scoring.packed import GATHERED, ON_TREE
 from trainers.scoring.prefix_tree import Layout, rows_to_layout
+from trainers.scoring.trial import relative_gap
 
 GIB = 2**30
 NO_BITSANDBYTES = "bitsandbytes is not there"
@@ -219,7 +220,7 @@ def compare_attention(device: str) -> dict[str, Any]:
             for packing in (ON_TREE, GATHERED) if device == "cuda" else (GATHERED,):
                 attend = _attention_and_slopes(packing, [part.to(torch.bfloat16) for part in drawn], layout, window)
                 pairs = zip(attend(), exact, strict=True)
-                gap = max(float((mine.float() - theirs).norm() / theirs.norm()) for mine, theirs in pairs)
+                gap = max(relative_gap(mine, theirs) for mine, theirs in pairs)
                 seen[packing] = {"gap": gap, "milliseconds": round(1e3 * median_seconds(attend, device), 3)}
             found[f"{heads}/{kv_heads} of {entries}, window {window}"] = seen
     gaps = [packing["gap"] for seen in found.values() for packing in seen.values()]
@@ -314,7 +315,7 @@ def check_four_bit(folder: Path, device: str, name: str) -> dict[str, Any]:
                 _pass_of(PolicyModel(path, ["agent"], LoraOptions(), device, 0, load_in_4bit=in_bits))
                 for path, in_bits in ((judged, True), (dequantised, False))
             )
-        gaps[dtype] = max(float((a - b).norm() / b.norm()) for a, b in zip(computed, expected, strict=True))
+        gaps[dtype] = max(relative_gap(a, b) for a, b in zip(computed, expected, strict=True))
     gc.collect()  # layers hold themselves by the passes that they were given, and the next base is weighed alone
     return measure_size(folder, name, device, load_in_4bit=True) | {
         "gap": gaps[torch.float32],

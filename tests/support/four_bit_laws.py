@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from support.chat_rig import save_chat_tokenizer
 from support.four_bit_base import save_dequantised
+from support.saved_storages import saved_storages
 from support.shared_update import NAME, UPDATES, leaves, updates
 from support.snippets import snippets
 from support.tiny_policy import AGENTS, both_low, play, save_tiny_llama
@@ -145,17 +146,8 @@ def memory(folder: Path) -> dict[str, float]:
     model = policy(plain_dir, load_in_4bit=True)
     weights = [p for name, p in model.peft.named_parameters() if "lora_" not in name]
     held_scales = [t for name, t in scales(model.peft).items() if not name.endswith("offset")]
-    pointers = {t.untyped_storage().data_ptr() for t in (*model.peft.parameters(), *held_scales)}
-    held: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in pointers:
-            held[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
     batch = batch_of(model)
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    with saved_storages([*model.peft.parameters(), *held_scales]) as held:
         loss = model.logprobs("actor", batch).sum()  # keeps the graph alive, so that no storage is used twice
     assert loss.requires_grad
     options = trainer_options(lora=LORA, load_in_4bit=True, tokens_per_microbatch=4 * 32)

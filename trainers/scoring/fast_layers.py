@@ -79,16 +79,12 @@ class _AdaptedLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        flat_NI, low_NR, a_RI, b_OR = ctx.saved_tensors
         gradient_NO = gradients[0].reshape(-1, gradients[0].shape[-1])
-        back_NR = (gradient_NO @ b_OR.to(gradient_NO.dtype)).mul_(ctx.scale)
+        back_NR, a_RI, *slopes = _adapter_slopes(ctx, gradient_NO)
         input_gradient = None
         if ctx.needs_input_grad[0]:
-            input_gradient = linear(gradient_NO, ctx.weight_OI.T).addmm_(back_NR, a_RI.to(back_NR.dtype))
-            input_gradient = input_gradient.view(ctx.shape)
-        a_gradient = (back_NR.T @ flat_NI).to(a_RI.dtype)
-        b_gradient = (gradient_NO.T @ low_NR).to(b_OR.dtype).mul_(ctx.scale)
-        return input_gradient, None, None, a_gradient, b_gradient, None
+            input_gradient = linear(gradient_NO, ctx.weight_OI.T).addmm_(back_NR, a_RI).view(ctx.shape)
+        return input_gradient, None, None, *slopes, None
 
 
 class _Adapted(torch.autograd.Function):
@@ -107,13 +103,18 @@ class _Adapted(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        flat_NI, low_NR, a_RI, b_OR = ctx.saved_tensors
-        gradient_NO = gradients[0].reshape(-1, gradients[0].shape[-1])
-        back_NR = (gradient_NO @ b_OR.to(gradient_NO.dtype)).mul_(ctx.scale)
-        input_gradient = (back_NR @ a_RI.to(back_NR.dtype)).view(ctx.shape) if ctx.needs_input_grad[1] else None
-        a_gradient = (back_NR.T @ flat_NI).to(a_RI.dtype)
-        b_gradient = (gradient_NO.T @ low_NR).to(b_OR.dtype).mul_(ctx.scale)
-        return gradients[0], input_gradient, a_gradient, b_gradient, None
+        back_NR, a_RI, *slopes = _adapter_slopes(ctx, gradients[0].reshape(-1, gradients[0].shape[-1]))
+        input_gradient = (back_NR @ a_RI).view(ctx.shape) if ctx.needs_input_grad[1] else None
+        return gradients[0], input_gradient, *slopes, None
+
+
+def _adapter_slopes(ctx: Any, gradient_NO: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What comes back through B, A in its type, and the gradients of A and B in theirs."""
+    flat_NI, low_NR, a_RI, b_OR = ctx.saved_tensors
+    back_NR = (gradient_NO @ b_OR.to(gradient_NO.dtype)).mul_(ctx.scale)
+    a_gradient = (back_NR.T @ flat_NI).to(a_RI.dtype)
+    b_gradient = (gradient_NO.T @ low_NR).to(b_OR.dtype).mul_(ctx.scale)
+    return back_NR, a_RI.to(back_NR.dtype), a_gradient, b_gradient
 
 
 class _RmsNorm(torch.autograd.Function):

@@ -14,7 +14,7 @@ h heads, g of them for keys and values, D entries each.
 # ruff: noqa: N803, N806 (shape suffixes)
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -130,51 +130,40 @@ def _attend(parts: Sequence[Tensor], mask: Tensor, scale: float) -> Tensor:
     return output_BhQD
 
 
-def _gathered_attention(
-    _module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    _attention_mask: Tensor | None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    packed_layout: Layout | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Attention in the form in which transformers calls it: [1, h, N, D] to [1, N, h, D]."""
-    layout = _to_layout(packed_layout, kwargs)
-    parts = (tensor.squeeze(0).transpose(0, 1).contiguous() for tensor in (query, key, value))
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output = _PackedAttention.apply(*parts, layout, scale, sliding_window)  # type: ignore[no-untyped-call]
-    return output.unsqueeze(0), None
+def _attend_gathered(
+    query_1hND: Tensor, key_1gND: Tensor, value_1gND: Tensor, *, layout: Layout, scale: float, window: int | None
+) -> Tensor:
+    """As `attend_on_tree`, on any device."""
+    parts = (part.squeeze(0).transpose(0, 1).contiguous() for part in (query_1hND, key_1gND, value_1gND))
+    output_NhD: Tensor = _PackedAttention.apply(*parts, layout, scale, window)  # type: ignore[no-untyped-call]
+    return output_NhD.transpose(0, 1).unsqueeze(0)
 
 
-def _attention_on_tree(
-    _module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    _attention_mask: Tensor | None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    packed_layout: Layout | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """As `_gathered_attention`."""
-    layout = _to_layout(packed_layout, kwargs)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output_1hND = attend_on_tree(query, key, value, layout=layout, scale=scale, window=sliding_window)
-    return output_1hND.transpose(1, 2), None
+def _register(name: str, attend: Callable[..., Tensor]) -> None:
+    """Gives an attention over a layout the form in which transformers calls it: [1, h, N, D] to [1, N, h, D]."""
+
+    def attention(
+        _module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        _attention_mask: Tensor | None,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        packed_layout: Layout | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        if packed_layout is None or any(kwargs.get(extra) is not None for extra in _UNKNOWN):
+            raise NotImplementedError("this architecture's attention is not one that rows can be packed for")
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        output_1hND = attend(query, key, value, layout=packed_layout, scale=scale, window=sliding_window)
+        return output_1hND.transpose(1, 2), None
+
+    AttentionInterface.register(name, attention)
 
 
-def _to_layout(packed_layout: Layout | None, kwargs: dict[str, Any]) -> Layout:
-    if packed_layout is None or any(kwargs.get(name) is not None for name in _UNKNOWN):
-        raise NotImplementedError("this architecture's attention is not one that rows can be packed for")
-    return packed_layout
-
-
-AttentionInterface.register(GATHERED, _gathered_attention)
-AttentionInterface.register(ON_TREE, _attention_on_tree)
+_register(GATHERED, _attend_gathered)
+_register(ON_TREE, attend_on_tree)
 
 
 @contextmanager

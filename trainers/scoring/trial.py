@@ -15,7 +15,8 @@ _ROUNDING_OF_FLOAT32 = 1e-2
 
 def relative_gap(found: Tensor, expected: Tensor) -> float:
     """|found - expected| / |expected|, in float32."""
-    return float((found.float() - expected.float()).norm() / expected.float().norm())
+    found, expected = found.detach().float(), expected.detach().float()
+    return float((found - expected).norm() / expected.norm())
 
 
 def is_rounding(gap: float, dtype: torch.dtype) -> bool:

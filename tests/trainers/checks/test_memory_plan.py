@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from support.saved_storages import saved_storages
 from support.tiny_policy import AGENTS, both_low, make_action, make_trajectory, play, save_tiny_llama
 from support.trainer_options import trainer_options
 from torch import Tensor
@@ -110,16 +111,7 @@ def test_what_a_pass_keeps_is_what_autograd_holds(
     items = [ActionItem("a", tuple(row[:-1]), tuple(row[-1:]), None, 1.0) for row in rows]
     (batch,) = items_to_microbatches(items, 4096, None, model.rows_to_groups)
     positions = len({tuple(row[: end + 1]) for row in rows for end in range(64)})
-    weights = {p.untyped_storage().data_ptr() for p in model.peft.parameters()}
-    held: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            held[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    with saved_storages([*model.peft.parameters()]) as held:
         loss = model.logprobs("a", batch).sum()  # keeps the graph alive, so that no storage is used twice
     assert loss.requires_grad
     planned = plan_of(tmp_path, trainer_options(lora=lora, tokens_per_microbatch=positions), longest=64).activations

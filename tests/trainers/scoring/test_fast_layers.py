@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from trainers.scoring import fast_layers
 from trainers.scoring.fast_layers import linear, speed_up
+from trainers.scoring.trial import relative_gap
 
 
 def make_adapted(folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -67,10 +68,6 @@ def test_an_adapter_of_a_bfloat16_base_is_computed_in_it_and_its_gradients_are_f
 
     gap, gap_of_peft = (relative_gap(to_one(found), to_one(expected)) for found in (slopes, of_peft))
     assert gap < max(0.05, 1.5 * gap_of_peft)  # the base's rounding, which both have
-
-
-def relative_gap(found: Tensor, expected: Tensor) -> float:
-    return float((found.detach().float() - expected.detach()).norm() / expected.detach().norm())
 
 
 @pytest.mark.slow  # compiles
