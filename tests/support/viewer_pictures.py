@@ -74,8 +74,12 @@ def shots(run: Path) -> list[Shot]:
 
 
 def page_to_words(browser: Browser) -> list[str]:
-    """What the page in the browser says, each line once, without what changes from day to day."""
+    """What the page in the browser says, each line once, without what changes from day to day.
+
+    Whether two runs took the same number of seconds, as the page rounds them, is of the day as well.
+    """
     lines = [re.sub(r"\b[0-9a-f]{8,32}", "id ", line) for line in browser.run(WORD_LINES)]
+    lines = [re.sub(r"^\s*≠\s+(?=seconds\s*$)", "", line) for line in lines]
     return list(dict.fromkeys(re.sub(r"[+−-]?\d+(?:[.,:]\d+)*", "0", " ".join(line.split())) for line in lines))
 
 
