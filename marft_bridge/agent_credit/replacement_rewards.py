@@ -25,6 +25,7 @@ from marft_bridge.agent_credit.estimates import (
 )
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.progress import Reporter
+from marft_bridge.common.terminal_text import print_uncut
 from marft_bridge.recording.tool_schemas import Surface, store_to_surface
 from marft_bridge.rewards.agent_credit import CREDIT_REWARDS
 from marft_bridge.statistics.shapley import Team, shared_keys
@@ -85,7 +86,7 @@ class CreditRun:
         )
         rewards = list(self._rewards(scores, full_episodes.episode_ids))
         reward_count = store.put_rewards(rewards)
-        reporter.console.print(self._table(singles))
+        print_uncut(reporter.console, self._table(singles))
         for line in (*self._finding_lines(singles, min_contribution), *_pair_lines(pairs)):
             reporter.say(line)
         reward_names = " and ".join(sorted({reward.name for reward in rewards}))

@@ -15,13 +15,14 @@ from decimal import Decimal
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from marft_bridge.common.printable import text_to_line as text_to_line
 
 _UNCUT_COLUMNS = ("id", "started")  # columns that are useless when they are wrapped
+_UNBOUNDED_WIDTH = 1_000_000  # characters in a line
 _LIST_ENDS = 3  # items shown at each end of a long list
 
 
@@ -68,6 +69,13 @@ def _to_jsonable(value: Any) -> Any:
 def print_line(console: Console, line: str) -> None:
     """Prints one line as it is: no markup, no wrapping, tabs kept."""
     console.file.write(line + "\n")
+
+
+def print_uncut(console: Console, shown: RenderableType) -> None:
+    """Prints a table or a tree: within the width of a terminal, and elsewhere so that no cell is cut or wrapped."""
+    if not console.is_terminal:
+        console = Console(file=console.file, highlight=False, width=_UNBOUNDED_WIDTH)
+    console.print(shown)
 
 
 def print_table(

@@ -19,6 +19,7 @@ from typing import Any
 from marft_bridge.common.errors import BridgeError, ConfigError
 from marft_bridge.common.hub_names import directory_to_hub_name
 from marft_bridge.common.progress import Reporter
+from marft_bridge.common.terminal_text import print_uncut
 from marft_bridge.comparison.episodes import (
     Plan,
     Progress,
@@ -131,7 +132,7 @@ def compare(config: BridgeConfig, reporter: Reporter, resume: bool, flags: Versi
                 )
                 report = episodes_to_report(config, plan, progress, store=store, context=context)
     paths = write_report(report, folder.path)
-    reporter.console.print(report_table(report))
+    print_uncut(reporter.console, report_table(report))
     reporter.say(f"report: {', '.join(map(str, paths))}")
     return report
 

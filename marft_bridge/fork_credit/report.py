@@ -10,6 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from marft_bridge.common.progress import Reporter
+from marft_bridge.common.terminal_text import print_uncut
 from marft_bridge.fork_credit.estimates import Estimate, ForkCredit
 from marft_bridge.fork_credit.leave_one_out import LeaveOneOut
 
@@ -36,8 +37,8 @@ class CreditReport:
 
     def print(self, reporter: Reporter) -> None:
         """Two tables, lines for what was found and for what failed, and the JSON."""
-        reporter.console.print(self._table("agent", "95%, all together", self.nodes))
-        reporter.console.print(self._table("call", "95%, each by itself", self.calls))
+        print_uncut(reporter.console, self._table("agent", "95%, all together", self.nodes))
+        print_uncut(reporter.console, self._table("call", "95%, each by itself", self.calls))
         for line in (*self._finding_lines(), *self._failure_lines()):
             reporter.say(line)
         reporter.give(self._to_json())

@@ -10,15 +10,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from marft_bridge.common.terminal_text import print_line, print_table, value_to_json
+from marft_bridge.common.terminal_text import print_line, print_table, print_uncut, value_to_json
 from marft_bridge.traces.advantages import episode_to_group, trajectory_to_advantages
 from marft_bridge.traces.drawing import KIND_LETTERS, EpisodeParts, dependencies_to_rows, episode_to_tree
 from marft_bridge.traces.episode_prefix import prefix_to_episode
 from marft_bridge.traces.forks import episode_to_forks, episode_to_origin
 from marft_bridge.traces.store_reader import open_for_reading
 from trace_store.threads import episode_to_next, episodes_to_links
-
-_UNBOUNDED_WIDTH = 1_000_000  # characters in a line
 
 
 def show(
@@ -76,6 +74,4 @@ def show(
                 forks=forks,
             )
         )
-        if not console.is_terminal:
-            console = Console(file=console.file, highlight=False, width=_UNBOUNDED_WIDTH)  # no line is cut or wrapped
-        console.print(tree)
+        print_uncut(console, tree)
