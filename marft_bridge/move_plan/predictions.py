@@ -176,5 +176,5 @@ def report_to_losses(report: Report) -> dict[str, float]:
         is_alone = len(moved) == 1 and moved == {node for node, version in variant.adapters.items() if version}
         is_same_app = variant.model is None and variant.graph is None and variant.prompts == base.prompts
         if is_alone and is_same_app and contrast is not None:
-            losses.setdefault(moved.pop(), -contrast.diff)
+            losses.setdefault(moved.pop(), 0.0 - contrast.diff)  # -diff would make a loss of -0.0
     return losses

@@ -177,7 +177,12 @@ def hosted_report(losses: dict[str, float], **of_base: Any) -> Report:
 
 def test_what_moving_a_node_alone_loses_needs_the_hosted_app_as_the_base() -> None:
     losses = {"a": 0.3, "b": 0.0, "c": -0.1}
-    assert report_to_losses(hosted_report(losses)) == losses
+    report = hosted_report(losses)
+    assert report_to_losses(report) == losses
+    level = [row.model_copy(update={"diff": 0.0}) for row in report.contrasts]
+    assert [f"{loss:g}" for loss in report_to_losses(report.model_copy(update={"contrasts": level})).values()] == [
+        "0"
+    ] * 3
     assert report_to_losses(hosted_report(losses, hosted=(), model=None)) == {}  # a base that is served here
     assert report_to_losses(full_report()) == {}
 
