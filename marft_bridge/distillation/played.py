@@ -49,8 +49,9 @@ class _Pupil:
     def note(self, trial: _Trial, fault: str) -> None:
         """Keeps why a trial failed. Another answer can mend a reward that is worse, and nothing else."""
         self.faults.setdefault(trial.answer, []).append(fault)
-        if WORSE not in self.faults[trial.answer]:
-            self.trials = [each for each in self.trials if each.answer == trial.answer]
+        is_last = all(each.answer != trial.answer for each in self.trials)
+        if is_last and WORSE not in self.faults[trial.answer]:
+            self.trials.clear()
 
     @property
     def fault(self) -> str | None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypedDict
 
 from langchain.agents import create_agent
 from langchain_core.tools import tool
-from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command
 from rich.console import Console
 
@@ -29,7 +29,6 @@ from trace_store.journal import Journal
 from trace_store.store import TraceStore
 
 TASK = {"id": "t0", "question": "What is 2 + 3?", "answer": 5}
-QUESTION = {"messages": [("user", TASK["question"])]}
 
 
 class Draft(TypedDict, total=False):
@@ -38,9 +37,13 @@ class Draft(TypedDict, total=False):
     answer: str
 
 
+ADDED: list[tuple[int, int]] = []  # what the tool was really run with
+
+
 @tool
 def add(a: int, b: int) -> int:
     """Adds two numbers."""
+    ADDED.append((a, b))
     return a + b
 
 
@@ -97,7 +100,8 @@ def record_team(
     *,
     tasks: Sequence[dict[str, Any]] = (TASK,),
     task_to_input: Callable[[Any], Any] = math_duo.task_to_input,
-    split: str = "train",
+    team_reward: Callable[..., Any] = reward,
+    subject_field: str | None = None,
 ) -> TraceStore:
     """A run of each graph on the task of its place, in the store of a run folder; the store, open."""
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -105,11 +109,11 @@ def record_team(
     journal = Journal(folder / "store.duckdb.journal")
     for graph, task in zip(graphs, tasks, strict=True):
         recorder = Recorder(journal)
-        app = App(lambda _: None, tasks, tasks, task_to_input, reward, "test:reward")
+        app = App(lambda _: None, tasks, tasks, task_to_input, team_reward, "test:reward", subject_field=subject_field)
         collector = Collector(
             graph=wrap(graph, recorder), app=app, backend=OWN_MODELS, options=CollectOptions(in_flight=1)
         )
-        request = EpisodeRequest(run_id="train", task=task, split=split, sample=0, seed=1, adapters={})
+        request = EpisodeRequest(run_id="train", task=task, split="train", sample=0, seed=1, adapters={})
         tally = asyncio.run(collector.requests_to_episodes([request]))
         assert tally.outcomes == {"terminated": 1}, tally.reasons
         assert recorder.failures == 0
@@ -141,11 +145,38 @@ def scribe(model: Any) -> Any:
 
 
 def stubborn(model: Any) -> Any:
-    """One node that is asked twice, whatever it says."""
+    """One node that is asked three times, whatever it says."""
 
     def solver(state: Draft) -> Draft:
-        first, second = (str(model.invoke(state["question"]).text) for _ in range(2))
-        return {"answer": first + second}
+        return {"answer": " ".join(str(model.invoke(state["question"]).text) for _ in range(3))}
+
+    graph = StateGraph(Draft)
+    graph.add_node("solver", solver)
+    graph.add_edge(START, "solver")
+    graph.add_edge("solver", END)
+    return graph.compile()
+
+
+def two_speakers(model: Any) -> Any:
+    """A node `other` that asks a model before `solver` does."""
+
+    def ask(state: Draft) -> Draft:
+        return {"answer": str(model.invoke(state["question"]).text)}
+
+    graph = StateGraph(Draft)
+    graph.add_node("other", ask)
+    graph.add_node("solver", ask)
+    graph.add_edge(START, "other")
+    graph.add_edge("other", "solver")
+    graph.add_edge("solver", END)
+    return graph.compile()
+
+
+def broken(model: Any) -> Any:
+    """One node that fails."""
+
+    def solver(_: Draft) -> Draft:
+        raise ValueError("no")
 
     graph = StateGraph(Draft)
     graph.add_node("solver", solver)
@@ -164,7 +195,7 @@ def toolless(model: Any) -> Any:
     return create_agent(model, [], name="solver")
 
 
-def own(_: MessagesState | None = None) -> Any:
+def own() -> Any:
     """One node with a model of its own, which nobody may ask."""
     model = SaysNext(answers=[])
 
@@ -181,6 +212,9 @@ def own(_: MessagesState | None = None) -> Any:
 OWN_GRAPH = own()
 
 
+OFFLINE = {"mode": "filtered", "retokenise": True}
+
+
 def one_config(
     folder: Path,
     model: Path,
@@ -190,8 +224,7 @@ def one_config(
     **tables: Any,
 ) -> BridgeConfig:
     """The configuration of an app with the node `solver`."""
-    offline = {"mode": "filtered", "retokenise": True}
-    trainer = {"lora": {"rank": 4}, "importance": {"mismatch": "none", "engine_tolerance": 1e3}, "offline": offline}
+    trainer = {"lora": {"rank": 4}, "importance": {"mismatch": "none", "engine_tolerance": 1e3}, "offline": OFFLINE}
     content = {
         "run": str(folder),
         "graph": {
