@@ -118,7 +118,8 @@ def test_an_app_that_loops_says_a_message_a_turn(tmp_path: Path, model: Path) ->
 
 def test_the_message_before_a_routers_last_word_is_the_answer(tmp_path: Path, model: Path) -> None:
     record_team(tmp_path / "team", [loop()]).close()
-    distil_team(one_config(tmp_path / "one", model), tmp_path / "team")
+    config = one_config(tmp_path / "one", model, graph={"reward": f"{RIG}:exact_reward"})
+    distil_team(config, tmp_path / "team")
     assert answers(tmp_path / "one") == ["<writer>\n4\n</writer>\n<critic>\nagain\n</critic>\n5"]
 
 

@@ -94,6 +94,11 @@ def reward(task: dict[str, Any], result: dict[str, Any]) -> float:
     return float(math_duo.reward(task, {"answer": text})["correct"])
 
 
+def exact_reward(task: dict[str, Any], result: dict[str, Any]) -> float:
+    """Whether the last line of the answer is the right number, and nothing else."""
+    return float(str(result["answer"]).splitlines()[-1] == str(task["answer"]))
+
+
 def record_team(
     folder: Path,
     graphs: Sequence[Any],
