@@ -109,4 +109,4 @@ def test_a_team_is_distilled_trained_and_compared(tmp_path: Path) -> None:
     correct, tokens = report.contrast("in one", "correct"), report.contrast("in one", "tokens")
     assert correct is not None
     assert tokens is not None
-    assert correct.difference < 0 < -tokens.difference, "one call is cheaper, and this one is wrong on some tasks"
+    assert correct.diff < 0 > tokens.diff, "one call is cheaper, and this one is wrong on some tasks"
