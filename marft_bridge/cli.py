@@ -457,7 +457,7 @@ def distil(
     from marft_bridge.distillation.command import distil as run_distil
 
     with open_reporter(as_json) as reporter:
-        run_distil(settings, team, into, reporter)
+        run_distil(settings, team, into, reporter=reporter)
 
 
 @app.command(

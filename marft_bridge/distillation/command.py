@@ -34,7 +34,7 @@ from trace_store.records import Reward, SpanRow, Trajectory
 from trace_store.store import TraceStore
 
 _SHOWN_REASONS = 20
-_KNOWN = """
+_EARLIER = """
 SELECT e.task_id, e.sample, e.tags::JSON ->> $1 FROM episodes e JOIN runs r USING (run_id) WHERE r.command = $2
 """
 
@@ -49,7 +49,7 @@ class _Distilled:
     cost: RunCost
 
 
-def distil(config: BridgeConfig, team: Path, node: str, reporter: Reporter) -> None:
+def distil(config: BridgeConfig, team: Path, node: str, *, reporter: Reporter) -> None:
     """Stores an episode of the app for every good run of the team that it takes, and prints what both cost.
 
     Args:
@@ -72,14 +72,14 @@ def distil(config: BridgeConfig, team: Path, node: str, reporter: Reporter) -> N
     with folder.lock_for(DISTIL):
         with open_run_store(folder, reporter) as store:
             run_id = numbered_run_id(store, DISTIL, resume=False)
-            known = store.sql(_KNOWN, (DISTILLED_FROM, DISTIL))
+            earlier_rows = store.sql(_EARLIER, (DISTILLED_FROM, DISTIL))
         with open_for_reading(team_store) as store:
             lessons = store_to_lessons(
                 store,
                 app,
                 HeldOutTasks(app.heldout_tasks, app.task_to_input),
                 options=config.train.trainer,
-                known_ids={team_id for _, _, team_id in known},
+                known_ids={team_id for _, _, team_id in earlier_rows},
             )
             team_nodes = {name for (name,) in store.sql("SELECT DISTINCT node FROM actions WHERE node <> ''")}
         scratch = RunFolder(folder.scratch)
@@ -89,10 +89,10 @@ def distil(config: BridgeConfig, team: Path, node: str, reporter: Reporter) -> N
             faults = play_lessons(
                 config,
                 app,
-                scratch,
                 lessons.lessons,
+                scratch=scratch,
                 run_id=run_id,
-                samples=Counter(task_id for task_id, _, _ in known),
+                samples=Counter(task_id for task_id, _, _ in earlier_rows),
                 reporter=reporter,
             )
             distilled = _read_distilled(config, scratch, lessons, faults=faults, retokeniser=retokeniser)
@@ -103,7 +103,7 @@ def distil(config: BridgeConfig, team: Path, node: str, reporter: Reporter) -> N
             raise ConfigError(f"distil: no run of {team} could be turned into one of {config.graph.app}")
         _store_distilled(config, folder, run_id, distilled=distilled, reporter=reporter)
         copied, obstacle = _copy_adapters(team, team_nodes, versions, node=node)
-    _report(config, run_id, distilled, reporter)
+    _report(config, run_id, distilled, reporter=reporter)
     if obstacle is None:
         names = ", ".join(f"{name}@{version}" for name, version in copied.items())
         reporter.say(f"the team's adapters are in {folder.adapters}, for [[compare.variants]]: {names}")
@@ -116,8 +116,8 @@ def distil(config: BridgeConfig, team: Path, node: str, reporter: Reporter) -> N
             "read": lessons.read,
             "distilled": len(distilled),
             "refused": dict(lessons.refused.most_common()),
-            "team": _mean_costs([each.lesson.cost for each in distilled]),
-            "node": _mean_costs([each.cost for each in distilled]),
+            "team": _mean_costs([episode.lesson.cost for episode in distilled]),
+            "node": _mean_costs([episode.cost for episode in distilled]),
             "adapters": copied,
         }
     )
@@ -128,8 +128,8 @@ def _refuse_unusable_config(config: BridgeConfig, node: str) -> None:
     if node not in config.graph.nodes:
         raise ConfigError(f"distil --into: {node!r} is not in graph.nodes; there is: {', '.join(config.graph.nodes)}")
     if len(nodes) > 1:
-        other = next(each for each in nodes if each != node)
-        raise ConfigError(f"distil: the app has to have one LLM node, and graph names {other!r} beside {node!r}")
+        second = next(name for name in nodes if name != node)
+        raise ConfigError(f"distil: the app has to have one LLM node, and graph names {second!r} beside {node!r}")
     offline = config.train.trainer.offline
     if offline.mode != "filtered" or not offline.retokenise:
         raise ConfigError(
@@ -150,7 +150,7 @@ def _read_distilled(
     distilled: list[_Distilled] = []
     with TraceStore.open(scratch.store) as store:
         store.take_in()
-        latest = {each.episode.tags[DISTILLED_FROM]: each for each in store.trajectories()}  # by their start
+        latest = {t.episode.tags[DISTILLED_FROM]: t for t in store.trajectories()}  # by their start
         for lesson in lessons.lessons:
             fault = faults[lesson.episode_id]
             if fault is None:
@@ -163,9 +163,9 @@ def _read_distilled(
             distilled.append(
                 _Distilled(
                     lesson,
-                    store.spans(played.episode.episode_id),
-                    _to_rewards(config, played, lesson),
-                    trajectory_to_cost(retokenised),
+                    spans=store.spans(played.episode.episode_id),
+                    rewards=_to_rewards(config, played, lesson),
+                    cost=trajectory_to_cost(retokenised),
                 )
             )
     return distilled
@@ -187,7 +187,8 @@ def _to_rewards(config: BridgeConfig, played: Trajectory, lesson: Lesson) -> lis
     rewards, name = list(played.rewards), config.train.trainer.offline.reward
     if name is not None and played.team_reward(name) is None:
         source = f"distilled from {lesson.episode_id}"
-        rewards.append(Reward(played.episode.episode_id, name, lesson.chosen_by, source, time.time_ns()))
+        episode_id = played.episode.episode_id
+        rewards.append(Reward(episode_id, name, lesson.chosen_by, source=source, created_ns=time.time_ns()))
     return rewards
 
 
@@ -198,8 +199,8 @@ def _store_distilled(
         begin_run(store, run_id, DISTIL, config=config, folder=folder)
         journal = Journal(folder.journal)
         try:
-            for each in distilled:
-                journal.append_all([*each.spans, *each.rewards])
+            for episode in distilled:
+                journal.append_all([*episode.spans, *episode.rewards])
             journal.sync()
         finally:
             journal.close()
@@ -212,7 +213,7 @@ def _copy_adapters(
     """As `copy_team_adapters`."""
     if not RunFolder(team).adapters.is_dir():
         return {}, f"{team} has none"
-    return copy_team_adapters(RunFolder(team), team_nodes, [node], versions.registry)
+    return copy_team_adapters(RunFolder(team), versions.registry, team_nodes=team_nodes, own_nodes=[node])
 
 
 # -- what is said ---------------------------------------------------------------------------------------------------
@@ -221,32 +222,32 @@ def _copy_adapters(
 def _say_refused(lessons: Lessons, distilled: int, team: Path, *, reporter: Reporter) -> None:
     good = distilled + lessons.refused.total()
     reporter.say(f"{lessons.read} runs of {team}, {good} of them good; {distilled} distilled")
-    shown = lessons.refused.most_common(_SHOWN_REASONS)
-    for reason, count in shown:
+    first_reasons = lessons.refused.most_common(_SHOWN_REASONS)
+    for reason, count in first_reasons:
         reporter.say(f"not {count}: {reason}")
-    if rest := lessons.refused.total() - sum(count for _, count in shown):
+    if rest := lessons.refused.total() - sum(count for _, count in first_reasons):
         reporter.say(f"not {rest}: other reasons, see --json")
 
 
-def _report(config: BridgeConfig, run_id: str, distilled: Sequence[_Distilled], reporter: Reporter) -> None:
-    turns = _mean_costs([each.cost for each in distilled])
-    reporter.say(f"the team: {_cost_to_text(_mean_costs([each.lesson.cost for each in distilled]))}")
+def _report(config: BridgeConfig, run_id: str, distilled: Sequence[_Distilled], *, reporter: Reporter) -> None:
+    turns = _mean_costs([episode.cost for episode in distilled])
+    reporter.say(f"the team: {_cost_to_text(_mean_costs([episode.lesson.cost for episode in distilled]))}")
     reporter.say(f"{config.graph.nodes[0]}: {_cost_to_text(turns)}")
-    tasks = len({each.lesson.task["id"] for each in distilled})
+    tasks = len({episode.lesson.task["id"] for episode in distilled})
     reporter.say(f"{run_id}: {len(distilled)} episodes on {tasks} tasks in {config.run_folder}; now train")
 
 
 def _mean_costs(costs: Sequence[RunCost]) -> dict[str, float | None]:
     """Means over runs; None where one of them does not tell."""
     columns = {
-        "calls": [each.calls for each in costs],
-        "prompt_tokens": [each.prompt_tokens for each in costs],
-        "sampled_tokens": [each.sampled_tokens for each in costs],
+        "calls": [cost.calls for cost in costs],
+        "prompt_tokens": [cost.prompt_tokens for cost in costs],
+        "sampled_tokens": [cost.sampled_tokens for cost in costs],
     }
     means: dict[str, float | None] = {}
     for name, column in columns.items():
-        known = [value for value in column if value is not None]
-        means[name] = sum(known) / len(known) if known and len(known) == len(column) else None
+        values = [value for value in column if value is not None]
+        means[name] = sum(values) / len(values) if values and len(values) == len(column) else None
     return means
 
 

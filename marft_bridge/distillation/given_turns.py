@@ -34,20 +34,20 @@ class GivenTurns:
 
     def __init__(self, node: str, turns: Sequence[Turn]) -> None:
         self.node, self.turns = node, turns
-        self.said = 0  # turns in the latest run
+        self.turns_given = 0  # in the latest run
 
     def begin(self, recorder: Recorder) -> TurnAnswers:
         """The answers for one run, none of them given yet."""
-        self.said = 0
+        self.turns_given = 0
         return TurnAnswers(self, recorder)
 
 
 class TurnAnswers:
     """The answers while the app runs. Safe for any number of threads. See `given_answers.Prefix`."""
 
-    def __init__(self, given: GivenTurns, recorder: Recorder) -> None:
-        self._given, self._recorder = given, recorder
-        self._open_tools = [use.run for turn in given.turns for use in turn.tools]
+    def __init__(self, script: GivenTurns, recorder: Recorder) -> None:
+        self._script, self._recorder = script, recorder
+        self._open_tools = [use.run for turn in script.turns for use in turn.tools]
         self._lock = threading.Lock()
 
     def answer_call(self, run_id: UUID | None) -> GivenAnswer:
@@ -56,16 +56,16 @@ class TurnAnswers:
         if span is None or run_id is None:
             _cut_short("the app calls a model where no recorder sees it")
         node = str(span.attributes.get(c.NODE) or "")
-        if node != self._given.node:
+        if node != self._script.node:
             _cut_short(f"the app's node {node!r} calls a model too")
         offered = {_tool_name(json.loads(tool)) for tool in self._recorder.tools_of_call(run_id)}
         with self._lock:
-            if self._given.said == len(self._given.turns):
+            if self._script.turns_given == len(self._script.turns):
                 _cut_short("the app asks its node again after the team's last message")
-            turn = self._given.turns[self._given.said]
+            turn = self._script.turns[self._script.turns_given]
             if missing := [use.run.name for use in turn.tools if use.run.name not in offered]:
                 _cut_short(f"the app's node is offered no tool {missing[0]!r}")
-            self._given.said += 1
+            self._script.turns_given += 1
         return _turn_to_answer(turn, node)
 
     def take_tool(self, run_id: UUID) -> RecordedTool | RunIt:
@@ -77,7 +77,7 @@ class TurnAnswers:
         arguments = arguments_to_json(span.attributes.get(c.TOOL_ARGUMENTS))
         with self._lock:
             candidates = [tool for tool in self._open_tools if tool.name == name and tool.arguments == arguments]
-            tool = next((each for each in candidates if each.call_id == call_id), next(iter(candidates), None))
+            tool = next((tool for tool in candidates if tool.call_id == call_id), next(iter(candidates), None))
             if tool is None:
                 return RunIt()
             self._open_tools.remove(tool)
@@ -85,7 +85,7 @@ class TurnAnswers:
         return tool
 
     def judge_end(self, error: BaseException | None) -> Exception | None:  # noqa: ARG002 - as of `Prefix`
-        """Nothing: who planned the episode reads `GivenTurns.said`."""
+        """Nothing: who planned the episode reads `GivenTurns.turns_given`."""
         return None
 
 

@@ -85,8 +85,8 @@ def store_to_lessons(
                 Lesson(
                     trajectory.episode.episode_id,
                     task,
-                    trajectory.team_reward(options.reward),
-                    value,
+                    reward=trajectory.team_reward(options.reward),
+                    chosen_by=value,
                     messages=messages,
                     cost=trajectory_to_cost(trajectory),
                 )
@@ -125,5 +125,5 @@ def trajectory_to_cost(trajectory: Trajectory) -> RunCost:
 
 
 def _sum_known(counts: list[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
+    told_counts = [count for count in counts if count is not None]
+    return sum(told_counts) if len(told_counts) == len(counts) else None

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from marft_bridge.common.progress import Reporter
+from marft_bridge.common.progress import Reporter, Task
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.distillation.given_turns import GivenTurns
 from marft_bridge.distillation.lessons import Lesson
@@ -19,6 +20,7 @@ from marft_bridge.distillation.role_turns import Turn, UndistillableError, messa
 from marft_bridge.forks.given_tools import given_tools
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.rollouts.app import App
+from marft_bridge.rollouts.collector import Job
 from marft_bridge.rollouts.episode_plan import EpisodeRequest, derived_seed
 from marft_bridge.rollouts.graph_stage import open_stage
 from marft_bridge.rollouts.run_counts import Tally
@@ -49,7 +51,7 @@ class _Pupil:
     def note(self, trial: _Trial, fault: str) -> None:
         """Keeps why a trial failed. Another answer can mend a reward that is worse, and nothing else."""
         self.faults.setdefault(trial.answer, []).append(fault)
-        is_last = all(each.answer != trial.answer for each in self.trials)
+        is_last = all(later.answer != trial.answer for later in self.trials)
         if is_last and WORSE not in self.faults[trial.answer]:
             self.trials.clear()
 
@@ -63,9 +65,9 @@ class _Pupil:
 def play_lessons(
     config: BridgeConfig,
     app: App,
-    scratch: RunFolder,
     lessons: Sequence[Lesson],
     *,
+    scratch: RunFolder,
     run_id: str,
     samples: Mapping[str, int],
     reporter: Reporter,
@@ -104,19 +106,28 @@ def play_lessons(
             jobs, trials = [], []
             for pupil in open_pupils:
                 trial = pupil.trials.pop(0)
-                given = GivenTurns(node, trial.turns)
-                request = _to_request(pupil, given, run_id=run_id, seed=config.seed)
+                script = GivenTurns(node, trial.turns)
+                request = _to_request(pupil, script, run_id=run_id, seed=config.seed)
                 jobs.append((collector, request, tally := Tally()))  # its own: one lesson says nothing of the others
-                trials.append((pupil, trial, given, tally))
-            stage.run(jobs, "distil", config.train.trainer.reward)
-            for pupil, trial, given, tally in trials:
-                fault = _find_fault(pupil.lesson, given, tally, reward=config.train.trainer.reward)
+                trials.append((pupil, trial, script, tally))
+            with reporter.bars(), reporter.task("distil", len(jobs)) as task:
+                running = stage.run_async(jobs, config.collect.in_flight, partial(_show_finished, task, Counter()))
+                stage.loop.run(running)
+            for pupil, trial, script, tally in trials:
+                fault = _find_fault(pupil.lesson, script, tally, reward=config.train.trainer.reward)
                 if fault is None:
                     pupil.trials.clear()
                     pupil.faults.clear()
                 else:
                     pupil.note(trial, fault)
+        if stage.losses:
+            reporter.say(stage.losses)
     return {pupil.lesson.episode_id: pupil.fault for pupil in pupils}
+
+
+def _show_finished(task: Task, counts: Counter[str], _: Job) -> None:
+    counts["finished"] += 1
+    task.update(counts["finished"])
 
 
 def _lesson_to_trials(lesson: Lesson) -> list[_Trial]:
@@ -132,7 +143,7 @@ def _lesson_to_trials(lesson: Lesson) -> list[_Trial]:
     return trials
 
 
-def _to_request(pupil: _Pupil, given: GivenTurns, *, run_id: str, seed: int) -> EpisodeRequest:
+def _to_request(pupil: _Pupil, script: GivenTurns, *, run_id: str, seed: int) -> EpisodeRequest:
     task = pupil.lesson.task
     return EpisodeRequest(
         run_id=run_id,
@@ -141,17 +152,17 @@ def _to_request(pupil: _Pupil, given: GivenTurns, *, run_id: str, seed: int) -> 
         sample=pupil.sample,
         seed=derived_seed(seed, None, task["id"], sample=pupil.sample),
         adapters={},
-        beginning=given,
+        beginning=script,
         tags={DISTILLED_FROM: pupil.lesson.episode_id},
     )
 
 
-def _find_fault(lesson: Lesson, given: GivenTurns, tally: Tally, *, reward: str) -> str | None:
+def _find_fault(lesson: Lesson, script: GivenTurns, tally: Tally, *, reward: str) -> str | None:
     """Why a trial failed; None where the app took it."""
     if not tally.outcomes["terminated"]:
         (reason,) = tally.reasons
         return reason if tally.outcomes["truncated"] else f"the app fails on it: {reason}"
-    if given.said < len(given.turns):
+    if script.turns_given < len(script.turns):
         return "the app ends before the team's last message"
     value = tally.mean(reward)
     if value is None:

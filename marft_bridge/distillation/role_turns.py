@@ -91,8 +91,8 @@ def _span_to_message(span: SpanRow, role: str, open_tools: list[RecordedTool]) -
     except UnusableChatError as error:
         raise UndistillableError(f"of a call of the team: {error}") from None
     lines, tools = [str(answer["content"]).strip()], []
-    for each in answer.get("tool_calls", ()):
-        call = {"id": each["id"], **each["function"]}
+    for tool_call in answer.get("tool_calls", ()):
+        call = {"id": tool_call["id"], **tool_call["function"]}
         run = next((tool for tool in open_tools if _is_run_of(tool, call)), None)
         if run is None:
             lines.append(json.dumps({"name": call["name"], "arguments": call["arguments"]}, ensure_ascii=False))

@@ -18,40 +18,40 @@ from marft_bridge.serving.adapter_registry import AdapterRegistry
 
 
 def copy_team_adapters(
-    team: RunFolder, team_nodes: Collection[str], own_nodes: Collection[str], registry: AdapterRegistry
+    team: RunFolder, registry: AdapterRegistry, *, team_nodes: Collection[str], own_nodes: Collection[str]
 ) -> tuple[dict[str, int], str | None]:
     """Registers the version of each of the team's nodes that its training names, or else the newest.
 
     Args:
         team: its run folder.
-        team_nodes: the agents that acted in it.
-        own_nodes: those of the app.
         registry: of the app's run folder.
+        team_nodes: the agents that acted in the team.
+        own_nodes: those of the app.
 
     Returns:
         Node -> version, of all that are there now; and why some are not, None where all are.
     """
-    named = read_named_version(team)
-    theirs = AdapterRegistry(team.adapters, registry.base_of(""))
+    best = read_named_version(team)
+    team_registry = AdapterRegistry(team.adapters, registry.base_of(""))
     copied: dict[str, int] = {}
     for node in sorted(team_nodes):
-        versions = theirs.versions(node)
+        versions = team_registry.versions(node)
         if not versions:
             continue
         if node in own_nodes:
             return copied, f"{node!r} is the name of a node of both"
-        version = named.version if named is not None and named.version in versions else versions[-1]
+        version = best.version if best is not None and best.version in versions else versions[-1]
         try:
             if version not in registry.versions(node):
-                _copy_version(theirs, registry, node, version=version)
+                _copy_version(team_registry, registry, node, version=version)
         except BridgeError as error:
             return copied, str(error)
         copied[node] = version
     return copied, None if copied else "it has no adapters"
 
 
-def _copy_version(theirs: AdapterRegistry, registry: AdapterRegistry, node: str, *, version: int) -> None:
-    row = theirs.get(node, version)
+def _copy_version(team_registry: AdapterRegistry, registry: AdapterRegistry, node: str, *, version: int) -> None:
+    row = team_registry.get(node, version)
     folder = registry.new_folder(node, version)
     for name in (WEIGHTS_FILE, CONFIG_FILE):
         shutil.copyfile(Path(row.path) / name, folder / name)

@@ -172,7 +172,7 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
             collected = [read_episode(trajectory, store.spans) for trajectory in stored]
             own_ids = {trajectory.episode.episode_id for trajectory in collected}
             distil_ids = [run.run_id for run in store.runs() if run.command == DISTIL]
-            collected += [read_episode(each, store.spans) for each in store.trajectories(run_ids=distil_ids)]
+            collected += [read_episode(t, store.spans) for t in store.trajectories(run_ids=distil_ids)]
             collected += _external_episodes(config, collected, read_episode, reporter=reporter)
             collected = heldout.drop_held_out(collected, "stored episodes", reporter.say)
             if (line := retokeniser.summary()) is not None:

@@ -52,7 +52,14 @@ REQUIRED = {
     "traces sql": ["FROM episodes"],
 }  # what a command line needs besides the run
 WITH_RUN = sorted(COMMANDS.keys() - WITHOUT_RUN)
-READS_NO_STORE = {"collect", "compare", "distil", "export", "promote", "serve"}  # before something else that a bare store lacks
+READS_NO_STORE = {
+    "collect",
+    "compare",
+    "distil",
+    "export",
+    "promote",
+    "serve",
+}  # before something else that a bare store lacks
 MAKES_FOLDER = {"ingest", "traces import"}  # for what they take in
 
 

@@ -253,7 +253,7 @@ def distil_team(config: BridgeConfig, team: Path) -> str:
     """Runs the command; what it said."""
     text = io.StringIO()
     try:
-        distil(config, team, "solver", Reporter(Console(file=text, width=300)))
+        distil(config, team, "solver", reporter=Reporter(Console(file=text, width=300)))
     except Exception as error:
         error.add_note(text.getvalue())
         raise
