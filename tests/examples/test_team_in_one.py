@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def small_config(folder: Path, model: Path, server: FakeVllm) -> BridgeConfig:
     )
 
 
-def small_team(folder: Path, model: Path, tasks: list[dict[str, Any]]) -> None:
+def small_team(folder: Path, model: Path, tasks: Sequence[dict[str, Any]]) -> None:
     """A run folder of the duo: a good run of each task, and adapters of version 2."""
     graphs = [duo(hint="Add them.", answer=str(task["answer"])) for task in tasks]
     record_team(folder, graphs, tasks=tasks, team_reward=math_duo.reward).close()

@@ -230,7 +230,7 @@ def one_config(
 ) -> BridgeConfig:
     """The configuration of an app with the node `solver`."""
     trainer = {"lora": {"rank": 4}, "importance": {"mismatch": "none", "engine_tolerance": 1e3}, "offline": OFFLINE}
-    content = {
+    content: dict[str, Any] = {
         "run": str(folder),
         "graph": {
             "app": app,
@@ -245,7 +245,7 @@ def one_config(
         "compare": {"metric": "reward", "kl_actions": 0},
     }
     for name, table in tables.items():
-        content[name] = {**content.get(name, {}), **table}  # type: ignore[dict-item]
+        content[name] = {**content.get(name, {}), **table}
     return BridgeConfig.model_validate(content)
 
 
