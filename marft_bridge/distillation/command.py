@@ -157,17 +157,17 @@ def _read_distilled(
                 played = latest[lesson.episode_id]
                 retokenised = retokeniser.trajectory_to_retokenised(played, store.spans)
                 fault = _find_token_fault(retokenised, config.sampling.max_tokens)
-            if fault is not None:
-                lessons.refused[fault] += 1
-                continue
-            distilled.append(
-                _Distilled(
-                    lesson,
-                    spans=store.spans(played.episode.episode_id),
-                    rewards=_to_rewards(config, played, lesson),
-                    cost=trajectory_to_cost(retokenised),
-                )
-            )
+                if fault is None:
+                    distilled.append(
+                        _Distilled(
+                            lesson,
+                            spans=store.spans(played.episode.episode_id),
+                            rewards=_to_rewards(config, played, lesson),
+                            cost=trajectory_to_cost(retokenised),
+                        )
+                    )
+                    continue
+            lessons.refused[fault] += 1
     return distilled
 
 
@@ -239,7 +239,7 @@ def _report(config: BridgeConfig, run_id: str, distilled: Sequence[_Distilled], 
 
 def _mean_costs(costs: Sequence[RunCost]) -> dict[str, float | None]:
     """Means over runs; None where one of them does not tell."""
-    columns = {
+    columns: dict[str, list[int | None]] = {
         "calls": [cost.calls for cost in costs],
         "prompt_tokens": [cost.prompt_tokens for cost in costs],
         "sampled_tokens": [cost.sampled_tokens for cost in costs],

@@ -105,7 +105,9 @@ def _span_to_message(span: SpanRow, role: str, open_tools: list[RecordedTool]) -
 def _is_run_of(tool: RecordedTool, call: Mapping[str, Any]) -> bool:
     if tool.name != call["name"]:
         return False
-    return tool.arguments == call["arguments"] if None in (tool.call_id, call["id"]) else tool.call_id == call["id"]
+    if None in (tool.call_id, call["id"]):
+        return bool(tool.arguments == call["arguments"])
+    return bool(tool.call_id == call["id"])
 
 
 def _refuse_redacted(run: RecordedRun, messages: Sequence[RoleMessage]) -> None:
