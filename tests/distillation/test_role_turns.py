@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 from support.distil_rig import duo, loop, record_team, supervisor, to_messages
+from support.edge_rig import says
 
+from graphs import supervisor as zoo_supervisor
 from marft_bridge.distillation.role_turns import (
     RoleMessage,
     UndistillableError,
@@ -65,6 +67,14 @@ def test_a_tool_call_ends_a_turn_and_an_agent_behind_a_tool_is_a_role(tmp_path: 
         ("<adder>\nIt is 5.\n</adder>\n5", []),
     ]
     assert messages_to_answers(spans_to_messages(spans)) == [3, 2]
+
+
+def test_a_tool_that_the_teams_code_ran_is_no_turn_of_a_node(tmp_path: Path) -> None:
+    task = next(iter(zoo_supervisor.tasks()))
+    team = zoo_supervisor.build(says("ROUTE: ADDER", "2, 3", "ROUTE: DONE"))
+    spans = recorded(tmp_path, team, tasks=[task], team_reward=zoo_supervisor.reward)
+    with pytest.raises(UndistillableError, match="the team ran the tool 'add' without a model that called it"):
+        spans_to_messages(spans)
 
 
 def test_the_blocks_of_a_turn_are_read_back() -> None:
