@@ -429,6 +429,38 @@ def credit(
 
 
 @app.command(
+    epilog="Example: marft-bridge distil runs/math_duo --into solver --config examples/team_in_one/bridge.toml"
+)
+def distil(
+    team: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TEAM",
+            help="The team's run folder, a store, or an export of one.",
+            show_default=False,
+            autocompletion=run_folders_below,
+        ),
+    ],
+    into: Annotated[str, typer.Option(metavar="NODE", help="The app's one LLM node, which says what the team said.")],
+    run_folder: RunArgument = None,
+    config: Config = None,
+    run: Run = None,
+    as_json: Annotated[bool, json_option("run, run_folder, read, distilled, refused, team, node, adapters")] = False,
+) -> None:
+    """Make the good runs of a team the training of one node.
+
+    The app that RUN or --config names is run on the tasks of these runs, without a model: its node answers with what
+    the team's agents said. `train` imitates that first, then goes on with rewards.
+    """
+    require_extra("train", "distil")
+    settings = RunChoice("distil", run_folder, config=config, run=run).to_config()
+    from marft_bridge.distillation.command import distil as run_distil
+
+    with open_reporter(as_json) as reporter:
+        run_distil(settings, team, into, reporter=reporter)
+
+
+@app.command(
     epilog="Example: marft-bridge score --config examples/math_duo/bridge.toml --run runs/try --only graph.reward"
 )
 def score(

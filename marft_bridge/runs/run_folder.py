@@ -13,6 +13,7 @@
     vllm.log (vllm-<name>.log of [models.<name>]), learner-<number>.log of further learners
     server.json, report.json, report.html, report.md
     live.json       the salt and key that assign live traffic to its team, and the proxy's address while it runs
+    distilling/     episodes while `distil` tries them, deleted by its end
     learned.json    digests of the tasks that were learned from, which can be held out no more
     promoted/       manifests of the promoted versions, and which one counts
     lock            held by the command that works in the folder
@@ -42,12 +43,14 @@ if TYPE_CHECKING:
 
 COLLECT, TRAIN, EVALUATE = "collect", "train", "evaluate"
 """The ids of the runs that `collect` and `train` make in a folder's store; nothing is learned from the last one."""
+DISTIL = "distil"
+"""The command of the runs that hold what a team said as one node's episodes; `train` imitates them."""
 FORECAST = "forecast"
 """The phase of the line of metrics.jsonl that is of no update."""
 
 OWN_NAMES = (
     *("*.json", "store.duckdb*", "adapters", "models", "checkpoint", "metrics.jsonl", "advantages", "tensorboard"),
-    *("loggers/*.json", "*.log", "report.*", "promoted", "judge", "lock", "trees"),
+    *("loggers/*.json", "*.log", "report.*", "promoted", "judge", "lock", "trees", "distilling"),
 )
 """Patterns of the names that commands make in a folder; what else lies in it is the user's."""
 
@@ -102,6 +105,11 @@ class RunFolder:
     def trees(self) -> Path:
         """A file per round with forks: see `training.planned_forks`."""
         return self.path / "trees"
+
+    @property
+    def scratch(self) -> Path:
+        """A run folder for what `distil` tries."""
+        return self.path / "distilling"
 
     @property
     def tensorboard(self) -> Path:

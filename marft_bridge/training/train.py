@@ -45,6 +45,7 @@ from marft_bridge.runs.ledger import begin_run, refuse_second_run
 from marft_bridge.runs.named_version import NamedVersion, write_named_version
 from marft_bridge.runs.run_folder import (
     COLLECT,
+    DISTIL,
     EVALUATE,
     TRAIN,
     RunFolder,
@@ -170,6 +171,8 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
             )
             collected = [read_episode(trajectory, store.spans) for trajectory in stored]
             own_ids = {trajectory.episode.episode_id for trajectory in collected}
+            distil_ids = [run.run_id for run in store.runs() if run.command == DISTIL]
+            collected += [read_episode(t, store.spans) for t in store.trajectories(run_ids=distil_ids)]
             collected += _external_episodes(config, collected, read_episode, reporter=reporter)
             collected = heldout.drop_held_out(collected, "stored episodes", reporter.say)
             if (line := retokeniser.summary()) is not None:

@@ -38,6 +38,7 @@ WITHOUT_FINDINGS = {"serve", "view"}  # they go on until they are stopped
 MANY_RUNS = {"ingest": "[FILES]... [RUN]"}  # files without a number stand before RUN
 BEHIND_RUN = {"replay": 1}  # arguments without a number that stand behind RUN
 REQUIRED = {
+    "distil": ["runs/team", "--into", "solver"],
     "export": ["actor", "exported"],
     "fork": ["4be1", "--at", "actor"],
     "ingest": ["spans.json"],
@@ -51,7 +52,14 @@ REQUIRED = {
     "traces sql": ["FROM episodes"],
 }  # what a command line needs besides the run
 WITH_RUN = sorted(COMMANDS.keys() - WITHOUT_RUN)
-READS_NO_STORE = {"collect", "compare", "export", "promote", "serve"}  # before something else that a bare store lacks
+READS_NO_STORE = {
+    "collect",
+    "compare",
+    "distil",
+    "export",
+    "promote",
+    "serve",
+}  # before something else that a bare store lacks
 MAKES_FOLDER = {"ingest", "traces import"}  # for what they take in
 
 

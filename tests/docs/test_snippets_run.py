@@ -70,6 +70,7 @@ RUN_BY = {
 ZOO = "takes the real model an hour; the tests of the zoo collect and train each configuration in small, on a stand-in"
 BENCHMARKS = "takes hours, in runs/; test_benchmarks.py runs a small one on a stand-in, and plans in another folder"
 CLUSTER = "listens to other machines; test_ray_cluster.py starts the same parts on loopback"
+TEAM_IN_ONE = "needs a trained team, and trains the real model; test_team_in_one.py does all three on stand-ins"
 # (page, the command) -> why no test runs it. Each is looked at by test_snippets.py: it exists, and takes these flags.
 NOT_RUN = {
     ("README.md", "make demo"): "trains on the real vLLM for minutes; test_end_to_end.py does it in small",
@@ -137,6 +138,12 @@ NOT_RUN = {
         "docs/gpus.md",
         "torchrun --nproc-per-node 3 -m marft_bridge train --config bridge.toml",
     ): "wants three cards; test_learners.py starts two processes so on the CPU",
+    (
+        "docs/training.md",
+        "marft-bridge distil runs/math_duo --into solver --config examples/team_in_one/bridge.toml",
+    ): TEAM_IN_ONE,
+    ("docs/training.md", "marft-bridge train --config examples/team_in_one/bridge.toml"): TEAM_IN_ONE,
+    ("docs/training.md", "marft-bridge compare --config examples/team_in_one/bridge.toml"): TEAM_IN_ONE,
     ("docs/cluster.md", "ray start --head"): CLUSTER,
     ("docs/cluster.md", "ray start --address=HOST:PORT"): CLUSTER,
     (

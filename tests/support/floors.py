@@ -18,7 +18,7 @@ PACKAGES = ("graphs", "marft_bridge", "trace_store", "trainers")
 FLOORS = (
     "marft_bridge.cli",
     "marft_bridge.commands",
-    "marft_bridge.view marft_bridge.live marft_bridge.erasure marft_bridge.move_plan",
+    "marft_bridge.view marft_bridge.live marft_bridge.erasure marft_bridge.move_plan marft_bridge.distillation",
     "marft_bridge.training marft_bridge.promotion",
     "marft_bridge.training.loggers marft_bridge.testing",
     "marft_bridge.fork_credit",

@@ -1,0 +1,58 @@
+"""The adapter versions of a trained team -> the run folder of another app, so that one comparison runs both.
+
+Invariants: a version keeps its number and its weights; adapters of another base model, or of a node that the app
+trains itself, are not taken, and it is said why.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from marft_bridge.common.errors import BridgeError
+from marft_bridge.runs.named_version import read_named_version
+from marft_bridge.runs.run_folder import RunFolder
+from marft_bridge.serving.adapter_checks import CONFIG_FILE, WEIGHTS_FILE
+from marft_bridge.serving.adapter_registry import AdapterRegistry
+
+
+def copy_team_adapters(
+    team: RunFolder, registry: AdapterRegistry, *, team_nodes: Collection[str], own_nodes: Collection[str]
+) -> tuple[dict[str, int], str | None]:
+    """Registers the version of each of the team's nodes that its training names, or else the newest.
+
+    Args:
+        team: its run folder.
+        registry: of the app's run folder.
+        team_nodes: the agents that acted in the team.
+        own_nodes: those of the app.
+
+    Returns:
+        Node -> version, of all that are there now; and why some are not, None where all are.
+    """
+    best = read_named_version(team)
+    team_registry = AdapterRegistry(team.adapters, registry.base_of(""))
+    copied: dict[str, int] = {}
+    for node in sorted(team_nodes):
+        versions = team_registry.versions(node)
+        if not versions:
+            continue
+        if node in own_nodes:
+            return copied, f"{node!r} is the name of a node of both"
+        version = best.version if best is not None and best.version in versions else versions[-1]
+        try:
+            if version not in registry.versions(node):
+                _copy_version(team_registry, registry, node, version=version)
+        except BridgeError as error:
+            return copied, str(error)
+        copied[node] = version
+    return copied, None if copied else "it has no adapters"
+
+
+def _copy_version(team_registry: AdapterRegistry, registry: AdapterRegistry, node: str, *, version: int) -> None:
+    row = team_registry.get(node, version)
+    folder = registry.new_folder(node, version)
+    for name in (WEIGHTS_FILE, CONFIG_FILE):
+        shutil.copyfile(Path(row.path) / name, folder / name)
+    registry.register(node, version, None, metrics=row.metrics)
