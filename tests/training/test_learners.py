@@ -21,7 +21,7 @@ from support.school_rig import School, learned, school_in
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.runs.run_folder import RunFolder, read_metrics
-from marft_bridge.training.learners import count_learners, torchrun_rank
+from marft_bridge.training.torchrun_learners import count_learners, torchrun_rank
 from trainers.errors import TrainError
 from trainers.policies.adapter_learner import AdapterLearner
 
