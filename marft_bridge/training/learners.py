@@ -164,13 +164,15 @@ def open_learners(devices: Sequence[str], followers: Followers | None) -> Iterat
         learners.end(is_done=is_done)
 
 
-def go_on_after_losses(train: Callable[[], None], count_updates: Callable[[], int], say: Callable[[str], None]) -> None:
+def go_on_after_losses(
+    train: Callable[[], None], count_updates: Callable[[], int], notify: Callable[[str], None]
+) -> None:
     """Runs `train`, which goes on from the last update, again after each loss of a learner; at most `MAX_LOSSES` times
     with no update in between.
 
     Args:
         count_updates: how many are done and kept.
-        say: takes one line for the user.
+        notify: takes one line for the user.
 
     Raises:
         TrainError: too many were lost.
@@ -192,7 +194,7 @@ def go_on_after_losses(train: Callable[[], None], count_updates: Callable[[], in
         updates = count_updates()
         if lost > MAX_LOSSES:
             raise TrainError(f"{loss}, the {lost}th loss without an update in between; {_RESUME_HINT}")
-        say(f"{loss}; going on from the last update with another one in its place")
+        notify(f"{loss}; going on from the last update with another one in its place")
         give_back_card_memory()
 
 

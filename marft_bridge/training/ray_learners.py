@@ -69,10 +69,10 @@ class RayLearners:
         *,
         needs: Callable[[], LearnerNeeds],
         taken_cards: Collection[str],
-        say: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
         self._options, self._devices, self._needs = options, tuple(devices), needs
-        self._taken_cards, self._say = frozenset(taken_cards), say
+        self._taken_cards, self._notify = frozenset(taken_cards), notify
         self._followers: list[_Follower] = []
         self._stack = ExitStack()
         self._ray: Any = None
@@ -107,7 +107,7 @@ class RayLearners:
         ]
         self._refuse_failed(refs)
         machines = len(set(hosts))
-        self._say(
+        self._notify(
             f"learners: {count} on Ray, {self._options.address or 'on this machine'}, beside this process, on "
             f"{machines} machine{'s' if machines > 1 else ''}"
         )
@@ -179,11 +179,11 @@ class RayLearners:
             while not group.wait(min(1.0, self._options.start_timeout_s)):
                 check()
                 if time.monotonic() >= deadline:
-                    wanted = " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+                    resource_text = " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
                     raise ClusterError(
                         f"no room for {count} learners after {self._options.start_timeout_s:g} s "
                         f"(ray.start_timeout_s); the cluster has {resources_to_text(self._ray)}, and each asks for "
-                        f"{wanted}"
+                        f"{resource_text}"
                     )
         return group
 

@@ -204,7 +204,7 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
             with (
                 take_in_on_failure(folder, reporter, "train"),
                 _open_learners(
-                    config, folder, versions, placement=placement, teacher_dir=teacher_dir, say=reporter.say
+                    config, folder, versions, placement=placement, teacher_dir=teacher_dir, notify=reporter.say
                 ) as learners,
                 open_session(
                     config, folder, app, versions=versions, reporter=reporter, placement=placement, hosted=hosted
@@ -245,7 +245,7 @@ def _open_learners(
     *,
     placement: Placement,
     teacher_dir: Path | None,
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> AbstractContextManager[Learners]:
     """The learners of the configuration, wherever they are."""
     count, devices = config.train.learners, placement.learner_devices()
@@ -263,7 +263,7 @@ def _open_learners(
             checkpoint_dir=folder.checkpoint,
             teacher_dir=teacher_dir,
         )
-        followers = RayLearners(config.ray, devices, needs=needs, taken_cards=placement.taken_cards(), say=say)
+        followers = RayLearners(config.ray, devices, needs=needs, taken_cards=placement.taken_cards(), notify=notify)
     elif torchrun_rank(count) is not None:
         followers = TorchrunLearners(count)
     elif count > 1:

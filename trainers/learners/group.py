@@ -89,7 +89,7 @@ def join_group_at(rank: int, count: int, *, store: dist.TCPStore, own_host: str)
 def interface_of(host: str) -> str | None:
     """The network interface that has an IPv4 address; None where none has it, or it is no such address."""
     try:
-        wanted = socket.inet_aton(socket.gethostbyname(host))
+        address = socket.inet_aton(socket.gethostbyname(host))
     except OSError:
         return None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -98,7 +98,7 @@ def interface_of(host: str) -> str | None:
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             except OSError:  # it has no address
                 continue
-            if answer[20:24] == wanted:
+            if answer[20:24] == address:
                 return name
     return None
 
