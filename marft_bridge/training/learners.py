@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -135,7 +135,8 @@ class Learners:
         from trainers.learners.leader import say_end
 
         if is_done and self._calls is not None:
-            say_end(self._calls)
+            with suppress(LostProcessError):  # nothing was to be learned any more
+                say_end(self._calls)
         self._followers.end()
         leave_group()
 

@@ -1,7 +1,7 @@
 """Owns: `train.engine = "ray"`: learners on a Ray cluster learn what child processes learn, and a lost one is replaced.
 
 - With as many learners the bits are the same, wherever they are, and whoever was lost meanwhile.
-- A learner or its node that is lost is one line that names it. The command goes on from the last update while there is
+- A learner that is lost is one line that names it. The command goes on from the last update while there is
   room, a bounded number of times; else `--resume` does.
 - What a machine of the cluster lacks is one line; the command is met at one address of its own only.
 """
@@ -12,9 +12,7 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +21,8 @@ from typing import Any
 
 import psutil
 import pytest
-from support.learner_rig import OPTIONS, TOML, trained
+from support.learner_rig import OPTIONS, trained
 from support.paths import ROOT
-from support.ray_rig import SURROUNDINGS, SomebodysCluster, cluster_in
 from support.school_rig import School, learned, school_in
 from support.tiny_policy import save_tiny_llama
 
@@ -91,71 +88,6 @@ def test_learners_on_ray_learn_the_bits_of_child_processes_and_a_killed_one_is_r
     assert "resuming after round 1 of 2" in shown
     expected, actual = learned(undisturbed), learned(school)
     assert [name for name in expected if expected[name] != actual.get(name)] == []
-
-
-@pytest.fixture
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SomebodysCluster]:
-    with cluster_in(tmp_path_factory.mktemp("elsewhere"), {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}) as nodes:
-        yield nodes
-
-
-class Command:
-    """`marft-bridge train` with four learners on somebody's cluster, in a process of its own."""
-
-    def __init__(self, school: School, address: str) -> None:
-        self.folder = school.folder
-        (self.folder / "bridge.toml").write_text(
-            TOML.format(
-                run=school.run,
-                apps=school.folder / "apps.py",
-                tasks=school.tasks,
-                model=school.model,
-                url=school.server.url,
-            ).replace("[train]\n", '[train]\nlearners = 4\nengine = "ray"\n')
-            + f'[ray]\naddress = "{address}"\nstart_timeout_s = 20\n'
-        )
-
-    def __call__(self, *flags: str) -> tuple[int, str]:
-        environment = os.environ | SURROUNDINGS | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "COLUMNS": "300"}
-        command = [sys.executable, "-m", "marft_bridge", "train", "--config", "bridge.toml", *flags]
-        done = subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False, timeout=800
-        )
-        return done.returncode, done.stdout + done.stderr
-
-
-@pytest.mark.slow
-def test_a_node_that_goes_away_with_a_learner_is_named_and_the_run_goes_on_once_there_is_room(
-    cluster: SomebodysCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three learners beside the command need both nodes of two processors each."""
-    cluster.have_nodes(2)
-    with school_in(tmp_path, monkeypatch) as school:
-        school.collect()
-        answer, lock, taken = school.server.answer, threading.Lock(), threading.Event()
-
-        def answer_or_take_node(body: dict[str, Any]) -> str:
-            with lock:
-                if len(read_metrics(RunFolder(school.run).metrics)) == 2 and not taken.is_set():
-                    cluster.have_nodes(1)
-                    taken.set()
-            return answer(body)
-
-        school.server.answer = answer_or_take_node
-        train = Command(school, cluster.address)
-        code, shown = train("--without-signal")
-        assert taken.is_set(), shown
-        assert code != 0
-        (line,) = [line for line in shown.splitlines() if "no room for" in line]
-        assert "of 4 (" in line
-        assert ") died: " in line
-        assert "no room for 3 learners after 20 s (ray.start_timeout_s); the cluster has 2 of 2 CPUs free" in line
-        assert "`marft-bridge train --resume` goes on after the last update" in line
-        cluster.have_nodes(2)
-        code, shown = train("--resume")
-        assert code == 0, shown
-        assert "resuming after round 1 of 2" in shown
-        assert [line["round"] for line in read_metrics(RunFolder(school.run).metrics)] == [0, 1, 2]
 
 
 # -- going on after a loss --------------------------------------------------------------------------------------------

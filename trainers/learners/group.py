@@ -11,12 +11,15 @@ import os
 import socket
 import struct
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from trainers.common.workers import Workers, meeting
+
+if TYPE_CHECKING:  # `torch.distributed` has it, and does not say so to type checkers
+    from torch._C._distributed_c10d import TCPStore
 
 _PATIENCE = timedelta(minutes=10)  # with the others, where all of them compute and none waits for a rollout
 _CONNECT_PATIENCE = timedelta(seconds=60)  # with the address of the first process
@@ -37,7 +40,7 @@ def join_group(rank: int, count: int, *, meeting_place: str) -> None:
     _join(rank, count, init_method=meeting_place)
 
 
-def listen_at(host: str, count: int) -> dist.TCPStore:
+def listen_at(host: str, count: int) -> TCPStore:
     """Where the first process of a group over several machines is met: a free port (`.port`) of one of its addresses.
 
     torch would listen on every interface of the machine; with a socket of ours it listens at that address only.
@@ -49,7 +52,7 @@ def listen_at(host: str, count: int) -> dist.TCPStore:
     with socket.socket(family, socket.SOCK_STREAM) as bound:
         bound.bind((host, 0))
         port = bound.getsockname()[1]
-        return dist.TCPStore(
+        store: TCPStore = dist.TCPStore(  # type: ignore[attr-defined]
             host,
             port,
             count,
@@ -58,21 +61,24 @@ def listen_at(host: str, count: int) -> dist.TCPStore:
             wait_for_workers=False,
             master_listen_fd=bound.detach(),
         )
+    return store
 
 
-def connect_to(host: str, port: int, count: int) -> dist.TCPStore:
+def connect_to(host: str, port: int, count: int) -> TCPStore:
     """The other end of `listen_at`, in every other process.
 
     Raises:
         LostProcessError: nobody answers there.
     """
     with meeting():
-        store = dist.TCPStore(host, port, count, is_master=False, timeout=_CONNECT_PATIENCE, wait_for_workers=False)
+        store: TCPStore = dist.TCPStore(  # type: ignore[attr-defined]
+            host, port, count, is_master=False, timeout=_CONNECT_PATIENCE, wait_for_workers=False
+        )
     store.set_timeout(_PATIENCE)
     return store
 
 
-def join_group_at(rank: int, count: int, *, store: dist.TCPStore, own_host: str) -> None:
+def join_group_at(rank: int, count: int, *, store: TCPStore, own_host: str) -> None:
     """Joins the process group over several machines; returns once all are there.
 
     Args:
