@@ -172,9 +172,12 @@ class TrainOptions(_Options):
     learners: int = Field(1, ge=1)
     """Processes that share the passes of every update, each with the base model and all adapters: one on each card, or
     with a part of the processors each where there is no card: docs/gpus.md."""
+    engine: Literal["local", "ray"] = "local"
+    """Where the learners after the first are: processes of this machine, or actors on the Ray cluster of [ray]:
+    docs/cluster.md."""
     devices: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(None, min_length=1)
     """The cards of the learners, by number; one for each. None: those that no server of this command has, or, with one
-    card, that of the server."""
+    card, that of the server. On a cluster that runs already, the card of this command's own learner."""
     trainer: TrainerOptions = TrainerOptions()
 
     @model_validator(mode="before")
@@ -192,18 +195,17 @@ class TrainOptions(_Options):
         return self
 
     @model_validator(mode="after")
-    def _learners_have_a_card_each(self) -> TrainOptions:
-        if self.devices is None:
-            return self
-        if len(set(self.devices)) < len(self.devices):
-            raise ValueError(f"devices names a card twice: {', '.join(map(str, self.devices))}")
-        if len(self.devices) != self.learners:
-            count = len(self.devices)
+    def _a_cluster_has_learners(self) -> TrainOptions:
+        if self.engine == "ray" and self.learners == 1:
             raise ValueError(
-                f"devices names {count} card{'s' if count > 1 else ''} for {self.learners} "
-                f"learner{'s' if self.learners > 1 else ''}, and each has one: set learners = {count}, or name "
-                f"{self.learners}"
+                "engine is 'ray', but learners is 1, which is the command itself: set learners to 2 or more"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _cards_differ(self) -> TrainOptions:
+        if self.devices is not None and len(set(self.devices)) < len(self.devices):
+            raise ValueError(f"devices names a card twice: {', '.join(map(str, self.devices))}")
         return self
 
     @model_validator(mode="after")
@@ -331,6 +333,7 @@ class BridgeConfig(_Options):
             raise ValueError(
                 f"train.trainer.agents.{unknown_agents[0]}: not in graph.nodes; only trained nodes have options"
             )
+        self._learners_have_a_card_each()
         self._rewards_fit_together()
         fallback_nodes = set(self.fallback.models if self.fallback is not None else ())
         if unknown_nodes := sorted(fallback_nodes - {*self.graph.nodes, *self.graph.frozen}):
@@ -363,6 +366,27 @@ class BridgeConfig(_Options):
             live_versions=live_versions,
         )
         return self
+
+    @property
+    def learners_here(self) -> int:
+        """Learners that compute on the machine of the command."""
+        is_on_cluster = self.train.engine == "ray" and self.ray.address is not None
+        return 1 if is_on_cluster else self.train.learners
+
+    def _learners_have_a_card_each(self) -> None:
+        devices, learners = self.train.devices, self.learners_here
+        if devices is None or len(devices) == learners:
+            return
+        count = len(devices)
+        if learners < self.train.learners:
+            raise ValueError(
+                f"train.devices names {count} cards, but one learner is on this machine, and Ray places the others: "
+                "name one"
+            )
+        raise ValueError(
+            f"train.devices names {count} card{'s' if count > 1 else ''} for {learners} "
+            f"learner{'s' if learners > 1 else ''}, and each has one: set learners = {count}, or name {learners}"
+        )
 
     def _rewards_fit_together(self) -> None:
         has_function = self.graph.reward is not None

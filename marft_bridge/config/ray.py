@@ -1,4 +1,4 @@
-"""`[ray]` of bridge.toml: which cluster collects, with how many workers, and which model servers answer.
+"""`[ray]` of bridge.toml: which cluster collects or learns, with how many workers, and which model servers answer.
 
 Invariant: every key has an effect, and a value that cannot work is refused when it is read. It imports no Ray.
 """
@@ -22,7 +22,8 @@ def address_to_host_port(address: str) -> tuple[str, int]:
 
 
 class RayOptions(BaseModel):
-    """Collecting on Ray, where `collect.engine` is "ray"; needs the extra `ray`."""
+    """A Ray cluster, where `collect.engine` or `train.engine` is "ray"; needs the extra `ray`. `train` reads `address`,
+    `working_dir` and `start_timeout_s`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -43,10 +44,11 @@ class RayOptions(BaseModel):
     gpus_per_worker: float = Field(0.0, ge=0)
     """Likewise. 0 where the servers are elsewhere or run on CPUs."""
     working_dir: str | None = None
-    """A folder that is sent to the workers, who run the app in it; what .gitignore names stays here. None: they change
-    into the folder that the command runs in, which must be there under the same path."""
+    """A folder that is sent to workers and learners, who work in it; what .gitignore names stays here. None: they
+    change into the folder that the command runs in, which must be there under the same path."""
     start_timeout_s: float = Field(600.0, gt=0)
-    """Seconds in which a worker must be able to run episodes, its place in the cluster and its server included."""
+    """Seconds in which a worker must be able to run episodes, its place in the cluster and its server included, and in
+    which the learners of `train` must find room."""
 
     @field_validator("address")
     @classmethod

@@ -224,11 +224,14 @@ def files_with_texts(
 
 
 def clusters_of(folder: RunFolder) -> list[str]:
-    """The addresses of Ray clusters of others on which commands of the run, each the last time, collected."""
+    """The addresses of Ray clusters of others on which commands of the run, each the last time, worked."""
     try:
         commands = json.loads((folder.path / "bridge.json").read_bytes())
         configs = [command["config"] for command in commands.values()]
-        ray_configs = [config["ray"] for config in configs if config["collect"]["engine"] == "ray"]
+        tables = ("collect", "train")
+        ray_configs = [
+            config["ray"] for config in configs if any(config.get(name, {}).get("engine") == "ray" for name in tables)
+        ]
         return sorted({str(config["address"]) for config in ray_configs if config["address"] is not None})
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return []  # of a run that wrote none, or of another version

@@ -136,7 +136,7 @@ class RunFolder:
         return self.path / f"vllm-{base}.log" if base else self.server_log
 
     def learner_log(self, rank: int) -> Path:
-        """What a learner beside the first one said, from 1; see `training.learners`."""
+        """What a learner beside the first one said, from 1; see `training.child_learners`."""
         return self.path / f"learner-{rank}.log"
 
     @property

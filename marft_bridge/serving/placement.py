@@ -81,13 +81,18 @@ class Placement:
         system = trainer.system.model_copy(update={"device": f"cuda:{self._plan.learners[0]}"})
         return trainer.model_copy(update={"system": system})
 
+    def taken_cards(self) -> set[str]:
+        """The cards that this command uses, as CUDA_VISIBLE_DEVICES calls them."""
+        engines = [number for engine in self._plan.engines if engine is not None for number in engine.devices]
+        return {self._machine.cards[number].visible_name for number in (*engines, *self._plan.learners)}
+
     def learner_devices(self) -> list[str]:
-        """Where each learner computes, as torch names it; the one of a single learner is as its options say.
+        """Where each learner of this machine computes, as torch names it; that of a single one is as its options say.
 
         Raises:
             ServingError: several on cards that the driver does not list, so that nobody knows how many there are.
         """
-        count, device = self._config.train.learners, self._config.train.trainer.system.device
+        count, device = self._config.learners_here, self._config.train.trainer.system.device
         if count == 1:
             return [self.trainer_options().system.device]
         if self._plan.learners:
@@ -163,7 +168,7 @@ class Placement:
         directories = {node: directory_of(self._bases, node) for node in nodes}
         guard = MemoryGuard(options, options_to_adapters(options, nodes, directories), torch.device("cuda"))
         plan, devices = guard.plan(), self._config.train.devices
-        learners = self._config.train.learners
+        learners = self._config.learners_here
         if plan is None:
             return TrainerNeed(None, None, self._takes_turns, devices=devices, learners=learners)
         least = plan.loaded + plan.scratch

@@ -14,7 +14,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,7 @@ from marft_bridge.rollouts.episode_plan import (
     unfinished_requests,
 )
 from marft_bridge.rollouts.held_out import HeldOutTasks, record_learned_tasks
+from marft_bridge.rollouts.ray.connection import refuse_unusable_cluster
 from marft_bridge.rollouts.session import Session, open_session
 from marft_bridge.runs.imitation_lines import updates_to_imitation_lines
 from marft_bridge.runs.ledger import begin_run, refuse_second_run
@@ -54,11 +55,12 @@ from marft_bridge.runs.run_folder import (
     write_metrics,
 )
 from marft_bridge.runs.run_store import WAIT_IN_RUN_S, open_run_store, take_in_journal, take_in_on_failure
-from marft_bridge.serving.model_versions import config_to_versions
+from marft_bridge.serving.model_versions import ModelVersions, config_to_versions
 from marft_bridge.serving.placement import Placement
 from marft_bridge.serving.server_file import server_options
 from marft_bridge.training.advantage_log import credits_to_file, delete_rounds_after
 from marft_bridge.training.async_rollouts import BackgroundRollouts
+from marft_bridge.training.child_learners import ChildLearners
 from marft_bridge.training.external_traces import EpisodeReader, config_to_names, traces_to_episodes
 from marft_bridge.training.hosted_answers import (
     AnswerPool,
@@ -66,9 +68,11 @@ from marft_bridge.training.hosted_answers import (
     trajectories_to_hosted_metrics,
 )
 from marft_bridge.training.league_draw import draw_opponents
-from marft_bridge.training.learners import Learners, count_learners, follow_torchrun, open_learners, torchrun_rank
+from marft_bridge.training.learners import Followers, Learners, go_on_after_losses, open_learners
 from marft_bridge.training.loggers.run_loggers import RunLoggers, open_loggers, require_loggers
 from marft_bridge.training.planned_forks import forks_in_planned_order, known_runs_to_reach, read_waves
+from marft_bridge.training.ray_learners import OPTION as RAY_OPTION
+from marft_bridge.training.ray_learners import RayLearners, config_to_needs, devices_on_cluster
 from marft_bridge.training.regression_check import run_to_regression_text
 from marft_bridge.training.retokenise import bases_to_retokeniser, bases_to_tokenizers
 from marft_bridge.training.round_plan import (
@@ -86,6 +90,13 @@ from marft_bridge.training.signal_check import SignalCheck, check_forecast
 from marft_bridge.training.success_draw import rewards_to_draw_weights
 from marft_bridge.training.task_draw import DrawRule, TaskReward, rewards_to_weights, round_to_task_order
 from marft_bridge.training.teacher_labels import TeacherLabels, teacher_metrics_to_text
+from marft_bridge.training.torchrun_learners import (
+    TorchrunLearners,
+    count_learners,
+    follow_torchrun,
+    refuse_torchrun,
+    torchrun_rank,
+)
 from marft_bridge.training.tree_metrics import round_to_tree_metrics, tree_metrics_to_text
 from marft_bridge.training.tree_plan import ForkRules, KnownBefore, RoundForks, siblings_of_rounds
 from marft_bridge.training.version_naming import lines_to_stop_text, named_to_metrics, named_to_text, store_to_named
@@ -119,6 +130,10 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
     Raises:
         BridgeError, StoreError, TrainError: see the messages; the last checkpoint stays usable.
     """
+    is_on_ray = config.train.engine == "ray"
+    if is_on_ray:
+        refuse_torchrun(config.train.learners)
+        refuse_unusable_cluster(config.ray, RAY_OPTION)
     if torchrun_rank(config.train.learners):
         follow_torchrun()
         return
@@ -141,7 +156,7 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
         reporter.say(device_line)
     # before a server is started in vain; the trainer checks again once the server has taken its share of the GPU
     memory = MemoryGuard.of_agents(
-        placement.trainer_options(), model_dirs, config.graph.nodes, learners=config.train.learners
+        placement.trainer_options(), model_dirs, config.graph.nodes, learners=config.learners_here
     )
     memory.check()
     teacher_dir = config_to_teacher(config, versions.bases, reporter.say)
@@ -187,30 +202,76 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
                 config, collected, own_ids, resume=resume, without_signal=without_signal, reporter=reporter
             )
             begin_run(store, TRAIN, "train", config=config, folder=folder)
-        with (
-            take_in_on_failure(folder, reporter, "train"),
-            open_learners(placement.learner_devices(), folder.learner_log) as learners,
-            open_session(
-                config, folder, app, versions=versions, reporter=reporter, placement=placement, hosted=hosted
-            ) as session,
-            BackgroundRollouts(session.stage.stop) as rollouts,
-            open_loggers(config, folder, checkpoint.is_saved(folder.checkpoint), say=reporter.say) as loggers,
-        ):
-            _Training(
-                config,
-                folder,
-                session,
-                trainer_options=placement.trainer_options(),
-                learners=learners,
-                rollouts=rollouts,
-                loggers=loggers,
-                heldout=heldout,
-                tasks=tasks,
-                collected=collected,
-                signal=signal,
-                teacher_dir=teacher_dir,
-            ).run()
+
+        def train_once() -> None:
+            with (
+                take_in_on_failure(folder, reporter, "train"),
+                _open_learners(
+                    config, folder, versions, placement=placement, teacher_dir=teacher_dir, notify=reporter.say
+                ) as learners,
+                open_session(
+                    config, folder, app, versions=versions, reporter=reporter, placement=placement, hosted=hosted
+                ) as session,
+                BackgroundRollouts(session.stage.stop) as rollouts,
+                open_loggers(config, folder, checkpoint.is_saved(folder.checkpoint), say=reporter.say) as loggers,
+            ):
+                _Training(
+                    config,
+                    folder,
+                    session,
+                    trainer_options=placement.trainer_options(),
+                    learners=learners,
+                    rollouts=rollouts,
+                    loggers=loggers,
+                    heldout=heldout,
+                    tasks=tasks,
+                    collected=collected,
+                    signal=signal,
+                    teacher_dir=teacher_dir,
+                ).run()
+
+        if is_on_ray:
+            go_on_after_losses(train_once, partial(_count_updates, folder), reporter.say)
+        else:
+            train_once()
         take_in_journal(folder, reporter)
+
+
+def _count_updates(folder: RunFolder) -> int:
+    return len(read_metrics(folder.metrics))
+
+
+def _open_learners(
+    config: BridgeConfig,
+    folder: RunFolder,
+    versions: ModelVersions,
+    *,
+    placement: Placement,
+    teacher_dir: Path | None,
+    notify: Callable[[str], None],
+) -> AbstractContextManager[Learners]:
+    """The learners of the configuration, wherever they are."""
+    count, devices = config.train.learners, placement.learner_devices()
+    followers: Followers | None = None
+    if count > 1 and config.train.engine == "ray":
+        options = placement.trainer_options()
+        if len(devices) < count:
+            devices = devices_on_cluster(options, count)
+        needs = partial(
+            config_to_needs,
+            config,
+            versions,
+            options=options,
+            devices=devices,
+            checkpoint_dir=folder.checkpoint,
+            teacher_dir=teacher_dir,
+        )
+        followers = RayLearners(config.ray, devices, needs=needs, taken_cards=placement.taken_cards(), notify=notify)
+    elif torchrun_rank(count) is not None:
+        followers = TorchrunLearners(count)
+    elif count > 1:
+        followers = ChildLearners(count, folder.learner_log)
+    return open_learners(devices, followers)
 
 
 def _external_episodes(

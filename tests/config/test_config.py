@@ -95,11 +95,11 @@ def test_a_flag_overrides_the_file_and_an_absent_flag_does_not(tmp_path: Path) -
         (MINIMAL + "[train]\nepisodes_per_round = 9\nsamples_per_task = 2\n", "must be a multiple"),
         (
             MINIMAL + "[train]\nlearners = 2\ndevices = [1]\n",
-            "train: devices names 1 card for 2 learners, and each has one: set learners = 1, or name 2",
+            "train.devices names 1 card for 2 learners, and each has one: set learners = 1, or name 2",
         ),
         (
             MINIMAL + "[train]\ndevices = [1, 2]\n",
-            "train: devices names 2 cards for 1 learner, and each has one: set learners = 2, or name 1",
+            "train.devices names 2 cards for 1 learner, and each has one: set learners = 2, or name 1",
         ),
         (MINIMAL + "[train]\nlearners = 2\ndevices = [1, 1]\n", "train: devices names a card twice: 1, 1"),
         (MINIMAL + "[train]\nlearners = 0\n", "train.learners: Input should be greater than or equal to 1"),

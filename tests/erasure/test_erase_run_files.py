@@ -473,13 +473,16 @@ def test_the_machines_of_a_cluster_are_named(run_folder: Path, capsys: pytest.Ca
         "collect": collected("ray", "10.0.0.7:6379"),
         "train": collected("local", "10.0.0.8:6379"),
         "compare": collected("ray", None),  # a cluster of this machine, which ended with the command
+        "credit": collected("local", "10.0.0.9:6379"),
     }
+    commands["credit"]["config"]["train"] = {"engine": "ray"}
     (run_folder / "bridge.json").write_text(json.dumps(commands))
     assert run(["traces", "erase", "--subject", "ann", "--run", str(run_folder)]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left: ")]
     assert lines == [
-        "left: machines of the Ray cluster at 10.0.0.7:6379 may hold it, in what it logged and spilled there; when it "
-        "has ended, delete ray/session_* and marft-worker-* among their temporary files"
+        f"left: machines of the Ray cluster at {address} may hold it, in what it logged and spilled there; when it has "
+        "ended, delete ray/session_* and marft-worker-* among their temporary files"
+        for address in ("10.0.0.7:6379", "10.0.0.9:6379")
     ]
     assert erase_quietly(run_folder / "store.duckdb").clusters_left == []  # nothing of hers is known any more
 

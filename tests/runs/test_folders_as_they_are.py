@@ -319,7 +319,7 @@ WRITERS = {
     "marft_bridge/rewards/judge.py": ("make_folder write_atomically", ATOMIC),
     "marft_bridge/rewards/ranking.py": ("make_folder write_atomically", ATOMIC),
     "marft_bridge/rollouts/held_out.py": ("write_atomically", ATOMIC),
-    "marft_bridge/rollouts/ray/collect.py": ("rmtree", OUTSIDE),
+    "marft_bridge/rollouts/ray/connection.py": ("rmtree", OUTSIDE),
     "marft_bridge/rollouts/ray/worker.py": ("mkdtemp rmtree", OUTSIDE),
     "marft_bridge/runs/named_version.py": ("write_atomically", ATOMIC),
     "marft_bridge/runs/run_folder.py": ("locked_file make_folder pwrite truncate write_atomically*2", IN_PLACE),

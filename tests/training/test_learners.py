@@ -11,31 +11,21 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.learner_rig import OPTIONS, TOML, trained
 from support.paths import ROOT
 from support.school_rig import School, learned, school_in
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.runs.run_folder import RunFolder, read_metrics
-from marft_bridge.training.learners import count_learners, torchrun_rank
+from marft_bridge.training.torchrun_learners import count_learners, torchrun_rank
 from trainers.errors import TrainError
 from trainers.policies.adapter_learner import AdapterLearner
 
 pytestmark = pytest.mark.timeout(600)
-
-OPTIONS: dict[str, Any] = {"rounds": 2, "trainer": {"replay": {"share": 0.5}, "importance": {"mismatch": "truncate"}}}
-
-
-def trained(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> School:
-    folder.mkdir()
-    with school_in(folder, monkeypatch) as school:
-        school.collect()
-        school.train(without_signal=True, **OPTIONS, **options)
-    return school
 
 
 @pytest.fixture(scope="module")
@@ -115,34 +105,6 @@ def test_a_learner_that_dies_in_an_update_is_one_line_and_the_run_goes_on_from_i
             assert {episode.episode_id for episode in store.episodes(run_id="train", round=2)} == episodes
     expected, actual = learned(two), learned(killed)
     assert [name for name in expected if expected[name] != actual.get(name)] == []
-
-
-TOML = """
-run = "{run}"
-[graph]
-app = "{apps}:duo"
-nodes = ["reasoner", "actor"]
-tasks = "{tasks}"
-task_to_input = "{apps}:to_input"
-reward = "{apps}:reward"
-heldout = 0.25
-[model]
-path = "{model}"
-[serve]
-attach = "{url}"
-[sampling]
-max_tokens = 8
-[collect]
-episodes = 20
-in_flight = 4
-[train]
-rounds = 2
-episodes_per_round = 6
-[train.trainer]
-lora = {{ rank = 4 }}
-importance = {{ mismatch = "truncate", engine_tolerance = 1000.0 }}
-replay = {{ share = 0.5 }}
-"""
 
 
 @pytest.mark.parametrize(

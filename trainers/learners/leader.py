@@ -95,7 +95,7 @@ class LeadingTrainer(MarftTrainer):
         self._calls.send(
             name,
             {
-                part: str(value) if isinstance(value, Path) else trajectories_to_values(value)
+                part: str(value.absolute()) if isinstance(value, Path) else trajectories_to_values(value)
                 for part, value in parts.items()
             },
         )
@@ -122,12 +122,12 @@ def say_build(
     """
     values = {
         "options": options_to_values(options),
-        "model_dirs": {agent: str(folder) for agent, folder in model_dirs.items()},
+        "model_dirs": {agent: str(folder.absolute()) for agent, folder in model_dirs.items()},
         "agents": list(agents),
         "seed": seed,
         "lineage": dict(lineage),
         "devices": list(devices),
-        "checkpoint": None if checkpoint is None else str(checkpoint),
+        "checkpoint": None if checkpoint is None else str(checkpoint.absolute()),
     }
     calls.send(BUILD, values)
 

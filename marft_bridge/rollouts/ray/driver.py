@@ -22,6 +22,7 @@ from marft_bridge.common import errors
 from marft_bridge.common.errors import BridgeError, ClusterError
 from marft_bridge.config.ray import RayOptions
 from marft_bridge.rollouts.episode_plan import EpisodeRequest, Key
+from marft_bridge.rollouts.ray.connection import error_to_text, last_line, resources_to_text
 from marft_bridge.rollouts.ray.filing import Filing
 from marft_bridge.rollouts.ray.messages import Assignment, Report
 from marft_bridge.rollouts.ray.worker import Worker
@@ -156,14 +157,14 @@ class Driver:
         except ray_errors.RayActorError as error:
             if error.actor_init_failed:  # it would fail on other machines, too
                 raise ClusterError(
-                    f"{worker.name} could not be made where Ray put it: {_last_line(error)}; every machine of the "
+                    f"{worker.name} could not be made where Ray put it: {last_line(error)}; every machine of the "
                     "cluster needs marft-bridge and what the app imports, in the Python that Ray was started with"
                 ) from error
-            return f"died: {_error_text(error)}"
+            return f"died: {error_to_text(error)}"
         except (ray_errors.ObjectLostError, ray_errors.NodeDiedError) as error:  # the answer was on a lost machine
-            return f"died: {_error_text(error)}"
+            return f"died: {error_to_text(error)}"
         except ray_errors.RayError as error:  # such as a working_dir that cannot be unpacked, or no suitable machine
-            raise ClusterError(f"{worker.name}: {_error_text(error)}") from error
+            raise ClusterError(f"{worker.name}: {error_to_text(error)}") from error
         return report
 
     def _settle(self, worker: _WorkerHandle, report: Report) -> None:
@@ -227,17 +228,13 @@ class Driver:
                 continue
             message = (
                 f"{worker.name} could not run episodes after {self._options.start_timeout_s:g} s "
-                f"(ray.start_timeout_s); the cluster has {self._resource_text()}, a worker asks for "
+                f"(ray.start_timeout_s); the cluster has {resources_to_text(self._ray)}, a worker asks for "
                 f"{self._options.cpus_per_worker:g} CPUs and {self._options.gpus_per_worker:g} GPUs"
             )
             if not any(worker.is_working for worker in self._workers):
                 raise ClusterError(message)
             worker.is_late = True
             self._notify(f"{message}; the others go on without it")
-
-    def _resource_text(self) -> str:
-        free, total = self._ray.available_resources(), self._ray.cluster_resources()
-        return " and ".join(f"{free.get(name, 0):g} of {total.get(name, 0):g} {name}s free" for name in ("CPU", "GPU"))
 
     def _stop_all(self) -> None:
         # A worker that has never answered has nothing to tidy up, and its reference might never be ready.
@@ -279,14 +276,3 @@ def remember_interrupts() -> Iterator[Callable[[], None]]:
         yield check
     finally:
         signal.signal(signal.SIGINT, previous_handler)
-
-
-def _error_text(error: BaseException) -> str:
-    """Ray's message without its indented lines, which hold an actor's ids."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("\t")]
-    return " ".join(lines)[:300] or type(error).__name__
-
-
-def _last_line(error: BaseException) -> str:
-    """The last line of a traceback: the error itself."""
-    return [line.strip() for line in str(error).splitlines() if line.strip()][-1]

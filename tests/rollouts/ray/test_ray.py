@@ -43,7 +43,7 @@ from marft_bridge.config.serve import ServeOptions
 from marft_bridge.rollouts.app import load_app
 from marft_bridge.rollouts.episode_plan import EpisodeRequest, ForkPoint, plan_episodes, task_order
 from marft_bridge.rollouts.ray import worker as worker_module
-from marft_bridge.rollouts.ray.collect import connect_ray
+from marft_bridge.rollouts.ray.connection import connect_ray
 from marft_bridge.rollouts.ray.driver import remember_interrupts
 from marft_bridge.rollouts.ray.filing import Filing
 from marft_bridge.rollouts.ray.messages import Assignment, Report, config_to_digests, digest_differences
@@ -71,7 +71,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("LAB_KEY", "secret")
         patch.setenv("PYTHONPATH", f"{stand_in}:{ROOT}:{ROOT / 'tests'}")
         patch.setenv(FAULTS, str(stand_in / "none"))
-        with connect_ray(RayOptions(workers=2)) as ray:
+        with connect_ray(RayOptions(workers=2), option="collect.engine", processors=2) as ray:
             session = Path(ray.get_runtime_context().get_temp_dir(), ray.get_runtime_context().get_session_name())
             assert list((session / "logs").glob("*"))
             yield
