@@ -23,7 +23,7 @@ from marft_bridge.recording.given_tasks import GivenTask, GivenTasks, TaskKey
 from marft_bridge.recording.recorder import LIVE
 from marft_bridge.recording.run_facts import value_to_text
 from marft_bridge.recording.wrap import graph_to_original
-from marft_bridge.recording.write_ledger import ENTRY
+from marft_bridge.recording.write_ledger import ENTRY, is_state
 from marft_bridge.replay.held_threads import (
     copy_held_thread,
     held_checkpointer,
@@ -232,12 +232,14 @@ def _match_tasks(graph: Any, tuples: Sequence[CheckpointTuple], steps: _Superste
             for task in original.get_state(each.config).tasks:
                 if task.name == ENTRY:
                     continue
-                if task.id not in writes:
-                    raise _NoEntryError(f"what {task.name} wrote is not among the checkpoint's writes")
                 namespace = f"{task.name}:{task.id}"
                 rows = steps.to_rows(namespace)
-                if not rows:
-                    raise _NoEntryError(f"an execution of {task.name} is not in the record")
+                if not rows and task.id not in writes:
+                    # It did not run: LangGraph writes checkpoints in the background, and a join, which it changes in
+                    # place, may have become complete by then.
+                    continue
+                if not rows or task.id not in writes:
+                    raise _NoEntryError(f"what {task.name} did or wrote before the call is not held")
                 key = (int(each.metadata["step"]) + 1, task.path)
                 tasks[key] = GivenTask(namespace, writes[task.id], spans=rows)
     if sum(len(task.spans) for task in tasks.values()) != len(steps.rows):
@@ -317,4 +319,6 @@ def _refuse_failed_trial(
 
 
 def _to_state(each: CheckpointTuple) -> Any:
-    return to_comparable_output(json.loads(value_to_text(each.checkpoint["channel_values"])))
+    """The values of a state as JSON, without what triggers tasks: of a join, a checkpoint may hold later writes too."""
+    values = {key: value for key, value in each.checkpoint["channel_values"].items() if is_state(key)}
+    return to_comparable_output(json.loads(value_to_text(values)))
