@@ -118,6 +118,7 @@ class Lab:
     def __init__(self, folder: Path, build: Callable[[Any], Any]) -> None:
         self.folder, self.saver = folder, InMemorySaver()
         self.graph = build(self.saver)
+        self.reward_sums: dict[str, float] = {}  # of the latest forks
         self.recorded = wrap(self.graph, folder / "traces.duckdb")
 
     def turns(self, *inputs: Any) -> None:
@@ -141,7 +142,7 @@ class Lab:
         requests = plan_forks(forked.run, prefix, ForkChange(), run_id="f", samples=samples, seed=0)
         journal = Journal(self.folder / f"journal-{id(graph)}")
         recorder = Recorder(journal)
-        app = App(lambda _: graph, [], [], dict, lambda task, state: 1.0, "reward")
+        app = App(lambda _: graph, [], [], dict, lambda task, state: float(len(str(state))), "reward")
         recorded = wrap(graph, recorder)
         with asyncio.Runner() as runner, redirected_models(), given_tools():
             start = run_to_start(recorded, forked, call, samples=samples, tools=tools, settings={}, runner=runner)
@@ -150,6 +151,7 @@ class Lab:
                 collector = Collector(graph=recorded, app=app, backend=OWN_MODELS)
                 tally = runner.run(collector.requests_to_episodes(requests))
         assert tally.outcomes["failed"] == 0, tally.failures
+        self.reward_sums = dict(tally.reward_sums)
         recorded.unwrap()
         made = spans_to_run(recorded_traces(recorder)[-1])
         journal.close()
