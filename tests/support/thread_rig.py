@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import operator
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -113,17 +114,28 @@ GRAPHS["keeping"] = (keeping, "in/y")
 
 
 class Lab:
-    """An app on its own models, the runs of one thread of it, and forks of the run of the second turn."""
+    """An app on its own models, the runs of one thread of it, and forks of them.
 
-    def __init__(self, folder: Path, build: Callable[[Any], Any]) -> None:
-        self.folder, self.saver = folder, InMemorySaver()
+    Args:
+        saver: the app's checkpointer; None: one in memory.
+        runner: the event loop of an app that runs asynchronously; None: it runs synchronously.
+    """
+
+    def __init__(
+        self, folder: Path, build: Callable[[Any], Any], saver: Any = None, runner: asyncio.Runner | None = None
+    ) -> None:
+        self.folder, self.saver, self._runner = folder, InMemorySaver() if saver is None else saver, runner
         self.graph = build(self.saver)
         self.reward_sums: dict[str, float] = {}  # of the latest forks
         self.recorded = wrap(self.graph, folder / "traces.duckdb")
 
     def turns(self, *inputs: Any) -> None:
         for each in inputs:
-            self.recorded.invoke({"ask": each} if isinstance(each, str) else each, T)
+            value = {"ask": each} if isinstance(each, str) else each
+            if self._runner is None:
+                self.recorded.invoke(value, T)
+            else:
+                self._runner.run(self.recorded.ainvoke(value, T))
 
     def load(self, number: int) -> Any:
         """The run with this number, from 0, as `fork` loads it."""
@@ -144,7 +156,8 @@ class Lab:
         recorder = Recorder(journal)
         app = App(lambda _: graph, [], [], dict, lambda task, state: float(len(str(state))), "reward")
         recorded = wrap(graph, recorder)
-        with asyncio.Runner() as runner, redirected_models(), given_tools():
+        loop = asyncio.Runner() if self._runner is None else nullcontext(self._runner)
+        with loop as runner, redirected_models(), given_tools():
             start = run_to_start(recorded, forked, call, samples=samples, tools=tools, settings={}, runner=runner)
             requests = [replace(each, start=start, beginning=start.prefix_to_rest(prefix)) for each in requests]
             with private_memory(PrivateMemory()):
