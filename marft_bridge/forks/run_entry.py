@@ -15,6 +15,7 @@ from typing import Any
 
 from langgraph.channels import UntrackedValue
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
+from langgraph.types import PregelTask, StateSnapshot
 
 from marft_bridge.common.digests import canonical_json, text_sha256
 from marft_bridge.common.errors import GraphError
@@ -229,7 +230,7 @@ def _match_tasks(graph: Any, tuples: Sequence[CheckpointTuple], steps: _Superste
     with private_memory(memory), memory_of_run(memory):
         for each in tuples[:-1]:
             writes = _to_writes(each)
-            for task in original.get_state(each.config).tasks:
+            for task in _find_tasks(original, each):
                 if task.name == ENTRY:
                     continue
                 namespace = f"{task.name}:{task.id}"
@@ -245,6 +246,15 @@ def _match_tasks(graph: Any, tuples: Sequence[CheckpointTuple], steps: _Superste
     if sum(len(task.spans) for task in tasks.values()) != len(steps.rows):
         raise _NoEntryError("its checkpoints and its record have other tasks")
     return tasks
+
+
+def _find_tasks(graph: Any, each: CheckpointTuple) -> Sequence[PregelTask]:
+    """The tasks that follow a checkpoint."""
+    try:
+        snapshot: StateSnapshot = graph.get_state(each.config)
+    except Exception as error:  # the app's code may have changed since
+        raise _NoEntryError(f"today's graph cannot read its checkpoints: {type(error).__name__}: {error}") from None
+    return snapshot.tasks
 
 
 def _to_writes(each: CheckpointTuple) -> dict[str, list[tuple[str, Any]]]:

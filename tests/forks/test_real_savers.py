@@ -1,4 +1,4 @@
-"""Owns: runs whose checkpoints are on SQLite, whose package is installed for these tests alone (requirements/savers.txt).
+"""Owns: runs whose checkpoints are on SQLite; the package is installed for these tests alone (requirements/savers.txt).
 
 - A run that one process recorded is entered by forks in another one, sync and async; they are those of a replay, and
   the app's checkpointer is read and not written.
