@@ -252,7 +252,7 @@ def _find_tasks(graph: Any, each: CheckpointTuple) -> Sequence[PregelTask]:
     """The tasks that follow a checkpoint."""
     try:
         snapshot: StateSnapshot = graph.get_state(each.config)
-    except Exception as error:  # the app's code may have changed since
+    except Exception as error:  # noqa: BLE001 - the app's code may have changed since
         raise _NoEntryError(f"today's graph cannot read its checkpoints: {type(error).__name__}: {error}") from None
     return snapshot.tasks
 
