@@ -162,11 +162,11 @@ class _Supersteps:
     def refuse_unsupported(self) -> None:
         """Raises where the supersteps before the call have something that their checkpoints do not tell all of."""
         for row in self.rows:
-            if "|" in str(row.attributes.get(c.CHECKPOINT_NS)):
-                raise _NoEntryError("a graph inside ran before the call")
             for key, reason in _UNSUPPORTED.items():
                 if row.attributes.get(key):
                     raise _NoEntryError(f"{reason} before the call")
+            if "|" in str(row.attributes.get(c.CHECKPOINT_NS)):
+                raise _NoEntryError("a graph inside ran before the call")
             if row.operation == c.INVOKE_AGENT and row.status == "error":
                 raise _NoEntryError("a node failed before the call")
 
