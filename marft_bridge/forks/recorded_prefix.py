@@ -76,8 +76,8 @@ class RecordedPrefix:
 
     def leave_out(self, copied_ids: Set[str]) -> RecordedPrefix:
         """The rest of it, where these calls and tools are of tasks that do not run."""
-        given = [each for each in self.given if each.call.action_id not in copied_ids]
-        return replace(self, given=given, tools=None if self.tools is None else self.tools.leave_out(copied_ids))
+        rest = [prefix_call for prefix_call in self.given if prefix_call.call.action_id not in copied_ids]
+        return replace(self, given=rest, tools=None if self.tools is None else self.tools.leave_out(copied_ids))
 
     def begin(self, recorder: Recorder) -> PrefixAnswers:
         """The answers for one run, none of them given yet."""

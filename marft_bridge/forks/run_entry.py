@@ -204,7 +204,7 @@ def _read_supersteps(
         raise _NoEntryError(_GONE)
     count = forked_step - int(first[0].metadata["step"])
     tuples = read_own_checkpoints(held, run, count, runner=runner)
-    steps = [each.metadata.get("step") for each in tuples]
+    steps = [saved.metadata.get("step") for saved in tuples]
     if steps != list(range(forked_step - count, forked_step)):
         raise _NoEntryError(_GONE)
     return tuples
@@ -228,9 +228,9 @@ def _match_tasks(graph: Any, tuples: Sequence[CheckpointTuple], steps: _Superste
     put_tuples(saver, tuples)
     tasks: dict[TaskKey, GivenTask] = {}
     with private_memory(memory), memory_of_run(memory):
-        for each in tuples[:-1]:
-            writes = _to_writes(each)
-            for task in _find_tasks(original, each):
+        for saved in tuples[:-1]:
+            writes = _to_writes(saved)
+            for task in _find_tasks(original, saved):
                 if task.name == ENTRY:
                     continue
                 namespace = f"{task.name}:{task.id}"
@@ -241,26 +241,26 @@ def _match_tasks(graph: Any, tuples: Sequence[CheckpointTuple], steps: _Superste
                     continue
                 if not rows or task.id not in writes:
                     raise _NoEntryError(f"what {task.name} did or wrote before the call is not held")
-                key = (int(each.metadata["step"]) + 1, task.path)
+                key = (int(saved.metadata["step"]) + 1, task.path)
                 tasks[key] = GivenTask(namespace, writes[task.id], spans=rows)
     if sum(len(task.spans) for task in tasks.values()) != len(steps.rows):
         raise _NoEntryError("its checkpoints and its record have other tasks")
     return tasks
 
 
-def _find_tasks(graph: Any, each: CheckpointTuple) -> Sequence[PregelTask]:
+def _find_tasks(graph: Any, saved: CheckpointTuple) -> Sequence[PregelTask]:
     """The tasks that follow a checkpoint."""
     try:
-        snapshot: StateSnapshot = graph.get_state(each.config)
+        snapshot: StateSnapshot = graph.get_state(saved.config)
     except Exception as error:  # noqa: BLE001 - the app's code may have changed since
         raise _NoEntryError(f"today's graph cannot read its checkpoints: {type(error).__name__}: {error}") from None
     return snapshot.tasks
 
 
-def _to_writes(each: CheckpointTuple) -> dict[str, list[tuple[str, Any]]]:
+def _to_writes(saved: CheckpointTuple) -> dict[str, list[tuple[str, Any]]]:
     """What the tasks after a checkpoint wrote, by their ids."""
     writes: dict[str, list[tuple[str, Any]]] = {}
-    for task_id, channel, value in each.pending_writes or []:
+    for task_id, channel, value in saved.pending_writes or []:
         task_writes = writes.setdefault(task_id, [])
         if channel == NO_WRITES:
             continue
@@ -323,12 +323,12 @@ def _refuse_failed_trial(
         raise _NoEntryError("a graph inside has a checkpointer or store of its own")
     saver = tried_thread.memory.stand_in(held_checkpointer(graph))
     history = saver.list({"configurable": {"thread_id": run.trajectory.episode.thread_id, "checkpoint_ns": ""}})
-    states = (_to_state(each) for each in history if each.metadata["step"] == entered.metadata["step"])
+    states = (_to_state(saved) for saved in history if saved.metadata["step"] == entered.metadata["step"])
     if next(states, None) != _to_state(entered):  # the newest one first
         raise _NoEntryError("what the tasks before the call wrote does not make the state of the checkpoint")
 
 
-def _to_state(each: CheckpointTuple) -> Any:
+def _to_state(saved: CheckpointTuple) -> Any:
     """The values of a state as JSON, without what triggers tasks: of a join, a checkpoint may hold later writes too."""
-    values = {key: value for key, value in each.checkpoint["channel_values"].items() if is_state(key)}
+    values = {key: value for key, value in saved.checkpoint["channel_values"].items() if is_state(key)}
     return to_comparable_output(json.loads(value_to_text(values)))

@@ -62,12 +62,12 @@ class GivenTasks:
 class OpenGivenTasks:
     """The tasks while one run is given them. Safe for the threads that its tasks run in."""
 
-    def __init__(self, given: GivenTasks) -> None:
-        self.answers, self.offered_tools = given.answers, given.offered_tools
+    def __init__(self, recorded: GivenTasks) -> None:
+        self.answers, self.offered_tools = recorded.answers, recorded.offered_tools
         self.span_ids: dict[str, str] = {}  # recorded -> copied
         self._namespaces: dict[str, str] = {}  # recorded -> of the task that was given its writes
-        self._open = dict(given.tasks)
-        rows = [row for task in given.tasks.values() for row in task.spans]
+        self._open = dict(recorded.tasks)
+        rows = [row for task in recorded.tasks.values() for row in task.spans]
         times_ns = sorted({at_ns for row in rows for at_ns in (row.start_ns, row.end_ns)})
         self._ranks = {at_ns: rank for rank, at_ns in enumerate(times_ns)}
         self._begun_ns: int | None = None
@@ -85,12 +85,12 @@ class OpenGivenTasks:
             if not self._open:
                 return None
             key = (int(task.config["metadata"]["langgraph_step"]), task.path)
-            given = self._open.pop(key, None)
-            if given is None:
+            given_task = self._open.pop(key, None)
+            if given_task is None:
                 raise GraphError(f"superstep {key[0]} runs {task.name}, which the record does not have there")
-            self._namespaces[given.namespace] = task.config["configurable"]["checkpoint_ns"]
+            self._namespaces[given_task.namespace] = task.config["configurable"]["checkpoint_ns"]
             self._begun_ns = self._begun_ns or time.time_ns()
-            return given
+            return given_task
 
     def to_time(self, recorded_ns: int) -> int:
         """When a copy happened: now, all a nanosecond apart, in the order and with the overlaps of the record."""
@@ -117,12 +117,12 @@ def _rename(value: Any, new_names: Mapping[str, str]) -> Any:
         value = json.loads(value)
     if isinstance(value, str):
         return new_names.get(value, value)
-    return [new_names.get(each, each) for each in value]
+    return [new_names.get(name, name) for name in value]
 
 
-def copy_writes(given: GivenTask) -> list[tuple[str, Any]]:
+def copy_writes(given_task: GivenTask) -> list[tuple[str, Any]]:
     """What a task wrote, in objects that no other run shares."""
-    return list(copy.deepcopy(list(given.writes)))
+    return list(copy.deepcopy(list(given_task.writes)))
 
 
 given_tasks_of_run: ContextVar[OpenGivenTasks | None] = ContextVar("marft_given_tasks", default=None)
@@ -130,9 +130,9 @@ given_tasks_of_run: ContextVar[OpenGivenTasks | None] = ContextVar("marft_given_
 
 
 @contextmanager
-def giving_tasks(given: GivenTasks | None) -> Iterator[OpenGivenTasks | None]:
+def giving_tasks(given_tasks: GivenTasks | None) -> Iterator[OpenGivenTasks | None]:
     """The recorded run that is called in the block is given these tasks."""
-    open_tasks = None if given is None else given.begin()
+    open_tasks = None if given_tasks is None else given_tasks.begin()
     reset_token = given_tasks_of_run.set(open_tasks)
     try:
         yield open_tasks

@@ -61,7 +61,7 @@ class TaskListener(Protocol):
         """
 
     def note_given_task(
-        self, graph_run: UUID, task: PregelExecutableTask, given: GivenTask, open_tasks: OpenGivenTasks
+        self, graph_run: UUID, task: PregelExecutableTask, given_task: GivenTask, open_tasks: OpenGivenTasks
     ) -> None:
         """A task is given what a recorded one wrote, and does not run."""
 
@@ -266,14 +266,14 @@ def _note_writes(loop: Any, task_id: str, writes: Any, *, cached: bool) -> None:
 def _give_writes(task: PregelExecutableTask, listeners: list[TaskListener]) -> bool:
     """Gives a task what a recorded one wrote, where the run is given that; LangGraph then commits it."""
     open_tasks = given_tasks_of_run.get()
-    given = None if open_tasks is None else open_tasks.take(task)
-    if open_tasks is None or given is None:
+    given_task = None if open_tasks is None else open_tasks.take(task)
+    if open_tasks is None or given_task is None:
         return False
     manager: Any = task.config["callbacks"]
     for listener in listeners:
-        listener.note_given_task(manager.parent_run_id, task, given, open_tasks=open_tasks)
+        listener.note_given_task(manager.parent_run_id, task, given_task, open_tasks=open_tasks)
     task.writes.clear()
-    task.writes.extend(copy_writes(given))
+    task.writes.extend(copy_writes(given_task))
     return True
 
 

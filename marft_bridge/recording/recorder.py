@@ -290,7 +290,7 @@ class Recorder(BaseCallbackHandler):
 
     @_never_raise
     def note_given_task(
-        self, graph_run: UUID, task: PregelExecutableTask, given: GivenTask, open_tasks: OpenGivenTasks
+        self, graph_run: UUID, task: PregelExecutableTask, given_task: GivenTask, open_tasks: OpenGivenTasks
     ) -> None:
         """Notes a task that does not run, with copies of the spans of the recorded one."""
         run = self._runs.get(graph_run)
@@ -299,7 +299,7 @@ class Recorder(BaseCallbackHandler):
         start = run.trace.start_task(task, None).start
         run.trace.episode.actors.note(start.ns, task.config.get("metadata"))
         copies: dict[str, OpenSpan] = {}
-        for row in given.spans:
+        for row in given_task.spans:
             parent, attributes = copies.get(row.parent_span_id or "", run.span), open_tasks.to_attributes(row)
             if row.operation == names.INVOKE_AGENT:
                 span = self._start_node_span(run.trace, parent, start.ns, step=start.step, attributes=attributes)
@@ -308,7 +308,7 @@ class Recorder(BaseCallbackHandler):
             span.start_ns = open_tasks.to_time(row.start_ns)
             copies[row.span_id] = span
             open_tasks.span_ids[row.span_id] = span.span_id
-        for row in sorted(given.spans, key=lambda row: row.end_ns):
+        for row in sorted(given_task.spans, key=lambda row: row.end_ns):
             span = copies[row.span_id]
             span.set(open_tasks.to_seen(row))
             span.error = row.status_message

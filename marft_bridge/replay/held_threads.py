@@ -105,7 +105,8 @@ def read_own_checkpoints(
     ids = str(run.trajectory.episode.checkpoints or "").split()[:count]
     thread_id = run.trajectory.episode.thread_id
     configs: list[Any] = [
-        {"configurable": {"thread_id": thread_id, "checkpoint_ns": "", "checkpoint_id": each}} for each in ids
+        {"configurable": {"thread_id": thread_id, "checkpoint_ns": "", "checkpoint_id": checkpoint_id}}
+        for checkpoint_id in ids
     ]
 
     async def read() -> list[CheckpointTuple | None]:
