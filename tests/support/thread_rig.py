@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import operator
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -24,6 +25,7 @@ from marft_bridge.forks.recorded_prefix import run_to_prefix
 from marft_bridge.forks.thread_start import ThreadStart, load_forked, run_to_start
 from marft_bridge.model_calls.redirect import redirected_models
 from marft_bridge.recording.recorder import Recorder
+from marft_bridge.recording.run_facts import value_to_text
 from marft_bridge.replay.private_memory import PrivateMemory, private_memory
 from marft_bridge.replay.recorded_run import RecordedRun, spans_to_run
 from marft_bridge.replay.replayed_run import to_comparable_output
@@ -154,7 +156,7 @@ class Lab:
         requests = plan_forks(forked.run, prefix, ForkChange(), run_id="f", samples=samples, seed=0)
         journal = Journal(self.folder / f"journal-{id(graph)}")
         recorder = Recorder(journal)
-        app = App(lambda _: graph, [], [], dict, lambda task, state: float(len(str(state))), "reward")
+        app = App(lambda _: graph, [], [], dict, lambda task, state: _score(state), "reward")
         recorded = wrap(graph, recorder)
         loop = asyncio.Runner() if self._runner is None else nullcontext(self._runner)
         with loop as runner, redirected_models(), given_tools():
@@ -169,6 +171,11 @@ class Lab:
         made = spans_to_run(recorded_traces(recorder)[-1])
         journal.close()
         return made, start
+
+
+def _score(state: Any) -> float:
+    """A reward that depends on all of a state, but for what is drawn anew in each run."""
+    return float(len(str(to_comparable_output(json.loads(value_to_text(state))))))
 
 
 def facts(run: RecordedRun) -> Any:
