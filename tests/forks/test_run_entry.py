@@ -156,7 +156,7 @@ SHAPES: dict[str, tuple[Callable[[Any], Any], str, int, int]] = {  # graph, call
     "parallel": (parallel, "d", 1, 3),
     "beside one that ended": (parallel, "e", 2, 2),
     "commands": (commands, "d", 1, 2),
-    "agent": (agent, "model:3", 2, 4),
+    "agent": (agent, "model:3", 3, 4),
     "subgraph in flight": (nested, "in/y", 2, 1),
     "subgraph with a history": (keeping, "in/y", 2, 1),
 }
