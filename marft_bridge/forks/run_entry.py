@@ -283,8 +283,10 @@ def _find_offered_tools(run: RecordedRun, rows: Sequence[SpanRow]) -> dict[str, 
             continue
         node = str(row.attributes.get(c.NODE))
         for tool in json.loads(definitions) if isinstance(definitions, str) else definitions:
-            digest = lineage.get(f"{ONE_TOOL_OF}{node}/{tool.get('name') if isinstance(tool, dict) else None}")
-            sent = next((form for form in _to_sent_forms(tool) if text_sha256(form) == digest), None)
+            digest = lineage.get(f"{ONE_TOOL_OF}{node}/{tool.get('name')}") if isinstance(tool, dict) else None
+            sent = (
+                next((form for form in _to_sent_forms(tool) if text_sha256(form) == digest), None) if digest else None
+            )
             if sent is None:
                 raise _NoEntryError(f"the tools that {node} offered its model are not recorded as they were sent")
             offered.setdefault(node, []).append(sent)

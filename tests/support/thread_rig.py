@@ -158,7 +158,7 @@ class Lab:
         recorder = Recorder(journal)
         app = App(lambda _: graph, [], [], dict, lambda task, state: _score(state), "reward")
         recorded = wrap(graph, recorder)
-        loop = asyncio.Runner() if self._runner is None else nullcontext(self._runner)
+        loop: Any = asyncio.Runner() if self._runner is None else nullcontext(self._runner)
         with loop as runner, redirected_models(), given_tools():
             start = run_to_start(recorded, forked, call, samples=samples, tools=tools, settings={}, runner=runner)
             requests = [replace(each, start=start, beginning=start.prefix_to_rest(prefix)) for each in requests]
