@@ -283,18 +283,18 @@ def _find_offered_tools(run: RecordedRun, rows: Sequence[SpanRow]) -> dict[str, 
             continue
         node = str(row.attributes.get(c.NODE))
         for tool in json.loads(definitions) if isinstance(definitions, str) else definitions:
-            digest = lineage.get(f"{ONE_TOOL_OF}{node}/{tool.get('name')}") if isinstance(tool, dict) else None
-            sent = (
-                next((form for form in _to_sent_forms(tool) if text_sha256(form) == digest), None) if digest else None
-            )
+            digests = {digest for name, digest in lineage.items() if name.startswith(f"{ONE_TOOL_OF}{node}/")}
+            sent = next((form for form in _to_sent_forms(tool) if text_sha256(form) in digests), None)
             if sent is None:
                 raise _NoEntryError(f"the tools that {node} offered its model are not recorded as they were sent")
             offered.setdefault(node, []).append(sent)
     return offered
 
 
-def _to_sent_forms(tool: Mapping[str, Any]) -> list[str]:
+def _to_sent_forms(tool: Any) -> list[str]:
     """What may have been sent of a tool whose definition is recorded; see `tool_definitions`."""
+    if not isinstance(tool, dict):
+        return [canonical_json(tool)]
     fields = {key: value for key, value in tool.items() if key != "type"}
     forms: tuple[Mapping[str, Any], ...] = ({"type": "function", "function": fields}, fields, tool)
     return [canonical_json(form) for form in forms]
