@@ -23,6 +23,7 @@ from marft_bridge.forks.fork_plan import (
 )
 from marft_bridge.forks.given_tools import ToolChoice, given_tools
 from marft_bridge.forks.recorded_prefix import RecordedPrefix
+from marft_bridge.forks.run_entry import RunEntry
 from marft_bridge.forks.thread_start import ThreadStart, is_started_by_app, load_forked, run_to_start
 from marft_bridge.replay.earlier_runs import RunWithEarlier
 from marft_bridge.replay.private_memory import PrivateMemory, private_memory
@@ -103,7 +104,7 @@ def fork(config: BridgeConfig, options: ForkOptions, reporter: Reporter, resume:
                 take_in_on_failure(folder, reporter, "fork"),
                 _open_session(planned, config, app, reporter=reporter) as session,
             ):
-                start = _find_start(planned, session, app)
+                start = _find_start(planned, session, app, samples=len(requests))
                 try:
                     _run_forks(planned, requests, session, start=start)
                 except EpisodesFailedError as error:
@@ -127,13 +128,15 @@ def _open_session(planned: _Fork, config: BridgeConfig, app: App, reporter: Repo
         yield session
 
 
-def _find_start(planned: _Fork, session: GraphSession, app: App) -> ThreadStart | None:
+def _find_start(planned: _Fork, session: GraphSession, app: App, samples: int) -> ThreadStart | None:
     """What the forks begin with; None: a task."""
     if not is_started_by_app(planned.parent):
         return None
     return run_to_start(
         session.collector.graph,
         planned.forked,
+        planned.prefix.forked,
+        samples=samples,
         tools=planned.tools,
         settings=_fixed_settings(app),
         runner=session.stage.loop,
@@ -144,7 +147,8 @@ def _run_forks(
     planned: _Fork, requests: Sequence[EpisodeRequest], session: GraphSession, start: ThreadStart | None
 ) -> None:
     with given_tools(), nullcontext() if start is None else private_memory(PrivateMemory()):
-        started_requests = [replace(request, start=start) for request in requests]
+        prefix = planned.prefix if start is None else start.prefix_to_rest(planned.prefix)
+        started_requests = [replace(request, start=start, beginning=prefix) for request in requests]
         session.run(started_requests, "fork", planned.metric).refuse_if_all_failed()
 
 
@@ -261,6 +265,7 @@ def _report(store: TraceStore, planned: _Fork, reporter: Reporter, start: Thread
             "given_again": given_count,
             "checkpoint": None if start is None else start.thread.begins_at,
             "earlier_runs": 0 if start is None else start.replayed_count,
+            **_entry_to_findings(start),
             "parent_reward": planned.parent_reward,
             "forks": [
                 {
@@ -277,6 +282,14 @@ def _report(store: TraceStore, planned: _Fork, reporter: Reporter, start: Thread
             "high": worth.high,
         }
     )
+
+
+def _entry_to_findings(start: ThreadStart | None) -> dict[str, Any]:
+    """Where the forks entered their run, and how many supersteps that spared each; or why they did not."""
+    entry = None if start is None else start.entry
+    if not isinstance(entry, RunEntry):
+        return {"entered_at": None, "spared_supersteps": 0, "not_entered": entry}
+    return {"entered_at": entry.checkpoint_id, "spared_supersteps": entry.superstep_count, "not_entered": None}
 
 
 def _latest_attempts(store: TraceStore, planned: _Fork) -> dict[int, Trajectory]:

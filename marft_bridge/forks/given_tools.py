@@ -9,9 +9,9 @@ is a divergence, and it does not run.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from uuid import UUID
 
@@ -36,6 +36,10 @@ class PrefixTools:
 
     given: Sequence[RecordedTool]  # by their start
     later: Sequence[RecordedTool]  # that run in a fork too; with the answers at hand, they may come early
+
+    def leave_out(self, copied_ids: Set[str]) -> PrefixTools:
+        """The rest of them, where these runs are of tasks that do not run."""
+        return replace(self, given=[tool for tool in self.given if tool.span_id not in copied_ids])
 
     def begin(self, recorder: Recorder) -> GivenTools:
         """The results for one run, none of them given yet."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -73,6 +73,11 @@ class RecordedPrefix:
     later: Sequence[RecordedCall]  # that do not depend on the forked call either, and are sampled anew all the same
     text: str | None = None  # the answer of the forked call, where a person gives it; None: its route samples it
     tools: PrefixTools | None = None  # None: every tool runs
+
+    def leave_out(self, copied_ids: Set[str]) -> RecordedPrefix:
+        """The rest of it, where these calls and tools are of tasks that do not run."""
+        rest = [prefix_call for prefix_call in self.given if prefix_call.call.action_id not in copied_ids]
+        return replace(self, given=rest, tools=None if self.tools is None else self.tools.leave_out(copied_ids))
 
     def begin(self, recorder: Recorder) -> PrefixAnswers:
         """The answers for one run, none of them given yet."""

@@ -1,7 +1,8 @@
 """A run that its app started, and the earlier runs of its thread -> how each fork of it is started.
 
 The thread is copied from the app's own checkpointer where it is still there as it was, else the earlier runs are
-replayed once; each fork goes on from a copy of it, in memory. Invariants: nothing that the app keeps of its threads or
+replayed once; each fork goes on from a copy of it, in memory, and enters the run in its middle where `run_entry` has
+that. Invariants: nothing that the app keeps of its threads or
 in its stores is written; where neither gives the thread at which this run began, no fork runs.
 """
 
@@ -16,6 +17,9 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from marft_bridge.common.errors import GraphError
 from marft_bridge.forks.given_tools import ToolChoice
+from marft_bridge.forks.recorded_prefix import RecordedPrefix
+from marft_bridge.forks.run_entry import NO_CHECKPOINTER, RunEntry, find_entry
+from marft_bridge.recording.given_tasks import giving_tasks
 from marft_bridge.recording.recorder import LIVE
 from marft_bridge.recording.redaction import REDACTED
 from marft_bridge.recording.wrap import graph_to_original
@@ -23,7 +27,7 @@ from marft_bridge.replay.earlier_runs import EarlierRunError, RunWithEarlier, lo
 from marft_bridge.replay.episodes import EARLIER
 from marft_bridge.replay.held_threads import copy_held_thread
 from marft_bridge.replay.private_memory import memory_of_run
-from marft_bridge.replay.recorded_run import RecordedRun, spans_to_run
+from marft_bridge.replay.recorded_run import RecordedCall, RecordedRun, spans_to_run
 from marft_bridge.replay.replayed_run import ReplayOptions, replay_run
 from marft_bridge.replay.replayed_thread import (
     ReplayedThread,
@@ -47,9 +51,18 @@ class ThreadStart:
     settings: Mapping[str, Any] = field(default_factory=dict)  # `config` and `context`, where the record lacks them
     replayed_count: int = 0  # runs that it goes on with, where these were replayed
     skipped_count: int = 0  # runs that shared its store, and did not come out the same
+    entry: RunEntry | str = NO_CHECKPOINTER  # where the run is entered, or why it is run from its beginning
 
     def __str__(self) -> str:
-        """Where the thread is from, behind a semicolon; empty for a run that goes on with nothing."""
+        """Where the thread is from and where the run is entered, each behind a semicolon."""
+        if isinstance(self.entry, RunEntry):
+            count = self.entry.superstep_count
+            supersteps = "1 superstep" if count == 1 else f"{count} supersteps"
+            return f"{self._thread_text()}; {supersteps} from the app's checkpointer, up to {self.entry.checkpoint_id}"
+        reason = "" if self.entry == NO_CHECKPOINTER else f"; run from its beginning: {self.entry}"
+        return f"{self._thread_text()}{reason}"
+
+    def _thread_text(self) -> str:
         if self.thread.begins_at is not None:
             return f"; its thread from the app's checkpointer, up to checkpoint {self.thread.begins_at}"
         text = "" if not self.replayed_count else f"; {_counted(self.replayed_count)} of its thread replayed"
@@ -65,6 +78,10 @@ class ThreadStart:
         """See `RecordedStart`."""
         return {now: before for before, now in self.thread.checkpoints.items()}
 
+    def prefix_to_rest(self, prefix: RecordedPrefix) -> RecordedPrefix:
+        """What is left to give again of what the forks repeat: not the calls of supersteps that they do not run."""
+        return prefix.leave_out(self.entry.copied_ids) if isinstance(self.entry, RunEntry) else prefix
+
     async def run(self, graph: Any, callbacks: Sequence[Any]) -> Any:
         """See `RecordedStart`. Needs a block of `private_memory`."""
         thread = self.thread.copy()
@@ -73,7 +90,8 @@ class ThreadStart:
         if self.recorded.trajectory.episode.thread_id is None:
             del arguments["config"]["configurable"]["thread_id"]  # a replay gives one, for whatever may ask for it
         value = translate_interrupts(self.recorded.graph_input, thread)
-        with memory_of_run(thread.memory):
+        tasks = self.entry.tasks if isinstance(self.entry, RunEntry) else None
+        with memory_of_run(thread.memory), giving_tasks(tasks):
             result = await add_checkpointer(graph, self.recorded, thread.memory).ainvoke(value, **arguments)
         if thread.begins_at is not None and _holds_more(thread):
             raise GraphError(
@@ -136,12 +154,21 @@ def _unknown_start(run: RecordedRun, repeated: Sequence[SpanRow]) -> str | None:
 
 
 def run_to_start(
-    graph: Any, run: RunWithEarlier, *, tools: ToolChoice, settings: Mapping[str, Any], runner: asyncio.Runner
+    graph: Any,
+    run: RunWithEarlier,
+    forked: RecordedCall,
+    *,
+    samples: int,
+    tools: ToolChoice,
+    settings: Mapping[str, Any],
+    runner: asyncio.Runner,
 ) -> ThreadStart:
     """What the forks of a run begin with: the thread as the app's checkpointer holds it, or what a replay leaves of it.
 
     Args:
         graph: the app's, which the forks run on.
+        forked: the call that they make again.
+        samples: the number of forks.
         tools: whether the tools of the earlier runs give their recorded results, or run.
         settings: `config` and `context` of the app's runs, where the record lacks them.
         runner: the event loop that the app was opened on.
@@ -150,9 +177,12 @@ def run_to_start(
         GraphError: neither gives the thread as it was when the run began.
     """
     options = ReplayOptions(tools, allow_connections=True)  # as the nodes of the fork itself may
+    entry = find_entry(graph, run.run, forked, samples=samples, options=options, settings=settings, runner=runner)
+    if isinstance(entry, RunEntry):
+        return ThreadStart(run.run, entry.thread, settings, entry=entry)
     held_thread = _find_held_thread(graph, run, options, settings=settings, runner=runner)
     if held_thread is not None:
-        return ThreadStart(run.run, held_thread, settings)
+        return ThreadStart(run.run, held_thread, settings, entry=entry)
     if run.missing is not None:
         raise GraphError(f"fork: {run.missing}")
     refusal = f"fork: episode {run.run.episode_id} goes on with {EARLIER}"
@@ -168,6 +198,7 @@ def run_to_start(
         settings,
         replayed_count=len(run.way),
         skipped_count=len(repeated.skipped),
+        entry=entry,
     )
 
 

@@ -33,6 +33,7 @@ from marft_bridge.common.library_internals import (
     runner,
 )
 from marft_bridge.common.running_routers import make_router, running_router
+from marft_bridge.recording.given_tasks import GivenTask, OpenGivenTasks, copy_writes, given_tasks_of_run
 from marft_bridge.recording.node_hooks import watch_node
 from marft_bridge.recording.router_hooks import watch_routers
 from marft_bridge.recording.state_reads import Reads
@@ -58,6 +59,11 @@ class TaskListener(Protocol):
             task: LangGraph's own.
             reads: says what the node reads of its state; None when its input is not the state.
         """
+
+    def note_given_task(
+        self, graph_run: UUID, task: PregelExecutableTask, given_task: GivenTask, open_tasks: OpenGivenTasks
+    ) -> None:
+        """A task is given what a recorded one wrote, and does not run."""
 
     def note_router_start(
         self, graph_run: UUID, task: PregelExecutableTask, ns: str, keys: Sequence[str] | None
@@ -216,6 +222,8 @@ def _run_watched(original: Callable[..., Any]) -> Callable[..., Any]:
         listeners = _task_listeners(task.config.get("callbacks"))
         if not listeners:
             return original(task, *args, **kwargs)
+        if _give_writes(task, listeners):
+            return None
         watched_task = _watch_task(task, listeners)
         reset_token = _task_recorder.set(listeners[0])
         try:
@@ -231,6 +239,8 @@ def _arun_watched(original: Callable[..., Any]) -> Callable[..., Any]:
         listeners = _task_listeners(task.config.get("callbacks"))
         if not listeners:
             return await original(task, *args, **kwargs)
+        if _give_writes(task, listeners):
+            return None
         watched_task = _watch_task(task, listeners)
         reset_token = _task_recorder.set(listeners[0])
         try:
@@ -251,6 +261,20 @@ def _note_writes(loop: Any, task_id: str, writes: Any, *, cached: bool) -> None:
     if task is not None:
         for listener in listeners:
             listener.note_task_writes(loop, task, writes, cached=cached)
+
+
+def _give_writes(task: PregelExecutableTask, listeners: list[TaskListener]) -> bool:
+    """Gives a task what a recorded one wrote, where the run is given that; LangGraph then commits it."""
+    open_tasks = given_tasks_of_run.get()
+    given_task = None if open_tasks is None else open_tasks.take(task)
+    if open_tasks is None or given_task is None:
+        return False
+    manager: Any = task.config["callbacks"]
+    for listener in listeners:
+        listener.note_given_task(manager.parent_run_id, task, given_task, open_tasks=open_tasks)
+    task.writes.clear()
+    task.writes.extend(copy_writes(given_task))
+    return True
 
 
 def _watch_task(task: PregelExecutableTask, listeners: list[TaskListener]) -> PregelExecutableTask:

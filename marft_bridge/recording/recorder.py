@@ -21,7 +21,7 @@ from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage
-from langchain_core.outputs import LLMResult
+from langchain_core.outputs import ChatGeneration, LLMResult
 from langgraph.errors import GraphBubbleUp, GraphInterrupt, ParentCommand
 from langgraph.types import Command, PregelExecutableTask
 
@@ -38,6 +38,7 @@ from marft_bridge.recording.episode_context import (
     episode_to_attributes,
 )
 from marft_bridge.recording.format_check import answer_fits, request_to_format
+from marft_bridge.recording.given_tasks import GivenTask, OpenGivenTasks
 from marft_bridge.recording.langgraph_hooks import NodeKind, loop_to_position
 from marft_bridge.recording.open_span import OpenSpan, open_span
 from marft_bridge.recording.redaction import Redact
@@ -286,6 +287,37 @@ class Recorder(BaseCallbackHandler):
         run = self._runs.get(graph_run)
         if run is not None:
             run.trace.start_task(task, reads)
+
+    @_never_raise
+    def note_given_task(
+        self, graph_run: UUID, task: PregelExecutableTask, given_task: GivenTask, open_tasks: OpenGivenTasks
+    ) -> None:
+        """Notes a task that does not run, with copies of the spans of the recorded one."""
+        run = self._runs.get(graph_run)
+        if run is None:
+            return
+        start = run.trace.start_task(task, None).start
+        run.trace.episode.actors.note(start.ns, task.config.get("metadata"))
+        copies: dict[str, OpenSpan] = {}
+        for row in given_task.spans:
+            parent, attributes = copies.get(row.parent_span_id or "", run.span), open_tasks.to_attributes(row)
+            if row.operation == names.INVOKE_AGENT:
+                span = self._start_node_span(run.trace, parent, start.ns, step=start.step, attributes=attributes)
+            else:
+                span = self._start_span(run.trace, row.name, parent, attributes)
+            span.start_ns = open_tasks.to_time(row.start_ns)
+            copies[row.span_id] = span
+            open_tasks.span_ids[row.span_id] = span.span_id
+        for row in sorted(given_task.spans, key=lambda row: row.end_ns):
+            span = copies[row.span_id]
+            span.set(open_tasks.to_seen(row))
+            span.error = row.status_message
+            if (answer := open_tasks.answers.get(row.span_id)) is not None:
+                run.trace.answers.add(LLMResult(generations=[[ChatGeneration(message=answer)]]), span.span_id)
+            node = str(row.attributes.get(names.NODE))
+            if row.operation == names.CHAT and node in open_tasks.offered_tools:
+                run.trace.offered_tools.setdefault(node, set()).update(open_tasks.offered_tools[node])
+            self._processor.end_span(span, open_tasks.to_time(row.end_ns))
 
     @_never_raise
     def note_router_start(

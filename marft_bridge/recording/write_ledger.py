@@ -223,7 +223,7 @@ class WriteLedger:
                     if trigger is None:
                         trigger = graph.triggers[channel] = _Trigger(_required_names(spec))
                     trigger.pending_writes.append((task.step, writer, value))
-                if _is_state(channel):
+                if is_state(channel):
                     graph.note_write(channel, task.step, self._key_write(commit, number, issuer), channel=spec)
 
     def _issuer(self, ns: str) -> str | None:
@@ -258,7 +258,7 @@ class WriteLedger:
             graph, issuer = self._graph(task.graph), self._issuer(task.ns)
             own_writes: dict[str, list[KeyWrite]] = {}
             for number, (channel, _) in enumerate(commit.writes):
-                if channel not in _NOT_STATE and _is_state(channel):
+                if channel not in _NOT_STATE and is_state(channel):
                     own_writes.setdefault(channel, []).append(self._key_write(commit, number, issuer))
             readable = {}
             # The node's result is given too, whichever of its keys the router's schema has.
@@ -302,7 +302,8 @@ def _required_names(channel: Any) -> frozenset[str]:
     return frozenset(channel.names) if isinstance(channel, _JOINS) else frozenset()
 
 
-def _is_state(channel: str) -> bool:
+def is_state(channel: str) -> bool:
+    """Whether a channel holds a key of the state, and does not only trigger tasks."""
     return not channel.startswith(("branch:", "join:", "__")) or channel == "__root__"
 
 

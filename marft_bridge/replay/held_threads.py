@@ -1,7 +1,8 @@
 """A thread that the app's own checkpointer still holds -> a copy of it in memory, as it was when a run began there.
 
-Invariants: the app's checkpointer is read and never written; nothing that came after the run began is copied. A run
-that resumes is left out: what it was answered is by now among the writes of the checkpoint that it began at.
+`read_own_checkpoints` gives those that the run itself wrote. Invariants: the app's checkpointer is read and never
+written; nothing that came after the run began is copied. A run that resumes is left out: what it was answered is by now
+among the writes of the checkpoint that it began at.
 """
 
 from __future__ import annotations
@@ -20,6 +21,18 @@ from marft_bridge.replay.replayed_thread import ReplayedThread
 from trace_store import conventions as c
 
 
+def held_checkpointer(graph: Any) -> BaseCheckpointSaver[Any] | None:
+    """The app's own checkpointer; None where it has none, or is given one by a server."""
+    held = vars(graph_to_original(graph))["checkpointer"]
+    return held if isinstance(held, BaseCheckpointSaver) else None
+
+
+def is_plain_turn(run: RecordedRun) -> bool:
+    """Whether a run began with a new input, at the end of its thread."""
+    episode = run.trajectory.episode
+    return episode.begins == "turn" and not episode.forked and c.INPUT_KIND not in run.root.attributes
+
+
 def copy_held_thread(graph: Any, run: RecordedRun, runner: asyncio.Runner) -> ReplayedThread | None:
     """The thread up to the checkpoint that a run began at; None where the app does not hold it, or not as it was.
 
@@ -30,9 +43,8 @@ def copy_held_thread(graph: Any, run: RecordedRun, runner: asyncio.Runner) -> Re
     Raises:
         GraphError: the app's checkpointer cannot be read.
     """
-    held, episode = vars(graph_to_original(graph))["checkpointer"], run.trajectory.episode
-    is_plain_turn = episode.begins == "turn" and not episode.forked and c.INPUT_KIND not in run.root.attributes
-    if not isinstance(held, BaseCheckpointSaver) or not is_plain_turn or episode.from_checkpoint is None:
+    held, episode = held_checkpointer(graph), run.trajectory.episode
+    if held is None or not is_plain_turn(run) or episode.from_checkpoint is None:
         return None
     try:
         tuples = _read_tuples(held, run, runner)
@@ -42,8 +54,7 @@ def copy_held_thread(graph: Any, run: RecordedRun, runner: asyncio.Runner) -> Re
         return None
     memory = PrivateMemory()
     saver = memory.stand_in(held)
-    for each in sorted(tuples, key=lambda each: str(each.checkpoint["id"])):  # by their time
-        _put_tuple(saver, each)
+    put_tuples(saver, tuples)
     begins_at = str(tuples[-1].checkpoint["id"])
     return ReplayedThread(memory, {episode.from_checkpoint: episode.from_checkpoint}, begins_at=begins_at)
 
@@ -81,6 +92,41 @@ def _loaded_by(run: RecordedRun, first: CheckpointTuple | None) -> Any:
     """Names the checkpoint before the first one, which the run loaded, an edit by `update_state` included."""
     is_known = first is not None and first.checkpoint["id"] == _first_of(run)["configurable"]["checkpoint_id"]
     return first.parent_config if first is not None and is_known else None
+
+
+def read_own_checkpoints(
+    saver: BaseCheckpointSaver[Any], run: RecordedRun, count: int, *, runner: asyncio.Runner
+) -> list[CheckpointTuple]:
+    """The first checkpoints that a run wrote, with the writes of the tasks after each; fewer where they are gone.
+
+    Raises:
+        GraphError: the app's checkpointer cannot be read.
+    """
+    ids = str(run.trajectory.episode.checkpoints or "").split()[:count]
+    thread_id = run.trajectory.episode.thread_id
+    configs: list[Any] = [
+        {"configurable": {"thread_id": thread_id, "checkpoint_ns": "", "checkpoint_id": checkpoint_id}}
+        for checkpoint_id in ids
+    ]
+
+    async def read() -> list[CheckpointTuple | None]:
+        return [await saver.aget_tuple(config) for config in configs]
+
+    try:
+        try:
+            tuples = runner.run(read())
+        except NotImplementedError:  # it has the other kind of methods only
+            tuples = [saver.get_tuple(config) for config in configs]
+    except Exception as error:
+        raise GraphError(f"the app's checkpointer cannot be read: {type(error).__name__}: {error}") from error
+    pairs = zip(ids, tuples, strict=True)
+    return [each for checkpoint_id, each in pairs if each is not None and each.checkpoint["id"] == checkpoint_id]
+
+
+def put_tuples(saver: BaseCheckpointSaver[Any], tuples: Sequence[CheckpointTuple]) -> None:
+    """Puts checkpoints and their writes into a checkpointer that stands in for the app's."""
+    for each in sorted(tuples, key=lambda each: str(each.checkpoint["id"])):  # by their time
+        _put_tuple(saver, each)
 
 
 def _put_tuple(saver: BaseCheckpointSaver[Any], each: CheckpointTuple) -> None:

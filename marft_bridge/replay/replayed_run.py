@@ -32,6 +32,7 @@ from marft_bridge.model_calls.clients.hooks import clients_answered_by
 from marft_bridge.model_calls.model_entries import stand_in_for_models
 from marft_bridge.model_calls.routing import Routing, calling_node, current_routing
 from marft_bridge.recording.episode_context import EpisodeContext, current_episode
+from marft_bridge.recording.given_tasks import GivenTasks, OpenGivenTasks, giving_tasks
 from marft_bridge.recording.instrument import instrument_paused
 from marft_bridge.recording.open_span import OpenSpan
 from marft_bridge.recording.recorder import Recorder
@@ -154,6 +155,22 @@ class _Replay:
         self._redactor = Redactor(RecordOptions().redact)
         self._is_redacted = any(REDACTED in str(value) for span in run.spans for value in span.attributes.values())
         self._lock = threading.Lock()
+
+    def leave_out(self, given_tasks: GivenTasks) -> None:
+        """Makes the calls and tools of these tasks none of those that are still to come."""
+        copied_ids = {row.span_id for task in given_tasks.tasks.values() for row in task.spans}
+        self.answers.leave_out(copied_ids & {call.action_id for call in self._run.calls})
+        self._open_tools = [tool for tool in self._run.tools if tool.span_id not in copied_ids]
+
+    def match_copies(self, open_tasks: OpenGivenTasks) -> None:
+        """Notes which spans were copied from which of the record."""
+        calls = {call.action_id: call for call in self._run.calls}
+        tools = {tool.span_id: tool for tool in self._run.tools}
+        for recorded_id, copied_id in open_tasks.span_ids.items():
+            if recorded_id in calls:
+                self.matched_calls[copied_id] = calls[recorded_id]
+            if recorded_id in tools:
+                self.matched_tools[copied_id] = tools[recorded_id]
 
     # -- answers, see `recorded_models.AnswerSource` --------------------------------------------------------------
 
@@ -281,6 +298,7 @@ def replay_run(
     graph_input: Any = None,
     arguments: Mapping[str, Any] | None = None,
     runner: asyncio.Runner | None = None,
+    given_tasks: GivenTasks | None = None,
 ) -> Replayed:
     """Runs `graph` as `run` says, and compares.
 
@@ -290,6 +308,7 @@ def replay_run(
         graph_input: the input, where the record has it only as a task; None: the recorded one.
         arguments: `config` and `context` of the run where the record lacks them.
         runner: the event loop that the app was opened on; None: one of its own.
+        given_tasks: tasks that get what they wrote, and whose nodes do not run; None: every node runs.
 
     Raises:
         GraphError: the run goes on with one that was not replayed, or the graph cannot be run at all.
@@ -308,6 +327,7 @@ def replay_run(
             arguments=arguments,
             runner=runner,
             equal_calls=equal_calls,
+            given_tasks=given_tasks,
         )
         if replayed.divergence is None:
             return replayed
@@ -335,6 +355,7 @@ def _replay_once(
     arguments: Mapping[str, Any] | None,
     runner: asyncio.Runner | None,
     equal_calls: EqualCalls,
+    given_tasks: GivenTasks | None,
 ) -> Replayed:
     """One attempt."""
     equal_calls.begin_attempt()
@@ -342,6 +363,9 @@ def _replay_once(
         recorder = _Recorder(Journal(Path(folder) / "journal"))
         stack.callback(recorder.journal.close)
         replay = _Replay(run, recorder, options, equal_calls=equal_calls)
+        if given_tasks is not None:
+            replay.leave_out(given_tasks)
+        open_tasks = stack.enter_context(giving_tasks(given_tasks))
         episode = EpisodeContext("replay", run.trajectory.episode.task_id, SPLIT, spans=[], recorder=recorder)
         thread.memory.clear_caches()
         recorded_graph = wrap(add_checkpointer(graph_to_original(graph), run, thread.memory), recorder)
@@ -363,6 +387,8 @@ def _replay_once(
         began_s = time.perf_counter()
         error = _run_graph(recorded_graph, run, replay, value=value, arguments=call_arguments, runner=runner)
         seconds = time.perf_counter() - began_s
+        if open_tasks is not None:
+            replay.match_copies(open_tasks)
         divergence, note = _compare(run, replay, episode.spans or [], error=error)
         if divergence is None:
             _keep_ids(run, replay, episode.spans or [], thread=thread)

@@ -9,166 +9,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import operator
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Any
 
 import pytest
-from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.outputs import ChatResult
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import END, START, StateGraph
-from langgraph.types import Command, Send, interrupt
+from langgraph.graph import START, StateGraph
+from langgraph.types import Command, interrupt
 from pydantic import Field
-from support.edge_rig import edges_of, recorded_traces
+from support.edge_rig import edges_of
+from support.thread_rig import GRAPHS, Echo, Lab, State, T, chain, facts, say
 
-from marft_bridge import wrap
 from marft_bridge.common.errors import GraphError
-from marft_bridge.forks.fork_plan import ForkChange, plan_forks
-from marft_bridge.forks.given_tools import given_tools
-from marft_bridge.forks.recorded_prefix import run_to_prefix
-from marft_bridge.forks.thread_start import ThreadStart, load_forked, run_to_start
-from marft_bridge.model_calls.redirect import redirected_models
-from marft_bridge.recording.recorder import Recorder
-from marft_bridge.replay.private_memory import PrivateMemory, private_memory
-from marft_bridge.replay.recorded_run import RecordedRun, spans_to_run
 from marft_bridge.replay.replayed_run import to_comparable_output
-from marft_bridge.rollouts.app import App
-from marft_bridge.rollouts.collector import OWN_MODELS, Collector
-from trace_store.journal import Journal
-from trace_store.store import TraceStore
-
-T: Any = {"configurable": {"thread_id": "t"}}
-
-
-class Echo(BaseChatModel):
-    """Says the same to the same prompt, always: a deterministic policy."""
-
-    @property
-    def _llm_type(self) -> str:
-        return "echo"
-
-    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **_: Any) -> ChatResult:
-        text = str(messages[-1].content)
-        message = AIMessage(f"<{text.split()[0]} {sum(map(ord, text)) % 997}>")
-        return ChatResult(generations=[ChatGeneration(message=message)])
-
-
-class State(TypedDict, total=False):
-    ask: str
-    log: Annotated[list[str], operator.add]
-    turns: int
-
-
-def say(name: str) -> Callable[[State], dict[str, Any]]:
-    def node(state: State) -> dict[str, Any]:
-        return {"log": [str(Echo().invoke(f"{name} {state['ask']} {state.get('log', [])}").text)]}
-
-    return node
-
-
-def chain(saver: Any, **_: Any) -> Any:
-    graph = StateGraph(State)
-    for name in "abc":
-        graph.add_node(name, say(name))
-    for one, other in zip([START, *"abc"], [*"abc", END], strict=True):
-        graph.add_edge(one, other)
-    return graph.compile(checkpointer=saver)
-
-
-def loop(saver: Any) -> Any:
-    graph = StateGraph(State)
-    graph.add_node("a", say("a"))
-    graph.add_edge(START, "a")
-    graph.add_conditional_edges("a", lambda state: "a" if len(state["log"]) % 3 else END, ["a", END])
-    return graph.compile(checkpointer=saver)
-
-
-def gather(saver: Any) -> Any:
-    graph = StateGraph(State)
-    for name in "abc":
-        graph.add_node(name, say(name))
-    graph.add_edge(START, "a")
-    packets = lambda state: [Send("b", {"ask": f"{state['ask']}{n}"}) for n in range(3)]  # noqa: E731
-    graph.add_conditional_edges("a", packets, ["b"])
-    graph.add_edge("b", "c")
-    return graph.compile(checkpointer=saver)
-
-
-def nested(saver: Any, inner_saver: Any = None) -> Any:
-    inner = StateGraph(State)
-    inner.add_node("x", lambda state: say("x")(state) | {"turns": state.get("turns", 0) + 1})
-    inner.add_node("y", lambda state: say(f"y{state['turns']}")(state))
-    inner.add_edge(START, "x")
-    inner.add_edge("x", "y")
-    graph = StateGraph(State)
-    graph.add_node("a", say("a"))
-    graph.add_node("in", inner.compile(checkpointer=inner_saver))
-    graph.add_edge(START, "a")
-    graph.add_edge("a", "in")
-    return graph.compile(checkpointer=saver)
-
-
-def keeping(saver: Any) -> Any:
-    """Its subgraph keeps a history of its own on the thread."""
-    return nested(saver, inner_saver=True)
-
-
-GRAPHS = {"chain": (chain, "b"), "loop": (loop, "a"), "gather": (gather, "b"), "nested": (nested, "in/x")}
-GRAPHS["keeping"] = (keeping, "in/y")
-
-
-class Lab:
-    """An app on its own models, the runs of one thread of it, and forks of the run of the second turn."""
-
-    def __init__(self, folder: Path, build: Callable[[Any], Any]) -> None:
-        self.folder, self.saver = folder, InMemorySaver()
-        self.graph = build(self.saver)
-        self.recorded = wrap(self.graph, folder / "traces.duckdb")
-
-    def turns(self, *inputs: Any) -> None:
-        for each in inputs:
-            self.recorded.invoke({"ask": each} if isinstance(each, str) else each, T)
-
-    def load(self, number: int) -> Any:
-        """The run with this number, from 0, as `fork` loads it."""
-        self.recorded.recorder.journal.sync()
-        with TraceStore.open(self.folder / "traces.duckdb") as store:
-            store.take_in()
-            return load_forked(store, [each.episode_id for each in store.episodes()][number])
-
-    def fork(self, number: int, at: str, graph: Any = None) -> tuple[RecordedRun, ThreadStart]:
-        """A fork of the run at the first call of a node."""
-        forked, graph = self.load(number), self.graph if graph is None else graph
-        call = next(each for each in forked.run.calls if each.node == at)
-        (request,) = plan_forks(
-            forked.run, run_to_prefix(forked.run, call), ForkChange(), run_id="f", samples=1, seed=0
-        )
-        journal = Journal(self.folder / f"journal-{id(graph)}")
-        recorder = Recorder(journal)
-        app = App(lambda _: graph, [], [], dict, lambda task, state: 1.0, "reward")
-        recorded = wrap(graph, recorder)
-        with asyncio.Runner() as runner, redirected_models(), given_tools():
-            start = run_to_start(recorded, forked, tools="recorded", settings={}, runner=runner)
-            with private_memory(PrivateMemory()):
-                collector = Collector(graph=recorded, app=app, backend=OWN_MODELS)
-                tally = runner.run(collector.requests_to_episodes([replace(request, start=start)]))
-        assert tally.outcomes["failed"] == 0, tally.failures
-        recorded.unwrap()
-        made = spans_to_run(recorded_traces(recorder)[-1])
-        journal.close()
-        return made, start
-
-
-def facts(run: RecordedRun) -> Any:
-    """What both ways have to give: calls and who was asked anew, D, and the end."""
-    replayed = {action.action_id: action.replayed_from for action in run.trajectory.actions}
-    calls = sorted((call.node, str(call.prompt), replayed[call.action_id] or "") for call in run.calls)
-    return calls, edges_of(run.trajectory), to_comparable_output(run.output), run.trajectory.episode.from_checkpoint
 
 
 @pytest.mark.parametrize(

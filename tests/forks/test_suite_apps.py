@@ -52,10 +52,13 @@ def fork_last_call(graph: Any, runs: list[RecordedRun], folder: Path, context: A
     (request,) = plan_forks(parent, prefix, ForkChange(), run_id="fork-1", samples=1, seed=0)
     settings = {} if context is None else {"context": context}
     with asyncio.Runner() as runner, redirected_models(), redirected_clients(), given_tools():
-        start = run_to_start(recorded, to_forked(runs), tools="recorded", settings=settings, runner=runner)
+        start = run_to_start(
+            recorded, to_forked(runs), prefix.forked, samples=1, tools="recorded", settings=settings, runner=runner
+        )
+        request = replace(request, start=start, beginning=start.prefix_to_rest(prefix))
         with private_memory(PrivateMemory()):
             collector = Collector(graph=recorded, app=app, backend=OWN_MODELS)
-            tally = runner.run(collector.requests_to_episodes([replace(request, start=start)]))
+            tally = runner.run(collector.requests_to_episodes([request]))
     assert tally.outcomes["failed"] == 0, tally.failures
     (spans,) = recorded_traces(recorder)
     recorded.unwrap()

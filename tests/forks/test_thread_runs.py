@@ -209,7 +209,8 @@ def test_a_later_turn_of_a_thread_is_forked_from_what_the_earlier_ones_left(tmp_
     assert {each.actions[1].completion for each in forks} == {"answer 7", "answer 8"}
     assert kept() == before
     assert lines[0] == (
-        f"fork-1: {ids[2][:12]} at write, call 1; 1 call before it given again; 2 earlier runs of its thread replayed"
+        f"fork-1: {ids[2][:12]} at write, call 1; 1 call before it given again; 2 earlier runs of its thread replayed;"
+        " run from its beginning: the app keeps a store of LangGraph's"
     )
     assert [line.split(" ", 3)[3] for line in lines[1:3]] == ["reward 3", "reward 3"]
 
