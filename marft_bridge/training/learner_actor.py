@@ -55,7 +55,8 @@ class LearnerActor:
     """
 
     def __init__(self, folder: str | None) -> None:
-        self._folder, self._host, self._store = folder, "", None
+        self._folder, self._host = folder, ""
+        self._store: Any = None  # torch's, once this is connected
 
     def locate(self, leader_host: str) -> Location:
         """Where this is, seen from the command's machine."""
