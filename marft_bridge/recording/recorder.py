@@ -304,7 +304,7 @@ class Recorder(BaseCallbackHandler):
             if row.operation == names.INVOKE_AGENT:
                 span = self._start_node_span(run.trace, parent, start.ns, step=start.step, attributes=attributes)
             else:
-                span = self._start_span(run.trace, row.name, parent, attributes)
+                span = self._start_span(run.trace, row.name, parent, attributes=attributes)
             span.start_ns = open_tasks.to_time(row.start_ns)
             copies[row.span_id] = span
             open_tasks.span_ids[row.span_id] = span.span_id

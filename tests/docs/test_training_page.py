@@ -166,10 +166,11 @@ def test_the_toml_blocks_are_valid_configurations() -> None:
 def test_the_commands_on_the_page_exist(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [line.split("#")[0].split() for block in blocks("sh") for line in block.splitlines()]
     shown = [words[1:] for words in lines if words[0] == "marft-bridge"]
-    assert {words[0] for words in shown} == {"export"}
-    assert cli.run(["export", "--help"]) == 0
-    helped = capsys.readouterr().out
-    assert {word for words in shown for word in words if word.startswith("--")} <= set(re.findall(r"--\w+", helped))
+    assert {words[0] for words in shown} == {"export", "distil", "train", "compare"}
+    for command, *words in shown:
+        assert cli.run([command, "--help"]) == 0
+        helped = capsys.readouterr().out
+        assert {word for word in words if word.startswith("--")} <= set(re.findall(r"--\w+", helped)), command
 
 
 def test_the_page_of_options_shows_those_that_are_declared() -> None:
@@ -202,6 +203,7 @@ def test_every_option_that_the_guide_names_is_there_and_every_folder_and_module(
         "wasted_rollouts",
         "value_weights",
         "stopped_by",
+        "distilled_from",  # a tag
     }
     elsewhere |= {"recorded_first", "recorded_only", "tool_choice", "replayed_from"}  # of train.hosted_answers
     elsewhere |= {"rank_consistency", "dr_mas", "at_grpo", "tree_grpo", "blind_fork", "advantage_alignment"}
