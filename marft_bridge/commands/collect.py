@@ -56,6 +56,21 @@ def collect(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
         take_in_journal(folder, reporter, lambda store: _print_summary(config, store, reporter))
 
 
+def _cut_answer_lines(config: BridgeConfig, store: TraceStore) -> list[str]:
+    """A line for each agent of whom answers ended at the limit: an app that parses them goes another way, and may not
+    say so."""
+    counts = store.sql(
+        "SELECT node, count(*) FILTER (finish_reason = 'length') AS cut, count(*) "
+        "FROM actions JOIN episodes USING (episode_id) WHERE run_id = ? GROUP BY node HAVING cut > 0 ORDER BY node",
+        (COLLECT,),
+    )
+    return [
+        f"{cut} of {calls} answers of {node!r} were cut at the limit of tokens: sampling.max_tokens is "
+        f"{config.sampling.max_tokens}, where the app sets no lower one"
+        for node, cut, calls in counts
+    ]
+
+
 def _print_summary(config: BridgeConfig, store: TraceStore, reporter: Reporter) -> None:
     outcomes = store.sql(
         "SELECT outcome, count(*) FROM (SELECT outcome FROM episodes WHERE run_id = ? QUALIFY row_number() OVER ("
@@ -72,6 +87,8 @@ def _print_summary(config: BridgeConfig, store: TraceStore, reporter: Reporter) 
         "FROM actions JOIN episodes USING (episode_id) WHERE run_id = ?",
         (COLLECT,),
     )[0]
+    for line in _cut_answer_lines(config, store):
+        reporter.say(line)
     outcome_counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes))
     means = ", ".join(f"{name} {mean:.3f}" for name, mean in rewards)
     reporter.say(f"collected {outcome_counts}; {trainable} of {actions} actions trainable, {tokens} sampled tokens")

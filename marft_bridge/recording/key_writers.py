@@ -2,9 +2,9 @@
 
 What is left of an earlier value is decided by the reducer, which is never called here: of those that are known
 (`operator.add`, `operator.or_`, `add_messages`) the rule is known, and of any other one the outcome is looked at. A
-list or dict is looked at piece by piece, anything else as one piece. Invariant: a writer is certain (True) only where
-its very value is seen in the outcome, or the rule says that the outcome is made of it; it is gone only where nothing
-of its value can be left; in all other cases it is possible (False).
+list or dict is looked at piece by piece, what a written dict holds too, anything else as one piece. Invariant: a writer
+is certain (True) only where its very value is seen in the outcome, or the rule says that the outcome is made of it; it
+is gone only where nothing of its value can be left; in all other cases it is possible (False).
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class KeyWrite(NamedTuple):  # one for each write: a frozen dataclass takes thre
     writers: Writers
     owner_of: OwnerOf | None = None  # of the messages in it, where it passes on those of others
     pieces: tuple[Hashable, ...] | None = None  # as it was when written: a reducer may change it in place
+    inner_pieces: tuple[Hashable, ...] = ()  # of what a dict holds, for a reducer that is told in it what to do
 
     def writers_of(self, message_id: str | None) -> Writers:
         """The writers of one message in it."""
@@ -242,7 +243,7 @@ class _Observed(_Rule):
             return _possible(all_writers)
         candidates = {piece: list(groups) for piece, groups in owners.items()}
         for write in writes:
-            for piece in write.pieces or ():
+            for piece in (*(write.pieces or ()), *write.inner_pieces):
                 candidates.setdefault(piece, []).append(write.writers)
         holders: Writers = {}
         for piece, count in Counter(pieces).items():
@@ -297,6 +298,11 @@ def value_to_pieces(value: Any) -> tuple[Hashable, ...] | None:
     return (("value", id(value)),) if isinstance(value, (str, bytes)) and len(value) > 1 else None
 
 
+def _dict_to_inner_pieces(value: dict[Any, Any]) -> tuple[Hashable, ...]:
+    """The pieces of each of its values, as in `{"type": "override", "value": [...]}`, which leaves the list."""
+    return tuple(piece for item in value.values() for piece in value_to_pieces(item) or ())
+
+
 class _Children:
     """Names of the elements of one value. An element without a name of its own gets one that no other has."""
 
@@ -349,8 +355,8 @@ class KeyWriters:
         if self.rule.keeps_pieces:
             if not self._pending:
                 self.rule.look_at(_channel_value(channel))
-            pieces = value_to_pieces(write.value)
-            write = write._replace(pieces=pieces)
+            inner_pieces = _dict_to_inner_pieces(write.value) if isinstance(write.value, dict) else ()
+            write = write._replace(pieces=value_to_pieces(write.value), inner_pieces=inner_pieces)
         self._pending_step, self._channel = step, channel
         self._pending.append(write)
 

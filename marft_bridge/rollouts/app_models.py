@@ -26,6 +26,7 @@ from langgraph.pregel import Pregel
 
 from marft_bridge.common.agent_names import Actor, metadata_to_name, node_to_actor
 from marft_bridge.common.error_handlers import ERROR_HANDLER
+from marft_bridge.rollouts.attribute_uses import Uses, variable_to_uses
 from marft_bridge.rollouts.user_code import UserCode
 
 _MAX_OBJECTS, _MAX_DEPTH = 5000, 12
@@ -228,6 +229,7 @@ class _NodeWalk:
         self.graphs: list[Any] = []  # met in the node, whether or not LangGraph lists them as its subgraphs
         self.tasks: list[Any] = []  # of the functional API, which run as nodes of their own
         self._visited: dict[int, Any] = {}  # by id; the reference keeps an object alive, so that no id is used twice
+        self._visited_methods: dict[tuple[int, FunctionType], Any] = {}  # of which object; the reference as above
         self._tools: list[Any] = []
         self._names_model_method = False
 
@@ -291,9 +293,7 @@ class _NodeWalk:
         elif issubclass(kind, FunctionType):
             self._visit_function(value, depth)
         elif issubclass(kind, MethodType):
-            code = getattr(value.__func__, "__code__", None)
-            self._visit(value.__func__, names, depth + 1)
-            self._visit(value.__self__, names | _code_names(code) if code is not None else names, depth + 1)
+            self._visit_method(value, names, depth)
         elif issubclass(kind, functools.partial):
             self._visit_all((value.func, *value.args, *value.keywords.values()), names, depth)
         elif issubclass(kind, dict):
@@ -335,26 +335,64 @@ class _NodeWalk:
         if function.__name__ == "init_chat_model":
             self.node.models[function.__name__] = None
             return
-        names = _code_names(function.__code__)
-        self._visit_all(_closure_values(function), names, depth)
+        code = function.__code__
+        names = _code_names(code)
+        is_library = self._code.is_library_file(code.co_filename)
+        for variable, value in _closure_values(function):
+            self._visit_used(value, None if is_library else variable_to_uses(code, variable), names, depth=depth)
         self._visit_all((*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()), names, depth)
-        if self._code.is_library_file(function.__code__.co_filename):
+        if is_library:
             self._note_library(str(function.__module__))
             return
-        self._visit_all((function.__globals__[name] for name in names & function.__globals__.keys()), names, depth)
+        for variable in names & function.__globals__.keys():
+            self._visit_used(function.__globals__[variable], variable_to_uses(code, variable), names, depth=depth)
         self._names_model_method |= not names.isdisjoint(_MODEL_METHODS)
-        words = {*names, *(word for word in _code_texts(function.__code__) if len(word) <= _LONGEST_NAME)}
+        words = {*names, *(word for word in _code_texts(code) if len(word) <= _LONGEST_NAME)}
         self.node.may_hide_agent |= any(_MAKES_AGENTS.fullmatch(word) for word in words)
-        for module in _imported_modules(function.__code__):
+        for module in _imported_modules(code):
             self._note_library(module)
+
+    def _visit_method(self, method: MethodType, names: frozenset[str], depth: int) -> None:
+        """Of an object of the user's, a method reaches what its code takes of it, by way of other methods too."""
+        owner, code = method.__self__, getattr(method.__func__, "__code__", None)
+        self._visit(method.__func__, names, depth + 1)
+        if code is not None and code.co_argcount and self._shows_uses(type(owner)):
+            self._visit_used(owner, variable_to_uses(code, code.co_varnames[0]), names | _code_names(code), depth=depth)
+        else:
+            self._visit(owner, names | _code_names(code) if code is not None else names, depth + 1)
+
+    def _visit_used(self, value: Any, uses: Uses, names: frozenset[str], depth: int) -> None:
+        """Visits what is taken of a value, and all of it where that is not known."""
+        if uses is None or not self._shows_uses(type(value)):
+            self._visit(value, names, depth + 1)
+            return
+        if depth > _MAX_DEPTH:
+            self._note_unknown()
+            return
+        attributes = _attributes_of(value)
+        for name, inner_uses in uses.items():
+            member = attributes[name] if name in attributes else inspect.getattr_static(type(value), name, None)
+            if name in attributes:
+                self._visit_used(member, inner_uses, names, depth=depth + 1)
+            elif (function := _member_to_function(member)) is None:
+                self._visit(member, names, depth + 1)
+            elif (id(value), function) not in self._visited_methods:
+                self._visited_methods[id(value), function] = value
+                self._visit_method(MethodType(function, value), names, depth + 1)
+
+    def _shows_uses(self, kind: type) -> bool:
+        """Whether what code takes of such an object are the attributes that it names: the class is the user's, has no
+        attributes that are made when they are asked for, and is none that the walk knows better."""
+        known_kinds = (BaseChatModel, BaseTool, Pregel, type, ModuleType, FunctionType, MethodType, dict, list, tuple)
+        return (
+            not issubclass(kind, (*known_kinds, *_PLAIN, set, frozenset, functools.partial))
+            and self._is_users(kind.__module__)
+            and not any({"__getattr__", "__getattribute__"} & vars(base).keys() for base in kind.__mro__[:-1])
+        )
 
     def _visit_attributes(self, value: Any, names: frozenset[str], depth: int) -> None:
         kind = type(value)
-        try:
-            attributes = object.__getattribute__(value, "__dict__")
-        except AttributeError:
-            attributes = {}
-        self._visit_all(dict.values(attributes), names, depth)
+        self._visit_all(dict.values(_attributes_of(value)), names, depth)
         if self._is_users(kind.__module__):
             members = (inspect.getattr_static(kind, name, None) for name in {*names, "__call__"})
             self._visit_all((member for member in members if member), names, depth)
@@ -369,6 +407,23 @@ class _NodeWalk:
         package = module.partition(".")[0]
         if package in _CAN_CALL_OUT or not (package in _MODEL_FREE or package in sys.stdlib_module_names):
             self._note_unknown()
+
+
+def _attributes_of(value: Any) -> dict[str, Any]:
+    """What an object holds itself, without asking it."""
+    try:
+        return dict(object.__getattribute__(value, "__dict__"))
+    except AttributeError:
+        return {}
+
+
+def _member_to_function(member: Any) -> FunctionType | None:
+    """The function that a member of a class runs with the object as its first argument; None for another member."""
+    if isinstance(member, property):
+        member = member.fget
+    elif isinstance(member, functools.cached_property):
+        member = member.func
+    return member if isinstance(member, FunctionType) else None
 
 
 def _model_name(model: BaseChatModel) -> str:
@@ -398,9 +453,10 @@ def _imported_modules(code: CodeType) -> Iterator[str]:
             yield from _imported_modules(part)
 
 
-def _closure_values(function: FunctionType) -> Iterator[Any]:
-    for cell in function.__closure__ or ():
+def _closure_values(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """The variables from around a function, with their values."""
+    for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         try:
-            yield cell.cell_contents
+            yield variable, cell.cell_contents
         except ValueError:  # an empty cell: the variable is not assigned yet
             continue

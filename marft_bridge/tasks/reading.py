@@ -117,7 +117,10 @@ def _read_iterable(name: str) -> Iterator[LocatedRecord]:
         try:
             json.dumps(dict(task), allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
-            raise GraphError(f"graph.tasks: {location} cannot be written as JSON: {error}") from None
+            raise GraphError(
+                f"graph.tasks: {location} cannot be written as JSON: {error}; give plain values, and let "
+                "graph.task_to_input (init: --task-to-input) make the graph's input of them"
+            ) from None
         if (fault := nesting_fault(dict(task))) is not None:
             raise GraphError(f"graph.tasks: {location} holds {fault}")
         yield location, dict(task)

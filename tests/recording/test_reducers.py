@@ -58,6 +58,15 @@ def joined(earlier: str, later: str) -> str:
     return f"{earlier} {later}"
 
 
+def obeys(earlier: Any, later: Any) -> Any:
+    """A reducer that is told in the written value whether it replaces."""
+    return later["value"] if isinstance(later, dict) and later.get("type") == "override" else earlier + later
+
+
+def override(value: Any) -> dict[str, Any]:
+    return {"type": "override", "value": value}
+
+
 def cell(text: str) -> dict[str, str]:
     return {"text": text}
 
@@ -92,6 +101,12 @@ CASES: dict[str, tuple[Any, Callable[..., Any], Any, Any, str]] = {
     "dicts in a list of which a's is cut off": (list, keep_two, [cell("a")], [cell("b"), cell("c")], "b>c"),
     "messages that are given ids by a reducer of one's own": (list, newest_two, by("a"), by("b"), "a>c b>c"),
     "messages of which a's is cut off": (list, newest_two, by("a"), by("b", "b"), "b>c"),
+    "a list that the writer tells to replace": (list, obeys, ["by a"], override(["by b"]), "b>c"),
+    "messages that the writer tells to replace": (list, obeys, by("a"), override(by("b")), "b>c"),
+    "a text that the writer tells to replace": (str, obeys, "by a", override("by b"), "b>c"),
+    "a list that the writer tells to empty": (list, obeys, ["by a"], override([]), "b?c"),
+    "a list that nobody tells to replace": (list, obeys, override(["by a"]), ["by b"], "a>c b>c"),
+    "a number that the writer tells to replace": (int, obeys, 1, override(2), "a?c b?c"),
     "an overwritten list": (list, operator.add, ["by a"], Overwrite(["by b"]), "b>c"),
     "an overwritten text": (str, joined, "by a", Overwrite("by b"), "b>c"),
 }

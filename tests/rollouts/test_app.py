@@ -177,6 +177,7 @@ def test_a_name_may_be_a_module_or_a_file(tmp_path: Path) -> None:
         ({"tasks": f"{HERE}:NOT_A_GRAPH"}, "is not a JSONL or Parquet file, an iterable, or a function that gives one"),
         ({"tasks": f"{HERE}:WRONG_KIND"}, "task 1 of"),
         ({"tasks": f"{HERE}:UNSERIALISABLE"}, "cannot be written as JSON"),
+        ({"tasks": f"{HERE}:UNSERIALISABLE"}, "let graph.task_to_input (init: --task-to-input) make the graph's input"),
         ({"tasks": "none.jsonl"}, "cannot read 'none.jsonl'"),
         ({"tasks": f"{HERE}:TASK_LIST", "task_fields": (), "heldout": 0.0001}, "no held-out task is left of"),
     ],

@@ -1,12 +1,13 @@
 """The suite of apps (tests/apps) -> docs/compatibility.md: what each needs to be recorded and trained, and its D.
 
 The versions are those of requirements/cpu.txt, the rest is worked out by hand in `apps.by_hand`, with which
-tests/apps/test_suite.py compares the record. `make pages` writes the page.
+tests/apps/test_suite.py compares the record; apps_of_others.md is put after it. `make pages` writes the page.
 """
 
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 from apps.by_hand import FOLDER, RECORDING_LINES, SUITE, SuiteApp
 
@@ -41,6 +42,8 @@ runs of the test, by kind ([what they mean](recording.md#dependencies)).
 
 A pattern without a package was written anew after its documentation, with LangGraph and LangChain alone.
 """
+
+OTHERS = (Path(__file__).parent / "apps_of_others.md").read_text(encoding="utf-8")
 
 
 def pins() -> dict[str, str]:
@@ -102,7 +105,7 @@ def written() -> str:
     introduction = INTRODUCTION.format(count=len(SUITE), versions=main_versions)
     rows = "".join(app_to_row(name, app, versions) for name, app in SUITE.items())
     sections = "".join(app_to_section(name, app) for name, app in SUITE.items())
-    return introduction + rows + EXPLANATION + sections
+    return introduction + rows + EXPLANATION + "\n" + OTHERS + sections
 
 
 def write() -> None:
