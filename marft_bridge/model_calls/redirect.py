@@ -25,7 +25,7 @@ from marft_bridge.model_calls.model_entries import Arguments, stand_in_for_model
 from marft_bridge.model_calls.node_chat_model import NodeChat
 from marft_bridge.model_calls.node_prompts import put_prompt
 from marft_bridge.model_calls.own_model import own_model_with_answers
-from marft_bridge.model_calls.request_rules import tools_to_openai
+from marft_bridge.model_calls.request_rules import options_to_openai
 from marft_bridge.model_calls.routing import Routing, calling_node, current_routing
 from marft_bridge.model_calls.teacher import Teacher
 
@@ -139,7 +139,7 @@ def _redirect_call(model: BaseChatModel, arguments: Arguments, entry: str) -> tu
     stand_in = make_stand_in(model, chat, node)
     if routing.asks_teacher and routing.routes[node].trainable:
         stand_in.teacher = Teacher(model, options)
-    return stand_in, (positional, tools_to_openai(options, node))
+    return stand_in, (positional, options_to_openai(options, node))
 
 
 def _refuse_without_teacher(routing: Routing) -> None:

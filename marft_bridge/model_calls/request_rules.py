@@ -59,6 +59,7 @@ _HOSTED_FIELDS = frozenset(
     ]
 )
 _CARRIED_EXTRAS = frozenset({"chat_template_kwargs", "structured_outputs", "documents", "return_token_ids"})
+_GEMINI_SCHEMAS, _GEMINI_FORMAT = ("response_json_schema", "response_schema"), "response_mime_type"
 _NO_PARSER = (
     "binds tools, and the model server was not told how its model writes a tool call; "
     "set serve.tool_call_parser (hermes for Qwen and SmolLM, llama3_json for Llama 3)"
@@ -108,13 +109,13 @@ def _check_tools(payload: Mapping[str, Any], node: str, auto_tools: bool) -> Non
         raise GraphError(f"node {node!r} {_NO_PARSER}")
 
 
-def tools_to_openai(call_options: Mapping[str, Any], node: str) -> dict[str, Any]:
-    """Call options of `node` with tools bound in any provider's form -> the same with tools in OpenAI's form.
+def options_to_openai(call_options: Mapping[str, Any], node: str) -> dict[str, Any]:
+    """Call options of `node` with tools and response format in any provider's form -> the same in OpenAI's form.
 
     Raises:
         GraphError: tools in a form that cannot be converted.
     """
-    options = dict(call_options)
+    options = _response_format_to_openai(call_options)
     if options.get("tools"):
         try:
             # A tool that a provider runs itself has a type and no schema: left as it is, and refused later by name.
@@ -140,3 +141,19 @@ def tools_to_openai(call_options: Mapping[str, Any], node: str) -> dict[str, Any
     if isinstance(choice, dict) and choice.get("disable_parallel_tool_use"):
         options["parallel_tool_calls"] = False
     return options
+
+
+def _response_format_to_openai(call_options: Mapping[str, Any]) -> dict[str, Any]:
+    """Call options with the response format in OpenAI's form, where they have it in Gemini's: a schema, and the type
+    of the answer. A type that OpenAI has no word for stays, and is refused by name."""
+    options = dict(call_options)
+    schema = next((options[name] for name in _GEMINI_SCHEMAS if options.get(name) is not None), None)
+    kind = options.get(_GEMINI_FORMAT)
+    if isinstance(schema, Mapping) and kind in (None, "application/json"):
+        response_format = {"name": str(schema.get("title", "answer")), "schema": dict(schema), "strict": True}
+        options["response_format"] = {"type": "json_schema", "json_schema": response_format}
+    elif schema is None and kind == "application/json":
+        options["response_format"] = {"type": "json_object"}
+    elif schema is not None or kind not in (None, "text/plain"):
+        return options
+    return {name: value for name, value in options.items() if name not in (*_GEMINI_SCHEMAS, _GEMINI_FORMAT)}

@@ -423,6 +423,36 @@ def test_tools_bound_in_another_providers_format_reach_our_server_in_its_own(rig
     assert body["tool_choice"] == {"tool": named, "any": "required", "auto": "auto"}[choice["type"]]
 
 
+SCHEMA = {"title": "Verdict", "type": "object", "properties": {"good": {"type": "boolean"}}, "required": ["good"]}
+OPENAI_SCHEMA = {"type": "json_schema", "json_schema": {"name": "Verdict", "schema": SCHEMA, "strict": True}}
+
+
+@pytest.mark.parametrize(
+    ("options", "response_format"),
+    [
+        ({"response_mime_type": "application/json", "response_json_schema": SCHEMA}, OPENAI_SCHEMA),
+        ({"response_mime_type": "application/json", "response_schema": SCHEMA}, OPENAI_SCHEMA),
+        ({"response_mime_type": "application/json"}, {"type": "json_object"}),
+        ({"response_mime_type": "text/plain"}, None),
+    ],
+)
+def test_a_response_format_in_geminis_form_reaches_our_server_in_its_own(
+    options: dict[str, Any], response_format: Any, rig: Rig
+) -> None:
+    model = ForeignChat(messages=iter([])).bind(**options)
+    _, actions = rig.redirected(lambda app: app.invoke({}), rig.graph(lambda _: {"out": model.invoke("hello").content}))
+    check_redirected(rig, actions)
+    (body,) = rig.ours.asked
+    assert body.get("response_format") == response_format
+
+
+def test_a_response_type_that_our_server_has_no_word_for_is_refused_by_name(rig: Rig) -> None:
+    model = ForeignChat(messages=iter([])).bind(response_mime_type="text/x.enum", response_schema=SCHEMA)
+    graph = rig.graph(lambda _: {"out": model.invoke("hello").content})
+    with pytest.raises(GraphError, match="asks its model for 'response_mime_type'"):
+        rig.redirected(lambda app: app.invoke({}), graph)
+
+
 def test_another_providers_settings_are_carried_or_said_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     model = ForeignChat(messages=iter([]), stop_sequences=["three"], max_tokens=6, top_k=5)
     with caplog.at_level(logging.WARNING, "marft_bridge"):

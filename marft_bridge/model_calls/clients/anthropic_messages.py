@@ -23,7 +23,7 @@ from marft_bridge.model_calls.clients.wire import (
     make_usage,
     refusal,
 )
-from marft_bridge.model_calls.request_rules import tools_to_openai
+from marft_bridge.model_calls.request_rules import options_to_openai
 
 _RENAMED_FIELDS = {"messages", "system", "stop_sequences", "tools", "tool_choice", "output_config", "top_k", "thinking"}
 _KEPT_FIELDS = ("model", "temperature", "top_p", "top_k", "max_tokens", "stream")
@@ -291,7 +291,7 @@ def _rename_fields(body: Body, node: str) -> Body:
         fields["stop"] = body["stop_sequences"]
     tools = [_without_cache_hint(tool) for tool in body.get("tools") or ()]
     if tools:
-        options = tools_to_openai({"tools": tools, "tool_choice": body.get("tool_choice")}, node)
+        options = options_to_openai({"tools": tools, "tool_choice": body.get("tool_choice")}, node)
         fields |= {name: value for name, value in options.items() if value is not None}
     schema = (body.get("output_config") or {}).get("format") or {}
     if schema.get("type") == "json_schema":
