@@ -363,12 +363,17 @@ class _NodeWalk:
 
     def _visit_used(self, value: Any, uses: Uses, names: frozenset[str], depth: int) -> None:
         """Visits what is taken of a value, and all of it where that is not known."""
-        if uses is None or not self._shows_uses(type(value)):
-            self._visit(value, names, depth + 1)
-            return
-        if depth > _MAX_DEPTH:
+        try:
+            if uses is None or not self._shows_uses(type(value)):
+                self._visit(value, names, depth + 1)
+            elif depth > _MAX_DEPTH:
+                self._note_unknown()
+            else:
+                self._visit_members(value, uses, names, depth=depth)
+        except Exception:  # noqa: BLE001 - see `_visit`
             self._note_unknown()
-            return
+
+    def _visit_members(self, value: Any, uses: Mapping[str, Uses], names: frozenset[str], depth: int) -> None:
         attributes = _attributes_of(value)
         for name, inner_uses in uses.items():
             member = attributes[name] if name in attributes else inspect.getattr_static(type(value), name, None)
