@@ -309,6 +309,8 @@ WRITERS = {
     "marft_bridge/commands/probe.py": ("TemporaryDirectory", OUTSIDE),
     "marft_bridge/common/files.py": ("mkstemp open replace replacing", SAFE),
     "marft_bridge/comparison/page.py": ("make_folder write_atomically", ATOMIC),
+    "marft_bridge/distillation/command.py": ("rmtree*2", INSIDE),
+    "marft_bridge/distillation/team_adapters.py": ("copyfile", INSIDE),
     "marft_bridge/erasure/command.py": ("locked_file", IN_PLACE),
     "marft_bridge/commands/propose_rubric.py": ("open", OUTSIDE),
     "marft_bridge/ingest/trace_spool.py": ("make_folder open_to_write", IN_PLACE),
