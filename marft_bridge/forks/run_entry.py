@@ -58,11 +58,6 @@ class RunEntry:
     thread: ReplayedThread  # as it was when the run began
     tasks: GivenTasks  # of these supersteps
 
-    @property
-    def copied_ids(self) -> frozenset[str]:
-        """The recorded spans of these tasks: their executions, calls and tools."""
-        return frozenset(row.span_id for task in self.tasks.tasks.values() for row in task.spans)
-
 
 class _NoEntryError(Exception):
     """A run is not entered before a call; the text says why."""
@@ -157,7 +152,10 @@ class _Supersteps:
         self.spared = {step for step in step_of.values() if step < self.forked}
         self.trial = {step for step in step_of.values() if step >= self.forked}
         self.rows = [span for span in run.spans if step_of.get(span.span_id, self.forked) < self.forked]
-        self._outermost = outermost
+        self._rows_of: dict[str, list[SpanRow]] = {}
+        for row in self.rows:
+            namespace = str(outermost[row.span_id].attributes.get(c.CHECKPOINT_NS))
+            self._rows_of.setdefault(namespace, []).append(row)
 
     def refuse_unsupported(self) -> None:
         """Raises where the supersteps before the call have something that their checkpoints do not tell all of."""
@@ -172,7 +170,7 @@ class _Supersteps:
 
     def to_rows(self, namespace: str) -> list[SpanRow]:
         """The spans of a task before the call, each after the one around it."""
-        rows = [row for row in self.rows if self._outermost[row.span_id].attributes[c.CHECKPOINT_NS] == namespace]
+        rows = self._rows_of.get(namespace, [])
         ids = {row.span_id for row in rows}
         ordered: list[SpanRow] = []
         while rows:
@@ -282,8 +280,8 @@ def _find_offered_tools(run: RecordedRun, rows: Sequence[SpanRow]) -> dict[str, 
         if definitions is None:
             continue
         node = str(row.attributes.get(c.NODE))
+        digests = {digest for name, digest in lineage.items() if name.startswith(f"{ONE_TOOL_OF}{node}/")}
         for tool in json.loads(definitions) if isinstance(definitions, str) else definitions:
-            digests = {digest for name, digest in lineage.items() if name.startswith(f"{ONE_TOOL_OF}{node}/")}
             sent = next((form for form in _to_sent_forms(tool) if text_sha256(form) in digests), None)
             if sent is None:
                 raise _NoEntryError(f"the tools that {node} offered its model are not recorded as they were sent")

@@ -2,8 +2,8 @@
 
 The thread is copied from the app's own checkpointer where it is still there as it was, else the earlier runs are
 replayed once; each fork goes on from a copy of it, in memory, and enters the run in its middle where `run_entry` has
-that. Invariants: nothing that the app keeps of its threads or
-in its stores is written; where neither gives the thread at which this run began, no fork runs.
+that. Invariants: nothing that the app keeps of its threads or in its stores is written; where neither gives the thread
+at which this run began, no fork runs.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ThreadStart:
 
     def prefix_to_rest(self, prefix: RecordedPrefix) -> RecordedPrefix:
         """What is left to give again of what the forks repeat: not the calls of supersteps that they do not run."""
-        return prefix.leave_out(self.entry.copied_ids) if isinstance(self.entry, RunEntry) else prefix
+        return prefix.leave_out(self.entry.tasks.span_ids) if isinstance(self.entry, RunEntry) else prefix
 
     async def run(self, graph: Any, callbacks: Sequence[Any]) -> Any:
         """See `RecordedStart`. Needs a block of `private_memory`."""

@@ -54,6 +54,11 @@ class GivenTasks:
     answers: Mapping[str, AIMessage]  # span id of a call of theirs -> its answer
     offered_tools: Mapping[str, Sequence[str]] = field(default_factory=dict)  # node -> tools, each as canonical JSON
 
+    @property
+    def span_ids(self) -> frozenset[str]:
+        """The recorded spans of these tasks: their executions, calls and tools."""
+        return frozenset(row.span_id for task in self.tasks.values() for row in task.spans)
+
     def begin(self) -> OpenGivenTasks:
         """The tasks for one run, none of them given yet."""
         return OpenGivenTasks(self)

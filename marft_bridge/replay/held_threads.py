@@ -8,8 +8,9 @@ among the writes of the checkpoint that it began at.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
@@ -19,6 +20,8 @@ from marft_bridge.replay.private_memory import PrivateMemory
 from marft_bridge.replay.recorded_run import RecordedRun
 from marft_bridge.replay.replayed_thread import ReplayedThread
 from trace_store import conventions as c
+
+T = TypeVar("T")
 
 
 def held_checkpointer(graph: Any) -> BaseCheckpointSaver[Any] | None:
@@ -46,10 +49,7 @@ def copy_held_thread(graph: Any, run: RecordedRun, runner: asyncio.Runner) -> Re
     held, episode = held_checkpointer(graph), run.trajectory.episode
     if held is None or not is_plain_turn(run) or episode.from_checkpoint is None:
         return None
-    try:
-        tuples = _read_tuples(held, run, runner)
-    except Exception as error:
-        raise GraphError(f"the app's checkpointer cannot be read: {type(error).__name__}: {error}") from error
+    tuples = _ask_saver(runner, partial(_read_async, held, run), partial(_read_sync, held, run))
     if not tuples:
         return None
     memory = PrivateMemory()
@@ -59,18 +59,31 @@ def copy_held_thread(graph: Any, run: RecordedRun, runner: asyncio.Runner) -> Re
     return ReplayedThread(memory, {episode.from_checkpoint: episode.from_checkpoint}, begins_at=begins_at)
 
 
-def _read_tuples(saver: BaseCheckpointSaver[Any], run: RecordedRun, runner: asyncio.Runner) -> list[CheckpointTuple]:
-    """The checkpoints of all graphs of the thread up to the one that the run loaded, which is the last; or none."""
+def _ask_saver(runner: asyncio.Runner, ask_async: Callable[[], Coroutine[Any, Any, T]], ask: Callable[[], T]) -> T:
+    """What a checkpointer answers, by the kind of methods that it has.
+
+    Raises:
+        GraphError: it cannot be read.
+    """
     try:
-        return runner.run(_read_async(saver, run))
-    except NotImplementedError:  # it has the other kind of methods only
-        first = saver.get_tuple(_first_of(run))
-        if (config := _loaded_by(run, first)) is None or (loaded := saver.get_tuple(config)) is None:
-            return []
-        return [*saver.list(_thread_of(run), before=config), loaded]
+        try:
+            return runner.run(ask_async())
+        except NotImplementedError:  # it has the other kind of methods only
+            return ask()
+    except Exception as error:
+        raise GraphError(f"the app's checkpointer cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _read_sync(saver: BaseCheckpointSaver[Any], run: RecordedRun) -> list[CheckpointTuple]:
+    """As `_read_async`."""
+    first = saver.get_tuple(_first_of(run))
+    if (config := _loaded_by(run, first)) is None or (loaded := saver.get_tuple(config)) is None:
+        return []
+    return [*saver.list(_thread_of(run), before=config), loaded]
 
 
 async def _read_async(saver: BaseCheckpointSaver[Any], run: RecordedRun) -> list[CheckpointTuple]:
+    """The checkpoints of all graphs of the thread up to the one that the run loaded, which is the last; or none."""
     first = await saver.aget_tuple(_first_of(run))
     if (config := _loaded_by(run, first)) is None or (loaded := await saver.aget_tuple(config)) is None:
         return []
@@ -83,9 +96,13 @@ def _thread_of(run: RecordedRun) -> Any:
 
 def _first_of(run: RecordedRun) -> Any:
     """Names the first checkpoint that the run wrote."""
-    episode = run.trajectory.episode
-    first_id = str(episode.checkpoints or "").partition(" ")[0]
-    return {"configurable": {"thread_id": episode.thread_id, "checkpoint_ns": "", "checkpoint_id": first_id}}
+    return _checkpoint_of(run, str(run.trajectory.episode.checkpoints or "").partition(" ")[0])
+
+
+def _checkpoint_of(run: RecordedRun, checkpoint_id: str) -> Any:
+    """Names a checkpoint of the outermost graph of the run's thread."""
+    thread_id = run.trajectory.episode.thread_id
+    return {"configurable": {"thread_id": thread_id, "checkpoint_ns": "", "checkpoint_id": checkpoint_id}}
 
 
 def _loaded_by(run: RecordedRun, first: CheckpointTuple | None) -> Any:
@@ -103,22 +120,12 @@ def read_own_checkpoints(
         GraphError: the app's checkpointer cannot be read.
     """
     ids = str(run.trajectory.episode.checkpoints or "").split()[:count]
-    thread_id = run.trajectory.episode.thread_id
-    configs: list[Any] = [
-        {"configurable": {"thread_id": thread_id, "checkpoint_ns": "", "checkpoint_id": checkpoint_id}}
-        for checkpoint_id in ids
-    ]
+    configs = [_checkpoint_of(run, checkpoint_id) for checkpoint_id in ids]
 
     async def read() -> list[CheckpointTuple | None]:
         return [await saver.aget_tuple(config) for config in configs]
 
-    try:
-        try:
-            tuples = runner.run(read())
-        except NotImplementedError:  # it has the other kind of methods only
-            tuples = [saver.get_tuple(config) for config in configs]
-    except Exception as error:
-        raise GraphError(f"the app's checkpointer cannot be read: {type(error).__name__}: {error}") from error
+    tuples = _ask_saver(runner, read, lambda: [saver.get_tuple(config) for config in configs])
     pairs = zip(ids, tuples, strict=True)
     return [each for checkpoint_id, each in pairs if each is not None and each.checkpoint["id"] == checkpoint_id]
 

@@ -158,7 +158,7 @@ class _Replay:
 
     def leave_out(self, given_tasks: GivenTasks) -> None:
         """Makes the calls and tools of these tasks none of those that are still to come."""
-        copied_ids = {row.span_id for task in given_tasks.tasks.values() for row in task.spans}
+        copied_ids = given_tasks.span_ids
         self.answers.leave_out(copied_ids & {call.action_id for call in self._run.calls})
         self._open_tools = [tool for tool in self._run.tools if tool.span_id not in copied_ids]
 

@@ -191,8 +191,8 @@ def go_on_after_losses(
             raise ClusterError(f"{loss}; {error}; {_RESUME_HINT}") from error
         else:
             return
-        lost = 1 if count_updates() > updates else lost + 1
-        updates = count_updates()
+        last_updates, updates = updates, count_updates()
+        lost = 1 if updates > last_updates else lost + 1
         if lost > MAX_LOSSES:
             raise TrainError(f"{loss}, the {lost}th loss without an update in between; {_RESUME_HINT}")
         notify(f"{loss}; going on from the last update with another one in its place")

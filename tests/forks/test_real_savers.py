@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sysconfig
-import venv
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.own_environment import make_environment
 from support.paths import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -23,14 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the checkpointer's packages, which sees those of this one behind them."""
-    folder = tmp_path_factory.mktemp("savers") / "env"
-    venv.create(folder, with_pip=True)
-    executable = folder / "bin/python"
-    pip = [executable, "-m", "pip", "install", "--quiet", "--no-deps", "-r", ROOT / "requirements/savers.txt"]
-    subprocess.run(pip, check=True, timeout=500)
-    site = next((folder / "lib").glob("python*")) / "site-packages"
-    (site / "shared.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return executable
+    return make_environment(tmp_path_factory.mktemp("savers"), ROOT / "requirements/savers.txt")
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

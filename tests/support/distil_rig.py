@@ -132,6 +132,15 @@ def record_team(
 # -- the apps with one node ----------------------------------------------------------------------------------------
 
 
+def one_node(solver: Callable[[Draft], Draft]) -> Any:
+    """The graph of a single node."""
+    graph = StateGraph(Draft)
+    graph.add_node("solver", solver)
+    graph.add_edge(START, "solver")
+    graph.add_edge("solver", END)
+    return graph.compile()
+
+
 def scribe(model: Any) -> Any:
     """One node, asked until it writes a message without a block; at most four times."""
 
@@ -155,11 +164,7 @@ def stubborn(model: Any) -> Any:
     def solver(state: Draft) -> Draft:
         return {"answer": " ".join(str(model.invoke(state["question"]).text) for _ in range(3))}
 
-    graph = StateGraph(Draft)
-    graph.add_node("solver", solver)
-    graph.add_edge(START, "solver")
-    graph.add_edge("solver", END)
-    return graph.compile()
+    return one_node(solver)
 
 
 def two_speakers(model: Any) -> Any:
@@ -183,11 +188,7 @@ def broken(model: Any) -> Any:
     def solver(_: Draft) -> Draft:
         raise ValueError("no")
 
-    graph = StateGraph(Draft)
-    graph.add_node("solver", solver)
-    graph.add_edge(START, "solver")
-    graph.add_edge("solver", END)
-    return graph.compile()
+    return one_node(solver)
 
 
 def agent(model: Any) -> Any:
@@ -207,11 +208,7 @@ def own() -> Any:
     def solver(state: Draft) -> Draft:
         return {"answer": str(model.invoke(state["question"]).text)}
 
-    graph = StateGraph(Draft)
-    graph.add_node("solver", solver)
-    graph.add_edge(START, "solver")
-    graph.add_edge("solver", END)
-    return graph.compile()
+    return one_node(solver)
 
 
 OWN_GRAPH = own()

@@ -15,8 +15,6 @@ import io
 import json
 import os
 import subprocess
-import sysconfig
-import venv
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ import pytest
 import torch
 from rich.console import Console
 from support.card_rig import FOUR_BIT, config_of
+from support.own_environment import make_environment
 from support.paths import ROOT
 from support.shared_update import UPDATES
 from support.tiny_policy import save_tiny_llama
@@ -68,12 +67,7 @@ def test_speeding_up_leaves_the_matrices_of_adapters_that_rest_alone() -> None:
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What support/four_bit_laws.py saw, in an environment with bitsandbytes before the packages of this one."""
     folder = tmp_path_factory.mktemp("qlora")
-    venv.create(folder / "env", with_pip=True)
-    python = folder / "env/bin/python"
-    pip = [python, "-m", "pip", "install", "--quiet", "--no-deps", "-r", ROOT / "requirements/qlora.txt"]
-    subprocess.run(pip, check=True, timeout=500)
-    site = next((folder / "env/lib").glob("python*")) / "site-packages"
-    (site / "shared.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    python = make_environment(folder, ROOT / "requirements/qlora.txt")
     (folder / "laws").mkdir()
     done = subprocess.run(
         [python, "-W", "ignore", "-m", "support.four_bit_laws", folder / "laws"],
