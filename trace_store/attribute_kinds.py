@@ -101,6 +101,7 @@ _CONTENT = (
     c.TAGS,
     c.METADATA,
     c.INPUT,
+    c.INPUT_FORMS,
     c.OUTPUT,
     c.RUN_CONFIG,
     c.TEACHER_MESSAGES,

@@ -78,6 +78,7 @@ USER_ID = "marft.user.id"  # as the app's metadata names them; the subject of an
 METADATA = "marft.metadata"  # JSON object: the metadata that the app gave the run
 INPUT = "marft.input"  # JSON: what the graph was given; absent where that is the task itself
 INPUT_KIND = "marft.input.kind"  # command where the input was a Command of LangGraph's; absent otherwise
+INPUT_FORMS = "marft.input.forms"  # JSON: what JSON has no form for in it, see recording.value_forms; absent: nothing
 OUTPUT = "marft.output"  # JSON: what it gave back
 RUN_CONFIG = "marft.run_config"  # JSON object: how the run was started besides its input, see recording.run_facts
 # How a run on a thread with a checkpointer begins, see records.Episode; and the checkpoints that it wrote, in order.

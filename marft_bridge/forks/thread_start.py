@@ -23,6 +23,7 @@ from marft_bridge.recording.given_tasks import giving_tasks
 from marft_bridge.recording.recorder import LIVE
 from marft_bridge.recording.redaction import REDACTED
 from marft_bridge.recording.wrap import graph_to_original
+from marft_bridge.replay.declared_classes import graph_to_classes
 from marft_bridge.replay.earlier_runs import EarlierRunError, RunWithEarlier, load_with_earlier, replay_earlier
 from marft_bridge.replay.episodes import EARLIER
 from marft_bridge.replay.held_threads import copy_held_thread
@@ -85,11 +86,12 @@ class ThreadStart:
     async def run(self, graph: Any, callbacks: Sequence[Any]) -> Any:
         """See `RecordedStart`. Needs a block of `private_memory`."""
         thread = self.thread.copy()
-        arguments = run_to_arguments(self.recorded, thread, self.settings)
+        classes = graph_to_classes(graph_to_original(graph))
+        arguments = run_to_arguments(self.recorded, thread, self.settings, classes=classes)
         arguments["config"]["callbacks"] = list(callbacks)
         if self.recorded.trajectory.episode.thread_id is None:
             del arguments["config"]["configurable"]["thread_id"]  # a replay gives one, for whatever may ask for it
-        value = translate_interrupts(self.recorded.graph_input, thread)
+        value = translate_interrupts(self.recorded.graph_input(classes)[0], thread)
         tasks = self.entry.tasks if isinstance(self.entry, RunEntry) else None
         with memory_of_run(thread.memory), giving_tasks(tasks):
             result = await add_checkpointer(graph, self.recorded, thread.memory).ainvoke(value, **arguments)

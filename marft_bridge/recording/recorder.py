@@ -9,6 +9,7 @@ and never reaches the app.
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import os
 import threading
@@ -57,6 +58,7 @@ from marft_bridge.recording.thread_position import CheckpointWriters
 from marft_bridge.recording.tool_definitions import request_to_definitions
 from marft_bridge.recording.tool_output import output_to_text
 from marft_bridge.recording.trace_state import OpenRun, OpenTrace
+from marft_bridge.recording.value_forms import value_to_forms
 from marft_bridge.recording.write_ledger import ENTRY
 from trace_store import conventions as names
 from trace_store.errors import StoreError
@@ -230,6 +232,8 @@ class Recorder(BaseCallbackHandler):
         if episode.split == LIVE or input_text != attributes[names.TASK]:  # most commands run the task as it is
             attributes[names.INPUT] = input_text
         attributes[names.INPUT_KIND] = "command" if isinstance(inputs, Command) else None
+        forms = value_to_forms(inputs)
+        attributes[names.INPUT_FORMS] = json.dumps(forms) if forms else None
         span = self._start_span(open_trace, f"{names.INVOKE_WORKFLOW} {name}", None, attributes=attributes)
         episode.episode_id = span.trace_id
         if episode.spans is not None:

@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import BaseMessage, message_to_dict
+from langgraph.types import Send
 from pydantic import BaseModel
 
 from marft_bridge.common.library_internals import CONFIG_KEY_RUNTIME
 from marft_bridge.recording.episode_context import SUBJECT_METADATA
+from marft_bridge.recording.value_forms import value_to_forms
 from trace_store import conventions as names
 
 USER_KEYS = ("user_id", "langgraph_user_id", "langgraph_auth_user_id")
@@ -55,10 +57,12 @@ def loop_to_run_config(loop: Any) -> dict[str, Any]:
     config = loop.config
     given = config.get("configurable") or {}
     runtime = given.get(CONFIG_KEY_RUNTIME)
+    context = getattr(runtime, "context", None)
     facts = {
         "is_async": hasattr(loop, "__aenter__"),
         "configurable": {key: value for key, value in given.items() if _is_apps_own(key, value)},
-        "context": getattr(runtime, "context", None),
+        "context": context,
+        "context_forms": value_to_forms(context),
         "recursion_limit": config.get("recursion_limit"),
         "max_concurrency": config.get("max_concurrency"),
         "interrupt_before": loop.interrupt_before,
@@ -90,6 +94,8 @@ def _to_jsonable(value: Any) -> Any:
         return message_to_dict(value)
     if isinstance(value, BaseModel):
         return {name: getattr(value, name) for name in type(value).model_fields}
+    if isinstance(value, Send):
+        return {"node": value.node, "arg": value.arg}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return {name: item for name, item in fields.items() if item is not None and item != ()}  # as of a Command

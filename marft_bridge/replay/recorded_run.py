@@ -20,6 +20,7 @@ from langchain_core.messages import AIMessage, InvalidToolCall, ToolCall, messag
 from langgraph.types import Command, Send
 
 from marft_bridge.common.errors import GraphError
+from marft_bridge.recording.value_forms import forms_to_value
 from trace_store import conventions as c
 from trace_store.assemble import spans_to_trajectory
 from trace_store.attributes import Malformed
@@ -126,16 +127,23 @@ class RecordedRun:
         """Whether its graph had a store of LangGraph's, as far as the record says."""
         return bool(self.run_config.get("has_store"))
 
-    @property
-    def graph_input(self) -> Any:
-        """What the graph was given."""
-        text = self.root.attributes.get(c.INPUT)
-        if text is None:
-            return json_to_value(dict(self.trajectory.episode.task))
-        value = json.loads(text) if isinstance(text, str) else text
-        if self.root.attributes.get(c.INPUT_KIND) == "command" or (self.is_dated and self._resumes_with(value)):
-            return json_to_command(value)
-        return json_to_value(value)
+    def graph_input(self, classes: Mapping[str, type]) -> tuple[Any, list[str]]:
+        """What the graph was given, with objects of the app's `classes`; and what of it is no more than its JSON."""
+        value = _load(self.root.attributes.get(c.INPUT))
+        is_task = value is None
+        forms = _load(self.root.attributes.get(c.INPUT_FORMS)) or []
+        value = json_to_value(dict(self.trajectory.episode.task) if is_task else value)
+        value, lost = forms_to_value(value, forms, classes)
+        is_command = self.root.attributes.get(c.INPUT_KIND) == "command"
+        if not is_task and (is_command or (self.is_dated and self._resumes_with(value))):
+            return json_to_command(value), lost
+        return value, lost
+
+    def context(self, classes: Mapping[str, type]) -> tuple[Any, list[str]]:
+        """The context that it was given, as `graph_input` is; None where it had none."""
+        return forms_to_value(
+            json_to_value(self.run_config.get("context")), self.run_config.get("context_forms") or [], classes
+        )
 
     def _resumes_with(self, value: Any) -> bool:
         return self.trajectory.episode.begins == "resume" and isinstance(value, dict) and "resume" in value
@@ -143,8 +151,7 @@ class RecordedRun:
     @property
     def output(self) -> Any:
         """What the run gave back, as JSON; None where that is not recorded."""
-        text = self.root.attributes.get(c.OUTPUT)
-        return json.loads(text) if isinstance(text, str) else text
+        return _load(self.root.attributes.get(c.OUTPUT))
 
     @property
     def was_cut(self) -> bool:
@@ -152,6 +159,10 @@ class RecordedRun:
         episode = self.trajectory.episode
         by_itself = ("interrupted", "recursion limit reached")
         return episode.outcome == "truncated" and episode.reason not in by_itself
+
+
+def _load(text: Any) -> Any:
+    return json.loads(text) if isinstance(text, str) else text
 
 
 def spans_to_run(spans: Sequence[SpanRow]) -> RecordedRun:
@@ -182,10 +193,8 @@ def spans_to_run(spans: Sequence[SpanRow]) -> RecordedRun:
         for span in by_start
         if span.operation == c.EXECUTE_TOOL
     ]
-    run_config = root.attributes.get(c.RUN_CONFIG)
-    if isinstance(run_config, str):
-        run_config = json.loads(run_config)
-    return RecordedRun(trajectory, spans, root, calls=calls, tools=tools, run_config=run_config or {})
+    run_config = _load(root.attributes.get(c.RUN_CONFIG)) or {}
+    return RecordedRun(trajectory, spans, root, calls=calls, tools=tools, run_config=run_config)
 
 
 def spans_to_ranks(spans_by_start: Sequence[SpanRow]) -> dict[str, int]:

@@ -39,6 +39,7 @@ from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.redaction import REDACTED, Redactor
 from marft_bridge.recording.wrap import graph_to_original, wrap
 from marft_bridge.replay.connections import allowed_connections, refused_connections
+from marft_bridge.replay.declared_classes import graph_to_classes
 from marft_bridge.replay.divergence import (
     DivergedError,
     Divergence,
@@ -75,6 +76,7 @@ from trace_store.records import ONE_TOOL_OF, Edge, SpanRow, Trajectory
 SPLIT = "replay"
 _MAX_INTERRUPTS = 16  # of one execution, that a later run may answer by their ids
 DATED = "recorded before the record said how a run was started: it was run asynchronously"
+LOST = "its input was given as JSON, where it had"
 _one_at_a_time = threading.Lock()
 # Ids that are drawn anew in each run: UUIDs, LangGraph's hashes of them, addresses of objects.
 _DRAWN = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|\b[0-9a-f]{32}\b|0x[0-9a-f]{6,}")
@@ -370,8 +372,10 @@ def _replay_once(
         thread.memory.clear_caches()
         recorded_graph = wrap(add_checkpointer(graph_to_original(graph), run, thread.memory), recorder)
         stack.callback(recorded_graph.unwrap)
-        call_arguments = run_to_arguments(run, thread, arguments)
-        value = translate_interrupts(run.graph_input if graph_input is None else graph_input, thread)
+        classes = graph_to_classes(graph_to_original(graph))
+        call_arguments = run_to_arguments(run, thread, arguments, classes=classes)
+        value, lost = run.graph_input(classes) if graph_input is None else (graph_input, [])
+        value = translate_interrupts(value, thread)
         stack.enter_context(private_memory(thread.memory))
         stack.enter_context(memory_of_run(thread.memory))
         stack.enter_context(instrument_paused())
@@ -390,6 +394,9 @@ def _replay_once(
         if open_tasks is not None:
             replay.match_copies(open_tasks)
         divergence, note = _compare(run, replay, episode.spans or [], error=error)
+        lost += run.context(classes)[1]
+        if divergence is not None and lost:
+            divergence = replace(divergence, text=f"{divergence.text} ({LOST} {', '.join(lost)})")
         if divergence is None:
             _keep_ids(run, replay, episode.spans or [], thread=thread)
     recorded_seconds = (run.root.end_ns - run.root.start_ns) / 1e9

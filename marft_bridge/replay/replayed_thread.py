@@ -41,8 +41,13 @@ def add_checkpointer(graph: Any, run: RecordedRun, memory: PrivateMemory) -> Any
     return graph.copy({"checkpointer": memory.saver})
 
 
-def run_to_arguments(run: RecordedRun, thread: ReplayedThread, given: Mapping[str, Any] | None) -> dict[str, Any]:
+def run_to_arguments(
+    run: RecordedRun, thread: ReplayedThread, given: Mapping[str, Any] | None, classes: Mapping[str, type]
+) -> dict[str, Any]:
     """The keyword arguments of the run: as they are recorded, else as they are given.
+
+    Args:
+        classes: of the app's, that its context may have objects of; see `graph_to_classes`.
 
     Raises:
         GraphError: it begins at a checkpoint of a run that was not replayed before it, or after an edit of its thread.
@@ -70,7 +75,8 @@ def run_to_arguments(run: RecordedRun, thread: ReplayedThread, given: Mapping[st
             config[name] = facts[name]
     arguments: dict[str, Any] = {"config": config}
     arguments |= {name: facts[name] for name in ("interrupt_before", "interrupt_after") if name in facts}
-    if (context := facts.get("context", (given or {}).get("context"))) is not None:
+    context = run.context(classes)[0] if "context" in facts else (given or {}).get("context")
+    if context is not None:
         arguments["context"] = context
     return arguments
 
