@@ -2,10 +2,11 @@
 
 After MARS, "Reinforcing Multi-Agent Reasoning of LLMs through Self-Play in Strategic Games", which trains on Kuhn poker
 among other games; its abstract was at hand. Ours: the prompts; ranks drawn from 2 to 10, so that there are more than
-six deals; a move is one word. Simplified: one hand a run, no reasoning before a move.
+six deals; a player is asked whether it puts a chip in, since a small model that may check or bet never bets.
+Simplified: one hand a run, no reasoning before a move.
 
-Invariant: a player's prompt never holds its rival's card. A reply that begins with no legal move counts as the move
-that puts no chip in, and costs its own side `ILLEGAL_COST`, never the other, and never the run.
+Invariant: a player's prompt never holds its rival's card. A reply that begins with neither yes nor no counts as no, and
+costs its own side `ILLEGAL_COST`, never the other, and never the run.
 """
 
 from __future__ import annotations
@@ -21,21 +22,34 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from graphs.few_shot import profile_to_messages
-from graphs.kuhn_rules import PLAYERS, RANKS, History, Player, legal_moves, payoff_to_first, player_to_move
+from graphs.kuhn_rules import (
+    PLAYERS,
+    RANKS,
+    History,
+    Player,
+    is_sound,
+    legal_moves,
+    payoff_to_first,
+    player_to_move,
+)
 
 ILLEGAL_COST = 1.0
-"""Chips, for each reply that is no legal move."""
+"""Chips, for each reply that is neither yes nor no."""
 DECKS = 40
 
 PROFILE = (
     "You play poker with one card each. Both put 1 chip in the pot; a bet is 1 chip more. The higher card wins. Reply "
-    "with one word."
+    "with yes or no."
 )
-EXAMPLES = (
-    ("The cards are 12, 13 and 14. You hold 14, the highest. Nobody has bet. Check or bet?", "bet"),
-    ("The cards are 12, 13 and 14. You hold 12, the lowest. Your rival bets. Fold or call?", "fold"),
-    ("The cards are 12, 13 and 14. You hold 13, the middle. Nobody has bet. Check or bet?", "check"),
-    ("The cards are 12, 13 and 14. You hold 14, the highest. Your rival bets. Fold or call?", "call"),
+EXAMPLES = (  # each card twice or more, with both answers where both are played
+    ("The cards are 12, 13 and 14. You hold 14, the highest. Nobody has bet. Do you bet 1 chip?", "yes"),
+    ("The cards are 12, 13 and 14. You hold 12, the lowest. Your rival bets 1 chip. Do you call?", "no"),
+    ("The cards are 12, 13 and 14. You hold 13, the middle. Nobody has bet. Do you bet 1 chip?", "no"),
+    ("The cards are 12, 13 and 14. You hold 14, the highest. Your rival bets 1 chip. Do you call?", "yes"),
+    ("The cards are 12, 13 and 14. You hold 12, the lowest. Nobody has bet. Do you bet 1 chip?", "yes"),
+    ("The cards are 12, 13 and 14. You hold 13, the middle. Your rival bets 1 chip. Do you call?", "yes"),
+    ("The cards are 12, 13 and 14. You hold 12, the lowest. Nobody has bet. Do you bet 1 chip?", "no"),
+    ("The cards are 12, 13 and 14. You hold 13, the middle. Your rival bets 1 chip. Do you call?", "no"),
 )
 
 
@@ -94,17 +108,16 @@ def state_to_prompt(state: PokerState, player: Player) -> str:
     """What one player is asked: the three ranks, its own card, and whether its rival has bet."""
     low, middle, high = state["deck"]
     card = state["hands"][player]
-    calm, bold = legal_moves(moves_to_history(state.get("moves", [])))
-    faced = "Your rival bets." if bold == "call" else "Nobody has bet."
+    _, bold = legal_moves(moves_to_history(state.get("moves", [])))
+    question = "Your rival bets 1 chip. Do you call?" if bold == "call" else "Nobody has bet. Do you bet 1 chip?"
     rank = RANKS[state["deck"].index(card)]
-    question = f"{calm.capitalize()} or {bold}?"
-    return f"The cards are {low}, {middle} and {high}. You hold {card}, the {rank}. {faced} {question}"
+    return f"The cards are {low}, {middle} and {high}. You hold {card}, the {rank}. {question}"
 
 
 def reply_to_move(text: str, allowed: tuple[str, str]) -> str | None:
-    """The first word of a reply, in whatever case, where it is an allowed move; else None."""
+    """The move that a reply names by its first word, in whatever case: yes puts a chip in; None where it is neither."""
     match = re.search(r"[a-z]+", text[:200].lower())
-    return match[0] if match and match[0] in allowed else None
+    return dict(zip(("no", "yes"), allowed, strict=True)).get(match[0]) if match else None
 
 
 def tasks() -> Iterator[dict[str, Any]]:
@@ -139,14 +152,21 @@ def reward(task: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     """Rewards of one episode, from its final state.
 
     `payoff` is each player's own: the chips that it won from the other, less ILLEGAL_COST for every reply of its own
-    that was no legal move. `legal`, a measure of the game, is the share of the replies that were; `showdown` is 1 where
-    nobody folded, `bets` how many chips were bet or called.
+    that was neither yes nor no. Measures of the game: `sound` is the share of the replies that are a move which some
+    equilibrium makes, `legal` that of replies that are a move; `showdown` is 1 where nobody folded, `bets` how many
+    chips were bet or called.
     """
     moves: list[Move] = result["moves"]
     history = moves_to_history(moves)
-    won = payoff_to_first(task_to_ranks(task), history)
+    ranks = task_to_ranks(task)
+    won = payoff_to_first(ranks, history)
     illegal = {player: sum(move.player == player and not move.legal for move in moves) for player in PLAYERS}
+    sound = [
+        move.legal and is_sound(move.player, (ranks[turn % 2], history[:turn]), move.word)
+        for turn, move in enumerate(moves)
+    ]
     return {
+        "sound": sum(sound) / len(moves),
         "legal": 1 - sum(illegal.values()) / len(moves),
         "showdown": float(history[-1] != "fold"),
         "bets": float(sum(word in ("bet", "call") for word in history)),

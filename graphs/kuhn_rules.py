@@ -96,6 +96,13 @@ def equilibrium(bluff: float) -> tuple[Strategy, Strategy]:
     return first, second
 
 
+def is_sound(player: Player, decision: Decision, move: str) -> bool:
+    """Whether any equilibrium of Kuhn's family makes this move here; one that none makes gives chips away."""
+    chances = [equilibrium(bluff)[PLAYERS.index(player)][decision] for bluff in (0.0, 1 / 3)]
+    calm, bold = legal_moves(decision[1])
+    return (move == calm and min(chances) < 1) or (move == bold and max(chances) > 0)
+
+
 def games_to_strategies(games: Iterable[tuple[tuple[int, int], History]]) -> dict[Player, dict[Decision, float | None]]:
     """Played games to how often each player bet or called at each decision; None where it never came to one.
 

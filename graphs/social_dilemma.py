@@ -34,12 +34,17 @@ TASKS = 160
 THINGS = ("coins", "apples", "shells", "stamps", "nuts", "books")
 
 PROFILE = "You play a game of several rounds with a partner. Both move at once: share or keep. Reply with one word."
-EXAMPLES = (
-    ("Both share: 20 pens each. Both keep: 8 each. One keeps: 30, the other 2.\nRound 1 of 3. Share or keep?", SHARE),
+EXAMPLES = (  # in this order a small model shares more often than not, so that there is something to lose
     (
         "Both share: 20 pens each. Both keep: 8 each. One keeps: 30, the other 2.\nRound 1: you share, your partner "
         "keeps.\nRound 2 of 3. Share or keep?",
         KEEP,
+    ),
+    ("Both share: 20 pens each. Both keep: 8 each. One keeps: 30, the other 2.\nRound 1 of 3. Share or keep?", SHARE),
+    (
+        "Both share: 20 pens each. Both keep: 8 each. One keeps: 30, the other 2.\nRound 1: you share, your partner "
+        "shares.\nRound 2 of 3. Share or keep?",
+        SHARE,
     ),
 )
 

@@ -25,6 +25,7 @@ from graphs.kuhn_rules import (
     expected_payoff,
     exploitability,
     games_to_strategies,
+    is_sound,
     legal_moves,
     payoff_to_first,
     player_to_move,
@@ -159,3 +160,24 @@ def test_frequencies_of_every_deal_are_the_strategy_that_was_played() -> None:
     found = games_to_strategies(games)
     assert set(found["first"].values()) == {0.5, 1.0}
     assert set(found["second"].values()) == {1.0}
+
+
+def test_a_move_is_sound_where_some_equilibrium_makes_it() -> None:
+    """Kuhn (1950): the middle card never bets first, the lowest never calls, the highest never folds and, second, bets;
+    with the lowest and the highest the first player may do either, and both players answer a bet with the middle."""
+    unsound = {
+        (player, decision, move)
+        for player in PLAYERS
+        for decision in DECISIONS[player]
+        for move in legal_moves(decision[1])
+        if not is_sound(player, decision, move)
+    }
+    assert unsound == {
+        ("first", (1, ()), "bet"),
+        ("first", (0, ("check", "bet")), "call"),
+        ("first", (2, ("check", "bet")), "fold"),
+        ("second", (1, ("check",)), "bet"),
+        ("second", (2, ("check",)), "check"),
+        ("second", (0, ("bet",)), "call"),
+        ("second", (2, ("bet",)), "fold"),
+    }

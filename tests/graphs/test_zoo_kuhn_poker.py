@@ -38,7 +38,7 @@ def run(recorder: Recorder, first: list[str], second: list[str]) -> tuple[dict[s
 
 
 def test_every_move_depends_on_all_moves_before_it(recorder: Recorder) -> None:
-    result, policy = run(recorder, ["check", "Fold."], ["bet"])
+    result, policy = run(recorder, ["no", "No."], ["yes"])
     assert [move.word for move in result["moves"]] == ["check", "bet", "fold"]
     assert recorded_edges(recorder) == {
         "trigger": "first1>second second>first2",
@@ -47,22 +47,22 @@ def test_every_move_depends_on_all_moves_before_it(recorder: Recorder) -> None:
     asked = [call.prompt.splitlines()[-2] for call in policy.asked]  # the last line is the answer's
     cards = "human: The cards are 3, 6 and 9. You hold"
     assert asked == [
-        f"{cards} 6, the middle. Nobody has bet. Check or bet?",
-        f"{cards} 9, the highest. Nobody has bet. Check or bet?",
-        f"{cards} 6, the middle. Your rival bets. Fold or call?",
+        f"{cards} 6, the middle. Nobody has bet. Do you bet 1 chip?",
+        f"{cards} 9, the highest. Nobody has bet. Do you bet 1 chip?",
+        f"{cards} 6, the middle. Your rival bets 1 chip. Do you call?",
     ]
 
 
 @pytest.mark.parametrize(
     ("first", "second", "words", "payoff", "legal"),
     [
-        (["check"], ["check"], ("check", "check"), (-1, 1), 1),
-        (["bet"], ["call"], ("bet", "call"), (-2, 2), 1),
-        (["bet"], ["fold"], ("bet", "fold"), (1, -1), 1),
+        (["no"], ["no"], ("check", "check"), (-1, 1), 1),
+        (["yes"], ["yes"], ("bet", "call"), (-2, 2), 1),
+        (["yes"], ["no"], ("bet", "fold"), (1, -1), 1),
         # What is no move puts no chip in, and costs its own side 1: a check, a fold.
-        (["call"], ["check"], ("check", "check"), (-2, 1), 1 / 2),
-        (["bet"], ["I fold"], ("bet", "fold"), (1, -2), 1 / 2),
-        (["check", ""], ["bet"], ("check", "bet", "fold"), (-2, 1), 2 / 3),
+        (["call"], ["no"], ("check", "check"), (-2, 1), 1 / 2),
+        (["yes"], ["I fold"], ("bet", "fold"), (1, -2), 1 / 2),
+        (["no", ""], ["yes"], ("check", "bet", "fold"), (-2, 1), 2 / 3),
         (["x" * 5000], ["\x00"], ("check", "check"), (-2, 0), 0),
     ],
 )
@@ -84,12 +84,15 @@ def test_chips_are_those_worked_out_by_hand_and_a_bad_reply_costs_its_own_side(
 
 
 def test_what_is_measured_of_a_game() -> None:
+    """The middle card never bets first and the highest never folds, by Kuhn's equilibria."""
     moves = [Move("first", "bet", True), Move("second", "call", True)]
     found = kuhn_poker.reward(TASK, {"moves": moves})
-    assert (found["legal"], found["showdown"], found["bets"]) == (1.0, 1.0, 2.0)
-    moves = [Move("first", "bet", True), Move("second", "fold", False)]
+    assert (found["sound"], found["legal"], found["showdown"], found["bets"]) == (0.5, 1.0, 1.0, 2.0)
+    moves = [Move("first", "check", True), Move("second", "bet", True), Move("first", "fold", False)]
     found = kuhn_poker.reward(TASK, {"moves": moves})
-    assert (found["legal"], found["showdown"], found["bets"]) == (0.5, 0.0, 1.0)
+    # The last reply was no move: that it counts as one that an equilibrium makes does not make it sound.
+    assert (found["showdown"], found["bets"]) == (0.0, 1.0)
+    assert found["sound"] == found["legal"] == pytest.approx(2 / 3)
 
 
 def test_no_prompt_holds_the_card_of_the_rival_by_name() -> None:
@@ -125,8 +128,8 @@ def test_a_run_tells_how_exploitable_each_version_was() -> None:
     """Version 1: both always bet and call, which loses a third of a chip (tests/graphs/test_kuhn_rules.py)."""
     deals = [f"deal-3-6-9-{a}-{b}" for a in (3, 6, 9) for b in (3, 6, 9) if a != b]
     own, mixed = {"first": 1, "second": 1}, {"first": 1, "second": 0}
-    games = [played(own, deal, "bet", "call") for deal in deals]
-    games += [played(mixed, deal, "zzzz", "check") for deal in deals]  # of two versions: left out
+    games = [played(own, deal, "yes", "yes") for deal in deals]
+    games += [played(mixed, deal, "zzzz", "no") for deal in deals]  # of two versions: left out
     games.append(played(own, deals[0], None))  # not recorded
     (row,) = trajectories_to_rows(games)
     # Never met: the first after check and bet, the second after a check, with each of three cards. A coin toss there.
@@ -141,7 +144,7 @@ def plays(node: str, messages: list[dict[str, Any]], chance: random.Random) -> s
     """Moves at random, and half of the time none at all."""
     if chance.random() < 0.5:
         return "zzzz zzzz"
-    return chance.choice(["fold", "call"] if "rival bets" in messages[-1]["content"] else ["check", "bet"])
+    return chance.choice(["no", "yes"])
 
 
 @pytest.mark.slow
