@@ -4,12 +4,12 @@ A planner writes the next search, or DONE; the search runs over the local corpus
 sentences that were found as a note, or says NONE, and then the planner tries again; a solver answers from the notes
 alone. At most MAX_PLANS searches, the last DONE included. Search and notes are the environment's.
 
-From the paper (PRISMA: Reinforcement Learning Guided Two-Stage Policy Optimization): plan, retrieve, inspect, solve and
-memoize; an inspector whose verdict sends the planner back; stage one, in which planner and solver learn as experts
-each by its own reward, and stage two, in which the outcome is shared (`prisma-modules`, `prisma-joint`), both by group
-comparison. Simplified: 160 sentences about made-up people; the memory is the notes of one question; stage two is GRPO
-on the answer for all three modules instead of OARPO for the inspector; and it begins from the base model. The modules'
-own rewards are ours, exact because the needed sentences are known.
+From the paper (PRISMA: Reinforcement Learning Guided Two-Stage Policy Optimization): plan, retrieve, inspect, solve
+and memoize; an inspector whose verdict sends the planner back; stage one, in which planner and solver learn as experts
+each by its own reward, and stage two, in which the outcome is shared, both by group comparison (`prisma-modules`, then
+`prisma-two-stage`; `prisma-joint` is stage two from the base model on). Simplified: 160 sentences about made-up
+people; the memory is the notes of one question; stage two is GRPO on the answer for all three modules instead of OARPO
+for the inspector. The modules' own rewards are ours, exact because the needed sentences are known.
 
 Invariant: the solver sees nothing but notes and question, so what was not kept cannot be answered.
 """

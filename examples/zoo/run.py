@@ -3,13 +3,15 @@
     python -m examples.zoo.run swarm debate          # one after another, into runs/zoo/<name>
     python -m examples.zoo.run swarm --write         # and the line becomes the `# Expected:` of examples/zoo/swarm.toml
 
-The commands are those of any user; the line is read from what they leave behind, metrics.jsonl and report.json.
-A run that was stopped is begun anew: a figure is of one uninterrupted run.
+The commands are those of any user; the line is read from what they leave behind, metrics.jsonl and report.json, for
+Kuhn poker also from the games themselves. A run that was stopped is begun anew: a figure is of one uninterrupted run.
+A configuration that begins from another one's run (`train.start_from`) has that one run first, where it was not.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -18,12 +20,19 @@ import sys
 import time
 from pathlib import Path
 
-from marft_bridge.comparison.records import Report
+from examples.zoo.exploitability import Exploitability, folder_to_compared
+from marft_bridge.comparison.records import Report, Tournament
+from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.runs.run_folder import RunFolder
 
 HERE = Path(__file__).parent
 EXPECTED = re.compile(r"^# Expected: .*$", re.MULTILINE)
-_EACH = 'set -e; for c in collect train compare; do "$0" -m marft_bridge "$c" --config "$1" --run "$2"; done'
+_START = re.compile(r"^start_from = .*?(?=\s*(#.*)?$)", re.MULTILINE)
+_EACH = """set -e
+for c in collect train; do "$0" -m marft_bridge "$c" --config "$1" --run "$2"; done
+"$0" -m marft_bridge compare --config "$1" --run "$2" ${3:+--opponents "$3"}"""
+OPPONENTS = {"kuhn_poker": "4,base", "tic_tac_toe": "4,base", "negotiation": "base"}
+"""Games that are judged by a tournament too: who plays the base model and the trained version, see `compare`."""
 
 
 def config_to_line(config: Path, folder: Path, seed: int) -> str:
@@ -32,27 +41,82 @@ def config_to_line(config: Path, folder: Path, seed: int) -> str:
     Raises:
         subprocess.CalledProcessError: a command failed; it has said why.
     """
-    shutil.rmtree(folder, ignore_errors=True)
+    first_folder = _run_first(config, folder, seed)
     began = time.monotonic()
+    shutil.rmtree(folder, ignore_errors=True)
+    used = config if first_folder is None else config_to_moved(config, first_folder, folder.with_suffix(".toml"))
     bridge = [sys.executable, "-m", "marft_bridge"]
-    where = ["--config", str(config), "--run", str(folder)]
-    argv = [*bridge, "serve", *where, "--", "sh", "-c", _EACH, sys.executable, str(config), str(folder)]
+    where = ["--config", str(used), "--run", str(folder)]
+    opponents = OPPONENTS.get(config.stem, "")
+    argv = [*bridge, "serve", *where, "--", "sh", "-c", _EACH, sys.executable, str(used), str(folder), opponents]
     subprocess.run(argv, check=True, env=os.environ | {"MARFT_SEED": str(seed)})
+    minutes = (time.monotonic() - began) / 60
     report = Report.model_validate_json((RunFolder(folder).path / "report.json").read_text(encoding="utf-8"))
-    return report_to_line(report, (time.monotonic() - began) / 60)
+    compared = folder_to_compared(folder) if config.stem == "kuhn_poker" else None
+    return report_to_line(report, minutes, exploitability=compared)
 
 
-def report_to_line(report: Report, minutes: float) -> str:
-    """The figures that a reader who runs the same should see, by and large."""
-    (contrast,) = report.contrasts
+def _run_first(config: Path, folder: Path, seed: int) -> Path | None:
+    """The folder of the run that a configuration begins from, after it has run to its end; None where there is none."""
+    start = toml_to_config(config).train.start_from
+    if start is None:
+        return None
+    first_config, first_folder = config.with_name(f"{Path(start).name}.toml"), folder.with_name(Path(start).name)
+    if not (first_folder / "report.json").exists():
+        print(f"{first_config.stem}: {config_to_line(first_config, first_folder, seed)}", flush=True)
+    return first_folder
+
+
+def config_to_moved(config: Path, first_folder: Path, moved: Path) -> Path:
+    """Writes a configuration to `moved` that begins from the run in `first_folder`, and is otherwise the same."""
+    text, count = _START.subn(lambda _: f"start_from = {json.dumps(str(first_folder))}", config.read_text("utf-8"))
+    assert count == 1, f"{config.name} has not one line `start_from = ...`"
+    moved.parent.mkdir(parents=True, exist_ok=True)
+    moved.write_text(text, "utf-8")
+    return moved
+
+
+def report_to_line(
+    report: Report, minutes: float, exploitability: tuple[Exploitability, Exploitability] | None = None
+) -> str:
+    """The figures that a reader who runs the same should see, by and large.
+
+    Args:
+        exploitability: of the base model and of the trained version, in Kuhn poker.
+    """
+    contrast = report.contrasts[0]
     low, high = contrast.ci95
     rounds = [point.reward_mean for point in report.learning_curve if point.phase == "online"]
     rewards = ", ".join("-" if mean is None else f"{mean:.2f}" for mean in rounds)
-    return (
+    more = []
+    if exploitability is not None:
+        before, after = exploitability
+        more.append(f"exploitability {before.chips:.3f} -> {after.chips:.3f} chips a game, by {after.games} games each")
+    if report.tournament is not None:
+        more += tournament_to_parts(report.tournament, report.base, contrast.variant)
+    parts = [
         f"{contrast.metric} {contrast.mean_a:.3f} -> {contrast.mean_b:.3f} on {contrast.clusters} held-out tasks "
-        f"({contrast.diff:+.3f}, 95 % {low:+.3f} to {high:+.3f}); reward by round {rewards}; "
-        f"seed {report.setup.seed}, {minutes:.0f} min"
-    )
+        f"({contrast.diff:+.3f}, 95 % {low:+.3f} to {high:+.3f})",
+        f"reward by round {rewards}",
+        *more,
+        f"seed {report.setup.seed}, {minutes:.0f} min",
+    ]
+    return "; ".join(parts)
+
+
+def tournament_to_parts(tournament: Tournament, base: str, trained: str) -> list[str]:
+    """The trained version's Elo, where the base model has 0, and what both earned a game on both seats."""
+    (rated,) = [row for row in tournament.ratings if row.variant == trained]
+    interval = "" if rated.low is None else f" (95 % {rated.low:+.0f} to {rated.high:+.0f})"
+    games = [match for match in tournament.matches if {match.first, match.second} == {base, trained}]
+    pairs = [
+        (m.payoff_first, m.payoff_second) if m.first == trained else (m.payoff_second, m.payoff_first) for m in games
+    ]
+    own, others = (sum(payoffs) / len(games) for payoffs in zip(*pairs, strict=True))
+    return [
+        f"Elo {rated.elo:+.0f}{interval} against the base at 0",
+        f"payoff against the base {own:+.3f}, the base's {others:+.3f}",
+    ]
 
 
 def main(argv: list[str] | None = None) -> int:

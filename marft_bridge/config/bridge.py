@@ -143,6 +143,9 @@ class TrainOptions(_Options):
     the newest (self-play)."""
     traces: tuple[str, ...] = ()
     """Folders that `traces export` wrote, or DuckLake catalogs: their episodes are learned from too, read in place."""
+    start_from: str | None = Field(None, min_length=1)
+    """Another run's folder: every node that it trained begins from the version that its training names. None: every
+    node begins from its base model."""
     teacher_rounds: int = Field(0, ge=0)
     """In so many first rounds a teacher teaches on the prompts that the trained graph comes to; rewards do from the
     next round on."""

@@ -26,7 +26,7 @@ from marft_bridge.rollouts.held_out import HeldOutTasks
 from marft_bridge.runs.ledger import begin_run, numbered_run_id
 from marft_bridge.runs.run_folder import DISTIL, RunFolder
 from marft_bridge.runs.run_store import open_run_store
-from marft_bridge.serving.model_versions import ModelVersions, config_to_versions
+from marft_bridge.serving.model_versions import config_to_versions
 from marft_bridge.traces.store_reader import open_for_reading
 from marft_bridge.training.retokenise import NOT_RETOKENISED, Retokeniser, bases_to_retokeniser
 from trace_store.journal import Journal
@@ -102,7 +102,9 @@ def distil(config: BridgeConfig, team: Path, node: str, *, reporter: Reporter) -
         if not distilled:
             raise ConfigError(f"distil: no run of {team} could be turned into one of {config.graph.app}")
         _store_distilled(config, folder, run_id, distilled=distilled, reporter=reporter)
-        copied, obstacle = _copy_adapters(team, team_nodes, versions, node=node)
+        copied, obstacle = copy_team_adapters(
+            RunFolder(team), versions.registry, team_nodes=team_nodes, own_nodes=[node]
+        )
     _report(config, run_id, distilled, reporter=reporter)
     if obstacle is None:
         names = ", ".join(f"{name}@{version}" for name, version in copied.items())
@@ -205,15 +207,6 @@ def _store_distilled(
         finally:
             journal.close()
         store.take_in()
-
-
-def _copy_adapters(
-    team: Path, team_nodes: set[str], versions: ModelVersions, *, node: str
-) -> tuple[dict[str, int], str | None]:
-    """As `copy_team_adapters`."""
-    if not RunFolder(team).adapters.is_dir():
-        return {}, f"{team} has none"
-    return copy_team_adapters(RunFolder(team), versions.registry, team_nodes=team_nodes, own_nodes=[node])
 
 
 # -- what is said ---------------------------------------------------------------------------------------------------

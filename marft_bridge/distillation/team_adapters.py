@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from marft_bridge.common.errors import BridgeError
-from marft_bridge.runs.named_version import read_named_version
+from marft_bridge.runs.named_version import choose_version, read_named_version
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving.adapter_checks import CONFIG_FILE, WEIGHTS_FILE
 from marft_bridge.serving.adapter_registry import AdapterRegistry
@@ -31,23 +31,22 @@ def copy_team_adapters(
     Returns:
         Node -> version, of all that are there now; and why some are not, None where all are.
     """
-    best = read_named_version(team)
+    named = read_named_version(team)
     team_registry = AdapterRegistry(team.adapters, registry.base_of(""))
     copied: dict[str, int] = {}
     for node in sorted(team_nodes):
-        versions = team_registry.versions(node)
-        if not versions:
+        version = choose_version(named, team_registry.versions(node))
+        if version is None:
             continue
         if node in own_nodes:
             return copied, f"{node!r} is the name of a node of both"
-        version = best.version if best is not None and best.version in versions else versions[-1]
         try:
             if version not in registry.versions(node):
                 _copy_version(team_registry, registry, node, version=version)
         except BridgeError as error:
             return copied, str(error)
         copied[node] = version
-    return copied, None if copied else "it has no adapters"
+    return copied, None if copied else f"{team.path} has none"
 
 
 def _copy_version(team_registry: AdapterRegistry, registry: AdapterRegistry, node: str, *, version: int) -> None:

@@ -108,16 +108,29 @@ def record_learned_tasks(folder: Path, trajectories: Iterable[Trajectory]) -> No
         write_atomically(path, json.dumps({"tasks": sorted(learned)}, indent=1) + "\n")
 
 
+def take_over_learned_tasks(store: TraceStore, folder: Path) -> None:
+    """Adds to a folder's learned.json the tasks that adapters of another run folder, of this store, were trained on."""
+    digests = _store_to_learned(store)
+    path = folder / LEARNED_FILE
+    learned = digests.union(_read_learned(path))
+    write_atomically(path, json.dumps({"tasks": sorted(learned)}, indent=1) + "\n")
+
+
 def heldout_leaks(store: TraceStore, tasks: Sequence[Task]) -> list[str]:
     """The ids of those held-out tasks that an adapter of this run folder was trained on, in their order.
 
     There are some when `graph.heldout`, or the ids of the tasks, changed after training; a comparison on them would
     measure memorised answers.
     """
+    learned = _store_to_learned(store)
+    return [str(task["id"]) for task in tasks if _task_digests(str(task["id"]), task) & learned]
+
+
+def _store_to_learned(store: TraceStore) -> set[str]:
     learned = set(_read_learned(store.path.parent / LEARNED_FILE))
     for task_id, task in store.sql(_TRAINED_ON):
         learned |= _task_digests(task_id, json.loads(task) if task else {})
-    return [str(task["id"]) for task in tasks if _task_digests(str(task["id"]), task) & learned]
+    return learned
 
 
 def _read_learned(path: Path) -> list[str]:

@@ -7,6 +7,7 @@ newest version of each node counts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -72,6 +73,17 @@ def read_named_version(folder: RunFolder) -> NamedVersion | None:
         raise ConfigError(
             f"{folder.best} is unreadable ({reason}); delete it, and the newest version is taken, or name a version"
         ) from None
+
+
+def choose_version(named: NamedVersion | None, versions: Sequence[int]) -> int | None:
+    """The version of a node that counts: the named one where the node has it, else its newest; None where it has none.
+
+    Args:
+        versions: of the node, ascending.
+    """
+    if named is not None and named.version in versions:
+        return named.version
+    return versions[-1] if versions else None
 
 
 def write_named_version(folder: RunFolder, named: NamedVersion) -> None:

@@ -91,18 +91,20 @@ class Learners:
         lineage: Mapping[str, str],
         is_heldout: Callable[[Episode], bool],
         checkpoint: Path | None,
+        start: Mapping[str, Path],
     ) -> MarftTrainer:
         """The trainer, which this process has and all others follow.
 
         Args:
             checkpoint: what the other processes load at once; the caller loads it too. None for a run that begins.
+            start: the folder of the adapter that an agent of a run that begins goes on from; all processes load it.
 
         Raises:
             TrainError: see `MarftTrainer`; LostProcessError where a process did not come.
         """
         here: dict[str, Any] = {"seed": seed, "progress": progress, "lineage": lineage, "is_heldout": is_heldout}
         if self._followers is None:
-            return MarftTrainer(options, model_dirs, agents, **here)
+            return _begun(MarftTrainer(options, model_dirs, agents, **here), start)
         from trainers.learners.group import workers_on
         from trainers.learners.leader import LeadingTrainer, say_build
 
@@ -118,10 +120,12 @@ class Learners:
             lineage=lineage,
             devices=self._devices,
             checkpoint=checkpoint,
+            start=start,
         )
-        return LeadingTrainer(
+        trainer = LeadingTrainer(
             options, model_dirs, agents, workers=workers_on(self._devices[0]), calls=self._calls, **here
         )
+        return _begun(trainer, start)
 
     def end(self, *, is_done: bool) -> None:
         """Ends all processes that were started here; returns when they are gone.
@@ -197,6 +201,12 @@ def go_on_after_losses(
             raise TrainError(f"{loss}, the {lost}th loss without an update in between; {_RESUME_HINT}")
         notify(f"{loss}; going on from the last update with another one in its place")
         give_back_card_memory()
+
+
+def _begun(trainer: MarftTrainer, start: Mapping[str, Path]) -> MarftTrainer:
+    for agent, folder in start.items():
+        trainer.policies.load_adapter(agent, folder)
+    return trainer
 
 
 def _join(followers: Followers) -> Any:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -87,6 +87,12 @@ from marft_bridge.training.round_timings import PUBLISH, ROLLOUT, SCORE, RoundCl
 from marft_bridge.training.scoring_teacher import config_to_teacher, round_to_distilled_text
 from marft_bridge.training.served_checks import check_staleness, served_versions
 from marft_bridge.training.signal_check import SignalCheck, check_forecast
+from marft_bridge.training.start_adapters import (
+    config_to_start,
+    refuse_learned_tasks,
+    refuse_other_start,
+    start_to_text,
+)
 from marft_bridge.training.success_draw import rewards_to_draw_weights
 from marft_bridge.training.task_draw import DrawRule, TaskReward, rewards_to_weights, round_to_task_order
 from marft_bridge.training.teacher_labels import TeacherLabels, teacher_metrics_to_text
@@ -150,6 +156,7 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
     app = load_app(config)
     heldout = HeldOutTasks(app.heldout_tasks, app.task_to_input)
     versions = config_to_versions(config, folder.adapters, reporter.say)
+    start = {} if checkpoint.is_saved(folder.checkpoint) else config_to_start(config, versions.registry)
     model_dirs = {node: versions.base_of(node).directory for node in config.graph.nodes}
     placement = Placement(config, versions.bases, server_options(versions.bases, folder, reporter), trains=True)
     for device_line in placement.lines():
@@ -167,6 +174,7 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
     with folder.lock_for("train"):
         with open_run_store(folder, reporter) as store:
             refuse_second_run(store, TRAIN, "train", folder=folder, resume=resume)
+            refuse_other_start(config, store)
             retokeniser = bases_to_retokeniser(
                 versions.bases, config.graph.nodes, config.train.trainer.offline.retokenise
             )
@@ -201,6 +209,9 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
             signal = check_forecast(
                 config, collected, own_ids, resume=resume, without_signal=without_signal, reporter=reporter
             )
+            if start:
+                refuse_learned_tasks(config, app.heldout_tasks)
+                reporter.say(start_to_text(start, config))
             begin_run(store, TRAIN, "train", config=config, folder=folder)
 
         def train_once() -> None:
@@ -228,6 +239,7 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
                     collected=collected,
                     signal=signal,
                     teacher_dir=teacher_dir,
+                    start={node: Path(row.path) for node, row in start.items()},
                 ).run()
 
         if is_on_ray:
@@ -338,6 +350,7 @@ class _Training:
         collected: Sequence[Trajectory],
         signal: SignalCheck,
         teacher_dir: Path | None,
+        start: Mapping[str, Path],
     ) -> None:
         self.teacher_dir = teacher_dir
         self.config, self.folder, self.session, self.rollouts = config, folder, session, rollouts
@@ -357,6 +370,7 @@ class _Training:
         self.clock = RoundClock()
         self.store_lock = Lock()  # rollouts open the store too, on their thread, to see what a round still lacks
         versions = self.models.versions
+        is_resumed = checkpoint.is_saved(folder.checkpoint)
         with self._updating():  # so that the trainer finds the memory that it will have
             self.trainer = learners.make_trainer(
                 trainer_options,
@@ -366,7 +380,8 @@ class _Training:
                 progress=self._show_phase,
                 lineage=versions.lineage,
                 is_heldout=heldout.is_held_out,
-                checkpoint=folder.checkpoint if checkpoint.is_saved(folder.checkpoint) else None,
+                checkpoint=folder.checkpoint if is_resumed else None,
+                start={} if is_resumed else start,
             )
         for model in self.trainer.policies.models.values():
             if (line := model.slow_attention()) is not None:

@@ -74,5 +74,5 @@ def test_what_cannot_be_compared_stays_where_it_is_and_it_is_said_why(
     assert other.versions("actor") == []
     assert copy_team_adapters(RunFolder(tmp_path / "none"), registry, team_nodes=NODES, own_nodes=[]) == (
         {},
-        "it has no adapters",
+        f"{tmp_path / 'none'} has none",
     )

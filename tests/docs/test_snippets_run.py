@@ -142,6 +142,7 @@ NOT_RUN = {
         "docs/training.md",
         "marft-bridge distil runs/math_duo --into solver --config examples/team_in_one/bridge.toml",
     ): TEAM_IN_ONE,
+    ("docs/training.md", "sh examples/team_in_one/run.sh runs/math_duo"): TEAM_IN_ONE,
     ("docs/training.md", "marft-bridge train --config examples/team_in_one/bridge.toml"): TEAM_IN_ONE,
     ("docs/training.md", "marft-bridge compare --config examples/team_in_one/bridge.toml"): TEAM_IN_ONE,
     ("docs/cluster.md", "ray start --head"): CLUSTER,

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ from support.sample_report import bare_report
 from support.zoo_answers import DUO, sometimes_right
 from support.zoo_rig import ZOO, train_zoo
 
-from examples.zoo.run import main, report_to_line
-from marft_bridge.comparison.records import Contrast
+from examples.zoo.exploitability import Exploitability
+from examples.zoo.run import OPPONENTS, config_to_moved, main, report_to_line, tournament_to_parts
+from marft_bridge.comparison.records import Contrast, Match, Rated, Report, Tournament
 from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.rollouts.app import load_app
 from marft_bridge.runs.learning_curve import LearningPoint
@@ -62,9 +64,9 @@ def test_the_page_names_the_estimator_and_the_order_of_updates_of_a_configuratio
     assert config_to_entry(ZOO / "meta_thinker.toml").learns.startswith("gae per action; alternating updates")
 
 
-def test_the_line_of_a_run_is_that_of_its_report() -> None:
+def report_of_a_run() -> Report:
     contrast = Contrast(
-        variant="after",
+        variant="trained",
         metric="correct",
         n=96,
         clusters=48,
@@ -79,11 +81,77 @@ def test_the_line_of_a_run_is_that_of_its_report() -> None:
     )
     points = [(0, "offline", None), (1, "online", 0.25), (2, "online", None), (3, "online", 0.5)]
     curve = [LearningPoint(round=n, phase=phase, episodes=8, reward_mean=mean) for n, phase, mean in points]
-    report = bare_report().model_copy(update={"contrasts": (contrast,), "learning_curve": tuple(curve)})
+    return bare_report().model_copy(update={"contrasts": (contrast,), "learning_curve": tuple(curve)})
+
+
+def test_the_line_of_a_run_is_that_of_its_report() -> None:
+    report = report_of_a_run()
     assert report_to_line(report, 4.6) == (
         "correct 0.125 -> 0.500 on 48 held-out tasks (+0.375, 95 % +0.250 to +0.500); reward by round 0.25, -, 0.50; "
         f"seed {report.setup.seed}, 5 min"
     )
+
+
+def test_the_line_of_a_game_has_its_tournament_and_the_table_shows_it(tmp_path: Path) -> None:
+    rated = {"low": 10.4, "high": 95.6, "won": 30, "drawn": 10, "lost": 20}
+    tournament = Tournament(
+        sides=("left", "right"),
+        ratings=(
+            Rated(variant="before", elo=0, **{**rated, "low": 0, "high": 0}),
+            Rated(variant="trained", elo=52.6, **rated),
+            Rated(variant="version 4", elo=20, **rated),
+        ),
+        finite=True,
+        matches=(
+            Match(first="trained", second="before", won=20, drawn=0, lost=10, payoff_first=0.5, payoff_second=-0.5),
+            Match(first="before", second="trained", won=15, drawn=0, lost=15, payoff_first=0.25, payoff_second=0.125),
+            Match(first="trained", second="version 4", won=1, drawn=0, lost=9, payoff_first=-9, payoff_second=9),
+        ),
+        left_out=0,
+    )
+    more = "Elo +53 (95 % +10 to +96) against the base at 0; payoff against the base +0.312, the base's -0.125"
+    assert tournament_to_parts(tournament, "before", "trained") == more.split("; ")
+    ratings = (tournament.ratings[0], tournament.ratings[1].model_copy(update={"low": None, "high": None}))
+    assert tournament_to_parts(tournament.model_copy(update={"ratings": ratings}), "before", "trained")[0] == (
+        "Elo +53 against the base at 0"
+    )
+    report = report_of_a_run().model_copy(update={"tournament": tournament})
+    told = (Exploitability(240, unmet=0, chips=0.5), Exploitability(240, unmet=1, chips=0.125))
+    line = report_to_line(report, 4.6, exploitability=told)
+    more = f"exploitability 0.500 -> 0.125 chips a game, by 240 games each; {more}"
+    assert f"; reward by round 0.25, -, 0.50; {more}; seed " in line
+    path = tmp_path / "game.toml"
+    text = (ZOO / "defer.toml").read_text(encoding="utf-8")
+    path.write_text(re.sub(r"(?m)^# Expected: .*", f"# Expected: {line}", text), encoding="utf-8")
+    page = entries_to_page([config_to_entry(path)])
+    assert "| [game](#game) | correct | 0.125 | 0.500 | ▲ +0.375 | +0.250 to +0.500 | 48 | 5 |" in page
+    assert f"\n- [game](#game): {more}.\n" in page
+
+
+def test_a_run_that_begins_from_another_finds_it_where_the_runs_are(tmp_path: Path) -> None:
+    config = tmp_path / "second.toml"
+    config.write_text('[train]\nstart_from = "runs/zoo/first"   # stage one\nrounds = 4\n')
+    moved = config_to_moved(config, tmp_path / 'a "place"/first', tmp_path / "runs/second.toml")
+    assert tomllib.loads(moved.read_text()) == {"train": {"start_from": str(tmp_path / 'a "place"/first'), "rounds": 4}}
+
+
+@pytest.mark.parametrize("name", sorted(OPPONENTS))
+def test_a_tournament_of_the_zoo_is_between_two_sides_and_the_server_has_room_for_it(name: str) -> None:
+    config = toml_to_config(ZOO / f"{name}.toml")
+    players = 2 + sum(opponent != "base" for opponent in OPPONENTS[name].split(","))
+    assert len(config.train.trainer.sides) == 2
+    assert config.serve.max_loras >= players * len(config.graph.nodes)
+    assert config.compare.mixed_teams == "off"
+
+
+def test_stages_of_the_zoo_have_the_rounds_of_joint_training_together() -> None:
+    first, second, joint = (toml_to_config(ZOO / f"prisma-{name}.toml") for name in ("modules", "two-stage", "joint"))
+    assert second.train.start_from == "runs/zoo/prisma-modules"
+    assert first.train.rounds + second.train.rounds == joint.train.rounds
+    for option in ("episodes_per_round", "samples_per_task"):
+        assert getattr(first.train, option) == getattr(second.train, option) == getattr(joint.train, option)
+    assert (first.graph.heldout, first.seed) == (second.graph.heldout, second.seed)  # the same tasks are held out
+    assert (second.graph, second.compare) == (joint.graph, joint.compare)
 
 
 def test_a_name_that_is_not_in_the_zoo_is_refused_with_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:

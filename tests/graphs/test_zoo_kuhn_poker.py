@@ -15,7 +15,7 @@ from support.edge_rig import recorded_edges, recorded_trajectories, run_recorded
 from support.tiny_policy import make_action, make_trajectory
 from support.zoo_rig import ZOO, train_zoo
 
-from examples.zoo.exploitability import trajectories_to_rows
+from examples.zoo.exploitability import trajectories_to_compared, trajectories_to_rows
 from graphs import kuhn_poker
 from graphs.kuhn_poker import Move
 from graphs.kuhn_rules import PLAYERS, exploitability
@@ -138,6 +138,24 @@ def test_a_run_tells_how_exploitable_each_version_was() -> None:
     second = {(r, h): c[r] for r in range(3) for h, c in ((("bet",), bold), (("check",), tossed))}
     expected = exploitability(first, second)
     assert row == f"version 1: 6 games, 6 of 12 decisions never met, exploitability {expected:.3f}"
+
+
+def test_a_comparison_tells_of_the_base_and_the_trained_version_by_their_own_games() -> None:
+    deals = [f"deal-3-6-9-{a}-{b}" for a in (3, 6, 9) for b in (3, 6, 9) if a != b]
+
+    def compared(variant: str, version: int, *replies: str) -> list[Trajectory]:
+        own = dict.fromkeys(PLAYERS, version)
+        games = [played(own, deal, *replies) for deal in deals]
+        return [replace(game, episode=replace(game.episode, variant=variant)) for game in games]
+
+    bold, calm = compared("before", 0, "bet", "call"), compared("after", 4, "check", "check")
+    opponent = compared("version 2", 2, "bet", "fold")
+    before, after = trajectories_to_compared([*bold, *calm, *opponent])
+    assert (before.games, after.games, before.unmet) == (6, 6, 6)
+    assert f"exploitability {before.chips:.3f}" in trajectories_to_rows(bold)[0]
+    assert f"exploitability {after.chips:.3f}" in trajectories_to_rows(calm)[0]
+    with pytest.raises(ValueError, match="has games of 1 versions with themselves, not of two"):
+        trajectories_to_compared(bold)
 
 
 def plays(node: str, messages: list[dict[str, Any]], chance: random.Random) -> str:

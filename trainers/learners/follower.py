@@ -67,6 +67,8 @@ def _build(values: dict[str, Any]) -> MarftTrainer:
         lineage=values["lineage"],
         workers=workers_on(device),
     )
+    for agent, folder in values["start"].items():
+        trainer.policies.load_adapter(agent, Path(folder))
     if values["checkpoint"] is not None:
         checkpoint.load(trainer, Path(values["checkpoint"]))
     return trainer

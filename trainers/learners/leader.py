@@ -113,12 +113,14 @@ def say_build(
     lineage: Mapping[str, str],
     devices: Sequence[str],
     checkpoint: Path | None,
+    start: Mapping[str, Path],
 ) -> None:
     """Has every follower build the leader's trainer; the arguments are those of `MarftTrainer`.
 
     Args:
         devices: where each process computes, by rank.
         checkpoint: what all of them load; None for a run that begins.
+        start: the folder of the adapter that an agent goes on from, which all of them load.
     """
     values = {
         "options": options_to_values(options),
@@ -128,6 +130,7 @@ def say_build(
         "lineage": dict(lineage),
         "devices": list(devices),
         "checkpoint": None if checkpoint is None else str(checkpoint.absolute()),
+        "start": {agent: str(folder.absolute()) for agent, folder in start.items()},
     }
     calls.send(BUILD, values)
 

@@ -21,7 +21,7 @@ NOT_TRAINED = "not trained yet"
 """What `# Expected:` says of a configuration that nobody has run to its end yet. It gets no figures and no mark."""
 _FIGURES = re.compile(
     r"(?P<metric>\w+) (?P<before>\S+) -> (?P<after>\S+) on (?P<tasks>\d+) held-out tasks "
-    r"\((?P<diff>\S+), 95 % (?P<low>\S+) to (?P<high>\S+)\); reward by round .*; "
+    r"\((?P<diff>\S+), 95 % (?P<low>\S+) to (?P<high>\S+)\); reward by round [^;]*(; (?P<more>.*))?; "
     r"seed \d+, (?P<minutes>\d+) min( on .*)?"
 )
 
@@ -116,6 +116,7 @@ def entries_to_table(entries: list[Entry]) -> str:
         ValueError: an `# Expected:` is neither NOT_TRAINED nor as `python -m examples.zoo.run --write` writes it.
     """
     rows: list[str] = []
+    further: list[str] = []
     effects: list[Effect] = []
     untrained = [entry.name for entry in entries if entry.expected == NOT_TRAINED]
     for entry in entries:
@@ -129,6 +130,8 @@ def entries_to_table(entries: list[Entry]) -> str:
             f"| [{entry.name}](#{entry.name}) | {found['metric']} | {found['before']} | {found['after']} | "
             f"{difference} | {found['low']} to {found['high']} | {found['tasks']} | {found['minutes']} |"
         )
+        if found["more"]:
+            further.append(f"- [{entry.name}](#{entry.name}): {found['more']}.")
     return "\n".join(
         [
             "## What came out",
@@ -140,6 +143,7 @@ def entries_to_table(entries: list[Entry]) -> str:
             "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
             *rows,
             "",
+            *(["Games, by more than their metric:", "", *further, ""] if further else []),
             *([f"Not trained yet on the real model: {names_to_links(untrained)}.", ""] if untrained else []),
         ]
     )

@@ -1,0 +1,19 @@
+#!/bin/sh
+# A trained team into one node, from the root of the checkout: distil, train, compare, and the table of quality and cost.
+#
+#     sh examples/team_in_one/run.sh runs/math_duo
+#
+# The team is a run folder of examples/math_duo that was trained. RUN: where the node's run goes; it must not exist yet.
+set -eu
+here=examples/team_in_one
+run=${RUN:-runs/team_in_one}
+python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python)}
+bridge="$python -m marft_bridge"
+
+if [ -z "${SERVED:-}" ]; then
+    $bridge distil "$1" --into solver --config $here/bridge.toml --run "$run"
+    SERVED=1 exec $bridge serve --config $here/bridge.toml --run "$run" -- sh "$0"
+fi
+$bridge train --config $here/bridge.toml --run "$run"
+$bridge compare --config $here/bridge.toml --run "$run"
+$python -m examples.team_in_one.figures "$run"
