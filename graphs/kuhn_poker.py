@@ -41,15 +41,11 @@ PROFILE = (
     "You play poker with one card each. Both put 1 chip in the pot; a bet is 1 chip more. The higher card wins. Reply "
     "with yes or no."
 )
-EXAMPLES = (  # each card twice or more, with both answers where both are played
-    ("The cards are 12, 13 and 14. You hold 14, the highest. Nobody has bet. Do you bet 1 chip?", "yes"),
+EXAMPLES = (
     ("The cards are 12, 13 and 14. You hold 12, the lowest. Your rival bets 1 chip. Do you call?", "no"),
-    ("The cards are 12, 13 and 14. You hold 13, the middle. Nobody has bet. Do you bet 1 chip?", "no"),
-    ("The cards are 12, 13 and 14. You hold 14, the highest. Your rival bets 1 chip. Do you call?", "yes"),
-    ("The cards are 12, 13 and 14. You hold 12, the lowest. Nobody has bet. Do you bet 1 chip?", "yes"),
-    ("The cards are 12, 13 and 14. You hold 13, the middle. Your rival bets 1 chip. Do you call?", "yes"),
     ("The cards are 12, 13 and 14. You hold 12, the lowest. Nobody has bet. Do you bet 1 chip?", "no"),
-    ("The cards are 12, 13 and 14. You hold 13, the middle. Your rival bets 1 chip. Do you call?", "no"),
+    ("The cards are 12, 13 and 14. You hold 14, the highest. Your rival bets 1 chip. Do you call?", "yes"),
+    ("The cards are 12, 13 and 14. You hold 14, the highest. Nobody has bet. Do you bet 1 chip?", "yes"),
 )
 
 
