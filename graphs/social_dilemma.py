@@ -1,12 +1,17 @@
 """Four payoffs -> an iterated prisoner's dilemma: two agents who share or keep, at the same time, round after round.
 
-After "Learning Robust Social Strategies with Large Language Models", which trains on social dilemmas with Advantage
-Alignment (Duque et al., arXiv 2406.14662); its abstract was at hand. "How Exploration Breaks Cooperation" is why each
-agent has an adapter of its own. Ours: the words, and payoffs drawn for each task. Simplified: a fixed number of rounds
-that both are told, moves of one word, no talk between them.
+After "Learning Robust Social Strategies with Large Language Models" (arXiv 2511.19405), which trains on social dilemmas
+with Advantage Alignment (Duque et al., arXiv 2406.14662); its abstract and its code were at hand. "How Exploration
+Breaks Cooperation" is why each agent has an adapter of its own. Ours: the words, and payoffs drawn for each task.
+Simplified: a fixed number of rounds that both are told, where theirs has ten and tells nobody which it is; moves of one
+word, no talk between them.
+
+Advantage Alignment keeps what there is of cooperation, and does not make it from nothing: players that share half of
+the time learn to keep with it too. Theirs are large models, which share at first; so that a small one does, the last
+three of four examples share.
 
 Invariant: the moves of one round never depend on each other. A reply that begins with no move counts as sharing, which
-never costs the other side, and costs its own `ILLEGAL_COST`; it never ends the run.
+never costs the other side, and costs its own `ILLEGAL_COST`; it never ends the run, and is no cooperation.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from graphs.few_shot import profile_to_messages
 
 PLAYERS = ("left", "right")
 SHARE, KEEP = "share", "keep"
-ROUNDS = 4
+ROUNDS = 8
 MEMORY = 2
 """Rounds that a player is told of."""
 ILLEGAL_COST = 1.0
@@ -34,16 +39,17 @@ TASKS = 160
 THINGS = ("coins", "apples", "shells", "stamps", "nuts", "books")
 
 PROFILE = "You play a game of several rounds with a partner. Both move at once: share or keep. Reply with one word."
-EXAMPLES = (  # in this order a small model shares more often than not, so that there is something to lose
+_PENS, _PINS = (
+    "Both share: 20 pens each. Both keep: 8 each. One keeps: 30, the other 2.\n",
+    "Both share: 9 pins each. Both keep: 3 each. One keeps: 15, the other 1.\n",
+)
+EXAMPLES = (
+    (f"{_PENS}Round 1: you share, your partner keeps.\nRound 2 of 3. Share or keep?", KEEP),
+    (f"{_PENS}Round 1 of 3. Share or keep?", SHARE),
+    (f"{_PENS}Round 1: you share, your partner shares.\nRound 2 of 3. Share or keep?", SHARE),
     (
-        "Both share: 20 pens each. Both keep: 8 each. One keeps: 30, the other 2.\nRound 1: you share, your partner "
-        "keeps.\nRound 2 of 3. Share or keep?",
-        KEEP,
-    ),
-    ("Both share: 20 pens each. Both keep: 8 each. One keeps: 30, the other 2.\nRound 1 of 3. Share or keep?", SHARE),
-    (
-        "Both share: 20 pens each. Both keep: 8 each. One keeps: 30, the other 2.\nRound 1: you share, your partner "
-        "shares.\nRound 2 of 3. Share or keep?",
+        f"{_PINS}Round 1: you share, your partner shares.\nRound 2: you share, your partner shares.\nRound 3 of 3. "
+        "Share or keep?",
         SHARE,
     ),
 )
@@ -160,13 +166,13 @@ def reward(task: dict[str, Any], result: dict[str, Any], run: Any) -> dict[str, 
 
     `payoff` is a step reward, one for each call of each player: what the round earned it, as a share of the
     temptation, less ILLEGAL_COST where its reply was no move. It is absent where the record has not one call for each
-    move. Measures of the game: `cooperation` is the share of the rounds in which both shared; `welfare` what both
+    move. Measures of the game: `cooperation` is the share of the rounds in which both said share; `welfare` what both
     earned together, as a share of what sharing always would have; `legal` the share of replies that were moves.
     """
     payoffs, moves = task["payoffs"], result["moves"]
     word_of = {(move.round, move.player): move.word for move in moves}
     rounds = len(moves) // len(PLAYERS)
-    pairs = [tuple(word_of[number, player] for player in PLAYERS) for number in range(rounds)]
+    said = {(move.round, move.player) for move in moves if move.legal and move.word == SHARE}
     earned: dict[str, float] = {}
     total = 0.0
     calls_of = {player: [a.action_id for a in run.game().actions if a.node == player] for player in PLAYERS}
@@ -178,7 +184,7 @@ def reward(task: dict[str, Any], result: dict[str, Any], run: Any) -> dict[str, 
             cost = 0.0 if move.legal else ILLEGAL_COST
             earned[f"step:{calls_of[move.player][move.round]}"] = chips / payoffs["temptation"] - cost
     return {
-        "cooperation": sum(pair == (SHARE, SHARE) for pair in pairs) / rounds,
+        "cooperation": sum(all((number, player) in said for player in PLAYERS) for number in range(rounds)) / rounds,
         "welfare": total / (2 * payoffs["share"] * rounds),
         "legal": sum(move.legal for move in moves) / len(moves),
         "payoff": earned if len(earned) == len(moves) else None,

@@ -1,25 +1,33 @@
 """Owns: the zoo's iterated dilemma: D of simultaneous moves, payoffs of each move by hand, and its training.
 
 Moves of one round never depend on each other. A reply that is no move costs its own side only and never ends a run.
+Advantage Alignment keeps what cooperation there is, and plain training loses it: on tables, with the estimators and the
+sizes of the two configurations.
 """
 
+# ruff: noqa: N803 (shape suffixes)
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from support.edge_rig import recorded_edges, recorded_trajectories, run_recorded
 from support.zoo_rig import ZOO, train_zoo
 
 from graphs import social_dilemma
 from graphs.social_dilemma import PLAYERS, ROUNDS
+from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.recording.recorder import Recorder
 from trace_store.journal import Journal
+from trainers.advantages.estimator import EstimatorInput
 
+TASKS = list(social_dilemma.tasks())
 TASK = {"id": "t", "thing": "nuts", "payoffs": {"share": 6, "keep": 2, "temptation": 10, "sucker": 0}}
 
 
@@ -60,7 +68,7 @@ def test_moves_of_a_round_are_side_by_side_and_depend_on_all_rounds_before(recor
 def test_a_player_is_told_of_the_last_rounds_only(recorder: Recorder) -> None:
     _, policy = run(recorder, ["share"] * ROUNDS, ["keep"] * ROUNDS)
     asked = [call.prompt.split("One keeps: 10")[1] for call in policy.asked if call.node == "left"]
-    assert [prompt.count("your partner keeps") for prompt in asked] == [0, 1, 2, 2]
+    assert [prompt.count("your partner keeps") for prompt in asked] == [0, 1, *[2] * (ROUNDS - 2)]
     assert "Round 1:" not in asked[3]
 
 
@@ -70,9 +78,10 @@ def test_a_player_is_told_of_the_last_rounds_only(recorder: Recorder) -> None:
         (["share", "share"], ["share", "share"], {"l0": 0.6, "r0": 0.6, "l1": 0.6, "r1": 0.6}, (1.0, 1.0, 1.0)),
         # 10 and 0, then 2 and 2: 14 of the 24 that sharing would have had
         (["keep", "keep"], ["share", "keep"], {"l0": 1.0, "r0": 0.0, "l1": 0.2, "r1": 0.2}, (0.0, 14 / 24, 1.0)),
-        # What is no move counts as sharing, so the other one gets what sharing gives it; its own side pays 1.
-        (["keep", "none"], ["what", "share"], {"l0": 1.0, "r0": -1.0, "l1": -0.4, "r1": 0.6}, (0.5, 22 / 24, 0.5)),
-        ([""], ["x" * 5000], {"l0": -0.4, "r0": -0.4}, (1.0, 1.0, 0.0)),
+        # What is no move counts as sharing, so the other one gets what sharing gives it; its own side pays 1. Nobody
+        # has cooperated who said nothing.
+        (["keep", "none"], ["what", "share"], {"l0": 1.0, "r0": -1.0, "l1": -0.4, "r1": 0.6}, (0.0, 22 / 24, 0.5)),
+        ([""], ["x" * 5000], {"l0": -0.4, "r0": -0.4}, (0.0, 1.0, 0.0)),
     ],
 )
 def test_payoffs_of_moves_are_those_worked_out_by_hand_and_a_bad_reply_costs_its_own_side(
@@ -92,13 +101,122 @@ def test_payoffs_are_absent_where_the_record_has_not_one_call_for_each_move(reco
 
 
 def test_every_task_is_a_dilemma_of_its_own() -> None:
-    tasks = list(social_dilemma.tasks())
+    tasks = TASKS
     assert tasks == list(social_dilemma.tasks())
     assert len(tasks) == len({task["id"] for task in tasks}) == 160
     for task in tasks:
         p = task["payoffs"]
         assert p["temptation"] > p["share"] > p["keep"] > p["sucker"] >= 0
         assert 2 * p["share"] > p["temptation"] + p["sucker"]
+
+
+# -- what is to be expected: tables in place of the model, the configurations' own estimators ------------------------
+
+AT_FIRST = (0.85, 0.04, 0.11)  # share, keep, no move: the replies of the 135M model to the first round
+
+
+@dataclass
+class Table:
+    """Logits of share, keep and no move: common to all situations, of each round, and of the two rounds before."""
+
+    common: Any
+    by_round: Any
+    by_past: Any
+
+    def chances(self, number: Any, past: Any) -> Any:
+        """[..., 3]"""
+        logits = self.common + self.by_round[number] + self.by_past[past]
+        weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def played(tables: list[Table], payoffs: Any, chance: np.random.Generator) -> tuple[Any, Any, Any]:
+    """Replies, what was seen and payoffs as shares of the temptation; [game, round, player]."""
+    games = len(payoffs)
+    replies, seen = np.zeros((games, ROUNDS, 2), int), np.zeros((games, ROUNDS, 2), int)
+    paid, past = np.zeros((games, ROUNDS, 2)), np.zeros((games, 2), int)
+    for number in range(ROUNDS):
+        seen[:, number] = past
+        for player, table in enumerate(tables):
+            edges = table.chances(number, past[:, player]).cumsum(axis=1)
+            replies[:, number, player] = (chance.random(games)[:, None] > edges[:, :2]).sum(axis=1)
+        keeps = replies[:, number] == 1
+        for player in (0, 1):
+            own, other = keeps[:, player], keeps[:, 1 - player]
+            kind = np.where(own, np.where(other, 1, 2), np.where(other, 3, 0))  # keep, temptation; sucker, share
+            cost = replies[:, number, player] == 2
+            paid[:, number, player] = payoffs[np.arange(games), kind] / payoffs[:, 2] - cost
+            past[:, player] = past[:, player] % 5 * 5 + 1 + 2 * own + other  # 0: before the first round
+    return replies, seen, paid
+
+
+def cooperation_by_round(name: str, seed: int) -> list[float]:
+    """Mutual cooperation of the tables, round by round of training as the configuration says, and after it."""
+    config = toml_to_config(ZOO / f"{name}.toml")
+    trainer, samples = config.train.trainer, config.train.samples_per_task
+    estimator = trainer.advantage.estimator_class(trainer.estimator_settings)
+    chance = np.random.default_rng(seed)
+    kinds = np.array([[task["payoffs"][kind] for kind in ("share", "keep", "temptation", "sucker")] for task in TASKS])
+    count = config.train.episodes_per_round
+    places = [(game, number, player) for game in range(count) for number in range(ROUNDS) for player in (0, 1)]
+    episodes = [SimpleNamespace(task_id=game // samples) for game in range(count)]
+    rows = tuple(game for game, *_ in places)
+    items = tuple(SimpleNamespace(agent=PLAYERS[player], turn=number) for _, number, player in places)
+    data = SimpleNamespace(items=items, episode_A=rows, tree_A=rows, episodes=episodes, forest=None)
+    tables = [Table(np.log(AT_FIRST), np.zeros((ROUNDS, 3)), np.zeros((25, 3))) for _ in PLAYERS]
+    cooperation = []
+    for _ in range(config.train.rounds + 1):
+        payoffs = kinds[chance.choice(len(kinds), count // samples, replace=False)].repeat(samples, axis=0)
+        replies, seen, paid = played(tables, payoffs, chance)
+        cooperation.append(float((replies == 0).all(axis=2).mean()))
+        returns = np.zeros_like(paid)
+        for number in reversed(range(ROUNDS)):
+            later = returns[:, number + 1] if number + 1 < ROUNDS else 0.0
+            returns[:, number] = paid[:, number] + trainer.advantage.gamma * later
+        flat_returns = returns.ravel()
+        shown = SimpleNamespace(
+            data=data,
+            side_of=trainer.side_of,
+            returns_by_source=lambda gamma, paid_back=flat_returns: {"payoff": paid_back},
+            over_units=lambda part_A, gamma_token: part_A,
+        )
+        advantages = estimator.estimate(cast("EstimatorInput", shown)).estimate.advantage_U.reshape(paid.shape)
+        for player, table in enumerate(tables):
+            learn(table, replies[:, :, player], seen[:, :, player], advantages[:, :, player])
+    return cooperation
+
+
+def learn(table: Table, reply: Any, past: Any, advantage: Any) -> None:
+    """Three steps of a clipped policy gradient, whose size Adam would make the same for any scale of advantages."""
+    scaled, numbers = advantage / (advantage.std() + 1e-9), np.arange(ROUNDS)[None]
+    chosen = np.eye(3)[reply]
+    old = (table.chances(numbers, past) * chosen).sum(axis=2)
+    for _ in range(3):
+        chances = table.chances(numbers, past)
+        ratio = (chances * chosen).sum(axis=2) / old
+        is_clipped = (scaled > 0) & (ratio > 1.28) | (scaled < 0) & (ratio < 0.8)
+        step = (chosen - chances) * np.where(is_clipped, 0.0, scaled)[:, :, None] * 4 / scaled.size
+        table.common = table.common + step.sum(axis=(0, 1))
+        table.by_round = table.by_round + step.sum(axis=0)
+        np.add.at(table.by_past, past, step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_tables_that_begin_like_the_model_keep_sharing_by_advantage_alignment_and_stop_it_without(seed: int) -> None:
+    aligned, plain = (cooperation_by_round(name, seed) for name in ("social_dilemma", "social_dilemma-plain"))
+    assert aligned[0] == plain[0] == pytest.approx(AT_FIRST[0] ** 2, abs=0.05)
+    assert aligned[-1] > 0.9
+    assert plain[-1] < 0.1
+
+
+def test_the_two_configurations_differ_in_their_estimator_alone() -> None:
+    aligned, plain = (toml_to_config(ZOO / f"social_dilemma{end}.toml").recorded() for end in ("", "-plain"))
+    trainers = [content["train"]["trainer"] for content in (aligned, plain)]
+    assert [trainer["advantage"].pop("estimator") for trainer in trainers] == ["advantage_alignment", "at_grpo"]
+    assert [trainer["experimental"].pop("alignment_beta") for trainer in trainers] == [2.0, 1.0]  # read by one alone
+    assert (aligned.pop("name"), plain.pop("name")) == ("social_dilemma", "social_dilemma-plain")
+    assert aligned == plain
 
 
 def moves(node: str, messages: list[dict[str, Any]], chance: random.Random) -> str:
@@ -108,7 +226,7 @@ def moves(node: str, messages: list[dict[str, Any]], chance: random.Random) -> s
 
 @pytest.mark.slow
 def test_both_sides_learn_from_their_own_moves(tmp_path: Path) -> None:
-    trained = train_zoo(ZOO / "social_dilemma.toml", moves, tmp_path, rounds=2, episodes=16)
+    trained = train_zoo(ZOO / "social_dilemma.toml", moves, tmp_path, rounds=2, episodes=8)
     assert min(trained.norms.values()) > 0
     for trajectory in trained.trained:
         paid = [reward for reward in trajectory.rewards if reward.name == "payoff"]
