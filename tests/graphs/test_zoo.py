@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.pages.zoo_page import NOT_TRAINED, PAGE, config_to_entry, entries_to_page, written
@@ -93,7 +94,7 @@ def test_the_line_of_a_run_is_that_of_its_report() -> None:
 
 
 def test_the_line_of_a_game_has_its_tournament_and_the_table_shows_it(tmp_path: Path) -> None:
-    rated = {"low": 10.4, "high": 95.6, "won": 30, "drawn": 10, "lost": 20}
+    rated: dict[str, Any] = {"low": 10.4, "high": 95.6, "won": 30, "drawn": 10, "lost": 20}
     tournament = Tournament(
         sides=("left", "right"),
         ratings=(

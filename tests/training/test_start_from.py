@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
@@ -24,8 +25,8 @@ from marft_bridge.training.start_adapters import config_to_start
 from trace_store.store import TraceStore
 from trainers.common.files import weights_to_sha256
 
-SCHOOL_LORA = {"lora": {"rank": 1, "alpha": 1.0}}  # as `write_zero_adapter` makes them
-OFF = {"trainer": {"offline": {"mode": "off"}}}
+SCHOOL_LORA: dict[str, Any] = {"lora": {"rank": 1, "alpha": 1.0}}  # as `write_zero_adapter` makes them
+OFF: dict[str, Any] = {"trainer": {"offline": {"mode": "off"}}}
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def other_run(folder: Path, model: Path, versions: dict[str, list[int]]) -> Path
     return folder
 
 
-def begun(school: School, other: Path, **trainer: object) -> dict[str, int]:
+def begun(school: School, other: Path, **trainer: Any) -> dict[str, int]:
     config = school.config(start_from=str(other), trainer={**SCHOOL_LORA, **trainer})
     registry = AdapterRegistry(school.run / "adapters", weights_to_sha256(school.model))
     return {node: row.version for node, row in config_to_start(config, registry).items()}

@@ -40,8 +40,10 @@ marft-bridge compare --config examples/zoo/defer.toml
 ```
 
 `python -m examples.zoo.run defer` runs the three on one model server and prints the line that stands under
-"expected", up to its minutes; what kind of machine they are of was added. The figures are of one run with one seed:
-by and large what to expect, no claim about a method. The runs marked with a circle settle nothing about their
+"expected", up to its minutes; what kind of machine they are of was added. Poker, tic-tac-toe and the negotiation are
+judged by a [tournament](comparison.md#a-tournament) too, and a configuration that begins
+[from another one's run](training.md#from-another-runs-adapters) has that run first. The figures are of one run with one
+seed: by and large what to expect, no claim about a method. The runs marked with a circle settle nothing about their
 graph.
 
 **The figures are of the defaults that the trainer had before**: one pass over a round, both signs of an advantage at
