@@ -44,9 +44,7 @@ class Change:
         return self.after - self.before
 
 
-def split_measured(
-    tasks: Sequence[Task], options: ProgressOptions | None, seed: int
-) -> tuple[list[Task], list[Task]]:
+def split_measured(tasks: Sequence[Task], options: ProgressOptions | None, seed: int) -> tuple[list[Task], list[Task]]:
     """The tasks kept for measuring, drawn by the seed, and those that rounds take, in their order.
 
     Raises:
