@@ -80,7 +80,9 @@ def test_no_lesson_is_a_question_of_an_exam_and_every_lesson_is_of_the_language(
     asked = {question for task in coach_player.tasks() for question in task["exam"]}
     assert all(is_exam_question(question) for question in asked)
     terms = range(coach_player.HIGHEST + 1)
-    all_pairs = [coach_player.numbers_to_lesson([a, b]) for a in terms for b in (*terms, *(-n for n in terms[1 : a + 1]))]
+    all_pairs = [
+        coach_player.numbers_to_lesson([a, b]) for a in terms for b in (*terms, *(-n for n in terms[1 : a + 1]))
+    ]
     chance = random.Random(0)
     for task in (*all_pairs, *(coach_player.random_lesson(chance) for _ in range(500))):
         lesson = task_to_lesson(task)
