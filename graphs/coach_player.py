@@ -39,7 +39,7 @@ from graphs.last_number import last_number, number_credit
 
 HIGHEST = 50
 """The largest number of a task."""
-EXAM_HIGHEST = 12
+EXAM_HIGHEST = 10
 """The largest number of an exam's questions."""
 ATTEMPTS = 4
 EXAMS = 160
@@ -50,14 +50,21 @@ COACH = (
     "You coach a player who learns to add and subtract. Write one task for it: two or three numbers from 0 to 50 with "
     "+ or - between them. Neither too easy nor too hard for the player."
 )
-COACH_EXAMPLES = (  # with numbers that are in no exam
-    ("The player: 13 + 20 wrong; 31 + 14 wrong; 17 - 15 wrong.\nTask?", "2 + 1"),
-    ("The player: 14 + 16 right; 22 + 13 wrong; 19 - 14 wrong.\nTask?", "9 - 4"),
-    ("The player: 15 + 13 right; 18 + 21 right; 40 - 13 right.\nTask?", "17 + 26 - 8"),
-    ("The player: 13 + 13 wrong; 16 + 20 right; 28 - 17 right.\nTask?", "6 + 7"),
+_REPORT = "The player solved {} of {} sums and {} of {} differences. Your task?"
+COACH_EXAMPLES = (
+    (_REPORT.format(0, 2, 0, 1), "2 + 1 = ?"),
+    (_REPORT.format(1, 2, 0, 1), "8 - 3 = ?"),
+    (_REPORT.format(2, 2, 1, 1), "17 + 26 - 8 = ?"),
+    (_REPORT.format(1, 2, 1, 1), "14 + 5 = ?"),
+    (_REPORT.format(0, 2, 1, 1), "5 + 4 = ?"),
 )
-PLAYER = "Calculate. Reply with the number only."
-PLAYER_EXAMPLES = (("20 + 14 = ?", "34"), ("18 - 16 = ?", "2"), ("30 + 13 = ?", "43"))
+PLAYER = "You solve sums. Reply with the number only."
+PLAYER_EXAMPLES = (  # with numbers that are in no exam
+    ("What is 11 + 4?", "15"),
+    ("What is 12 - 8?", "4"),
+    ("What is 2 + 11?", "13"),
+    ("What is 13 - 6?", "7"),
+)
 
 
 class Lesson(NamedTuple):
@@ -112,7 +119,7 @@ def build_random(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]
 
 def _compile(model: BaseChatModel, coach: Node, name: str) -> CompiledStateGraph[Any, Any, Any, Any]:
     async def ask(questions: Sequence[str]) -> list[str]:
-        chats = [profile_to_messages(PLAYER, PLAYER_EXAMPLES, f"{question} = ?") for question in questions]
+        chats = [profile_to_messages(PLAYER, PLAYER_EXAMPLES, f"What is {question}?") for question in questions]
         return [str(reply.text) for reply in await asyncio.gather(*map(model.ainvoke, chats))]
 
     async def exam(state: CoachState) -> CoachState:
@@ -157,13 +164,13 @@ def lesson_to_numbers(question: str) -> list[int]:
 
 
 def is_exam_question(question: str) -> bool:
-    """Whether exams may ask it: a sum or difference of two numbers from 1 to 12, a quarter of all of them."""
+    """Whether exams may ask it: a sum or difference of two numbers from 1 to 10, a fifth of all of them."""
     numbers = lesson_to_numbers(question)
     if len(numbers) != 2:
         return False
     a, b = numbers[0], abs(numbers[1])
-    # a + 2b leaves every sum and every difference among both the questions of exams and the others
-    return min(a, b) >= 1 and max(a, b) <= EXAM_HIGHEST and (a + 2 * b) % 4 == 0 and sum(numbers) > 0
+    # 5 divides neither 2 - 1 nor 2 + 1, so a + 2b rules out no sum, no difference and no number on either side
+    return min(a, b) >= 1 and max(a, b) <= EXAM_HIGHEST and (a + 2 * b) % 5 == 0 and sum(numbers) > 0
 
 
 def task_to_lesson(task: Lesson) -> Lesson:
@@ -198,12 +205,11 @@ def exam_to_results(exam: Sequence[str], replies: Sequence[str]) -> list[bool]:
 
 
 def state_to_report(state: CoachState) -> str:
-    """What the coach is asked: how the player did in the exam."""
-    results = exam_to_results(state["exam"], state["exam_replies"])
-    parts = [
-        f"{question} {'right' if right else 'wrong'}" for question, right in zip(state["exam"], results, strict=True)
-    ]
-    return f"The player: {'; '.join(parts)}.\nTask?"
+    """What the coach is asked: how the player did in the exam, by kind."""
+    results = list(zip(state["exam"], exam_to_results(state["exam"], state["exam_replies"]), strict=True))
+    sums = [right for question, right in results if "+" in question]
+    differences = [right for question, right in results if "-" in question]
+    return _REPORT.format(sum(sums), len(sums), sum(differences), len(differences))
 
 
 def right_share_to_learnable(share: float) -> float:
@@ -217,12 +223,12 @@ def tasks() -> Iterator[dict[str, Any]]:
     pairs = [(a, b) for a in range(1, EXAM_HIGHEST + 1) for b in range(1, EXAM_HIGHEST + 1)]
     sums = [q for a, b in pairs if is_exam_question(q := numbers_to_lesson([a, b]).question)]
     differences = [q for a, b in pairs if is_exam_question(q := numbers_to_lesson([a, -b]).question)]
-    exams: set[tuple[str, ...]] = set()
+    exams: set[frozenset[str]] = set()
     while len(exams) < EXAMS:
-        exam = (*rng.sample(sums, 2), rng.choice(differences))
-        if exam not in exams:
-            exams.add(exam)
-            yield {"id": f"exam-{len(exams)}", "exam": list(exam)}
+        exam = [*rng.sample(sums, 2), rng.choice(differences)]
+        if frozenset(exam) not in exams:
+            exams.add(frozenset(exam))
+            yield {"id": f"exam-{len(exams)}", "exam": exam}
 
 
 def task_to_input(task: dict[str, Any]) -> CoachState:

@@ -17,6 +17,7 @@ from support.zoo_rig import ZOO, train_zoo
 
 from graphs import coach_player
 from graphs.coach_player import Lesson, is_exam_question, lesson_to_numbers, task_to_lesson, text_to_lesson
+from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.config.progress import PROGRESS
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.recording.recorder import Recorder
@@ -92,25 +93,24 @@ def test_no_lesson_is_a_question_of_an_exam_and_every_lesson_is_of_the_language(
         assert (lesson == task) != is_exam_question(task.question)
 
 
-def test_exams_and_what_may_be_practised_have_sums_and_differences_alike() -> None:
-    """So that no answer of an exam is one that practice rules out."""
-    pairs = [(a, b) for a in range(1, 13) for b in range(1, 13)]
-    for sign in (1, -1):
+def test_exams_and_what_may_be_practised_have_the_same_answers() -> None:
+    """So that practice rules out no answer of an exam."""
+    pairs = [(a, b) for a in range(1, 11) for b in range(1, 11)]
+    for sign, count in ((1, 20), (-1, 9)):
         questions = [lesson for a, b in pairs if (lesson := coach_player.numbers_to_lesson([a, sign * b])).answer > 0]
-        exams = {lesson.answer for lesson in questions if is_exam_question(lesson.question)}
-        lessons = {lesson.answer for lesson in questions if not is_exam_question(lesson.question)}
-        assert len(exams) > 8
-        assert exams <= lessons | {24}
+        exams = [lesson.answer for lesson in questions if is_exam_question(lesson.question)]
+        assert len(exams) == count
+        assert set(exams) <= {lesson.answer for lesson in questions if not is_exam_question(lesson.question)} | {20}
 
 
 def test_the_coach_is_told_how_the_exam_went_and_the_player_its_task_alone(recorder: Recorder) -> None:
     result, policy = run(recorder, "12 + 7 = ?\nand more", ["19"] * 4, exam=("13", "it is 9", "5"))
     (coach,) = [call.prompt for call in policy.asked if call.node == "coach"]
-    assert coach.endswith("The player: 6 + 7 right; 3 + 4 wrong; 9 - 4 right.\nTask?\nai: ")
+    assert coach.endswith("human: The player solved 1 of 2 sums and 1 of 1 differences. Your task?\nai: ")
     attempts = [call.prompt for call in policy.asked if call.node == "player"]
     assert len(attempts) == coach_player.ATTEMPTS
     assert len(set(attempts)) == 1
-    assert attempts[0].endswith("human: 12 + 7 = ?\nai: ")
+    assert attempts[0].endswith("human: What is 12 + 7?\nai: ")
     assert (result["lesson"], result["usable"]) == ("12 + 7", True)
     to_coach = " ".join(f"exam{n}>coach" for n in (1, 2, 3))
     to_player = " ".join(f"coach>player{n}" for n in (1, 2, 3, 4))
@@ -170,7 +170,78 @@ def test_a_random_task_follows_from_the_exam_and_its_replies() -> None:
     assert len(set(questions)) > 2
 
 
-def test_exams_are_distinct() -> None:
+def test_exams_are_distinct_and_no_example_is_of_one() -> None:
     tasks = list(coach_player.tasks())
-    assert len({tuple(sorted(task["exam"])) for task in tasks}) == len(tasks) - 0 or len(tasks) == coach_player.EXAMS
-    assert len({task["id"] for task in tasks}) == coach_player.EXAMS
+    assert len({frozenset(task["exam"]) for task in tasks}) == len({task["id"] for task in tasks}) == coach_player.EXAMS
+    assert all(len(set(task["exam"])) == 3 for task in tasks)
+    asked = {question for task in tasks for question in task["exam"]}
+    assert {number for question in asked for number in map(abs, lesson_to_numbers(question))} == set(range(1, 11))
+    shown = [question.removeprefix("What is ") for question, _ in coach_player.PLAYER_EXAMPLES]
+    shown += [answer for _, answer in coach_player.COACH_EXAMPLES]
+    for text in shown:
+        lesson = text_to_lesson(text)
+        assert lesson is not None
+        assert task_to_lesson(lesson) == lesson
+
+
+def plays(node: str, messages: list[dict[str, Any]], chance: random.Random) -> str:
+    """A player that is right half the time, and a coach that sets a task two times in three."""
+    if node == "coach":
+        return chance.choice(["7 + 4 = ?", "9 - 5 = ?", "zzzz zzzz"])
+    answer = sum(lesson_to_numbers(messages[-1]["content"].removeprefix("What is ").removesuffix("?")))
+    return str(answer) if chance.random() < 0.5 else "zzzz"
+
+
+@pytest.mark.slow
+def test_training_pulls_player_and_coach_each_to_its_own_pay_and_the_exam_is_the_players(tmp_path: Path) -> None:
+    trained = train_zoo(
+        ZOO / "coach_player.toml", plays, tmp_path, rounds=2, episodes=12, changes={"train.progress.tasks": 4}
+    )
+    assert sorted(trained.norms) == ["coach", "player"]
+    assert min(trained.norms.values()) > 0
+    assert trained.pull_to("player", "attempt") > 0.2
+    folder = RunFolder(trained.config.run_folder)
+    with TraceStore.open(folder.store, read_only=True) as store:
+        measured = list(store.trajectories(run_ids=[MEASURE]))
+    assert sorted(each.episode.round for each in measured) == [1] * 4 + [2] * 4  # type: ignore[type-var]
+    assert all(action.adapter == f"exam@{each.episode.round}" for each in measured for action in each.actions[:1])
+    before, after = (
+        sum(each.team_reward("correct") or 0.0 for each in measured if each.episode.round == version) / 4
+        for version in (1, 2)
+    )
+    for each in trained.trained:
+        paid = [reward.value for reward in each.rewards if reward.name == PROGRESS]
+        learnable = each.team_reward("learnable")
+        assert learnable is not None
+        assert paid == ([pytest.approx((after - before) * learnable)] if each.episode.round == 1 else [])
+    newest = {
+        node: max((folder.adapters / node).iterdir(), key=lambda path: int(path.name)) for node in ("exam", "player")
+    }
+    weights = [(path / "adapter_model.safetensors").read_bytes() for path in newest.values()]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.slow
+def test_the_twin_without_a_coach_trains_on_random_tasks_with_as_many_attempts(tmp_path: Path) -> None:
+    trained = train_zoo(ZOO / "coach_player-random.toml", plays, tmp_path, rounds=2, episodes=8)
+    assert sorted(trained.norms) == ["player"]
+    assert trained.pull_to("player", "attempt") > 0.2
+    assert {len([a for a in each.actions if a.node == "player"]) for each in trained.trained} == {coach_player.ATTEMPTS}
+
+
+def test_the_twins_differ_in_nothing_but_the_coach() -> None:
+    coached, random_tasks = (toml_to_config(ZOO / f"{name}.toml") for name in ("coach_player", "coach_player-random"))
+    for part in ("model", "sampling", "collect", "compare"):
+        assert getattr(coached, part) == getattr(random_tasks, part)
+    same = {"graph": {"app", "nodes"}, "train": {"progress", "trainer"}}
+    for part, fields in same.items():
+        assert getattr(coached, part).model_dump(exclude=fields) == getattr(random_tasks, part).model_dump(
+            exclude=fields
+        )
+    trainers = [config.train.trainer.model_dump(exclude={"shaping", "sides"}) for config in (coached, random_tasks)]
+    assert trainers[0] == trainers[1]
+    shaping = [
+        [term for term in config.train.trainer.shaping if term.reward == "attempt"]
+        for config in (coached, random_tasks)
+    ]
+    assert shaping[0] == shaping[1] != []
