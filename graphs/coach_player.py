@@ -129,8 +129,9 @@ def _compile(model: BaseChatModel, coach: Node, name: str) -> CompiledStateGraph
         return {"attempts": await ask([state["lesson"]] * ATTEMPTS)}
 
     graph = StateGraph(CoachState)
-    for node_name, node in (("exam", exam), ("coach", coach), ("player", player)):
-        graph.add_node(node_name, node)
+    graph.add_node("exam", exam)
+    graph.add_node("coach", coach)
+    graph.add_node("player", player)
     graph.add_edge(START, "exam")
     graph.add_edge("exam", "coach")
     graph.add_edge("coach", "player")

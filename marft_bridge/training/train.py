@@ -810,7 +810,7 @@ class _Training:
             self.reporter.say(f"round {number}: {teacher_metrics_to_text(metrics['teacher'])}")
         if metrics.get("mode") == DISTIL_ON_POLICY:
             self.reporter.say(f"round {number}: {round_to_distilled_text(metrics)}")
-        if (progress := metrics.get("progress")) is not None:
+        if self.options.progress is not None and (progress := metrics.get("progress")) is not None:
             self.reporter.say(
                 f"round {number - 1} changed {self.options.progress.metric} by {progress['change']:+.3f}, from "
                 f"{progress['before']:.3f} to {progress['after']:.3f} on {progress['tasks']} measured tasks"
