@@ -54,7 +54,8 @@ class AgentOptions(_Options):
     adapter: str | None = Field(default=None, min_length=1)
     """Name of its adapter: agents that give the same name share one. None: an adapter of its own."""
     frozen: bool = False
-    """Its adapter stays as it is; its actions count as part of the environment."""
+    """Nothing is learned from its actions, which count as part of the environment. Its adapter stays as it is, or is
+    what an agent that learns and shares it makes of it."""
     lr: float | None = Field(default=None, gt=0)
     """Learning rate of its adapter; absent: `optimizer.lr`."""
 

@@ -26,6 +26,7 @@ from marft_bridge.config.graph_runs import RunConfig, RunContext
 from marft_bridge.config.league import LeagueOptions
 from marft_bridge.config.loggers import LOGGERS, AnyLogger
 from marft_bridge.config.models import ModelName, ModelOptions, OtherModelOptions, refuse_unservable
+from marft_bridge.config.progress import PROGRESS, ProgressOptions
 from marft_bridge.config.promote import PromoteOptions
 from marft_bridge.config.ray import RayOptions
 from marft_bridge.config.record import RecordOptions
@@ -34,7 +35,7 @@ from marft_bridge.config.trees import TreeOptions
 from marft_bridge.rewards.agent_credit import CREDIT_REWARDS
 from marft_bridge.rewards.registry import AnyReward, refuse_unknown_rewards, rewards_to_layers
 from marft_bridge.tasks.options import SOURCES, AnyTasks
-from trainers.config import TrainerOptions
+from trainers.config import AgentOptions, TrainerOptions
 
 MAX_NAME_BYTES = 200  # of a name that is part of a path
 
@@ -141,6 +142,9 @@ class TrainOptions(_Options):
     league: LeagueOptions | None = None
     """A table [train.league] has some tasks of a round played against earlier versions of a side. None: all sides are
     the newest (self-play)."""
+    progress: ProgressOptions | None = None
+    """A table [train.progress] pays an agent by what each round changed in the team's measured performance. None:
+    nothing is measured between rounds."""
     traces: tuple[str, ...] = ()
     """Folders that `traces export` wrote, or DuckLake catalogs: their episodes are learned from too, read in place."""
     start_from: str | None = Field(None, min_length=1)
@@ -236,6 +240,39 @@ class TrainOptions(_Options):
                 raise ValueError("league opponents cannot be met in forks yet: leave train.trees out")
             if self.max_staleness:
                 raise ValueError("league opponents are retired with every update: leave train.max_staleness at 0")
+        return self
+
+    @model_validator(mode="after")
+    def _the_progress_fits(self) -> TrainOptions:
+        pays = any(term.reward == PROGRESS and term.level == "agent" for term in self.trainer.shaping)
+        if self.progress is None:
+            if pays:
+                raise ValueError(f"train.trainer.shaping: {PROGRESS!r} is paid where there is a table [train.progress]")
+            return self
+        if not pays:
+            raise ValueError(f"progress pays a reward {PROGRESS!r} of level 'agent': add it to train.trainer.shaping")
+        adapter = self.trainer.agents.get(self.progress.agent, AgentOptions())
+        if adapter.frozen or adapter.adapter is not None:
+            raise ValueError(
+                f"progress.agent {self.progress.agent!r} learns a round later than the others, so it needs an adapter "
+                "of its own that is trained: take its train.trainer.agents table out"
+            )
+        importance = self.trainer.importance
+        for option, is_set in (
+            ("train.trees", self.trees is not None),
+            ("train.league", self.league is not None),
+            ("train.max_staleness", self.max_staleness > 0),
+            ("train.teacher_rounds", self.teacher_rounds > 0),
+            ("train.trainer.replay.share or successes", self.trainer.replay.round_share > 0),
+            ("train.trainer.objective.update 'alternating'", self.trainer.objective.update == "alternating"),
+        ):
+            if is_set:
+                raise ValueError(f"progress needs whole rounds in which all agents learn: leave out {option}")
+        if importance.proximal == "engine" or importance.mismatch == "none":
+            raise ValueError(
+                "progress has calls learned from one version after they were sampled: set train.trainer.importance."
+                "proximal to 'recomputed', and its mismatch to 'truncate' or 'mask'"
+            )
         return self
 
     @property
@@ -336,6 +373,8 @@ class BridgeConfig(_Options):
             raise ValueError(
                 f"train.trainer.agents.{unknown_agents[0]}: not in graph.nodes; only trained nodes have options"
             )
+        if self.train.progress is not None and self.train.progress.agent not in self.graph.nodes:
+            raise ValueError(f"train.progress.agent: {self.train.progress.agent!r} is not in graph.nodes")
         self._learners_have_a_card_each()
         self._rewards_fit_together()
         fallback_nodes = set(self.fallback.models if self.fallback is not None else ())
@@ -420,7 +459,8 @@ class BridgeConfig(_Options):
                     *(
                         ("train.trainer.shaping", term.reward, term.level)
                         for term in trainer.shaping
-                        if term.level != "agent" or term.reward not in CREDIT_REWARDS  # which `credit` writes
+                        # which `credit` writes, and `train` itself
+                        if term.level != "agent" or term.reward not in (*CREDIT_REWARDS, PROGRESS)
                     ),
                 },
             )

@@ -41,8 +41,8 @@ from trace_store.journal import is_recorded
 if TYPE_CHECKING:
     from marft_bridge.config.bridge import BridgeConfig
 
-COLLECT, TRAIN, EVALUATE = "collect", "train", "evaluate"
-"""The ids of the runs that `collect` and `train` make in a folder's store; nothing is learned from the last one."""
+COLLECT, TRAIN, EVALUATE, MEASURE = "collect", "train", "evaluate", "measure"
+"""The ids of the runs that `collect` and `train` make in a folder's store; nothing is learned from the last two."""
 DISTIL = "distil"
 """The command of the runs that hold what a team said as one node's episodes; `train` imitates them."""
 FORECAST = "forecast"

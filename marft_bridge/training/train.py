@@ -48,6 +48,7 @@ from marft_bridge.runs.run_folder import (
     COLLECT,
     DISTIL,
     EVALUATE,
+    MEASURE,
     TRAIN,
     RunFolder,
     read_forecast,
@@ -71,6 +72,13 @@ from marft_bridge.training.league_draw import draw_opponents
 from marft_bridge.training.learners import Followers, Learners, go_on_after_losses, open_learners
 from marft_bridge.training.loggers.run_loggers import RunLoggers, open_loggers, require_loggers
 from marft_bridge.training.planned_forks import forks_in_planned_order, known_runs_to_reach, read_waves
+from marft_bridge.training.progress import (
+    change_to_metrics,
+    join_settled,
+    plan_measurement,
+    settle_round,
+    split_measured,
+)
 from marft_bridge.training.ray_learners import OPTION as RAY_OPTION
 from marft_bridge.training.ray_learners import RayLearners, config_to_needs, devices_on_cluster
 from marft_bridge.training.regression_check import run_to_regression_text
@@ -202,6 +210,9 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
                 reporter.say(line)
             if hosted is not None:
                 _say_pool(hosted, reporter)
+            measured, tasks = split_measured(tasks, config.train.progress, config.seed)
+            measured_ids = {str(task["id"]) for task in measured}
+            collected = [each for each in collected if each.episode.task_id not in measured_ids]
             if not collected:
                 raise ConfigError(f"train: {folder.store} holds no collected episode; run `marft-bridge collect` first")
             _refuse_unknown_reward(collected, config.train.trainer)
@@ -236,6 +247,7 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
                     loggers=loggers,
                     heldout=heldout,
                     tasks=tasks,
+                    measured=measured,
                     collected=collected,
                     signal=signal,
                     teacher_dir=teacher_dir,
@@ -347,6 +359,7 @@ class _Training:
         learners: Learners,
         heldout: HeldOutTasks,
         tasks: Sequence[dict[str, Any]],
+        measured: Sequence[dict[str, Any]],
         collected: Sequence[Trajectory],
         signal: SignalCheck,
         teacher_dir: Path | None,
@@ -356,6 +369,7 @@ class _Training:
         self.config, self.folder, self.session, self.rollouts = config, folder, session, rollouts
         self.heldout, self.collected, self.signal, self.loggers = heldout, collected, signal, loggers
         self.tasks = {str(task["id"]): task for task in tasks}
+        self.measured = measured
         self.models, self.registry = session.models, session.models.versions.registry
         self.reporter = session.reporter
         self.nodes = config.graph.nodes
@@ -429,12 +443,14 @@ class _Training:
     def _version(self) -> int:
         return self.trainer.rounds + 1
 
-    def _newly_learned_ids(self, store: TraceStore) -> list[str]:
-        """The ids of the episodes that the newest version was trained on, without those of earlier versions."""
+    def _newly_learned_ids(self, store: TraceStore, node: str) -> list[str]:
+        """The ids of the episodes that a node's newest version was trained on, without those of earlier versions."""
         if self.trainer.rounds == 0:
             return [trajectory.episode.episode_id for trajectory in self.collected]
+        progress = self.options.progress
+        is_late = progress is not None and progress.agent == node
         replaced = replaced_attempts(store, TRAIN)
-        played = store.episodes(run_id=TRAIN, round=self.trainer.rounds, forks=True)
+        played = store.episodes(run_id=TRAIN, round=self.trainer.rounds - is_late, forks=True)
         return [episode.episode_id for episode in played if episode.episode_id not in replaced]
 
     @contextmanager
@@ -469,6 +485,7 @@ class _Training:
         that a round learns from episodes that are at most so many versions old.
         """
         version = self._version()
+        self._measure()
         self.rollouts.finish(number, partial(self._plan_rollouts, number))
         with self._store() as store:
             chains, forks = self._played(store, number)
@@ -477,6 +494,7 @@ class _Training:
             is_taught = number <= self.options.teacher_rounds
             replayed = [] if is_taught else self._draw_replayed(store, number, len(episodes))
             lessons = self._lessons(store, number, episodes) if number <= self.options.asking_rounds else None
+            learned, progress = self._join_settled(store, number, episodes)
         # what the teacher said, or scored, is learned from, whatever was earned
         wasted = None if is_taught else wasted_share(len(played), len(self.trainer.teaching_episodes(episodes)))
         staleness = check_staleness(
@@ -498,7 +516,7 @@ class _Training:
                 assert self.teacher_dir is not None
                 metrics = self.trainer.distil_on_policy(episodes, self.teacher_dir)
             else:
-                metrics = self.trainer.update(episodes, replayed, log_credits if self.options.keep_advantages else None)
+                metrics = self.trainer.update(learned, replayed, log_credits if self.options.keep_advantages else None)
         for warning in metrics["warnings"]:
             self.reporter.say(f"round {number}: {warning}")
         metrics["wasted_rollouts"] = wasted
@@ -506,6 +524,8 @@ class _Training:
             metrics["trees"] = round_to_tree_metrics(
                 chains, forks, self.options.episodes_per_round, reward=self.options.trainer.reward
             )
+        if self.options.progress is not None:
+            metrics["progress"] = progress
         if self.options.hosted_answers != "provider":
             metrics["hosted"] = trajectories_to_hosted_metrics(played, self.session.routed)
         line = {"phase": "online", "round": number, "served": served, "staleness": staleness, **metrics}
@@ -523,6 +543,32 @@ class _Training:
         figures = self._report_round(number, whole_runs, metrics)
         self.signal.refuse_silence(read_metrics(self.folder.metrics), whole_runs)
         return figures
+
+    def _measure(self) -> None:
+        """Plays the measured tasks by the newest version, in a run of their own, from which nothing learns."""
+        if not self.measured:
+            return
+        version = self._version()
+        requests = plan_measurement(self.measured, self.nodes, version, self.config.seed)
+        with self._store() as store:
+            begin_run(store, MEASURE, "train", config=self.config, folder=self.folder)
+            remaining = unfinished_requests(store, requests)
+        if remaining:
+            self.session.run(remaining, f"measurement of version {version}", self.options.trainer.reward)
+
+    def _join_settled(
+        self, store: TraceStore, number: int, episodes: list[Trajectory]
+    ) -> tuple[list[Trajectory], dict[str, Any] | None]:
+        """What a round's update learns from, and what the update before it changed, as metrics; see `progress`."""
+        options = self.options.progress
+        if options is None:
+            return episodes, None
+        if number == 1:
+            return join_settled(episodes, [], options.agent), None
+        change = settle_round(store, number - 1, options)
+        before, _ = self._played(store, number - 1)
+        settled = self.heldout.drop_held_out(before, f"episodes of round {number - 1}", self.reporter.say)
+        return join_settled(episodes, settled, options.agent), change_to_metrics(change)
 
     def _lessons(self, store: TraceStore, number: int, episodes: Sequence[Trajectory]) -> _Lessons:
         """What the teacher said in the rounds so far; `episodes`: those of this round, whose calls are counted."""
@@ -741,10 +787,9 @@ class _Training:
                 agent_metrics = newest.get("agents", newest.get("replay", {}).get("agents", {})).get(node, {})
                 registry.register(node, version, version - 1, metrics=agent_metrics)
         with self._store() as store:
-            episodes = self._newly_learned_ids(store)
             for node in self.nodes:
                 store.put_adapter(registry.get(node, version))
-                store.put_adapter_episodes(node, version, episodes)
+                store.put_adapter_episodes(node, version, self._newly_learned_ids(store, node))
             self._name_version(store)
         kept_count = self.options.keep_versions + self.options.max_staleness  # running rollouts use older versions
         kept_versions = range(max(1, version - kept_count + 1), version + 1)
@@ -780,6 +825,11 @@ class _Training:
             self.reporter.say(f"round {number}: {teacher_metrics_to_text(metrics['teacher'])}")
         if metrics.get("mode") == DISTIL_ON_POLICY:
             self.reporter.say(f"round {number}: {round_to_distilled_text(metrics)}")
+        if self.options.progress is not None and (progress := metrics.get("progress")) is not None:
+            self.reporter.say(
+                f"round {number - 1} changed {self.options.progress.metric} by {progress['change']:+.3f}, from "
+                f"{progress['before']:.3f} to {progress['after']:.3f} on {progress['tasks']} measured tasks"
+            )
         if "hosted" in metrics:
             self.reporter.say(f"round {number}: {hosted_metrics_to_text(metrics['hosted'])}")
         if "trees" in metrics:

@@ -29,6 +29,7 @@ OF_THE_LINE = {
     "best",
     "signal",
     "wasted_rollouts",
+    "progress",
     "trees",
     "teacher",
     "hosted",

@@ -1,6 +1,7 @@
 """Agents and options to adapters: who acts by which, on which base model, and who is trained at which rate.
 
-Invariant: agents that share an adapter agree on everything that is the adapter's: base model, rates, frozen or not.
+Invariant: agents that share an adapter agree on everything that is the adapter's: base model and rate. It learns where
+one of them does; a frozen one then acts by what the others learn, and its own calls are part of the environment.
 It knows nothing of tensors; a mistake in the configuration is found before a model is loaded.
 """
 
@@ -21,7 +22,7 @@ class AdapterPlan:
     name: str
     model_dir: Path
     agents: tuple[str, ...]
-    frozen: bool
+    frozen: bool  # all of its agents are
     lr: float
 
 
@@ -54,7 +55,8 @@ def options_to_adapters(
         shared = plans.get(plan.name)
         if shared is not None:
             _check_agreement(shared, plan)
-            plan = replace(plan, agents=(*shared.agents, agent))
+            learning = plan if shared.frozen else shared  # the rate is that of an agent that learns
+            plan = replace(learning, agents=(*shared.agents, agent))
         plans[plan.name] = plan
     if all(plan.frozen for plan in plans.values()):
         raise TrainError("every agent is frozen, so nothing is left to train: take trainer.agents.*.frozen from one")
@@ -84,7 +86,8 @@ def _plan(agent: str, agent_options: AgentOptions, base: Path, options: TrainerO
 
 
 def _check_agreement(first_plan: AdapterPlan, second_plan: AdapterPlan) -> None:
-    for field in ("model_dir", "frozen", "lr"):
+    is_one_rate = not first_plan.frozen and not second_plan.frozen
+    for field in ("model_dir", "lr") if is_one_rate else ("model_dir",):
         if getattr(first_plan, field) != getattr(second_plan, field):
             raise TrainError(
                 f"agents {first_plan.agents[0]!r} and {second_plan.agents[0]!r} share the adapter "

@@ -51,7 +51,8 @@ class Policies:
         self.agents = tuple(agents)
         self.workers = workers
         self._adapter_of = {agent: plan.name for plan in self.adapters.values() for agent in plan.agents}
-        self.trained = tuple(agent for agent in self.agents if not self.adapters[self._adapter_of[agent]].frozen)
+        frozen = {agent for agent, own in options.agents.items() if own.frozen}
+        self.trained = tuple(agent for agent in self.agents if agent not in frozen)
         self.models = self._load(options, seed, workers)
         self.learners = {
             name: AdapterLearner(self.models[plan.model_dir], name, plan.lr, options=options, workers=workers)

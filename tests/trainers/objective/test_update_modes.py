@@ -110,6 +110,34 @@ def test_a_frozen_agent_does_not_move_and_is_part_of_the_environment(model_dir: 
         trainer.policies.logprobs_of("reasoner", [])
 
 
+def test_a_frozen_agent_that_shares_an_adapter_acts_by_it_and_teaches_it_nothing(model_dir: Path) -> None:
+    updated = {}
+    for frozen_reward in (0.0, 1.0):  # of what the frozen agent did
+        trainer = _trainer(
+            model_dir,
+            agents={"reasoner": {"adapter": "x", "frozen": True}, "actor": {"adapter": "x", "lr": 0.01}},
+            shaping=[{"reward": "own", "level": "agent", "weight": 1.0}],
+            minibatch_actions=1,  # else like actions cancel out
+        )
+        assert trainer.policies.trained == ("actor",)
+        assert trainer.policies.adapters["x"].lr == 0.01
+        before = {agent: _weights(trainer, agent) for agent in AGENTS}
+        chain = [make_action("reasoner", [3], [4]), make_action("actor", [1], [2])]
+        games = [make_trajectory(chain, float(k)) for k in range(2)]
+        own = [
+            Reward(game.episode.episode_id, "own", frozen_reward * k, "test", 1, scope="agent", node="reasoner")
+            for k, game in enumerate(games)
+        ]
+        metrics = trainer.update(
+            [replace(game, rewards=(*game.rewards, reward)) for game, reward in zip(games, own, strict=True)]
+        )
+        assert list(metrics["agents"]) == ["actor"]
+        assert metrics["drops"] == {"action: node is not trained": 2}
+        assert _moved(trainer, before) == set(AGENTS)  # one set of weights
+        updated[frozen_reward] = _weights(trainer, "reasoner")
+    assert all(torch.equal(p, updated[1.0][name]) for name, p in updated[0.0].items())
+
+
 def test_a_frozen_adapter_that_changes_stops_the_training(model_dir: Path) -> None:
     trainer = _trainer(model_dir, agents={"reasoner": {"frozen": True}})
     games = [make_trajectory([make_action("actor", [1], [2])], float(k)) for k in range(2)]
@@ -152,7 +180,6 @@ def test_agents_may_run_on_base_models_of_different_width(model_dir: Path, tmp_p
             {"reasoner": {"adapter": "x", "lr": 0.1}, "actor": {"adapter": "x"}},
             "share the adapter 'x' but differ in lr",
         ),
-        ({"reasoner": {"adapter": "x", "frozen": True}, "actor": {"adapter": "x"}}, "but differ in frozen"),
     ],
 )
 def test_a_map_of_agents_that_does_not_fit_is_refused(model_dir: Path, agents: dict[str, Any], message: str) -> None:
