@@ -5,10 +5,10 @@ code, MARTI, was at hand). Theirs: agents with weights of their own share a sear
 root down, decides between a new program by one of the agents and going on below one that exists (AB-MCTS); a fixed
 number of calls; what a call earns is shaped by its parent and its siblings (`shape_rewards`); the estimator is `mars2`.
 
-Simplified: two adapters of one model in the place of different models, told apart by their worked examples; functions
-of one line; posteriors of Beta, and an arm for each child. Ours: a program that passes all examples is not refined; one
-that does not run costs `BROKEN_COST`. They shape in place, so that a parent's reward is sometimes shaped before its
-children are compared with it; here all are compared as they were earned.
+Simplified: two adapters of one model in the place of different models, told apart by their worked examples (one is
+shown division, the other min and max); functions of one line; posteriors of Beta, and an arm for each child. Ours: a
+program that passes all examples is not refined; one that does not run costs `BROKEN_COST`. They shape in place, so that
+a parent's reward is sometimes shaped before its children are compared with it; here all are compared as earned.
 
 Invariants: a run has exactly PROGRAMS calls, whatever is written; nothing of it is executed but by
 `graphs.tiny_python`. The draws of the search are seeded by what it has seen, so equal states go on equally.
@@ -29,7 +29,7 @@ from graphs.few_shot import Example, profile_to_messages
 from graphs.function_checks import describe_failure
 from graphs.tiny_python import RefusedExpression, expression_to_value, pass_rate, text_to_expression
 
-PROGRAMS = 6
+PROGRAMS = 4
 """Calls of one run: the search budget."""
 MAX_SHOWN_CHARACTERS = 60
 """Characters of a program that the next prompt shows."""
@@ -44,11 +44,15 @@ PROFILE = "You are a Coder. Write one Python expression for the result of the fu
 EXAMPLES: dict[str, tuple[Example, ...]] = {
     "coder_a": (
         ("f(x) adds 50 to x\nExpression?", "x + 50"),
-        ("f(x) multiplies x by 40\nWritten: x + 40\nf(1) gave 41 and not 40\nExpression?", "x * 40"),
+        (
+            "f(x) divides x by 40 and rounds down\nWritten: x / 40\nf(1) gave nothing: an operation that is not known\n"
+            "Expression?",
+            "x // 40",
+        ),
     ),
     "coder_b": (
         ("f(a, b) gives the smaller of a and b, times 40\nExpression?", "min(a, b) * 40"),
-        ("f(x) subtracts 30 from x\nWritten: 30 - x\nf(1) gave 29 and not -29\nExpression?", "x - 30"),
+        ("f(x) gives the larger of x and 30\nWritten: x + 30\nf(1) gave 31 and not 30\nExpression?", "max(x, 30)"),
     ),
 }
 CODERS = tuple(EXAMPLES)
