@@ -102,7 +102,7 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
             reply = await model.ainvoke(profile_to_messages(PROFILE, EXAMPLES[name], prompt))
             expression = text_to_expression(str(reply.text))
             score = pass_rate(expression, state["parameters"], [(a, value) for a, value in state["examples"]])
-            return {"tree": [Program(expression, name, parent, score)]}
+            return {"tree": [Program(expression, name, parent, score=score)]}
 
         return write
 
