@@ -20,8 +20,8 @@ from langgraph.graph.state import CompiledStateGraph
 
 from graphs.few_shot import profile_to_messages
 from graphs.first_line import first_line
-from graphs.function_tasks import call_to_text
-from graphs.tiny_python import RefusedExpression, expression_to_value, pass_rate, text_to_expression
+from graphs.function_checks import describe_failure
+from graphs.tiny_python import pass_rate, text_to_expression
 
 MAX_TRIES = 3
 MAX_SHOWN_CHARACTERS = 60
@@ -66,7 +66,7 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     def environment(state: TriesState) -> TriesState:
         expression, parameters, examples = state["expression"], state["parameters"], state["examples"]
         score = pass_rate(expression, parameters, [(arguments, value) for arguments, value in examples])
-        feedback = "" if score == 1 else _describe_failure(expression, parameters, examples)
+        feedback = "" if score == 1 else describe_failure(expression, parameters, examples)
         return {"scores": [score], "feedback": feedback}
 
     async def reflector(state: TriesState) -> TriesState:
@@ -91,18 +91,6 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
 
 def _describe_try(state: TriesState) -> str:
     return f"{state['request']}\nWritten: {state['expression'][:MAX_SHOWN_CHARACTERS]}\n{state['feedback']}"
-
-
-def _describe_failure(expression: str, parameters: list[str], examples: list[list[Any]]) -> str:
-    """The first example that fails: `f(1) gave 2 and not 3`, or the reason why there is no value."""
-    for arguments, expected in examples:
-        try:
-            value = expression_to_value(expression, dict(zip(parameters, arguments, strict=True)))
-        except RefusedExpression as reason:
-            return f"{call_to_text(arguments)} gave nothing: {reason}"
-        if value != expected:
-            return f"{call_to_text(arguments)} gave {value} and not {expected}"
-    return ""
 
 
 def task_to_input(task: dict[str, Any]) -> TriesState:

@@ -101,7 +101,8 @@ class AdvantageOptions(_Options):
     `dr_mas`: the samples of a task, each agent for itself. `at_grpo`: siblings, calls that answer one prompt; without
     forks the samples of a task, agent and turn. `c3`: siblings only. `tree_grpo`: siblings and the task's other trees.
     `rae`: a running mean of each agent's returns. `advantage_alignment`: in games with sides, the samples of a task,
-    agent and turn, and what a move is worth to the rivals. Or a class of your own, as `package.module:Class` or
+    agent and turn, and what a move is worth to the rivals. `mars2`: in a search for programs, all calls of the task's
+    trees, each paid by the step reward that arrived with it. Or a class of your own, as `package.module:Class` or
     `path/file.py:Class`."""
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount per action (one link of D)."""
@@ -551,6 +552,11 @@ class TrainerOptions(_Options):
                 "compares calls that lie at different depths of a run: leave it at 1, or take "
                 f"{' or '.join(map(repr, names))}"
             )
+        if self.advantage.estimator_class.pays_calls_alone and all(term.level != "step" for term in self.shaping):
+            raise ValueError(
+                f"advantage.estimator {self.advantage.estimator!r} compares the calls of one run by what arrived with "
+                "each: add a reward of single calls to shaping, of level 'step'"
+            )
         return self
 
     def _without_effect(self) -> Iterator[tuple[str, str]]:
@@ -580,7 +586,8 @@ class TrainerOptions(_Options):
     def _rewards_fit_together(self) -> None:
         advantage = self.advantage
         has_private_rewards = any(term.level == "agent" for term in self.shaping)
-        own_levels = sorted({term.level for term in self.shaping} - {"episode"})
+        shared = {"episode", "step"} if advantage.estimator_class.pays_calls_alone else {"episode"}
+        own_levels = sorted({term.level for term in self.shaping} - shared)
         if own_levels and not advantage.estimator_class.per_agent:
             per_agent_names = [name for name, estimator in estimators().items() if estimator.per_agent]
             raise ValueError(

@@ -171,7 +171,12 @@ def test_a_partner_that_sees_the_first_choice_leads_a_team_out_of_the_safe_trap(
 @pytest.mark.slow
 @pytest.mark.parametrize("granularity", get_args(Granularity))
 @pytest.mark.parametrize(
-    "estimator", [name for name, each in estimators().items() if not each.needs_forks and not each.needs_sides]
+    "estimator",
+    [
+        name
+        for name, each in estimators().items()
+        if not each.needs_forks and not each.needs_sides and not each.pays_calls_alone
+    ],
 )
 def test_every_estimator_of_whole_runs_teaches_a_game_of_two(model_dir: Path, estimator: str, granularity: str) -> None:
     game = same_half(2 if granularity == "token" else 1)

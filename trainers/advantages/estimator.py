@@ -48,9 +48,9 @@ class EstimatorInput:
         following_U = laid_end_to_end([np.arange(n - 1, -1, -1, dtype=np.float64) for n in self.units_A])
         return np.repeat(part_A, self.units_A) * gamma_token**following_U
 
-    def returns_by_source(self, gamma: float) -> dict[str, Floats]:
+    def returns_by_source(self, gamma: float, step_gamma: float | None = None) -> dict[str, Floats]:
         """What each action earned of each reward, discounted; of the team's with its agent's factor. [A] each."""
-        team, earned = team_rewards(self.data), returns_by_source(self.data, gamma)
+        team, earned = team_rewards(self.data), returns_by_source(self.data, gamma, step_gamma)
         return {name: part_A * self.factor_A if name in team else part_A for name, part_A in earned.items()}
 
 
@@ -80,6 +80,8 @@ class Estimator(ABC):
     compares_depths: ClassVar[bool] = False
     """Whether calls that lie at different depths of D are compared with each other, so that a discount would make the
     early calls of the best run look worse than the late calls of the worst."""
+    pays_calls_alone: ClassVar[bool] = False
+    """Whether a step reward reaches the call that it arrived with only, and not the calls that this one depended on."""
     needs_sides: ClassVar[bool] = False
     """Whether it reads what the other sides of a game earned. Of every other estimator the advantages of a side depend
     on its own rewards only."""
@@ -101,6 +103,15 @@ class Estimator(ABC):
     def groups(self, data: Round) -> list[Hashable] | None:  # noqa: ARG002 - for subclasses
         """The group of each action, [A]: equal keys are compared with each other. None for an estimator without."""
         return None
+
+    def samples(self, data: Round) -> Sequence[Hashable]:
+        """The sample that each action is of, [A]: a group can say something where two of its samples differ."""
+        return data.tree_A
+
+    @property
+    def step_gamma(self) -> float:
+        """The discount of a step reward per link of D; 0 leaves it to the call that it arrived with."""
+        return 0.0 if self.pays_calls_alone else self.settings.gamma
 
     def commit(self, state: Mapping[str, float]) -> None:
         """Takes over the state of an `Estimated`, once the round was learned from."""
@@ -127,12 +138,12 @@ class BaselineEstimator(Estimator):
     def estimate(self, round_input: EstimatorInput) -> Estimated:
         """See the class."""
         count = len(round_input.data.items)
-        sources = round_input.returns_by_source(self.settings.gamma)
+        sources = round_input.returns_by_source(self.settings.gamma, self.step_gamma)
         return_A = sum_of(sources, count)
         baseline = self.baseline(return_A, round_input.data)
         shares = {name: self.baseline(part_A, round_input.data).baseline_A for name, part_A in sources.items()}
         groups = self.groups(round_input.data)
-        flat = None if groups is None else flat_groups(return_A, groups, round_input.data.tree_A)[0]
+        flat = None if groups is None else flat_groups(return_A, groups, self.samples(round_input.data))[0]
         return Estimated(self.split(round_input, sources, baseline, shares=shares), flat_groups=flat)
 
     def split(

@@ -136,13 +136,16 @@ def own_rewards_of_episodes(data: Round) -> dict[str, Floats]:
     }
 
 
-def returns_by_source(data: Round, gamma: float) -> dict[str, Floats]:
+def returns_by_source(data: Round, gamma: float, step_gamma: float | None = None) -> dict[str, Floats]:
     """What each action earned of each reward, discounted, by the name of the reward; [A] each.
 
     Nothing is added for what a truncated episode might have earned later.
+
+    Args:
+        step_gamma: the discount of step rewards per link of D, see `Estimator.step_gamma`; None: gamma.
     """
     if data.forest is not None:
-        unrolled = returns_by_source(data.forest.unrolled, gamma)
+        unrolled = returns_by_source(data.forest.unrolled, gamma, step_gamma)
         return {name: data.forest.fold(earned_B) for name, earned_B in unrolled.items()}
     count = len(data.items)
     ones, zero_values, lambdas = [1.0] * len(data.episodes), [np.zeros(1)] * count, [1.0] * count
@@ -157,7 +160,10 @@ def returns_by_source(data: Round, gamma: float) -> dict[str, Floats]:
         gamma_token=1.0,
     )
     one_A = laid_end_to_end(chain)  # what a team reward of 1 is worth to each action
-    own_by_source = {name: np.nan_to_num(own_A) for name, own_A in own_returns(data, gamma).items()}
+    own_by_source = {
+        name: np.nan_to_num(own_A)
+        for name, own_A in own_returns(data, gamma if step_gamma is None else step_gamma).items()
+    }
     return {name: one_A * value_A for name, value_A in team_rewards(data).items()} | own_by_source
 
 

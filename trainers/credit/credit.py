@@ -102,7 +102,7 @@ class Credit:
 
     def returns(self, data: Round) -> Floats:
         """What each action of the round earned: discounted team return, step returns and private rewards. Shape [A]."""
-        return sum_of(returns_by_source(data, self.options.advantage.gamma), len(data.items))
+        return sum_of(returns_by_source(data, self.options.advantage.gamma, self.estimator.step_gamma), len(data.items))
 
     def known_returns(self, data: Round) -> Floats:
         """`returns`, with NaN where a run was cut short, so that what it would have earned is not known. Shape [A]."""
@@ -123,10 +123,10 @@ class Credit:
         team return, and no critic of it: the centred parts are all.
         """
         if self.options.side_of is not None:
-            return sum_of(centred_own_returns(data, self.options.advantage.gamma), len(data.items))
+            return sum_of(centred_own_returns(data, self.estimator.step_gamma), len(data.items))
         observed = self._team.observe(data, tokens=False)
         return_A = laid_end_to_end(self._team_returns(data, observed, observed.bootstrap_A))
-        own_by_source = centred_own_returns(data, self.options.advantage.gamma)
+        own_by_source = centred_own_returns(data, self.estimator.step_gamma)
         return return_A - laid_end_to_end(observed.values) + sum_of(own_by_source, len(data.items))
 
     def vtrace(self, data: Round, ratio_A: Floats) -> tuple[Floats, Fit]:
@@ -151,7 +151,7 @@ class Credit:
                 c_bar=cap,
             )
         advantage_A /= np.minimum(ratio_A, cap)
-        advantage_A += sum_of(centred_own_returns(data, self.options.advantage.gamma), len(data.items))
+        advantage_A += sum_of(centred_own_returns(data, self.estimator.step_gamma), len(data.items))
         returns = self._team_returns(data, observed, observed.bootstrap_A)
         return advantage_A, lambda: self._team.fit(observed, list(targets_A[:, None]), returns)
 
@@ -207,9 +207,9 @@ class Credit:
         if groups is None:
             raise ValueError(f"estimator {self.estimator.name!r} compares no groups")
         earned = self._to_estimator_input(data, self._contribution(data), None).returns_by_source(
-            self.options.advantage.gamma
+            self.options.advantage.gamma, self.estimator.step_gamma
         )
-        flat_A = flat_groups(sum_of(earned, len(data.items)), groups, data.tree_A)[1]
+        flat_A = flat_groups(sum_of(earned, len(data.items)), groups, self.estimator.samples(data))[1]
         telling = {tree for tree, is_flat in zip(data.tree_A, flat_A.tolist(), strict=True) if not is_flat}
         kept_ids = {id(episode) for episode, tree in zip(data.episodes, data.tree_E, strict=True) if tree in telling}
         return data.only(lambda episode: id(episode) in kept_ids, FLAT)

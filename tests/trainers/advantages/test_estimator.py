@@ -120,9 +120,11 @@ def test_every_estimator_of_the_folder_declares_what_it_needs() -> None:
         "c3": (False, True, True, False, "none"),
         "tree_grpo": (False, True, True, False, "none"),
         "advantage_alignment": (False, True, True, False, "none"),
+        "mars2": (False, False, False, False, "none"),
     }
     assert {name: declared[name] for name in published} == published
     assert [name for name, each in estimators().items() if each.needs_forks] == ["c3"]
     assert [name for name, each in estimators().items() if each.needs_sides] == ["advantage_alignment"]
+    assert [name for name, each in estimators().items() if each.pays_calls_alone] == ["mars2"]
     assert all(name_to_estimator(name) is each for name, each in estimators().items())
     assert all(issubclass(each, Estimator) and each.__doc__ for each in estimators().values())
