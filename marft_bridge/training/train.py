@@ -27,7 +27,7 @@ from marft_bridge.common.progress import Reporter, Task
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.forks.given_tools import given_tools
 from marft_bridge.recording.tool_schemas import refuse_changed, runs_to_surfaces, trajectories_to_surface
-from marft_bridge.rollouts.app import load_app
+from marft_bridge.rollouts.app import App, load_app
 from marft_bridge.rollouts.episode_plan import (
     EpisodeRequest,
     in_planned_order,
