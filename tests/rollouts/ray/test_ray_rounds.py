@@ -103,7 +103,7 @@ def test_rounds_of_two_workers_are_those_of_one_machine_even_where_one_is_killed
         there.collect()
         there.server.asked.clear()
         seen = len(read_asked(asked_log))
-        killer = threading.Thread(target=kill_a_worker_that_plays, args=(2, asked_log, seen, killed))
+        killer = threading.Thread(target=kill_a_worker_that_plays, args=(2, asked_log, seen, killed), daemon=True)
         killer.start()
         shown = there.train(without_signal=True, rollouts="ray", evaluation_episodes=3, **ROUNDS)
         killer.join()
