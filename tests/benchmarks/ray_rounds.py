@@ -1,7 +1,7 @@
 """Rounds of `train` played by one worker on Ray against the same rounds in the command, both on the stand-in for vLLM.
 
-What is timed is publication and rollouts of the rounds after the first, which starts the worker: the cost of the way over
-the cluster and back, since both sides wait as long for answers. The update is no part of it.
+What is timed is publication and rollouts of the rounds after the first, which starts the worker: the cost of the way
+over the cluster and back, since both sides wait as long for answers. The update is no part of it.
 """
 
 from __future__ import annotations

@@ -134,9 +134,10 @@ class Worker:
                 if adapter.version not in registry.versions(adapter.node):  # every version 0 is here
                     registry.adopt(adapter.node, adapter.version, adapter.files)
                 models.publish({adapter.node: adapter.version})
-        except (*USER_ERRORS, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - the driver raises it, or replaces this worker
+            name, text = type(error).__name__, str(error)
             with self._changed:
-                self._failure = self._failure or (type(error).__name__, str(error))
+                self._failure = self._failure or (name, text if isinstance(error, USER_ERRORS) else f"{name}: {text}")
             self._end_jobs()
 
     def stop(self) -> None:

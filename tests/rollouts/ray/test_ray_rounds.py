@@ -85,7 +85,8 @@ def kill_a_worker_that_plays(version: int, log: Path, seen: int, killed: list[in
     while time.monotonic() < deadline:
         for asked in read_asked(log)[seen:]:
             if asked.model == f"actor@{version}":
-                killed.append(psutil.Process(asked.process).ppid())
+                above = psutil.Process(asked.process).parents()
+                killed.append(next(process.pid for process in above if process.name().startswith("ray::Worker")))
                 os.kill(killed[0], signal.SIGKILL)
                 return
         time.sleep(0.005)
