@@ -51,7 +51,6 @@ class _WorkerHandle:
     is_working: bool = False  # it runs episodes
     is_late: bool = False  # it did not start in time, which was reported
     losses: str = ""
-    list_number: int = 0  # of the list of requests that it counts
     published: frozenset[NodeVersion] = frozenset()  # what it was told to serve
 
 
@@ -220,25 +219,19 @@ class Driver:
             self._end_with_failure(worker, *(report.failure or ("ClusterError", "stopped by itself")))
             return
         worker.is_working = report.phase == "working"
-        if worker.is_working:
-            self._prepare_worker(worker)
+        adapters = self._adapters
+        if worker.is_working and worker.published != adapters.keys():
+            # Requests wait for its answer: Ray may run a call whose arguments still travel after a later one.
+            missing = [reference for key, reference in adapters.items() if key not in worker.published]
+            worker.pending_reply = worker.actor.publish.remote(worker.journal_bytes, tuple(adapters), *missing)
+            worker.published = frozenset(adapters)
+            return
         new = []
         while worker.is_working and self._pending and len(worker.requests) < self._max_requests:
             request = self._pending.popleft()
             worker.requests[request.key] = request
             new.append(request)
-        worker.pending_reply = worker.actor.exchange.remote(worker.journal_bytes, new)
-
-    def _prepare_worker(self, worker: _WorkerHandle) -> None:
-        """Has a worker count anew for a new list, and serve what is published; Ray keeps the order of its calls."""
-        if worker.list_number != self._list_number:
-            worker.actor.begin_list.remote(self._list_number)
-            worker.list_number = self._list_number
-        adapters = self._adapters
-        if worker.published != adapters.keys():
-            missing = [reference for key, reference in adapters.items() if key not in worker.published]
-            worker.actor.publish.remote(tuple(adapters), *missing)
-            worker.published = frozenset(adapters)
+        worker.pending_reply = worker.actor.exchange.remote(worker.journal_bytes, new, self._list_number)
 
     def _end_with_failure(self, worker: _WorkerHandle, error_name: str, message: str) -> None:
         """Raises the error that a worker ended with, or replaces the worker where another one may not meet it."""

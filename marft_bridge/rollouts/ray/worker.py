@@ -3,7 +3,7 @@
 The driver calls `exchange` again and again: it passes the offset up to which it has the worker's journal on its disk,
 and new requests, and gets the lines from there. Invariants: no request counts as ended before all of its records were
 sent; the worker leaves no server and no files behind when it is stopped. Ray runs it as an actor, and is not imported.
-Its calls come one at a time, in the driver's order: what `publish` was told is served when the next requests come.
+What `publish` was told is served when it answers; the driver waits for that.
 """
 
 from __future__ import annotations
@@ -70,13 +70,19 @@ class Worker:
 
     # -- called by the driver ---------------------------------------------------------------------------------
 
-    def exchange(self, offset: int, requests: Sequence[EpisodeRequest]) -> Report:
+    def exchange(self, offset: int, requests: Sequence[EpisodeRequest], list_number: int = 0) -> Report:
         """Takes new requests, and reports what is new.
 
         Args:
             offset: bytes of this worker's journal that the driver has on its disk.
             requests: to run besides; none before a report said "working".
+            list_number: of the list that they are of; a new one is counted anew, and none of another is under way.
         """
+        with self._changed:
+            if list_number != self._list_number:
+                self._tally, self._list_number = Tally(), list_number
+                if self._job_queue is not None:
+                    self._job_queue.tally = self._tally
         if requests:
             assert self._job_queue is not None  # a report said "working"
             self._job_queue.add(requests)
@@ -105,22 +111,19 @@ class Worker:
             losses=losses,
         )
 
-    def begin_list(self, number: int) -> None:
-        """Counts anew: the requests that come next are of another list. None of an earlier one is under way."""
-        with self._changed:
-            self._tally, self._list_number = Tally(), number
-        assert self._job_queue is not None  # a report said "working"
-        self._job_queue.tally = self._tally
-
-    def publish(self, served: Sequence[NodeVersion], *adapters: AdapterFiles) -> None:
-        """Serves these versions of their nodes, and no others; where that fails the worker ends, with the reason.
+    def publish(self, offset: int, served: Sequence[NodeVersion], *adapters: AdapterFiles) -> Report:
+        """Serves these versions of their nodes, and no others, and reports as `exchange`; where that fails the worker
+        ends, with the reason.
 
         Args:
             adapters: those that were not published here before.
         """
         models = self._models
-        if models is None:
-            return  # it has ended: the next report says why
+        if models is not None:  # else it has ended, which the report says
+            self._serve(models, served, adapters)
+        return self.exchange(offset, [], self._list_number)
+
+    def _serve(self, models: ServedBases, served: Sequence[NodeVersion], adapters: Sequence[AdapterFiles]) -> None:
         registry = models.versions.registry
         kept: dict[str, list[int]] = {}
         for node, version in served:

@@ -32,6 +32,7 @@ from marft_bridge.rollouts.ray.driver import Driver
 from marft_bridge.rollouts.ray.messages import AdapterFiles, Assignment, Report, config_to_digests
 from marft_bridge.rollouts.ray.session import refuse_unusable_rollouts
 from marft_bridge.rollouts.ray.worker import Worker
+from marft_bridge.rollouts.run_counts import Tally
 from marft_bridge.serving.adapter_registry import AdapterRegistry
 from marft_bridge.serving.model_versions import config_to_versions
 from trace_store import conventions as c
@@ -193,14 +194,14 @@ def sent(registry: AdapterRegistry, node: str, version: int) -> AdapterFiles:
 def test_a_worker_serves_what_was_published_last_and_keeps_no_more_of_it(
     worker: Worker, registry: AdapterRegistry, school: ClusterSchool
 ) -> None:
-    worker.publish([("actor", 1)], sent(registry, "actor", 1))
+    worker.publish(0, [("actor", 1)], sent(registry, "actor", 1))
     zeros = {"reasoner@0", "actor@0"}  # of this shared server, which whoever started it published
     assert set(school.server.adapters) == {*zeros, "actor@1"}
     folder = Path(school.server.adapters["actor@1"])
     assert folder != Path(registry.get("actor", 1).path)
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == registry.files("actor", 1)
     assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o600}
-    worker.publish([("actor", 2)], sent(registry, "actor", 2))
+    worker.publish(0, [("actor", 2)], sent(registry, "actor", 2))
     assert set(school.server.adapters) == {*zeros, "actor@2"}
     assert not folder.exists()
     assert worker.exchange(0, []).phase == "working"
@@ -211,7 +212,7 @@ def test_a_version_that_was_changed_on_its_way_ends_the_worker_with_the_reason(
 ) -> None:
     files = registry.files("actor", 1)
     files["adapter_model.safetensors"] += b" "
-    worker.publish([("actor", 1)], AdapterFiles("actor", 1, files))
+    worker.publish(0, [("actor", 1)], AdapterFiles("actor", 1, files))
     report = worker.exchange(0, [])
     assert report.phase == "ended"
     assert report.failure is not None
@@ -248,28 +249,26 @@ class PretendRay:
         return adapter
 
     def _place(self, assignment: Assignment) -> Any:
-        number, sent_bytes, counting = assignment.number, [0], [0]
+        number, sent_bytes = assignment.number, [0]
 
-        def exchange(_: int, requests: Sequence[EpisodeRequest]) -> Any:
+        def exchange(_: int, requests: Sequence[EpisodeRequest], list_number: int = 0) -> Any:
             lines = b"".join(map(_finished, requests))
             sent_bytes[0] += len(lines)
+            tally = Tally()
             if requests:
-                self.calls.append(("play", number, {request.adapters["actor"] for request in requests}))
+                self.calls.append(("play", number, list_number, {request.adapters["actor"] for request in requests}))
+                tally.finished = len(requests)
             ended = tuple(request.key for request in requests)
             return SimpleNamespace(
-                answer=Report("working", "there", lines, sent_bytes[0], ended, list_number=counting[0])
+                answer=Report("working", "there", lines, sent_bytes[0], ended, tally, list_number=list_number)
             )
 
-        def begin_list(list_number: int) -> None:
-            counting[0] = list_number
-            self.calls.append(("list", number, list_number))
-
-        def publish(served: Sequence[Any], *adapters: AdapterFiles) -> None:
+        def publish(_: int, served: Sequence[Any], *adapters: AdapterFiles) -> Any:
             self.calls.append(("serve", number, sorted(served), [adapter.version for adapter in adapters]))
+            return exchange(_, [], -1)
 
         return SimpleNamespace(
             exchange=SimpleNamespace(remote=exchange),
-            begin_list=SimpleNamespace(remote=begin_list),
             publish=SimpleNamespace(remote=publish),
             stop=SimpleNamespace(remote=lambda: None),
         )
@@ -302,20 +301,18 @@ def test_a_worker_gets_each_version_once_and_before_the_requests_of_it(tmp_path:
                 requests = plan_episodes(
                     TASKS, 2, 1, seed=0, run_id="train", split="train", adapters={"actor": version}, round=version
                 )
-                driver.run(requests, lambda done, _: None)
-                assert driver.done == 2
+                tally = driver.run(requests, lambda done, _: None)
+                assert (driver.done, tally.finished) == (2, 2)  # of this list alone
     finally:
         journal.close()
     assert ray.stored == [("actor", 1), ("actor", 2), ("actor", 3)]
     assert ray.calls == [
         ("serve", 1, [("actor", 1)], [1]),
-        ("play", 1, {1}),
-        ("list", 1, 1),
+        ("play", 1, 0, {1}),
         ("serve", 1, [("actor", 1), ("actor", 2)], [2]),
-        ("play", 1, {2}),
-        ("list", 1, 2),
+        ("play", 1, 1, {2}),
         ("serve", 1, [("actor", 2), ("actor", 3)], [3]),
-        ("play", 1, {3}),
+        ("play", 1, 2, {3}),
     ]
 
 
