@@ -229,6 +229,13 @@ def test_a_version_of_another_base_model_is_not_taken_over(registry: AdapterRegi
 # -- what the driver sends, by a stand-in for Ray ---------------------------------------------------------------------
 
 
+class Reply:
+    """A reference: two are never equal."""
+
+    def __init__(self, answer: Report) -> None:
+        self.answer = answer
+
+
 class PretendRay:
     """Workers that finish what they are given at once; `calls`: what each was told, in order."""
 
@@ -259,9 +266,7 @@ class PretendRay:
                 self.calls.append(("play", number, list_number, {request.adapters["actor"] for request in requests}))
                 tally.finished = len(requests)
             ended = tuple(request.key for request in requests)
-            return SimpleNamespace(
-                answer=Report("working", "there", lines, sent_bytes[0], ended, tally, list_number=list_number)
-            )
+            return Reply(Report("working", "there", lines, sent_bytes[0], ended, tally, list_number=list_number))
 
         def publish(_: int, served: Sequence[Any], *adapters: AdapterFiles) -> Any:
             self.calls.append(("serve", number, sorted(served), [adapter.version for adapter in adapters]))
