@@ -89,7 +89,7 @@ def _device_lines(config: BridgeConfig, folder: RunFolder) -> list[str]:
         bases = config_to_bases(config)
         running = running_servers(folder)
         options = [ServeOptions(attach=running[base.name][0]) if base.name in running else base.serve for base in bases]
-        return Placement(config, bases, options, trains=True).lines()
+        return Placement(config, bases, options, trains=True, serves_here=config.train.rollouts == "local").lines()
     except USER_ERRORS as refusal:
         return [f"devices: {refusal}"]
 

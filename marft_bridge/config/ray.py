@@ -22,8 +22,8 @@ def address_to_host_port(address: str) -> tuple[str, int]:
 
 
 class RayOptions(BaseModel):
-    """A Ray cluster, where `collect.engine` or `train.engine` is "ray"; needs the extra `ray`. `train` reads `address`,
-    `working_dir` and `start_timeout_s`."""
+    """A Ray cluster, where `collect.engine`, `train.rollouts` or `train.engine` is "ray"; needs the extra `ray`. The
+    learners of `train.engine` read `address`, `working_dir` and `start_timeout_s`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

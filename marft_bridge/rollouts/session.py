@@ -44,6 +44,10 @@ class GraphSession:
             self.reporter.say(line)
         return tally
 
+    def stop(self) -> None:
+        """Ends the `run` of another thread."""
+        self.stage.stop()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session(GraphSession):

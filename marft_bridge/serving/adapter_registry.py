@@ -156,6 +156,33 @@ class AdapterRegistry:
         config = json.loads((Path(row.path) / _RECORD_FILE).read_text(encoding="utf-8")).get(_CONFIG_SHA256)
         return {WEIGHTS_FILE: row.sha256} | ({CONFIG_FILE: config} if config is not None else {})
 
+    def files(self, node: str, version: int) -> dict[str, bytes]:
+        """File name -> content of a registered version, its record too, for `adopt` on another machine. Raises as
+        `get`."""
+        folder = Path(self.get(node, version).path)
+        return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.is_file()}
+
+    def adopt(self, node: str, version: int, files: Mapping[str, bytes]) -> AdapterRow:
+        """Writes a version that another registry registered, 0600; its hashes are checked when it is published.
+
+        Args:
+            files: of `files`.
+
+        Raises:
+            ServingError: the version exists here, or belongs to another base model.
+        """
+        folder = self.new_folder(node, version)
+        for name in sorted(files, key=lambda name: name == _RECORD_FILE):  # the record last
+            with os.fdopen(open_to_write(folder / Path(name).name), "wb") as file:
+                file.write(files[name])
+        return self.get(node, version)
+
+    def delete(self, node: str, version: int) -> None:
+        """Deletes the files of a version that is out of service, the record first."""
+        folder = self._folder(node, version)
+        (folder / _RECORD_FILE).unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
     def latest(self, node: str) -> AdapterRow | None:
         """The highest version of a node; None when it has none and runs on the base model."""
         versions = self.versions(node)

@@ -27,6 +27,7 @@ class Placement:
         trains: whether this command trains. Others leave the trainer's share free where it fits, so that a call has
             the same limit in all of them, and go without it where it does not.
         beside_trainer: whether the trainer computes on this machine, now or in another command.
+        serves_here: whether the servers are on this machine. Without it they take no card of it.
         takes_turns: whether the command that trains may put these servers to sleep.
         machine: None reads this one.
 
@@ -41,11 +42,13 @@ class Placement:
         options: Sequence[ServeOptions],
         *,
         trains: bool,
+        serves_here: bool = True,
         takes_turns: bool = True,
         beside_trainer: bool = True,
         machine: Machine | None = None,
     ) -> None:
         self._config, self._bases, self._options = config, tuple(bases), tuple(options)
+        self._serves_here = serves_here
         self._takes_turns = takes_turns and config.train.max_staleness == 0
         self._machine = read_machine() if machine is None else machine
         trainer = self._trainer_need() if self._machine.cards and beside_trainer else None
@@ -113,6 +116,8 @@ class Placement:
         for position, (base, options) in enumerate(zip(self._bases, self._options, strict=True)):
             if options.attach is not None:
                 text = f"at {options.attach}, which runs already"
+            elif not self._serves_here:
+                text = "where Ray puts its workers"
             elif vllm_runs_on_cpu():
                 text = "CPU"
             else:
@@ -133,7 +138,7 @@ class Placement:
         return PlacedServeOptions.model_construct(_fields_set=set(values), **values)
 
     def _engine_need(self, base: BaseModelSpec, options: ServeOptions) -> EngineNeed | None:
-        if options.attach is not None or vllm_runs_on_cpu():
+        if options.attach is not None or not self._serves_here or vllm_runs_on_cpu():
             return None
         table = f"models.{base.name}.serve" if base.name else "serve"
         if not self._machine.cards:

@@ -27,7 +27,7 @@ from marft_bridge.common.progress import Reporter, Task
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.forks.given_tools import given_tools
 from marft_bridge.recording.tool_schemas import refuse_changed, runs_to_surfaces, trajectories_to_surface
-from marft_bridge.rollouts.app import load_app
+from marft_bridge.rollouts.app import App, load_app
 from marft_bridge.rollouts.episode_plan import (
     EpisodeRequest,
     in_planned_order,
@@ -39,7 +39,8 @@ from marft_bridge.rollouts.episode_plan import (
     unfinished_requests,
 )
 from marft_bridge.rollouts.held_out import HeldOutTasks, record_learned_tasks
-from marft_bridge.rollouts.ray.connection import refuse_unusable_cluster
+from marft_bridge.rollouts.ray.connection import connect_ray, refuse_unusable_cluster
+from marft_bridge.rollouts.ray.session import ClusterSession, open_cluster_session, refuse_unusable_rollouts
 from marft_bridge.rollouts.session import Session, open_session
 from marft_bridge.runs.imitation_lines import updates_to_imitation_lines
 from marft_bridge.runs.ledger import begin_run, refuse_second_run
@@ -148,6 +149,9 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
     if is_on_ray:
         refuse_torchrun(config.train.learners)
         refuse_unusable_cluster(config.ray, RAY_OPTION)
+    plays_on_ray = config.train.rollouts == "ray"
+    if plays_on_ray:
+        refuse_unusable_rollouts(config)
     if torchrun_rank(config.train.learners):
         follow_torchrun()
         return
@@ -166,7 +170,11 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
     versions = config_to_versions(config, folder.adapters, reporter.say)
     start = {} if checkpoint.is_saved(folder.checkpoint) else config_to_start(config, versions.registry)
     model_dirs = {node: versions.base_of(node).directory for node in config.graph.nodes}
-    placement = Placement(config, versions.bases, server_options(versions.bases, folder, reporter), trains=True)
+    if plays_on_ray:
+        options = [base.serve for base in versions.bases]
+    else:
+        options = server_options(versions.bases, folder, reporter)
+    placement = Placement(config, versions.bases, options, trains=True, serves_here=not plays_on_ray)
     for device_line in placement.lines():
         reporter.say(device_line)
     # before a server is started in vain; the trainer checks again once the server has taken its share of the GPU
@@ -228,13 +236,14 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
         def train_once() -> None:
             with (
                 take_in_on_failure(folder, reporter, "train"),
+                _connect_for_all(config),
                 _open_learners(
                     config, folder, versions, placement=placement, teacher_dir=teacher_dir, notify=reporter.say
                 ) as learners,
-                open_session(
+                _open_session(
                     config, folder, app, versions=versions, reporter=reporter, placement=placement, hosted=hosted
                 ) as session,
-                BackgroundRollouts(session.stage.stop) as rollouts,
+                BackgroundRollouts(session.stop) as rollouts,
                 open_loggers(config, folder, checkpoint.is_saved(folder.checkpoint), say=reporter.say) as loggers,
             ):
                 _Training(
@@ -263,6 +272,30 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
 
 def _count_updates(folder: RunFolder) -> int:
     return len(read_metrics(folder.metrics))
+
+
+def _connect_for_all(config: BridgeConfig) -> AbstractContextManager[Any]:
+    """One connection for learners and rollouts where both are on Ray: a cluster of this machine has room for both."""
+    if config.train.engine != "ray" or config.train.rollouts != "ray":
+        return nullcontext()
+    processors = config.train.learners - 1 + config.ray.workers * config.ray.cpus_per_worker
+    return connect_ray(config.ray, option=RAY_OPTION, processors=processors)
+
+
+def _open_session(
+    config: BridgeConfig,
+    folder: RunFolder,
+    app: App,
+    versions: ModelVersions,
+    reporter: Reporter,
+    *,
+    placement: Placement,
+    hosted: AnswerPool | None,
+) -> AbstractContextManager[Session | ClusterSession]:
+    """Where the rounds are played."""
+    if config.train.rollouts == "ray":
+        return open_cluster_session(config, folder, app, versions=versions, reporter=reporter)
+    return open_session(config, folder, app, versions=versions, reporter=reporter, placement=placement, hosted=hosted)
 
 
 def _open_learners(
@@ -351,7 +384,7 @@ class _Training:
         self,
         config: BridgeConfig,
         folder: RunFolder,
-        session: Session,
+        session: Session | ClusterSession,
         rollouts: BackgroundRollouts,
         *,
         loggers: RunLoggers,

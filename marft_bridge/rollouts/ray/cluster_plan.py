@@ -22,6 +22,9 @@ TAKE_IN_S_PER_ACTION = 230e-6
 TAKE_IN_S_PER_TOKEN = 0.41e-6
 FILING_S_PER_ACTION = 27e-6
 FILING_S_PER_TOKEN = 0.042e-6
+# Measured on the same traces: what the command tells each other learner of a round, as JSON.
+LEARNER_BYTES_PER_ACTION = 790.0
+LEARNER_BYTES_PER_TOKEN = 19.8
 # By definition: a prompt token is an id of 4 bytes, a sampled one an id and a log-prob of 8.
 LIST_BYTES_PER_PROMPT_TOKEN, LIST_BYTES_PER_SAMPLED_TOKEN = 4, 12
 # By construction: a worker answers the driver at least this often.
@@ -66,6 +69,7 @@ class Plan:
     store_bytes_per_day: float
     publish_bytes: float  # of one round: every machine reads every node's adapter
     publish_s: float  # where all of them read from the driver's machine
+    learner_bytes_per_s: float  # to each learner beside the command, over the time in which a round is played
 
 
 def llama_adapter(rank: int, layers: int = 32, hidden: int = 4_096, inner: int = 11_008) -> int:
@@ -102,6 +106,7 @@ def workload_to_plan(gpus: int, workload: Workload) -> Plan:
         store_bytes_per_day=actions * (STORE_BYTES_PER_ACTION + STORE_SHARE_OF_LISTS * list_bytes) * 86_400,
         publish_bytes=published_bytes,
         publish_s=published_bytes / workload.network_bytes_per_s,
+        learner_bytes_per_s=actions * (LEARNER_BYTES_PER_ACTION + LEARNER_BYTES_PER_TOKEN * tokens),
     )
 
 
@@ -121,6 +126,7 @@ _ROWS: tuple[tuple[str, Callable[[Plan], str]], ...] = (
     ("stores grow by, GB a day", lambda p: f"{p.store_bytes_per_day / 1e9:,.0f}"),
     ("adapters read in one round, GB", lambda p: f"{p.publish_bytes / 1e9:.2f}"),
     ("seconds of that, from one machine", lambda p: f"{p.publish_s:.1f}"),
+    ("rounds to each other learner, MB/s", lambda p: f"{p.learner_bytes_per_s / 1e6:,.1f}"),
 )
 
 

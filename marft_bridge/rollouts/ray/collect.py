@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.progress import Reporter
@@ -16,8 +15,7 @@ from marft_bridge.rollouts.app import App
 from marft_bridge.rollouts.episode_plan import EpisodeRequest
 from marft_bridge.rollouts.ray.connection import connect_ray, refuse_unusable_cluster
 from marft_bridge.rollouts.ray.driver import Driver
-from marft_bridge.rollouts.ray.filing import Filing
-from marft_bridge.rollouts.ray.messages import Assignment, config_to_digests
+from marft_bridge.rollouts.ray.messages import config_to_assign
 from marft_bridge.rollouts.ray.worker import endpoint_to_options
 from marft_bridge.rollouts.run_counts import Tally
 from marft_bridge.runs.run_folder import RunFolder
@@ -28,26 +26,28 @@ from trace_store.journal import Journal
 _OPTION = "collect.engine"
 
 
-def refuse_unusable_config(config: BridgeConfig) -> None:
+def refuse_unusable_config(config: BridgeConfig, option: str = _OPTION) -> None:
     """Refuses a configuration that cannot work on a cluster, before anything starts.
 
+    Args:
+        option: which has the value "ray", for the message.
+
     Raises:
-        ConfigError: Ray is not installed, or a setting contradicts `collect.engine = "ray"`.
+        ConfigError: Ray is not installed, or a setting contradicts the option.
         ClusterError: nothing answers at `ray.address`.
     """
-    refuse_unusable_cluster(config.ray, _OPTION)
+    refuse_unusable_cluster(config.ray, option)
     if config.models and config.ray.endpoints:
         raise ConfigError("ray.endpoints are servers of one base model each; with [models] workers start their own")
     for name, model in config.models.items():
         if model.serve.attach is not None or model.serve.port is not None:
-            option = "attach" if model.serve.attach is not None else "port"
-            raise ConfigError(
-                f"models.{name}.serve.{option}: with collect.engine = ray workers start servers of their own"
-            )
+            setting = "attach" if model.serve.attach is not None else "port"
+            raise ConfigError(f"models.{name}.serve.{setting}: with {option} = ray workers start servers of their own")
     if config.serve.attach is not None:
-        raise ConfigError("serve.attach names one server for one machine; with collect.engine = ray use ray.endpoints")
+        advice = "use ray.endpoints" if option == _OPTION else "leave it out: workers start servers of their own"
+        raise ConfigError(f"serve.attach names one server for one machine; with {option} = ray {advice}")
     if config.serve.port is not None and not config.ray.endpoints:
-        raise ConfigError("serve.port: several workers may run on one machine; leave it out with collect.engine = ray")
+        raise ConfigError(f"serve.port: several workers may run on one machine; leave it out with {option} = ray")
 
 
 def run_requests_on_ray(
@@ -65,14 +65,6 @@ def run_requests_on_ray(
         StoreError: this machine's disk does not take the records.
     """
     _publish(config, folder, app, versions=versions, reporter=reporter)
-    digests, endpoints = config_to_digests(config, versions.lineage), config.ray.endpoints
-    content = config.model_dump(mode="json", exclude_unset=True)
-    folder_path = None if config.ray.working_dir is not None else str(Path.cwd())
-
-    def assign(number: int) -> Assignment:
-        endpoint = endpoints[(number - 1) % len(endpoints)] if endpoints else None
-        return Assignment(number, content, folder_path, endpoint=endpoint, digests=digests)
-
     reporter.say(f"collecting with {config.ray.workers} workers on Ray, {config.ray.address or 'on this machine'}")
     journal, processors = Journal(folder.journal), config.ray.workers * config.ray.cpus_per_worker
     try:
@@ -81,17 +73,16 @@ def run_requests_on_ray(
             reporter.bars(),
             reporter.task("collect", len(requests)) as task,
         ):
-            in_flight = config.ray.in_flight or config.collect.in_flight
-            driver = Driver(
+            reward = config.train.trainer.reward
+            with Driver(
                 ray,
                 config.ray,
-                in_flight,
-                assign=assign,
-                filing=Filing(journal, requests[0].run_id),
+                config.ray.in_flight or config.collect.in_flight,
+                assign=config_to_assign(config, versions.lineage),
+                journal=journal,
                 notify=reporter.say,
-            )
-            reward = config.train.trainer.reward
-            tally = driver.run(requests, lambda done, tally: task.update(done, tally.figures(reward)))
+            ) as driver:
+                tally = driver.run(requests, lambda done, tally: task.update(done, tally.figures(reward)))
     finally:
         journal.close()
     for line in (*tally.failure_lines(), *tally.missing_reward_lines(), *tally.silent_node_lines(config.graph.nodes)):

@@ -3,7 +3,7 @@
 Each worker holds a few requests more than it runs, and gets the next ones when the records of finished episodes are on
 this machine's disk: no worker runs ahead of the disk, and a slow one holds few requests back. Invariants: unfinished
 requests of a worker that died go to another one, and a request whose records were filed is not run again; a request
-with which too many workers die ends the command.
+with which too many workers die ends the command; a worker has the adapters of a request before it has the request.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import signal
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FrameType
-from typing import Any
+from types import FrameType, MappingProxyType, TracebackType
+from typing import Any, Self
 
 from marft_bridge.common import errors
 from marft_bridge.common.errors import BridgeError, ClusterError
@@ -24,9 +25,10 @@ from marft_bridge.config.ray import RayOptions
 from marft_bridge.rollouts.episode_plan import EpisodeRequest, Key
 from marft_bridge.rollouts.ray.connection import error_to_text, last_line, resources_to_text
 from marft_bridge.rollouts.ray.filing import Filing
-from marft_bridge.rollouts.ray.messages import Assignment, Report
+from marft_bridge.rollouts.ray.messages import AdapterFiles, Assignment, NodeVersion, Report
 from marft_bridge.rollouts.ray.worker import Worker
 from marft_bridge.rollouts.run_counts import Tally
+from trace_store.journal import Journal
 
 MAX_LOSSES_PER_REQUEST = 3  # workers that may die with the same request
 _STOP_S = 20.0  # for a worker to end its server and remove its files
@@ -49,15 +51,19 @@ class _WorkerHandle:
     is_working: bool = False  # it runs episodes
     is_late: bool = False  # it did not start in time, which was reported
     losses: str = ""
+    published: frozenset[NodeVersion] = frozenset()  # what it was told to serve
 
 
 class Driver:
-    """Starts workers, gives them requests and files the records that they send. Use it for one list of requests.
+    """Starts workers, gives them requests and files the records that they send. Use it as a context manager.
+
+    The workers are there from the first list of requests to the end of the block, and between lists do nothing.
 
     Args:
         ray: the module, connected to a cluster.
         in_flight: episodes that one worker runs at the same time.
         assign: a worker's number, from 1 -> its assignment.
+        journal: of the run folder; takes the records.
         notify: takes one line for the user.
     """
 
@@ -67,10 +73,10 @@ class Driver:
         options: RayOptions,
         in_flight: int,
         assign: Callable[[int], Assignment],
-        filing: Filing,
+        journal: Journal,
         notify: Callable[[str], None],
     ) -> None:
-        self._ray, self._options, self._assign, self._filing, self._notify = ray, options, assign, filing, notify
+        self._ray, self._options, self._assign, self._journal, self._notify = ray, options, assign, journal, notify
         self._max_requests = in_flight + max(1, in_flight // 4)  # some more than run, so that no worker idles
         self._actor_class = ray.remote(Worker).options(
             num_cpus=options.cpus_per_worker,
@@ -80,13 +86,42 @@ class Driver:
         )
         self._workers: list[_WorkerHandle] = []
         self._lost_tally = Tally()  # of workers that died
+        self._filing: Filing  # of the running list
         self._pending: deque[EpisodeRequest] = deque()
         self._losses_by_request: Counter[Key] = Counter()
         self._consecutive_losses = 0
         self._worker_count = self.done = 0
+        self._list_number = -1  # of the running list; the first is 0, which new workers count
+        # Replaced as a whole, never changed: `publish` may be called while another thread is in `run`.
+        self._adapters: Mapping[NodeVersion, Any] = MappingProxyType({})  # Ray's references to `AdapterFiles`
+        self._stopped = threading.Event()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop_all()
+
+    def publish(self, served: Collection[NodeVersion], read: Callable[[NodeVersion], AdapterFiles]) -> None:
+        """Has the workers serve these versions of the trained nodes, and no others; each is told before its next
+        requests.
+
+        Args:
+            read: of a version that is new; it goes to the object store once, and from there to every worker.
+        """
+        before = self._adapters
+        self._adapters = MappingProxyType(
+            {key: before[key] if key in before else self._ray.put(read(key)) for key in served}
+        )
+
+    def stop(self) -> None:
+        """Ends the `run` of another thread, which raises CancelledError there."""
+        self._stopped.set()
 
     def run(self, requests: Sequence[EpisodeRequest], on_progress: Callable[[int, Tally], None]) -> Tally:
-        """Runs all requests.
+        """Runs all requests, which are of one run.
 
         Args:
             on_progress: takes the number of finished requests and the counts so far, after every round.
@@ -96,16 +131,20 @@ class Driver:
             StoreError: this machine's disk does not take the records.
         """
         self._pending.extend(requests)
-        try:
-            for _ in range(min(self._options.workers, len(requests))):
-                self._start_worker()
-            with remember_interrupts() as check:
-                while self._pending or any(worker.requests for worker in self._workers):
-                    self._round()
-                    check()
-                    on_progress(self.done, self.tally())
-        finally:
-            self._stop_all()
+        self._filing, self._lost_tally = Filing(self._journal, requests[0].run_id), Tally()
+        self._losses_by_request.clear()
+        self._list_number, self.done = self._list_number + 1, 0
+        for worker in self._workers:
+            worker.tally = Tally()
+        while len(self._workers) < min(self._options.workers, len(requests)):
+            self._start_worker()
+        with remember_interrupts() as check:
+            while self._pending or any(worker.requests for worker in self._workers):
+                self._round()
+                check()
+                if self._stopped.is_set():
+                    raise CancelledError
+                on_progress(self.done, self.tally())
         for worker in self._workers:
             if worker.losses:
                 self._notify(f"{worker.name}: {worker.losses}")
@@ -169,8 +208,9 @@ class Driver:
 
     def _settle(self, worker: _WorkerHandle, report: Report) -> None:
         """Counts a report's finished requests, once its lines are on the disk, and sends the worker new ones."""
-        worker.journal_bytes, worker.tally, worker.losses = report.end, report.tally, report.losses
-        worker.has_answered = True
+        worker.journal_bytes, worker.losses, worker.has_answered = report.end, report.losses, True
+        if report.list_number == self._list_number:  # an idle worker's last answer counts the list before
+            worker.tally = report.tally
         for key in report.ended:
             if worker.requests.pop(key, None) is not None:
                 self.done += 1
@@ -179,12 +219,19 @@ class Driver:
             self._end_with_failure(worker, *(report.failure or ("ClusterError", "stopped by itself")))
             return
         worker.is_working = report.phase == "working"
+        adapters = self._adapters
+        if worker.is_working and worker.published != adapters.keys():
+            # Requests wait for its answer: Ray may run a call whose arguments still travel after a later one.
+            missing = [reference for key, reference in adapters.items() if key not in worker.published]
+            worker.pending_reply = worker.actor.publish.remote(worker.journal_bytes, tuple(adapters), *missing)
+            worker.published = frozenset(adapters)
+            return
         new = []
         while worker.is_working and self._pending and len(worker.requests) < self._max_requests:
             request = self._pending.popleft()
             worker.requests[request.key] = request
             new.append(request)
-        worker.pending_reply = worker.actor.exchange.remote(worker.journal_bytes, new)
+        worker.pending_reply = worker.actor.exchange.remote(worker.journal_bytes, new, self._list_number)
 
     def _end_with_failure(self, worker: _WorkerHandle, error_name: str, message: str) -> None:
         """Raises the error that a worker ended with, or replaces the worker where another one may not meet it."""

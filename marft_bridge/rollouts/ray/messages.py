@@ -9,7 +9,7 @@ import functools
 import hashlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,18 @@ class Assignment:
     digests: Mapping[str, str]  # the driver's, of `config_to_digests`
 
 
+NodeVersion = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """A version of a node as the driver registered it, on its way through Ray's object store."""
+
+    node: str
+    version: int
+    files: Mapping[str, bytes]  # of `AdapterRegistry.files`
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """A worker's answer to one `exchange`: its state, and what is new since the last one."""
@@ -39,9 +51,27 @@ class Report:
     lines: bytes = b""  # whole lines of its journal, from the requested offset
     end: int = 0  # the offset after them
     ended: tuple[Key, ...] = ()  # requests whose last attempt is over, and all of whose records have been sent
-    tally: Tally = field(default_factory=Tally)
+    tally: Tally = field(default_factory=Tally)  # of the list of requests with this number
+    list_number: int = 0
     failure: tuple[str, str] | None = None  # class name and message of the error that ended its work
     losses: str = ""
+
+
+def config_to_assign(config: BridgeConfig, lineage: Mapping[str, str]) -> Callable[[int], Assignment]:
+    """A function from a worker's number, from 1, to its assignment, in the folder that this command works in.
+
+    Args:
+        lineage: as of `config_to_digests`.
+    """
+    digests, endpoints = config_to_digests(config, lineage), config.ray.endpoints
+    content = config.model_dump(mode="json", exclude_unset=True)
+    folder = None if config.ray.working_dir is not None else str(Path.cwd())
+
+    def assign(number: int) -> Assignment:
+        endpoint = endpoints[(number - 1) % len(endpoints)] if endpoints else None
+        return Assignment(number, content, folder, endpoint=endpoint, digests=digests)
+
+    return assign
 
 
 def config_to_digests(config: BridgeConfig, lineage: Mapping[str, str]) -> dict[str, str]:

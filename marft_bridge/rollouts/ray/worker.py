@@ -3,6 +3,7 @@
 The driver calls `exchange` again and again: it passes the offset up to which it has the worker's journal on its disk,
 and new requests, and gets the lines from there. Invariants: no request counts as ended before all of its records were
 sent; the worker leaves no server and no files behind when it is stopped. Ray runs it as an actor, and is not imported.
+What `publish` was told is served when it answers; the driver waits for that.
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ from marft_bridge.rollouts.app import load_app
 from marft_bridge.rollouts.collector import Collector, Job
 from marft_bridge.rollouts.episode_plan import EpisodeRequest, Key
 from marft_bridge.rollouts.graph_stage import Stage, open_stage
-from marft_bridge.rollouts.ray.messages import Assignment, Report, config_to_digests, digest_differences
+from marft_bridge.rollouts.ray.messages import (
+    AdapterFiles,
+    Assignment,
+    NodeVersion,
+    Report,
+    config_to_digests,
+    digest_differences,
+)
 from marft_bridge.rollouts.run_counts import Tally
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving.base_models import config_to_bases, with_modules
@@ -52,7 +60,8 @@ class Worker:
         self._phase, self._losses = "starting", ""
         self._failure: tuple[str, str] | None = None
         self._ended: list[Key] = []
-        self._tally = Tally()
+        self._tally, self._list_number = Tally(), 0
+        self._models: ServedBases | None = None
         self._job_queue: _JobQueue | None = None
         self._stopped = False
         self._deleted_bytes = 0  # of the journal's first segments, which the driver has
@@ -61,13 +70,19 @@ class Worker:
 
     # -- called by the driver ---------------------------------------------------------------------------------
 
-    def exchange(self, offset: int, requests: Sequence[EpisodeRequest]) -> Report:
+    def exchange(self, offset: int, requests: Sequence[EpisodeRequest], list_number: int = 0) -> Report:
         """Takes new requests, and reports what is new.
 
         Args:
             offset: bytes of this worker's journal that the driver has on its disk.
             requests: to run besides; none before a report said "working".
+            list_number: of the list that they are of; a new one is counted anew, and none of another is under way.
         """
+        with self._changed:
+            if list_number != self._list_number:
+                self._tally, self._list_number = Tally(), list_number
+                if self._job_queue is not None:
+                    self._job_queue.tally = self._tally
         if requests:
             assert self._job_queue is not None  # a report said "working"
             self._job_queue.add(requests)
@@ -77,6 +92,7 @@ class Worker:
             phase, failure, losses = self._phase, self._failure, self._losses
             tally = Tally(started_s=self._tally.started_s)
             tally.add(self._tally)
+            list_number = self._list_number
         lines, is_complete = self._lines_from(offset)
         if not is_complete:  # the records of an ended request may be among the lines that are left
             with self._changed:
@@ -90,17 +106,53 @@ class Worker:
             end=offset + len(lines),
             ended=tuple(ended),
             tally=tally,
+            list_number=list_number,
             failure=failure,
             losses=losses,
         )
 
+    def publish(self, offset: int, served: Sequence[NodeVersion], *adapters: AdapterFiles) -> Report:
+        """Serves these versions of their nodes, and no others, and reports as `exchange`; where that fails the worker
+        ends, with the reason.
+
+        Args:
+            adapters: those that were not published here before.
+        """
+        models = self._models
+        if models is not None:  # else it has ended, which the report says
+            self._serve(models, served, adapters)
+        return self.exchange(offset, [], self._list_number)
+
+    def _serve(self, models: ServedBases, served: Sequence[NodeVersion], adapters: Sequence[AdapterFiles]) -> None:
+        registry = models.versions.registry
+        kept: dict[str, list[int]] = {}
+        for node, version in served:
+            kept.setdefault(node, []).append(version)
+        try:
+            models.retire_all_but(kept)
+            for node, versions in kept.items():
+                for version in set(registry.versions(node)) - {0, *versions}:
+                    registry.delete(node, version)
+            for adapter in adapters:
+                if adapter.version not in registry.versions(adapter.node):  # every version 0 is here
+                    registry.adopt(adapter.node, adapter.version, adapter.files)
+                models.publish({adapter.node: adapter.version})
+        except Exception as error:  # noqa: BLE001 - the driver raises it, or replaces this worker
+            name, text = type(error).__name__, str(error)
+            with self._changed:
+                self._failure = self._failure or (name, text if isinstance(error, USER_ERRORS) else f"{name}: {text}")
+            self._end_jobs()
+
     def stop(self) -> None:
         """Cancels running episodes, ends the model server if it is this worker's, and removes the worker's files."""
+        self._end_jobs()
+        shutil.rmtree(self._scratch.path, ignore_errors=True)
+
+    def _end_jobs(self) -> None:
         self._stopped = True
         if self._job_queue is not None:
             self._job_queue.stop()
         self._thread.join()
-        shutil.rmtree(self._scratch.path, ignore_errors=True)
 
     def _lines_from(self, offset: int) -> tuple[bytes, bool]:
         """Whole lines of the journal from an offset, and whether they are all that it holds now.
@@ -145,7 +197,7 @@ class Worker:
             self._failure = (type(error).__name__, f"{type(error).__name__}: {error}")
         finally:
             with self._changed:
-                self._phase = "ended"
+                self._phase, self._models = "ended", None
                 self._changed.notify_all()
 
     async def _run_jobs(self, jobs: _JobQueue, stage: Stage) -> None:
@@ -198,6 +250,7 @@ class Worker:
             else:
                 _check_served(models, versions, assignment.endpoint)
             with stage.open_app(app, models, models.judge) as collector:
+                self._models = models
                 yield collector, stage
 
 
@@ -205,7 +258,7 @@ class _JobQueue:
     """An endless iterator of jobs, to which another thread adds requests."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, collector: Collector, tally: Tally) -> None:
-        self._loop, self._collector, self._tally = loop, collector, tally
+        self._loop, self._collector, self.tally = loop, collector, tally
         self._queue: asyncio.Queue[EpisodeRequest] = asyncio.Queue()
         self.stopped = asyncio.Event()
 
@@ -221,7 +274,7 @@ class _JobQueue:
         return self
 
     async def __anext__(self) -> Job:
-        return self._collector, await self._queue.get(), self._tally
+        return self._collector, await self._queue.get(), self.tally
 
 
 @contextmanager

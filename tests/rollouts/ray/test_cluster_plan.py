@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from marft_bridge.rollouts.ray.cluster_plan import (
 )
 from trace_store.journal import Journal, line_of
 from trace_store.store import TraceStore
+from trainers.learners.calls import trajectories_to_values
 
 PAGE = ROOT / "docs/cluster.md"
 
@@ -65,6 +67,8 @@ def test_a_hundred_gpus_by_hand() -> None:
     # 13 machines read two adapters of 39,976,960 * 4 bytes.
     assert got.publish_bytes == 13 * 2 * 159_907_840
     assert got.publish_s == pytest.approx(3.326, abs=1e-3)
+    # 790 + 19.8 * 1,500 = 30,490 bytes an action.
+    assert got.learner_bytes_per_s == pytest.approx(20_326_667, rel=1e-6)
 
 
 def test_the_adapter_of_the_plan_is_that_of_a_7b_llama() -> None:
@@ -76,6 +80,20 @@ def test_one_store_is_enough_up_to_the_number_that_the_page_names() -> None:
     gpus = gpus_of_one_store()
     assert (workload_to_plan(gpus, Workload()).stores, workload_to_plan(gpus + 1, Workload()).stores) == (1, 2)
     assert gpus_of_one_store(replace(Workload(), sampled_per_s=4_000)) == gpus // 2
+
+
+@pytest.mark.parametrize("tokens", [32, 1_024])
+def test_what_learners_are_told_of_a_call_is_as_long_as_planned(tmp_path: Path, tokens: int) -> None:
+    chance, count = random.Random(1), 20
+    with TraceStore.open(tmp_path / "store.duckdb") as store:
+        journal = Journal(store.journal_folder)
+        for number in range(count):
+            journal.append_all(number_to_trace(number, chance, tokens=tokens))
+        journal.close()
+        store.take_in()
+        told = json.dumps(trajectories_to_values(store.trajectories()))
+    planned = plan.LEARNER_BYTES_PER_ACTION + plan.LEARNER_BYTES_PER_TOKEN * 2 * tokens
+    assert len(told) / (count * CALLS) == pytest.approx(planned, rel=0.02)
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ from support.duo_rig import COMMON, TASKS
 from support.fake_vllm import FakeVllm, running
 from support.fault_server import FAULTS, write_model
 from support.paths import ROOT
+from support.ray_school import write_vllm_package
 
 from marft_bridge.commands.collect import collect
 from marft_bridge.common.errors import ClusterError, ConfigError
@@ -60,12 +61,8 @@ from trainers.common.files import weights_to_sha256
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One local cluster for the tests of this file: starting one takes longer than they do."""
     stand_in = tmp_path_factory.mktemp("path")
-    package = stand_in / "vllm/entrypoints/openai"
-    package.mkdir(parents=True)
-    for folder in (package, package.parent, package.parent.parent):
-        (folder / "__init__.py").touch()
-    (package / "api_server.py").write_text(
-        "import sys\nsys.argv += ['--wait', '0']\nfrom support.fault_server import main\n\nmain()\n"
+    write_vllm_package(
+        stand_in, "import sys\nsys.argv += ['--wait', '0']\nfrom support.fault_server import main\n\nmain()\n"
     )
     with pytest.MonkeyPatch.context() as patch:  # before the workers' processes get their environment
         patch.setenv("LAB_KEY", "secret")

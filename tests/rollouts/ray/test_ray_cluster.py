@@ -36,7 +36,6 @@ from marft_bridge.common.errors import ClusterError
 from marft_bridge.config.ray import RayOptions
 from marft_bridge.rollouts.episode_plan import EpisodeRequest, plan_episodes
 from marft_bridge.rollouts.ray.driver import Driver
-from marft_bridge.rollouts.ray.filing import Filing
 from marft_bridge.rollouts.ray.messages import Assignment, Report
 from marft_bridge.rollouts.ray.worker import Worker
 from trace_store import conventions as c
@@ -360,7 +359,7 @@ class PretendRay:
         answer = self._actors.pop(0)
         return SimpleNamespace(
             number=assignment.number,
-            exchange=SimpleNamespace(remote=lambda _, requests: Asked(answer(requests))),
+            exchange=SimpleNamespace(remote=lambda _, requests, *__: Asked(answer(requests))),
             stop=SimpleNamespace(remote=lambda: self.stopped.append(assignment.number)),
         )
 
@@ -423,10 +422,11 @@ def drive(ray: PretendRay, folder: Path, **options: Any) -> tuple[Driver, list[s
     said: list[str] = []
     journal = Journal(folder)
     assigned = lambda number: Assignment(number, {}, None, None, {})  # noqa: E731
-    driver = Driver(ray, RayOptions(workers=2, **options), 4, assigned, Filing(journal, "collect"), said.append)
+    driver = Driver(ray, RayOptions(workers=2, **options), 4, assigned, journal, said.append)
     requests = plan_episodes(TASKS, 12, 1, seed=0, run_id="collect", split="train", adapters={})
     try:
-        driver.run(requests, lambda done, _: None)
+        with driver:
+            driver.run(requests, lambda done, _: None)
     finally:
         journal.close()
     return driver, said
