@@ -124,7 +124,7 @@ def test_rounds_of_two_workers_are_those_of_one_machine_even_where_one_is_killed
     expected, actual = learned(here), learned(there)
     assert [name for name in expected if expected[name] != actual.get(name)] == []
     answering = {asked.process for asked in read_asked(asked_log)[seen:]}
-    assert len(answering) == 3  # two, and the server of who came in the lost one's place
+    assert len(answering) in (2, 3)  # whoever comes in the lost one's place may find nothing left to play
     assert worker_pids() == []
     assert [pid for pid in answering if psutil.pid_exists(pid)] == []
 
