@@ -1,17 +1,18 @@
-"""A question -> a team that a host builds for it, call by call, and the answer of the agent that was added last.
+"""A question -> a team that a host builds for it, line by line, and the answer of the agent that was added last.
 
 Every turn the host sees the question and what the team said so far, and writes one line of a checked language:
 
-    ADD solver              an agent that reads the question alone
-    ADD solver, solver      two side by side; where the question has two parts, each gets one
-    ADD judge READS 1, 2    an agent that reads what agents 1 and 2 said
-    EXIT                    the last agent's answer is the team's
+    NEXT: SOLVER                   an agent that reads the question alone
+    NEXT: ADDER AND ADDER          two side by side; where the question has two parts, each gets one
+    NEXT: SOLVER READS 1 AND 2     an agent that reads what agents 1 and 2 said
+    NEXT: DONE                     the last agent's answer is the team's
 
-An added agent acts at once (`Send`), and the host is next. Which team is best differs: a solver alone for a sum, a
-finder (search is its tool) that a solver reads for a fact, two solvers that a judge reads for two sums to compare.
+An added agent acts at once (`Send`), and the host is next. Adder and finder have a tool each, a solver has none. Which
+team is best differs: an adder alone for a sum, a finder whom a solver reads for a fact, two adders whom a solver reads
+for two sums to compare; a solver alone is as cheap as an adder, and mostly wrong.
 
 After MasHost (arXiv 2506.08507). Theirs: building a team as a search over graphs, in which an action is a role with its
-connections, or EXIT, given the question, the team so far and its messages; the host learns from how whole teams did
+connections, or to end, given the question, the team so far and its messages; the host learns from how whole teams did
 beside each other and from rewards of single actions (the estimator `hrpo`); accuracy, cost and component rationality
 as what is wanted. Simplified: three roles instead of a large pool, no DELETE, links to earlier agents only, at most
 MAX_LINES lines, and one language model that writes a line in place of two networks that sample a role and its links.
@@ -39,39 +40,42 @@ from graphs.few_shot import FewShotPrompt
 from graphs.first_line import first_line
 from graphs.last_number import last_number, number_credit
 from graphs.local_corpus import people, search
+from graphs.supervisor import add, reply_to_numbers
 from graphs.word_overlap import exact_match, f1
 
-_SUM = "Question: What is 10 + 2?\n"
-_FACT = "Question: Which animal does Mary own?\n"
-_LARGER = "Question: Which is larger, 10 + 2 or 5 + 10?\n"
+_SUM = "What is 10 + 2?\n"
+_FACT = "Which animal does Mary own?\n"
+_LARGER = "Which is larger, 10 + 2 or 5 + 10?\n"
 HOST = FewShotPrompt(
-    "You build a team. A solver answers, a finder looks up facts, a judge compares. ADD who is needed, or EXIT.",
+    "You build a team from ADDER, who adds two numbers, FINDER, who finds facts, and SOLVER, who reads them and "
+    "answers. Reply with NEXT: and who is next, or NEXT: DONE when the answer is there.",
     (
-        (f"{_SUM}Next?", "ADD solver"),
-        (f"{_SUM}1 solver: 12\nNext?", "EXIT"),
-        (f"{_FACT}Next?", "ADD finder"),
-        (f"{_FACT}1 finder: Mary keeps a hen.\nNext?", "ADD solver READS 1"),
-        (f"{_LARGER}Next?", "ADD solver, solver"),
-        (f"{_LARGER}1 solver: 12\n2 solver: 15\nNext?", "ADD judge READS 1, 2"),
-        (f"{_LARGER}1 solver: 12\n2 solver: 15\n3 judge: 15\nNext?", "EXIT"),
+        (f"{_SUM}Who is next?", "NEXT: ADDER"),
+        (f"{_SUM}1 ADDER: 12\nWho is next?", "NEXT: DONE"),
+        (f"{_FACT}Who is next?", "NEXT: FINDER"),
+        (f"{_FACT}1 FINDER: Mary keeps a hen.\nWho is next?", "NEXT: SOLVER READS 1"),
+        (f"{_LARGER}Who is next?", "NEXT: ADDER AND ADDER"),
+        (f"{_LARGER}1 ADDER: 12\n2 ADDER: 15\nWho is next?", "NEXT: SOLVER READS 1 AND 2"),
+        (f"{_LARGER}1 ADDER: 12\n2 ADDER: 15\n3 SOLVER: 15\nWho is next?", "NEXT: DONE"),
     ),
 )
 ROLES = {
-    "solver": FewShotPrompt(
-        "You are the solver. Answer with one word or number only.",
-        (
-            ("What is 10 + 2?", "12"),
-            ("Mary lives in Athens.\nMary keeps a hen.\nWhich animal does Mary own?", "hen"),
-            ("What is 5 + 10?", "15"),
-        ),
+    "adder": FewShotPrompt(
+        "You add two numbers. Reply with the two numbers.",
+        (("What is 10 + 2?", "10, 2"), ("What is 5 + 10?", "5, 10")),
     ),
     "finder": FewShotPrompt(
         "You are the finder. Turn the question into a few words to search for.",
         (("In which town is the home of Mary?", "Mary home town"), ("Which animal does Paul own?", "Paul animal")),
     ),
-    "judge": FewShotPrompt(
-        "You are the judge. Reply with the largest number only.",
-        (("12\n15\nWhich is larger, 10 + 2 or 5 + 10?", "15"), ("20\n14\nWhich is larger, 10 + 10 or 10 + 4?", "20")),
+    "solver": FewShotPrompt(
+        "You are the solver. Answer with one word or number only.",
+        (
+            ("Mary lives in Athens. Mary keeps a hen. Paul reports to Mary.\nWhich animal does Mary own?", "hen"),
+            ("12\n15\nWhich is larger, 10 + 2 or 5 + 10?", "15"),
+            ("Paul keeps a crow. Paul lives in Athens.\nIn which town is the home of Paul?", "Athens"),
+            ("What is 10 + 2?", "12"),
+        ),
     ),
 }
 
@@ -80,7 +84,10 @@ MAX_BESIDE = 2  # agents that one line adds
 SHOWN_CHARACTERS = 120  # of what an agent said, to those who read it and to the host
 QUERY_CHARACTERS = 80
 
-_LINE = re.compile(r"add (?P<roles>[a-z]+(?:, ?[a-z]+)*)(?: reads (?P<links>[0-9]{1,2}(?:, ?[0-9]{1,2})*))?")
+_NUMBERS = r"[0-9]{1,2}(?: and [0-9]{1,2})*"
+_LINE = re.compile(
+    rf"(?:next: ?)?(?:(?P<done>done)|(?P<roles>[a-z]+(?: and [a-z]+)*)(?: reads (?P<links>{_NUMBERS}))?)\.?"
+)
 
 
 class Addition(NamedTuple):
@@ -133,9 +140,7 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     def role(name: str) -> Callable[..., Any]:
         async def node(state: Brief) -> BuildState:
             reply = await model.ainvoke(ROLES[name].messages(state["text"]))
-            said = str(reply.text).strip()
-            if name == "finder":
-                said = " ".join(await search.ainvoke({"query": said[:QUERY_CHARACTERS]}))
+            said = await _use_tool(name, str(reply.text).strip())
             return {"team": [{**state["member"], "said": said}]}
 
         return node
@@ -149,20 +154,27 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     return graph.compile(name="mashost")
 
 
-def line_to_move(line: str, team_size: int) -> Addition | None:
-    """A line as what it adds, without roles for EXIT; None where it is not of the language.
+async def _use_tool(role: str, text: str) -> str:
+    """What an agent says: the result of its tool on what it wrote, or that itself where it has none."""
+    if role == "finder":
+        return " ".join(await search.ainvoke({"query": text[:QUERY_CHARACTERS]}))
+    if role == "adder":
+        numbers = reply_to_numbers(text)
+        return str(await add.ainvoke({"a": numbers[0], "b": numbers[1]})) if numbers else "no two numbers"
+    return text
 
-    Capitals and a full stop do not matter. An unknown role, more than MAX_BESIDE of them, an agent that is not there
-    or is named twice, and EXIT before anybody was added are outside the language.
+
+def line_to_move(line: str, team_size: int) -> Addition | None:
+    """A line as what it adds, nobody for DONE; None where it is not of the language.
+
+    Capitals, a full stop and a missing NEXT: do not matter. An unknown role, more than MAX_BESIDE of them, an agent
+    that is not there or is named twice, and DONE before anybody was added are outside the language.
     """
-    text = line.strip().lower().removesuffix(".")
-    if text == "exit":
-        return Addition(()) if team_size else None
-    match = _LINE.fullmatch(text)
-    if match is None:
+    match = _LINE.fullmatch(line.strip().lower())
+    if match is None or (match["done"] and not team_size):
         return None
-    roles = tuple(re.findall(r"[a-z]+", match["roles"]))
-    links = tuple(int(digits) for digits in re.findall(r"[0-9]+", match["links"] or ""))
+    roles = tuple(match["roles"].split(" and ")) if match["roles"] else ()
+    links = tuple(map(int, match["links"].split(" and "))) if match["links"] else ()
     is_known = set(roles) <= set(ROLES) and all(1 <= link <= team_size for link in links)
     return Addition(roles, links) if is_known and len(roles) <= MAX_BESIDE and len(set(links)) == len(links) else None
 
@@ -178,8 +190,8 @@ def _in_order(team: Sequence[Member]) -> list[Member]:
 
 
 def _team_to_prompt(question: str, team: Sequence[Member]) -> str:
-    lines = [f"{member['number']} {member['role']}: {member['said'][:SHOWN_CHARACTERS]}" for member in team]
-    return "\n".join([f"Question: {question}", *lines, "Next?"])
+    lines = [f"{member['number']} {member['role'].upper()}: {member['said'][:SHOWN_CHARACTERS]}" for member in team]
+    return "\n".join([question, *lines, "Who is next?"])
 
 
 def _to_sends(question: str, team: Sequence[Member], addition: Addition, line: int) -> list[Send]:
