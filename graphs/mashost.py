@@ -45,18 +45,21 @@ from graphs.word_overlap import exact_match, f1
 
 _SUM = "What is 10 + 2?\n"
 _FACT = "Which animal does Mary own?\n"
+_TOWN = "In which town is the home of Paul?\n"
 _LARGER = "Which is larger, 10 + 2 or 5 + 10?\n"
 HOST = FewShotPrompt(
     "You build a team from ADDER, who adds two numbers, FINDER, who finds facts, and SOLVER, who reads them and "
     "answers. Reply with NEXT: and who is next, or NEXT: DONE when the answer is there.",
     (
-        (f"{_SUM}Who is next?", "NEXT: ADDER"),
-        (f"{_SUM}1 ADDER: 12\nWho is next?", "NEXT: DONE"),
-        (f"{_FACT}Who is next?", "NEXT: FINDER"),
-        (f"{_FACT}1 FINDER: Mary keeps a hen.\nWho is next?", "NEXT: SOLVER READS 1"),
         (f"{_LARGER}Who is next?", "NEXT: ADDER AND ADDER"),
         (f"{_LARGER}1 ADDER: 12\n2 ADDER: 15\nWho is next?", "NEXT: SOLVER READS 1 AND 2"),
         (f"{_LARGER}1 ADDER: 12\n2 ADDER: 15\n3 SOLVER: 15\nWho is next?", "NEXT: DONE"),
+        (f"{_FACT}Who is next?", "NEXT: FINDER"),
+        (f"{_FACT}1 FINDER: Mary keeps a hen.\nWho is next?", "NEXT: SOLVER READS 1"),
+        (f"{_FACT}1 FINDER: Mary keeps a hen.\n2 SOLVER: hen\nWho is next?", "NEXT: DONE"),
+        (f"{_SUM}Who is next?", "NEXT: ADDER"),
+        (f"{_SUM}1 ADDER: 12\nWho is next?", "NEXT: DONE"),
+        (f"{_TOWN}Who is next?", "NEXT: FINDER"),
     ),
 )
 ROLES = {
