@@ -43,23 +43,22 @@ from graphs.local_corpus import people, search
 from graphs.supervisor import add, reply_to_numbers
 from graphs.word_overlap import exact_match, f1
 
-_SUM = "What is 10 + 2?\n"
-_FACT = "Which animal does Mary own?\n"
-_TOWN = "In which town is the home of Paul?\n"
-_LARGER = "Which is larger, 10 + 2 or 5 + 10?\n"
+_SUM = "What is 10 + 2?"
+_FACT = "Which animal does Mary own?"
+_LARGER = "Which is larger, 10 + 2 or 5 + 10?"
 HOST = FewShotPrompt(
     "You build a team from ADDER, who adds two numbers, FINDER, who finds facts, and SOLVER, who reads them and "
     "answers. Reply with NEXT: and who is next, or NEXT: DONE when the answer is there.",
     (
-        (f"{_LARGER}Who is next?", "NEXT: ADDER AND ADDER"),
-        (f"{_LARGER}1 ADDER: 12\n2 ADDER: 15\nWho is next?", "NEXT: SOLVER READS 1 AND 2"),
-        (f"{_LARGER}1 ADDER: 12\n2 ADDER: 15\n3 SOLVER: 15\nWho is next?", "NEXT: DONE"),
-        (f"{_FACT}Who is next?", "NEXT: FINDER"),
-        (f"{_FACT}1 FINDER: Mary keeps a hen.\nWho is next?", "NEXT: SOLVER READS 1"),
-        (f"{_FACT}1 FINDER: Mary keeps a hen.\n2 SOLVER: hen\nWho is next?", "NEXT: DONE"),
-        (f"{_SUM}Who is next?", "NEXT: ADDER"),
-        (f"{_SUM}1 ADDER: 12\nWho is next?", "NEXT: DONE"),
-        (f"{_TOWN}Who is next?", "NEXT: FINDER"),
+        (_LARGER, "NEXT: ADDER AND ADDER"),
+        (f"{_LARGER}\n1 ADDER: 12\n2 ADDER: 15", "NEXT: SOLVER READS 1 AND 2"),
+        ("In which town is the home of Mary?", "NEXT: FINDER"),
+        (_FACT, "NEXT: FINDER"),
+        (f"{_FACT}\n1 FINDER: Mary keeps a hen.", "NEXT: SOLVER READS 1"),
+        (f"{_FACT}\n1 FINDER: Mary keeps a hen.\n2 SOLVER: hen", "NEXT: DONE"),
+        (_SUM, "NEXT: ADDER"),
+        (f"{_SUM}\n1 ADDER: 12", "NEXT: DONE"),
+        ("In which town is the home of Paul?", "NEXT: FINDER"),
     ),
 )
 ROLES = {
@@ -194,7 +193,7 @@ def _in_order(team: Sequence[Member]) -> list[Member]:
 
 def _team_to_prompt(question: str, team: Sequence[Member]) -> str:
     lines = [f"{member['number']} {member['role'].upper()}: {member['said'][:SHOWN_CHARACTERS]}" for member in team]
-    return "\n".join([question, *lines, "Who is next?"])
+    return "\n".join([question, *lines])
 
 
 def _to_sends(question: str, team: Sequence[Member], addition: Addition, line: int) -> list[Send]:

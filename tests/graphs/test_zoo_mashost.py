@@ -67,7 +67,7 @@ def test_agents_side_by_side_depend_on_the_line_that_added_them_and_not_on_each_
     ]
     prompts = [call.prompt.rsplit("human: ", 1)[1].removesuffix("\nai: ") for call in policy.asked]
     assert sorted(prompts[1:3]) == ["What is 2 + 3?", "What is 3 + 4?"]
-    assert prompts[3] == f"{LARGER['question']}\n1 ADDER: 7\n2 ADDER: 5\nWho is next?"
+    assert prompts[3] == f"{LARGER['question']}\n1 ADDER: 7\n2 ADDER: 5"
     assert prompts[4] == f"5\n7\n{LARGER['question']}"  # in the order of the line
     assert recorded_edges(recorder) == {
         "send": "host1>adder1 host1>adder2 host2>solver",
@@ -80,7 +80,7 @@ def test_agents_side_by_side_depend_on_the_line_that_added_them_and_not_on_each_
 def test_an_agent_that_is_linked_to_nobody_reads_the_question_alone(recorder: Recorder) -> None:
     _, policy = run(recorder, FACT, host=["NEXT: FINDER", "NEXT: SOLVER", "DONE"], finder=["Ann animal"], solver=["x"])
     assert policy.asked[3].node == "solver"
-    assert policy.asked[3].prompt.rsplit("human: ", 1)[1].startswith(f"{FACT['question']}\n")
+    assert policy.asked[3].prompt.rsplit("human: ", 1)[1].startswith(f"{FACT['question']}\nai")
 
 
 def test_lines_outside_the_language_add_a_solver_once_and_then_end_the_run(recorder: Recorder) -> None:
@@ -132,7 +132,7 @@ def test_a_line_is_a_move_or_outside_the_language(line: str, team_size: int, mov
 
 def test_every_line_of_the_examples_is_of_the_language() -> None:
     for prompt, line in mashost.HOST.examples:
-        assert mashost.line_to_move(line, prompt.count("\n") - 1) is not None
+        assert mashost.line_to_move(line, prompt.count("\n")) is not None
 
 
 # -- rewards -----------------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def builds(node: str, messages: list[dict[str, Any]], chance: random.Random) -> 
     if chance.random() < 0.33:
         return "zzzz zzzz"
     if node == "host":
-        if "1 " in asked.splitlines()[1]:
+        if len(asked.splitlines()) > 1:
             return "DONE" if chance.random() < 0.5 else "SOLVER"
         return "ADDER" if "+" in asked else "FINDER"
     numbers = re.findall(r"\d+", asked)
