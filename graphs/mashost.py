@@ -157,13 +157,13 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
 
 
 async def _use_tool(role: str, text: str) -> str:
-    """What an agent says: the result of its tool on what it wrote, or that itself where it has none."""
+    """What an agent says, on one line: the result of its tool on what it wrote, or that itself where it has none."""
     if role == "finder":
         return " ".join(await search.ainvoke({"query": text[:QUERY_CHARACTERS]}))
     if role == "adder":
         numbers = reply_to_numbers(text)
         return str(await add.ainvoke({"a": numbers[0], "b": numbers[1]})) if numbers else "no two numbers"
-    return text
+    return " ".join(text.split())
 
 
 def line_to_move(line: str, team_size: int) -> Addition | None:
