@@ -207,7 +207,7 @@ def test_every_option_that_the_guide_names_is_there_and_every_folder_and_module(
         "start_from",
     }
     elsewhere |= {"recorded_first", "recorded_only", "tool_choice", "replayed_from"}  # of train.hosted_answers
-    elsewhere |= {"rank_consistency", "dr_mas", "at_grpo", "tree_grpo", "blind_fork", "advantage_alignment"}
+    elsewhere |= {"rank_consistency", "dr_mas", "at_grpo", "tree_grpo", "blind_fork", "advantage_alignment", "hrpo"}
     assert named - elsewhere <= known
     for path in re.findall(r"`((?:trainers|examples)/[\w./]*)`", TEXT + FLOW):
         assert (ROOT / path).exists(), path

@@ -141,7 +141,11 @@ def test_tree_grpo_mixes_the_branches_beside_with_the_other_trees_by_hand() -> N
     assert found["c.3"] == pytest.approx(0.25 - 0.5)
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize("estimator", ["tree_grpo", "c3", "at_grpo", "rloo", "grpo", "dr_mas", "mars2"])
+=======
+@pytest.mark.parametrize("estimator", ["tree_grpo", "c3", "at_grpo", "rloo", "grpo", "dr_mas", "hrpo"])
+>>>>>>> h3
 @pytest.mark.parametrize("reward", [0.05, 0.1, -0.3])
 def test_equal_rewards_teach_exactly_nothing(estimator: str, reward: float) -> None:
     """Nor does what rounding leaves of their differences, of which an optimiser would make whole steps."""
@@ -349,7 +353,7 @@ def test_the_update_on_a_tree_is_that_on_its_unrolled_runs(tmp_path: Path, granu
         torch.testing.assert_close(value, runs[name], atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("estimator", ["gae", "tree_grpo", "at_grpo", "c3", "rloo", "dr_mas", "rae"])
+@pytest.mark.parametrize("estimator", ["gae", "tree_grpo", "at_grpo", "c3", "rloo", "dr_mas", "rae", "hrpo"])
 def test_every_estimator_learns_from_a_tree_with_the_defaults_of_the_trainer(tmp_path: Path, estimator: str) -> None:
     """In the agents' order, with their ratios compounded; every sampled call is credited once."""
     model = save_tiny_llama(tmp_path / "model")

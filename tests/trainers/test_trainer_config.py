@@ -24,13 +24,15 @@ from trainers.config import MOVED, TrainerOptions
         ({"granularity": "token", "adaptive_alpha": 0.1}, "adaptive_alpha has no effect here"),
         ({"estimator": "rloo", "group_weight": "step"}, "group_weight has no effect here"),
         ({"estimator": "rloo", "group_std": False}, "group_std has no effect here"),
+        ({"estimator": "hrpo", "group_weight": "step"}, "group_weight has no effect here"),
+        ({"estimator": "hrpo", "skip_flat_groups": True}, "skip_flat_groups has no effect here"),
         ({"group_std": True}, "group_std has no effect here"),
         ({"rae_decay": 0.5}, "experimental.rae_decay has no effect here: it applies to advantage.estimator 'rae'"),
         ({"skip_flat_groups": True}, "skip_flat_groups has no effect here"),
         (
             {"estimator": "rae", "contribution": "rank_consistency"},
             "contribution has no effect here: it applies to advantage.estimator 'at_grpo' or 'c3' or 'dr_mas' or "
-            "'gae' or 'tree_grpo' only",
+            "'gae' or 'hrpo' or 'tree_grpo' only",
         ),
         ({"contribution": "rank_consistency"}, "add one to shaping, of level 'agent'"),
         ({"estimator": "rae", "skip_flat_groups": True}, "skip_flat_groups has no effect here"),
@@ -72,7 +74,7 @@ from trainers.config import MOVED, TrainerOptions
         ({"agents": {"actor": {"frozen": True, "lr": 1.0}}}, "lr has no effect on a frozen agent"),
         *(
             ({"estimator": name, "gamma": 0.9}, f"gamma below 1 does not go with advantage.estimator '{name}'")
-            for name in ("grpo", "rloo", "dr_mas", "rae")
+            for name in ("grpo", "rloo", "dr_mas", "rae", "hrpo")
         ),
         *(
             ({"estimator": name, "shaping": [{"reward": "tool", "level": "step", "weight": 1.0}]}, "of level 'step'")

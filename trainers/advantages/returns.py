@@ -109,6 +109,15 @@ def own_returns(data: Round, gamma: float) -> dict[str, Floats]:
     return own_by_source
 
 
+def action_rewards(data: Round) -> dict[str, Floats]:
+    """The step rewards that arrived with each action itself, by name; [A] each, 0 where none did.
+
+    One that arrived with a call which is not trained counts for the last trained ones before it.
+    """
+    names = {name for episode in data.episodes for name in episode.rewards.step}
+    return {name: own_A for name, own_A in own_returns(data, gamma=0.0).items() if name in names}
+
+
 def centred_own_returns(data: Round, gamma: float) -> dict[str, Floats]:
     """`own_returns`, each less its mean over the agent's actions in other trees that have it; 0 where nothing is."""
     centred: dict[str, Floats] = {}

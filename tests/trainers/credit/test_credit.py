@@ -376,7 +376,7 @@ def test_a_truncated_episode_is_not_bootstrapped_without_a_critic(model: PolicyM
 
 def test_a_reward_that_is_always_the_same_contributes_nothing(model: PolicyModel) -> None:
     runs = [_episode(_pair(), r, team={"bonus": 100.0}) for r in (0, 1, 2)]
-    for estimator in ("grpo", "rloo", "dr_mas", "at_grpo"):
+    for estimator in ("grpo", "rloo", "dr_mas", "at_grpo", "hrpo"):
         estimate, _ = _credit(model, estimator=estimator).estimate(_round(*runs))
         np.testing.assert_allclose(estimate.by_source["bonus"], 0, atol=1e-9)
 
@@ -683,7 +683,7 @@ def _rounds(draw: st.DrawFn) -> Round:
 @settings(max_examples=60, deadline=None)
 @given(
     data=_rounds(),
-    estimator=st.sampled_from(["gae", "grpo", "rloo", "dr_mas", "at_grpo", "rae"]),
+    estimator=st.sampled_from(["gae", "grpo", "rloo", "dr_mas", "at_grpo", "rae", "hrpo"]),
     granularity=st.sampled_from(["action", "token"]),
 )
 def test_the_parts_by_reward_sum_to_the_advantage(data: Round, estimator: str, granularity: str) -> None:

@@ -1,0 +1,71 @@
+"""HRPO: a run against the other samples of its task, and what each call earned by itself (MasHost, arXiv 2506.08507).
+
+    A = (R - mean R of the task's samples) / deviation + r
+
+R is what the run earned (the team's reward, and an agent's own of the whole run), r what arrived with this very call
+(shaping of level `step`). The second part is compared with nothing: a call that deserves a penalty has one though
+every sample of its task deserves the same, and no call before or beside it shares that.
+
+Theirs, by the abstract: group-relative advantages between whole teams, joined with rewards of single actions, for the
+host that builds a team. The paper's formula was not at hand, so the plain sum is ours; so is that the agents which the
+host called learn as well, each compared with its own calls in the other samples, every run counted once. A weight in
+`shaping` is in deviations of R, since r is not divided by one.
+
+Invariant: a reward of a step changes the advantage of the call that it arrived with, and of no other.
+"""
+
+# ruff: noqa: N803, N806 (shape suffixes)
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import ClassVar
+
+from trainers.advantages.arrays import Floats, rows_by_key
+from trainers.advantages.estimate import Estimate
+from trainers.advantages.estimator import BaselineEstimator, Estimated, EstimatorInput, sum_of
+from trainers.advantages.group_baselines import Baseline, flat_groups, standardise
+from trainers.advantages.grpo import task_of_each_action
+from trainers.advantages.returns import action_rewards
+from trainers.batch import Round
+
+
+class Hrpo(BaselineEstimator):
+    """The samples of a task and one agent, every run once; rewards of single calls are added as they are."""
+
+    name: ClassVar[str] = "hrpo"
+    needs_groups: ClassVar[bool] = True
+    compares_depths: ClassVar[bool] = True  # of an agent that acts several times
+    reads: ClassVar[tuple[str, ...]] = ("group_std",)
+
+    def groups(self, data: Round) -> list[Hashable]:
+        """Task and agent."""
+        return list(zip(task_of_each_action(data), (item.agent for item in data.items), strict=True))
+
+    def baseline(self, returns_A: Floats, data: Round) -> Baseline:
+        """Mean and deviation of each group over its runs, see `standardise`."""
+        return standardise(returns_A, self.groups(data), data.tree_A, weight="trajectory", std=self.settings.group_std)
+
+    def estimate(self, round_input: EstimatorInput) -> Estimated:
+        """As the module says."""
+        data, count = round_input.data, len(round_input.data.items)
+        own = action_rewards(data)
+        earned = round_input.returns_by_source(self.settings.gamma)
+        of_runs = {name: part_A for name, part_A in earned.items() if name not in own}
+        return_A, own_A = sum_of(of_runs, count), sum_of(own, count)
+        shares = {name: self.baseline(part_A, data).baseline_A for name, part_A in of_runs.items()}
+        between_runs = self.split(round_input, of_runs, self.baseline(return_A, data), shares=shares)
+        own_by_source = {
+            name: round_input.over_units(part_A, self.settings.gamma_token) for name, part_A in own.items()
+        }
+        estimate = Estimate(
+            between_runs.advantage_U + round_input.over_units(own_A, self.settings.gamma_token),
+            {**between_runs.by_source, **own_by_source},
+        )
+        return Estimated(estimate, flat_groups=_silent_groups(return_A, own_A, self.groups(data), data.tree_A))
+
+
+def _silent_groups(return_A: Floats, own_A: Floats, group_A: Sequence[Hashable], tree_A: Sequence[int]) -> float | None:
+    """Share of the groups whose runs earned the same and in which no call earned anything by itself."""
+    flat_A, groups = flat_groups(return_A, group_A, tree_A)[1], rows_by_key(group_A).values()
+    silent = sum(bool(flat_A[rows].all() and not own_A[rows].any()) for rows in groups)
+    return silent / len(groups) if groups else None
