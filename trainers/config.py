@@ -101,14 +101,9 @@ class AdvantageOptions(_Options):
     `dr_mas`: the samples of a task, each agent for itself. `at_grpo`: siblings, calls that answer one prompt; without
     forks the samples of a task, agent and turn. `c3`: siblings only. `tree_grpo`: siblings and the task's other trees.
     `rae`: a running mean of each agent's returns. `advantage_alignment`: in games with sides, the samples of a task,
-<<<<<<< HEAD
     agent and turn, and what a move is worth to the rivals. `mars2`: in a search for programs, all calls of the task's
-    trees, each paid by the step reward that arrived with it. Or a class of your own, as `package.module:Class` or
-    `path/file.py:Class`."""
-=======
-    agent and turn, and what a move is worth to the rivals. `hrpo`: the samples of a task, each agent for itself, and
+    trees, each paid by the step reward that arrived with it. `hrpo`: the samples of a task, each agent for itself, and
     what each call earned by itself. Or a class of your own, as `package.module:Class` or `path/file.py:Class`."""
->>>>>>> h3
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount per action (one link of D)."""
     gae_lambda: float = Field(default=0.95, ge=0, le=1)

@@ -1,8 +1,9 @@
-"""Owns: the zoo's team that a host builds (MasHost): the language, D, who is idle, rewards by hand."""
+"""Owns: the zoo's team that a host builds (MasHost): the language, D, who is idle, rewards by hand, training."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.edge_rig import recorded_edges, recorded_trajectories
+from support.zoo_rig import ZOO, train_zoo
 
 from graphs import mashost
 from graphs.mashost import Addition
@@ -214,3 +216,29 @@ def test_tasks_are_distinct_and_none_is_an_example() -> None:
         else:
             found = mashost.search.invoke({"query": task["question"].split()[-1 if "town" in task["question"] else -2]})
             assert any(task["answer"] in sentence for sentence in found)  # the name alone finds it
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+def builds(node: str, messages: list[dict[str, Any]], chance: random.Random) -> str:
+    """A host that adds the right agents, idle ones, or writes nonsense; roles that are right two times in three."""
+    asked = str(messages[-1]["content"])
+    if chance.random() < 0.33:
+        return "zzzz zzzz"
+    if node == "host":
+        if len(asked.splitlines()) > 1:
+            return "DONE" if chance.random() < 0.5 else "SOLVER"
+        return "ADDER" if "+" in asked else "FINDER"
+    numbers = re.findall(r"\d+", asked)
+    if node == "adder":
+        return f"{numbers[0]}, {numbers[1]}"
+    return asked.split()[-1].strip("?")
+
+
+@pytest.mark.slow
+def test_training_moves_the_team_and_pulls_the_host_away_from_lines_that_cost_it(tmp_path: Path) -> None:
+    trained = train_zoo(ZOO / "mashost.toml", builds, tmp_path, rounds=2, episodes=16)
+    assert {"host", "adder"} <= {node for node, norm in trained.norms.items() if norm > 0}
+    assert trained.pull_to("host", "bad_line") < -0.2
+    assert {t.episode.outcome for t in trained.trained} == {"terminated"}

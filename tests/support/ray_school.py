@@ -46,7 +46,7 @@ class ClusterSchool(School):
         if config.train.rollouts == "local":
             return config
         content = config.model_dump(mode="json", exclude_unset=True)
-        del content["serve"]
+        content["serve"] = {"max_loras": 8}  # of a server of its own, with room for versions that overlap
         return BridgeConfig.model_validate(content | {"ray": self.ray})
 
 

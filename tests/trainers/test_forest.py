@@ -141,11 +141,7 @@ def test_tree_grpo_mixes_the_branches_beside_with_the_other_trees_by_hand() -> N
     assert found["c.3"] == pytest.approx(0.25 - 0.5)
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize("estimator", ["tree_grpo", "c3", "at_grpo", "rloo", "grpo", "dr_mas", "mars2"])
-=======
-@pytest.mark.parametrize("estimator", ["tree_grpo", "c3", "at_grpo", "rloo", "grpo", "dr_mas", "hrpo"])
->>>>>>> h3
+@pytest.mark.parametrize("estimator", ["tree_grpo", "c3", "at_grpo", "rloo", "grpo", "dr_mas", "mars2", "hrpo"])
 @pytest.mark.parametrize("reward", [0.05, 0.1, -0.3])
 def test_equal_rewards_teach_exactly_nothing(estimator: str, reward: float) -> None:
     """Nor does what rounding leaves of their differences, of which an optimiser would make whole steps."""

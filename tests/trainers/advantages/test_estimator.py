@@ -120,11 +120,8 @@ def test_every_estimator_of_the_folder_declares_what_it_needs() -> None:
         "c3": (False, True, True, False, "none"),
         "tree_grpo": (False, True, True, False, "none"),
         "advantage_alignment": (False, True, True, False, "none"),
-<<<<<<< HEAD
         "mars2": (False, False, False, False, "none"),
-=======
         "hrpo": (False, True, True, False, "none"),
->>>>>>> h3
     }
     assert {name: declared[name] for name in published} == published
     assert [name for name, each in estimators().items() if each.needs_forks] == ["c3"]
