@@ -22,7 +22,7 @@ NOT_TRAINED = "not trained yet"
 _FIGURES = re.compile(
     r"(?P<metric>\w+) (?P<before>\S+) -> (?P<after>\S+) on (?P<tasks>\d+) held-out tasks "
     r"\((?P<diff>\S+), 95 % (?P<low>\S+) to (?P<high>\S+)\); reward by round [^;]*(; (?P<more>.*))?; "
-    r"seed \d+, (?P<minutes>\d+) min( on .*)?"
+    r"seed \d+, (?P<minutes>\d+) min( on [^,]*)?(?P<earlier>, earlier defaults)?"
 )
 
 INTRO = """# A zoo of graphs
@@ -46,10 +46,10 @@ judged by a [tournament](comparison.md#a-tournament) too, and a configuration th
 seed: by and large what to expect, no claim about a method. The runs marked with a circle settle nothing about their
 graph.
 
-**The figures are of the defaults that the trainer had before**: one pass over a round, both signs of an advantage at
-their full weight, a learning rate of 0.0015, three steps a round. The configurations name no learning rate and no steps
-any more, so a run today goes by today's defaults; the figures were not made anew since. Five of them (quartet, octet,
-twelve, compact and dr-mas) were of a second try, with a `kl_limit` of 0.12 nats a token, as it was counted then;
+**The figures with an asterisk are of the defaults that the trainer had before**: one pass over a round, both signs of an
+advantage at their full weight, a learning rate of 0.0015, three steps a round. Their configurations name no learning rate
+and no steps any more, so a run today goes by today's defaults; the figures were not made anew since. Five of them (quartet,
+octet, twelve, compact and dr-mas) were of a second try, with a `kl_limit` of 0.12 nats a token, as it was counted then;
 without it those defaults lost what the agents had.
 
 Systems that look at images or videos (VideoChat-M1, MMedAgent-RL, ImageEdit-R1) are not here: they wait for messages
@@ -128,8 +128,9 @@ def entries_to_table(entries: list[Entry]) -> str:
             raise ValueError(f"{entry.name}.toml: `# Expected: {entry.expected}` has no figures")
         effects.append("better" if float(found["low"]) > 0 else "worse" if float(found["high"]) < 0 else "not shown")
         difference = f"{EFFECT_MARKS[effects[-1]]} {found['diff']}"
+        mark = r" \*" if found["earlier"] else ""
         rows.append(
-            f"| [{entry.name}](#{entry.name}) | {found['metric']} | {found['before']} | {found['after']} | "
+            f"| [{entry.name}](#{entry.name}){mark} | {found['metric']} | {found['before']} | {found['after']} | "
             f"{difference} | {found['low']} to {found['high']} | {found['tasks']} | {found['minutes']} |"
         )
         if found["more"]:
@@ -145,7 +146,7 @@ def entries_to_table(entries: list[Entry]) -> str:
             "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
             *rows,
             "",
-            *(["Games, by more than their metric:", "", *further, ""] if further else []),
+            *(["More than the metric:", "", *further, ""] if further else []),
             *([f"Not trained yet on the real model: {names_to_links(untrained)}.", ""] if untrained else []),
         ]
     )
