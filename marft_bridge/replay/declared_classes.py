@@ -1,6 +1,7 @@
 """An app's compiled graph -> the classes that its state, input and context are declared with, by their names.
 
-Only these are made again from a record, which is data and may name anything.
+Only these, and their subclasses that the app has loaded, are made again from a record, which is data and may name
+anything.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from pydantic import BaseModel
 
 from marft_bridge.recording.value_forms import class_to_form
 
+_OTHERS = ("abc", "builtins", "collections", "enum", "pathlib", "pydantic.main", "types", "typing")
+"""Modules whose classes an annotation may name without meaning all that derive from them."""
+
 
 def graph_to_classes(graph: Any) -> dict[str, type]:
     """Name of a class as the record has it -> the class, of all that the graph's schemas mention, however deep."""
@@ -31,8 +35,10 @@ def graph_to_classes(graph: Any) -> dict[str, type]:
             continue
         seen.append(annotation)
         declared += _parts_of(annotation)
-        if isinstance(annotation, type) and _is_makeable(annotation):
-            classes[class_to_form(annotation)] = annotation
+        if isinstance(annotation, type) and annotation.__module__ not in _OTHERS:
+            declared += type.__subclasses__(annotation)  # an instance of any may stand there
+            if _is_makeable(annotation):
+                classes[class_to_form(annotation)] = annotation
     return classes
 
 

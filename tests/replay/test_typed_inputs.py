@@ -188,6 +188,36 @@ def test_the_classes_of_a_graph_are_those_of_its_schemas_however_deep() -> None:
     assert set(found.values()) == {Trip, Leg, Traveller, Pace, Settings}
 
 
+class Event(BaseModel):
+    """What an app declares, of which it is given others."""
+
+
+class Asked(Event):
+    what: str
+    at: datetime.date
+
+
+def test_an_object_of_a_subclass_stands_where_the_graph_declares_the_class(tmp_path: Path) -> None:
+    class Inbox(TypedDict, total=False):
+        events: list[Event]
+        reply: str
+
+    policy = ScriptedPolicy(script=says)
+
+    def answer(state: Inbox) -> Inbox:
+        (event,) = state["events"]
+        assert isinstance(event, Asked)
+        return {"reply": str(policy.invoke(f"{event.what} on a {event.at:%A}").text)}
+
+    builder = StateGraph(Inbox)
+    builder.add_node("answer", answer)
+    builder.add_edge(START, "answer")
+    graph = builder.compile()
+    assert graph_to_classes(graph) == {class_to_form(kind): kind for kind in (Event, Asked)}
+    runs = record_runs(graph, [{"events": [Asked(what="swim", at=datetime.date(2026, 1, 2))]}], tmp_path)
+    assert [replayed.divergence for replayed in replay_all(graph, runs)] == [None]
+
+
 @pytest.mark.parametrize("is_async", [True, False])
 def test_an_input_that_sends_is_sent_again(is_async: bool, tmp_path: Path) -> None:
     class Words(TypedDict, total=False):

@@ -46,11 +46,11 @@ judged by a [tournament](comparison.md#a-tournament) too, and a configuration th
 seed: by and large what to expect, no claim about a method. The runs marked with a circle settle nothing about their
 graph.
 
-**The figures with an asterisk are of the defaults that the trainer had before**: one pass over a round, both signs of an
-advantage at their full weight, a learning rate of 0.0015, three steps a round. Their configurations name no learning rate
-and no steps any more, so a run today goes by today's defaults; the figures were not made anew since. Five of them (quartet,
-octet, twelve, compact and dr-mas) were of a second try, with a `kl_limit` of 0.12 nats a token, as it was counted then;
-without it those defaults lost what the agents had.
+**The figures with an asterisk are of the defaults that the trainer had before**: one pass over a round, both signs of
+an advantage at their full weight, a learning rate of 0.0015, three steps a round. Their configurations name no learning
+rate and no steps any more, so a run today goes by today's defaults; the figures were not made anew since. Five of them
+(quartet, octet, twelve, compact and dr-mas) were of a second try, with a `kl_limit` of 0.12 nats a token, as it was
+counted then; without it those defaults lost what the agents had.
 
 Systems that look at images or videos (VideoChat-M1, MMedAgent-RL, ImageEdit-R1) are not here: they wait for messages
 with images.
