@@ -16,6 +16,7 @@ from benchmarks import (  # noqa: F401 - makes their benches known
     learners,
     learning,
     live_split,
+    ray_rounds,
     replay_speed,
     rollout_memory,
     rollout_reference,

@@ -40,10 +40,11 @@ class ClusterSchool(School):
     """A school that plays on the cluster where `train.rollouts` says so."""
 
     ray: dict[str, Any] = {"workers": 2, "in_flight": 2}  # noqa: RUF012
+    starts_servers = False  # whether a command that plays on this machine starts its own server, too
 
     def config(self, heldout: float = 0.25, **train: Any) -> BridgeConfig:
         config = super().config(heldout, **train)
-        if config.train.rollouts == "local":
+        if config.train.rollouts == "local" and not self.starts_servers:
             return config
         content = config.model_dump(mode="json", exclude_unset=True)
         content["serve"] = {"max_loras": 8}  # of a server of its own, with room for versions that overlap
