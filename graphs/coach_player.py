@@ -118,15 +118,15 @@ def build_random(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]
 
 
 def _compile(model: BaseChatModel, coach: Node, name: str) -> CompiledStateGraph[Any, Any, Any, Any]:
-    async def ask(questions: Sequence[str]) -> list[str]:
+    async def ask_player(questions: Sequence[str]) -> list[str]:
         chats = [profile_to_messages(PLAYER, PLAYER_EXAMPLES, f"What is {question}?") for question in questions]
         return [str(reply.text) for reply in await asyncio.gather(*map(model.ainvoke, chats))]
 
     async def exam(state: CoachState) -> CoachState:
-        return {"exam_replies": await ask(state["exam"])}
+        return {"exam_replies": await ask_player(state["exam"])}
 
     async def player(state: CoachState) -> CoachState:
-        return {"attempts": await ask([state["lesson"]] * ATTEMPTS)}
+        return {"attempts": await ask_player([state["lesson"]] * ATTEMPTS)}
 
     graph = StateGraph(CoachState)
     graph.add_node("exam", exam)
@@ -144,8 +144,8 @@ def text_to_lesson(text: str) -> Lesson | None:
     match = re.fullmatch(r"(\d{1,2}(?: ?[+-] ?\d{1,2}){1,2}) ?(?:= ?)?\??", text.strip(), re.ASCII)
     if match is None:
         return None
-    first, *others = re.findall(r"[+-]?\d+", match[1].replace(" ", ""))
-    numbers = [int(first), *map(int, others)]
+    first, *terms = re.findall(r"[+-]?\d+", match[1].replace(" ", ""))
+    numbers = [int(first), *map(int, terms)]
     answer = sum(numbers)
     if answer < 0 or max(map(abs, numbers)) > HIGHEST:
         return None
@@ -154,8 +154,8 @@ def text_to_lesson(text: str) -> Lesson | None:
 
 def numbers_to_lesson(numbers: Sequence[int]) -> Lesson:
     """Signed numbers to the task that adds them up."""
-    first, *others = numbers
-    parts = [str(first), *(f"{'-' if number < 0 else '+'} {abs(number)}" for number in others)]
+    first, *later_numbers = numbers
+    parts = [str(first), *(f"{'-' if number < 0 else '+'} {abs(number)}" for number in later_numbers)]
     return Lesson(" ".join(parts), sum(numbers))
 
 
@@ -186,8 +186,8 @@ def random_lesson(chance: random.Random) -> Lesson:
     """A task of the language: how many numbers, each of them and each sign is as likely as any other."""
     while True:
         count = chance.choice((2, 3))
-        first, *others = (chance.randint(0, HIGHEST) for _ in range(count))
-        lesson = numbers_to_lesson([first, *(chance.choice((1, -1)) * number for number in others)])
+        first, *later_numbers = (chance.randint(0, HIGHEST) for _ in range(count))
+        lesson = numbers_to_lesson([first, *(chance.choice((1, -1)) * number for number in later_numbers)])
         if lesson.answer >= 0:
             return lesson
 

@@ -142,8 +142,8 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     def role(name: str) -> Callable[..., Any]:
         async def node(state: Brief) -> BuildState:
             reply = await model.ainvoke(ROLES[name].messages(state["text"]))
-            said = await _use_tool(name, str(reply.text).strip())
-            return {"team": [{**state["member"], "said": said}]}
+            answer = await _use_tool(name, str(reply.text).strip())
+            return {"team": [{**state["member"], "said": answer}]}
 
         return node
 
@@ -202,15 +202,15 @@ def _to_sends(question: str, team: Sequence[Member], addition: Addition, line: i
     questions = parts if len(parts) == count else [question] * count
     read = [team[link - 1]["said"][:SHOWN_CHARACTERS] for link in addition.links]
     sends = []
-    for place, (name, asked) in enumerate(zip(addition.roles, questions, strict=True), start=1):
+    for position, (name, question) in enumerate(zip(addition.roles, questions, strict=True), start=1):
         member: Member = {
-            "number": len(team) + place,
+            "number": len(team) + position,
             "role": name,
             "line": line,
             "links": addition.links,
             "said": "",
         }
-        sends.append(Send(name, Brief(member=member, text="\n".join([*read, asked]))))
+        sends.append(Send(name, Brief(member=member, text="\n".join([*read, question]))))
     return sends
 
 
@@ -235,10 +235,14 @@ def team_to_idle(team: Sequence[Member]) -> list[int]:
     )
 
 
-def _same_answer(text: str, other: str) -> bool:
+def _same_answer(text: str, second_text: str) -> bool:
     """Whether both end with one number, or, without numbers, are the same words."""
-    numbers = last_number(text), last_number(other)
-    return numbers[0] == numbers[1] if any(number is not None for number in numbers) else bool(exact_match(text, other))
+    numbers = last_number(text), last_number(second_text)
+    return (
+        numbers[0] == numbers[1]
+        if any(number is not None for number in numbers)
+        else bool(exact_match(text, second_text))
+    )
 
 
 def tasks() -> Iterator[dict[str, Any]]:
@@ -297,7 +301,7 @@ def reward(task: dict[str, Any], result: dict[str, Any], run: Any) -> dict[str, 
         "idle": {f"step:{call}": float(count) for call, count in zip(calls, idle_by_line, strict=True)}
         if is_complete
         else None,
-        "bad_line": {f"step:{call}": float(not known) for call, known in zip(calls, result["lines"], strict=True)}
+        "bad_line": {f"step:{call}": float(not is_line) for call, is_line in zip(calls, result["lines"], strict=True)}
         if is_complete
         else None,
     }

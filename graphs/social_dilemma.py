@@ -172,7 +172,7 @@ def reward(task: dict[str, Any], result: dict[str, Any], run: Any) -> dict[str, 
     payoffs, moves = task["payoffs"], result["moves"]
     word_of = {(move.round, move.player): move.word for move in moves}
     rounds = len(moves) // len(PLAYERS)
-    said = {(move.round, move.player) for move in moves if move.legal and move.word == SHARE}
+    shared = {(move.round, move.player) for move in moves if move.legal and move.word == SHARE}
     earned: dict[str, float] = {}
     total = 0.0
     calls_of = {player: [a.action_id for a in run.game().actions if a.node == player] for player in PLAYERS}
@@ -184,7 +184,7 @@ def reward(task: dict[str, Any], result: dict[str, Any], run: Any) -> dict[str, 
             cost = 0.0 if move.legal else ILLEGAL_COST
             earned[f"step:{calls_of[move.player][move.round]}"] = chips / payoffs["temptation"] - cost
     return {
-        "cooperation": sum(all((number, player) in said for player in PLAYERS) for number in range(rounds)) / rounds,
+        "cooperation": sum(all((number, player) in shared for player in PLAYERS) for number in range(rounds)) / rounds,
         "welfare": total / (2 * payoffs["share"] * rounds),
         "legal": sum(move.legal for move in moves) / len(moves),
         "payoff": earned if len(earned) == len(moves) else None,

@@ -130,20 +130,20 @@ def choose_expansion(tree: Sequence[Program], request: str) -> tuple[int | None,
     down to it.
     """
     chance = random.Random(repr((request, [(program.parent, program.score) for program in tree])))
-    at: int | None = None
+    node: int | None = None
     while True:
         arms: dict[int | str, list[float]] = {
-            name: [program.score for program in tree if program.parent == at and program.coder == name]
+            name: [program.score for program in tree if program.parent == node and program.coder == name]
             for name in CODERS
         }
         for child, program in enumerate(tree):
-            if program.parent == at and program.score < 1:
+            if program.parent == node and program.score < 1:
                 arms[child] = [tree[i].score for i in find_subtree(tree, child)]
         draws = {arm: chance.betavariate(1 + sum(s), 1 + len(s) - sum(s)) for arm, s in arms.items()}
         best = max(draws, key=lambda arm: draws[arm])
         if isinstance(best, str):
-            return at, best
-        at = best
+            return node, best
+        node = best
 
 
 def find_subtree(tree: Sequence[Program], top: int) -> list[int]:
@@ -178,7 +178,7 @@ def shape_rewards(rewards: Sequence[float], parents: Sequence[int | None]) -> li
     """
     shaped = []
     for i, (reward_of_program, parent) in enumerate(zip(rewards, parents, strict=True)):
-        siblings = [rewards[j] for j, other in enumerate(parents) if other == parent and j != i]
+        siblings = [rewards[j] for j, second_parent in enumerate(parents) if second_parent == parent and j != i]
         over_siblings = sum(siblings) / len(siblings) if siblings else None
         over_parent = None if parent is None else rewards[parent]
         if over_siblings is None or over_parent is None:
@@ -206,10 +206,10 @@ def reward(task: dict[str, Any], result: dict[str, Any], run: Any) -> dict[str, 
     tree = [Program(*program) for program in result["tree"]]
     checks = [(arguments, value) for arguments, value in task["checks"]]
     passed = [pass_rate(program.expression, task["parameters"], checks) for program in tree]
-    worth = [0.5 * share + 0.5 * (share == 1) for share in passed]
+    values = [0.5 * share + 0.5 * (share == 1) for share in passed]
     costs = [0.0 if runs_somewhere(program.expression, task["parameters"], checks) else BROKEN_COST for program in tree]
     shaped = shape_rewards(
-        [value - cost for value, cost in zip(worth, costs, strict=True)], [program.parent for program in tree]
+        [value - cost for value, cost in zip(values, costs, strict=True)], [program.parent for program in tree]
     )
     chosen = tree.index(find_best(tree)) if tree else None
     calls = [(action.action_id, action.node) for action in run.game().actions if action.node in CODERS]
@@ -218,7 +218,7 @@ def reward(task: dict[str, Any], result: dict[str, Any], run: Any) -> dict[str, 
         "correct": 0.0 if chosen is None else float(passed[chosen] == 1),
         "found": float(1 in passed),
         "broken": float(sum(cost > 0 for cost in costs)),
-        "reward": 0.0 if chosen is None else worth[chosen],
+        "reward": 0.0 if chosen is None else values[chosen],
         "path": {f"step:{call}": value for (call, _), value in zip(calls, shaped, strict=True)} if is_matched else None,
     }
 

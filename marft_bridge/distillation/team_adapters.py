@@ -31,11 +31,11 @@ def copy_team_adapters(
     Returns:
         Node -> version, of all that are there now; and why some are not, None where all are.
     """
-    named = read_named_version(team)
+    named_version = read_named_version(team)
     team_registry = AdapterRegistry(team.adapters, registry.base_of(""))
     copied: dict[str, int] = {}
     for node in sorted(team_nodes):
-        version = choose_version(named, team_registry.versions(node))
+        version = choose_version(named_version, team_registry.versions(node))
         if version is None:
             continue
         if node in own_nodes:

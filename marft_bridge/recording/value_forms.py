@@ -102,12 +102,14 @@ def forms_to_value(json_value: Any, forms: list[Any], classes: Mapping[str, type
     """
     lost: list[Any] = []
     # From the inside out, so that the path to an outer value still leads through JSON when an inner one is made.
-    for path, form in sorted(forms, key=lambda each: -len(each[0])):
+    for path, form in sorted(forms, key=lambda entry: -len(entry[0])):
         try:
             json_value = _replace_at(json_value, path, partial(_make, form=form, classes=classes))
         except (LookupError, TypeError, ValueError, ArithmeticError, SyntaxError):
             lost.append([path, form])
-    outermost = [each for each in forms if each in lost and not any(_is_inside(each[0], outer) for outer, _ in lost)]
+    outermost = [
+        entry for entry in forms if entry in lost and not any(_is_inside(entry[0], outer) for outer, _ in lost)
+    ]
     return json_value, [f"{'.'.join(map(str, path)) or 'the whole'}: {form}" for path, form in outermost]
 
 
@@ -150,11 +152,11 @@ def _is_member_name(kind: type[enum.Enum], value: Any) -> bool:
 
 def _make_dataclass(kind: type, fields: Mapping[str, Any]) -> Any:
     """An instance with these fields. `run_facts` leaves out those that are None or an empty tuple."""
-    made: Any = object.__new__(kind)
+    instance: Any = object.__new__(kind)
     for field in dataclasses.fields(kind):
         absent = () if field.default == () else None
-        object.__setattr__(made, field.name, fields.get(field.name, absent))
-    return made
+        object.__setattr__(instance, field.name, fields.get(field.name, absent))
+    return instance
 
 
 def _text_to_timedelta(text: str) -> datetime.timedelta:

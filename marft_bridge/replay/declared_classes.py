@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from marft_bridge.recording.value_forms import class_to_form
 
-_OTHERS = ("abc", "builtins", "collections", "enum", "pathlib", "pydantic.main", "types", "typing")
+_PLAIN_MODULES = ("abc", "builtins", "collections", "enum", "pathlib", "pydantic.main", "types", "typing")
 """Modules whose classes an annotation may name without meaning all that derive from them."""
 
 
@@ -28,14 +28,14 @@ def graph_to_classes(graph: Any) -> dict[str, type]:
     declared = [getattr(graph, "context_schema", None), *getattr(builder, "schemas", ())]
     declared += [getattr(channel, "ValueType", None) for channel in getattr(graph, "channels", {}).values()]
     classes: dict[str, type] = {}
-    seen: list[Any] = []
+    visited: list[Any] = []
     while declared:
         annotation = declared.pop()
-        if annotation is Send or any(annotation is each for each in seen):
+        if annotation is Send or any(annotation is one for one in visited):
             continue
-        seen.append(annotation)
+        visited.append(annotation)
         declared += _parts_of(annotation)
-        if isinstance(annotation, type) and annotation.__module__ not in _OTHERS:
+        if isinstance(annotation, type) and annotation.__module__ not in _PLAIN_MODULES:
             declared += type.__subclasses__(annotation)  # an instance of any may stand there
             if _is_makeable(annotation):
                 classes[class_to_form(annotation)] = annotation

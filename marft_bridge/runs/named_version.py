@@ -75,14 +75,14 @@ def read_named_version(folder: RunFolder) -> NamedVersion | None:
         ) from None
 
 
-def choose_version(named: NamedVersion | None, versions: Sequence[int]) -> int | None:
+def choose_version(named_version: NamedVersion | None, versions: Sequence[int]) -> int | None:
     """The version of a node that counts: the named one where the node has it, else its newest; None where it has none.
 
     Args:
         versions: of the node, ascending.
     """
-    if named is not None and named.version in versions:
-        return named.version
+    if named_version is not None and named_version.version in versions:
+        return named_version.version
     return versions[-1] if versions else None
 
 

@@ -78,16 +78,18 @@ def plan_measurement(tasks: Sequence[Task], nodes: Sequence[str], version: int, 
 
 def store_to_change(store: TraceStore, number: int, metric: str) -> Change | None:
     """What the update of a round changed; None where no task was measured with both versions."""
-    before, after = (list(store.trajectories(run_ids=[MEASURE], round=version)) for version in (number, number + 1))
-    before_by_task, after_by_task = _by_task(before, metric), _by_task(after, metric)
-    both = sorted(before_by_task.keys() & after_by_task.keys())
-    if not both:
+    old_runs, new_runs = (
+        list(store.trajectories(run_ids=[MEASURE], round=version)) for version in (number, number + 1)
+    )
+    before_by_task, after_by_task = _by_task(old_runs, metric), _by_task(new_runs, metric)
+    task_ids = sorted(before_by_task.keys() & after_by_task.keys())
+    if not task_ids:
         return None
     return Change(
-        sum(before_by_task[task_id] for task_id in both) / len(both),
-        sum(after_by_task[task_id] for task_id in both) / len(both),
-        tasks=len(both),
-        known_ns=max(trajectory.episode.ended_ns for trajectory in after),
+        sum(before_by_task[task_id] for task_id in task_ids) / len(task_ids),
+        sum(after_by_task[task_id] for task_id in task_ids) / len(task_ids),
+        tasks=len(task_ids),
+        known_ns=max(trajectory.episode.ended_ns for trajectory in new_runs),
     )
 
 
@@ -133,8 +135,8 @@ def settle_round(store: TraceStore, number: int, options: ProgressOptions) -> Ch
 def join_settled(fresh: Sequence[Trajectory], settled: Sequence[Trajectory], agent: str) -> list[Trajectory]:
     """What an update learns from: of the fresh episodes all but the agent's calls, of the settled ones those alone."""
     waiting = [_without(trajectory, {agent}, NOT_SETTLED) for trajectory in fresh]
-    others = {action.node for trajectory in settled for action in trajectory.actions} - {agent}
-    return [*waiting, *(_without(trajectory, others, LEARNED_BEFORE) for trajectory in settled)]
+    other_nodes = {action.node for trajectory in settled for action in trajectory.actions} - {agent}
+    return [*waiting, *(_without(trajectory, other_nodes, LEARNED_BEFORE) for trajectory in settled)]
 
 
 def _without(trajectory: Trajectory, nodes: set[str], reason: str) -> Trajectory:

@@ -39,26 +39,28 @@ def config_to_start(config: BridgeConfig, registry: AdapterRegistry) -> dict[str
     """
     if config.train.start_from is None:
         return {}
-    other = RunFolder(Path(config.train.start_from))
-    if other.path.resolve() == Path(config.run_folder).resolve():
-        raise ConfigError(f"{OPTION}: {other.path} is the folder of this run; name another one, or leave it out")
-    if not other.store.exists():
-        raise ConfigError(f"{OPTION}: {other.path} holds no run; name the folder of one that `train` has trained")
-    nodes, named = config.graph.nodes, read_named_version(other)
-    others = AdapterRegistry(other.adapters, registry.base_of(""), {node: registry.base_of(node) for node in nodes})
+    first_run = RunFolder(Path(config.train.start_from))
+    if first_run.path.resolve() == Path(config.run_folder).resolve():
+        raise ConfigError(f"{OPTION}: {first_run.path} is the folder of this run; name another one, or leave it out")
+    if not first_run.store.exists():
+        raise ConfigError(f"{OPTION}: {first_run.path} holds no run; name the folder of one that `train` has trained")
+    nodes, named_version = config.graph.nodes, read_named_version(first_run)
+    start_adapters = AdapterRegistry(
+        first_run.adapters, registry.base_of(""), {node: registry.base_of(node) for node in nodes}
+    )
     rows: dict[str, AdapterRow] = {}
     for node in nodes:
-        version = choose_version(named, [version for version in others.versions(node) if version > 0])
+        version = choose_version(named_version, [version for version in start_adapters.versions(node) if version > 0])
         if version is None:
             continue
         try:
-            rows[node] = others.get(node, version)
-            check_files(Path(rows[node].path), others.hashes(node, version))
+            rows[node] = start_adapters.get(node, version)
+            check_files(Path(rows[node].path), start_adapters.hashes(node, version))
         except BridgeError as error:
             raise ConfigError(f"{OPTION}: {error}") from None
         _refuse_other_shape(rows[node], config.train.trainer.lora)
     if not rows:
-        raise ConfigError(f"{OPTION}: {other.path} has trained none of the nodes {', '.join(nodes)}")
+        raise ConfigError(f"{OPTION}: {first_run.path} has trained none of the nodes {', '.join(nodes)}")
     _refuse_two_for_one(rows, config.train.trainer.agents)
     return rows
 
@@ -66,15 +68,15 @@ def config_to_start(config: BridgeConfig, registry: AdapterRegistry) -> dict[str
 def _refuse_other_shape(row: AdapterRow, lora: LoraOptions) -> None:
     file = Path(row.path) / CONFIG_FILE
     shape: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    for option, adapters, own in (
+    for option, adapters, needed in (
         ("rank", shape.get("r"), lora.rank),
         ("alpha", shape.get("lora_alpha"), lora.alpha),
         ("target_modules", sorted(shape.get("target_modules") or ()), sorted(lora.target_modules)),
     ):
-        if adapters != own:
+        if adapters != needed:
             raise ConfigError(
                 f"{OPTION}: {row.node}@{row.version} has {option} {adapters!r}, and train.trainer.lora.{option} is "
-                f"{own!r}; set it to that of the adapter"
+                f"{needed!r}; set it to that of the adapter"
             )
 
 
@@ -97,11 +99,11 @@ def refuse_learned_tasks(config: BridgeConfig, heldout_tasks: Sequence[Mapping[s
         ConfigError: there is such a task.
     """
     assert config.train.start_from is not None
-    other = RunFolder(Path(config.train.start_from))
-    with open_for_reading(other.store) as store:
+    first_run = RunFolder(Path(config.train.start_from))
+    with open_for_reading(first_run.store) as store:
         if leaked := heldout_leaks(store, heldout_tasks):
             raise ConfigError(
-                f"{OPTION}: {other.path} learned from {len(leaked)} of the held-out tasks, such as {leaked[0]!r}; "
+                f"{OPTION}: {first_run.path} learned from {len(leaked)} of the held-out tasks, such as {leaked[0]!r}; "
                 "hold out the same tasks in both runs (graph.tasks, graph.heldout)"
             )
         take_over_learned_tasks(store, RunFolder(config.run_folder).path)

@@ -582,7 +582,7 @@ class _Training:
         if not self.measured:
             return
         version = self._version()
-        requests = plan_measurement(self.measured, self.nodes, version, self.config.seed)
+        requests = plan_measurement(self.measured, self.nodes, version, seed=self.config.seed)
         with self._store() as store:
             begin_run(store, MEASURE, "train", config=self.config, folder=self.folder)
             remaining = unfinished_requests(store, requests)

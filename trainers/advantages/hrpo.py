@@ -48,20 +48,20 @@ class Hrpo(BaselineEstimator):
     def estimate(self, round_input: EstimatorInput) -> Estimated:
         """As the module says."""
         data, count = round_input.data, len(round_input.data.items)
-        own = action_rewards(data)
+        by_call = action_rewards(data)
         earned = round_input.returns_by_source(self.settings.gamma)
-        of_runs = {name: part_A for name, part_A in earned.items() if name not in own}
-        return_A, own_A = sum_of(of_runs, count), sum_of(own, count)
+        of_runs = {name: part_A for name, part_A in earned.items() if name not in by_call}
+        return_A, own_A = sum_of(of_runs, count), sum_of(by_call, count)
         shares = {name: self.baseline(part_A, data).baseline_A for name, part_A in of_runs.items()}
         between_runs = self.split(round_input, of_runs, self.baseline(return_A, data), shares=shares)
         own_by_source = {
-            name: round_input.over_units(part_A, self.settings.gamma_token) for name, part_A in own.items()
+            name: round_input.over_units(part_A, self.settings.gamma_token) for name, part_A in by_call.items()
         }
         estimate = Estimate(
             between_runs.advantage_U + round_input.over_units(own_A, self.settings.gamma_token),
             {**between_runs.by_source, **own_by_source},
         )
-        return Estimated(estimate, flat_groups=_silent_groups(return_A, own_A, self.groups(data), data.tree_A))
+        return Estimated(estimate, flat_groups=_silent_groups(return_A, own_A, self.groups(data), tree_A=data.tree_A))
 
 
 def _silent_groups(return_A: Floats, own_A: Floats, group_A: Sequence[Hashable], tree_A: Sequence[int]) -> float | None:

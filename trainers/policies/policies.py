@@ -51,7 +51,7 @@ class Policies:
         self.agents = tuple(agents)
         self.workers = workers
         self._adapter_of = {agent: plan.name for plan in self.adapters.values() for agent in plan.agents}
-        frozen = {agent for agent, own in options.agents.items() if own.frozen}
+        frozen = {agent for agent, agent_options in options.agents.items() if agent_options.frozen}
         self.trained = tuple(agent for agent in self.agents if agent not in frozen)
         self.models = self._load(options, seed, workers)
         self.learners = {

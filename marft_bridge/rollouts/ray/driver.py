@@ -111,9 +111,9 @@ class Driver:
         Args:
             read: of a version that is new; it goes to the object store once, and from there to every worker.
         """
-        before = self._adapters
+        adapters = self._adapters
         self._adapters = MappingProxyType(
-            {key: before[key] if key in before else self._ray.put(read(key)) for key in served}
+            {key: adapters[key] if key in adapters else self._ray.put(read(key)) for key in served}
         )
 
     def stop(self) -> None:

@@ -125,12 +125,12 @@ class Worker:
 
     def _serve(self, models: ServedBases, served: Sequence[NodeVersion], adapters: Sequence[AdapterFiles]) -> None:
         registry = models.versions.registry
-        kept: dict[str, list[int]] = {}
+        kept_versions: dict[str, list[int]] = {}
         for node, version in served:
-            kept.setdefault(node, []).append(version)
+            kept_versions.setdefault(node, []).append(version)
         try:
-            models.retire_all_but(kept)
-            for node, versions in kept.items():
+            models.retire_all_but(kept_versions)
+            for node, versions in kept_versions.items():
                 for version in set(registry.versions(node)) - {0, *versions}:
                     registry.delete(node, version)
             for adapter in adapters:
