@@ -320,7 +320,7 @@ WRITERS = {
     "marft_bridge/promotion/manifest.py": ("link make_folder mkstemp open write_atomically", NEW),
     "marft_bridge/rewards/judge.py": ("make_folder write_atomically", ATOMIC),
     "marft_bridge/rewards/ranking.py": ("make_folder write_atomically", ATOMIC),
-    "marft_bridge/rollouts/held_out.py": ("write_atomically", ATOMIC),
+    "marft_bridge/rollouts/held_out.py": ("write_atomically*2", ATOMIC),
     "marft_bridge/rollouts/ray/connection.py": ("rmtree", OUTSIDE),
     "marft_bridge/rollouts/ray/worker.py": ("mkdtemp rmtree", OUTSIDE),
     "marft_bridge/runs/named_version.py": ("write_atomically", ATOMIC),
@@ -330,7 +330,7 @@ WRITERS = {
     "marft_bridge/sandbox/worker_main.py": ("open*2", OUTSIDE),
     "marft_bridge/replay/replayed_run.py": ("TemporaryDirectory", OUTSIDE),
     "marft_bridge/serving/adapter_registry.py": (
-        "fchmod make_folder*2 open_to_write rmtree write_atomically",
+        "fchmod make_folder*2 open open_to_write*2 rmtree*2 write_atomically",
         IN_PLACE,
     ),
     "marft_bridge/serving/prepare_model.py": ("TemporaryDirectory chmod*2 mkdir rename save_pretrained*2", OUTSIDE),
