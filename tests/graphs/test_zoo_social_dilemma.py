@@ -177,7 +177,7 @@ def cooperation_by_round(name: str, seed: int) -> list[float]:
         shown = SimpleNamespace(
             data=data,
             side_of=trainer.side_of,
-            returns_by_source=lambda gamma, paid_back=flat_returns: {"payoff": paid_back},
+            returns_by_source=lambda *_, paid_back=flat_returns: {"payoff": paid_back},
             over_units=lambda part_A, gamma_token: part_A,
         )
         advantages = estimator.estimate(cast("EstimatorInput", shown)).estimate.advantage_U.reshape(paid.shape)

@@ -153,7 +153,7 @@ def learned(beta: float, seed: int) -> Any:
         shown = SimpleNamespace(
             data=data,
             side_of=SIDE_OF,
-            returns_by_source=lambda gamma, return_A=return_A: {"pay": return_A},
+            returns_by_source=lambda *_, return_A=return_A: {"pay": return_A},
             over_units=lambda part_A, gamma_token: part_A,
         )
         advantage = estimator.estimate(cast("EstimatorInput", shown)).estimate.advantage_U
