@@ -129,10 +129,10 @@ class RecordedRun:
 
     def graph_input(self, classes: Mapping[str, type]) -> tuple[Any, list[str]]:
         """What the graph was given, with objects of the app's `classes`; and what of it is no more than its JSON."""
-        value = _load(self.root.attributes.get(c.INPUT))
-        is_task = value is None
+        is_task = self.root.attributes.get(c.INPUT) is None  # a recorded null is an input: the thread goes on
+        value = dict(self.trajectory.episode.task) if is_task else _load(self.root.attributes[c.INPUT])
         forms = _load(self.root.attributes.get(c.INPUT_FORMS)) or []
-        value = json_to_value(dict(self.trajectory.episode.task) if is_task else value)
+        value = json_to_value(value)
         value, lost = forms_to_value(value, forms, classes)
         is_command = self.root.attributes.get(c.INPUT_KIND) == "command"
         if not is_task and (is_command or (self.is_dated and self._resumes_with(value))):
