@@ -205,7 +205,7 @@ def learn(table: Table, reply: Any, past: Any, advantage: Any) -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_tables_that_begin_like_the_model_keep_sharing_by_advantage_alignment_and_stop_it_without(seed: int) -> None:
     aligned, plain = (cooperation_by_round(name, seed) for name in ("social_dilemma", "social_dilemma-plain"))
-    assert aligned[0] == plain[0] == pytest.approx(AT_FIRST[0] ** 2, abs=0.05)
+    assert aligned[0] == plain[0] == pytest.approx(AT_FIRST[0] ** 2, abs=0.12)  # three deviations of 128 rounds
     assert aligned[-1] > 0.8
     assert plain[-1] < 0.1
 
