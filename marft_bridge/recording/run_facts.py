@@ -6,7 +6,6 @@ nothing that an app passes can fail the recording. What of it may be written is 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from pydantic import BaseModel
 
 from marft_bridge.common.library_internals import CONFIG_KEY_RUNTIME
 from marft_bridge.recording.episode_context import SUBJECT_METADATA
-from marft_bridge.recording.value_forms import value_to_forms
+from marft_bridge.recording.value_forms import value_to_fields, value_to_forms
 from trace_store import conventions as names
 
 USER_KEYS = ("user_id", "langgraph_user_id", "langgraph_auth_user_id")
@@ -92,12 +91,11 @@ def value_to_text(value: Any) -> str:
 def _to_jsonable(value: Any) -> Any:
     if isinstance(value, BaseMessage):
         return message_to_dict(value)
-    if isinstance(value, BaseModel):
-        return {name: getattr(value, name) for name in type(value).model_fields}
     if isinstance(value, Send):
         return {"node": value.node, "arg": value.arg}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if (fields := value_to_fields(value)) is not None:
+        if isinstance(value, BaseModel):
+            return fields
         return {name: item for name, item in fields.items() if item is not None and item != ()}  # as of a Command
     if isinstance(value, (set, frozenset)):
         return sorted(value, key=str)

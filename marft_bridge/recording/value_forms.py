@@ -22,13 +22,25 @@ from langchain_core.messages import BaseMessage
 from langgraph.types import Command, Send
 from pydantic import BaseModel
 
-Path = tuple[str | int, ...]
+ValuePath = tuple[str | int, ...]
 """Keys and positions in the JSON, from the outside in."""
 INT_KEYS = "dict of int keys"
+
+
+def _text_to_timedelta(text: str) -> datetime.timedelta:
+    """The text of a timedelta, `-1 day, 23:59:59.5`, -> the timedelta."""
+    days, _, clock = text.rpartition(", ")
+    hours, minutes, seconds = clock.split(":")
+    return datetime.timedelta(
+        days=int(days.split(" ")[0]) if days else 0, hours=int(hours), minutes=int(minutes), seconds=float(seconds)
+    )
+
+
 _OF_TEXT: dict[type, Callable[[str], Any]] = {
     datetime.datetime: datetime.datetime.fromisoformat,
     datetime.date: datetime.date.fromisoformat,
     datetime.time: datetime.time.fromisoformat,
+    datetime.timedelta: _text_to_timedelta,
     uuid.UUID: uuid.UUID,
     Decimal: Decimal,
     Fraction: Fraction,
@@ -36,8 +48,8 @@ _OF_TEXT: dict[type, Callable[[str], Any]] = {
     bytes: ast.literal_eval,
 }
 _OF_LIST: dict[type, Callable[[Any], Any]] = {tuple: tuple, set: set, frozenset: frozenset}
-_BUILT_IN: dict[str, Callable[[Any], Any]] = {kind.__qualname__: make for kind, make in (_OF_TEXT | _OF_LIST).items()}
-_BUILT_IN["timedelta"] = lambda text: _text_to_timedelta(text)
+_OF_CLASS: dict[type, Callable[[Any], Any]] = _OF_TEXT | _OF_LIST
+_OF_NAME = {kind.__qualname__: make for kind, make in _OF_CLASS.items()}
 
 
 def value_to_forms(value: Any) -> list[tuple[list[str | int], str]]:
@@ -52,26 +64,23 @@ def value_to_forms(value: Any) -> list[tuple[list[str | int], str]]:
 
 
 def class_to_form(value_class: type) -> str:
-    """The name of a class, with its module where that is not Python's own or no such class is known here."""
+    """The name of a class, with its module where it is none of Python's own that are made again here."""
     name = value_class.__qualname__
-    return name if name in _BUILT_IN else f"{value_class.__module__}.{name}"
+    return name if value_class in _OF_CLASS else f"{value_class.__module__}.{name}"
 
 
-def _forms(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
+def _forms(value: Any, path: ValuePath) -> Iterator[tuple[ValuePath, str]]:
     kind = type(value)
     if value is None or kind in (str, int, float, bool) or isinstance(value, BaseMessage):
         return
     if kind is dict:
         if value and not all(isinstance(key, str) for key in value):
             yield path, INT_KEYS if all(type(key) is int for key in value) else "dict whose keys are no text"
-        for key, item in value.items():
-            yield from _forms(item, (*path, str(key)))
-        return
-    if kind is not list and kind not in (Command, Send):
+    elif kind is not list and kind not in (Command, Send):
         yield path, class_to_form(kind)
     if isinstance(value, Send):
         yield from _forms(value.arg, (*path, "arg"))
-    elif (fields := _fields_of(value)) is not None:
+    elif (fields := value_to_fields(value)) is not None:
         for name, item in fields.items():
             yield from _forms(item, (*path, name))
     elif isinstance(value, (list, tuple, set, frozenset)):
@@ -83,11 +92,11 @@ def _forms(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
             yield from _forms(item, (*path, str(key)))
 
 
-def _fields_of(value: Any) -> dict[str, Any] | None:
-    """Field -> value of a model or dataclass, as `run_facts` writes them; None for anything else."""
+def value_to_fields(value: Any) -> dict[str, Any] | None:
+    """Field -> value of a model or dataclass; None for anything else, a class among it."""
     if isinstance(value, BaseModel):
         return {name: getattr(value, name) for name in type(value).model_fields}
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return None
 
@@ -130,8 +139,8 @@ def _make(value: Any, *, form: str, classes: Mapping[str, type]) -> Any:
     """Raises LookupError, TypeError or ValueError where there is no way back."""
     if form == INT_KEYS:
         return {int(key): item for key, item in value.items()}
-    if form in _BUILT_IN:
-        return _BUILT_IN[form](value)
+    if form in _OF_NAME:
+        return _OF_NAME[form](value)
     kind = classes[form]
     if issubclass(kind, enum.Enum):
         return kind[value.rpartition(".")[2]] if _is_member_name(kind, value) else kind(value)
@@ -157,12 +166,3 @@ def _make_dataclass(kind: type, fields: Mapping[str, Any]) -> Any:
         absent = () if field.default == () else None
         object.__setattr__(instance, field.name, fields.get(field.name, absent))
     return instance
-
-
-def _text_to_timedelta(text: str) -> datetime.timedelta:
-    """The text of a timedelta, `-1 day, 23:59:59.5`, -> the timedelta."""
-    days, _, clock = text.rpartition(", ")
-    hours, minutes, seconds = clock.split(":")
-    return datetime.timedelta(
-        days=int(days.split(" ")[0]) if days else 0, hours=int(hours), minutes=int(minutes), seconds=float(seconds)
-    )

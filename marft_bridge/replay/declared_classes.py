@@ -28,12 +28,12 @@ def graph_to_classes(graph: Any) -> dict[str, type]:
     declared = [getattr(graph, "context_schema", None), *getattr(builder, "schemas", ())]
     declared += [getattr(channel, "ValueType", None) for channel in getattr(graph, "channels", {}).values()]
     classes: dict[str, type] = {}
-    visited: list[Any] = []
+    visited: dict[int, Any] = {}  # by identity, since annotations need not be hashable
     while declared:
         annotation = declared.pop()
-        if annotation is Send or any(annotation is one for one in visited):
+        if annotation is Send or id(annotation) in visited:
             continue
-        visited.append(annotation)
+        visited[id(annotation)] = annotation
         declared += _parts_of(annotation)
         if isinstance(annotation, type) and annotation.__module__ not in _PLAIN_MODULES:
             declared += type.__subclasses__(annotation)  # an instance of any may stand there

@@ -54,6 +54,10 @@ class Tally:
             for (name, reason), count in self.missing_rewards.most_common()
         ]
 
+    def lines(self, nodes: Sequence[str]) -> list[str]:
+        """What a user is told after a list of requests: failures, missing rewards, and nodes that were silent."""
+        return [*self.failure_lines(), *self.missing_reward_lines(), *self.silent_node_lines(nodes)]
+
     def failure_lines(self) -> list[str]:
         """A line for each of the commonest reasons for which some of the episodes failed, the most frequent first."""
         failed = self.outcomes["failed"]

@@ -38,7 +38,7 @@ class GraphSession:
         """Runs the requests, shows their progress, and reports failures, missing rewards and silent nodes."""
         tally = Tally()
         self.stage.run([(self.collector, request, tally) for request in requests], title, reward)
-        for line in (*tally.failure_lines(), *tally.missing_reward_lines(), *tally.silent_node_lines(self.nodes)):
+        for line in tally.lines(self.nodes):
             self.reporter.say(line)
         for line in self.collector.take_thread_lines():
             self.reporter.say(line)

@@ -63,6 +63,8 @@ def _until(count: int, real: Any) -> Any:
 class School:
     """A run folder of the duo on a tiny model, and every episode that reached a batch."""
 
+    reward = "reward"  # a function of apps.py
+
     def __init__(self, folder: Path, model: Path, server: FakeVllm, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.model, self.server = folder, model, server
         self.run, self.tasks = folder / "run", folder / "tasks.jsonl"
@@ -84,6 +86,12 @@ class School:
     def write(self, tasks: list[Task]) -> None:
         self.tasks.write_text("".join(json.dumps(task) + "\n" for task in tasks))
 
+    def use_reward(self, source: str, name: str) -> None:
+        """Has the app's runs paid by the function of that name, which the source defines."""
+        apps = self.folder / "apps.py"
+        apps.write_text(apps.read_text() + source)
+        self.reward = name
+
     def config(self, heldout: float = 0.25, **train: Any) -> BridgeConfig:
         apps = self.folder / "apps.py"
         trainer = {"lora": {"rank": 4}, "importance": {"mismatch": "none", "engine_tolerance": 1e3}}
@@ -97,7 +105,7 @@ class School:
                     "nodes": list(NODES),
                     "tasks": str(self.tasks),
                     "task_to_input": f"{apps}:to_input",
-                    "reward": f"{apps}:reward",
+                    "reward": f"{apps}:{self.reward}",
                     "heldout": heldout,
                 },
                 "model": {"path": str(self.model)},

@@ -115,15 +115,7 @@ OPTIONS: dict[str, Any] = {
 
 def to_game(school: School) -> None:
     """Has the school's duo earn against each other: the actor wins half a chip where it says yes."""
-    apps = school.folder / "apps.py"
-    apps.write_text(apps.read_text() + REWARD)
-    real = school.config
-
-    def config(**options: Any) -> Any:
-        made = real(**options)
-        return made.model_copy(update={"graph": made.graph.model_copy(update={"reward": f"{apps}:game"})})
-
-    school.config = config  # type: ignore[method-assign]
+    school.use_reward(REWARD, "game")
     school.server.answer = lambda body: "yes" if body["seed"] % 2 else "no"
 
 

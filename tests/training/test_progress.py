@@ -134,15 +134,7 @@ def game(task, result):
 
 def to_game(school: School) -> None:
     """Has the actor of version 2, and of no other, right on every task."""
-    apps = school.folder / "apps.py"
-    apps.write_text(apps.read_text() + REWARD)
-    real = school.config
-
-    def config(**options: Any) -> Any:
-        made = real(**options)
-        return made.model_copy(update={"graph": made.graph.model_copy(update={"reward": f"{apps}:game"})})
-
-    school.config = config  # type: ignore[method-assign]
+    school.use_reward(REWARD, "game")
     school.server.answer = lambda body: "yes" if body["model"] == "actor@2" else "no"
 
 

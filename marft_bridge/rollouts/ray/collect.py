@@ -6,7 +6,8 @@ Invariant: what cannot work there is refused before anything starts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.progress import Reporter
@@ -50,6 +51,38 @@ def refuse_unusable_config(config: BridgeConfig, option: str = _OPTION) -> None:
         raise ConfigError(f"serve.port: several workers may run on one machine; leave it out with {option} = ray")
 
 
+@contextmanager
+def open_driver(
+    config: BridgeConfig,
+    folder: RunFolder,
+    versions: ModelVersions,
+    *,
+    notify: Callable[[str], None],
+    option: str = _OPTION,
+) -> Iterator[Driver]:
+    """Connects to the cluster, for the driver of its workers, which start with the first requests.
+
+    Raises:
+        ClusterError: the cluster cannot be reached or started.
+    """
+    journal, processors = Journal(folder.journal), config.ray.workers * config.ray.cpus_per_worker
+    try:
+        with (
+            connect_ray(config.ray, option=option, processors=processors) as ray,
+            Driver(
+                ray,
+                config.ray,
+                config.ray.in_flight or config.collect.in_flight,
+                assign=config_to_assign(config, versions.lineage),
+                journal=journal,
+                notify=notify,
+            ) as driver,
+        ):
+            yield driver
+    finally:
+        journal.close()
+
+
 def run_requests_on_ray(
     config: BridgeConfig,
     folder: RunFolder,
@@ -66,26 +99,14 @@ def run_requests_on_ray(
     """
     _publish(config, folder, app, versions=versions, reporter=reporter)
     reporter.say(f"collecting with {config.ray.workers} workers on Ray, {config.ray.address or 'on this machine'}")
-    journal, processors = Journal(folder.journal), config.ray.workers * config.ray.cpus_per_worker
-    try:
-        with (
-            connect_ray(config.ray, option=_OPTION, processors=processors) as ray,
-            reporter.bars(),
-            reporter.task("collect", len(requests)) as task,
-        ):
-            reward = config.train.trainer.reward
-            with Driver(
-                ray,
-                config.ray,
-                config.ray.in_flight or config.collect.in_flight,
-                assign=config_to_assign(config, versions.lineage),
-                journal=journal,
-                notify=reporter.say,
-            ) as driver:
-                tally = driver.run(requests, lambda done, tally: task.update(done, tally.figures(reward)))
-    finally:
-        journal.close()
-    for line in (*tally.failure_lines(), *tally.missing_reward_lines(), *tally.silent_node_lines(config.graph.nodes)):
+    reward = config.train.trainer.reward
+    with (
+        open_driver(config, folder, versions, notify=reporter.say) as driver,
+        reporter.bars(),
+        reporter.task("collect", len(requests)) as task,
+    ):
+        tally = driver.run(requests, lambda done, tally: task.update(done, tally.figures(reward)))
+    for line in tally.lines(config.graph.nodes):
         reporter.say(line)
     return tally
 

@@ -15,14 +15,12 @@ from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.rollouts.app import App
 from marft_bridge.rollouts.episode_plan import EpisodeRequest
-from marft_bridge.rollouts.ray.collect import refuse_unusable_config
-from marft_bridge.rollouts.ray.connection import connect_ray
+from marft_bridge.rollouts.ray.collect import open_driver, refuse_unusable_config
 from marft_bridge.rollouts.ray.driver import Driver
-from marft_bridge.rollouts.ray.messages import AdapterFiles, NodeVersion, config_to_assign
+from marft_bridge.rollouts.ray.messages import AdapterFiles, NodeVersion
 from marft_bridge.rollouts.run_counts import Tally
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving.model_versions import ModelVersions
-from trace_store.journal import Journal
 
 OPTION = "train.rollouts"
 
@@ -105,7 +103,7 @@ class ClusterSession:
         """
         with self.reporter.bars(), self.reporter.task(title, len(requests)) as task:
             tally = self.driver.run(requests, lambda done, tally: task.update(done, tally.figures(reward)))
-        for line in (*tally.failure_lines(), *tally.missing_reward_lines(), *tally.silent_node_lines(self.nodes)):
+        for line in tally.lines(self.nodes):
             self.reporter.say(line)
         return tally
 
@@ -127,25 +125,11 @@ def open_cluster_session(
     versions.register_zero(routed)
     location = config.ray.address or "on this machine"
     reporter.say(f"rollouts: {config.ray.workers} workers on Ray, {location}, each with a model server")
-    journal, processors = Journal(folder.journal), config.ray.workers * config.ray.cpus_per_worker
-    try:
-        with (
-            connect_ray(config.ray, option=OPTION, processors=processors) as ray,
-            Driver(
-                ray,
-                config.ray,
-                config.ray.in_flight or config.collect.in_flight,
-                assign=config_to_assign(config, versions.lineage),
-                journal=journal,
-                notify=reporter.say,
-            ) as driver,
-        ):
-            yield ClusterSession(
-                driver=driver,
-                models=ClusterModels(versions, driver),
-                nodes=config.graph.nodes,
-                routed=routed,
-                reporter=reporter,
-            )
-    finally:
-        journal.close()
+    with open_driver(config, folder, versions, notify=reporter.say, option=OPTION) as driver:
+        yield ClusterSession(
+            driver=driver,
+            models=ClusterModels(versions, driver),
+            nodes=config.graph.nodes,
+            routed=routed,
+            reporter=reporter,
+        )
