@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from support.edge_rig import recorded_trajectories
+from support.own_process import hold_for_drawn_programs
 from support.random_programs import (
     Drawing,
     Item,
@@ -54,17 +55,19 @@ def check(drawing: Drawing) -> None:
         assert sources <= ancestors[name], f"{sources - ancestors[name]} reached the prompt of {name}"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+LAW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+
+@LAW
 @given(drawing=drawings())
 def test_the_recorded_dependencies_are_those_of_the_drawn_programs(drawing: Drawing) -> None:
     check(drawing)
 
 
 @pytest.mark.slow
-@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(drawing=drawings())
-def test_the_recorded_dependencies_are_those_of_two_thousand_drawn_programs(drawing: Drawing) -> None:
-    check(drawing)
+@pytest.mark.timeout(600)
+def test_the_recorded_dependencies_are_those_of_two_thousand_drawn_programs() -> None:
+    hold_for_drawn_programs("recording.test_random_programs", max_examples=2000)
 
 
 def test_the_matrix_itself_is_right_on_a_graph_worked_out_by_hand() -> None:

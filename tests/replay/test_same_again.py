@@ -9,11 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import operator
-import os
 import random
 import re
-import subprocess
-import sys
 import tempfile
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -27,7 +24,7 @@ from examples.test_wrapping import _forget as forget_app
 from hypothesis import HealthCheck, given, settings
 from langchain_core.tools import StructuredTool
 from langgraph.graph import START, StateGraph
-from support.paths import ROOT, TESTS
+from support.own_process import hold_for_drawn_programs
 from support.random_programs import Drawing, Witness, drawing_to_graph, drawings
 from support.replay_rig import differences, record_runs, replay_all
 from support.zoo_rig import ZOO
@@ -122,17 +119,7 @@ def test_random_programs_come_out_the_same(drawing: Drawing) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_three_hundred_random_programs_come_out_the_same() -> None:
-    """In a process of its own, which says where it hangs: after hundreds of other tests it twice did; not seen why."""
-    programs = (
-        "import faulthandler; faulthandler.dump_traceback_later(400, exit=True)\n"
-        "from hypothesis import given, settings\n"
-        "from replay.test_same_again import LAW, check\n"
-        "from support.random_programs import drawings\n"
-        "settings(LAW, max_examples=300)(given(drawing=drawings())(check))()\n"
-    )
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{TESTS}"}
-    run = subprocess.run([sys.executable, "-c", programs], env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
+    hold_for_drawn_programs("replay.test_same_again", max_examples=300)
 
 
 class Log(TypedDict):

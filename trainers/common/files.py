@@ -35,7 +35,6 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         raise TrainError(f"{folder} is a link; put a folder there")
     _make_parents(folder)
     finish_replacing(folder)
-    _delete_leftovers(folder)
     fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))  # created 0700
     lock = os.open(fresh, os.O_RDONLY)
     try:
@@ -79,19 +78,20 @@ def _delete_leftovers(folder: Path) -> None:
 
 
 def finish_replacing(folder: Path) -> None:
-    """Gives `folder` its name again where a crash came between the two moves of `whole_folder`.
+    """Ends what a crash in `whole_folder` left: `folder` gets its name again, and what is left over is deleted.
 
-    Only then is there the old folder beside the new one, which is whole by then, and nothing under the name.
+    Only between the two moves is there the old folder beside the new one, which is whole by then, and nothing under
+    the name.
     """
-    if folder.exists():
-        return
-    for old in folder.parent.glob(f".{glob.escape(folder.name)}.*.old"):
-        fresh = old.with_suffix("")
-        if fresh.is_dir():
-            fresh.rename(folder)
-            _sync(folder.parent)
-            shutil.rmtree(old, ignore_errors=True)
-            return
+    if not folder.exists():
+        for old in folder.parent.glob(f".{glob.escape(folder.name)}.*.old"):
+            fresh = old.with_suffix("")
+            if fresh.is_dir():
+                fresh.rename(folder)
+                _sync(folder.parent)
+                shutil.rmtree(old, ignore_errors=True)
+                break
+    _delete_leftovers(folder)
 
 
 def weights_to_sha256(model_dir: Path) -> str:

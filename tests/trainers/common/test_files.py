@@ -81,6 +81,16 @@ def test_a_move_that_fails_leaves_the_old_folder_in_its_place(tmp_path: Path, mo
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
+def test_what_a_killed_writer_left_goes_when_the_folder_is_next_looked_for(tmp_path: Path) -> None:
+    """A run whose last write was killed after the new folder had its name writes no more."""
+    write(tmp_path / "checkpoint", "whole")
+    (tmp_path / ".checkpoint.abcdefgh.old").mkdir()
+    (tmp_path / ".checkpoint.hgfedcba").mkdir()
+    assert checkpoint.is_saved(tmp_path / "checkpoint")
+    assert read(tmp_path / "checkpoint") == {"whole"}
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+
+
 def test_what_a_killed_writer_left_goes_with_the_next_write(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     write(folder, "first")
