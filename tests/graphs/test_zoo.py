@@ -21,6 +21,7 @@ from support.zoo_rig import ZOO, train_zoo
 
 from examples.zoo.exploitability import Exploitability
 from examples.zoo.run import OPPONENTS, config_to_moved, main, report_to_line, tournament_to_parts
+from examples.zoo.twins import TWINS, scores_to_line, write_line
 from marft_bridge.comparison.records import Contrast, Match, Rated, Report, Tournament
 from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.rollouts.app import load_app
@@ -127,6 +128,32 @@ def test_the_line_of_a_game_has_its_tournament_and_the_table_shows_it(tmp_path: 
     page = entries_to_page([config_to_entry(path)])
     assert "| [game](#game) | correct | 0.125 | 0.500 | ▲ +0.375 | +0.250 to +0.500 | 48 | 5 |" in page
     assert f"\n- [game](#game): {more}.\n" in page
+
+
+def test_twins_are_told_apart_by_the_tasks_that_both_ran(tmp_path: Path) -> None:
+    """Four shared tasks, of which three gained a half and one nothing; a task of one of them counts for neither."""
+    twin_scores = {**{(f"task {i}", k): 0.25 for i in range(4) for k in range(2)}, ("other", 0): 1.0}
+    scores = {key: 0.75 if key[0] != "task 3" else 0.25 for key in twin_scores if key[0] != "other"}
+    line = scores_to_line(scores, twin_scores, metric="correct", twin="defer-plain")
+    assert line.startswith("correct 0.625 where defer-plain ends at 0.250, on 4 held-out tasks (+0.375, 95 % ")
+    with pytest.raises(ValueError, match="share 1 tasks"):
+        scores_to_line({("task 1", 0): 1.0}, twin_scores, metric="correct", twin="defer-plain")
+    path = tmp_path / "defer.toml"
+    path.write_text((ZOO / "defer.toml").read_text(encoding="utf-8"), encoding="utf-8")
+    for told in ("an earlier line", line):
+        write_line(path, told)
+    page = entries_to_page([config_to_entry(path)])
+    assert f"\n- [defer](#defer) against its twin: {line}.\n" in page
+    assert f"\n- against its twin: {line}\n" in page
+    assert "an earlier line" not in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", sorted(TWINS))
+def test_twins_are_judged_on_the_same_tasks_by_the_same_metric(name: str) -> None:
+    one, other = (toml_to_config(ZOO / f"{each}.toml") for each in (name, TWINS[name]))
+    assert one.compare == other.compare
+    assert (one.graph.tasks, one.graph.heldout, one.seed) == (other.graph.tasks, other.graph.heldout, other.seed)
+    assert one.sampling == other.sampling
 
 
 def test_a_run_that_begins_from_another_finds_it_where_the_runs_are(tmp_path: Path) -> None:

@@ -42,7 +42,9 @@ marft-bridge compare --config examples/zoo/defer.toml
 `python -m examples.zoo.run defer` runs the three on one model server and prints the line that stands under
 "expected", up to its minutes; what kind of machine they are of was added. Poker, tic-tac-toe and the negotiation are
 judged by a [tournament](comparison.md#a-tournament) too, and a configuration that begins
-[from another one's run](training.md#from-another-runs-adapters) has that run first. The figures are of one run with one
+[from another one's run](training.md#from-another-runs-adapters) has that run first. Where two configurations differ in
+the one thing that they are to tell apart, `python -m examples.zoo.twins coach_player` compares what the two runs
+trained, on the held-out tasks of both. The figures are of one run with one
 seed: by and large what to expect, no claim about a method. The runs marked with a circle settle nothing about their
 graph.
 
@@ -70,6 +72,7 @@ class Entry:
     more: str  # what is special, if anything
     learns: str
     expected: str
+    against: str | None  # its twin
 
 
 def config_to_entry(path: Path) -> Entry:
@@ -84,7 +87,8 @@ def config_to_entry(path: Path) -> Entry:
             break
         comments.append(line[2:])
     expected = [line.removeprefix("Expected: ") for line in comments if line.startswith("Expected: ")]
-    head = _HEAD.match(" ".join(line for line in comments if not line.startswith("Expected: ")))
+    against = [line.removeprefix("Against: ") for line in comments if line.startswith("Against: ")]
+    head = _HEAD.match(" ".join(line for line in comments if not line.startswith(("Expected: ", "Against: "))))
     if head is None or len(expected) != 1:
         raise ValueError(f"{path.name}: the first lines are not `# After ... . Topology: ... .` and `# Expected: ...`")
     raw = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -108,6 +112,7 @@ def config_to_entry(path: Path) -> Entry:
         head["more"] or "",
         "; ".join(part for part in learns if part),
         expected[0],
+        against[0] if against else None,
     )
 
 
@@ -135,6 +140,8 @@ def entries_to_table(entries: list[Entry]) -> str:
         )
         if found["more"]:
             further.append(f"- [{entry.name}](#{entry.name}): {found['more']}.")
+        if entry.against is not None:
+            further.append(f"- [{entry.name}](#{entry.name}) against its twin: {entry.against}.")
     return "\n".join(
         [
             "## What came out",
@@ -168,6 +175,7 @@ def entries_to_page(entries: list[Entry]) -> str:
             f"- topology: {entry.topology}{'. ' + entry.more.rstrip('.') if entry.more else ''}\n"
             f"- learns by: {entry.learns}\n"
             f"- expected: {entry.expected}\n"
+            f"{'' if entry.against is None else f'- against its twin: {entry.against}' + chr(10)}"
         )
     return "\n".join(blocks)
 
