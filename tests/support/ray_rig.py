@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
-CPUS = 2  # of one node
+CPUS = 2  # of one node, where a test does not say otherwise
 # Ray would replace the address of loopback by the machine's own. A cluster with a token lets in who has it.
 SURROUNDINGS = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -51,10 +51,10 @@ class SomebodysCluster:
 
 
 @contextmanager
-def cluster_in(folder: Path, environment: Mapping[str, str]) -> Iterator[SomebodysCluster]:
+def cluster_in(folder: Path, environment: Mapping[str, str], cpus: int = CPUS) -> Iterator[SomebodysCluster]:
     """A cluster of one node whose processes work in `folder` and have these variables, until the block ends."""
     place = tempfile.mkdtemp(prefix="ray")  # short: Ray's sockets lie in it
-    command = [sys.executable, __file__]
+    command = [sys.executable, __file__, str(cpus)]
     with (folder / "ray.log").open("w") as log:
         process = subprocess.Popen(
             command,
@@ -88,7 +88,7 @@ def _main() -> None:
     def add() -> None:
         nodes.append(
             cluster.add_node(
-                num_cpus=CPUS,
+                num_cpus=int(sys.argv[1]),
                 node_ip_address=LOOPBACK,
                 object_store_memory=80 * 2**20,
                 include_dashboard=False,
