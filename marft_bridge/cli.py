@@ -753,7 +753,7 @@ def erase(
         bool,
         json_option(
             "dry_run, traces, replays, rows, bytes_before, bytes_after, exports, exports_left, exports_unread, "
-            "segments, segments_left, files, files_left, clusters_left, readers_left, adapters"
+            "distilled_left, segments, segments_left, files, files_left, clusters_left, readers_left, adapters"
         ),
     ] = False,
 ) -> None:

@@ -18,15 +18,16 @@ from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.distillation.lessons import Lesson, Lessons, RunCost, store_to_lessons, trajectory_to_cost
-from marft_bridge.distillation.played import DISTILLED_FROM, play_lessons
+from marft_bridge.distillation.played import play_lessons
 from marft_bridge.distillation.team_adapters import copy_team_adapters
 from marft_bridge.replay.episodes import path_to_store
 from marft_bridge.rollouts.app import load_app
 from marft_bridge.rollouts.held_out import HeldOutTasks
 from marft_bridge.runs.ledger import begin_run, numbered_run_id
-from marft_bridge.runs.run_folder import DISTIL, RunFolder
+from marft_bridge.runs.run_folder import DISTIL, DISTILLED_FROM, RunFolder
 from marft_bridge.runs.run_store import open_run_store
 from marft_bridge.serving.model_versions import config_to_versions
+from marft_bridge.traces.copies import Copies, record_copy
 from marft_bridge.traces.store_reader import open_for_reading
 from marft_bridge.training.retokenise import NOT_RETOKENISED, Retokeniser, bases_to_retokeniser
 from trace_store.journal import Journal
@@ -101,6 +102,7 @@ def distil(config: BridgeConfig, team: Path, node: str, *, reporter: Reporter) -
         _say_refused(lessons, len(distilled), team, reporter=reporter)
         if not distilled:
             raise ConfigError(f"distil: no run of {team} could be turned into one of {config.graph.app}")
+        _list_beside_team(team_store, folder.store, reporter=reporter)
         _store_distilled(config, folder, run_id, distilled=distilled, reporter=reporter)
         copied, obstacle = copy_team_adapters(
             RunFolder(team), versions.registry, team_nodes=team_nodes, own_nodes=[node]
@@ -192,6 +194,14 @@ def _to_rewards(config: BridgeConfig, played: Trajectory, lesson: Lesson) -> lis
         episode_id = played.episode.episode_id
         rewards.append(Reward(episode_id, name, lesson.chosen_by, source=source, created_ns=time.time_ns()))
     return rewards
+
+
+def _list_beside_team(team_store: Path, store: Path, *, reporter: Reporter) -> None:
+    """So that `traces erase` of the team says where else its runs are told."""
+    try:
+        record_copy(team_store, Copies.DISTILLED, store)
+    except OSError as error:
+        reporter.say(f"{team_store} is not told of {store} ({error}): what is erased there, erase here too")
 
 
 def _store_distilled(

@@ -24,10 +24,8 @@ from marft_bridge.rollouts.collector import Job
 from marft_bridge.rollouts.episode_plan import EpisodeRequest, derived_seed
 from marft_bridge.rollouts.graph_stage import open_stage
 from marft_bridge.rollouts.run_counts import Tally
-from marft_bridge.runs.run_folder import RunFolder
+from marft_bridge.runs.run_folder import DISTILLED_FROM, RunFolder
 
-DISTILLED_FROM = "distilled_from"
-"""Tag of such an episode: the id of the team's."""
 WORSE = "the app's reward of the team's answer is worse than the team's"
 
 

@@ -23,8 +23,10 @@ from marft_bridge.common.terminal_text import print_line, text_to_line, value_to
 from marft_bridge.erasure.run_files import ErasedTraces, clean_run_files, clusters_of, files_with_texts
 from marft_bridge.erasure.text_search import TextSearch
 from marft_bridge.ingest.trace_spool import LOCK_NAME, SPOOL_SUFFIX, row_names_subject, spool_of
-from marft_bridge.runs.run_folder import RunFolder, store_to_run_folder
-from marft_bridge.traces.exports import WAIT_S, open_existing_store, open_store, read_export_paths
+from marft_bridge.runs.run_folder import DISTILLED_FROM, RunFolder, store_to_run_folder
+from marft_bridge.traces.copies import Copies, read_copies
+from marft_bridge.traces.exports import WAIT_S, open_existing_store, open_store
+from marft_bridge.traces.store_reader import open_for_reading
 from marft_bridge.traces.trained_adapters import TrainedAdapter, episodes_to_adapters
 from trace_store.compaction import vacuum
 from trace_store.erasure import (
@@ -52,6 +54,9 @@ from trace_store.store import TraceStore
 from trace_store.unread import readers_of, remove_abandoned
 
 _AGE = re.compile(r"(?P<number>\d+)(?P<unit>[hdw])")
+_DISTILLED_FROM = """
+SELECT episode_id FROM episodes WHERE json_extract_string(tags, ?) IN (SELECT unnest(?::VARCHAR[]))
+"""
 _HOURS = {"h": 1, "d": 24, "w": 7 * 24}
 
 
@@ -77,6 +82,7 @@ class Erasure:
     exports: dict[str, dict[str, int]] = field(default_factory=dict)  # folder -> file -> rows
     exports_left: dict[str, dict[str, int]] = field(default_factory=dict)  # not named by --exports: as they are
     exports_unread: list[str] = field(default_factory=list)  # gone, damaged, unfinished, or a DuckLake catalog
+    distilled_left: dict[str, int | None] = field(default_factory=dict)  # store -> episodes; None: it cannot be read
     segments: dict[str, int] = field(default_factory=dict)  # segment -> records that were overwritten in it
     segments_left: dict[str, int] = field(default_factory=dict)  # segment, or lines set aside -> records
     files: dict[str, int] = field(default_factory=dict)  # of the run folder -> parts that went
@@ -129,6 +135,7 @@ def _erase_unlocked(path: Path, request: EraseRequest, dry_run: bool, as_json: b
         erasure = Erasure(dry_run, list(chosen.trace_ids), list(chosen.replays))
         erasure.adapters = episodes_to_adapters(store, chosen.trace_ids)
         _note_exports_left(path, request, chosen.trace_ids, erasure=erasure)
+        _note_distilled_left(path, request, chosen.trace_ids, erasure=erasure)
         for export in request.exports:
             change = export_to_rows if dry_run else erase_from_export
             erasure.exports[str(export)] = change(export, chosen.trace_ids)
@@ -186,7 +193,7 @@ def _choose_in_export(folder: Path, request: EraseRequest) -> ChosenTraces:
 
 def _note_exports_left(path: Path, request: EraseRequest, traces: Sequence[str], erasure: Erasure) -> None:
     requested_exports = {folder.resolve() for folder in request.exports}
-    for export in read_export_paths(path):
+    for export in read_copies(path, Copies.EXPORTS):
         if export in requested_exports:
             continue
         if export.suffix == CATALOG_SUFFIX:
@@ -203,6 +210,22 @@ def _note_exports_left(path: Path, request: EraseRequest, traces: Sequence[str],
         if rows:
             erasure.exports_left[str(export)] = rows
         erasure.exports_unread += map(str, unfinished)
+
+
+def _note_distilled_left(path: Path, request: EraseRequest, traces: Sequence[str], erasure: Erasure) -> None:
+    """Episodes that tell in one node's words what erased runs said, in the stores of the runs that learn from them."""
+    sources = [path, *read_copies(path, Copies.EXPORTS), *request.exports]
+    for place in dict.fromkeys(place for source in sources for place in read_copies(source, Copies.DISTILLED)):
+        try:
+            with open_for_reading(place) as store:
+                ids = {episode for (episode,) in store.sql(_DISTILLED_FROM, (f"$.{DISTILLED_FROM}", list(traces)))}
+                if request.subject is not None:
+                    ids.update(subject_to_traces(store, request.subject).trace_ids)
+        except StoreError:  # gone, moved or damaged: not a reason to leave the store as it is
+            erasure.distilled_left[str(place)] = None
+            continue
+        if ids:
+            erasure.distilled_left[str(place)] = len(ids)
 
 
 def _erase_from_segments(path: Path, request: EraseRequest, traces: Sequence[str], erasure: Erasure) -> None:
@@ -271,6 +294,13 @@ def _erasure_to_lines(erasure: Erasure) -> list[str]:
         lines.append(f"left: export {folder} has {sum(files.values())} such rows; erase them with --exports {folder}")
         lines += [f"  {file}: {count} rows" for file, count in files.items()]
     lines += [f"left: export {target} cannot be looked into; see to it yourself" for target in erasure.exports_unread]
+    for store, episodes in erasure.distilled_left.items():
+        if episodes is None:
+            lines.append(f"left: {store}, distilled from this, cannot be looked into; see to it yourself")
+        else:
+            lines.append(
+                f"left: {store} has {episodes} episodes distilled from it; erase there too, with --store {store}"
+            )
     for segment, count in erasure.segments_left.items():
         if Path(segment).suffix == FOREIGN_SUFFIX:
             reason = "which this version cannot take in; look at the file, and delete it"

@@ -45,6 +45,8 @@ COLLECT, TRAIN, EVALUATE, MEASURE = "collect", "train", "evaluate", "measure"
 """The ids of the runs that `collect` and `train` make in a folder's store; nothing is learned from the last two."""
 DISTIL = "distil"
 """The command of the runs that hold what a team said as one node's episodes; `train` imitates them."""
+DISTILLED_FROM = "distilled_from"
+"""The tag of these episodes: the id of the team's episode that each tells."""
 FORECAST = "forecast"
 """The phase of the line of metrics.jsonl that is of no update."""
 

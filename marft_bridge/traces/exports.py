@@ -1,22 +1,21 @@
 """`traces export` and `traces import`: a store <-> a folder of Parquet files, or a store -> a DuckLake catalog; and
 `traces take-in`: a journal -> its store.
 
-Invariant: the paths of all exports of a store are listed in a file beside it, `<store>.exports`, because `traces erase`
-has to look there too. The format of the files is that of `trace_store.parquet` and `trace_store.ducklake`.
+Invariant: an export is listed beside its store before its first byte is written, see `copies`. The format of the files
+is that of `trace_store.parquet` and `trace_store.ducklake`.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
 from rich.console import Console
 
 from marft_bridge.common.errors import ConfigError
-from marft_bridge.common.files import write_atomically
 from marft_bridge.common.progress import Reporter
 from marft_bridge.common.terminal_text import print_line, value_to_json
+from marft_bridge.traces.copies import Copies, record_copy
 from trace_store.ducklake import store_to_catalog
 from trace_store.errors import StoreError
 from trace_store.journal import is_recorded
@@ -38,7 +37,7 @@ def export(path: Path, target: Path, as_json: bool, console: Console) -> None:
         require_ducklake()
     with open_existing_store(path) as store:
         store.take_in()
-        _record_export(path, target)  # before the first byte: an export that is interrupted counts too
+        record_copy(path, Copies.EXPORTS, target)  # before the first byte: an export that is interrupted counts too
         rows = {} if is_catalog else store_to_parquet(store, target).rows
     if is_catalog:
         rows = store_to_catalog(path, target)
@@ -88,30 +87,6 @@ def open_store(path: Path) -> TraceStore:
 def say_waiting(line: str) -> None:
     """Prints on standard error that another process has the store: standard output is for what was asked for."""
     Reporter(Console(stderr=True, highlight=False)).say(line)
-
-
-def read_export_paths(path: Path) -> list[Path]:
-    """The absolute paths that a store was exported to, in the order of their first export.
-
-    Raises StoreError when the file that lists them cannot be read.
-    """
-    try:
-        return [Path(target) for target in json.loads(_exports_file(path).read_text(encoding="utf-8"))]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, TypeError) as error:
-        raise StoreError(f"cannot read {_exports_file(path)}: {error}; delete it if its exports are gone") from None
-
-
-def _record_export(path: Path, target: Path) -> None:
-    exports = read_export_paths(path)
-    if target.resolve() not in exports:
-        targets = [str(folder) for folder in (*exports, target.resolve())]
-        write_atomically(_exports_file(path), json.dumps(targets, indent=1) + "\n")
-
-
-def _exports_file(path: Path) -> Path:
-    return path.with_name(path.name + ".exports")
 
 
 def _print_rows(title: str, rows: dict[str, int], seconds: float, as_json: bool, console: Console) -> None:

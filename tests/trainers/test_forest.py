@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from trainers.advantages.settings import EstimatorSettings
 from trainers.advantages.siblings import siblings_A
 from trainers.batch import Round, trajectories_to_round
 from trainers.config import TrainerOptions
+from trainers.credit.credit import Credit
 from trainers.marft import MarftTrainer
 from trainers.objective.weighting import unit_shares
 from trainers.rewards import ShapingTerm
@@ -149,6 +151,23 @@ def test_equal_rewards_teach_exactly_nothing(estimator: str, reward: float) -> N
     forks = [fork(f"f{k}", parent, 2, LONG[2:], reward) for k in range(3)]
     for data in (to_round(parent, *chains[:2]), to_round(parent, *chains), to_round(parent, *forks, *chains[:3])):
         assert set(advantages(data, estimator).tolist()) == {0.0}
+
+
+@pytest.mark.parametrize("estimator", ["tree_grpo", "c3", "at_grpo"])
+@pytest.mark.parametrize("other", [1.0, 0.0])
+def test_a_lone_tree_is_flat_only_where_its_branches_earned_the_same(estimator: str, other: float) -> None:
+    """Siblings lie in one tree; what tells them apart is a signal, and `skip_flat_groups` keeps the tree."""
+    parent = run("e", LONG, 1.0)
+    data = to_round(parent, fork("f", parent, 2, LONG[2:], other))
+    made = estimators()[estimator](EstimatorSettings())
+    count = len(data.items)
+    estimated = made.estimate(EstimatorInput(data, (1,) * count, np.ones(count)))
+    assert estimated.flat_groups is not None
+    assert (estimated.flat_groups < 1) == (other != 1.0) == estimated.estimate.advantage_U.any()
+    options = trainer_options(estimator=estimator, skip_flat_groups=True, offline={"mode": "filtered"})
+    never_asked: Any = dict.fromkeys(NODES, SimpleNamespace(width=1))
+    credit = Credit(options, never_asked, NODES, 0, lambda phase, total: lambda count: None)
+    assert len(credit.informative(data).episodes) == (2 if other != 1.0 else 0)
 
 
 def test_at_grpo_standardises_siblings() -> None:

@@ -122,6 +122,7 @@ def test_a_round_hands_over_its_runs_and_their_forks_and_every_sampled_call_once
         charts = {chart.name for chart in lines_to_charts({"run": lines}, {})}  # of the viewer's page
         assert {"trees.forks", "trees.fork_tokens_saved_share", "trees.undecided_tasks"} <= charts
         assert any(agent["steps"] for line in lines for agent in line["agents"].values())
+        assert any(line["critic"]["flat_groups"] < 1 for line in lines)  # else training ends for want of a signal
 
 
 @pytest.mark.slow

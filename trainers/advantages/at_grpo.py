@@ -13,7 +13,7 @@ sample of all, so that baseline is biased.
 # ruff: noqa: N803 (shape suffixes)
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import ClassVar
 
 from trainers.advantages.arrays import Floats
@@ -35,9 +35,12 @@ class AtGrpo(Standardised):
         turns, agents = (item.turn for item in data.items), (item.agent for item in data.items)
         return list(zip(task_of_each_action(data), turns, agents, strict=True))
 
+    def samples(self, data: Round) -> Sequence[Hashable]:
+        """Each call, since siblings lie in one tree; in a round without forks each run."""
+        return super().samples(data) if data.forest is None else range(len(data.items))
+
     def baseline(self, returns_A: Floats, data: Round) -> Baseline:
         """Mean and deviation of each group, in which every call counts once."""
         if data.forest is None:
             return super().baseline(returns_A, data)
-        calls = range(len(returns_A))
-        return standardise(returns_A, self.groups(data), calls, weight="step", std=self.settings.group_std)
+        return standardise(returns_A, self.groups(data), self.samples(data), weight="step", std=self.settings.group_std)

@@ -8,7 +8,7 @@ sibling has the advantage 0. The return of a call is the mean over the runs bene
 # ruff: noqa: N803 (shape suffixes)
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import ClassVar
 
 from trainers.advantages.arrays import Floats
@@ -30,6 +30,10 @@ class C3(BaselineEstimator):
         """Siblings."""
         return siblings_A(data)
 
+    def samples(self, data: Round) -> Sequence[Hashable]:
+        """Each call: siblings lie in one tree."""
+        return range(len(data.items))
+
     def baseline(self, returns_A: Floats, data: Round) -> Baseline:
         """The mean of the siblings, see `leave_one_out`."""
-        return leave_one_out(returns_A, self.groups(data), range(len(returns_A)))
+        return leave_one_out(returns_A, self.groups(data), self.samples(data))

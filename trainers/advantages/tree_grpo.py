@@ -40,6 +40,10 @@ class TreeGrpo(BaselineEstimator):
         places = _places(data)
         return [(data.episodes[e].task_id, *place) for e, place in zip(data.episode_A, places, strict=True)]
 
+    def samples(self, data: Round) -> Sequence[Hashable]:
+        """Each call: branches of one tree are compared as well."""
+        return range(len(data.items))
+
     def baseline(self, returns_A: Floats, data: Round) -> Baseline:
         """Half of each mean, see the module."""
         weight_A = np.ones(len(returns_A)) if data.forest is None else data.forest.weight_A
