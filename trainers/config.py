@@ -359,7 +359,8 @@ class ExperimentalOptions(_Options):
     """log pi(a) of MARFT-A: the sum over the action's tokens (equation 6), or that divided by the number of
     its tokens or of its words (the tokenizer's text, split at white space)."""
     agent_order: Literal["topological", "reverse", "random"] = "topological"
-    """Order of a sequential or alternating update."""
+    """Order of a sequential update; of an alternating one `topological` is the order of the nodes, `reverse` the other
+    way round, in every round."""
     clip_by_length: bool = False
     """Whether the clip's range is divided by the square root of a call's tokens where the ratio is a mean over them
     (MARFT-A with logprob_norm `token` or `word`), so that it binds on long calls as on short ones (FSPO)."""
@@ -624,6 +625,7 @@ class TrainerOptions(_Options):
         for option, leaks in (
             ("shaping of level 'episode'", any(term.level == "episode" for term in self.shaping)),
             (f"advantage.estimator {self.advantage.estimator!r}, whose critic", estimator.needs_critic),
+            (f"advantage.estimator {self.advantage.estimator!r}, whose baseline", not estimator.per_agent),
             ("advantage.normalize 'batch'", self.advantage.normalization == "batch"),
             ("advantage.contribution", self.advantage.contribution != "equal"),
             (f"offline.mode {self.offline.mode!r}", self.offline.mode not in ("awr", "importance", "off")),

@@ -39,7 +39,8 @@ def check_forecast(
 ) -> SignalCheck:
     """Says and records what the rounds can expect to learn from, and refuses a run that would learn nothing.
 
-    A run that is resumed was let through before: nothing is said or refused again.
+    A run that is resumed was let through before: nothing is said or refused again. Nor is one refused whose rounds
+    begin from another run's adapters, by what the base model earned.
 
     Args:
         own_ids: of the episodes that this run collected; the others came from `train.traces`.
@@ -57,7 +58,8 @@ def check_forecast(
     if not resume:
         for line in lines:
             reporter.say(line)
-        if (refusal := forecast_to_refusal(forecast)) is not None and not goes_on:
+        refusal = forecast_to_refusal(forecast)
+        if refusal is not None and not goes_on and config.train.start_from is None:
             raise NoSignalError(refusal)
     others = [t for t in collected if t.episode.episode_id not in own_ids]
     return SignalCheck(
@@ -82,18 +84,26 @@ class SignalCheck:
     def has_signal(self, metrics: Mapping[str, Any], episodes: Sequence[Trajectory]) -> bool:
         """Whether the rewards of a round moved an adapter.
 
-        They did not where all its episodes earned the same (what moves adapters then is no reward: entropy, KL), where
-        no group of the estimator's holds two that differ, or where no adapter took a step. A step that the KL stop kept
-        away had its signal; so has an agent that is alone in its turn (`alternating`) and learns nothing from it.
+        They did not where what was compared earned the same (what moves adapters then is no reward: entropy, KL), or
+        where no adapter took a step. An estimator with groups says itself whether one of them holds two that differ;
+        successes of before are compared with nobody, and count for what they earned. Without groups episodes are
+        compared; a running mean of earlier rounds that nothing normalises is moved by any reward. A step that the KL
+        stop kept away had its signal; so has an agent that is alone in its turn (`alternating`) and learns nothing
+        from it.
 
         Args:
             metrics: what `MarftTrainer.update` returned of the round.
-            episodes: those it was given.
+            episodes: those it was given, older ones included.
         """
-        if metrics["critic"]["flat_groups"] == 1 or not earn_differently(episodes, self.options.trainer):
+        trainer, flat_groups = self.options.trainer, metrics["critic"]["flat_groups"]
+        joined = trainer.replay.successes > 0 and metrics.get("replayed", 0) > 0
+        if flat_groups == 1 and not joined:
+            return False
+        remembers = trainer.advantage.estimator_class.keeps_state and trainer.advantage.normalization == "none"
+        if (flat_groups in (None, 1) and not remembers) and not earn_differently(episodes, trainer):
             return False
         stepped = any(agent.get("steps") or agent.get("stopped_early") for agent in metrics["agents"].values())
-        return stepped or self.options.trainer.objective.update == "alternating"
+        return stepped or trainer.objective.update == "alternating"
 
     def refuse_silence(self, updates: Sequence[Mapping[str, Any]], episodes: Sequence[Trajectory]) -> None:
         """Ends training after two rounds in a row without signal, but where all is learned.

@@ -567,7 +567,7 @@ class _Training:
         line["best"] = named_to_metrics(
             named, read_metrics(self.folder.metrics), self.options.rounds, stop_early=self.options.stop_early
         )
-        line["signal"] = is_taught or self.signal.has_signal(metrics, [*episodes, *replayed])
+        line["signal"] = is_taught or self.signal.has_signal(metrics, [*learned, *replayed])
         line["seconds"] = self.clock.finish(number, metrics["seconds"])
         with self.clock.part(number + 1, PUBLISH):
             self._commit(line)

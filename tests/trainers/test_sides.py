@@ -171,6 +171,10 @@ def test_an_episode_with_a_reward_that_is_no_sides_own_is_refused(reward: Reward
         ),
         ({"estimator": "gae"}, "advantage.estimator 'gae', whose critic goes by"),
         ({"estimator": "grpo"}, "whose baseline is that of all agents"),
+        (
+            {"estimator": "mars2", "shaping": [{"reward": "move", "level": "step", "weight": 1.0}]},
+            "advantage.estimator 'mars2', whose baseline goes by",
+        ),
         ({"normalize": "batch"}, "advantage.normalize 'batch' goes by"),
         ({"contribution": "rank_consistency"}, "advantage.contribution goes by"),
         *(

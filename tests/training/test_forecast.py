@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -33,7 +34,7 @@ from marft_bridge.training.forecast import (
     forecast_to_refusal,
     trajectories_to_forecast,
 )
-from marft_bridge.training.signal_check import SignalCheck
+from marft_bridge.training.signal_check import SignalCheck, check_forecast
 from trace_store.records import RETOKENISED, Reward, Trajectory
 
 GROUPS = {"samples_per_task": 4, "trainer": {"advantage": {"estimator": "grpo"}}}
@@ -206,9 +207,11 @@ def test_episodes_that_failed_are_counted_with_the_commonest_reason() -> None:
 # -- rounds ---------------------------------------------------------------------------------------------------
 
 
-def metrics(steps: int | None = 2, flat_groups: float | None = None, stopped_early: bool = False) -> dict[str, Any]:
+def metrics(
+    steps: int | None = 2, flat_groups: float | None = None, stopped_early: bool = False, replayed: int = 0
+) -> dict[str, Any]:
     agent = {} if steps is None else {"steps": steps, "stopped_early": stopped_early}
-    return {"agents": {"actor": agent}, "critic": {"flat_groups": flat_groups}}
+    return {"agents": {"actor": agent}, "critic": {"flat_groups": flat_groups}, "replayed": replayed}
 
 
 def check(goes_on: bool = False, **options: Any) -> SignalCheck:
@@ -232,6 +235,32 @@ def test_a_round_has_signal_where_its_rewards_differ_and_moved_an_adapter(
     figures: dict[str, Any], rewards: list[float], expected: bool
 ) -> None:
     assert check().has_signal(figures, runs(rewards)) is expected
+
+
+SUCCESSES = {"advantage": {"estimator": "grpo"}, "replay": {"successes": 0.3}}
+BEFORE = {"advantage": {"estimator": "grpo"}, "replay": {"share": 0.3}}
+RUNNING_MEAN = {"advantage": {"estimator": "rae", "normalize": "none"}}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "figures", "rewards", "expected"),
+    [
+        # all fresh runs failed, and a success of before was joined to them: it teaches, whatever the groups say
+        (SUCCESSES, metrics(flat_groups=1.0, replayed=1), [0, 0, 1], True),
+        (SUCCESSES, metrics(flat_groups=1.0, replayed=0), [0, 1], False),
+        (SUCCESSES, metrics(flat_groups=1.0, replayed=1), [0, 0, 0], False),
+        (BEFORE, metrics(flat_groups=1.0, replayed=1), [0, 0, 1], False),  # compared in groups as the fresh ones are
+        # calls that are compared inside runs which earned the same
+        ({"advantage": {"estimator": "grpo"}}, metrics(flat_groups=0.5), [1, 1], True),
+        # above the mean of earlier rounds
+        (RUNNING_MEAN, metrics(), [1, 1], True),
+        ({"advantage": {"estimator": "rae"}}, metrics(), [1, 1], False),
+    ],
+)
+def test_a_round_has_signal_by_what_its_estimator_compares(
+    trainer: dict[str, Any], figures: dict[str, Any], rewards: list[float], expected: bool
+) -> None:
+    assert check(trainer=trainer).has_signal(figures, runs(rewards)) is expected
 
 
 @pytest.mark.parametrize(
@@ -339,6 +368,32 @@ def test_two_rounds_without_signal_end_training_and_keep_what_was_trained(school
 def school_number(body: Mapping[str, Any]) -> int:
     """The number of the task that a call is about."""
     return int(body["messages"][-1]["content"].split()[0])
+
+
+def test_what_the_base_model_earned_refuses_no_run_that_begins_from_another_ones_adapters(
+    school: School, tmp_path: Path
+) -> None:
+    school.server.answer = lambda _: "no"
+    school.collect()
+    with school.store() as store:
+        collected = list(store.trajectories())
+    own_ids = {each.episode.episode_id for each in collected}
+    text = io.StringIO()
+
+    def checked(**options: Any) -> SignalCheck:
+        return check_forecast(
+            school.config(**options),
+            collected,
+            own_ids,
+            resume=False,
+            without_signal=False,
+            reporter=Reporter(Console(file=text, width=300)),
+        )
+
+    with pytest.raises(NoSignalError):
+        checked()
+    assert checked(start_from=str(tmp_path / "stage-one")).goes_on is False  # silent rounds end it all the same
+    assert text.getvalue().count("forecast: all 20 collected episodes earned the same") == 2
 
 
 def test_the_flag_is_a_flag_of_train(capsys: pytest.CaptureFixture[str]) -> None:

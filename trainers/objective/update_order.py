@@ -46,12 +46,17 @@ def update_order(
     """The adapters to update, in order. Topological: by the mean position of their actions in the episodes.
 
     Args:
-        rounds: on-policy rounds so far, which says whose turn it is with update 'alternating'.
+        rounds: on-policy rounds so far, which says whose turn it is with update 'alternating'. That order is the same
+            in every round: positions differ from one to the next, and who changes places would miss its turn.
     """
     names = tuple(policies.learners)
     if options.objective.update == "simultaneous":
         return names
-    if options.experimental.agent_order == "random":
+    is_random = options.experimental.agent_order == "random"
+    if options.objective.update == "alternating" and not is_random:
+        in_turn = names[::-1] if options.experimental.agent_order == "reverse" else names
+        return (in_turn[rounds % len(names)],)
+    if is_random:
         ordered = [names[i] for i in torch.randperm(len(names), generator=generator).tolist()]
     else:
         positions: dict[str, list[int]] = {name: [] for name in names}
@@ -61,10 +66,7 @@ def update_order(
         ordered = sorted(names, key=lambda n: float(np.mean(positions[n])) if positions[n] else math.inf)
         if options.experimental.agent_order == "reverse":
             ordered.reverse()
-    if options.objective.update == "alternating":
-        turn = 0 if options.experimental.agent_order == "random" else rounds % len(ordered)
-        return (ordered[turn],)
-    return tuple(ordered)
+    return tuple(ordered[:1] if options.objective.update == "alternating" else ordered)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from trainers.credit.action_credits import ActionCredit
 from trainers.errors import TrainError
 from trainers.marft import MarftTrainer
 from trainers.objective import improve
+from trainers.objective.update_order import update_order
 from trainers.policies.adapter_learner import AdapterLearner
 
 
@@ -210,6 +212,19 @@ def test_alternating_moves_one_adapter_a_round_in_the_order_of_the_dependencies(
         (waiting,) = set(AGENTS) - set(metrics["order"])
         assert metrics["agents"][waiting] == {"adapter": waiting, "actions": 8, "tokens": 8, "forced_share": 0.0}
     assert moved == [({"reasoner"}, ["reasoner"]), ({"actor"}, ["actor"]), ({"reasoner"}, ["reasoner"])]
+
+
+def test_each_has_its_turn_whoever_of_two_that_move_at_once_came_first(model_dir: Path) -> None:
+    """Positions of parallel calls are those of their starts, which differ from round to round."""
+    policies = _trainer(model_dir, update="alternating").policies
+    options = trainer_options(update="alternating")
+    turns = []
+    for number in range(4):
+        names = AGENTS if number % 2 else AGENTS[::-1]
+        episode: Any = SimpleNamespace(actions=[SimpleNamespace(agent=name) for name in names])
+        data: Any = SimpleNamespace(forest=None, episodes=[episode])
+        turns += update_order(data, policies, options, number, torch.Generator())
+    assert turns == [*AGENTS, *AGENTS]
 
 
 def test_simultaneous_agents_do_not_weigh_each_other(model_dir: Path) -> None:
