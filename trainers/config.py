@@ -464,6 +464,14 @@ class TrainerOptions(_Options):
         return {agent: side for side, agents in self.sides.items() for agent in agents} or None
 
     @property
+    def learning_sides(self) -> dict[str, tuple[str, ...]]:
+        """The sides that have an agent which is not frozen."""
+        learning = {agent for agents in self.sides.values() for agent in agents} - {
+            agent for agent, options in self.agents.items() if options.frozen
+        }
+        return {side: tuple(agents) for side, agents in self.sides.items() if learning & set(agents)}
+
+    @property
     def offline_reward(self) -> str:
         """Name of the team reward that the offline phase goes by."""
         return self.reward if self.offline.reward is None else self.offline.reward

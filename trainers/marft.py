@@ -289,6 +289,8 @@ class MarftTrainer:
     def draw_replay(self, stored: int, fresh: int) -> list[int]:
         """Which of `stored` older episodes join a round of `fresh` ones: as many as `replay.share` allows, at random.
 
+        A run with its forks is one of the fresh ones.
+
         The draw moves on with every call, and goes on from where it was after a checkpoint is loaded.
         """
         count = min(stored, self._most_replayed(fresh))
@@ -472,7 +474,7 @@ class MarftTrainer:
             drops = {**data.drops, **gated.drops}
             for reason, count in older.drops.items():
                 drops[f"replay: {reason}"] = count
-            max_replayed = self._most_replayed(len(data.episodes))
+            max_replayed = self._most_replayed(len(set(data.tree_E)))  # a tree counts as one run in the loss
             if len(older.episodes) > max_replayed:
                 option = "replay.share" if replay.share else "replay.successes"
                 drops[f"replay: episode beyond {option}"] = len(older.episodes) - max_replayed

@@ -239,6 +239,11 @@ class TrainOptions(_Options):
         if self.league is not None:
             if not self.trainer.sides:
                 raise ValueError("league draws opponents of a side: name the sides in train.trainer.sides")
+            if len(self.trainer.learning_sides) < 2:
+                raise ValueError(
+                    "league has a side that learns play earlier versions of another one: two or more of trainer.sides "
+                    "need an agent that is not frozen"
+                )
             if self.trees is not None:
                 raise ValueError("league opponents cannot be met in forks yet: leave train.trees out")
             if self.max_staleness:

@@ -524,8 +524,9 @@ class _Training:
             chains, forks = self._played(store, number)
             played = [*chains, *forks]
             episodes = self.heldout.drop_held_out(played, f"episodes of round {number}", self.reporter.say)
+            whole_runs = [each for each in episodes if each.episode.fork_action is None]
             is_taught = number <= self.options.teacher_rounds
-            replayed = [] if is_taught else self._draw_replayed(store, number, len(episodes))
+            replayed = [] if is_taught else self._draw_replayed(store, number, len(whole_runs))
             lessons = self._lessons(store, number, episodes) if number <= self.options.asking_rounds else None
             learned, progress = self._join_settled(store, number, episodes)
         # what the teacher said, or scored, is learned from, whatever was earned
@@ -572,7 +573,6 @@ class _Training:
         with self.clock.part(number + 1, PUBLISH):
             self._commit(line)
             self._publish()
-        whole_runs = [each for each in episodes if each.episode.fork_action is None]
         figures = self._report_round(number, whole_runs, metrics)
         self.signal.refuse_silence(read_metrics(self.folder.metrics), whole_runs)
         return figures
@@ -685,7 +685,7 @@ class _Training:
         draw = partial(
             draw_opponents,
             options=league,
-            sides=self.options.trainer.sides,
+            sides=self.options.trainer.learning_sides,
             newest=self._version(),
             seed=self.config.seed,
         )

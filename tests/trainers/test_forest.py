@@ -391,6 +391,19 @@ def test_every_estimator_learns_from_a_tree_with_the_defaults_of_the_trainer(tmp
     assert report["agents"]["plan"]["adapter_moved"] > 0
 
 
+def test_older_runs_are_a_share_of_trees_and_not_of_their_branches(tmp_path: Path) -> None:
+    """A tree weighs as one run: beside two trees of four branches at most two older runs make up half."""
+    model = save_tiny_llama(tmp_path / "model")
+    options = trainer_options(replay={"share": 0.5}, engine_tolerance=100.0, mismatch="truncate", estimator="tree_grpo")
+    parents = [run(f"e{k}", LONG, 1.0) for k in range(2)]
+    forks = [fork(f"f{k}.{i}", parents[k], 2, LONG[2:], 0.0) for k in range(2) for i in range(3)]
+    report = MarftTrainer(options, model, NODES, seed=0).update(
+        [*parents, *forks], [run(f"o{k}", LONG, 1.0) for k in range(5)]
+    )
+    assert report["replayed"] == 2
+    assert report["drops"]["replay: episode beyond replay.share"] == 3
+
+
 def test_gae_of_a_shared_call_is_the_mean_over_its_runs_and_so_are_its_parts() -> None:
     parent = run("e", LONG, 1.0)
     data = to_round(parent, fork("f", parent, 2, LONG[2:], 0.0))

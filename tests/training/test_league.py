@@ -80,6 +80,10 @@ GAME: dict[str, Any] = {
     ("options", "line"),
     [
         ({"trainer": {}}, "league draws opponents of a side: name the sides in train.trainer.sides"),
+        (
+            {"trainer": GAME | {"agents": {"actor": {"frozen": True}}}},
+            "two or more of trainer.sides need an agent that is not",
+        ),
         ({"trees": {}}, "league opponents cannot be met in forks yet"),
         ({"max_staleness": 1}, "leave train.max_staleness at 0"),
     ],
