@@ -1,11 +1,13 @@
 """Two runs of the zoo, compared on the same held-out tasks -> which training came out ahead, with an interval.
 
-    python -m examples.zoo.twins coach_player                  # runs/zoo/coach_player and its twin's run
-    python -m examples.zoo.twins coach_player --write          # and the line becomes its `# Against:`
+    python -m examples.zoo.twins prisma-two-stage              # its run in runs/zoo and its twin's
+    python -m examples.zoo.twins prisma-two-stage --write      # and the line becomes its `# Against:`
 
 Twins are two configurations that differ in the one thing that they are to tell apart. What counts is the trained
 version of each in its newest comparison, task by task and sample by sample; a task that only one of them ran counts
-for neither. Nothing is run here. Chance of the two trainings is not in the interval: it is of these two adapters.
+for neither. Nothing is run here. The interval is of these two adapters, not of the two trainings, and it takes tasks
+for independent: where they share their questions, as the exams of coach and player do, it is too narrow, and is not to
+be written anywhere.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ marft-bridge compare --config examples/zoo/defer.toml
 "expected", up to its minutes; what kind of machine they are of was added. Poker, tic-tac-toe and the negotiation are
 judged by a [tournament](comparison.md#a-tournament) too, and a configuration that begins
 [from another one's run](training.md#from-another-runs-adapters) has that run first. Where two configurations differ in
-the one thing that they are to tell apart, `python -m examples.zoo.twins coach_player` compares what the two runs
+the one thing that they are to tell apart, `python -m examples.zoo.twins prisma-two-stage` compares what the two runs
 trained, on the held-out tasks of both. The figures are of one run with one
 seed: by and large what to expect, no claim about a method. The runs marked with a circle settle nothing about their
 graph.
