@@ -185,31 +185,37 @@ def task_to_input(task: dict[str, Any]) -> SearchState:
     return {"question": task["question"]}
 
 
-def reward(task: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
-    """Rewards of one episode, from its final state.
+def reward(task: dict[str, Any], result: dict[str, Any], run: Any) -> dict[str, Any]:
+    """Rewards of one episode, from its final state and its record.
 
     Of the team: `correct`, 1 where the answer is the expected word and nothing else; `reward`, the F1 of its words,
     which stage two is trained on; `hops`, the share of the needed sentences that were kept; `searches`, a count; and
-    `stage_one`, always 0, for training by the modules' own rewards alone. Of each module that acted, `own`, from 0 to
-    1: of planner and inspector the mean over their calls, see `result_to_credits`; of the solver the F1 of its answer,
-    against UNKNOWN where a needed sentence is missing.
+    `stage_one`, always 0, for training by the modules' own rewards alone. Of each call of planner and solver `own`, a
+    step reward from 0 to 1: of a plan see `result_to_credits`; of an answer its F1, against UNKNOWN where a needed
+    sentence is missing. It is absent where the record has not one call for each plan and answer. As a mean over a
+    module's calls it would praise each of them for the best one. `verdicts` is the mean over those of the inspector,
+    which stage one leaves alone: a measure, since what a frozen module earns would go to the plans before it.
     """
     notes = result.get("notes", [])
     plan_credits, verdict_credits = result_to_credits(task["needed"], result)
     is_answerable = set(task["needed"]) <= set(notes)
+    answer_credit = f1(result["answer"], task["answer"] if is_answerable else UNKNOWN)
+    credits_of = {"planner": plan_credits, "solver": [answer_credit]}
+    calls_of = {node: [a.action_id for a in run.game().actions if a.node == node] for node in credits_of}
+    is_recorded = all(len(calls_of[node]) == len(values) for node, values in credits_of.items())
     own = {
-        "agent:planner": sum(plan_credits) / len(plan_credits),
-        "agent:solver": f1(result["answer"], task["answer"] if is_answerable else UNKNOWN),
+        f"step:{call}": value
+        for node, values in credits_of.items()
+        for call, value in zip(calls_of[node], values, strict=is_recorded)
     }
-    if verdict_credits:
-        own["agent:inspector"] = sum(verdict_credits) / len(verdict_credits)
     return {
         "correct": exact_match(result["answer"], task["answer"]),
         "reward": f1(result["answer"], task["answer"]),
         "hops": sum(sentence in notes for sentence in task["needed"]) / len(task["needed"]),
         "searches": float(len(result.get("retrieved", []))),
         "stage_one": 0.0,
-        "own": own,
+        "verdicts": sum(verdict_credits) / len(verdict_credits) if verdict_credits else None,
+        "own": own if is_recorded else None,
     }
 
 

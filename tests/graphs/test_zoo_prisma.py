@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +41,16 @@ def run(
     return asyncio.run(wrap(prisma.build(policy), recorder).ainvoke(prisma.task_to_input(TASK))), policy
 
 
+def recorded_calls(policy: ScriptedPolicy) -> Any:
+    """A record of the calls, named planner0, planner1, inspector0 and so on."""
+    counts: Counter[str] = Counter()
+    actions = []
+    for call in policy.asked:
+        actions.append(SimpleNamespace(node=call.node, action_id=f"{call.node}{counts[call.node]}"))
+        counts[call.node] += 1
+    return SimpleNamespace(game=lambda: SimpleNamespace(actions=actions))
+
+
 def test_each_module_depends_on_what_was_kept_and_the_solver_on_nothing_else(recorder: Recorder) -> None:
     result, policy = run(recorder, ["Ann", f"{BOSS.name} lives", "DONE"], ["3", "1"], BOSS.city)
     assert result["notes"] == TASK["needed"] == [f"Ann reports to {BOSS.name}.", f"{BOSS.name} lives in {BOSS.city}."]
@@ -55,10 +67,18 @@ def test_each_module_depends_on_what_was_kept_and_the_solver_on_nothing_else(rec
     }
     solver = policy.asked[-1].prompt.split("human: ")[-1]
     assert solver.startswith(f"Notes: {' '.join(TASK['needed'])}\n{TASK['question']}")
-    rewards = prisma.reward(TASK, result)
-    assert rewards == {"correct": 1.0, "reward": 1.0, "hops": 1.0, "searches": 2.0, "stage_one": 0.0} | {
-        "own": {"agent:planner": 1.0, "agent:solver": 1.0, "agent:inspector": 1.0}
-    }
+    rewards = prisma.reward(TASK, result, recorded_calls(policy))
+    calls = ("planner0", "planner1", "planner2", "solver0")
+    assert rewards == {
+        "correct": 1.0,
+        "reward": 1.0,
+        "hops": 1.0,
+        "searches": 2.0,
+        "stage_one": 0.0,
+        "verdicts": 1.0,
+    } | {"own": {f"step:{call}": 1.0 for call in calls}}
+    policy.asked.pop()
+    assert prisma.reward(TASK, result, recorded_calls(policy))["own"] is None
 
 
 def test_a_verdict_of_none_sends_the_planner_back_with_a_hint(recorder: Recorder) -> None:
@@ -78,27 +98,29 @@ def test_a_verdict_of_none_sends_the_planner_back_with_a_hint(recorder: Recorder
 
 
 @pytest.mark.parametrize(
-    ("planner", "inspector", "solver", "own", "team"),
+    ("planner", "inspector", "solver", "own", "verdicts", "team"),
     [
         # Nothing is found four times; the name in the third would have found it with no other word. `unknown` is right.
-        (["", "x", "Annx", "DONE"], [], "unknown", (0.0, 1.0, None), (0.0, 0.0, 0.0)),
+        (["", "x", "Annx", "DONE"], [], "unknown", ([0, 0, 0, 0], [1]), None, (0.0, 0.0, 0.0)),
         # `Ann works` is about the right person and does not find the boss, so NONE is right. The same of the boss then,
         # where the inspector is unclear.
         (
             ["Ann works", "Ann", f"{BOSS.name} works keeps reports", "DONE"],
             ["NONE", "3", "nonsense"],
             BOSS.city,
-            ((0.3 + 1 + 0.3 + 0) / 4, 0.0, (1 + 1 + 0) / 3),
+            ([0.3, 1, 0.3, 0], [0]),
+            (1 + 1 + 0) / 3,
             (1.0, 1.0, 0.5),
         ),
         # A wrong note is a note: the search ends where the planner says so, too early.
-        (["Ann", "done"], ["1"], ANN.city, ((1 + 0) / 2, 0.0, 0.0), (0.0, 0.0, 0.0)),
+        (["Ann", "done"], ["1"], ANN.city, ([1, 0], [0]), 0.0, (0.0, 0.0, 0.0)),
         # Once all is kept, another search is worth nothing, and a verdict of NONE is right.
         (
             ["Ann", f"{BOSS.name} lives", "Nick lives", "DONE"],
             ["3", "1", "NONE"],
             f"in {BOSS.city}",
-            ((1 + 1 + 0 + 1) / 4, 2 / 3, 1.0),
+            ([1, 1, 0, 1], [2 / 3]),
+            1.0,
             (0.0, 2 / 3, 1.0),
         ),
     ],
@@ -107,15 +129,20 @@ def test_rewards_of_modules_and_team_are_those_worked_out_by_hand(
     planner: list[str],
     inspector: list[str],
     solver: str,
-    own: tuple[float, float, float | None],
+    own: tuple[list[float], list[float]],
+    verdicts: float | None,
     team: tuple[float, float, float],
     recorder: Recorder,
 ) -> None:
-    result, _ = run(recorder, planner, inspector, solver)
-    rewards = prisma.reward(TASK, result)
-    assert [rewards["own"].get(f"agent:{node}") for node in ("planner", "solver", "inspector")] == pytest.approx(
-        list(own)
-    )
+    result, policy = run(recorder, planner, inspector, solver)
+    rewards = prisma.reward(TASK, result, recorded_calls(policy))
+    expected = {
+        f"step:{node}{number}": value
+        for node, values in zip(("planner", "solver"), own, strict=True)
+        for number, value in enumerate(values)
+    }
+    assert rewards["own"] == pytest.approx(expected)
+    assert rewards["verdicts"] == pytest.approx(verdicts)
     assert (rewards["correct"], rewards["reward"], rewards["hops"]) == pytest.approx(team)
 
 
@@ -191,14 +218,7 @@ def test_stage_one_pulls_planner_and_solver_by_their_own_rewards_and_leaves_the_
     assert not any(action.trainable for action in inspections)
     for node, agent in trained.rounds[-1]["agents"].items():
         assert agent["gradient_share"].get("own", 0.0) > 0, node
-
-    def own(node: str) -> Any:
-        return lambda trajectory: next(
-            (paid.value for paid in trajectory.rewards if (paid.name, paid.node) == ("own", node)), None
-        )
-
-    assert trained.pull("planner", own("planner")) > 0
-    assert trained.pull("solver", own("solver")) > 0
+    assert min(trained.pull_to(node, "own") for node in ("planner", "solver")) > 0
 
 
 @pytest.mark.slow
