@@ -706,7 +706,7 @@ class _Training:
         last_known, reward = self._draw_rule().last_known_round(number), self.options.trainer.reward
         rewards = self._known_rewards(store, last_known)
         runs = list(store.trajectories(run_ids=[TRAIN], round=last_known)) if last_known else []
-        reach = known_runs_to_reach(runs, self.nodes) or known_runs_to_reach(self.collected, self.nodes)
+        reach = known_runs_to_reach(runs, self.collected, self.nodes)
         known = KnownBefore(
             rewards_to_weights(rewards, self.tasks, number, last_known=last_known),
             reach,
