@@ -432,6 +432,7 @@ class MarftTrainer:
                 return_A=self.credit.returns(data),
                 reward=self.options.reward,
                 mode=mode,
+                in_deviations=self.credit.estimator.in_deviations,
             )
         return estimate, normal, fit_critics
 

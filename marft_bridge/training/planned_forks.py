@@ -89,13 +89,19 @@ def fork_to_known_requests(fork: PlannedFork, episode: Episode | None) -> list[E
     ]
 
 
-def actions_to_spots(actions: Sequence[Action], nodes: Collection[str]) -> dict[CallSpot, Action]:
-    """The calls of a run, those of some nodes, by where they stand: see `RecordedCall.number`."""
+def actions_to_spots(
+    actions: Sequence[Action], nodes: Collection[str], *, all_calls: bool = False
+) -> dict[CallSpot, Action]:
+    """The calls of a run, those of some nodes, by where they stand: see `RecordedCall.number`.
+
+    Args:
+        all_calls: also those that cannot be trained on.
+    """
     counts: Counter[str] = Counter()
     spots = {}
     for action in sorted(actions, key=lambda each: (each.started_ns, each.action_id)):
         counts[action.node] += 1
-        if action.node in nodes and action.trainable:
+        if action.node in nodes and (action.trainable or all_calls):
             spots[CallSpot(action.node, counts[action.node])] = action
     return spots
 
@@ -114,10 +120,23 @@ def _tokens(counted: int | None, ids: Sequence[int] | None) -> int:
     return counted if counted is not None else len(ids or ())
 
 
-def known_runs_to_reach(runs: Sequence[Trajectory], nodes: Collection[str]) -> dict[CallSpot, float]:
-    """How often runs make each call of some nodes, by runs of before; those that failed say nothing."""
-    whole_runs = [run for run in runs if run.episode.outcome != "failed"]
-    return runs_to_reach([list(actions_to_spots(run.actions, nodes)) for run in whole_runs])
+def known_runs_to_reach(
+    runs: Sequence[Trajectory], collected: Sequence[Trajectory], nodes: Collection[str]
+) -> dict[CallSpot, float]:
+    """How often runs make each call of some nodes, by runs of before; those that failed say nothing.
+
+    Args:
+        runs: of a round, by calls that can be trained on.
+        collected: what was there before the rounds, which says it where `runs` do not: by all calls, since those of an
+            app's own traces may be such as nothing is trained on.
+    """
+    by_round = [list(actions_to_spots(run.actions, nodes)) for run in _not_failed(runs)]
+    by_collected = [list(actions_to_spots(run.actions, nodes, all_calls=True)) for run in _not_failed(collected)]
+    return runs_to_reach(by_round) or runs_to_reach(by_collected)
+
+
+def _not_failed(runs: Sequence[Trajectory]) -> list[Trajectory]:
+    return [run for run in runs if run.episode.outcome != "failed"]
 
 
 def forks_in_planned_order(

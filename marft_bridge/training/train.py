@@ -661,8 +661,7 @@ class _Training:
                 title = f"round {number}/{self.options.rounds} {_wave_name(wave, played)}"
                 # what tools did before a forked call happened once: they give their recorded results
                 tools = given_tools() if wave[0].fork is not None else nullcontext()
-                if self.options.league is not None:
-                    self._publish_opponents(wave)
+                self._publish_played(wave)
                 with self.clock.part(number, ROLLOUT), tools:
                     self.session.run(wave, title, self.options.trainer.reward)
                 played += wave
@@ -691,12 +690,14 @@ class _Training:
         )
         return RoundPlan(tuple(draw(plan.planned)), addable=tuple(draw(plan.addable)))
 
-    def _publish_opponents(self, wave: Sequence[EpisodeRequest]) -> None:
-        """Has the earlier versions served that a wave is played against; `_publish` takes them out again."""
+    def _publish_played(self, wave: Sequence[EpisodeRequest]) -> None:
+        """Has the versions served that a wave is played by, until `_publish` takes them out again.
+
+        Earlier ones are a league's opponents, and those of runs that were played before a kill and are forked now.
+        """
         for node, versions in requests_to_versions(wave).items():
             for version in versions:
-                if version != self._version():
-                    self.models.publish({node: version})
+                self.models.publish({node: version})
 
     def _known_before(self, store: TraceStore, number: int) -> KnownBefore:
         """What forks of a round are drawn by, of rounds that are over in any execution; read once a round."""
@@ -705,7 +706,7 @@ class _Training:
         last_known, reward = self._draw_rule().last_known_round(number), self.options.trainer.reward
         rewards = self._known_rewards(store, last_known)
         runs = list(store.trajectories(run_ids=[TRAIN], round=last_known)) if last_known else []
-        reach = known_runs_to_reach(runs, self.nodes) or known_runs_to_reach(self.collected, self.nodes)
+        reach = known_runs_to_reach(runs, self.collected, self.nodes)
         known = KnownBefore(
             rewards_to_weights(rewards, self.tasks, number, last_known=last_known),
             reach,

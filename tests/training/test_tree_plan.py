@@ -24,7 +24,7 @@ from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.rollouts.episode_plan import EpisodeRequest, replaced_attempts
 from marft_bridge.serving.adapter_registry import AdapterRegistry
 from marft_bridge.training import tree_plan
-from marft_bridge.training.fork_draw import CallSpot, SiblingRewards, draw_forks
+from marft_bridge.training.fork_draw import CallSpot, SiblingRewards, draw_forks, spots_to_weights
 from marft_bridge.training.planned_forks import (
     PlannedFork,
     Wave,
@@ -37,7 +37,7 @@ from marft_bridge.training.planned_forks import (
 from marft_bridge.training.round_plan import RoundPlan, plan_round
 from marft_bridge.training.tree_metrics import round_to_tree_metrics, tree_metrics_to_text
 from marft_bridge.training.tree_plan import ForkRules, KnownBefore, RoundForks, siblings_of_rounds
-from trace_store.records import BLIND_FORK, Trajectory
+from trace_store.records import BLIND_FORK, RETOKENISED, Trajectory
 from trainers.batch import trajectories_to_round
 
 REASON, ACT = CallSpot("reasoner", 1), CallSpot("actor", 1)
@@ -322,7 +322,18 @@ def test_calls_are_numbered_by_node_and_only_those_that_are_trained_count() -> N
     assert list(actions_to_spots((untrainable, *run.actions[1:]), ("x",))) == [CallSpot("x", 2)]
     other = fork_toys.run("b", [("x", 1)], 0.0)
     failed = replace(other, episode=replace(other.episode, outcome="failed"))
-    assert known_runs_to_reach([run, other, failed], ("x",)) == {CallSpot("x", 1): 1.0, CallSpot("x", 2): 0.5}
+    known = {CallSpot("x", 1): 1.0, CallSpot("x", 2): 0.5}
+    assert known_runs_to_reach([run, other, failed], [other], ("x",)) == known
+    assert known_runs_to_reach([], [run, other, failed], ("x",)) == known
+
+
+def test_a_first_round_after_foreign_traces_alone_has_forks() -> None:
+    run = fork_toys.run("a", [("x", 1), ("y", 2)], 1.0)
+    actions = tuple(replace(each, trainable=False, untrainable_reason=RETOKENISED) for each in run.actions)
+    reach = known_runs_to_reach([], [replace(run, actions=actions)], ("x", "y"))
+    assert reach == {CallSpot("x", 1): 1.0, CallSpot("y", 1): 1.0}
+    assert draw_forks([("t", 0)], {"t": 1.0}, spots_to_weights(reach, []), key="k")
+    assert known_runs_to_reach([run], [replace(run, actions=actions[:1])], ("x", "y")) == reach  # a round says it
 
 
 @pytest.mark.slow

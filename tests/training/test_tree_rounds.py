@@ -173,6 +173,25 @@ def test_rounds_that_are_played_ahead_have_forks_too(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
+def test_a_round_played_ahead_that_was_killed_among_its_forks_goes_on_by_the_version_that_began_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with school_in(tmp_path, monkeypatch) as school:
+        school.server.answer = by_seed_of_some
+        school.collect()
+        options = trees("c3", max_staleness=1, trainer={"importance": {"mismatch": "truncate"}})
+        school.train_until_killed(21, **options)
+        assert len(read_waves(school.run / "trees", 2)) > 0  # its whole runs were played, by version 1
+        school.server.adapters.clear()  # as of a server that starts anew
+        school.train(**options | {"resume": True, "without_signal": False})
+        with school.store() as store:
+            episodes = store.episodes(run_id="train", forks=True)
+        assert {episode.outcome for episode in episodes} == {"terminated"}
+        versions = {version for each in episodes if each.round == 2 for version in each.adapters.values()}
+        assert versions == {1}
+
+
+@pytest.mark.slow
 def test_without_the_table_no_round_has_a_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with school_in(tmp_path, monkeypatch) as school:
         school.server.answer = by_seed_of_some

@@ -113,6 +113,11 @@ class Estimator(ABC):
         """The discount of a step reward per link of D; 0 leaves it to the call that it arrived with."""
         return 0.0 if self.pays_calls_alone else self.settings.gamma
 
+    @property
+    def in_deviations(self) -> bool:
+        """Whether its advantages are in deviations of what was earned already, before normalisation."""
+        return False
+
     def commit(self, state: Mapping[str, float]) -> None:
         """Takes over the state of an `Estimated`, once the round was learned from."""
         self.state = dict(state)

@@ -1,8 +1,8 @@
 """Successes of earlier rounds -> advantages beside those of the fresh episodes, whose own they do not change.
 
 What was drawn for having done well is no fair sample, so it has no part in a baseline, a deviation, a group or a
-critic: those are of the fresh episodes alone. A success is worth what its action earned beyond their mean, in units of
-their deviation, and nothing where the policy does as well by now.
+critic: those are of the fresh episodes alone. A success is worth what its action earned beyond their mean, and nothing
+where the policy does as well by now; in units of their deviation wherever the fresh advantages are.
 
 Invariant: the entries of fresh units come out as they went in; parts by source sum to the advantage. Older episodes
 come after the fresh ones, as `MarftTrainer` joins them.
@@ -31,6 +31,7 @@ def append_successes(
     return_A: Floats,
     reward: str,
     mode: Normalization,
+    in_deviations: bool = False,
 ) -> tuple[Estimate, Estimate]:
     """The estimates of a round's fresh units, as they came and normalised, to those of all of its units.
 
@@ -38,6 +39,7 @@ def append_successes(
         units: of the whole round.
         return_A: what each action of the whole round earned.
         reward: the source that a success is put down to.
+        in_deviations: whether the estimator itself divided by a deviation (`Estimator.in_deviations`).
     """
     replayed_A = np.array([data.episodes[e].replayed for e in data.episode_A], dtype=np.bool_)
     agent_A = np.array([item.agent for item in data.items])
@@ -46,7 +48,7 @@ def append_successes(
         rows = agent_A == agent
         fresh_returns = return_A[~replayed_A & (rows if mode != "batch" else True)]
         mean_A[rows] = fresh_returns.mean() if len(fresh_returns) else 0.0
-        if mode != "none":
+        if in_deviations or mode != "none":
             deviation = fresh_returns.std() if len(fresh_returns) else 0.0
             excess = return_A[rows & replayed_A] - mean_A[rows & replayed_A]
             # where all fresh runs earned the same, the best success is worth 1
@@ -66,4 +68,4 @@ def append_successes(
         advantage_U[~is_replayed_U] = estimate.advantage_U
         return Estimate(advantage_U, by_source)
 
-    return whole(fresh, np.ones_like(scale_A)), whole(normal, scale_A)
+    return whole(fresh, scale_A if in_deviations else np.ones_like(scale_A)), whole(normal, scale_A)

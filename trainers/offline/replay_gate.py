@@ -48,8 +48,9 @@ def gate_episodes(
     only the episode has is not looked at: today may not know it yet.
 
     Staleness is how many versions the adapter that sampled an action lies behind the newest one of that agent, at
-    most over the actions of the episode; actions without an adapter are those of version 0, the base model. An
-    adapter that is ahead of the newest one (of another run) is not behind; its weights say what it is worth.
+    most over the actions of the episode that can be trained on: an opponent of the league may be of any version.
+    Actions without an adapter are those of version 0, the base model. An adapter that is ahead of the newest one (of
+    another run) is not behind; its weights say what it is worth.
 
     Args:
         today: name -> SHA-256 of what an action of today is made with, as in `Episode.lineage`.
@@ -111,6 +112,6 @@ def _staleness(trajectory: Trajectory, newest_version: Mapping[str, int]) -> int
     version_gaps = (
         newest_version[action.node] - (action.adapter_version or 0)
         for action in trajectory.actions
-        if action.node in newest_version
+        if action.node in newest_version and action.trainable
     )
     return max(version_gaps, default=0)

@@ -61,8 +61,12 @@ class ClusterModels:
     served: frozenset[NodeVersion] = frozenset()
 
     def publish(self, versions: Mapping[str, int]) -> None:
-        """Has the workers serve each node's version besides; a worker loads it before its next requests."""
-        self._serve(self.served | frozenset(versions.items()))
+        """Has the workers serve each node's version besides; a worker loads it before its next requests.
+
+        What is served already changes nothing: a thread that plays rounds ahead may ask for it at any moment.
+        """
+        if not versions.items() <= self.served:
+            self._serve(self.served | frozenset(versions.items()))
 
     def retire_all_but(self, kept_versions: Mapping[str, Sequence[int]]) -> None:
         """Has the workers take every other version of these nodes out of service."""

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from support.tiny_policy import AGENTS, both_low, play, save_tiny_llama
+from support.trainer_options import trainer_options
 
 from trainers.advantages.estimate import Estimate
 from trainers.advantages.settings import Normalization
+from trainers.credit.action_credits import ActionCredit
 from trainers.credit.successes import append_successes
 from trainers.credit.units import Units
+from trainers.marft import MarftTrainer
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("model") / "tiny")
 
 
 def whole_round(fresh: int, replayed: int, tokens: int = 1) -> Any:
@@ -22,11 +34,23 @@ def whole_round(fresh: int, replayed: int, tokens: int = 1) -> Any:
 
 
 def appended(
-    data: Any, fresh: list[float], returns: list[float], mode: Normalization = "agent", by_token: bool = False
+    data: Any,
+    fresh: list[float],
+    returns: list[float],
+    mode: Normalization = "agent",
+    by_token: bool = False,
+    in_deviations: bool = False,
 ) -> tuple[Estimate, Estimate]:
     given = Estimate(np.array(fresh), {"reward": np.array(fresh) + 0.5, "baseline": np.full(len(fresh), -0.5)})
     units = Units(data, "token" if by_token else "action")
-    return append_successes(given, given, data, units=units, return_A=np.array(returns), reward="reward", mode=mode)
+    return append_successes(
+        *(given, given, data),
+        units=units,
+        return_A=np.array(returns),
+        reward="reward",
+        mode=mode,
+        in_deviations=in_deviations,
+    )
 
 
 def test_a_success_is_worth_its_excess_over_the_fresh_mean_in_their_deviations() -> None:
@@ -39,6 +63,42 @@ def test_a_success_is_worth_its_excess_over_the_fresh_mean_in_their_deviations()
 def test_without_normalisation_it_is_the_excess_itself() -> None:
     _, normal = appended(whole_round(4, 1), [0.0] * 4, [0, 0, 0, 1, 1.0], mode="none")
     assert normal.advantage_U[4] == pytest.approx(0.75)
+
+
+def test_where_the_estimator_divides_by_a_deviation_a_success_does_too_before_and_after_normalisation() -> None:
+    for unit in (1.0, 100.0):
+        returns = [unit * earned for earned in (0, 0, 0, 1, 1.0)]
+        for estimate in appended(whole_round(4, 1), [0.0] * 4, returns, mode="none", in_deviations=True):
+            assert estimate.advantage_U[4] == pytest.approx(3**0.5)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_mas", "at_grpo", "hrpo", "mars2"])
+def test_a_success_is_worth_the_same_in_every_unit_of_the_reward(model_dir: Path, name: str) -> None:
+    """Beside estimators that divide by a deviation: of 16 fresh runs 2 earned 1, a deviation of sqrt(7)/8."""
+    options: dict[str, Any] = {"estimator": name}
+    if name == "mars2":  # is refused without a reward of single calls; none arrived here
+        options["shaping"] = [{"reward": "own", "level": "step", "weight": 1.0}]
+    for unit in (1.0, 100.0):
+        assert worth(model_dir, unit, **options) == pytest.approx(7**0.5, rel=1e-5)
+    plain = worth(model_dir, 100.0, **options, group_std=False)
+    assert plain == pytest.approx(87.5)  # as the fresh ones, in units of the reward
+
+
+def worth(model_dir: Path, unit: float, **options: Any) -> float:
+    """The advantage of a success of 1 beside 16 runs of two tasks, of each of which one of eight earned 1."""
+    fields = {"device": "cpu", "replay": {"successes": 0.3}, **options}
+    trainer = MarftTrainer(trainer_options(**fields), model_dir, AGENTS, seed=0)
+    runs = play(trainer, 17, torch.Generator().manual_seed(1), both_low)
+    earned = [float(i % 8 == 0) for i in range(17)]
+    played = []
+    for i, (run, reward) in enumerate(zip(runs, earned, strict=True)):
+        rewards = tuple(replace(each, value=unit * reward, episode_id=f"e{i}") for each in run.rewards)
+        episode = replace(run.episode, episode_id=f"e{i}", task_id=str(i // 8))
+        played.append(replace(run, episode=episode, rewards=rewards))
+    credited: list[ActionCredit] = []
+    trainer.update(played[:16], played[16:], credited.extend)
+    (value,) = {float(each.normalised_U[0]) for each in credited if each.episode_id == "e16"}
+    return value
 
 
 def test_what_the_policy_earns_by_now_anyway_is_worth_nothing() -> None:

@@ -2,12 +2,13 @@
 
 - A hash that differs is refused; one that is not recorded is refused by `same` only; `any` looks at none.
 - Tools are those of a node: they count where it acted, and an episode with a lineage that has none of them had none.
-- Staleness is that of the oldest action of an agent that is trained, and no matter to imitation.
+- Staleness is that of the oldest action that is learned from, and no matter to imitation.
 - Every episode that is left out is counted once, and reasons do not multiply with the data.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -114,6 +115,17 @@ def test_staleness_is_that_of_the_oldest_action_of_a_trained_agent(acted: tuple[
     given = trajectory(*acted, **TODAY)
     for limit in range(1, 9):
         assert refused(given, max_staleness=limit) == ([TOO_STALE] if behind > limit else [])
+
+
+def test_a_call_that_is_not_learned_from_has_no_staleness() -> None:
+    """As those of an opponent of the league, which any version may play."""
+    given = trajectory(("planner", 6), ("solver", 2), **TODAY)
+    assert refused(given, max_staleness=2) == [TOO_STALE]
+    own, opponent = given.actions
+    opponent = replace(opponent, trainable=False, untrainable_reason="frozen")
+    assert refused(replace(given, actions=(own, opponent)), max_staleness=2) == []
+    own = replace(own, adapter_version=4)
+    assert refused(replace(given, actions=(own, opponent)), max_staleness=2) == [TOO_STALE]
 
 
 def test_imitation_is_not_gated_by_staleness_but_by_lineage() -> None:
