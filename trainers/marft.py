@@ -195,7 +195,9 @@ class MarftTrainer:
         return _result(data, fields, {"score": None, "update": time.perf_counter() - started})
 
     @out_of_memory_told
-    def distil_on_policy(self, trajectories: Sequence[Trajectory], teacher_dir: Path) -> dict[str, Any]:
+    def distil_on_policy(
+        self, trajectories: Sequence[Trajectory], teacher_dir: Path, *, newest: int | None = None
+    ) -> dict[str, Any]:
         """One round in which a teacher scores what the trained policies said, token by token; see `distillation`.
 
         The teacher is in memory while it scores, and gone before the update. AdamW starts afresh afterwards.
@@ -203,6 +205,7 @@ class MarftTrainer:
         Args:
             trajectories: fresh ones. All are learned from, whatever was earned.
             teacher_dir: a Hugging Face model directory whose token ids mean what those of every trained agent mean.
+            newest: as of `update`.
 
         Returns:
             As `update`, with "mode", "critic" (nothing is fitted), and for each agent that acted teacher_kl_before and
@@ -220,7 +223,13 @@ class MarftTrainer:
         self._refuse_empty(data)
         order = update_order(data, self.policies, options, rounds=self.rounds, generator=self.generator)
         scored = score_round(
-            data, order, self.policies, options=options, tick_of=self._tick, reread=lambda _refused: data
+            data,
+            order,
+            self.policies,
+            options=options,
+            tick_of=self._tick,
+            reread=lambda _refused: data,
+            newest=newest,
         )
         data = scored.data
         teacher_T = self._ask_teacher(teacher_dir, scored)
@@ -322,12 +331,16 @@ class MarftTrainer:
         trajectories: Sequence[Trajectory],
         replayed: Sequence[Trajectory] = (),
         credited: Credited | None = None,
+        *,
+        newest: int | None = None,
     ) -> dict[str, Any]:
         """One on-policy round: fresh trajectories, and a bounded share of older ones, to updated adapters and critics.
 
         Args:
             replayed: older ones, as `draw_replay` or, with `replay.successes`, `draw_successes` chose them.
             credited: is told the advantages of every action at the end; not of a round that teaches nothing.
+            newest: the version that the adapters are, of which `Action.adapter_version` may be an older one; None: the
+                newest that the fresh trajectories name.
 
         Returns:
             {"agents": {name: {...}}, "critic": see `Credit.estimate`, "order" (of adapters), "drops", "episodes",
@@ -360,6 +373,7 @@ class MarftTrainer:
             tick_of=self._tick,
             reread=lambda refused: self._join(trajectories, replayed, refused),
             note=self.credit.note,
+            newest=newest,
         )
         data = scored.data
         units = Units(data, self.options.granularity)

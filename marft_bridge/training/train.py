@@ -548,9 +548,10 @@ class _Training:
                 metrics["teacher"] = lessons.labels.metrics()
             elif is_taught:
                 assert self.teacher_dir is not None
-                metrics = self.trainer.distil_on_policy(episodes, self.teacher_dir)
+                metrics = self.trainer.distil_on_policy(episodes, self.teacher_dir, newest=version)
             else:
-                metrics = self.trainer.update(learned, replayed, log_credits if self.options.keep_advantages else None)
+                credited = log_credits if self.options.keep_advantages else None
+                metrics = self.trainer.update(learned, replayed, credited, newest=version)
         for warning in metrics["warnings"]:
             self.reporter.say(f"round {number}: {warning}")
         metrics["wasted_rollouts"] = wasted

@@ -9,6 +9,7 @@ improbable:
 - units, the critic's observations and what is kept of advantages stand at the decided tokens
 - ratios, entropy, words and effective sample sizes are those of the decided tokens
 - where a grammar took more than half of the policy's probability, the token counts as forced; where less, it does not
+- what an older version of the adapter sampled keeps its tokens: a policy that changed is no grammar
 - a narrowed choice, whose log-probs are those of the grammar, is named where it is refused
 """
 
@@ -212,6 +213,32 @@ def test_an_update_under_a_grammar_is_that_without_the_tokens_that_it_decided(mo
         torch.testing.assert_close(part, forced_gradient[name], atol=0, rtol=0)
     assert figures["kl_after"] == pytest.approx(forced_figures["kl_after"])
     assert (figures["tokens"], figures["forced_share"]) == (forced_figures["tokens"], 0.5)
+
+
+@pytest.mark.parametrize(
+    ("versions", "newest", "tokens"),
+    [
+        ((None, None, None, None), None, 10),
+        ((2, 2, 2, 2), None, 10),  # the newest that the round names
+        ((2, 2, 2, 2), 2, 10),
+        ((1, 1, 1, 1), 2, 16),  # a round that was played ahead
+        ((1, 1, 2, 2), None, 13),  # beside calls of an earlier round
+        ((1, 1, 2, 2), 3, 16),
+    ],
+)
+def test_a_token_of_an_older_version_that_became_less_likely_is_not_taken_for_a_grammars(
+    model_dir: Path, versions: Sequence[int | None], newest: int | None, tokens: int
+) -> None:
+    """The engine's log-prob of the first forced token of each call is 0, and that of the others 2 nats above ours."""
+    trainer = _trainer(model_dir, engine_tolerance=1e3)
+    played = []
+    for trajectory, part, version in zip(_round(trainer, NONE), FORCED, versions, strict=True):
+        (action,) = trajectory.actions
+        raised = {k: (action.logprobs or ())[k] + 2.0 for k in part[1:]} | {part[0]: 0.0}
+        logprobs = tuple(raised.get(k, logprob) for k, logprob in enumerate(action.logprobs or ()))
+        own = replace(action, logprobs=logprobs, adapter_version=version)
+        played.append(replace(trajectory, actions=(own,)))
+    assert trainer.update(played, newest=newest)["agents"]["actor"]["tokens"] == tokens
 
 
 def test_only_a_log_prob_of_exactly_0_under_the_whole_distribution_is_forced() -> None:

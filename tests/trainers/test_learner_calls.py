@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from support.trainer_options import trainer_options
 
 from trace_store.records import Action, Edge, Episode, Reward
 from trainers.config import TrainerOptions
-from trainers.learners.calls import trajectories_to_values, values_to_trajectories
+from trainers.learners.calls import part_to_value, trajectories_to_values, value_to_part, values_to_trajectories
 from trainers.learners.follower import _CALLS
 from trainers.learners.leader import LeadingTrainer, options_to_values
 from trainers.marft import MarftTrainer
@@ -37,6 +38,11 @@ def test_trajectories_arrive_as_they_were_sent() -> None:
     nan = replace(sent, rewards=(replace(sent.rewards[0], value=math.nan),))
     (arrived,) = values_to_trajectories(json.loads(json.dumps(trajectories_to_values([nan]))))
     assert math.isnan(arrived.rewards[0].value)
+
+
+@pytest.mark.parametrize("part", [None, 0, 3, Path("/models/teacher"), [], [make_trajectory([], 0.5)]])
+def test_arguments_of_a_call_arrive_as_they_were_given(part: Any) -> None:
+    assert value_to_part(json.loads(json.dumps(part_to_value(part)))) == part
 
 
 @pytest.mark.parametrize("record", [Action, Edge, Episode, Reward])

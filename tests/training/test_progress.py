@@ -150,11 +150,13 @@ def test_a_change_reaches_the_paid_agents_calls_of_its_round_and_no_others(
     school: School, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches: list[Round] = []
+    newest: list[int] = []
     real = MarftTrainer.update
 
-    def update(trainer: MarftTrainer, trajectories: Any, *rest: Any) -> Any:
+    def update(trainer: MarftTrainer, trajectories: Any, *rest: Any, **options: Any) -> Any:
         batches.append(trainer._to_round(trajectories, "on_policy"))
-        return real(trainer, trajectories, *rest)
+        newest.append(options["newest"])
+        return real(trainer, trajectories, *rest, **options)
 
     monkeypatch.setattr(MarftTrainer, "update", update)
     school.collect(**PLAN)
@@ -196,6 +198,7 @@ def test_a_change_reaches_the_paid_agents_calls_of_its_round_and_no_others(
     ]
     calls = [action_id for batch in batches for episode in batch.episodes for action_id in episode.action_ids]
     assert len(calls) == len(set(calls)) == 6 + 12 + 12
+    assert newest == [1, 2, 3]  # so a late lesson is known to be of an older version
     late = {(node, version, round_of[episode_id]) for node, version, episode_id in trained_on}
     assert late == {("actor", v, v - 1) for v in (2, 3, 4)} | {("reasoner", v, v - 2) for v in (3, 4)}
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,6 +56,24 @@ class Calls:
             dist.broadcast(message, src=_LEADER, group=self._group)
         name, values = json.loads(message.numpy().tobytes())
         return name, values
+
+
+Part = Sequence[Trajectory] | Path | int | None
+"""An argument of a call."""
+
+
+def part_to_value(part: Part) -> Any:
+    """An argument as a JSON value, which tells by its type what it is."""
+    if part is None or isinstance(part, int):
+        return part
+    return str(part.absolute()) if isinstance(part, Path) else trajectories_to_values(part)
+
+
+def value_to_part(value: Any) -> Part:
+    """The argument that was sent as `value`; a folder is an absolute one."""
+    if value is None or isinstance(value, int):
+        return value
+    return Path(value) if isinstance(value, str) else values_to_trajectories(value)
 
 
 def trajectories_to_values(trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:

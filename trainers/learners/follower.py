@@ -13,7 +13,7 @@ import torch.distributed as dist
 from trainers import checkpoint
 from trainers.common.free_memory import give_back_card_memory
 from trainers.config import TrainerOptions
-from trainers.learners.calls import END, Calls, values_to_trajectories
+from trainers.learners.calls import END, Calls, value_to_part
 from trainers.learners.group import workers_on
 from trainers.learners.leader import BUILD
 from trainers.marft import MarftTrainer
@@ -36,8 +36,7 @@ def follow() -> None:
         name, values = calls.receive()
         if name == END:
             return
-        parts = {part: Path(v) if isinstance(v, str) else values_to_trajectories(v) for part, v in values.items()}
-        _CALLS[name](trainer, **parts)
+        _CALLS[name](trainer, **{part: value_to_part(value) for part, value in values.items()})
         _finish(trainer)
 
 

@@ -17,7 +17,7 @@ from trace_store.records import Episode, Trajectory
 from trainers.common.workers import Workers
 from trainers.config import TrainerOptions
 from trainers.credit.action_credits import Credited
-from trainers.learners.calls import END, Calls, trajectories_to_values
+from trainers.learners.calls import END, Calls, Part, part_to_value
 from trainers.marft import MarftTrainer, Progress
 
 BUILD = "build"
@@ -74,31 +74,29 @@ class LeadingTrainer(MarftTrainer):
         with self._led("distil", stored=stored, taught=taught):
             return super().distil(stored, taught)
 
-    def distil_on_policy(self, trajectories: Sequence[Trajectory], teacher_dir: Path) -> dict[str, Any]:
+    def distil_on_policy(
+        self, trajectories: Sequence[Trajectory], teacher_dir: Path, *, newest: int | None = None
+    ) -> dict[str, Any]:
         """As `MarftTrainer.distil_on_policy`; each process holds the teacher while it scores."""
-        with self._led("distil_on_policy", trajectories=trajectories, teacher_dir=teacher_dir):
-            return super().distil_on_policy(trajectories, teacher_dir)
+        with self._led("distil_on_policy", trajectories=trajectories, teacher_dir=teacher_dir, newest=newest):
+            return super().distil_on_policy(trajectories, teacher_dir, newest=newest)
 
     def update(
         self,
         trajectories: Sequence[Trajectory],
         replayed: Sequence[Trajectory] = (),
         credited: Credited | None = None,
+        *,
+        newest: int | None = None,
     ) -> dict[str, Any]:
         """As `MarftTrainer.update`; the followers tell nobody of the credits."""
-        with self._led("update", trajectories=trajectories, replayed=replayed):
-            return super().update(trajectories, replayed, credited)
+        with self._led("update", trajectories=trajectories, replayed=replayed, newest=newest):
+            return super().update(trajectories, replayed, credited, newest=newest)
 
     @contextmanager
-    def _led(self, name: str, **parts: Sequence[Trajectory] | Path) -> Iterator[None]:
+    def _led(self, name: str, **parts: Part) -> Iterator[None]:
         """The followers do as this process does until the block ends, and have given back card memory then."""
-        self._calls.send(
-            name,
-            {
-                part: str(value.absolute()) if isinstance(value, Path) else trajectories_to_values(value)
-                for part, value in parts.items()
-            },
-        )
+        self._calls.send(name, {part: part_to_value(value) for part, value in parts.items()})
         yield
         self.policies.workers.wait()
 

@@ -11,7 +11,7 @@ Shapes: lists of _T tensors are parallel to the round's items, one entry per dec
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -54,6 +54,7 @@ def score_round(
     tick_of: Callable[[str, int], Tick],
     reread: Callable[[Mapping[str, str]], Round],
     note: Callable[[ActionItem, Tensor], None] = lambda _item, _features_SH: None,
+    newest: int | None = None,
 ) -> ScoredRound:
     """log pi_old of the actions of some adapters, what may be learned from, and how engine and trainer differ.
 
@@ -64,16 +65,17 @@ def score_round(
             the environment.
         note: told what a pass of the base model saw by the way: its hidden states before each sampled token of an
             action, which critics read too; see `PolicyModel.features_at`.
+        newest: the version that the adapters are; None: the newest that fresh actions of each name.
 
     Raises:
         TrainError: engine and trainer score fresh actions differently.
     """
     rows_of = _rows_of(data, order, policies)
     if options.importance.proximal == "recomputed":  # then the trainer says of every call what it thinks of its tokens
-        data = _open_forced(data, rows_of)
+        data = _open_forced(data, _current_rows(data, rows_of, newest))
     old_T, ours_T = _old_logprobs(data, rows_of, policies, options=options, tick_of=tick_of)
     if options.importance.proximal == "recomputed":
-        data, old_T, ours_T = _force_masked(data, old_T, ours_T)
+        data, old_T, ours_T = _force_masked(data, old_T, ours_T, current=_current_rows(data, rows_of, newest))
     for agent in (agent for name in order for agent in policies.adapters[name].agents):
         _check_engine(agent, data, [i for i in ours_T if data.items[i].agent == agent], ours_T=ours_T, options=options)
     refused = _refused_agents(data, rows_of, old_T, policies=policies, options=options)
@@ -96,21 +98,30 @@ def _rows_of(data: Round, order: Sequence[str], policies: Policies) -> dict[str,
     return {name: data.agents_to_rows(policies.adapters[name].agents) for name in order}
 
 
-def _open_forced(data: Round, rows_of: Mapping[str, Sequence[int]]) -> Round:
-    """The round in which nothing is forced of the fresh actions at these positions."""
-    rows = {i for rows in rows_of.values() for i in rows if data.items[i].forced and not data.is_replayed(i)}
-    return data.with_items([open_forced(item) if i in rows else item for i, item in enumerate(data.items)])
+def _current_rows(data: Round, rows_of: Mapping[str, Sequence[int]], newest: int | None) -> set[int]:
+    """Positions of the fresh actions that no older version of their adapter sampled than the newest.
+
+    What a grammar decided of the others cannot be told from a policy that has changed since.
+    """
+    current: set[int] = set()
+    for rows in rows_of.values():
+        version_of = {i: data.items[i].version for i in rows if not data.is_replayed(i)}
+        known = [version for version in (newest, *version_of.values()) if version is not None]
+        current |= {i for i, version in version_of.items() if version is None or version >= max(known)}
+    return current
+
+
+def _open_forced(data: Round, current: Collection[int]) -> Round:
+    """The round in which nothing is forced of the actions that the newest policy sampled."""
+    return data.with_items([open_forced(item) if i in current else item for i, item in enumerate(data.items)])
 
 
 def _force_masked(
-    data: Round, old_T: Sequence[Tensor], ours_T: Mapping[int, Tensor]
+    data: Round, old_T: Sequence[Tensor], ours_T: Mapping[int, Tensor], current: Collection[int]
 ) -> tuple[Round, list[Tensor], dict[int, Tensor]]:
-    """Round and log-probs without the tokens of fresh actions that a grammar decided.
-
-    Those of older actions cannot be told from a policy that has changed since.
-    """
+    """Round and log-probs without the tokens that a grammar decided, of the actions that the newest policy sampled."""
     items = [
-        force_tokens(item, masked_tokens(item, ours_T[i].tolist())) if i in ours_T and not data.is_replayed(i) else item
+        force_tokens(item, masked_tokens(item, ours_T[i].tolist())) if i in ours_T and i in current else item
         for i, item in enumerate(data.items)
     ]
     old_T = [_of_decided(logp_T, item) for logp_T, item in zip(old_T, items, strict=True)]
