@@ -19,8 +19,9 @@ MAX_LINES lines, and one language model that writes a line in place of two netwo
 Ours, since their formulas were not at hand: what makes an agent idle (`team_to_idle`), the prices, and that roles learn
 too, each by an adapter of its own.
 
-Invariant: every run ends with an answer. A line outside the language counts as a line: it adds a solver where there is
-nobody yet, and ends the run otherwise; what it costs (`bad_line`) arrives with that call of the host alone.
+Invariant: every run ends with an answer. A line outside the language counts as a line and never ends a run: it adds a
+solver where there is nobody yet, and nobody otherwise, and the host is asked again; what it costs (`bad_line`) arrives
+with that call of the host alone.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ MAX_LINES = 4  # of the host; after them the run ends
 MAX_BESIDE = 2  # agents that one line adds
 SHOWN_CHARACTERS = 120  # of what an agent said, to those who read it and to the host
 QUERY_CHARACTERS = 80
+LARGEST = 18  # number that a task has added; of up to 18 there are enough pairs for every sum and part
+ADDED_IN_EXAMPLES = ({10, 2}, {5, 10})
 
 _NUMBERS = r"[0-9]{1,2}(?: and [0-9]{1,2})*"
 _LINE = re.compile(
@@ -100,11 +103,16 @@ class Addition(NamedTuple):
 
 
 class Member(TypedDict):
-    """An agent of the team. `line`: which line of the host, from 0, added it; `links`: the agents that it read."""
+    """An agent of the team.
+
+    `line`: which line of the host, from 0, added it; `part`: which part of the question it was asked, from 0, None for
+    the whole question; `links`: the agents that it read.
+    """
 
     number: int
     role: str
     line: int
+    part: int | None
     links: tuple[int, ...]
     said: str
 
@@ -133,9 +141,11 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
             return Command(goto=END)
         reply = await model.ainvoke(HOST.messages(_team_to_prompt(state["question"], team)))
         move = line_to_move(first_line(str(reply.text)), len(team))
-        addition = (None if team else Addition(("solver",))) if move is None else move
         update: BuildState = {"lines": [move is not None]}
-        if addition is None or not addition.roles:
+        if move is None and team:
+            return Command(goto="host", update=update)
+        addition = Addition(("solver",)) if move is None else move
+        if not addition.roles:
             return Command(goto=END, update=update)
         return Command(goto=_to_sends(state["question"], team, addition, line=number), update=update)
 
@@ -148,7 +158,7 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
         return node
 
     graph = StateGraph(BuildState)
-    graph.add_node("host", host, destinations=(*ROLES, END))
+    graph.add_node("host", host, destinations=("host", *ROLES, END))
     graph.add_edge(START, "host")
     for name in ROLES:
         graph.add_node(name, role(name), input_schema=Brief)
@@ -199,14 +209,16 @@ def _team_to_prompt(question: str, team: Sequence[Member]) -> str:
 def _to_sends(question: str, team: Sequence[Member], addition: Addition, line: int) -> list[Send]:
     """One for each added agent. As many agents side by side as the question has parts share it out."""
     parts, count = question_to_parts(question), len(addition.roles)
-    questions = parts if len(parts) == count else [question] * count
+    is_shared_out = len(parts) == count > 1
+    questions = parts if is_shared_out else [question] * count
     read = [team[link - 1]["said"][:SHOWN_CHARACTERS] for link in addition.links]
     sends = []
-    for position, (name, question) in enumerate(zip(addition.roles, questions, strict=True), start=1):
+    for position, (name, question) in enumerate(zip(addition.roles, questions, strict=True)):
         member: Member = {
-            "number": len(team) + position,
+            "number": len(team) + 1 + position,
             "role": name,
             "line": line,
+            "part": position if is_shared_out else None,
             "links": addition.links,
             "said": "",
         }
@@ -217,22 +229,46 @@ def _to_sends(question: str, team: Sequence[Member], addition: Addition, line: i
 def team_to_idle(team: Sequence[Member]) -> list[int]:
     """The numbers of the agents without which the answer would have been the same, in order.
 
-    Those that the answering agent did not read, nor anybody whom it read, and so on; and, of the others, who said again
-    what the only agent that it read had said.
+    An agent that only said again what one of those that it read had said is idle, and needed nobody else that it read;
+    where several had said so, the first of them was enough. It did more where that one had been asked a part of the
+    question and it read another answer to another part: it compared them. An agent that said something of its own
+    needed those that it read, but of equal answers to the same question or part the first one only. Idle are further
+    all whom neither the agent that answered needed, nor anybody whom it needed, and so on.
     """
     members = {member["number"]: member for member in team}
-    used, waiting = set(), [max(members)]
+    needed, idle, waiting = set(), set(), [max(members)]
     while waiting:
         number = waiting.pop()
-        if number not in used:
-            used.add(number)
-            waiting += members[number]["links"]
-    return sorted(
-        number
-        for number, member in members.items()
-        if number not in used
-        or (len(member["links"]) == 1 and _same_answer(member["said"], members[member["links"][0]]["said"]))
-    )
+        if number in needed:
+            continue
+        needed.add(number)
+        read = [members[link] for link in sorted(members[number]["links"])]
+        repeated = _first_repeated(members[number], read)
+        if repeated is None:
+            waiting += [member["number"] for place, member in enumerate(read) if not _is_told(member, read[:place])]
+        else:
+            idle.add(number)
+            waiting.append(repeated["number"])
+    return sorted(idle | (members.keys() - needed))
+
+
+def _first_repeated(member: Member, read: Sequence[Member]) -> Member | None:
+    """The first of those that an agent read whose answer it only said again; None where it did more than that."""
+    for source in read:
+        if _same_answer(member["said"], source["said"]) and not any(_is_compared(source, other) for other in read):
+            return source
+    return None
+
+
+def _is_compared(member: Member, other: Member) -> bool:
+    """Whether both were asked a part of the question, not the same one, and answered differently."""
+    parts = member["part"], other["part"]
+    return None not in parts and parts[0] != parts[1] and not _same_answer(member["said"], other["said"])
+
+
+def _is_told(member: Member, earlier: Sequence[Member]) -> bool:
+    """Whether an earlier one gave the same answer to the same question or part."""
+    return any(member["part"] == other["part"] and _same_answer(member["said"], other["said"]) for other in earlier)
 
 
 def _same_answer(text: str, second_text: str) -> bool:
@@ -246,9 +282,13 @@ def _same_answer(text: str, second_text: str) -> bool:
 
 
 def tasks() -> Iterator[dict[str, Any]]:
-    """162 tasks in one fixed order: in turn a sum, a fact, and two sums to compare, which never are equal."""
+    """162 tasks in one fixed order: in turn a sum, a fact, and two sums to compare, which never are equal.
+
+    No two numbers are added twice, in either order, so no task asks for a part of another one, nor for an example's.
+    """
     rng = random.Random(0)
-    pairs = [(a, b) for a in range(1, 10) for b in range(1, 10)]
+    pairs = [(a, b) for a in range(1, LARGEST + 1) for b in range(a, LARGEST + 1) if {a, b} not in ADDED_IN_EXAMPLES]
+    pairs = [(a, b) if rng.random() < 0.5 else (b, a) for a, b in pairs]
     rng.shuffle(pairs)
     facts = [
         (question.format(name=person.name), answer)
@@ -260,11 +300,13 @@ def tasks() -> Iterator[dict[str, Any]]:
     ]
     rng.shuffle(facts)
     for number in range(54):
-        a, b = pairs[number]
+        a, b = pairs.pop()
         yield {"id": f"sum-{number}", "question": f"What is {a} + {b}?", "answer": str(a + b)}
         question, answer = facts[number]
         yield {"id": f"fact-{number}", "question": question, "answer": answer}
-        c, d = next(pair for pair in pairs[number + 1 :] + pairs if sum(pair) != a + b)
+        a, b = pairs.pop()
+        c, d = next(pair for pair in pairs if sum(pair) != a + b)
+        pairs.remove((c, d))
         question = f"Which is larger, {a} + {b} or {c} + {d}?"
         yield {"id": f"larger-{number}", "question": question, "answer": str(max(a + b, c + d))}
 

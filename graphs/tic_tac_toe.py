@@ -5,8 +5,9 @@ tic-tac-toe among other games; its abstract was at hand. Ours: the prompts, and 
 positions with up to four marks, since one empty board would be one task. Simplified: no reasoning before a move, which
 is one digit; free squares are shown by their digits; a run may pass through the position of another task.
 
-Invariant: both see the whole board. A reply without the number of a free square counts as the first free one, and costs
-its own side `ILLEGAL_COST`: never the other, and never the run. Its own side could have said that square for nothing.
+Invariant: both see the whole board. A reply without the number of a free square counts as the free square that is worth
+least to its own side (`worst_square`), and costs that side `ILLEGAL_COST`: never the other, and never the run. So no
+free square that it could have named leaves its side worse off.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from graphs.tic_tac_toe_rules import (
     images,
     mark_to_move,
     open_positions,
+    sound_squares,
     winner,
-    worth_to_mover,
+    worst_square,
 )
 
 Player = Literal["cross", "nought"]
@@ -80,7 +82,7 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
             position = state_to_board(state)
             reply = await model.ainvoke(profile_to_messages(PROFILE, EXAMPLES, board_to_prompt(position)))
             square = reply_to_square(str(reply.text), position)
-            return {"moves": [Move(name, free_squares(position)[0] if square is None else square, square is not None)]}
+            return {"moves": [Move(name, worst_square(position) if square is None else square, square is not None)]}
 
         return move
 
@@ -139,19 +141,24 @@ def reward(task: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     `payoff` is each player's own: 1 for a win, -1 for a loss, 0 for a draw, less ILLEGAL_COST for every reply of its
     own that was no free square. Measures of the game: `sound` is the share of the replies that named a square by which
     perfect play of the rest ends no worse for their side than the position was; `legal` the share that named a free
-    one; `drawn` is 1 for a draw.
+    one; `judgement` the share of sound ones among the legal replies in positions where some free square is unsound:
+    naming any free square hardly raises it, and it is absent where a game has no such reply; `drawn` is 1 for a draw.
     """
     moves: list[Move] = result["moves"]
-    position, sound = task["start"], 0
+    position, sound, judged = task["start"], 0, list[bool]()
     for move in moves:
-        next_position = board_after(position, move.square)
-        sound += move.legal and -worth_to_mover(next_position) == worth_to_mover(position)
-        position = next_position
+        squares = sound_squares(position)
+        if move.legal:
+            sound += move.square in squares
+            if len(squares) < len(free_squares(position)):
+                judged.append(move.square in squares)
+        position = board_after(position, move.square)
     won = {"X": 1.0, "O": -1.0, None: 0.0}[winner(position)]
     illegal = {player: sum(move.player == player and not move.legal for move in moves) for player in MARKS}
     return {
         "sound": sound / len(moves),
         "legal": 1 - sum(illegal.values()) / len(moves),
+        "judgement": sum(judged) / len(judged) if judged else None,
         "drawn": float(won == 0),
         "payoff": {
             "agent:cross": won - ILLEGAL_COST * illegal["cross"],

@@ -47,6 +47,21 @@ def worth_to_mover(position: str) -> int:
     return max((-worth_to_mover(board_after(position, square)) for square in free_squares(position)), default=0)
 
 
+def sound_squares(position: str) -> list[int]:
+    """The free squares after which perfect play ends no worse for whoever is to move than the position was."""
+    worth = worth_to_mover(position)
+    return [square for square in free_squares(position) if -worth_to_mover(board_after(position, square)) == worth]
+
+
+def worst_square(position: str) -> int:
+    """The free square that is worth least to whoever is to move, by perfect play of the rest; of equal ones the first.
+
+    Raises:
+        ValueError: the game is over.
+    """
+    return max(free_squares(position), key=lambda square: worth_to_mover(board_after(position, square)))
+
+
 def images(position: str) -> list[str]:
     """The eight boards that are this one turned or mirrored, itself first; some may be equal."""
     turned = [position]

@@ -27,8 +27,10 @@ from marft_bridge.comparison.margins import add_margin
 from marft_bridge.comparison.mixed import scores_to_mixed
 from marft_bridge.comparison.nodes import KlEstimates, episodes_to_nodes
 from marft_bridge.comparison.outcomes import (
+    Outcome,
     Outcomes,
     Pair,
+    SampleKey,
     pair_outcomes,
     read_currency,
     read_node_money,
@@ -94,7 +96,7 @@ def episodes_to_report(
     _print_unranked_metrics(config, pairs, context)
     teams = lineup.teams
     nodes = episodes_to_nodes(
-        {team.name: _read_scored_trajectories(store, outcomes[team.name]) for team in teams},
+        {team.name: _read_trajectories(store, outcomes[team.name].scored) for team in teams},
         list(dict.fromkeys(node for team in teams for node in _team_nodes(team))),
         context.kl,
         spans_of=store.spans,
@@ -175,9 +177,9 @@ def _team_outcomes(plan: Plan, progress: Progress, store: TraceStore, team: Team
     return read_outcomes(store, plan.run_id, team.name, metric=plan.metric, expected=expected)
 
 
-def _read_scored_trajectories(store: TraceStore, outcomes: Outcomes) -> Iterator[Trajectory]:
-    """The scored episodes with all of their actions, one after the other, by (task, sample)."""
-    for outcome in outcomes.scored.values():
+def _read_trajectories(store: TraceStore, outcomes: Mapping[SampleKey, Outcome]) -> Iterator[Trajectory]:
+    """The episodes with all of their actions, one after the other, by (task, sample)."""
+    for outcome in outcomes.values():
         trajectory = store.trajectory(outcome.episode_id)
         assert trajectory is not None  # it was just read
         yield trajectory
@@ -293,7 +295,7 @@ def _tournament(
     games = [
         game
         for seating in lineup.seatings
-        for trajectory in _read_scored_trajectories(store, outcomes[seating.team.name])
+        for trajectory in _read_trajectories(store, outcomes[seating.team.name].ended)  # whoever won, by any metric
         if (game := trajectory_to_game(trajectory, seating, trainer)) is not None
     ]
     planned = len(lineup.seatings) * len(plan.tasks) * plan.samples

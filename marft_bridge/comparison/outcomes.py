@@ -62,6 +62,7 @@ class Outcomes:
 
     scored: Mapping[SampleKey, Outcome]  # those that have the deciding metric, in the order (task, sample)
     reasons: Mapping[str, int]  # why a task and sample has no score -> how many, the most frequent first
+    ended: Mapping[SampleKey, Outcome]  # those that have it, and those whose run came to its end without it
 
     @property
     def unscored(self) -> int:
@@ -92,7 +93,13 @@ def read_outcomes(store: TraceStore, run_id: str, variant: str, metric: str, exp
             latest[episode.task_id, episode.sample] = outcome
     scored = {key: latest[key] for key in expected_keys if key in latest and metric in latest[key].values}
     reasons = Counter(_missing_reason(latest.get(key), metric) for key in expected_keys if key not in scored)
-    return Outcomes(scored, dict(reasons.most_common()))
+    ended = {
+        key: outcome
+        for key in expected_keys
+        if (outcome := latest.get(key)) is not None
+        and (key in scored or outcome.trajectory.episode.outcome == "terminated")
+    }
+    return Outcomes(scored, dict(reasons.most_common()), ended)
 
 
 def read_currency(store: TraceStore) -> str | None:

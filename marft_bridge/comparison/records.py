@@ -280,7 +280,7 @@ class Tournament(_ReportPart):
     ratings: tuple[Rated, ...] = Field(min_length=2)
     finite: bool
     matches: tuple[Match, ...] = Field(min_length=2)
-    left_out: int = Field(ge=0)  # games in which a side has no payoff, or that have no score
+    left_out: int = Field(ge=0)  # games in which a side has no payoff, or that did not come to their end
 
 
 class Choice(_ReportPart):

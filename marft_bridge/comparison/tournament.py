@@ -2,7 +2,7 @@
 
 A side's payoff is what its agents earned by `shaping`, weights and all: what training pays them by. Whoever earned more
 has won a game, equal payoffs are a draw. Invariants: every two variants are rated by both seats; a game in which a side
-has no payoff is left out and counted; the base has the rating 0.
+has no payoff is left out and counted, and the deciding metric has no say in it; the base has the rating 0.
 """
 
 from __future__ import annotations

@@ -287,7 +287,7 @@ def describe_tournament(report: Report, tournament: Tournament, format_name: For
             "finite, and how far apart they are is not told. Take more tasks, or opponents nearer to each other."
         )
     if tournament.left_out:
-        sentences.append(f"{counted(tournament.left_out, 'game')} without a score or a payoff of both sides left out.")
+        sentences.append(f"{counted(tournament.left_out, 'game')} without an end or a payoff of both sides left out.")
     return " ".join(sentences)
 
 

@@ -207,6 +207,20 @@ def test_a_game_without_a_payoff_is_left_out_and_counted(lab: Lab, capsys: pytes
     )
 
 
+def test_a_game_that_ended_without_the_metric_is_rated_by_its_payoffs(lab: Lab) -> None:
+    """A measure of the moves may not exist in games in which a side made none: who won them is known all the same."""
+    text = lab.apps.read_text()
+    assert '"correct": 1.0, "payoff"' in text
+    lab.apps.write_text(text.replace('"correct": 1.0, "payoff"', '"correct": 1.0 if second >= 0 else None, "payoff"'))
+    assert command(lab, "--opponents", "base") == 0
+    report = read_report(lab)
+    lost = len({number for _, number, _ in lab.asked if number % 4 == 0})
+    assert {variant.name: variant.unscored for variant in report.variants} == {"before": 0, "after": lost}
+    assert report.tournament is not None
+    assert report.tournament.left_out == 0
+    assert report.tournament.matches[0].won == lost > 0  # where `after` is second, and names a number below 0
+
+
 @pytest.mark.parametrize(
     ("more", "flags", "message"),
     [

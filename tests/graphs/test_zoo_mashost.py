@@ -15,9 +15,11 @@ from support.zoo_rig import ZOO, train_zoo
 
 from graphs import mashost
 from graphs.mashost import Addition
+from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.wrap import wrap
+from marft_bridge.rollouts.app import split_tasks
 from trace_store.journal import Journal
 
 LARGER = {"id": "t", "question": "Which is larger, 3 + 4 or 2 + 3?", "answer": "7"}
@@ -41,8 +43,8 @@ def earned(task: dict[str, Any], result: dict[str, Any], host_calls: int | None 
     return mashost.reward(task, result, SimpleNamespace(game=lambda: SimpleNamespace(actions=actions)))
 
 
-def agent(role: str, said: str, line: int, *links: int) -> dict[str, Any]:
-    return {"role": role, "said": said, "line": line, "links": links}
+def agent(role: str, said: str, line: int, *links: int, part: int | None = None) -> dict[str, Any]:
+    return {"role": role, "said": said, "line": line, "links": links, "part": part}
 
 
 def team(*agents: dict[str, Any]) -> list[Any]:
@@ -60,10 +62,10 @@ def test_agents_side_by_side_depend_on_the_line_that_added_them_and_not_on_each_
         adder=["3, 4", "2, 3"],
         solver=["7"],
     )
-    assert [(each["role"], each["links"], each["said"]) for each in result["team"]] == [
-        ("adder", (), "7"),
-        ("adder", (), "5"),
-        ("solver", (2, 1), "7"),
+    assert [(each["role"], each["links"], each["part"], each["said"]) for each in result["team"]] == [
+        ("adder", (), 0, "7"),
+        ("adder", (), 1, "5"),
+        ("solver", (2, 1), None, "7"),
     ]
     prompts = [call.prompt.rsplit("human: ", 1)[1].removesuffix("\nai: ") for call in policy.asked]
     assert sorted(prompts[1:3]) == ["What is 2 + 3?", "What is 3 + 4?"]
@@ -89,16 +91,29 @@ def test_what_an_agent_says_is_one_line_so_that_it_cannot_pose_as_another(record
     assert policy.asked[-1].prompt.rsplit("human: ", 1)[1].splitlines()[1] == "1 SOLVER: goat 2 ADDER: 7"
 
 
-def test_lines_outside_the_language_add_a_solver_once_and_then_end_the_run(recorder: Recorder) -> None:
-    result, policy = run(recorder, FACT, host=["I would say a goat", "NEXT: NOBODY"], solver=["goat"])
-    assert [call.node for call in policy.asked] == ["host", "solver", "host"]
-    assert result["lines"] == [False, False]
+def test_a_line_outside_the_language_costs_the_host_its_line_and_never_ends_the_run(recorder: Recorder) -> None:
+    """The first adds a solver, since somebody has to answer. The second adds nobody, and the host is asked again."""
+    lines = ["I would say a goat", "NEXT: NOBODY", "NEXT: FINDER", "NEXT: DONE"]
+    result, policy = run(recorder, FACT, host=lines, solver=["cow"], finder=["Ann"])
+    assert [call.node for call in policy.asked] == ["host", "solver", "host", "host", "finder", "host"]
+    assert policy.asked[2].prompt == policy.asked[3].prompt  # nothing of the line is kept
+    assert result["lines"] == [False, False, True, True]
     (trajectory,) = recorded_trajectories(recorder)
     assert trajectory.episode.outcome == "terminated"
+    assert recorded_edges(recorder)["trigger"] == "finder>host4 host2>host3 solver>host2"
+    found = earned(FACT, result)
+    assert found["bad_line"] == {"step:c0": 1.0, "step:c1": 1.0, "step:c2": 0.0, "step:c3": 0.0}
+    assert found["idle"] == {"step:c0": 1.0, "step:c1": 0.0, "step:c2": 0.0, "step:c3": 0.0}  # nobody read the solver
+
+
+def test_a_host_that_only_writes_bad_lines_is_stopped_after_its_last_line_with_an_answer(recorder: Recorder) -> None:
+    result, policy = run(recorder, FACT, host=["?"] * (mashost.MAX_LINES + 1), solver=["goat"])
+    assert [call.node for call in policy.asked] == ["host", "solver"] + ["host"] * (mashost.MAX_LINES - 1)
+    assert result["lines"] == [False] * mashost.MAX_LINES
     found = earned(FACT, result)
     assert (found["correct"], found["reward"], found["calls"]) == (1.0, 1.0, 1.0)
-    assert found["bad_line"] == {"step:c0": 1.0, "step:c1": 1.0}
-    assert found["idle"] == {"step:c0": 0.0, "step:c1": 0.0}
+    assert found["bad_line"] == {f"step:c{number}": 1.0 for number in range(mashost.MAX_LINES)}
+    assert found["idle"] == {f"step:c{number}": 0.0 for number in range(mashost.MAX_LINES)}
 
 
 def test_a_host_that_never_ends_is_stopped_after_its_last_line(recorder: Recorder) -> None:
@@ -144,18 +159,41 @@ def test_every_line_of_the_examples_is_of_the_language() -> None:
 # -- rewards -----------------------------------------------------------------------------------------------------------
 
 
+SEVEN, FIVE = agent("adder", "7", 0, part=0), agent("adder", "5", 0, part=1)  # for a line that shares LARGER out
+
+
 @pytest.mark.parametrize(
     ("members", "idle"),
     [
         ((agent("adder", "7", 0),), []),
-        ((agent("adder", "7", 0), agent("adder", "5", 0), agent("solver", "7", 1, 1, 2)), []),  # it chose
-        ((agent("adder", "7", 0), agent("adder", "5", 0), agent("solver", "7", 1, 1)), [2, 3]),  # it repeated 1
+        ((SEVEN, FIVE, agent("solver", "7", 1, 1, 2)), []),  # it compared the two parts
+        ((SEVEN, FIVE, agent("solver", "7", 1, 1)), [2, 3]),  # it repeated 1
         ((agent("adder", "7", 0), agent("solver", "it is 7", 1, 1)), [2]),
         ((agent("adder", "7", 0), agent("solver", "8", 1, 1)), []),
         ((agent("finder", "Ann keeps a goat.", 0), agent("solver", "goat", 1, 1)), []),
         ((agent("finder", "Ann keeps a goat.", 0), agent("solver", "goat", 1)), [1]),  # nobody reads 1
         ((agent("solver", "a goat", 0), agent("solver", "Goat.", 1, 1)), [2]),
         ((agent("finder", "x", 0), agent("solver", "y", 1, 1), agent("solver", "z", 2, 2)), []),  # 1 by way of 2
+        # Whoever reads several repeats as well, and who said it first was enough.
+        ((agent("adder", "12", 0), agent("adder", "12", 1)), [1]),  # the last answers
+        ((agent("adder", "12", 0), agent("adder", "12", 1), agent("solver", "12", 2, 1, 2)), [2, 3]),
+        ((agent("adder", "12", 0), agent("finder", "", 1), agent("solver", "12", 2, 2, 1)), [2, 3]),
+        ((agent("adder", "7", 0, part=0), agent("adder", "7", 0, part=1), agent("solver", "7", 1, 1, 2)), [2, 3]),
+        (
+            (
+                agent("finder", "x", 0),
+                agent("solver", "y", 1, 1),
+                agent("finder", "z", 1),
+                agent("solver", "y", 2, 2, 3),
+            ),
+            [3, 4],
+        ),
+        # To compare once more, to repeat whoever compared, or to read an answer twice, is nothing new.
+        ((SEVEN, FIVE, agent("solver", "7", 1, 1, 2), agent("solver", "7", 2, 1, 2)), [3]),
+        ((SEVEN, FIVE, agent("solver", "7", 1, 1, 2), agent("solver", "7", 2, 1, 2, 3)), [4]),
+        ((SEVEN, FIVE, SEVEN, FIVE, agent("solver", "7", 2, 4, 3, 2, 1)), [3, 4]),
+        ((agent("finder", "x", 0), agent("finder", "x", 0), agent("solver", "y", 1, 1, 2)), [2]),
+        ((agent("adder", "7", 0), agent("adder", "5", 0), agent("solver", "9", 1, 1, 2)), []),
     ],
 )
 def test_an_agent_is_idle_where_the_answer_would_have_been_the_same_without_it(
@@ -185,9 +223,7 @@ def test_rewards_of_the_team_are_those_worked_out_by_hand(
 
 
 def test_idle_agents_cost_the_line_that_added_them() -> None:
-    members = team(
-        agent("adder", "7", 0), agent("adder", "5", 0), agent("finder", "", 1), agent("solver", "7", 2, 1, 2)
-    )
+    members = team(SEVEN, FIVE, agent("finder", "", 1), agent("solver", "7", 2, 1, 2))
     found = earned(LARGER, {"team": members, "lines": [True, True, True, False]})
     assert found["idle"] == {"step:c0": 0.0, "step:c1": 1.0, "step:c2": 0.0, "step:c3": 0.0}
     assert found["bad_line"] == {"step:c0": 0.0, "step:c1": 0.0, "step:c2": 0.0, "step:c3": 1.0}
@@ -216,6 +252,23 @@ def test_tasks_are_distinct_and_none_is_an_example() -> None:
         else:
             found = mashost.search.invoke({"query": task["question"].split()[-1 if "town" in task["question"] else -2]})
             assert any(task["answer"] in sentence for sentence in found)  # the name alone finds it
+
+
+def test_no_sum_or_part_that_is_held_out_is_in_a_task_of_training_or_in_an_example() -> None:
+    """With the package's own split, and in either order of its two numbers."""
+    train, heldout = split_tasks(list(mashost.tasks()), toml_to_config(ZOO / "mashost.toml").graph.heldout)
+    assert {task["id"].split("-")[0] for task in heldout} == {"sum", "fact", "larger"}
+    shown = [{"question": prompt} for part in (mashost.HOST, *mashost.ROLES.values()) for prompt, _ in part.examples]
+    trained, kept, examples = map(tasks_to_sums, (train, heldout, shown))
+    assert not set(kept) & set(trained)
+    assert not set(examples) & {*trained, *kept}
+    assert len({*trained, *kept}) == len(trained) + len(kept) == 54 + 2 * 54  # none is in two tasks
+
+
+def tasks_to_sums(tasks: list[dict[str, Any]]) -> list[tuple[int, ...]]:
+    """What is added in these tasks, the smaller number first."""
+    text = "\n".join(task["question"] for task in tasks)
+    return [tuple(sorted(map(int, pair))) for pair in re.findall(r"(\d+) \+ (\d+)", text)]
 
 
 # -- training ----------------------------------------------------------------------------------------------------------

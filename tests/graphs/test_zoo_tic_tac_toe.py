@@ -24,10 +24,13 @@ from graphs.tic_tac_toe_rules import (
     mark_to_move,
     open_positions,
     winner,
+    worst_square,
     worth_to_mover,
 )
+from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.recording.recorder import Recorder
+from marft_bridge.rollouts.app import split_tasks
 from trace_store.journal import Journal
 
 # -- the rules ------------------------------------------------------------------------------------------------------
@@ -96,6 +99,17 @@ def test_every_reachable_position_is_worth_what_a_minimax_written_apart_says() -
     assert worth_to_mover(EMPTY) == 0
 
 
+def test_what_an_illegal_reply_counts_as_is_never_better_for_its_side_than_a_free_square() -> None:
+    """Everywhere where the game goes on, by the minimax written apart; of squares that are equal it is the first."""
+    solved = solve()
+    for board in reachable():
+        if not (free := free_squares(board)):
+            continue
+        sign = 1 if mark_to_move(board) == "X" else -1
+        worths = [sign * solved[sets_of(board_after(board, square))] for square in free]
+        assert worst_square(board) == free[worths.index(min(worths))], board
+
+
 def test_turning_and_mirroring_changes_nothing_and_leaves_the_published_numbers_of_positions() -> None:
     assert sorted(images("XO.......")) == sorted(
         ["XO.......", ".OX......", "X..O.....", "..X..O...", "......XO.", ".......OX", "...O..X..", ".....O..X"]
@@ -139,28 +153,65 @@ def test_every_move_depends_on_all_moves_before_it_and_the_board_is_shown(record
 
 
 @pytest.mark.parametrize(
-    ("cross", "nought", "payoff", "legal", "sound"),
+    ("cross", "nought", "payoff", "legal", "sound", "judgement"),
     [
-        (["3"], [], (1, -1), 1, 1),
+        (["3"], [], (1, -1), 1, 1, 1),
         # X gives the win away and O takes it: one of the two moves is sound.
-        (["9"], ["6"], (-1, 1), 1, 1 / 2),
-        # What names no free square is the first free one, 3, which wins; it is no sound reply, and costs X 1.
-        (["1"], [], (0, -1), 0, 0),
-        (["99999999999999999999999"], [], (0, -1), 0, 0),
-        # X blocks at 6 where it could have won: not sound. O's reply counts as 3, X blocks at 7, and a draw is left.
-        (["6", "7", "9"], ["none", "8"], (0, -1), 4 / 5, 3 / 5),
-        (["x" * 5000], ["\x00"], (0, -1), 0, 0),
+        (["9"], ["6"], (-1, 1), 1, 1 / 2, 1 / 2),
+        # What names no free square is 7, the first of three that lose, though 3 is free and wins. O wins.
+        (["1"], ["6"], (-2, 1), 1 / 2, 1 / 2, 1),
+        # The same, and O blocks at 3 where it could have won. X must block at 6. After that all squares are a draw.
+        (["99999999999999999999999", "6", "8"], ["3", "9"], (-1, 0), 4 / 5, 3 / 5, 1 / 2),
+        # X blocks where it could have won. O's reply counts as 7, since after 7, 8 and 9 X wins; X does.
+        (["6", "3"], ["none"], (1, -2), 2 / 3, 1 / 3, 1 / 2),
+        (["x" * 5000, "3"], ["\x00"], (0, -2), 1 / 3, 1 / 3, 1),
+        # Nobody names one: X 7, O 8, X 9, O 3, X 6, a draw. No reply was legal, so there is no share of them.
+        (["1", "", "x"], ["0", "10"], (-3, -2), 0, 0, None),
     ],
 )
 def test_payoffs_are_those_worked_out_by_hand_and_a_bad_reply_costs_its_own_side(
-    cross: list[str], nought: list[str], payoff: tuple[int, int], legal: float, sound: float, recorder: Recorder
+    cross: list[str],
+    nought: list[str],
+    payoff: tuple[int, int],
+    legal: float,
+    sound: float,
+    judgement: float | None,
+    recorder: Recorder,
 ) -> None:
-    result, _ = run(recorder, cross, nought)
+    result, policy = run(recorder, cross, nought)
+    assert len(policy.asked) == len(cross) + len(nought)
     (trajectory,) = recorded_trajectories(recorder)
     assert trajectory.episode.outcome == "terminated"
     found = tic_tac_toe.reward(TASK, result)
     assert found["payoff"] == {"agent:cross": payoff[0], "agent:nought": payoff[1]}
     assert (found["legal"], found["sound"]) == pytest.approx((legal, sound))
+    assert found["judgement"] == (judgement if judgement is None else pytest.approx(judgement))
+
+
+def test_naming_any_free_square_more_often_makes_replies_sound_and_hardly_raises_judgement() -> None:
+    """Free squares at random on the held-out tasks. What is left is that other positions are come to."""
+    means = {}
+    _, heldout = split_tasks(list(tic_tac_toe.tasks()), toml_to_config(ZOO / "tic_tac_toe.toml").graph.heldout)
+    for share in (0.5, 1.0):
+        chance = random.Random(0)
+        games = [tic_tac_toe.reward(task, random_game(task, share, chance)) for task in heldout for _ in range(40)]
+        judged = [game["judgement"] for game in games if game["judgement"] is not None]
+        means[share] = sum(game["sound"] for game in games) / len(games), sum(judged) / len(judged)
+    (sound, judgement), (sound_legal, judgement_legal) = means.values()
+    assert sound_legal - sound > 0.25
+    assert (judgement, judgement_legal) == (pytest.approx(0.45, abs=0.03), pytest.approx(0.50, abs=0.03))  # the config
+
+
+def random_game(task: dict[str, Any], share: float, chance: random.Random) -> dict[str, Any]:
+    """A game in which this share of the replies names a free square, any of them."""
+    board, moves = task["start"], []
+    while free_squares(board):
+        player = next(name for name, mark in MARKS.items() if mark == mark_to_move(board))
+        legal = chance.random() < share
+        square = chance.choice(free_squares(board)) if legal else worst_square(board)
+        moves.append(tic_tac_toe.Move(player, square, legal))
+        board = board_after(board, square)
+    return {"moves": moves}
 
 
 def test_players_that_play_perfectly_end_where_the_solved_game_does() -> None:
@@ -172,16 +223,18 @@ def test_players_that_play_perfectly_end_where_the_solved_game_does() -> None:
         return pick(free_squares(board), key=lambda square: solved[sets_of(board_after(board, square))])
 
     for task in tic_tac_toe.tasks():
-        board, moves = task["start"], []
+        board, moves, could_err = task["start"], [], False
         while free_squares(board):
             player = next(name for name, mark in MARKS.items() if mark == mark_to_move(board))
             moves.append(tic_tac_toe.Move(player, best(board), legal=True))
+            could_err |= len({solved[sets_of(board_after(board, square))] for square in free_squares(board)}) > 1
             board = board_after(board, moves[-1].square)
         worth = solved[sets_of(task["start"])]
         found = tic_tac_toe.reward(task, {"moves": moves})
         assert found == {
             "sound": 1.0,
             "legal": 1.0,
+            "judgement": 1.0 if could_err else None,
             "drawn": float(worth == 0),
             "payoff": {"agent:cross": worth, "agent:nought": -worth},
         }
