@@ -94,10 +94,9 @@ def read_outcomes(store: TraceStore, run_id: str, variant: str, metric: str, exp
     scored = {key: latest[key] for key in expected_keys if key in latest and metric in latest[key].values}
     reasons = Counter(_missing_reason(latest.get(key), metric) for key in expected_keys if key not in scored)
     ended = {
-        key: outcome
+        key: latest[key]
         for key in expected_keys
-        if (outcome := latest.get(key)) is not None
-        and (key in scored or outcome.trajectory.episode.outcome == "terminated")
+        if key in scored or (key in latest and latest[key].trajectory.episode.outcome == "terminated")
     }
     return Outcomes(scored, dict(reasons.most_common()), ended)
 
