@@ -116,7 +116,7 @@ class Forks:
         order = draw_forks(
             [(each.episode.task_id, each.episode.sample) for each in chains],
             rewards_to_weights(self._rewards, tasks, number, last_known=number - 1),
-            spots_to_weights(known_runs_to_reach(self._runs, self._game.agents), self._siblings),
+            spots_to_weights(known_runs_to_reach(self._runs, (), self._game.agents), self._siblings),
             key=f"{self._seed}/forks/{number}",
         )
         runs = {(each.episode.task_id, each.episode.sample): each for each in chains}
