@@ -175,7 +175,7 @@ def test_a_round_that_was_cut_short_is_learned_from_without_what_is_held_out_sin
     school.collect()
     real = marft.MarftTrainer.update
 
-    def interrupted(*_: Any) -> Any:
+    def interrupted(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(marft.MarftTrainer, "update", interrupted)

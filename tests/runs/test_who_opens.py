@@ -182,7 +182,7 @@ class Trainer:
         return {"mode": "filtered", "used": 0, "agents": {}}
     def teaching_episodes(self, episodes):
         return {trajectory.episode.episode_id for trajectory in episodes}
-    def update(self, episodes, older, credited):
+    def update(self, episodes, older, credited, *, newest):
         print("updating", flush=True)
         sys.stdin.read()
         self.rounds += 1

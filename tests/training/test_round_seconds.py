@@ -119,7 +119,7 @@ def said_of_updates(trained: Trained) -> list[str]:
 def test_a_round_whose_episodes_were_stored_before_a_resume_has_no_rollout_and_the_next_one_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise TrainError("cut short")
 
     def in_two_goes(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal: bool) -> None:
