@@ -116,7 +116,7 @@ class Estimator(ABC):
     @property
     def in_deviations(self) -> bool:
         """Whether its advantages are in deviations of what was earned already, before normalisation."""
-        return False
+        return "group_std" in self.reads and self.settings.group_std
 
     def commit(self, state: Mapping[str, float]) -> None:
         """Takes over the state of an `Estimated`, once the round was learned from."""

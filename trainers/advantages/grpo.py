@@ -27,11 +27,6 @@ class Standardised(BaselineEstimator):
         weight = self.settings.group_weight or self.default_weight
         return standardise(returns_A, groups, data.tree_A, weight=weight, std=self.settings.group_std)
 
-    @property
-    def in_deviations(self) -> bool:
-        """Of each group's returns, unless `group_std` is off."""
-        return self.settings.group_std
-
 
 class Grpo(Standardised):
     """The samples of a task, whoever acted."""

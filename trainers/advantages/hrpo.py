@@ -45,11 +45,6 @@ class Hrpo(BaselineEstimator):
         """Mean and deviation of each group over its runs, see `standardise`."""
         return standardise(returns_A, self.groups(data), data.tree_A, weight="trajectory", std=self.settings.group_std)
 
-    @property
-    def in_deviations(self) -> bool:
-        """Of each group's returns, unless `group_std` is off."""
-        return self.settings.group_std
-
     def estimate(self, round_input: EstimatorInput) -> Estimated:
         """As the module says."""
         data, count = round_input.data, len(round_input.data.items)

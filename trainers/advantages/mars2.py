@@ -46,8 +46,3 @@ class Mars2(BaselineEstimator):
     def baseline(self, returns_A: Floats, data: Round) -> Baseline:
         """Mean and deviation of each group."""
         return standardise(returns_A, self.groups(data), self.samples(data), weight="step", std=self.settings.group_std)
-
-    @property
-    def in_deviations(self) -> bool:
-        """Of each group's returns, unless `group_std` is off."""
-        return self.settings.group_std
