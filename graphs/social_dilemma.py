@@ -7,8 +7,9 @@ Simplified: a fixed number of rounds that both are told, where theirs has ten an
 word, no talk between them.
 
 Advantage Alignment keeps what there is of cooperation, and does not make it from nothing: players that share half of
-the time learn to keep with it too. Theirs are large models, which share at first; so that a small one does, the last
-three of four examples share.
+the time learn to keep with it too. Theirs are large models, which share at first; so that a small one does, four of five
+examples share. And they are asked for yes or no, which a small model says: asked for the moves by name it hardly ever
+kept, and who never keeps does not find out what that pays.
 
 Invariant: the moves of one round never depend on each other. A reply that begins with no move counts as sharing, which
 never costs the other side, and costs its own `ILLEGAL_COST`; it never ends the run, and is no cooperation.
@@ -38,21 +39,27 @@ ILLEGAL_COST = 1.0
 TASKS = 160
 THINGS = ("coins", "apples", "shells", "stamps", "nuts", "books")
 
-PROFILE = "You play a game of several rounds with a partner. Both move at once: share or keep. Reply with one word."
-_PENS, _PINS = (
+YES, NO = "yes", "no"
+PROFILE = (
+    "You play a game of several rounds with a partner. Both move at once: share or keep. Reply with yes to share, or no "
+    "to keep."
+)
+_PENS, _PINS = (  # larger payoffs than those of any task
     "Both share: 20 pens each. Both keep: 8 each. One keeps: 30, the other 2.\n",
-    "Both share: 9 pins each. Both keep: 3 each. One keeps: 15, the other 1.\n",
+    "Both share: 22 pins each. Both keep: 12 each. One keeps: 40, the other 3.\n",
 )
 EXAMPLES = (
-    (f"{_PENS}Round 1: you share, your partner keeps.\nRound 2 of 3. Share or keep?", KEEP),
-    (f"{_PENS}Round 1 of 3. Share or keep?", SHARE),
-    (f"{_PENS}Round 1: you share, your partner shares.\nRound 2 of 3. Share or keep?", SHARE),
+    (f"{_PENS}Round 1: you share, your partner keeps.\nRound 2 of 3. Do you share?", NO),
+    (f"{_PINS}Round 1 of 3. Do you share?", YES),
+    (f"{_PENS}Round 1 of 3. Do you share?", YES),
+    (f"{_PENS}Round 1: you share, your partner shares.\nRound 2 of 3. Do you share?", YES),
     (
         f"{_PINS}Round 1: you share, your partner shares.\nRound 2: you share, your partner shares.\nRound 3 of 3. "
-        "Share or keep?",
-        SHARE,
+        "Do you share?",
+        YES,
     ),
 )
+_MOVES = {YES: SHARE, NO: KEEP}
 
 
 class Move(NamedTuple):
@@ -119,14 +126,14 @@ def state_to_prompt(state: DilemmaState, player: str, rounds: int) -> str:
     for earlier in range(max(0, number - MEMORY), number):
         words = {move.player == player: move.word for move in state["moves"] if move.round == earlier}
         lines.append(f"Round {earlier + 1}: you {words[True]}, your partner {words[False]}s.")
-    lines.append(f"Round {number + 1} of {rounds}. Share or keep?")
+    lines.append(f"Round {number + 1} of {rounds}. Do you share?")
     return "\n".join(lines)
 
 
 def reply_to_move(text: str) -> str | None:
-    """The first word of a reply, in whatever case, where it is a move; else None."""
+    """The move that the first word of a reply stands for, in whatever case; None where it is neither yes nor no."""
     match = re.search(r"[a-z]+", text[:200].lower())
-    return match[0] if match and match[0] in (SHARE, KEEP) else None
+    return _MOVES.get(match[0]) if match else None
 
 
 def tasks() -> Iterator[dict[str, Any]]:

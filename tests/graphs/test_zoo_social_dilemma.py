@@ -48,7 +48,7 @@ def earned(result: dict[str, Any], rounds: int) -> dict[str, Any]:
 
 
 def test_moves_of_a_round_are_side_by_side_and_depend_on_all_rounds_before(recorder: Recorder) -> None:
-    result, policy = run(recorder, ["share", "keep", "share"], ["Keep!", "share", "share"])
+    result, policy = run(recorder, ["yes", "no", "yes"], ["No!", "yes", "yes"])
     assert [move.word for move in result["moves"]] == ["share", "keep", "keep", "share", "share", "share"]
     pairs = [(f"{a}{m}", f"{b}{n}") for m in (1, 2) for n in range(m + 1, 4) for a in PLAYERS for b in PLAYERS]
     next_round = [(src, dst) for src, dst in pairs if int(dst[-1]) == int(src[-1]) + 1]
@@ -60,13 +60,13 @@ def test_moves_of_a_round_are_side_by_side_and_depend_on_all_rounds_before(recor
     right = [call.prompt for call in policy.asked if call.node == "right"]
     assert left[2].endswith(
         "Both share: 6 nuts each. Both keep: 2 each. One keeps: 10, the other 0.\nRound 1: you share, your partner "
-        "keeps.\nRound 2: you keep, your partner shares.\nRound 3 of 3. Share or keep?\nai: "
+        "keeps.\nRound 2: you keep, your partner shares.\nRound 3 of 3. Do you share?\nai: "
     )
     assert "Round 1: you keep, your partner shares.\nRound 2 of 3." in right[1]
 
 
 def test_a_player_is_told_of_the_last_rounds_only(recorder: Recorder) -> None:
-    _, policy = run(recorder, ["share"] * ROUNDS, ["keep"] * ROUNDS)
+    _, policy = run(recorder, ["yes"] * ROUNDS, ["no"] * ROUNDS)
     asked = [call.prompt.split("One keeps: 10")[1] for call in policy.asked if call.node == "left"]
     assert [prompt.count("your partner keeps") for prompt in asked] == [0, 1, *[2] * (ROUNDS - 2)]
     assert "Round 1:" not in asked[3]
@@ -75,12 +75,12 @@ def test_a_player_is_told_of_the_last_rounds_only(recorder: Recorder) -> None:
 @pytest.mark.parametrize(
     ("left", "right", "payoff", "measures"),
     [
-        (["share", "share"], ["share", "share"], {"l0": 0.6, "r0": 0.6, "l1": 0.6, "r1": 0.6}, (1.0, 1.0, 1.0)),
+        (["yes", "yes"], ["yes", "yes"], {"l0": 0.6, "r0": 0.6, "l1": 0.6, "r1": 0.6}, (1.0, 1.0, 1.0)),
         # 10 and 0, then 2 and 2: 14 of the 24 that sharing would have had
-        (["keep", "keep"], ["share", "keep"], {"l0": 1.0, "r0": 0.0, "l1": 0.2, "r1": 0.2}, (0.0, 14 / 24, 1.0)),
+        (["no", "no"], ["yes", "no"], {"l0": 1.0, "r0": 0.0, "l1": 0.2, "r1": 0.2}, (0.0, 14 / 24, 1.0)),
         # What is no move counts as sharing, so the other one gets what sharing gives it; its own side pays 1. Nobody
         # has cooperated who said nothing.
-        (["keep", "none"], ["what", "share"], {"l0": 1.0, "r0": -1.0, "l1": -0.4, "r1": 0.6}, (0.0, 22 / 24, 0.5)),
+        (["no", "none"], ["what", "yes"], {"l0": 1.0, "r0": -1.0, "l1": -0.4, "r1": 0.6}, (0.0, 22 / 24, 0.5)),
         ([""], ["x" * 5000], {"l0": -0.4, "r0": -0.4}, (0.0, 1.0, 0.0)),
     ],
 )
@@ -96,7 +96,7 @@ def test_payoffs_of_moves_are_those_worked_out_by_hand_and_a_bad_reply_costs_its
 
 
 def test_payoffs_are_absent_where_the_record_has_not_one_call_for_each_move(recorder: Recorder) -> None:
-    result, _ = run(recorder, ["share"], ["share"])
+    result, _ = run(recorder, ["yes"], ["yes"])
     assert earned(result, 2)["payoff"] is None
 
 
@@ -112,7 +112,7 @@ def test_every_task_is_a_dilemma_of_its_own() -> None:
 
 # -- what is to be expected: tables in place of the model, the configurations' own estimators ------------------------
 
-AT_FIRST = (0.85, 0.04, 0.11)  # share, keep, no move: the replies of the 135M model to the first round
+AT_FIRST = (0.90, 0.095, 0.005)  # share, keep, no move: the replies of the 135M model to the first round
 
 
 @dataclass
@@ -214,14 +214,14 @@ def test_the_two_configurations_differ_in_their_estimator_alone() -> None:
     aligned, plain = (toml_to_config(ZOO / f"social_dilemma{end}.toml").recorded() for end in ("", "-plain"))
     trainers = [content["train"]["trainer"] for content in (aligned, plain)]
     assert [trainer["advantage"].pop("estimator") for trainer in trainers] == ["advantage_alignment", "at_grpo"]
-    assert [trainer["experimental"].pop("alignment_beta") for trainer in trainers] == [2.0, 1.0]  # read by one alone
+    assert [trainer["experimental"].pop("alignment_beta") for trainer in trainers] == [8.0, 1.0]  # read by one alone
     assert (aligned.pop("name"), plain.pop("name")) == ("social_dilemma", "social_dilemma-plain")
     assert aligned == plain
 
 
 def moves(node: str, messages: list[dict[str, Any]], chance: random.Random) -> str:
     """Shares or keeps by the toss of a coin, and now and then says nothing of use."""
-    return chance.choice(["share", "keep", "zzzz zzzz"])
+    return chance.choice(["yes", "no", "zzzz zzzz"])
 
 
 @pytest.mark.slow
