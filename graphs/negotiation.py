@@ -164,22 +164,27 @@ def turns_to_deal(turns: Sequence[Turn], counts: Sequence[int]) -> dict[Player, 
 
 
 def tasks() -> Iterator[dict[str, Any]]:
-    """160 pools with values in one fixed order, no two alike even with the sides swapped."""
+    """160 pools with values in one fixed order, no two alike but for the order of the kinds or of the sides."""
     rng = random.Random(0)
     pools = [pool for pool in itertools.product(range(1, 6), repeat=3) if 5 <= sum(pool) <= 7]
-    pool_keys: set[tuple[Counts, frozenset[Counts]]] = set()
+    pool_keys: set[tuple[Counts, ...]] = set()
     while len(pool_keys) < TASKS:
         counts = rng.choice(pools)
         all_values = [v for v in itertools.product(range(TOTAL + 1), repeat=3) if worth_of(counts, v) == TOTAL]
         first, second = rng.choice(all_values), rng.choice(all_values)
         pairs = list(zip(first, second, strict=True))
-        key = (counts, frozenset((first, second)))
+        key = min(_sorted_kinds(counts, first, second), _sorted_kinds(counts, second, first))
         if key in pool_keys or not all(map(any, pairs)) or not any(map(all, pairs)):
             continue
         pool_keys.add(key)
         name = "-".join(map(str, (*counts, *first, *second)))
         values = {"first": list(first), "second": list(second)}
         yield {"id": f"pool-{name}", "kinds": rng.sample(KINDS, 3), "counts": list(counts), "values": values}
+
+
+def _sorted_kinds(*columns: Counts) -> tuple[Counts, ...]:
+    """How many of each kind and what one is worth to either side, whatever the order of the kinds."""
+    return tuple(sorted(zip(*columns, strict=True)))
 
 
 def task_to_input(task: dict[str, Any]) -> TalkState:

@@ -7,9 +7,9 @@ Simplified: a fixed number of rounds that both are told, where theirs has ten an
 word, no talk between them.
 
 Advantage Alignment keeps what there is of cooperation, and does not make it from nothing: players that share half of
-the time learn to keep with it too. Theirs are large models, which share at first; so that a small one does, four of five
-examples share. And they are asked for yes or no, which a small model says: asked for the moves by name it hardly ever
-kept, and who never keeps does not find out what that pays.
+the time learn to keep with it too. Theirs are large models, which share at first; so that a small one does, four of
+five examples share. And players are asked for yes or no: asked for the moves by name a small model hardly ever keeps,
+and who never keeps does not find out what that pays.
 
 Invariant: the moves of one round never depend on each other. A reply that begins with no move counts as sharing, which
 never costs the other side, and costs its own `ILLEGAL_COST`; it never ends the run, and is no cooperation.
@@ -41,8 +41,8 @@ THINGS = ("coins", "apples", "shells", "stamps", "nuts", "books")
 
 YES, NO = "yes", "no"
 PROFILE = (
-    "You play a game of several rounds with a partner. Both move at once: share or keep. Reply with yes to share, or no "
-    "to keep."
+    "You play a game of several rounds with a partner. Both move at once: share or keep. Reply with yes to share, or "
+    "no to keep."
 )
 _PENS, _PINS = (  # larger payoffs than those of any task
     "Both share: 20 pens each. Both keep: 8 each. One keeps: 30, the other 2.\n",
