@@ -7,7 +7,7 @@ entering the hall. It knows its room, what it carries, what was said, and nothin
 After ReAd (Towards Efficient LLM Grounding for Embodied Multi-Agent Collaboration) and LIET (Learn as Individuals,
 Evolve as a Team). Theirs: bodies in a world with partial sight that plan by language, one after the other, and talk;
 ReAd's sequential advantage, by which a move is held against those before it, is what the trainer's GAE along D
-estimates. Simplified: four rooms with doors between all, instead of kitchens and simulated homes; ReAd's advantage
+estimates. Simplified: five rooms with doors between all, instead of kitchens and simulated homes; ReAd's advantage
 is a reward to learn from, and not a judge that has a plan written again; LIET's utility function and its shared
 list of what was learned about cooperation are left out.
 
@@ -16,6 +16,7 @@ Invariant: a line that is no move, or cannot be done, leaves the world as it is 
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections.abc import Iterator, Mapping
@@ -38,14 +39,14 @@ CARRIER = FewShotPrompt(
         ),
         ("Room: attic. Here: coat. You carry: bell. Partner says: nothing.\nMove?", "GO hall SAY coat in attic"),
         ("Room: hall. Here: nothing. You carry: nothing. Partner says: coat in attic.\nMove?", "GO attic"),
-        ("Room: attic. Here: nothing. You carry: nothing. Partner says: nothing.\nMove?", "GO garden"),
+        ("Room: attic. Here: nothing. You carry: nothing. Partner says: nothing.\nMove?", "GO cellar"),
         ("Room: kitchen. Here: rug. You carry: nothing. Partner says: nothing.\nMove?", "TAKE rug"),
         ("Room: garden. Here: flag. You carry: nothing. Partner says: rug in kitchen.\nMove?", "TAKE flag"),
     ),
 )
 
 HALL = "hall"
-ROOMS = (HALL, "kitchen", "garden", "attic")
+ROOMS = (HALL, "kitchen", "garden", "attic", "cellar")
 THINGS = ("cup", "hat", "pen", "lamp", "book", "vase", "drum", "rope")
 NAMES = ("carrier_a", "carrier_b")
 THINGS_OF_TASK = 2
@@ -162,21 +163,22 @@ def things_left(world: World) -> int:
 
 
 def tasks() -> Iterator[dict[str, Any]]:
-    """160 houses that all differ, in one fixed order. Nothing lies in the hall.
+    """132 houses in one fixed order, each of which differs from all others by more than the names of its things.
 
-    A carrier begins beside a thing half the time, so that there is something to learn from, else in any room.
+    Nothing lies in the hall, and one carrier at least begins beside a thing, so that there is something to learn from.
+    Things that change places make no other house: both are to be carried to the hall.
     """
     rng = random.Random(0)
-    known: set[str] = set()
-    while len(known) < 160:
-        things = sorted(rng.sample(THINGS, THINGS_OF_TASK))
-        rooms = [rng.choice(ROOMS[1:]) for _ in things]
-        starts = [rng.choice((room, rng.choice(ROOMS))) for room in rooms]
-        task_id = "-".join((*things, *rooms, *starts))
-        if task_id not in known:
-            known.add(task_id)
-            lies_in = dict(zip(things, rooms, strict=True))
-            yield {"id": task_id, "lies_in": lies_in, "starts": dict(zip(NAMES, starts, strict=True))}
+    places = [
+        (rooms, starts)
+        for rooms in itertools.combinations_with_replacement(ROOMS[1:], THINGS_OF_TASK)
+        for starts in itertools.product(ROOMS, repeat=len(NAMES))
+        if {*rooms} & {*starts}
+    ]
+    rng.shuffle(places)
+    for rooms, starts in places:
+        lies_in = dict(zip(rng.sample(THINGS, THINGS_OF_TASK), rooms, strict=True))
+        yield {"id": "-".join((*rooms, *starts)), "lies_in": lies_in, "starts": dict(zip(NAMES, starts, strict=True))}
 
 
 def task_to_input(task: dict[str, Any]) -> HouseState:
