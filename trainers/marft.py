@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from trace_store.records import TOOLS_OF, Episode, Reward, Trajectory
-from trainers.advantages.arrays import Floats
+from trainers.advantages.arrays import Floats, rows_by_key
 from trainers.advantages.estimate import Estimate, normalize_estimate
 from trainers.batch import ActionItem, Round, Use, episodes_to_round, forced_share, trajectories_to_round
 from trainers.checks.memory_guard import out_of_memory_told
@@ -295,16 +295,27 @@ class MarftTrainer:
         give_back_card_memory()
         return [logp_T.to(old_T.device) for logp_T, old_T in zip(teacher_T, scored.old_T, strict=True)]
 
-    def draw_replay(self, stored: int, fresh: int) -> list[int]:
-        """Which of `stored` older episodes join a round of `fresh` ones: as many as `replay.share` allows, at random.
+    def draw_replay(self, samples_of: Sequence[Hashable], fresh: int) -> list[int]:
+        """Which older episodes join a round of `fresh` ones: as many as `replay.share` allows, at random.
 
-        A run with its forks is one of the fresh ones.
+        Where the estimator compares groups, those of one group join together or not at all, and none that is alone in
+        its own: it would be compared with nothing. A run with its forks is one of the fresh ones.
 
         The draw moves on with every call, and goes on from where it was after a checkpoint is loaded.
+
+        Args:
+            samples_of: of each older episode, what it is a sample of: equal keys were played side by side.
         """
-        count = min(stored, self._most_replayed(fresh))
-        order = torch.randperm(stored, generator=self.replay_generator).tolist() if count else []
-        return sorted(order[:count])
+        most = self._most_replayed(fresh)
+        if self.credit.estimator.needs_groups:
+            groups = [rows.tolist() for rows in rows_by_key(samples_of).values() if len(rows) > 1]
+        else:
+            groups = [[i] for i in range(len(samples_of))]
+        drawn: list[int] = []
+        for group in torch.randperm(len(groups), generator=self.replay_generator).tolist() if most else []:
+            if len(drawn) + len(groups[group]) <= most:
+                drawn += groups[group]
+        return sorted(drawn)
 
     def draw_successes(self, weights: Sequence[float], fresh: int) -> list[int]:
         """Which older episodes join a round of `fresh` ones for what they earned: as many as `replay.successes` allows.

@@ -2,7 +2,9 @@
 
 A round teaches by runs that earned differently: samples of one task where the estimator compares groups; for any other,
 which holds a run against what it expects, two runs of the round, so that its episodes count as pairs. What a run earned
-is all that reaches the loss: the team reward and the shaping. Invariant: pure; what was not measured is None.
+is all that reaches the loss: the team reward and the shaping; of a game with sides, what each side earned, since what
+one wins the other may lose. Some estimators learn from a single run, too: they hold its calls against each other, or
+pay them as they are. Invariant: pure; what was not measured is None.
 
 The threshold. One group that differs says what was better on one task, by luck perhaps; two are the least that can
 agree. A run is refused where it is less likely than not that its first FIRST_ROUNDS rounds hold ENOUGH_GROUPS of them:
@@ -19,7 +21,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from marft_bridge.config.bridge import TrainOptions
@@ -35,7 +37,9 @@ ENOUGH_EXAMPLES = 16
 FLAG = "--without-signal"
 
 Outcome = tuple[Hashable, ...]
-"""All that an episode earned, its sum first; runs of equal outcomes teach nothing."""
+"""All that an episode earned, its `Worth` first; runs of equal outcomes teach nothing."""
+Worth = tuple[float, ...]
+"""What an episode earned in all: of each side, in their order; without sides a single number."""
 
 _LIKELY = 0.5  # the chance below which a run is refused
 _HANDFUL = 5  # examples of what is better; with fewer a stronger model's traces are the first thing to try
@@ -68,7 +72,9 @@ class Forecast:
     lowest: float | None  # team reward
     highest: float | None
     mean: float | None
-    better: int  # episodes that earned more than the worst
+    better: int  # episodes that earned more than the worst; with sides, in which one of them did
+    by_side: bool  # what was earned is each side's own, and the three figures above are a measure of the game
+    alone: int  # episodes that teach by themselves, whatever others earned, as the estimator learns
     alike: bool  # all of them earned the same
     tasks: int
     sampled_again: int  # tasks with two runs or more
@@ -103,7 +109,7 @@ def trajectories_to_forecast(
         outcomes.setdefault(trajectory.episode.task_id, []).append(_outcome(trajectory, value, options.trainer))
     again = [runs for runs in outcomes.values() if len(runs) > 1]
     distinct = {outcome for runs in outcomes.values() for outcome in runs}
-    worst = min(map(_worth, distinct), default=0.0)
+    worst = _worst(map(_worth, distinct))
     by_task = options.trainer.advantage.estimator_class.needs_groups
     size = options.samples_per_task if by_task else 2
     if by_task and size == 1 and options.trees is not None:  # a run is compared with its forks alone
@@ -120,12 +126,14 @@ def trajectories_to_forecast(
         lowest=min(rewards, default=None),
         highest=max(rewards, default=None),
         mean=math.fsum(rewards) / len(rewards) if rewards else None,
-        better=sum(_worth(outcome) > worst for runs in outcomes.values() for outcome in runs),
+        better=sum(_exceeds(_worth(outcome), worst) for runs in outcomes.values() for outcome in runs),
+        by_side=options.trainer.side_of is not None,
+        alone=sum(_teaches_alone(trajectory, value, options.trainer) for trajectory, value in scored),
         alike=len(distinct) == 1,
         tasks=len(outcomes),
         sampled_again=len(again),
         spread_tasks=sum(len(set(runs)) > 1 for runs in again),
-        never_better=sum(max(map(_worth, runs)) == worst for runs in again),
+        never_better=sum(not any(_exceeds(_worth(outcome), worst) for outcome in runs) for runs in again),
         examples=len(examples),
         examples_of_others=len(examples - set(own_ids)),
         groups=groups,
@@ -158,6 +166,9 @@ def forecast_to_refusal(forecast: Forecast) -> str | None:
     if forecast.chance is None or forecast.rounds == 0 or forecast.examples_of_others >= ENOUGH_EXAMPLES:
         return None
     if not forecast.alike and forecast.chance >= _LIKELY:
+        return None
+    played = FIRST_ROUNDS * forecast.groups * forecast.group_size
+    if forecast.alone * played >= ENOUGH_GROUPS * forecast.episodes:  # as many as that in the first rounds
         return None
     return (
         f"train: the rounds would probably teach nothing: {_rewards_text(forecast)}; {_groups_text(forecast)}; "
@@ -192,6 +203,17 @@ def _reward(trajectory: Trajectory, name: str) -> float | None:
 
 def _outcome(trajectory: Trajectory, value: float, options: TrainerOptions) -> Outcome:
     """What an episode earned: in all, as a team, at its steps, by its agents."""
+    earned = _earned_by(trajectory, value, options)
+    steps = [(name, *(_rounded(step.value) for step in rewards)) for name, rewards in sorted(earned.step.items())]
+    private = [
+        (name, *((node, _rounded(value)) for node, value in sorted(rewards.items())))
+        for name, rewards in sorted(earned.private.items())
+    ]
+    nodes = [action.node for action in trajectory.actions]
+    return (_to_worth(earned, nodes, options.side_of), _rounded(earned.total), *steps, *private)
+
+
+def _earned_by(trajectory: Trajectory, value: float, options: TrainerOptions) -> EpisodeRewards:
     earned, _ = trajectory_to_rewards(
         trajectory,
         (options.reward, value),
@@ -200,18 +222,37 @@ def _outcome(trajectory: Trajectory, value: float, options: TrainerOptions) -> O
         is_kept_A=[True] * len(trajectory.actions),
         side_of=options.side_of,
     )
-    steps = [(name, *(_rounded(step.value) for step in rewards)) for name, rewards in sorted(earned.step.items())]
-    private = [
-        (name, *((node, _rounded(value)) for node, value in sorted(rewards.items())))
-        for name, rewards in sorted(earned.private.items())
-    ]
-    return (_rounded(_sum_of(earned)), _rounded(earned.total), *steps, *private)
+    return earned
 
 
-def _sum_of(earned: EpisodeRewards) -> float:
-    parts = [step.value for rewards in earned.step.values() for step in rewards]
-    parts += [value for rewards in earned.private.values() for value in rewards.values()]
-    return earned.total + math.fsum(parts)
+def _teaches_alone(trajectory: Trajectory, value: float, options: TrainerOptions) -> bool:
+    """Whether the estimator learns from this run though nothing that it is compared with earned otherwise."""
+    earned = _earned_by(trajectory, value, options)
+    by_call = dict.fromkeys(range(len(trajectory.actions)), 0.0)
+    for step in (step for rewards in earned.step.values() for step in rewards):
+        for call in step.links:  # without edges: the one that it arrived with
+            by_call[call] += step.value
+    private = [value for rewards in earned.private.values() for value in rewards.values()]
+    return options.advantage.estimator_class.teaches_alone(
+        list(by_call.values()), [earned.total, *private], options.advantage.normalization
+    )
+
+
+def _to_worth(earned: EpisodeRewards, nodes: Sequence[str], side_of: Mapping[str, str] | None) -> Worth:
+    """Args:
+    nodes: who made the calls that `earned` counts.
+    """
+    if side_of is None:
+        steps = [step.value for rewards in earned.step.values() for step in rewards]
+        private = [value for rewards in earned.private.values() for value in rewards.values()]
+        return (_rounded(earned.total + math.fsum([*steps, *private])),)
+    by_side: dict[str, list[float]] = {side: [] for side in sorted({*side_of.values()})}
+    for step in (step for rewards in earned.step.values() for step in rewards):
+        for side in {side_of[nodes[call]] for call in step.links if nodes[call] in side_of}:
+            by_side[side].append(step.value)
+    for node, value in (pair for rewards in earned.private.values() for pair in rewards.items()):
+        by_side[side_of[node]].append(value)
+    return tuple(_rounded(math.fsum(values)) for values in by_side.values())
 
 
 def _rounded(value: float) -> float:
@@ -219,9 +260,19 @@ def _rounded(value: float) -> float:
     return float(f"{value:.12g}")
 
 
-def _worth(outcome: Outcome) -> float:
-    assert isinstance(outcome[0], float)
+def _worth(outcome: Outcome) -> Worth:
+    assert isinstance(outcome[0], tuple)
     return outcome[0]
+
+
+def _worst(worths: Iterable[Worth]) -> Worth:
+    """The least of each side; of no episode, nothing."""
+    return tuple(map(min, zip(*worths, strict=True)))
+
+
+def _exceeds(worth: Worth, worst: Worth) -> bool:
+    """Whether one of the sides earned more than its worst."""
+    return any(value > low for value, low in zip(worth, worst, strict=True))
 
 
 def _find_examples(
@@ -247,10 +298,14 @@ def _find_examples(
     taken = [e for e in data.episodes if offline.mode != "filtered" or e.reward >= offline.threshold]
     if offline.reward is not None:
         return {episode.episode_id for episode in taken}
-    worth = {episode.episode_id: _sum_of(episode.rewards) for episode in data.episodes}
+    worth = {
+        episode.episode_id: _to_worth(episode.rewards, [item.agent for item in episode.actions], options.side_of)
+        for episode in data.episodes
+    }
     own_worth = [value for episode_id, value in worth.items() if episode_id in own_ids]
-    worst = min(own_worth or [0.0, *worth.values()])
-    return {episode.episode_id for episode in taken if worth[episode.episode_id] > worst}
+    nothing = tuple(0.0 for _ in next(iter(worth.values()), ()))
+    worst = _worst(own_worth or [nothing, *worth.values()])
+    return {episode.episode_id for episode in taken if _exceeds(worth[episode.episode_id], worst)}
 
 
 def _lost_reason(trajectory: Trajectory, options: TrainerOptions) -> str | None:
@@ -311,10 +366,16 @@ def _rewards_text(forecast: Forecast) -> str:
     never = ", never more than 0" if forecast.highest <= 0 else ""
     if forecast.alike:
         return f"all {forecast.episodes} collected episodes earned the same ({forecast.lowest:g}{never})"
-    text = (
-        f"{forecast.better} of {forecast.episodes} collected episodes earned more than the worst "
-        f"({forecast.lowest:g} to {forecast.highest:g}, {forecast.mean:.3f} on average{never})"
-    )
+    figures = f"{forecast.lowest:g} to {forecast.highest:g}, {forecast.mean:.3f} on average"
+    if forecast.by_side:
+        text = (
+            f"in {forecast.better} of {forecast.episodes} collected episodes a side earned more than its worst (the "
+            f"game was measured at {figures})"
+        )
+    else:
+        text = (
+            f"{forecast.better} of {forecast.episodes} collected episodes earned more than the worst ({figures}{never})"
+        )
     if forecast.sampled_again:
         text += f", runs of {forecast.spread_tasks} of {forecast.sampled_again} tasks differ"
     return text
@@ -325,9 +386,10 @@ def _groups_text(forecast: Forecast) -> str:
         return "what the rounds can learn is not known"
     if forecast.rounds == 0:
         return "no round learns from rewards"
-    return (
+    text = (
         f"about {forecast.informative:.1f} of the {forecast.groups} {_unit(forecast)} of a round will differ in reward"
     )
+    return text + (f", and {forecast.alone} of {forecast.episodes} episodes teach by themselves" * (forecast.alone > 0))
 
 
 def _unit(forecast: Forecast) -> str:

@@ -2,6 +2,7 @@
 
 Training may lose what it had gained. Invariant: two rounds are told apart only where their 95 % intervals do not
 overlap. It compares rounds as they were played, on whatever tasks; which version counts is for `best_version` to say.
+Rounds that were played ahead, and that nothing was learned from, are none.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from marft_bridge.runs.learning_curve import LearningPoint, runs_to_points
 from trace_store.store import TraceStore
 
 
-def run_to_regression_text(store: TraceStore, run_id: str, reward: str) -> str | None:
+def run_to_regression_text(store: TraceStore, run_id: str, reward: str, *, rounds_learned: int) -> str | None:
     """The sentence for a training run, or None where its last round is not clearly below another."""
-    rounds = points_to_regression(runs_to_points(store, (run_id,), reward))
+    points = runs_to_points(store, (run_id,), reward)
+    rounds = points_to_regression([point for point in points if point.round <= rounds_learned])
     if rounds is None:
         return None
     best, last = rounds

@@ -457,7 +457,8 @@ class _Training:
         last = self._version()
         self.reporter.say(f"trained {', '.join(f'{node}@{last}' for node in self.nodes)} in {self.folder.adapters}")
         with self._store() as store:
-            if (regression := run_to_regression_text(store, TRAIN, self.options.trainer.reward)) is not None:
+            reward, learned = self.options.trainer.reward, self.trainer.rounds
+            if (regression := run_to_regression_text(store, TRAIN, reward, rounds_learned=learned)) is not None:
                 self.reporter.say(regression)
         self._evaluate()
         with self._store() as store:
@@ -732,7 +733,7 @@ class _Training:
             weights = rewards_to_draw_weights([TaskReward(*row[1:]) for row in stored], number)
             positions = self.trainer.draw_successes(weights, fresh)
         else:
-            positions = self.trainer.draw_replay(len(stored), fresh)
+            positions = self.trainer.draw_replay([row[1:3] for row in stored], fresh)  # of a task, in a round
         drawn = [store.trajectory(stored[i][0]) for i in positions]
         replayed = [trajectory for trajectory in drawn if trajectory is not None]
         return self.heldout.drop_held_out(replayed, "replayed episodes", self.reporter.say)

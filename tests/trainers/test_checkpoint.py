@@ -67,7 +67,7 @@ def test_resume_equals_an_uninterrupted_run_for_every_kind_of_state(tmp_path: Pa
         older = play(trainer, 12, torch.Generator().manual_seed(1000), both_low) if "replay" in options else []
         for number in numbers:
             fresh = play(trainer, 8, torch.Generator().manual_seed(number), both_low)
-            trainer.update(fresh, [older[i] for i in trainer.draw_replay(len(older), len(fresh))])
+            trainer.update(fresh, [older[i] for i in trainer.draw_replay(range(len(older)), len(fresh))])
 
     whole = _trainer(model_dir, seed=0, **options)
     rounds(whole, range(2))

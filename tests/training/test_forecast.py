@@ -139,6 +139,84 @@ def test_shaping_that_differs_is_a_signal_where_it_counts() -> None:
     assert forecast_to_refusal(forecast_of(shaped, trainer={"shaping": shaping})) is None
 
 
+def with_rewards(
+    trajectories: Sequence[Trajectory], *values: Mapping[str, float] | Sequence[float], name: str = "paid"
+) -> list[Trajectory]:
+    """The same with a further reward: by node, or call by call."""
+    paid = []
+    for trajectory, value in zip(trajectories, values, strict=True):
+        episode_id = trajectory.episode.episode_id
+        if isinstance(value, Mapping):
+            more = [Reward(episode_id, name, v, "test", 1, scope="agent", node=node) for node, v in value.items()]
+        else:
+            calls = zip(trajectory.actions, value, strict=True)
+            more = [Reward(episode_id, name, v, "test", 1, scope="step", action_id=a.action_id) for a, v in calls]
+        paid.append(replace(trajectory, rewards=(*trajectory.rewards, *more)))
+    return paid
+
+
+def games(count: int, calls: Sequence[str] = ("cross", "nought")) -> list[Trajectory]:
+    """Games of a task each four times, that are all measured at 0.5."""
+    made = []
+    for n in range(count):
+        trajectory = make_trajectory([make_action(node, [1], [2, 3]) for node in calls], 0.5, task_id=f"t{n // 4}")
+        made.append(replace(trajectory, episode=replace(trajectory.episode, episode_id=f"e{n}")))
+    return made
+
+
+def test_what_one_side_wins_and_the_other_loses_is_a_signal_and_no_sparse_reward() -> None:
+    """The sum of both is 0 in every game."""
+    won = [{"cross": value, "nought": -value} for value in (1.0, -1.0, 0.0, 1.0) * 8]
+    trainer = {
+        "sides": {"cross": ["cross"], "nought": ["nought"]},
+        "shaping": [{"reward": "paid", "level": "agent", "weight": 0.5}],
+        "advantage": {"estimator": "at_grpo"},
+    }
+    forecast = forecast_of(with_rewards(games(32), *won), samples_per_task=4, trainer=trainer)
+    assert forecast.better == 32  # whoever lost, the other one did not: only cross at -1 and nought at -1 are the worst
+    assert forecast_to_refusal(forecast) is None
+    (line, *_) = forecast_to_lines(forecast)
+    assert "in 32 of 32 collected episodes a side earned more than its worst (the game was measured at 0.5 to" in line
+    assert "partial credit" not in forecast_to_advice(forecast)
+    never = forecast_of(with_rewards(games(32), *won[:1] * 32), samples_per_task=4, trainer=trainer)
+    assert never.better == 0
+    assert forecast_to_refusal(never) is not None
+
+
+PAID_BY_CALL = [{"reward": "paid", "level": "step", "weight": 1.0}]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "by_call", "is_refused"),
+    [
+        ("grpo", [0.0, -1.0], True),  # samples of a task that all earned the same
+        ("hrpo", [0.0, -1.0], False),  # the second call is paid as it is
+        ("hrpo", [0.0, 0.0], True),
+        ("mars2", [0.0, -1.0], False),  # the calls of a run are held against each other
+        ("mars2", [-1.0, -1.0], True),
+    ],
+)
+def test_runs_that_all_earned_the_same_are_not_refused_where_the_estimator_learns_from_one_alone(
+    estimator: str, by_call: list[float], is_refused: bool
+) -> None:
+    alike = with_rewards(games(32, ("actor", "actor")), *[by_call] * 32)
+    trainer = {"advantage": {"estimator": estimator}, "shaping": PAID_BY_CALL}
+    if estimator == "grpo":  # which takes no rewards of calls at several depths
+        trainer |= {"shaping": []}
+    forecast = forecast_of(alike, samples_per_task=4, trainer=trainer)
+    assert (forecast_to_refusal(forecast) is not None) is is_refused
+    assert forecast.alone == (0 if is_refused else 32)
+    assert ("32 of 32 episodes teach by themselves" in forecast_to_lines(forecast)[0]) is not is_refused
+
+
+@pytest.mark.parametrize(("normalize", "is_refused"), [("none", False), ("agent", True)])
+def test_a_running_mean_that_nothing_normalises_learns_from_runs_that_all_earned_the_same(
+    normalize: str, is_refused: bool
+) -> None:
+    forecast = forecast_of(runs([1.0] * 40), trainer={"advantage": {"estimator": "rae", "normalize": normalize}})
+    assert (forecast_to_refusal(forecast) is not None) is is_refused
+
+
 # -- what is advised ------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ import pytest
 from support.school_rig import School, school_in
 
 from marft_bridge.runs.learning_curve import LearningPoint
-from marft_bridge.training.regression_check import points_to_regression
+from marft_bridge.training.regression_check import points_to_regression, run_to_regression_text
 
 
 def points(*intervals: tuple[float, float] | None) -> list[LearningPoint]:
@@ -87,6 +87,8 @@ def test_train_says_the_means_of_the_last_round_and_of_the_better_one(school: Sc
     told = re.search(r"the last round earned (\S+) \(95% \S+ to \S+\), less than round 2 with (\S+) ", said)
     assert told is not None, said
     assert told.groups() == (mean[3], mean[2])
+    with school.store() as store:  # a round that was played ahead and never learned from is not the last one
+        assert run_to_regression_text(store, "train", "reward", rounds_learned=2) is None
 
 
 @pytest.mark.slow

@@ -108,6 +108,22 @@ class Estimator(ABC):
         """The sample that each action is of, [A]: a group can say something where two of its samples differ."""
         return data.tree_A
 
+    @classmethod
+    def teaches_alone(
+        cls,
+        by_call: Sequence[float],  # noqa: ARG003 - for subclasses, as are the others
+        by_run: Sequence[float],  # noqa: ARG003
+        normalization: str,  # noqa: ARG003
+    ) -> bool:
+        """Whether a run teaches something though nothing that it is compared with earned otherwise.
+
+        Args:
+            by_call: what each of its calls earned by itself.
+            by_run: what the team and each agent earned by the whole run.
+            normalization: of advantages, over a round.
+        """
+        return False
+
     @property
     def step_gamma(self) -> float:
         """The discount of a step reward per link of D; 0 leaves it to the call that it arrived with."""

@@ -37,6 +37,11 @@ class Hrpo(BaselineEstimator):
     compares_depths: ClassVar[bool] = True  # of an agent that acts several times
     reads: ClassVar[tuple[str, ...]] = ("group_std",)
 
+    @classmethod
+    def teaches_alone(cls, by_call: Sequence[float], by_run: Sequence[float], normalization: str) -> bool:  # noqa: ARG003
+        """Where a call earned anything by itself."""
+        return any(by_call)
+
     def groups(self, data: Round) -> list[Hashable]:
         """Task and agent."""
         return list(zip(task_of_each_action(data), (item.agent for item in data.items), strict=True))

@@ -35,6 +35,11 @@ class Mars2(BaselineEstimator):
     pays_calls_alone: ClassVar[bool] = True
     reads: ClassVar[tuple[str, ...]] = ("skip_flat_groups", "group_std")
 
+    @classmethod
+    def teaches_alone(cls, by_call: Sequence[float], by_run: Sequence[float], normalization: str) -> bool:  # noqa: ARG003
+        """Where two of its calls earned differently."""
+        return len(set(by_call)) > 1
+
     def groups(self, data: Round) -> list[Hashable]:
         """The task."""
         return task_of_each_action(data)

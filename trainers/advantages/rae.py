@@ -11,6 +11,7 @@ the update is the mean of those returns.
 # ruff: noqa: N803, N806 (shape suffixes)
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -30,6 +31,11 @@ class Rae(BaselineEstimator):
     keeps_state: ClassVar[bool] = True
     normalization: ClassVar[Normalization] = "agent"
     reads: ClassVar[tuple[str, ...]] = ("rae_decay",)
+
+    @classmethod
+    def teaches_alone(cls, by_call: Sequence[float], by_run: Sequence[float], normalization: str) -> bool:
+        """Where it earned anything, since the running means begin at 0; but a round's mean takes that away."""
+        return normalization == "none" and any((*by_call, *by_run))
 
     def estimate(self, round_input: EstimatorInput) -> Estimated:
         """As the class says. The running mean is no reward's, so `BASELINE` has all of it."""

@@ -5,6 +5,7 @@ Through `MarftTrainer.update` and `replay` on a tiny Llama; the formulas have te
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -241,17 +242,30 @@ def _versioned(trajectories: Sequence[Trajectory], version: int) -> list[Traject
 
 def test_the_share_of_older_episodes_is_bounded_and_the_draw_is_the_checkpoints(model_dir: Path) -> None:
     trainer = _trainer(model_dir, replay={"share": 0.25})
-    drawn = trainer.draw_replay(stored=100, fresh=30)
+    drawn = trainer.draw_replay(range(100), fresh=30)
     assert len(drawn) == 10  # 10 of 40 are a quarter
     assert drawn == sorted(set(drawn))
-    assert trainer.draw_replay(100, 30) != drawn
-    assert _trainer(model_dir, replay={"share": 0.25}).draw_replay(100, 30) == drawn
-    assert trainer.draw_replay(3, 30) == [0, 1, 2]
-    assert _trainer(model_dir).draw_replay(100, 30) == []
-    assert len(_trainer(model_dir, replay={"share": 0.6}).draw_replay(100, 2)) == 3  # 3 of 5
+    assert trainer.draw_replay(range(100), 30) != drawn
+    assert _trainer(model_dir, replay={"share": 0.25}).draw_replay(range(100), 30) == drawn
+    assert trainer.draw_replay(range(3), 30) == [0, 1, 2]
+    assert _trainer(model_dir).draw_replay(range(100), 30) == []
+    assert len(_trainer(model_dir, replay={"share": 0.6}).draw_replay(range(100), 2)) == 3  # 3 of 5
     games = _games(trainer, 10)
     metrics = _trainer(model_dir, replay={"share": 0.25, "min_ess": 0.0}).update(games[:6], games)
     assert (metrics["replayed"], metrics["drops"]) == (2, {"replay: episode beyond replay.share": 8})
+
+
+def test_of_older_episodes_whole_groups_join_where_groups_are_compared_and_none_that_is_alone(model_dir: Path) -> None:
+    trainer = _trainer(model_dir, advantage={"estimator": "grpo"}, replay={"share": 0.25})
+    samples_of = [("alone", 1), *[(f"t{n // 4}", 1) for n in range(40)], *[("t0", 2)] * 3]
+    drawn = trainer.draw_replay(samples_of, fresh=30)
+    assert drawn == sorted(set(drawn))
+    assert len(drawn) in (7, 8)  # of at most 10: twice four, or four and three
+    counts = Counter(samples_of[i] for i in drawn)
+    assert all(count == samples_of.count(key) > 1 for key, count in counts.items())
+    assert trainer.draw_replay(samples_of, fresh=6) == []  # two of eight: no group is so small
+    many = {i for _ in range(40) for i in trainer.draw_replay(samples_of, 30)}
+    assert many == set(range(1, 44))
 
 
 def test_older_episodes_join_a_round_and_what_is_too_old_is_dropped_with_its_reason(model_dir: Path) -> None:
