@@ -1,6 +1,7 @@
 """132 tasks to write a one-line function: the request, two examples that agents may see, and tests that they may not.
 
-Invariant: the examples of a task are not among its tests; neither a constant nor a parameter alone passes all tests.
+Invariant: the examples of a task are not among its tests; neither a constant nor a parameter alone passes all tests, nor
+does the function of another task.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SHAPES = (
     Shape("max", ("a", "b"), "gives the larger of a and b, plus {k}", function=lambda k, a, b: max(a, b) + k),
 )
 EXAMPLE_ARGUMENTS = {1: ((1,), (9,)), 2: ((1, 2), (5, 3))}
-CHECK_ARGUMENTS = {1: ((0,), (4,), (7,), (30,)), 2: ((0, 4), (6, 2), (3, 3), (9, 8))}
+CHECK_ARGUMENTS = {1: ((0,), (7,), (10,), (99,)), 2: ((0, 4), (6, 2), (3, 3), (9, 8))}
 
 
 def tasks() -> Iterator[dict[str, Any]]:

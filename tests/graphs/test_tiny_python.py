@@ -202,6 +202,17 @@ def test_every_function_can_be_written_and_no_constant_or_parameter_alone_is_one
             assert not all(in_python(lazy, task))
 
 
+def test_the_function_of_no_other_task_passes_all_tests_of_one() -> None:
+    found = list(tasks())
+    shapes = itertools.product(SOLUTIONS, CONSTANTS)
+    functions = {task["id"]: SOLUTIONS[shape].format(k=k) for task, (shape, k) in zip(found, shapes, strict=True)}
+    for task in found:
+        for other in found:
+            if other["parameters"] == task["parameters"] and other["id"] != task["id"]:
+                share = pass_rate(functions[other["id"]], task["parameters"], task["checks"])
+                assert share < 1, (task["id"], other["id"])
+
+
 def test_a_number_of_another_type_passes_no_test() -> None:
     task = next(task for task in tasks() if task["id"] == "times-2")
     assert in_python("x * 2.0", task) == [False] * 4
