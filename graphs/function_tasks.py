@@ -1,7 +1,7 @@
 """132 tasks to write a one-line function: the request, two examples that agents may see, and tests that they may not.
 
-Invariant: the examples of a task are not among its tests; neither a constant nor a parameter alone passes all tests, nor
-does the function of another task.
+Invariant: the examples of a task are not among its tests; neither a constant nor a parameter alone passes all tests,
+nor does the function of another task.
 """
 
 from __future__ import annotations
