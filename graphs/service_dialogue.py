@@ -207,8 +207,9 @@ def exchanges_to_facts(person: Mapping[str, str], exchanges: Sequence[Exchange])
 
 
 def tasks() -> Iterator[dict[str, Any]]:
-    """180 customers in one fixed order, for each of the decisions 60, and 60 of each manner."""
+    """180 customers in one fixed order, no two alike, for each of the decisions 60, and 60 of each manner."""
     rng = random.Random(0)
+    known: list[Person] = []
     late, in_time = (
         [number for number in range(11, 100) if is_too_late(str(number)) is late] for late in (True, False)
     )
@@ -216,8 +217,12 @@ def tasks() -> Iterator[dict[str, Any]]:
         decision = DECISIONS[number % 3]
         problem = next((name for name, due in PROBLEMS.items() if due == decision), rng.choice(tuple(PROBLEMS)))
         goods, manner = GOODS[number % len(GOODS)], MANNERS[number // 3 % 3]
-        order = str(rng.choice(late if decision == "DECLINE" else in_time))
-        person: Person = {"goods": goods, "problem": problem, "order": order, "manner": manner}
+        orders = map(str, late if decision == "DECLINE" else in_time)
+        people: list[Person] = [
+            {"goods": goods, "problem": problem, "order": order, "manner": manner} for order in orders
+        ]
+        person = rng.choice([person for person in people if person not in known])
+        known.append(person)
         yield {"id": f"customer-{number}", "person": person, "decision": decision}
 
 

@@ -134,9 +134,10 @@ def test_rewards_of_calls_are_absent_where_the_record_has_not_one_for_each_turn(
     assert (found["fact"], found["turn"], found["rudeness"], found["reward"]) == (None, None, None, 1.0)
 
 
-def test_the_decision_of_a_task_follows_from_its_facts() -> None:
+def test_the_decision_of_a_task_follows_from_its_facts_and_no_two_customers_are_alike() -> None:
     tasks = list(dialogue.tasks())
     assert tasks == list(dialogue.tasks())
+    assert len({tuple(sorted(task["person"].items())) for task in tasks}) == len(tasks)
     assert Counter(task["decision"] for task in tasks) == {"REPLACE": 60, "REFUND": 60, "DECLINE": 60}
     assert Counter(task["person"]["manner"] for task in tasks) == {"plain": 60, "chatty": 60, "touchy": 60}
     for task in tasks:
