@@ -112,7 +112,7 @@ def test_every_task_is_a_dilemma_of_its_own() -> None:
 
 # -- what is to be expected: tables in place of the model, the configurations' own estimators ------------------------
 
-AT_FIRST = (0.90, 0.095, 0.005)  # share, keep, no move: the replies of the 135M model to the first round
+AT_FIRST = (0.93, 0.067, 0.003)  # share, keep, no move: the replies of the 135M model to the first round
 
 
 @dataclass
