@@ -164,9 +164,7 @@ def test_a_resumed_comparison_samples_cuts_and_scores_as_it_began(lab: Lab) -> N
                 refuse_other_plan(store, plan_of(lab, with_options(began, changes)))
             assert message in str(caught.value)
             assert "\n" not in str(caught.value)
-        with pytest.raises(
-            ConfigError, match="began with other tasks' contents, now it would be other"
-        ):
+        with pytest.raises(ConfigError, match="began with other tasks' contents, now it would be other"):
             refuse_other_plan(store, plan_of(lab, began, topic="odd"))
 
 
