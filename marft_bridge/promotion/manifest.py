@@ -273,13 +273,12 @@ def _is_unfinished(folder: Path, chain: list[Manifest], key: bytes | None) -> bo
 
 
 def _refuse_other_current(folder: Path, chain: list[Manifest]) -> None:
-    newest = None
+    newest, title = None, "a manifest"
     if chain:
         path = folder / FOLDER / f"{chain[-1].number}.json"
-        newest = (chain[-1].number, _file_sha256(path))
+        newest, title = (chain[-1].number, _file_sha256(path)), str(path)
     if _read_current(folder) != newest:
-        last = path if chain else "a manifest"
-        raise ConfigError(f"promote --verify: {folder / FOLDER / CURRENT} does not name {last}, as it is now")
+        raise ConfigError(f"promote --verify: {folder / FOLDER / CURRENT} does not name {title}, as it is now")
 
 
 def _read_chain(folder: Path, key: bytes | None, *, will_extend: bool) -> list[Manifest]:
