@@ -18,13 +18,15 @@ from marft_bridge.common.hub_names import HubName, directory_to_hub_name, text_t
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.config.compare import BEST, NEWEST
-from marft_bridge.promotion.manifest import promoted_versions
+from marft_bridge.promotion.manifest import Manifest, newest_manifest, refuse_other_weights
 from marft_bridge.runs.named_version import BEST_TEXT, read_named_version
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving.adapter_registry import AdapterRegistry
 from marft_bridge.serving.base_models import PREPARED_MODEL, config_to_bases, directory_of
 from trace_store.records import AdapterRow
 from trainers.common.files import weights_to_sha256
+
+PROMOTED = "promoted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ def export_node(config: BridgeConfig, node: str, out: Path, flags: ExportFlags, 
 
     Raises:
         ConfigError: no such run folder or node, a node without a trained adapter, or what `Destination` raises.
-        ServingError: no such version, or its weights are not those that were registered.
+        ServingError: no such version, or its weights are not those that were registered, or signed off.
         TrainError: the adapter does not belong to the base model, or `out` is not empty.
     """
     folder = RunFolder(config.run_folder)
@@ -58,8 +60,12 @@ def export_node(config: BridgeConfig, node: str, out: Path, flags: ExportFlags, 
     destination = None if flags.push is None else Destination.checked(flags.push, flags.public)
     model_dir = directory_of(config_to_bases(config, reporter.say), node)
     base_sha256 = weights_to_sha256(model_dir)
-    number, choice = _text_to_number(BEST if flags.version is None else flags.version, node, folder)
+    promotion = newest_manifest(folder.path, config.promote.key_env) if flags.version == PROMOTED else None
+    version = BEST if flags.version is None else flags.version
+    number, choice = _text_to_number(version, node, folder, promotion=promotion)
     row = _registered_adapter(AdapterRegistry(folder.adapters, base_sha256), node, number, folder=folder)
+    if promotion is not None:
+        refuse_other_weights(promotion, node, row)
     from trainers.adapters.adapter_files import folder_to_rank
     from trainers.export import export_adapter, export_merged  # torch
 
@@ -117,7 +123,7 @@ def _name_base(config: BridgeConfig, node: str, model_dir: Path, given_name: str
     return (path.as_posix() if is_known_elsewhere else model_dir.name), None
 
 
-def _text_to_number(version: str, node: str, folder: RunFolder) -> tuple[int | None, str]:
+def _text_to_number(version: str, node: str, folder: RunFolder, promotion: Manifest | None) -> tuple[int | None, str]:
     """The version's number, None for the newest, and who chose it, to be said behind it."""
     if version.isascii() and version.isdecimal():
         return int(version), ""
@@ -126,12 +132,11 @@ def _text_to_number(version: str, node: str, folder: RunFolder) -> tuple[int | N
     if version == BEST:
         named = read_named_version(folder)
         return (None, "") if named is None else (named.version, f" ({BEST_TEXT})")
-    if version != "promoted":
+    if version != PROMOTED:
         raise ConfigError(f"export: --version {version!r} is neither a number nor one of: best, newest, promoted")
-    promoted = promoted_versions(folder.path)
-    if promoted is None or node not in promoted:
+    if promotion is None or node not in promotion.versions:
         raise ConfigError(f"export: no version of {node!r} was promoted in {folder.path}; run `marft-bridge promote`")
-    return promoted[node], ""
+    return promotion.versions[node], ""
 
 
 def _registered_adapter(registry: AdapterRegistry, node: str, version: int | None, folder: RunFolder) -> AdapterRow:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from marft_bridge.common.digests import canonical_json, text_sha256
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.comparison.stopping import (
     InterimResult,
@@ -28,6 +29,7 @@ from marft_bridge.rollouts.episode_plan import EpisodeRequest, plan_episodes, ta
 from trace_store.store import TraceStore
 
 Task = Mapping[str, Any]
+_JUDGE_ADDRESS = {"base_url", "api_key_env", "allow_remote"}  # where a judge answers; which model it is counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,10 @@ class Plan:
     tasks: tuple[dict[str, Any], ...]  # in the order in which they run
     samples: int
     seed: int
-    temperature: float | None
+    temperature: float  # that of [sampling] where [compare] has none
     metric: str
+    limits: Mapping[str, float | None] = field(default_factory=dict)  # of a call and of an episode, by option
+    rewards: Mapping[str, str] = field(default_factory=dict)  # reward -> what computes it: a function or a digest
     looks: tuple[int, ...] = ()  # numbers of tasks after which the outcomes are tested; none: only at the end
 
     def requests(self, teams: Sequence[Team], first: int, last: int) -> list[EpisodeRequest]:
@@ -73,9 +77,13 @@ class Plan:
             "variants": [team.content() for team in self.lineup.all_teams],
             "tasks": len(self.tasks),
             "task_ids": hashlib.sha256(ids.encode()).hexdigest(),
+            # A digest, since a task may hold personal data that has to be erasable.
+            "task_contents": text_sha256(canonical_json(self.tasks)),
             "samples_per_task": self.samples,
             "seed": self.seed,
             "temperature": self.temperature,
+            **self.limits,
+            "rewards": dict(self.rewards),
             "metric": self.metric,
             "looks": list(self.looks),
         }
@@ -127,10 +135,24 @@ def config_to_plan(config: BridgeConfig, run_id: str, lineup: Lineup, heldout: S
         tasks=tasks,
         samples=options.samples_per_task,
         seed=config.seed,
-        temperature=options.temperature,
+        temperature=options.temperature or config.sampling.temperature,
         metric=options.metric,
+        limits={
+            "max_tokens": config.sampling.max_tokens,
+            "max_tokens_per_episode": config.collect.max_tokens_per_episode,
+            "timeout_s": config.collect.timeout_s,
+        },
+        rewards=_config_to_rewards(config),
         looks=looks,
     )
+
+
+def _config_to_rewards(config: BridgeConfig) -> dict[str, str]:
+    """Each reward, with its function or the digest of its table: another table computes other values."""
+    rewards = {} if config.graph.reward is None else {"graph.reward": config.graph.reward}
+    for table in config.rewards:
+        rewards[table.name] = text_sha256(canonical_json(table.model_dump(mode="json", exclude=_JUDGE_ADDRESS)))[:16]
+    return rewards
 
 
 def refuse_other_plan(store: TraceStore, plan: Plan) -> None:
@@ -140,8 +162,8 @@ def refuse_other_plan(store: TraceStore, plan: Plan) -> None:
         return
     current_plan = plan.content()
     for key, value in current_plan.items():
-        if stored_plan.get(key) != value:
-            stored_text = _describe_plan_entry(key, stored_plan.get(key))
+        if key not in stored_plan or stored_plan[key] != value:
+            stored_text = _describe_stored_entry(key, stored_plan)
             current_text = _describe_plan_entry(key, value)
             raise ConfigError(
                 f"compare --resume: {plan.run_id} began with {stored_text}, now it would be {current_text}; "
@@ -149,9 +171,20 @@ def refuse_other_plan(store: TraceStore, plan: Plan) -> None:
             )
 
 
+def _describe_stored_entry(key: str, stored_plan: Mapping[str, Any]) -> str:
+    """As `_describe_plan_entry`; a plan of an earlier version lacks entries, and one without a temperature had None."""
+    value = stored_plan.get(key)
+    if key not in stored_plan or (key == "temperature" and value is None):
+        return f"no record of its {_ENTRY_TITLES.get(key, key)}"
+    return _describe_plan_entry(key, value)
+
+
+_ENTRY_TITLES = {"task_ids": "tasks", "task_contents": "tasks' contents"}
+
+
 def _describe_plan_entry(key: str, value: Any) -> str:
-    if key == "task_ids":
-        return "other tasks" if value is not None else "no record of its tasks"
+    if key in _ENTRY_TITLES:
+        return f"other {_ENTRY_TITLES[key]}"
     if key != "variants":
         return f"{key} = {value}"
     return "; ".join(f"{team['name']} = {team['adapters'] or team['app']}" for team in value or [])

@@ -162,7 +162,7 @@ def episodes_to_report(
             seed=plan.seed,
             tasks=len(plan.tasks),
             samples_per_task=plan.samples,
-            temperature=plan.temperature or config.sampling.temperature,
+            temperature=plan.temperature,
             minutes=context.minutes,
             tool_surface=dict(context.tool_surface),
             tool_surface_differs=context.tool_surface_differs,

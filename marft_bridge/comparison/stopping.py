@@ -50,7 +50,7 @@ def scores_to_interim_result(
         tasks: ids of all that are planned, in the order in which they run.
         looks: how many of them had run at each look, upwards.
         candidates: how many share the error.
-        seed: of the sign flips, the same at every look.
+        seed: of the sign flips, the same at every look; of few tasks all are taken, and it plays no part.
     """
     a: list[float] = []
     b: list[float] = []
@@ -115,7 +115,8 @@ def equally_spaced_looks(tasks: int, looks: int) -> tuple[int, ...]:
 def min_tasks_to_settle(candidates: int) -> int:
     """The fewest tasks with which a difference can be significant: 2 x 0.5^tasks is the smallest p-value of sign flips.
 
-    It must not exceed the share of the error that each of `candidates` has.
+    It must not exceed the share of the error that each of `candidates` has. A plan of so few tasks is tested with all
+    sign patterns, so that p-value is reached, not only come near to.
     """
     tasks = 1
     while 2 * 0.5**tasks > SIGNIFICANCE / candidates:

@@ -26,8 +26,8 @@ from marft_bridge.live.periodic_intake import periodic_intake
 from marft_bridge.live.proxy import LivePlan
 from marft_bridge.live.proxy_server import proxy_server, proxy_to_base_url
 from marft_bridge.live.split import BASE, CANDIDATE, read_or_make_live_file
-from marft_bridge.live.teams import PROMOTED, Team, text_to_versions, versions_to_team
-from marft_bridge.promotion.manifest import newest_manifest, promoted_versions
+from marft_bridge.live.teams import PROMOTED, ReadPromoted, Team, text_to_versions, versions_to_team
+from marft_bridge.promotion.manifest import newest_manifest
 from marft_bridge.recording.journal_exporter import JournalProcessor
 from marft_bridge.recording.span_processor import check_options, options_to_processor
 from marft_bridge.runs.named_version import read_named_version
@@ -144,9 +144,9 @@ class LiveTraffic:
 def _teams(config: BridgeConfig, folder: RunFolder, versions: ModelVersions, options: LiveOptions) -> dict[str, Team]:
     nodes, frozen = config.graph.nodes, config.graph.frozen
     versions.register_zero((*nodes, *frozen))
-    read_promoted = functools.partial(promoted_versions, folder.path)
+    read_promoted = functools.partial(newest_manifest, folder.path, config.promote.key_env)
     base = options.base or ("0" if read_promoted() is None else PROMOTED)
-    hosted = _hosted_nodes(folder, base, options.candidate)
+    hosted = _hosted_nodes(read_promoted, base, options.candidate)
     nodes = tuple(node for node in nodes if node not in hosted)
     frozen = tuple(node for node in frozen if node not in hosted)
     named = read_named_version(folder)
@@ -182,11 +182,11 @@ def _read_fallback(options: FallbackOptions | None) -> tuple[FallbackOptions, Fa
     )
 
 
-def _hosted_nodes(folder: RunFolder, *version_texts: str) -> tuple[str, ...]:
+def _hosted_nodes(read_promoted: ReadPromoted, *version_texts: str) -> tuple[str, ...]:
     """The nodes that a promotion, where one of the teams is what was promoted, leaves with the app's own models."""
-    manifest = newest_manifest(folder.path)
     versions = [part.rpartition("=")[2].strip() for text in version_texts for part in text.split(",")]
-    return manifest.hosted if manifest is not None and PROMOTED in versions else ()
+    manifest = read_promoted() if PROMOTED in versions else None
+    return () if manifest is None else manifest.hosted
 
 
 def _judge_to_json(options: FallbackOptions) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
 """The values of `--base` and `--candidate` -> teams of adapter versions that the engine serves.
 
 A team is one version of every node; frozen nodes have version 0, which changes nothing, in both. Invariant: every
-version that `text_to_versions` returns exists in the registry.
+version that `text_to_versions` returns exists in the registry, and a promoted one has the weights that were signed off.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import Any
 
 from marft_bridge.common.errors import ConfigError, ServingError
 from marft_bridge.config.compare import BEST, NEWEST
+from marft_bridge.promotion.manifest import Manifest, refuse_other_weights
 from marft_bridge.serving.adapter_registry import AdapterRegistry
 
 PROMOTED = "promoted"
 
-ReadPromoted = Callable[[], Mapping[str, int] | None]
-"""Returns the versions of the latest promotion, node -> version; None without one."""
+ReadPromoted = Callable[[], Manifest | None]
+"""Returns the latest promotion, checked; None without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def text_to_versions(
 
     Raises:
         ConfigError: it is none of these, leaves out a node or names another one; or nothing was promoted.
-        ServingError: a version does not exist.
+        ServingError: a version does not exist, or a promoted one has other weights than were signed off.
     """
     if "=" not in text:
         version_texts = dict.fromkeys(nodes, text.strip())
@@ -67,11 +68,11 @@ def text_to_versions(
             node: str(named_version) if version_text == BEST else version_text
             for node, version_text in version_texts.items()
         }
-    promoted_versions = read_promoted() if PROMOTED in version_texts.values() else None
-    if PROMOTED in version_texts.values() and promoted_versions is None:
+    promotion = read_promoted() if PROMOTED in version_texts.values() else None
+    if PROMOTED in version_texts.values() and promotion is None:
         raise ConfigError(f"serve: {flag}: nothing was promoted in this run folder; name a version")
     versions = {
-        node: _text_to_version(flag, node, version_text, registry=registry, promoted_versions=promoted_versions or {})
+        node: _text_to_version(flag, node, version_text, registry=registry, promotion=promotion)
         for node, version_text in version_texts.items()
     }
     for node, version in versions.items():
@@ -87,12 +88,14 @@ def _part_to_pair(flag: str, part: str) -> tuple[str, str]:
 
 
 def _text_to_version(
-    flag: str, node: str, version_text: str, registry: AdapterRegistry, promoted_versions: Mapping[str, int]
+    flag: str, node: str, version_text: str, registry: AdapterRegistry, promotion: Manifest | None
 ) -> int:
     if version_text == PROMOTED:
-        if node not in promoted_versions:
+        if promotion is None or node not in promotion.versions:
             raise ConfigError(f"serve: {flag}: the promotion says nothing of node {node!r}; name a version")
-        return promoted_versions[node]
+        version = promotion.versions[node]
+        refuse_other_weights(promotion, node, registry.get(node, version))
+        return version
     if version_text in (BEST, NEWEST):
         latest = registry.latest(node)
         if latest is None:

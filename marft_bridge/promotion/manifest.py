@@ -4,8 +4,12 @@
     promoted/current.json         number and SHA-256 of the newest
     promoted/<n>.safety.txt       the output of the safety suite
 
-Invariants: a manifest is never overwritten, a rollback is a new one; one that was changed, exchanged or removed from
-the chain is detected, and with a key also one that somebody without the key wrote.
+Invariants: a manifest is never overwritten, a rollback is a new one; one that was changed or exchanged, or removed from
+before another, is detected, and with a key also one that somebody without the key wrote.
+
+What the folder alone cannot tell, with a key or without: that it is an older state of itself. `current.json` is not
+signed, so whoever can write here can delete the newest manifests, or all, and have it name an earlier one, which
+somebody did sign. Only a copy elsewhere of the newest number and hash shows that.
 """
 
 from __future__ import annotations
@@ -14,7 +18,9 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import tempfile
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -28,12 +34,14 @@ from pydantic import (
     model_serializer,
 )
 
-from marft_bridge.common.errors import ConfigError
+from marft_bridge.common.errors import ConfigError, ServingError
 from marft_bridge.common.files import write_atomically
 from trace_store.files import make_folder, sync
+from trace_store.records import AdapterRow
 
 FOLDER = "promoted"
 CURRENT = "current.json"
+_NUMBERED = re.compile(r"([1-9][0-9]*)\.json")  # the names that `write_manifest` gives, and no others such as 01.json
 
 
 class _Record(BaseModel):
@@ -126,29 +134,43 @@ class Manifest(_Record):
         return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 
-def promoted_versions(folder: Path) -> dict[str, int] | None:
-    """The adapter versions that the newest promotion of a run folder names, by node; None where there is none.
-
-    Raises: as `newest_manifest`.
-    """
-    manifest = newest_manifest(folder)
-    return None if manifest is None else manifest.versions
-
-
-def newest_manifest(folder: Path) -> Manifest | None:
+def newest_manifest(folder: Path, key_env: str | None) -> Manifest | None:
     """The newest promotion of a run folder; None where there is none.
 
+    Args:
+        key_env: variable of the signing key; read where there is a promotion. None: signatures are not checked.
+
     Raises:
-        ConfigError: the manifest's hash is not the one in current.json.
+        ConfigError: the manifest's hash is not the one in current.json, it is not signed with the key, or there is no
+            such key.
     """
     current = _read_current(folder)
     if current is None:
         return None
     number, digest = current
     path = folder / FOLDER / f"{number}.json"
+    hint = "see `marft-bridge promote --verify`"
     if not path.exists() or _file_sha256(path) != digest:
-        raise ConfigError(f"{path} is not the manifest that {CURRENT} names; see `marft-bridge promote --verify`")
-    return _read_manifest(path)
+        raise ConfigError(f"{path} is not the manifest that {CURRENT} names; {hint}")
+    manifest = _read_manifest(path)
+    if manifest.number != number:
+        raise ConfigError(f"{path} says that it is number {manifest.number}; {hint}")
+    key = read_signing_key(key_env)
+    if key is not None and (fault := _find_signature_fault(manifest, key)):
+        raise ConfigError(f"{path} {fault}; {hint}")
+    return manifest
+
+
+def refuse_other_weights(manifest: Manifest, node: str, row: AdapterRow) -> None:
+    """Raises ServingError where a registered version of a node is not what the manifest signs off: a version is only a
+    number, and whoever exchanges weights can exchange the record beside them."""
+    adapter = manifest.adapters[node]
+    signed = (adapter.version, adapter.sha256, manifest.bases[node])
+    if (row.version, row.sha256, row.base_sha256) != signed:
+        raise ServingError(
+            f"adapter v{row.version} of node {node!r} is not the one that promotion {manifest.number} signed off: "
+            "other weights or another base model; see `marft-bridge promote --verify`"
+        )
 
 
 def read_signing_key(variable: str | None) -> bytes | None:
@@ -194,29 +216,82 @@ def write_manifest(folder: Path, manifest: Manifest) -> Path:
         raise ConfigError(f"{path} is there; a manifest is never overwritten") from None
     finally:
         Path(temporary).unlink(missing_ok=True)
-    write_atomically(
-        promoted_folder / CURRENT, json.dumps({"number": manifest.number, "sha256": _file_sha256(path)}) + "\n"
-    )
+    _write_current(folder, manifest.number)
     return path
 
 
-def verify_chain(folder: Path, key: bytes | None, *, will_extend: bool = False) -> list[Manifest]:
+def _write_current(folder: Path, number: int) -> None:
+    promoted_folder = folder / FOLDER
+    content = {"number": number, "sha256": _file_sha256(promoted_folder / f"{number}.json")}
+    write_atomically(promoted_folder / CURRENT, json.dumps(content) + "\n")
+
+
+def verify_chain(folder: Path, key: bytes | None) -> list[Manifest]:
     """Reads all manifests, oldest first, and checks each against the hash of the one before it and against the key.
 
     With a key the newest must be signed. Older ones may lack a signature only where no signed one comes before them:
     they were written before there was a key, and the first signed one fixes them by its hash.
 
-    Args:
-        will_extend: another manifest is about to be added; then the chain may be without any signature yet.
+    Not found: a whole chain that is older than the last promotion, see the top of this file.
 
     Raises:
         ConfigError: one is missing, changed, or not signed with this key; or `current.json` does not name the newest.
     """
+    chain = _read_chain(folder, key, will_extend=False)
+    _refuse_other_current(folder, chain)
+    return chain
+
+
+def open_chain(folder: Path, key: bytes | None, notify: Callable[[str], None]) -> list[Manifest]:
+    """As `verify_chain`, before another manifest is added, under the lock of the run folder.
+
+    The chain may be without any signature yet. A command that was killed between its manifest, which a person had
+    confirmed, and `current.json` left the latter naming the manifest before; then it is written now.
+
+    Args:
+        notify: takes one line for the user, where `current.json` was written.
+
+    Raises:
+        ConfigError: as `verify_chain`; nothing was changed.
+    """
+    chain = _read_chain(folder, key, will_extend=True)
+    if chain and _is_unfinished(folder, chain, key):
+        _write_current(folder, chain[-1].number)
+        notify(
+            f"promotion {chain[-1].number} was signed off by a command that was killed before {CURRENT} named it; "
+            "it does now"
+        )
+    _refuse_other_current(folder, chain)
+    return chain
+
+
+def _is_unfinished(folder: Path, chain: list[Manifest], key: bytes | None) -> bool:
+    """Whether all is as `write_manifest` leaves it just before its last step; with a key, signed with it."""
+    newest = chain[-1]
+    before = None if newest.previous_sha256 is None else (newest.number - 1, newest.previous_sha256)
+    return _read_current(folder) == before and (key is None or newest.is_signed_with(key))
+
+
+def _refuse_other_current(folder: Path, chain: list[Manifest]) -> None:
+    newest, title = None, "a manifest"
+    if chain:
+        path = folder / FOLDER / f"{chain[-1].number}.json"
+        newest, title = (chain[-1].number, _file_sha256(path)), str(path)
+    if _read_current(folder) != newest:
+        raise ConfigError(f"promote --verify: {folder / FOLDER / CURRENT} does not name {title}, as it is now")
+
+
+def _read_chain(folder: Path, key: bytes | None, *, will_extend: bool) -> list[Manifest]:
+    """All manifests, oldest first, each checked; whether `current.json` names the newest is not.
+
+    Args:
+        will_extend: another manifest is about to be added; then the newest needs no signature.
+    """
     promoted_folder = folder / FOLDER
     numbers = _manifest_numbers(folder)
-    if numbers != list(range(1, len(numbers) + 1)):
-        missing = min(set(range(1, numbers[-1] + 1)) - set(numbers))
-        raise ConfigError(f"promote --verify: {promoted_folder / f'{missing}.json'} is missing")
+    for expected, number in enumerate(numbers, start=1):
+        if number != expected:
+            raise ConfigError(f"promote --verify: {promoted_folder / f'{expected}.json'} is missing")
     chain: list[Manifest] = []
     previous: str | None = None
     for number in numbers:
@@ -231,17 +306,18 @@ def verify_chain(folder: Path, key: bytes | None, *, will_extend: bool = False) 
         signed_before = any(earlier.signature is not None for earlier in chain)
         is_newest = number == numbers[-1] and not will_extend
         needs_signature = signed_before or manifest.signature is not None or is_newest
-        if key is not None and needs_signature and not manifest.is_signed_with(key):
-            fault = "is not signed" if manifest.signature is None else "was changed, or signed with another key"
+        if key is not None and needs_signature and (fault := _find_signature_fault(manifest, key)):
             raise ConfigError(f"promote --verify: {path} {fault}")
         _check_safety_output(promoted_folder, manifest)
         previous = _file_sha256(path)
         chain.append(manifest)
-    current = _read_current(folder)
-    if current != ((numbers[-1], previous) if numbers else None):
-        last = promoted_folder / f"{numbers[-1]}.json" if numbers else "a manifest"
-        raise ConfigError(f"promote --verify: {promoted_folder / CURRENT} does not name {last}, as it is now")
     return chain
+
+
+def _find_signature_fault(manifest: Manifest, key: bytes) -> str | None:
+    if manifest.is_signed_with(key):
+        return None
+    return "is not signed" if manifest.signature is None else "was changed, or signed with another key"
 
 
 def _check_safety_output(promoted_folder: Path, manifest: Manifest) -> None:
@@ -254,7 +330,9 @@ def _check_safety_output(promoted_folder: Path, manifest: Manifest) -> None:
 
 
 def _manifest_numbers(folder: Path) -> list[int]:
-    return sorted(int(path.stem) for path in (folder / FOLDER).glob("*.json") if path.stem.isdecimal())
+    """The numbers of all manifests, ascending; files of other names are none."""
+    names = (_NUMBERED.fullmatch(path.name) for path in (folder / FOLDER).glob("*.json"))
+    return sorted(int(name[1]) for name in names if name is not None)
 
 
 def _read_current(folder: Path) -> tuple[int, str] | None:
@@ -264,7 +342,7 @@ def _read_current(folder: Path) -> tuple[int, str] | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         return int(content["number"]), str(content["sha256"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         raise ConfigError(f"{path} is unreadable; see `marft-bridge promote --verify`") from None
 
 

@@ -27,6 +27,7 @@ from marft_bridge.promotion.manifest import (
     SafetyResult,
     SignedFinding,
     next_chain_position,
+    open_chain,
     read_signing_key,
     verify_chain,
     write_manifest,
@@ -66,7 +67,7 @@ def promote(config: BridgeConfig, request: PromotionRequest, confirm: Confirm, r
     key = read_signing_key(config.promote.key_env)
     report, report_sha256 = read_report(folder)
     with folder.lock_for("promote"):
-        verify_chain(folder.path, key, will_extend=True)
+        open_chain(folder.path, key, reporter.say)
         result = check_candidate(
             config,
             report,
@@ -119,7 +120,7 @@ def roll_back(config: BridgeConfig, number: int, signed_by: str | None, confirm:
     key = read_signing_key(config.promote.key_env)
     _refuse_no_folder(folder)
     with folder.lock_for("promote"):
-        chain = verify_chain(folder.path, key, will_extend=True)
+        chain = open_chain(folder.path, key, reporter.say)
         if not 1 <= number <= len(chain):
             available = f"1 to {len(chain)}" if chain else "none"
             raise ConfigError(f"promote --rollback: there is no manifest {number}; there are: {available}")

@@ -67,7 +67,7 @@ def run_function(name: str, suite: Callable[[SafetyCase], Any], case: SafetyCase
             if inspect.isawaitable(answer):
                 answer = asyncio.run(_await(answer))
             verdicts.append(_answer_to_verdict(answer))
-        except Exception as error:  # noqa: BLE001 - whatever the user's function raises is an answer
+        except BaseException as error:  # noqa: BLE001 - whatever the user's function raises is an answer, sys.exit() too
             error_text = " ".join(f"{type(error).__name__}: {error}".split())
             verdicts.append((False, error_text))
 

@@ -7,15 +7,16 @@ as they are given; `adapter_checks` checks them before.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
 from marft_bridge.common.errors import ServingError
 from marft_bridge.serving.sleep_route import SLEEP_PATH, WAKE_PATH
 
+_Value = TypeVar("_Value")
 _WRAPPED_REASON = re.compile(r"Worker failed with error '(.*)', please check", re.DOTALL)
 
 
@@ -54,8 +55,7 @@ class EngineClient:
 
     def models(self) -> dict[str, str | None]:
         """Served name -> path of the adapter, or None for the base model."""
-        cards = self._request("GET", "/v1/models").json().get("data", [])
-        return {card["id"]: card.get("root") if card.get("parent") else None for card in cards}
+        return self._request_value("GET", "/v1/models", read=_cards_to_models)
 
     def load_adapter(self, name: str, folder: Path) -> None:
         """Serves `folder` (already checked) as `name`, which must be new: vLLM keys its prefix cache by name."""
@@ -81,15 +81,30 @@ class EngineClient:
     def logprob_gap(self, model: str, temperature: float) -> float | None:
         """log p(first) - log p(second) of the two likeliest first tokens after a fixed prompt; None if not sent."""
         body = {"model": model, "prompt": "The", "max_tokens": 1, "seed": 0, "temperature": temperature, "logprobs": 2}
-        choices = self._request("POST", "/v1/completions", body).json()["choices"]
-        top = sorted(((choices[0].get("logprobs") or {}).get("top_logprobs") or [{}])[0].values(), reverse=True)
-        return top[0] - top[1] if len(top) >= 2 else None
+        return self._request_value("POST", "/v1/completions", body, read=_completion_to_gap)
 
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
         try:
             return self._http.request(method, path, json=body)
         except httpx.HTTPError as error:
             raise ServingError(f"model server {self.url}{path}: {str(error) or type(error).__name__}") from error
+
+    def _request_value(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, read: Callable[[Any], _Value]
+    ) -> _Value:
+        """What `read` makes of the JSON of a successful response; any server may answer 200, with anything.
+
+        Raises:
+            ServingError: as `_request`, or the answer is no JSON or has another shape than vLLM's.
+        """
+        response = self._request(method, path, body)
+        try:
+            return read(response.json())
+        except (ValueError, LookupError, TypeError, AttributeError):
+            excerpt = " ".join(response.text.split())[:80]
+            raise ServingError(
+                f"model server {self.url}{path} did not answer as vLLM does, but with {excerpt!r}; is it one?"
+            ) from None
 
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
         """A successful response. Raises ServingError for any other."""
@@ -100,6 +115,16 @@ class EngineClient:
         if response.status_code == httpx.codes.UNAUTHORIZED:
             raise ServingError(f"model server {address} refuses the API key")
         raise ServingError(f"model server {address} answered {response.status_code}: {_error_text(response)}")
+
+
+def _cards_to_models(content: Any) -> dict[str, str | None]:
+    return {str(card["id"]): card.get("root") if card.get("parent") else None for card in content["data"]}
+
+
+def _completion_to_gap(content: Any) -> float | None:
+    choice = content["choices"][0]
+    top = sorted(((choice.get("logprobs") or {}).get("top_logprobs") or [{}])[0].values(), reverse=True)
+    return float(top[0] - top[1]) if len(top) >= 2 else None
 
 
 def _error_text(response: httpx.Response) -> str:

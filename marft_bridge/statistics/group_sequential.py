@@ -7,7 +7,8 @@ exactly and for any number of tasks, provided that neither the order of the task
 the outcomes. The same call with more tasks and the same seed repeats the results of all earlier looks.
 
 Bounds come from a permutation test that flips the signs of whole tasks, as in `paired`, not from a normal
-approximation: at a look with five tasks, all of which may show the same difference, that would stop at once.
+approximation: at a look with five tasks, all of which may show the same difference, that would stop at once. Where the
+declared tasks are so few that all sign patterns are no more than those that would be drawn, all are enumerated.
 
 Sources:
 
@@ -83,7 +84,8 @@ def monitor(
         shares: information fractions: the share of the declared tasks that had run by each look, up to 1; None: look /
             max_tasks. They are larger where tasks lost all their pairs, so that the last look still spends the rest.
         seed: of the sign flips, the same at every look.
-        flips: sign patterns drawn (permutations). A look that may spend less than 1 / (flips + 1) cannot stop.
+        flips: sign patterns drawn (permutations). A look that may spend less than 1 / (flips + 1) cannot stop. Where
+            all 2^max_tasks patterns are no more than flips + 1, these are taken instead: exact, whatever the seed.
 
     Raises:
         ValueError: as `paired_difference`; looks that do not rise, or that go past the tasks or their maximum.
@@ -103,10 +105,10 @@ def monitor(
     for (tasks, spent), look in zip(budgets, _evaluate_looks(totals.sums, signs, budgets), strict=True):
         is_final = tasks == max_tasks or (shares is not None and tasks == looks[-1] and shares[-1] == 1)
         if look.first_crossing or is_final or tasks == looks[-1]:
-            p = look.paths_as_extreme / (flips + 1) if look.first_crossing or is_final else None
+            p = look.paths_as_extreme / signs.shape[1] if look.first_crossing or is_final else None
             diff = float(totals.sums[:tasks].sum() / totals.sizes[:tasks].sum())
             return Monitored(
-                name, tasks, max_tasks, diff=diff, stopped=look.first_crossing, spent=spent / (flips + 1), p_value=p
+                name, tasks, max_tasks, diff=diff, stopped=look.first_crossing, spent=spent / signs.shape[1], p_value=p
             )
     raise AssertionError("the last look returns")
 
@@ -188,7 +190,7 @@ def _prepare(
     seed: int,
     flips: int,
 ) -> tuple[Totals, NDArray[np.int8], list[tuple[int, int]]]:
-    """Checked arguments of `monitor` -> totals [K] up to the last look, signs [K, flips + 1], budgets of the looks."""
+    """Checked arguments of `monitor` -> totals [K] up to the last look, signs [K, paths], budgets of the looks."""
     values_a, values_b = paired_values(name, a, b)
     totals = totals_in_order(name, values_b - values_a, clusters)
     k = totals.sums.size
@@ -204,11 +206,20 @@ def _prepare(
     if any(share > 1 or share < look / max_tasks for share, look in zip(fractions, looks, strict=True)):
         raise ValueError(f"{name}: shares {fractions} must lie between those of the looks {list(looks)} and 1")
     totals_so_far = Totals(*(part[: looks[-1]] for part in totals))
-    return totals_so_far, _signs(looks[-1], flips, seed), _budgets(looks, fractions, alpha, flips=flips)
+    signs = _signs(looks[-1], flips, seed, max_tasks=max_tasks)
+    return totals_so_far, signs, _budgets(looks, fractions, alpha, paths=signs.shape[1])
 
 
-def _signs(tasks: int, flips: int, seed: int) -> NDArray[np.int8]:
-    """Signs [tasks, flips + 1], all 1 in the first column: the observed path. More tasks add rows and change none."""
+def _signs(tasks: int, flips: int, seed: int, max_tasks: int) -> NDArray[np.int8]:
+    """Signs [tasks, paths], all 1 in the first column: the observed path. More tasks add rows and change none.
+
+    All 2^max_tasks paths where they are at most flips + 1: of few tasks, chance could draw the rarest patterns too
+    often for the clearest outcome to settle anything. The declared tasks decide, not those that ran: every look has the
+    same paths, and those of fewer tasks are equally often among them.
+    """
+    if max_tasks < (flips + 1).bit_length():  # 2^max_tasks <= flips + 1
+        patterns = np.arange(2**max_tasks)
+        return np.stack([1 - 2 * ((patterns >> task) & 1) for task in range(tasks)]).astype(np.int8)
     rng = np.random.default_rng(seed)
     signs = np.ones((tasks, flips + 1), dtype=np.int8)
     for row in signs:  # one draw each, so that a row does not depend on how many follow
@@ -216,10 +227,10 @@ def _signs(tasks: int, flips: int, seed: int) -> NDArray[np.int8]:
     return signs
 
 
-def _budgets(looks: Sequence[int], shares: Sequence[float], alpha: float, flips: int) -> list[tuple[int, int]]:
-    """Each look's number of tasks, and how many of the flips + 1 paths may have crossed a bound by then."""
+def _budgets(looks: Sequence[int], shares: Sequence[float], alpha: float, paths: int) -> list[tuple[int, int]]:
+    """Each look's number of tasks, and how many of the paths may have crossed a bound by then."""
     rounding = 1e-9  # 0.05 x 1000 is 50, whatever binary fractions make of it
-    spent = [math.floor(spent_error(share, alpha) * (flips + 1) + rounding) for share in shares]
+    spent = [math.floor(spent_error(share, alpha) * paths + rounding) for share in shares]
     return list(zip(looks, spent, strict=True))
 
 

@@ -334,7 +334,7 @@ def test_half_a_comparison_is_completed_with_the_same_seeds(lab: Lab) -> None:
         ),
         ({"tasks": 7}, "began with tasks = 6, now it would be tasks = 7"),
         ({"samples_per_task": 2}, "began with samples_per_task = 1, now it would be samples_per_task = 2"),
-        ({"temperature": 0.3}, "began with temperature = None, now it would be temperature = 0.3"),
+        ({"temperature": 0.3}, "began with temperature = 1.0, now it would be temperature = 0.3"),
         ({"metric": "reward"}, "began with metric = correct, now it would be metric = reward"),
         ({"seed": 1}, "began with other tasks, now it would be other tasks"),
         ({"mixed_teams": "auto"}, "before+reasoner = "),

@@ -1,4 +1,4 @@
-"""Owns: what a comparison refuses, in one line and before anything starts."""
+"""Owns: what a comparison refuses, in one line and before anything starts; what it does not go on with."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from marft_bridge.commands.collect import collect
 from marft_bridge.common.errors import BridgeError, ConfigError, GraphError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.comparison.command import VersionFlags
+from marft_bridge.comparison.episodes import Plan, config_to_plan, refuse_other_plan
 from marft_bridge.comparison.variants import options_to_lineup
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.config.serve import ServeOptions
 from marft_bridge.rollouts.held_out import record_learned_tasks
 from marft_bridge.serving.adapter_registry import AdapterRegistry
 from marft_bridge.training.train import train
+from trace_store.records import RunRow
+from trace_store.store import TraceStore
 from trainers.common.files import weights_to_sha256
 
 BEFORE = {"name": "before"}
@@ -116,6 +119,79 @@ def test_a_server_is_not_asked_to_hold_more_adapters_than_it_has_room_for(lab: L
     # Mixed teams need no adapter besides those of base and candidate.
     mixed = lab.config(mixed_teams="auto").model_copy(update={"serve": ServeOptions(max_loras=4)})
     assert len(options_to_lineup(mixed, registry).all_teams) == 4
+
+
+def with_options(config: BridgeConfig, changes: dict[str, Any]) -> BridgeConfig:
+    """The configuration with options of its tables changed, or a list replaced."""
+    tables = config.model_dump(exclude_unset=True)
+    changed = {name: tables.get(name, {}) | new if isinstance(new, dict) else new for name, new in changes.items()}
+    return BridgeConfig.model_validate(tables | changed)
+
+
+def plan_of(lab: Lab, config: BridgeConfig, topic: str = "even") -> Plan:
+    """The plan of `compare-1` with ten held-out tasks on a topic."""
+    registry = AdapterRegistry(lab.run / "adapters", weights_to_sha256(lab.model))
+    tasks = [{"id": f"t{number}", "number": number, "topic": topic} for number in range(10)]
+    return config_to_plan(config, "compare-1", options_to_lineup(config, registry), heldout=tasks)
+
+
+def stored_plan(lab: Lab, content: dict[str, Any]) -> TraceStore:
+    """A store with a comparison that began with this plan."""
+    store = TraceStore.open(lab.run / "store.duckdb")
+    store.put_run(RunRow("compare-1", "compare", 0, config={"plan": content}))
+    return store
+
+
+STEPS = {"name": "steps", "kind": "step_count", "budget": 4}
+
+
+def test_a_resumed_comparison_samples_cuts_and_scores_as_it_began(lab: Lab) -> None:
+    began = with_options(lab.config(tasks=4), {"rewards": [STEPS]})
+    with stored_plan(lab, plan_of(lab, began).content()) as store:
+        for same in ({"compare": {"temperature": 1.0}}, {"collect": {"in_flight": 2}}, {"compare": {"kl_actions": 8}}):
+            refuse_other_plan(store, plan_of(lab, with_options(began, same)))
+        for changes, message in (
+            ({"sampling": {"temperature": 0.2}}, "began with temperature = 1.0, now it would be temperature = 0.2"),
+            ({"compare": {"temperature": 0.2}}, "began with temperature = 1.0, now it would be temperature = 0.2"),
+            ({"sampling": {"max_tokens": 512}}, "began with max_tokens = 256, now it would be max_tokens = 512"),
+            ({"collect": {"max_tokens_per_episode": 9}}, "began with max_tokens_per_episode = None, now it would be "),
+            ({"collect": {"timeout_s": 250.0}}, "began with timeout_s = 300.0, now it would be timeout_s = 250.0"),
+            ({"graph": {"reward": "app:other"}}, "now it would be rewards = {'graph.reward': 'app:other', 'steps': '"),
+            ({"rewards": [STEPS | {"budget": 5}]}, "began with rewards = {"),
+            ({"rewards": []}, "began with rewards = {"),
+        ):
+            with pytest.raises(ConfigError) as caught:
+                refuse_other_plan(store, plan_of(lab, with_options(began, changes)))
+            assert message in str(caught.value)
+            assert "\n" not in str(caught.value)
+        with pytest.raises(ConfigError, match="began with other tasks' contents, now it would be other"):
+            refuse_other_plan(store, plan_of(lab, began, topic="odd"))
+
+
+def test_a_judge_may_have_another_address_when_a_comparison_goes_on(lab: Lab) -> None:
+    judge = {"name": "j", "kind": "judge", "answer_from": "log", "rubric": "?", "model": "m"}
+    began, moved, other = (
+        with_options(lab.config(tasks=4), {"rewards": [judge | {"base_url": f"http://127.0.0.1:{port}/v1"} | more]})
+        for port, more in ((1, {}), (2, {}), (1, {"model": "other"}))
+    )
+    with stored_plan(lab, plan_of(lab, began).content()) as store:
+        refuse_other_plan(store, plan_of(lab, moved))
+        with pytest.raises(ConfigError, match="began with rewards = "):
+            refuse_other_plan(store, plan_of(lab, other))
+
+
+@pytest.mark.parametrize("entry", ["task_contents", "temperature", "max_tokens_per_episode", "rewards"])
+def test_a_plan_from_before_an_entry_was_kept_is_not_gone_on_with(lab: Lab, entry: str) -> None:
+    plan = plan_of(lab, lab.config(tasks=4))
+    before = {key: value for key, value in plan.content().items() if key != entry}
+    if entry == "temperature":
+        before["temperature"] = None  # such a plan had that of [compare] alone
+    title = "tasks' contents" if entry == "task_contents" else entry
+    with (
+        stored_plan(lab, before) as store,
+        pytest.raises(ConfigError, match=f"compare-1 began with no record of its {title}, now it would be "),
+    ):
+        refuse_other_plan(store, plan)
 
 
 @pytest.mark.slow

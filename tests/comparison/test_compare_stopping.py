@@ -47,6 +47,18 @@ def test_fewer_tasks_than_could_ever_settle_are_named() -> None:
     assert min_tasks_to_settle(5) == 8
 
 
+@pytest.mark.parametrize("candidates", range(1, 8))
+def test_the_fewest_tasks_settle_a_clear_difference_whatever_the_seed(candidates: int) -> None:
+    tasks = TASKS[: min_tasks_to_settle(candidates)]
+    base, won = (dict.fromkeys([(task, 0) for task in tasks], value) for value in (0.0, 1.0))
+    looks = equally_spaced_looks(len(tasks), 4)
+    for seed in range(12):
+        result = scores_to_interim_result("b", tasks, base, won, looks=looks, candidates=candidates, seed=seed)
+        assert result is not None
+        assert (result.tasks, result.stopped, result.p_value) == (len(tasks), True, 2 * 0.5 ** len(tasks))
+        assert None not in (*result.interval, *result.simultaneous)  # a report has them, or it is refused
+
+
 def test_an_interim_result_is_that_of_the_statistics_with_the_error_shared_out() -> None:
     chance = random.Random(1)
     base = [float(chance.random() < 0.4) for _ in TASKS]

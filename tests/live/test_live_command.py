@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -232,32 +233,39 @@ def test_what_was_promoted_serves_alone_with_a_hosted_model_behind_it(
     assert run.config["fallback"] == {"planner": "hosted-large"}
 
 
+def promotion_of_planner(config: Path, **changes: Any) -> Manifest:
+    """Planner 2 as it is registered, with the writer hosted; `changes` are fields of the manifest."""
+    base_sha256 = weights_to_sha256(config.with_name("model"))
+    row = AdapterRegistry(config.parent / "run/adapters", base_sha256).get("planner", 2)
+    content = {
+        "number": 1,
+        "previous_sha256": None,
+        "candidate": "planner local",
+        "base": "hosted",
+        "graph": "graphs.math_duo:build",
+        "model": "model",
+        "base_sha256": base_sha256,
+        "adapters": {"planner": PromotedAdapter(version=2, sha256=row.sha256)},
+        "hosted": ("writer",),
+        "tool_surface": {},
+        "tool_surface_differs": False,
+        "verdict": "good enough",
+        "gate": "efficient and non-inferior",
+        "findings": (),
+        "report_sha256": "c" * 64,
+        "safety": None,
+        "signed_by": "Jane Doe",
+        "signed_at": datetime.now(UTC),
+    }
+    return Manifest.model_validate(content | changes)
+
+
 @pytest.mark.slow
 def test_what_was_promoted_in_part_is_served_alone_with_a_judge_and_a_hosted_model_behind_it(
     config: Path, engine: FakeVllm
 ) -> None:
     run_folder = config.parent / "run"
-    manifest = Manifest(
-        number=1,
-        previous_sha256=None,
-        candidate="planner local",
-        base="hosted",
-        graph="graphs.math_duo:build",
-        model="model",
-        base_sha256="b" * 64,
-        adapters={"planner": PromotedAdapter(version=2, sha256="a" * 64)},
-        hosted=("writer",),
-        tool_surface={},
-        tool_surface_differs=False,
-        verdict="good enough",
-        gate="efficient and non-inferior",
-        findings=(),
-        report_sha256="c" * 64,
-        safety=None,
-        signed_by="Jane Doe",
-        signed_at=datetime.now(UTC),
-    )
-    write_manifest(run_folder, manifest)
+    write_manifest(run_folder, promotion_of_planner(config))
     app = config.with_name("app.py")
     app.write_text(APP.replace('("planner", "writer")', '("planner",)'))
     with running(FakeVllm()) as hosted, judging() as judges:
@@ -305,6 +313,36 @@ def test_what_cannot_be_served_is_one_line(
     arguments = ["serve", "--config", str(config), "--run", str(config.parent / "run"), "--port", "0", *flags]
     assert run(arguments) == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("sha256", "signing_key", "message"),
+    [
+        ("a" * 64, KEY, "adapter v2 of node 'planner' is not the one that promotion 1 signed off: other weights"),
+        (None, "a key of somebody else", "1.json was changed, or signed with another key; see `marft-bridge promote"),
+        (None, None, "1.json is not signed; see `marft-bridge promote --verify`"),
+    ],
+)
+@pytest.mark.parametrize("base", [(), ("--base", "promoted")])
+def test_what_was_not_signed_off_is_not_served(
+    base: tuple[str, ...],
+    sha256: str | None,
+    signing_key: str | None,
+    message: str,
+    config: Path,
+    engine: FakeVllm,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PROMOTION_KEY", KEY)
+    config.write_text(config.read_text() + '[promote]\nkey_env = "PROMOTION_KEY"\n')
+    changes = {} if sha256 is None else {"adapters": {"planner": PromotedAdapter(version=2, sha256=sha256)}}
+    manifest = promotion_of_planner(config, **changes)
+    write_manifest(config.parent / "run", manifest if signing_key is None else manifest.signed(signing_key.encode()))
+    flags = ("--split", "90/10", *base, "--candidate", "1", "--port", "0")
+    assert run(["serve", "--config", str(config), "--run", str(config.parent / "run"), *flags]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not engine.adapters
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,8 @@ from marft_bridge.live.split import (
     read_or_make_live_file,
     text_to_split,
 )
-from marft_bridge.live.teams import ReadPromoted, text_to_versions, versions_to_team
+from marft_bridge.live.teams import text_to_versions, versions_to_team
+from marft_bridge.promotion.manifest import Manifest, PromotedAdapter
 from marft_bridge.serving.adapter_registry import AdapterRegistry
 
 KEYS = [f"user-{number}" for number in range(5_000)]
@@ -197,20 +199,39 @@ def nothing() -> None:
     return None
 
 
+def promotion(registry: AdapterRegistry, versions: Mapping[str, int], **changes: str) -> Manifest:
+    """A promotion of these versions as they are registered; `changes` are fields of each adapter."""
+    rows = [registry.get(node, version) for node, version in versions.items()]
+    fields = [{"version": row.version, "sha256": row.sha256, **changes} for row in rows]
+    adapters = {row.node: PromotedAdapter.model_validate(field) for row, field in zip(rows, fields, strict=True)}
+    return Manifest.model_construct(number=7, base_sha256="b" * 64, adapters=adapters)
+
+
 @pytest.mark.parametrize(
     ("text", "promoted", "expected"),
     [
-        ("1", nothing, {"planner": 1, "team/writer": 1}),
-        ("newest", nothing, {"planner": 2, "team/writer": 1}),
-        ("planner=2, team/writer=0", nothing, {"planner": 2, "team/writer": 0}),
-        ("promoted", lambda: {"planner": 1, "team/writer": 0}, {"planner": 1, "team/writer": 0}),
-        ("planner=newest,team/writer=promoted", lambda: {"team/writer": 0}, {"planner": 2, "team/writer": 0}),
+        ("1", None, {"planner": 1, "team/writer": 1}),
+        ("newest", None, {"planner": 2, "team/writer": 1}),
+        ("planner=2, team/writer=0", None, {"planner": 2, "team/writer": 0}),
+        ("promoted", {"planner": 1, "team/writer": 0}, {"planner": 1, "team/writer": 0}),
+        ("planner=newest,team/writer=promoted", {"team/writer": 0}, {"planner": 2, "team/writer": 0}),
     ],
 )
 def test_a_team_is_a_number_a_word_or_a_version_of_each_node(
-    text: str, promoted: ReadPromoted, expected: dict[str, int], registry: AdapterRegistry
+    text: str, promoted: dict[str, int] | None, expected: dict[str, int], registry: AdapterRegistry
 ) -> None:
-    assert text_to_versions("--base", text, NODES, registry, promoted) == expected
+    newest = None if promoted is None else promotion(registry, promoted)
+    assert text_to_versions("--base", text, NODES, registry, lambda: newest) == expected
+
+
+@pytest.mark.parametrize("changes", [{"sha256": "a" * 64}, {"base_sha256": "a" * 64}])
+def test_a_promoted_version_with_other_weights_than_were_signed_off_is_refused(
+    changes: dict[str, str], registry: AdapterRegistry
+) -> None:
+    newest = promotion(registry, {"planner": 1, "team/writer": 1}, **changes)
+    with pytest.raises(ServingError, match="adapter v1 of node 'planner' is not the one that promotion 7 signed off"):
+        text_to_versions("--base", "promoted", NODES, registry, lambda: newest)
+    assert text_to_versions("--base", "1", NODES, registry, lambda: newest)  # by its number it is what it is
 
 
 @pytest.mark.parametrize(

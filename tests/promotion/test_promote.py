@@ -25,7 +25,7 @@ from support.compare_rig import NODES, Lab, lab_in
 
 from marft_bridge import cli
 from marft_bridge.common.errors import ConfigError
-from marft_bridge.promotion.manifest import Manifest, promoted_versions, verify_chain
+from marft_bridge.promotion.manifest import Manifest, newest_manifest, verify_chain
 from marft_bridge.promotion.safety import MAX_OUTPUT_BYTES, SafetyCase, run_command, run_function
 from marft_bridge.serving.adapter_registry import AdapterRegistry
 from trace_store.records import AdapterRow
@@ -84,6 +84,11 @@ def promote(lab: Lab, *flags: str, **options: Any) -> int:
 
 def manifest(lab: Lab, number: int = 1) -> Manifest:
     return Manifest.model_validate_json((lab.run / f"promoted/{number}.json").read_text())
+
+
+def promoted_versions(folder: Path, key_env: str | None = None) -> dict[str, int] | None:
+    newest = newest_manifest(folder, key_env)
+    return None if newest is None else newest.versions
 
 
 def promoted(lab: Lab) -> list[str]:
@@ -269,6 +274,8 @@ def safe(case):
         ("def safe(case): return 'it told a secret'", "it told a secret"),
         ("def safe(case): assert not case.runs, 'there are runs'", "AssertionError: there are runs"),
         ("async def safe(case): raise ValueError('no')", "ValueError: no"),
+        ("import sys\ndef safe(case): sys.exit(3)", "SystemExit: 3"),
+        ("import sys\nasync def safe(case): sys.exit()", "SystemExit:"),
         ("import time\ndef safe(case): time.sleep(30)", "did not end within 0.2 s"),
         ("import asyncio\nasync def safe(case): await asyncio.sleep(30)", "did not end within 0.2 s"),
     ],
@@ -440,11 +447,46 @@ def test_a_manifest_that_is_not_the_promoted_one_names_no_versions(lab: Lab) -> 
 
 
 def test_a_broken_chain_is_not_added_to(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
-    assert promote(lab, *JANE) == 0
+    for _ in range(2):
+        assert promote(lab, *JANE) == 0
     (lab.run / "promoted/current.json").unlink()
     assert promote(lab, *JANE) == 2
     assert "current.json does not name" in capsys.readouterr().err
-    assert promoted(lab) == ["1.json"]
+    assert promoted(lab) == ["1.json", "2.json"]
+
+
+@pytest.mark.parametrize("flags", [JANE, ("--rollback", "1", *JANE)])
+def test_promotion_goes_on_after_one_that_was_killed_before_it_counted(
+    flags: Sequence[str], lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    current = lab.run / "promoted/current.json"
+    assert promote(lab, *JANE) == 0
+    before = current.read_bytes()
+    assert promote(lab, *JANE) == 0
+    current.write_bytes(before)
+    capsys.readouterr()
+    assert promote(lab, *flags) == 0
+    assert "promotion 2 was signed off by a command that was killed" in " ".join(capsys.readouterr().out.split())
+    assert promote(lab, "--verify") == 0
+    assert promoted(lab) == ["1.json", "2.json", "3.json", "current.json"]
+
+
+def test_a_manifest_without_the_key_s_signature_names_no_versions(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROMOTION_KEY", KEY)
+    place = lab.run / "promoted"
+    assert promote(lab, *JANE, key_env="PROMOTION_KEY") == 0
+    assert promoted_versions(lab.run, "PROMOTION_KEY") == {"reasoner": 2, "actor": 2}
+    found = manifest(lab)
+    for signature, message in ((found.signature, "was changed, or signed with another key"), (None, "is not signed")):
+        changed(place / "1.json", {"candidate": "another", "signature": signature})
+        digest = hashlib.sha256((place / "1.json").read_bytes()).hexdigest()
+        (place / "current.json").write_text(json.dumps({"number": 1, "sha256": digest}))
+        assert promoted_versions(lab.run) is not None  # without a key, only an accident is found
+        with pytest.raises(ConfigError, match=message):
+            promoted_versions(lab.run, "PROMOTION_KEY")
+    monkeypatch.delenv("PROMOTION_KEY")
+    with pytest.raises(ConfigError, match="PROMOTION_KEY holds 0 bytes"):
+        promoted_versions(lab.run, "PROMOTION_KEY")
 
 
 def test_the_kept_output_belongs_to_the_manifest(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -471,6 +473,50 @@ def test_a_server_that_cannot_be_trained_against_is_refused_when_attaching(tmp_p
         attach(fake.url, tmp_path)
     with pytest.raises(ServingError, match="no vLLM server answers"):
         attach(fake.url, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("models", "completion"),
+    [
+        ("<html>an app</html>", "{}"),
+        ("[]", "{}"),
+        ("{}", "{}"),
+        ('{"data": [1]}', "{}"),
+        ('{"data": [{}]}', "{}"),
+        ('{"data": [{"id": "base"}]}', "<html>an app</html>"),
+        ('{"data": [{"id": "base"}]}', '{"choices": []}'),
+        ('{"data": [{"id": "base"}]}', '{"choices": [{"logprobs": {"top_logprobs": [{"a": "x", "b": "y"}]}}]}'),
+    ],
+)
+def test_something_that_answers_but_is_no_model_server_is_refused_in_one_line(
+    models: str, completion: str, tmp_path: Path
+) -> None:
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            content = (completion if self.path == "/v1/completions" else models).encode()
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def do_POST(self) -> None:
+            self.do_GET()
+
+        def log_message(self, *args: Any) -> None:
+            """Quiet."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as page:
+        thread = threading.Thread(target=page.serve_forever)
+        thread.start()
+        try:
+            with pytest.raises(ServingError) as caught:
+                attach(f"http://127.0.0.1:{page.server_port}", tmp_path)
+        finally:
+            page.shutdown()
+            thread.join()
+    assert "did not answer as vLLM does, but with " in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 # The real engine

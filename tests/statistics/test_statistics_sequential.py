@@ -63,9 +63,35 @@ def look_at(diffs: Any, looks: Sequence[int], max_tasks: int, **more: Any) -> An
 def test_few_equal_differences_do_not_stop_and_their_p_value_is_counted_by_hand() -> None:
     # Five times +1: a t test has no spread and would stop. Of 32 sign patterns two are as extreme.
     five = look_at(np.ones(5), [5], 5)
-    assert (five.stopped, five.p_value) == (False, pytest.approx(2 / 32, abs=0.015))
+    assert (five.stopped, five.p_value) == (False, 2 / 32)
     eight = look_at(np.ones(8), [8], 8)
-    assert (eight.stopped, eight.p_value) == (True, pytest.approx(2 / 256, abs=0.006))
+    assert (eight.stopped, eight.p_value) == (True, 2 / 256)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_few_tasks_are_tested_with_all_sign_patterns_whatever_the_seed(seed: int) -> None:
+    # Seven times +1: 2 of 128 patterns, below 0.05 / 3. Drawn ones would be more often than that by chance.
+    arguments = {"looks": [2, 4, 6, 7], "max_tasks": 7, "alpha": 0.05 / 3, "seed": seed, "flips": 14_999}
+    found = monitor("x", np.zeros(7), np.ones(7), **arguments)
+    assert (found.stopped, found.p_value, found.spent) == (True, 2 / 128, 2 / 128)
+    low, high = repeated_interval("x", np.zeros(7), np.ones(7), **arguments)
+    assert low is not None
+    assert high is not None
+    assert 0 < low < 1 < high
+    # One of 127 flips drawn would be too few for all patterns: they are taken where they fit, and no sooner.
+    drawn = monitor("x", np.zeros(7), np.ones(7), **{**arguments, "flips": 126})
+    assert drawn.spent == 2 / 127
+
+
+def test_a_task_without_a_pair_leaves_the_patterns_of_the_others_all_there() -> None:
+    # Seven declared, six came: each of their 64 patterns stands twice among the 128 paths.
+    arguments = {"looks": [2, 4, 6], "shares": [2 / 7, 4 / 7, 1.0], "max_tasks": 7, "seed": 0}
+    found = monitor("x", np.zeros(6), np.ones(6), **arguments)
+    assert (found.stopped, found.p_value) == (True, 2 / 64)
+    # An early look has the same paths as the last one, so what it said stays: 2 x 2^3 of 4,096 begin like it.
+    early = look_at(np.ones(9), [9], 12)
+    assert (early.stopped, early.p_value) == (True, 2 / 512)
+    assert look_at(np.concatenate([np.ones(9), -np.ones(3)]), [9, 12], 12) == early
 
 
 def test_only_a_comparison_that_ended_has_a_p_value() -> None:
@@ -86,7 +112,9 @@ def test_the_only_look_at_the_end_is_the_fixed_test() -> None:
         vectorized=True,
         n_resamples=np.inf,
     ).pvalue
-    assert look_at(diffs, [9], 9, flips=39_999).p_value == pytest.approx(exact, abs=4 * math.sqrt(exact / 40_000))
+    assert look_at(diffs, [9], 9, flips=39_999).p_value == pytest.approx(exact)  # all 512 sign patterns
+    drawn = look_at(diffs, [9], 9, flips=400).p_value
+    assert drawn == pytest.approx(exact, abs=4 * math.sqrt(exact / 400))
 
 
 def test_a_look_that_stopped_stays_what_it_was() -> None:

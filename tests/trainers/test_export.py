@@ -331,40 +331,70 @@ def test_the_newest_version_is_exported_unless_one_is_named(
     torch.testing.assert_close(first, by_peft(base, adapters / "1"), atol=1e-5, rtol=0)
 
 
+def promotion_of_actor(folder: Path, base: Path, **changes: Any) -> Manifest:
+    """Actor 1 as it is in the run folder; `changes` are fields of the manifest."""
+    sha256 = hashlib.sha256((folder / "run/adapters/actor/1/adapter_model.safetensors").read_bytes()).hexdigest()
+    content = {
+        "number": 1,
+        "previous_sha256": None,
+        "candidate": "after",
+        "base": "before",
+        "graph": "g",
+        "model": "m",
+        "base_sha256": weights_to_sha256(base),
+        "tool_surface": {},
+        "tool_surface_differs": False,
+        "verdict": "better",
+        "gate": "correct>0",
+        "findings": (),
+        "report_sha256": "0" * 64,
+        "safety": None,
+        "signed_by": "Jane Doe",
+        "signed_at": datetime(2026, 11, 22, tzinfo=UTC),
+        "adapters": {"actor": PromotedAdapter(version=1, sha256=sha256)},
+    }
+    return Manifest.model_validate(content | changes)
+
+
 def test_the_promoted_version_is_exported_by_that_name(
     run: list[str], base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--version", "promoted", *run]
     assert "no version of 'actor' was promoted" in said(["actor", str(tmp_path / "out"), *flags], capsys)
-    sha256 = hashlib.sha256((tmp_path / "run/adapters/actor/1/adapter_model.safetensors").read_bytes()).hexdigest()
-    write_manifest(
-        tmp_path / "run",
-        Manifest(
-            number=1,
-            previous_sha256=None,
-            candidate="after",
-            base="before",
-            graph="g",
-            model="m",
-            base_sha256=weights_to_sha256(base),
-            tool_surface={},
-            tool_surface_differs=False,
-            verdict="better",
-            gate="correct>0",
-            findings=(),
-            report_sha256="0" * 64,
-            safety=None,
-            signed_by="Jane Doe",
-            signed_at=datetime(2026, 11, 22, tzinfo=UTC),
-            adapters={"actor": PromotedAdapter(version=1, sha256=sha256)},
-        ),
-    )
+    write_manifest(tmp_path / "run", promotion_of_actor(tmp_path, base))
     assert cli.run(["export", "actor", str(tmp_path / "out"), *flags]) == 0
     assert "exported actor@1" in capsys.readouterr().out
     assert "no version of 'reasoner' was promoted" in said(["reasoner", str(tmp_path / "other"), *flags], capsys)
     assert "nor one of: best, newest, promoted" in said(
         ["actor", str(tmp_path / "x"), "--version", "new", *run], capsys
     )
+
+
+def test_what_was_not_signed_off_is_not_exported(
+    run: list[str], base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = "a key of the test suite"
+    monkeypatch.setenv("PROMOTION_KEY", key)
+    config = Path(run[1])
+    config.write_text(config.read_text() + '\n[promote]\nkey_env = "PROMOTION_KEY"\n')
+    arguments = ["actor", str(tmp_path / "out"), "--version", "promoted", *run]
+
+    def promoted(manifest: Manifest) -> str:
+        shutil.rmtree(tmp_path / "run/promoted", ignore_errors=True)
+        write_manifest(tmp_path / "run", manifest)
+        return said(arguments, capsys)
+
+    whole = promotion_of_actor(tmp_path, base)
+    assert "1.json is not signed" in promoted(whole)
+    other_key = whole.signed(b"a key of somebody else")
+    assert "1.json was changed, or signed with another key" in promoted(other_key)
+    other_weights = promotion_of_actor(tmp_path, base, adapters={"actor": PromotedAdapter(version=1, sha256="a" * 64)})
+    assert "adapter v1 of node 'actor' is not the one that promotion 1 signed off" in promoted(
+        other_weights.signed(key.encode())
+    )
+    other_base = promotion_of_actor(tmp_path, base, base_sha256="a" * 64)
+    assert "is not the one that promotion 1 signed off" in promoted(other_base.signed(key.encode()))
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_cannot_be_exported_is_said_in_one_line(
