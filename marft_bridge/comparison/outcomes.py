@@ -69,6 +69,10 @@ class Outcomes:
         """How many tasks and samples have no score."""
         return sum(self.reasons.values())
 
+    def measured(self) -> dict[str, int]:
+        """Each metric, by name, and how many scored episodes have it."""
+        return dict(sorted(Counter(metric for outcome in self.scored.values() for metric in outcome.values).items()))
+
     def values(self, metric: str) -> tuple[list[float], list[str]]:
         """The metric of every scored episode that has it, and the task of each: two parallel lists."""
         rows = [(o.values[metric], o.task_id) for o in self.scored.values() if metric in o.values]

@@ -85,7 +85,8 @@ class Variant(_ReportPart):
     `prompts` maps nodes to what their calls began with in place of the app's system message.
     `graph`, `model`: None means those of the
     configuration; a graph that calls the models that it was written with has the model "its own models". `score` is
-    the deciding metric over all of its episodes that have it.
+    the deciding metric over all of its episodes that have it. `measured` maps each metric to how many of these have it
+    too; None in reports of earlier versions.
     """
 
     name: Text
@@ -98,6 +99,7 @@ class Variant(_ReportPart):
     episodes: int = Field(ge=0)
     unscored: int = Field(ge=0)  # episodes without the deciding metric: failed, truncated, or never scored
     reasons: dict[Text, int] = Field(default_factory=dict)  # why an episode has no score -> number of episodes
+    measured: dict[Text, Annotated[int, Field(ge=0)]] | None = None
     score: Estimate | None
     pass_at: dict[int, Estimate] = Field(default_factory=dict)  # k -> pass@k; only for scores of 0 and 1
     avg_at: dict[int, Estimate] = Field(default_factory=dict)  # k -> avg@k

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,7 +21,7 @@ from marft_bridge.common.errors import ConfigError
 from marft_bridge.comparison.records import ONE_SIDED_SIGNIFICANCE, Contrast, Report, Variant
 from marft_bridge.config.gate_expression import Clause, Gate, Op, expression_to_gate
 from marft_bridge.statistics import holm, totals_to_non_inferiority_p_value
-from marft_bridge.statistics.clusters import Totals
+from marft_bridge.statistics.clusters import ROUNDING, Totals
 
 Status = Literal["passed", "failed", "undecided"]
 Outcome = Literal["promote", "refused", "undecided"]
@@ -97,7 +97,8 @@ def decide(report: Report, gate: Gate | str, candidate: str | None = None) -> De
             hint = f"did you mean {close_names[0]!r}?" if close_names else f"known: {', '.join(metrics)}"
             raise ConfigError(f"promotion gate: the comparison has no metric {clause.metric!r}; {hint}")
     findings = [_clause_to_finding(report, variant, clause) for clause in parsed_gate.clauses]
-    return Decision(variant.name, parsed_gate.text, (*findings, *lost_findings(report, variant)))
+    findings += lost_findings(report, variant, metrics=[clause.metric for clause in parsed_gate.clauses])
+    return Decision(variant.name, parsed_gate.text, tuple(findings))
 
 
 def find_candidate(report: Report, name: str | None) -> Variant:
@@ -253,8 +254,9 @@ def _interval_with_unseen_loss(row: Contrast, upwards: bool) -> tuple[float, flo
 
 
 def _is_without_width(row: Contrast) -> bool:
+    """Up to rounding: tasks that all differ by 0.2 have an interval of some 1e-17."""
     low, high = row.simultaneous
-    return high <= low
+    return high - low <= ROUNDING * max(abs(low), abs(high), abs(row.mean_a), abs(row.mean_b))
 
 
 def _unseen_loss(row: Contrast) -> float:
@@ -271,28 +273,58 @@ def _largest_loss(row: Contrast) -> float:
     return max(value_range, abs(row.mean_a), abs(row.mean_b)) or 1.0
 
 
-def lost_findings(report: Report, variant: Variant) -> tuple[Finding, ...]:
+def lost_findings(report: Report, variant: Variant, metrics: Iterable[str] = ()) -> tuple[Finding, ...]:
     """A finding where the candidate has many more episodes without a score than the base; none where it has not.
 
-    Pairs that lack a score are left out of every number: a candidate must not win by failing on hard tasks.
+    Pairs that lack a score are left out of every number: a candidate must not win by failing on hard tasks. The same
+    holds for each of `metrics`, which a scored episode may lack.
     """
+    secondary = dict.fromkeys(metric for metric in metrics if metric != report.metric)
+    findings = (_unscored_finding(report, variant), *(_unmeasured_finding(report, variant, m) for m in secondary))
+    return tuple(finding for finding in findings if finding is not None)
+
+
+def _unscored_finding(report: Report, variant: Variant) -> Finding | None:
     base = report.variants[0]
-    lost_share, base_share = (v.unscored / v.episodes if v.episodes else 0.0 for v in (variant, base))
-    if lost_share <= base_share + MAX_UNSCORED_SHARE:
-        return ()
+    if not _loses_more(variant, variant.unscored, base, base_lost=base.unscored):
+        return None
     reason = max(variant.reasons.items(), key=lambda item: item[1])[0] if variant.reasons else "no reason recorded"
-    finding = Finding(
+    return Finding(
         "episodes with a score",
         "undecided",
         f"{variant.unscored} of {variant.episodes} episodes of {variant.name} have no score ({base.unscored} of "
         f"{base.episodes} of {base.name}), most often: {reason}; the numbers leave them out, so they show too little",
     )
-    return (finding,)
+
+
+def _unmeasured_finding(report: Report, variant: Variant, metric: str) -> Finding | None:
+    """The same of another metric; a report that does not count its episodes has its pairs instead."""
+    base, clause = report.variants[0], f"episodes with {metric}"
+    if variant.measured is not None and base.measured is not None:
+        lost, base_lost = (v.episodes - v.measured.get(metric, 0) for v in (variant, base) if v.measured is not None)
+        if not _loses_more(variant, lost, base, base_lost=base_lost):
+            return None
+        sentence = (
+            f"{lost} of {variant.episodes} episodes of {variant.name} have no {metric} ({base_lost} of {base.episodes} "
+            f"of {base.name}); its numbers leave them out, so they show too little"
+        )
+        return Finding(clause, "undecided", sentence)
+    deciding, row = report.contrast(variant.name), report.contrast(variant.name, metric)
+    if deciding is None or row is None or row.n >= (1 - MAX_UNSCORED_SHARE) * deciding.n:
+        return None
+    sentence = f"{row.n} of {deciding.n} pairs have {metric}, which side of the others lacks it is not told; "
+    return Finding(clause, "undecided", sentence + _OLD_REPORT_HINT)
+
+
+def _loses_more(variant: Variant, lost: int, base: Variant, base_lost: int) -> bool:
+    """Whether the share of episodes that are lost is above the base's by more than `MAX_UNSCORED_SHARE`."""
+    share, base_share = (n / v.episodes if v.episodes else 0.0 for v, n in ((variant, lost), (base, base_lost)))
+    return share > base_share + MAX_UNSCORED_SHARE
 
 
 _OLD_REPORT_HINT = (
-    "an earlier version wrote the report, without the differences of its tasks: `marft-bridge compare --resume` writes "
-    "it anew from the episodes that ran"
+    "an earlier version wrote the report, which holds too little for this: `marft-bridge compare --resume` writes it "
+    "anew from the episodes that ran"
 )
 _STATUS_TEXTS: dict[Status, str] = {
     "passed": "shown to be",

@@ -56,7 +56,13 @@ def measured(metric: str, before: Any, after: Any, *, seed: int, clusters: Any =
 def report(*rows: Contrast, **changes: Any) -> Report:
     """Of two variants; the first row is the deciding metric's."""
     variants = [
-        Variant(name=name, episodes=100, unscored=changes.pop(f"lost_{name}", 0), score=None)
+        Variant(
+            name=name,
+            episodes=100,
+            unscored=changes.pop(f"lost_{name}", 0),
+            score=None,
+            measured=changes.pop(f"measured_{name}", None),
+        )
         for name in ("before", "after")
     ]
     setup = Setup(model="m", graph="g", versions={}, date=NOW, seed=0, tasks=100, **_ONE)
@@ -307,7 +313,7 @@ def test_a_factor_and_the_loss_that_is_not_excluded_count_what_no_task_showed() 
     assert decide(report(row), "steps<1.12x").outcome == "promote"
     # A cost has its own unit: pennies are not held against a whole one.
     cheap = measured("cost", before / 1000, after / 2000, seed=0)
-    assert decide(report(BETTER, cheap), "cost<1.1x").outcome == "promote"
+    assert decide(report(cheap), "cost<1.1x").outcome == "promote"
     (finding,) = decide(report(won_and_lost(30, 1, 0)), "correct>=base").findings
     assert "being worse by up to 0.1157 is not excluded" in finding.sentence
 
@@ -342,6 +348,38 @@ def test_a_candidate_that_loses_episodes_does_not_win_by_it() -> None:
     assert decision.outcome == "undecided"
     assert "6 of 100 episodes of after have no score (0 of 100 of before)" in decision.findings[-1].sentence
     assert decide(report(BETTER, lost_after=6, lost_before=6), "correct>0").outcome == "promote"
+
+
+def test_a_clause_does_not_pass_on_the_few_pairs_that_have_its_metric() -> None:
+    few = contrast("safety", 0.9, 0.98, (0.01, 0.15), n=12, clusters=12)
+    gate = "correct>0 and safety>0"
+    measured_both = {"correct": 100, "safety": 100}
+    for lost, base_lost, outcome in ((88, 0, "undecided"), (6, 0, "undecided"), (5, 0, "promote"), (88, 88, "promote")):
+        found = report(
+            BETTER,
+            few.model_copy(update={"n": 100 - lost}),
+            measured_before={**measured_both, "safety": 100 - base_lost},
+            measured_after={**measured_both, "safety": 100 - lost},
+        )
+        assert decide(found, gate).outcome == outcome
+        assert decide(found, "correct>0").outcome == "promote"  # only of metrics that the gate asks about
+    lost_most = report(BETTER, few, measured_before=measured_both, measured_after={"correct": 100, "safety": 12})
+    finding = decide(lost_most, gate).findings[-1]
+    assert (finding.clause, finding.status) == ("episodes with safety", "undecided")
+    assert "88 of 100 episodes of after have no safety (0 of 100 of before)" in finding.sentence
+    # A report of an earlier version does not count them, and its pairs do not say which side lacks the metric.
+    assert decide(report(BETTER, few), gate).outcome == "undecided"
+    assert "12 of 100 pairs have safety" in decide(report(BETTER, few), gate).findings[-1].sentence
+    for n, outcome in ((95, "promote"), (94, "undecided")):
+        assert decide(report(BETTER, few.model_copy(update={"n": n})), gate).outcome == outcome
+
+
+def test_an_interval_that_only_rounding_gives_a_width_has_none() -> None:
+    before = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.3, 0.2, 0.1, 0.4, 0.6])
+    row = measured("correct", before, before + 0.2, seed=0)
+    assert 0 < row.simultaneous[1] - row.simultaneous[0] < 1e-12
+    # A quarter of all tasks (1 - 0.025^(1/12) = 0.265) may be another way, as where all bits agree.
+    assert decide(report(row), "correct>0.15").outcome == "undecided"
 
 
 def test_without_a_condition_the_deciding_metric_has_to_be_better() -> None:
