@@ -1,21 +1,27 @@
 """Pairs of the base and each candidate -> the contrast of every metric, and the power of the comparison.
 
 Invariants: the deciding metric is one family over all candidates, the others are one family for each candidate; a
-comparison with interim looks has the p-values and intervals of a group-sequential test, and no others.
+comparison with interim looks has the p-values and intervals of a group-sequential test, and no others; each contrast
+holds its tasks' differences, so that a test that nobody asked for yet (a gate's margin) needs no episode again.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from marft_bridge.common.errors import ConfigError
-from marft_bridge.comparison.outcomes import Pair, paired_values, shared_metrics
+from marft_bridge.comparison.outcomes import Pair, paired_values, scores_to_range, shared_metrics
 from marft_bridge.comparison.ratio import ratio_interval
-from marft_bridge.comparison.records import SIGNIFICANCE, Contrast, Power
+from marft_bridge.comparison.records import SIGNIFICANCE, Contrast, Power, TaskDifferences
 from marft_bridge.comparison.stopping import InterimResult
 from marft_bridge.statistics import Contrast as PairedContrast
 from marft_bridge.statistics import FamilyMember, compare_family, minimum_detectable_effect, tasks_to_settle
+from marft_bridge.statistics.clusters import totals_by_label
 
 SEQUENTIAL_TEST = "sign flips of whole tasks, the error spent over {} looks; repeated confidence intervals"
 MIN_TASKS = 2  # with a pair: one task says nothing about the variance between tasks
@@ -67,10 +73,30 @@ def pairs_to_secondary_contrasts(
 
 def _test_family(paired_contrasts: Sequence[PairedContrast], seed: int) -> list[Contrast]:
     members = compare_family(paired_contrasts, seed=seed)
-    return [_member_to_contrast(member, paired) for member, paired in zip(members, paired_contrasts, strict=True)]
+    scores: dict[str, list[float]] = {}  # of all candidates: the deciding metric has one range
+    for paired in paired_contrasts:
+        scores.setdefault(paired.metric, []).extend([*_floats(paired.base), *_floats(paired.values)])
+    ranges = {metric: scores_to_range(metric, values) for metric, values in scores.items()}
+    return [
+        _member_to_contrast(member, paired, value_range=ranges[paired.metric])
+        for member, paired in zip(members, paired_contrasts, strict=True)
+    ]
 
 
-def _member_to_contrast(member: FamilyMember, paired: PairedContrast) -> Contrast:
+def _floats(x: ArrayLike) -> list[float]:
+    return [float(value) for value in np.asarray(x, dtype=np.float64)]
+
+
+def paired_to_task_differences(paired: PairedContrast, value_range: float) -> TaskDifferences:
+    """The pairs of one contrast into the differences of its tasks, sorted."""
+    differences = np.asarray(paired.values, dtype=np.float64) - np.asarray(paired.base, dtype=np.float64)
+    sums, sizes = totals_by_label(paired.metric, differences, paired.clusters)
+    counts = Counter((float(total), int(size)) for total, size in zip(sums, sizes, strict=True))
+    rows = tuple((total, size, count) for (total, size), count in sorted(counts.items()))
+    return TaskDifferences(value_range=value_range, rows=rows)
+
+
+def _member_to_contrast(member: FamilyMember, paired: PairedContrast, value_range: float) -> Contrast:
     result = member.result
     return Contrast(
         variant=member.variant,
@@ -86,6 +112,7 @@ def _member_to_contrast(member: FamilyMember, paired: PairedContrast) -> Contras
         p_adjusted=member.p_adjusted,
         simultaneous=member.simultaneous,
         ratio_ci95=ratio_interval(paired.base, paired.values, clusters=paired.clusters),
+        task_differences=paired_to_task_differences(paired, value_range),
     )
 
 

@@ -234,6 +234,7 @@ def _variant(
         episodes=len(values) + outcomes.unscored,
         unscored=outcomes.unscored,
         reasons=dict(outcomes.reasons),
+        measured=outcomes.measured(),
         score=interval_to_estimate(mean_interval(values, clusters=tasks)) if values else None,
         pass_at=_at_k(config, pass_at_k, values, tasks=tasks) if binary else {},
         avg_at=_at_k(config, avg_at_k, values, tasks=tasks),

@@ -6,11 +6,11 @@ Invariants: the p-values are one family over all candidates, as those of the dif
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.comparison.numbers import number
-from marft_bridge.comparison.outcomes import Pair, paired_values
+from marft_bridge.comparison.outcomes import Pair, paired_values, scores_to_range
 from marft_bridge.comparison.records import SIGNIFICANCE, Contrast, NonInferiority
 from marft_bridge.statistics import NON_INFERIORITY, holm, non_inferiority_p_value, tasks_for_non_inferiority
 
@@ -24,7 +24,7 @@ def add_margin(
         ConfigError: the margin is as large as the metric's range, so that nothing could be worse by more.
     """
     values = {name: paired_values(candidate_pairs, metric) for name, candidate_pairs in pairs.items()}
-    value_range = _value_range([x for base, candidate, _ in values.values() for x in (*base, *candidate)])
+    value_range = scores_to_range(metric, [x for base, candidate, _ in values.values() for x in (*base, *candidate)])
     if margin >= value_range:
         raise ConfigError(
             f"compare.non_inferior: the scores of {metric!r} span {number(value_range)}, so a margin of {margin:g} "
@@ -56,8 +56,3 @@ def add_margin(
         )
         margin_rows.append(row.model_copy(update={"non_inferiority": result}))
     return tuple(margin_rows)
-
-
-def _value_range(scores: Collection[float]) -> float:
-    low, high = min(scores), max(scores)
-    return 1.0 if low >= 0 and high <= 1 else high - low

@@ -8,7 +8,7 @@ an absent value is never 0.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from marft_bridge.rewards.facts import sampled_tokens
@@ -68,6 +68,10 @@ class Outcomes:
     def unscored(self) -> int:
         """How many tasks and samples have no score."""
         return sum(self.reasons.values())
+
+    def measured(self) -> dict[str, int]:
+        """Each metric, by name, and how many scored episodes have it."""
+        return dict(sorted(Counter(metric for outcome in self.scored.values() for metric in outcome.values).items()))
 
     def values(self, metric: str) -> tuple[list[float], list[str]]:
         """The metric of every scored episode that has it, and the task of each: two parallel lists."""
@@ -171,3 +175,14 @@ def paired_values(pairs: Iterable[Pair], metric: str) -> tuple[list[float], list
         [pair.candidate.values[metric] for pair in complete_pairs],
         [pair.base.task_id for pair in complete_pairs],
     )
+
+
+def scores_to_range(metric: str, scores: Collection[float]) -> float:
+    """How far two scores of a metric may lie apart: 1 where all lie in 0 to 1, else from the lowest to the highest.
+
+    A cost begins at 0, and its unit is anything: its range ends at the highest that was seen, however small.
+    """
+    low, high = min(scores), max(scores)
+    if metric in COSTS:
+        return high - min(low, 0.0)
+    return 1.0 if low >= 0 and high <= 1 else high - low

@@ -85,7 +85,8 @@ class Variant(_ReportPart):
     `prompts` maps nodes to what their calls began with in place of the app's system message.
     `graph`, `model`: None means those of the
     configuration; a graph that calls the models that it was written with has the model "its own models". `score` is
-    the deciding metric over all of its episodes that have it.
+    the deciding metric over all of its episodes that have it. `measured` maps each metric to how many of these have it
+    too; None in reports of earlier versions.
     """
 
     name: Text
@@ -98,6 +99,7 @@ class Variant(_ReportPart):
     episodes: int = Field(ge=0)
     unscored: int = Field(ge=0)  # episodes without the deciding metric: failed, truncated, or never scored
     reasons: dict[Text, int] = Field(default_factory=dict)  # why an episode has no score -> number of episodes
+    measured: dict[Text, Annotated[int, Field(ge=0)]] | None = None
     score: Estimate | None
     pass_at: dict[int, Estimate] = Field(default_factory=dict)  # k -> pass@k; only for scores of 0 and 1
     avg_at: dict[int, Estimate] = Field(default_factory=dict)  # k -> avg@k
@@ -115,6 +117,16 @@ class NonInferiority(_ReportPart):
     p_adjusted: float = Field(ge=0, le=1)  # holds for all candidates together
     test: Text
     tasks_more: int | None = Field(ge=0)  # beyond those that ran, to show it with power 0.8 if nothing truly differs
+
+
+class TaskDifferences(_ReportPart):
+    """The tasks of a contrast by what each says of the difference, without their names: what a test over tasks needs.
+
+    A row is (b - a summed over the pairs of a task, how many pairs these are, how many tasks are like that).
+    """
+
+    value_range: float = Field(ge=0)  # of the metric: no pair is taken to differ by more
+    rows: tuple[tuple[float, Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]], ...]
 
 
 class Contrast(_ReportPart):
@@ -138,6 +150,7 @@ class Contrast(_ReportPart):
     simultaneous: tuple[float, float]
     ratio_ci95: tuple[float, float] | None = None  # of mean_b / mean_a; None where mean_a may be 0, and after looks
     non_inferiority: NonInferiority | None = None  # of the deciding metric, where a margin is given
+    task_differences: TaskDifferences | None = None  # None in a cohort, and in reports of earlier versions
 
     @model_validator(mode="after")
     def _numbers_agree(self) -> Contrast:
@@ -148,7 +161,26 @@ class Contrast(_ReportPart):
             raise ValueError(
                 f"{self.variant}, {self.metric}: diff {self.diff} is not mean_b {self.mean_b} - mean_a {self.mean_a}"
             )
+        if self.task_differences is not None:
+            self._check_task_differences(self.task_differences)
         return self
+
+    def _check_task_differences(self, differences: TaskDifferences) -> None:
+        tasks = sum(count for _, _, count in differences.rows)
+        pairs = sum(size * count for _, size, count in differences.rows)
+        total = sum(sum_of_task * count for sum_of_task, _, count in differences.rows)
+        tolerance = 1e-6 * max(1.0, abs(self.mean_a), abs(self.mean_b))
+        if (tasks, pairs) != (self.clusters, self.n) or abs(total / self.n - self.diff) > tolerance:
+            raise ValueError(
+                f"{self.variant}, {self.metric}: task_differences are of {tasks} tasks and {pairs} pairs that sum to "
+                f"{total}, and the contrast is of {self.clusters} and {self.n} with the mean {self.diff}"
+            )
+        largest = max(abs(sum_of_task) / size for sum_of_task, size, _ in differences.rows)
+        if largest > differences.value_range * (1 + 1e-9):
+            raise ValueError(
+                f"{self.variant}, {self.metric}: a task differs by {largest:g}, more than the metric's range "
+                f"{differences.value_range:g}"
+            )
 
     @computed_field  # type: ignore[prop-decorator]
     @property

@@ -23,6 +23,7 @@ from marft_bridge.statistics.non_inferiority import (
     NON_INFERIORITY,
     non_inferiority_p_value,
     tasks_for_non_inferiority,
+    totals_to_non_inferiority_p_value,
 )
 from marft_bridge.statistics.paired import (
     INTERVAL,
@@ -64,4 +65,5 @@ __all__ = [
     "spent_error",
     "tasks_for_non_inferiority",
     "tasks_to_settle",
+    "totals_to_non_inferiority_p_value",
 ]

@@ -17,6 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 Labels = Sequence[Any] | NDArray[Any]
 
+ROUNDING = 1e-9  # of the largest value: what differs by less does not differ
+
 
 class Totals(NamedTuple):
     """Totals per task: the sum of its values and their number, both [K]."""
@@ -76,6 +78,11 @@ def standard_error(totals: Totals) -> float:
     k = totals.sums.size
     residuals = totals.sums - totals.sums.sum() / totals.sizes.sum() * totals.sizes  # [K]
     return float(np.sqrt(k / (k - 1) * (residuals**2).sum()) / totals.sizes.sum())
+
+
+def are_equal(values: Floats) -> bool:
+    """Whether values [K] are the same up to rounding: sums of equal terms in another order differ in the last bits."""
+    return bool(np.ptp(values) <= ROUNDING * np.abs(values).max())
 
 
 def _group_by_label(name: str, values: Floats, clusters: Labels) -> tuple[NDArray[Any], NDArray[np.intp], Totals]:

@@ -2,7 +2,8 @@
 
 Elo is 400 * log10 of a Bradley-Terry strength (`bradley_terry`), a tie as half a win: 400 points more are ten wins to
 one. Invariants: one player, the reference, has 0; no rating is infinite; games of one task are not independent, so
-tasks are what the bootstrap draws, and an interval that they cannot give is None.
+tasks are what the bootstrap draws, and an interval that they cannot give is None; few tasks give a wide one, as the t
+distribution has it (Hesterberg 2015, see `paired`).
 
 Where somebody won, or lost, everything against the others, no rating is finite by the games alone. Then every player
 gets `PRIOR_GAMES` games more, as in `games_to_strengths`, and there is no interval: how far apart they are is not told.
@@ -25,6 +26,8 @@ from marft_bridge.statistics.bradley_terry import (
     won_to_strengths,
 )
 from marft_bridge.statistics.clusters import Floats, Labels
+from marft_bridge.statistics.distributions import ndtr
+from marft_bridge.statistics.paired import t_expanded_z
 
 _DRAWS = 2000
 _POINTS = 400.0 / np.log(10)
@@ -68,7 +71,8 @@ def games_to_ratings(games: Sequence[Game], tasks: Labels, reference: str, *, se
     if finite and n_tasks > 1:
         counts_BK = np.random.default_rng(seed).multinomial(n_tasks, np.full(n_tasks, 1 / n_tasks), size=_DRAWS)
         elo_BN = _elo(np.tensordot(counts_BK.astype(np.float64), won_KNN, axes=1), index[reference])
-        low_N, high_N = np.quantile(elo_BN, [0.025, 0.975], axis=0)
+        z = t_expanded_z(n_tasks, level=0.95)
+        low_N, high_N = np.quantile(elo_BN, [ndtr(-z), ndtr(z)], axis=0)
     return Ratings(
         {
             name: Rating(float(elo_N[i]), float(low_N[i]), float(high_N[i]))

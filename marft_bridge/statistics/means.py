@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from marft_bridge.statistics.clusters import (
     Floats,
     Labels,
+    are_equal,
     finite_values,
     labels_and_totals,
     standard_error,
@@ -110,7 +111,7 @@ def pass_at_k(correct: ArrayLike, clusters: Labels, k: int, level: float = 0.95)
     """
     _, estimates = pass_at_k_by_task(correct, clusters, k)
     mean = float(estimates.mean())
-    if np.ptp(estimates) == 0:
+    if are_equal(estimates):
         unseen_share = 1 - ((1 - level) / 2) ** (1 / estimates.size)
         return MeanInterval(mean, mean * (1 - unseen_share), mean + (1 - mean) * unseen_share)
     _, low, high = mean_interval(estimates, level)
@@ -132,7 +133,7 @@ def avg_at_k(scores: ArrayLike, clusters: Labels, k: int, level: float = 0.95) -
     _require_samples(name, labels, totals.sizes, k=k)
     means = totals.sums / totals.sizes
     interval = mean_interval(means, level)
-    return interval if np.ptp(means) > 0 else MeanInterval(interval.mean, None, None)
+    return MeanInterval(interval.mean, None, None) if are_equal(means) else interval
 
 
 def _require_samples(name: str, labels: NDArray[Any], sizes: Floats, k: int) -> None:

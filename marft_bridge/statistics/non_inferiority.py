@@ -19,7 +19,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from marft_bridge.statistics.clusters import Floats, Labels, finite_values, paired_values, totals_by_label
+from marft_bridge.statistics.clusters import Floats, Labels, Totals, finite_values, paired_values, totals_by_label
 from marft_bridge.statistics.distributions import ndtr, ndtri
 from marft_bridge.statistics.planning import MAX_TASKS
 
@@ -53,7 +53,20 @@ def non_inferiority_p_value(
     values_a, values_b = paired_values(name, a, b)
     diffs = values_b - values_a
     _check_margin(name, diffs, margin=margin, value_range=value_range)
-    sums, sizes = totals_by_label(name, diffs, clusters)
+    totals = totals_by_label(name, diffs, clusters)
+    return totals_to_non_inferiority_p_value(name, totals, margin=margin, value_range=value_range)
+
+
+def totals_to_non_inferiority_p_value(name: str, totals: Totals, *, margin: float, value_range: float) -> float:
+    """`non_inferiority_p_value` of b - a summed by task [K], for whoever has not the pairs themselves.
+
+    Raises:
+        ValueError: a margin outside its bounds; a task whose mean difference is beyond `value_range`; no task.
+    """
+    sums, sizes = totals
+    if not sums.size:
+        raise ValueError(f"{name}: no tasks")
+    _check_margin(name, sums / sizes, margin=margin, value_range=value_range)
     # Mean 0 if the true difference is -margin. Dividing by the mean size makes a task of mean size its mean difference.
     shifted = (sums + margin * sizes) / sizes.mean()
     mean, root = float(shifted.mean()), math.sqrt(shifted.size)

@@ -15,6 +15,7 @@ Sources:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -154,13 +155,21 @@ def _bca_interval(totals: Totals, rng: np.random.Generator, level: float, resamp
     deviations = jackknife_means.mean() - jackknife_means
     sum_of_squares = float((deviations**2).sum())
     accel = float((deviations**3).sum()) / (6 * sum_of_squares**1.5) if sum_of_squares > 0 else 0.0
-    z_wide = np.sqrt(k / (k - 1)) * stdtrit(k - 1, (1 + level) / 2)  # Hesterberg (2015): wider than the normal z
+    z_wide = t_expanded_z(k, level)
     shifted_z = z0 + np.array([-z_wide, z_wide])
     denominator = 1 - accel * shifted_z  # not above 0: the bound lies past every bootstrap mean
     in_range = denominator > 0
     adjusted_z = np.where(in_range, shifted_z / np.where(in_range, denominator, 1.0), np.sign(shifted_z) * np.inf)
     low, high = np.quantile(means, ndtr(z0 + adjusted_z))
     return float(low), float(high)
+
+
+def t_expanded_z(tasks: int, level: float) -> float:
+    """The normal quantile at which the bootstrap of some tasks is read, at least 2, for an interval of this level.
+
+    Hesterberg (2015): wider than the normal z, as the t distribution is, and by sqrt(K / (K - 1)) besides.
+    """
+    return math.sqrt(tasks / (tasks - 1)) * float(stdtrit(tasks - 1, (1 + level) / 2))
 
 
 def _sign_flip_p_value(sums: Floats, rng: np.random.Generator, resamples: int) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from marft_bridge.statistics.clusters import Floats, Labels, finite_values, standard_error, totals_by_label
+from marft_bridge.statistics.clusters import ROUNDING, Floats, Labels, finite_values, standard_error, totals_by_label
 from marft_bridge.statistics.distributions import stdtrit
 
 MAX_TASKS = 10_000_000  # nobody will run more, and rounding alone can ask for them
@@ -35,7 +35,8 @@ def minimum_detectable_effect(
     """Paired differences [n] into the smallest true difference (in the metric's units) that is found with this power.
 
     (t_{1-alpha/2} + t_{power}) x standard error, with K - 1 degrees of freedom (Bloom 1995). None with fewer than two
-    tasks or when all differences are equal: the variance is then unknown, and 0 would claim perfect resolution.
+    tasks or when all tasks have the same difference: the variance is then unknown, and 0 would claim perfect
+    resolution.
     """
     spread = _spread(finite_values("diffs", diffs), clusters)
     if spread is None:
@@ -58,8 +59,8 @@ def tasks_to_settle(
     difference, which is itself uncertain and, where it is followed up because it is large, too large: then the answer
     is too small. Better is the smallest effect that would change a decision.
 
-    None with fewer than two tasks, when all differences are equal, and when the effect is 0 or so small that ten
-    million tasks would not settle it.
+    None with fewer than two tasks, when all tasks have the same difference, and when the effect is 0 or so small that
+    ten million tasks would not settle it.
 
     Raises ValueError for alpha or power outside 0 to 1.
     """
@@ -89,13 +90,15 @@ def tasks_to_settle(
 def _spread(values: Floats, clusters: Labels | None) -> tuple[int, float] | None:
     """The number of tasks K, and sqrt(K) times the standard error of the mean: the deviation of one task.
 
-    None with fewer than two tasks or without variance.
+    None with fewer than two tasks or without variance between tasks, up to rounding: samples that differ in the same
+    way in every task say nothing about the next one.
     """
     totals = totals_by_label("diffs", values, clusters)
     k = totals.sums.size
-    if k < 2 or np.ptp(values) == 0:
+    if k < 2:
         return None
-    return k, standard_error(totals) * math.sqrt(k)
+    deviation = standard_error(totals) * math.sqrt(k)
+    return (k, deviation) if deviation > ROUNDING * float(np.abs(values).max()) else None
 
 
 def _detectable_multiple(tasks: int, alpha: float, power: float) -> float:

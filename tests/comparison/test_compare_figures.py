@@ -77,6 +77,12 @@ def test_the_report_holds_what_the_answers_come_to(lab: Lab) -> None:
     assert before.score.mean == pytest.approx(2 / 8)  # all that have a score, also the one without a partner
     assert after.score.mean == pytest.approx(5 / 7)
     assert (after.episodes, after.unscored) == (8, 1)
+    metrics = ("correct", "reward", "seconds", "steps", "tokens")
+    assert (before.measured, after.measured) == (dict.fromkeys(metrics, 8), dict.fromkeys(metrics, 7))
+    # A test that nobody asked for yet, a gate's margin, needs the tasks: 1 lost, 4 won, 2 alike.
+    assert main.task_differences is not None
+    assert main.task_differences.rows == ((-1.0, 1, 1), (0.0, 1, 2), (1.0, 1, 4))
+    assert main.task_differences.value_range == 1
 
     # Answers are as many ids as bytes, and one that ends the turn.
     reasoner, actor = report.nodes["reasoner"], report.nodes["actor"]
@@ -87,6 +93,8 @@ def test_the_report_holds_what_the_answers_come_to(lab: Lab) -> None:
 
     others = {row.metric: row for row in report.secondary}
     assert list(others) == ["reward", "tokens", "steps", "seconds"]
+    spans = {name: row.task_differences.value_range for name, row in others.items() if row.task_differences is not None}
+    assert (spans["steps"], spans["reward"]) == (2.0, 1.0)  # a cost begins at 0
     assert (others["steps"].mean_a, others["steps"].diff, others["steps"].p_adjusted) == (2.0, 0.0, 1.0)
     assert others["tokens"].mean_a == pytest.approx(6 + (2 * 4 + 5 * 5) / 7)
     assert others["tokens"].mean_b == pytest.approx(3 + (5 * 4 + 2 * 5) / 7)

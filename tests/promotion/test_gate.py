@@ -2,7 +2,8 @@
 
 - An expression is read as it is written; what is none is refused with the place, and nothing of it is evaluated.
 - Each form of a clause passes, fails or stays undecided exactly where its sentence says, and the exit code follows.
-- Nothing passes for lack of data: few tasks, an interval without width, lost episodes, a metric without pairs.
+- Nothing passes for lack of data: few tasks, an interval without width, rare losses, lost episodes, a metric without
+  pairs.
 - Simulated: at the edge of what a clause claims, it passes at most as often as docs/promotion.md says.
 - The interval of a ratio of means is Fieller's, and covers; tasks are its unit.
 """
@@ -16,8 +17,10 @@ import numpy as np
 import pytest
 
 from marft_bridge.common.errors import ConfigError
+from marft_bridge.comparison.contrasts import paired_to_task_differences
+from marft_bridge.comparison.outcomes import scores_to_range
 from marft_bridge.comparison.ratio import ratio_interval
-from marft_bridge.comparison.records import Contrast, Report, Setup, Variant
+from marft_bridge.comparison.records import Contrast, Report, Setup, TaskDifferences, Variant
 from marft_bridge.config.gate_expression import expression_to_gate
 from marft_bridge.promotion.gate import decide, default_gate
 from marft_bridge.statistics import compare_family
@@ -34,10 +37,32 @@ def contrast(metric: str, a: float, b: float, interval: tuple[float, float], **c
     return Contrast(**{"metric": metric, "mean_a": a, "mean_b": b, "diff": b - a, **fields, **changes})
 
 
+def measured(metric: str, before: Any, after: Any, *, seed: int, clusters: Any = None) -> Contrast:
+    """What a comparison reports of these outcomes, by the statistics themselves; 1,000 resamples."""
+    question = Question("after", metric, before, after, clusters=None if clusters is None else list(clusters))
+    (member,) = compare_family([question], seed=seed, resamples=1000)
+    shared = ("n", "clusters", "mean_a", "mean_b", "diff", "ci95", "p_value", "test")
+    return Contrast(
+        variant="after",
+        metric=metric,
+        **{field: getattr(member.result, field) for field in shared},
+        p_adjusted=member.p_adjusted,
+        simultaneous=member.simultaneous,
+        ratio_ci95=ratio_interval(before, after, clusters=question.clusters),
+        task_differences=paired_to_task_differences(question, scores_to_range(metric, [*before, *after])),
+    )
+
+
 def report(*rows: Contrast, **changes: Any) -> Report:
     """Of two variants; the first row is the deciding metric's."""
     variants = [
-        Variant(name=name, episodes=100, unscored=changes.pop(f"lost_{name}", 0), score=None)
+        Variant(
+            name=name,
+            episodes=100,
+            unscored=changes.pop(f"lost_{name}", 0),
+            score=None,
+            measured=changes.pop(f"measured_{name}", None),
+        )
         for name in ("before", "after")
     ]
     setup = Setup(model="m", graph="g", versions={}, date=NOW, seed=0, tasks=100, **_ONE)
@@ -154,7 +179,7 @@ def test_a_candidate_is_the_only_one_or_the_one_that_is_named() -> None:
         ("correct>0.03", BETTER, "undecided"),  # the bound itself is not above 0.03,
         ("correct>=0.03", BETTER, "passed"),  # but it is not below
         ("correct>0.2", BETTER, "failed"),
-        ("correct>=base-0.05", UNSURE, "passed"),
+        ("correct>=base-0.05", UNSURE, "passed"),  # no differences of tasks: it shows that a task lost
         ("correct>base-0.05", UNSURE, "undecided"),
         ("correct>=base-0.02", UNSURE, "undecided"),
         ("correct>=base-0.02", WORSE, "failed"),
@@ -223,6 +248,90 @@ def test_nothing_passes_for_lack_of_data() -> None:
     assert decide(report(twelve), "correct>=base-0.27").outcome == "promote"
 
 
+def won_and_lost(tasks: int, won: int, lost: int, *, metric: str = "correct", **changes: Any) -> Contrast:
+    """Right or wrong on each of some tasks, as a comparison reports it: all that did not change are right."""
+    before, after = np.ones(tasks), np.ones(tasks)
+    before[:won] = 0
+    after[won : won + lost] = 0
+    return measured(metric, before, after, seed=0).model_copy(update=changes)
+
+
+def test_a_margin_is_not_passed_by_an_interval_that_knows_no_losses() -> None:
+    # One task won gives the interval a width, (0, 0.25), and shows hardly more of losses than none that moved.
+    for won in (0, 1, 2):
+        row = won_and_lost(20, won, 0)
+        assert row.simultaneous[0] == 0
+        (finding,) = decide(report(row), "correct>=base-0.02").findings
+        assert finding.status == "undecided"
+    assert "the interval excludes a loss of 0.02, the test does not (one-sided p 0.0588" in finding.sentence
+    # Tango's test: 1.96^2 x 0.98 / 0.02 = 188.2 tasks without a loss.
+    assert decide(report(won_and_lost(188, 0, 0)), "correct>=base-0.02").outcome == "undecided"
+    assert decide(report(won_and_lost(189, 0, 0)), "correct>=base-0.02").outcome == "promote"
+    assert decide(report(won_and_lost(189, 3, 0)), "correct>=base-0.02").outcome == "promote"
+    # A difference is the same claim, and so is less of what is bad.
+    assert decide(report(won_and_lost(20, 1, 0)), "correct>-0.02").outcome == "undecided"
+    assert decide(report(won_and_lost(20, 0, 1)), "correct<=base+0.02").outcome == "undecided"
+    assert decide(report(won_and_lost(200, 0, 1)), "correct<=base+0.02").outcome == "promote"
+    # What is shown to be better is not worse by a margin, and a margin as wide as the metric cannot be exceeded.
+    assert decide(report(won_and_lost(20, 8, 0)), "correct>=base-0.02").outcome == "promote"
+    assert decide(report(won_and_lost(20, 1, 0)), "correct>=base-1").outcome == "promote"
+
+
+def test_candidates_share_the_error_of_a_margin_where_the_metric_decides() -> None:
+    rows = [won_and_lost(200, 0, 0, variant=name) for name in ("after", "other")]
+    content = report(rows[0]).model_dump(mode="json", exclude={"verdict"})
+    content["variants"].append({"name": "other", "episodes": 200, "unscored": 0, "score": None})
+    content["contrasts"].append(rows[1].model_dump(mode="json"))
+    assert decide(report(rows[0]), "correct>=base-0.02").outcome == "promote"  # p 0.0217
+    decision = decide(Report.model_validate(content), "correct>=base-0.02", "after")
+    assert decision.outcome == "undecided"
+    assert "one-sided p 0.0434" in decision.findings[0].sentence
+
+
+def test_a_margin_without_the_differences_of_tasks_takes_a_loss_that_none_showed_for_possible() -> None:
+    old = won_and_lost(100, 4, 0, task_differences=None)
+    low = old.simultaneous[0]
+    assert low >= 0
+    # 1 - 0.025^(1/100) = 0.0362 of all tasks may have lost unseen.
+    assert decide(report(old), f"correct>=base-{0.0363 - low:.4f}").outcome == "promote"
+    (finding,) = decide(report(old), "correct>=base-0.02").findings
+    assert finding.status == "undecided"
+    assert "compare --resume" in finding.sentence
+    mirrored = won_and_lost(100, 0, 4, task_differences=None)
+    assert mirrored.simultaneous[1] == -low
+    assert decide(report(mirrored), "correct<=base+0.02").outcome == "undecided"
+    assert decide(report(mirrored), f"correct<=base+{0.0363 - low:.4f}").outcome == "promote"
+
+
+def test_a_factor_and_the_loss_that_is_not_excluded_count_what_no_task_showed() -> None:
+    # 30 tasks take 3 steps, but one took 2: a share of 1 - 0.025^(1/30) = 0.116 may take up to 3 steps more.
+    before, after = np.full(30, 3.0), np.full(30, 3.0)
+    after[0] = 2
+    row = measured("steps", before, after, seed=0)
+    assert row.simultaneous[1] <= 0
+    assert decide(report(row), "steps<1.1x").outcome == "undecided"
+    assert decide(report(row), "steps<1.12x").outcome == "promote"
+    # A cost has its own unit: pennies are not held against a whole one.
+    cheap = measured("cost", before / 1000, after / 2000, seed=0)
+    assert decide(report(cheap), "cost<1.1x").outcome == "promote"
+    (finding,) = decide(report(won_and_lost(30, 1, 0)), "correct>=base").findings
+    assert "being worse by up to 0.1157 is not excluded" in finding.sentence
+
+
+def test_the_differences_of_tasks_are_those_of_the_contrast() -> None:
+    row = measured("correct", [1, 0, 0, 1, 0], [1, 1, 1, 0, 1], seed=0, clusters="xxyyz")
+    assert row.task_differences is not None
+    assert row.task_differences.rows == ((0.0, 2, 1), (1.0, 1, 1), (1.0, 2, 1))
+    assert Contrast.model_validate_json(row.model_dump_json()) == row
+    for rows in (((0.0, 2, 1), (1.0, 1, 2)), ((0.0, 2, 2), (1.0, 1, 1)), ((0.0, 2, 1), (2.0, 1, 1), (1.0, 2, 1))):
+        differences = TaskDifferences(value_range=2.0, rows=rows)
+        with pytest.raises(ValueError, match="task_differences are of"):
+            Contrast.model_validate({**row.model_dump(), "task_differences": differences.model_dump()})
+    short = {**row.task_differences.model_dump(), "value_range": 0.5}
+    with pytest.raises(ValueError, match=r"a task differs by 1, more than the metric's range 0\.5"):
+        Contrast.model_validate({**row.model_dump(), "task_differences": short})
+
+
 def test_a_metric_that_another_candidate_has_is_undecided_for_the_one_that_lacks_it() -> None:
     content = report(BETTER, TOKENS).model_dump(mode="json")
     content["variants"].append({"name": "other", "episodes": 100, "unscored": 0, "score": None})
@@ -239,6 +348,38 @@ def test_a_candidate_that_loses_episodes_does_not_win_by_it() -> None:
     assert decision.outcome == "undecided"
     assert "6 of 100 episodes of after have no score (0 of 100 of before)" in decision.findings[-1].sentence
     assert decide(report(BETTER, lost_after=6, lost_before=6), "correct>0").outcome == "promote"
+
+
+def test_a_clause_does_not_pass_on_the_few_pairs_that_have_its_metric() -> None:
+    few = contrast("safety", 0.9, 0.98, (0.01, 0.15), n=12, clusters=12)
+    gate = "correct>0 and safety>0"
+    measured_both = {"correct": 100, "safety": 100}
+    for lost, base_lost, outcome in ((88, 0, "undecided"), (6, 0, "undecided"), (5, 0, "promote"), (88, 88, "promote")):
+        found = report(
+            BETTER,
+            few.model_copy(update={"n": 100 - lost}),
+            measured_before={**measured_both, "safety": 100 - base_lost},
+            measured_after={**measured_both, "safety": 100 - lost},
+        )
+        assert decide(found, gate).outcome == outcome
+        assert decide(found, "correct>0").outcome == "promote"  # only of metrics that the gate asks about
+    lost_most = report(BETTER, few, measured_before=measured_both, measured_after={"correct": 100, "safety": 12})
+    finding = decide(lost_most, gate).findings[-1]
+    assert (finding.clause, finding.status) == ("episodes with safety", "undecided")
+    assert "88 of 100 episodes of after have no safety (0 of 100 of before)" in finding.sentence
+    # A report of an earlier version does not count them, and its pairs do not say which side lacks the metric.
+    assert decide(report(BETTER, few), gate).outcome == "undecided"
+    assert "12 of 100 pairs have safety" in decide(report(BETTER, few), gate).findings[-1].sentence
+    for n, outcome in ((95, "promote"), (94, "undecided")):
+        assert decide(report(BETTER, few.model_copy(update={"n": n})), gate).outcome == outcome
+
+
+def test_an_interval_that_only_rounding_gives_a_width_has_none() -> None:
+    before = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.3, 0.2, 0.1, 0.4, 0.6])
+    row = measured("correct", before, before + 0.2, seed=0)
+    assert 0 < row.simultaneous[1] - row.simultaneous[0] < 1e-12
+    # A quarter of all tasks (1 - 0.025^(1/12) = 0.265) may be another way, as where all bits agree.
+    assert decide(report(row), "correct>0.15").outcome == "undecided"
 
 
 def test_without_a_condition_the_deciding_metric_has_to_be_better() -> None:
@@ -264,22 +405,11 @@ def passes(clause: str, gain: float) -> float:
         length = rng.gamma(4, 25, TASKS)
         tokens_a, tokens_b = length * rng.lognormal(0, 0.3, TASKS), 1.2 * length * rng.lognormal(0, 0.3, TASKS)
         rows = [
-            Contrast(
-                variant="after",
-                metric=name,
-                **{field: getattr(member.result, field) for field in _SHARED},
-                p_adjusted=member.p_adjusted,
-                simultaneous=member.simultaneous,
-                ratio_ci95=ratio_interval(tokens_a, tokens_b) if name == "tokens" else None,
-            )
+            measured(name, a, b, seed=seed)
             for name, a, b in (("correct", before, after), ("tokens", tokens_a, tokens_b))
-            for member in compare_family([Question("after", name, a, b)], seed=seed, resamples=1000)
         ]
         passed += decide(report(*rows), clause).outcome == "promote"
     return passed / SIMULATIONS
-
-
-_SHARED = ("n", "clusters", "mean_a", "mean_b", "diff", "ci95", "p_value", "test")
 
 
 @pytest.mark.slow
@@ -289,6 +419,26 @@ _SHARED = ("n", "clusters", "mean_a", "mean_b", "diff", "ci95", "p_value", "test
 def test_at_the_edge_of_its_claim_a_clause_passes_in_2_and_a_half_of_100(clause: str, gain: float) -> None:
     # Three standard deviations of 1,000 simulations at 2.5% are 1.5 points.
     assert passes(clause, gain) <= 0.025 + 0.015
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("with_differences", [True, False], ids=["", "report of an earlier version"])
+@pytest.mark.parametrize(
+    ("tasks", "won", "lost"), [(20, 0.03, 0.05), (40, 0.01, 0.03), (120, 0.01, 0.03), (120, 0, 0.02)]
+)
+def test_at_the_edge_of_a_margin_rare_losses_pass_in_2_and_a_half_of_100(
+    tasks: int, won: float, lost: float, with_differences: bool
+) -> None:
+    # By the interval alone the first three are 18, 11 and 7 of 100: no task shows a loss, and one that won gives width.
+    rng = np.random.default_rng(4)
+    passed = 0
+    for _ in range(SIMULATIONS):
+        draws = rng.random(tasks)
+        row = won_and_lost(tasks, int((draws < won).sum()), int((draws > 1 - lost).sum()))
+        if not with_differences:
+            row = row.model_copy(update={"task_differences": None})
+        passed += decide(report(row), "correct>=base-0.02").outcome == "promote"
+    assert passed / SIMULATIONS <= 0.025 + 0.015
 
 
 @pytest.mark.slow

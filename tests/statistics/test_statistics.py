@@ -263,6 +263,17 @@ def test_minimum_detectable_effect_is_unknown_without_spread() -> None:
     assert minimum_detectable_effect([0.0, 0.0, 0.0]) is None
     assert minimum_detectable_effect([1.0]) is None
     assert minimum_detectable_effect([1.0, 2.0], clusters=["t", "t"]) is None
+    # Two samples of each task differ, and always in the same way; and thirds that are equal but for their last bits.
+    tasks = np.repeat(np.arange(12), 2)
+    thirds = [0.1 + 0.2, 0.3] * 12
+    for diffs, clusters in (
+        ([1.0, 0.0] * 12, tasks),
+        (thirds, np.arange(24)),
+        ([0.1, 0.2, 0.3] * 2, [0] * 3 + [1] * 3),
+    ):
+        assert minimum_detectable_effect(diffs, clusters=clusters) is None
+        assert tasks_to_settle(diffs, clusters=clusters) is None
+    assert minimum_detectable_effect([1.0, 0.0] * 11 + [1.0, 1e-6], clusters=tasks) is not None
 
 
 def test_tasks_to_settle_equals_the_smallest_number_that_a_t_test_needs() -> None:

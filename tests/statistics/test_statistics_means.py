@@ -63,6 +63,8 @@ def test_equal_outcomes_between_0_and_1_leave_room_on_both_sides() -> None:
     unseen = 1 - 0.025 ** (1 / 12)
     assert low_high == pytest.approx((0.5, 0.5 - 0.5 * unseen, 0.5 + 0.5 * unseen))
     assert avg_at_k([0.3, 0.3], ["a", "b"], 1) == (0.3, None, None)  # a score without bounds: nothing is known
+    reordered = avg_at_k([0.1, 0.2, 0.3, 0.3, 0.2, 0.1], list("aaabbb"), 3)  # their sums differ in the last bit
+    assert reordered[1:] == (None, None)
 
 
 def test_a_task_with_too_few_samples_is_named() -> None:

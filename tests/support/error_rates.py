@@ -32,6 +32,8 @@ from marft_bridge.statistics import (
     tasks_for_non_inferiority,
     tasks_to_settle,
 )
+from marft_bridge.statistics.bradley_terry import Game
+from marft_bridge.statistics.elo import games_to_ratings
 
 SIMULATIONS = 1_000
 EQUALS, AT_MOST, AT_LEAST, BROKEN, ROUGHLY = "equals", "at most", "at least", "broken", "roughly"
@@ -517,6 +519,24 @@ def _(rng: Rng, seed: int) -> bool:
     assert interval.low is not None
     assert interval.high is not None
     return interval.low <= 0.5 <= interval.high
+
+
+def elo_covers(rng: Rng, seed: int, tasks: int) -> bool:
+    """Two players of equal strength, four games a task; who is favoured differs by task. No interval misses nothing."""
+    first_wins = rng.random((tasks, 4)) < rng.random((tasks, 1))
+    games = [Game("a", "b", "first" if won else "second") for won in first_wins.ravel()]
+    rating = games_to_ratings(games, np.repeat(np.arange(tasks), 4).tolist(), "a", seed=seed).by_player["b"]
+    return rating.low is None or rating.high is None or rating.low <= 0 <= rating.high
+
+
+@study(COVERAGE, "Elo, 5 tasks x 4 games of equal players", 0.95, ROUGHLY, 0.03)
+def _(rng: Rng, seed: int) -> bool:
+    return elo_covers(rng, seed, 5)
+
+
+@study(COVERAGE, "Elo, 15 tasks x 4 games of equal players", 0.95, ROUGHLY, 0.02)
+def _(rng: Rng, seed: int) -> bool:
+    return elo_covers(rng, seed, 15)
 
 
 @study(COVERAGE, "all simultaneous intervals of a family, 16 tasks, 2 variants x 2 metrics", 0.95, ROUGHLY, 0.02)
