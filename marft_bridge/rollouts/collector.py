@@ -155,9 +155,16 @@ class Collector:
         return self._scorer.take_thread_lines()
 
     async def requests_to_episodes(
-        self, requests: Iterable[EpisodeRequest], on_finished: Callable[[Tally], None] = lambda _: None
+        self,
+        requests: Iterable[EpisodeRequest],
+        on_finished: Callable[[Tally], None] = lambda _: None,
+        *,
+        finished_before: int = 0,
     ) -> Tally:
         """Runs all requests in their order, at most `in_flight` at a time.
+
+        Args:
+            finished_before: as of `Tally`.
 
         Raises:
             StoreError: the journal could not be written.
@@ -166,7 +173,7 @@ class Collector:
             GraphError: a reward reads what is not there, a function for the runs' context or config is broken, or the
                 prompt of a node has nothing to replace.
         """
-        tally = Tally()
+        tally = Tally(finished_before=finished_before)
         jobs = ((self, request, tally) for request in requests)
         await run_jobs(jobs, self._options.in_flight, lambda _: on_finished(tally))
         return tally
@@ -418,6 +425,6 @@ def _job_source(jobs: Iterable[Job] | AsyncIterable[Job]) -> Callable[[], Awaita
 def _common_failure(tally: Tally) -> str | None:
     """The most frequent reason, where so many episodes failed that the run has to stop; else None."""
     failed = tally.outcomes["failed"]
-    if failed < MIN_FAILED or failed <= MAX_FAILED_SHARE * tally.finished:
+    if failed < MIN_FAILED or failed <= MAX_FAILED_SHARE * tally.run_episodes:
         return None
     return most_common_failure(tally)

@@ -110,6 +110,28 @@ def test_a_run_in_which_most_episodes_fail_stops_with_the_reason(tmp_path: Path)
         rig.run(plan_episodes(TASKS, 100, 1, seed=0, **COMMON))
 
 
+def test_a_resumed_run_is_stopped_by_the_share_of_the_run_and_not_by_what_it_repeats(tmp_path: Path) -> None:
+    fails = {f"{number} + 1?" for number in (1, 3)}
+
+    def script(node: str, prompt: str, random: Any) -> str:
+        if any(question in prompt for question in fails):
+            raise ValueError("this task always fails")
+        return right_answer(node, prompt, random)
+
+    rig = Rig(tmp_path, script)
+    rig.collector._wait_for_dying_server = lambda: asyncio.sleep(0)  # type: ignore[method-assign]
+    plan = plan_episodes(TASKS, 80, 1, seed=0, **COMMON)
+    assert rig.run(plan).outcomes == Counter(terminated=60, failed=20)
+    with rig.store() as store:
+        remaining = unfinished_requests(store, plan)
+    tally = rig.run(remaining, finished_before=60)
+    assert tally.outcomes == Counter(failed=20)
+    assert tally.failure_lines()[0].startswith("20 of 80 episodes failed: ValueError: this task always fails (")
+    tally.refuse_if_all_failed()  # 60 did not
+    with pytest.raises(EpisodesFailedError, match=r"13 of 25 episodes failed, 13 of them with: ValueError: this task"):
+        rig.run(remaining, finished_before=12)
+
+
 def test_a_dead_server_is_named_instead_of_the_calls_that_it_refused(tmp_path: Path) -> None:
     def script(*_: Any) -> str:
         raise ConnectionResetError("cut")
