@@ -12,7 +12,6 @@ import hashlib
 import time
 import uuid
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -44,6 +43,7 @@ ATTEMPT = "attempt"  # tag of an episode that repeats a failed one: the number o
 PROMPT = "prompt:"  # before the name of a node: tag of an episode with the SHA-256 of the prompt that it gave the node
 MAX_FAILED_SHARE = 0.5  # a run in which more episodes fail than succeed is stopped: something is broken
 MIN_FAILED = 8
+CANCEL_GRACE_S = 10.0  # for a run that is cancelled; its nodes may have something to put away
 
 
 class _InterruptMarker(GraphCallbackHandler):
@@ -325,14 +325,15 @@ class Collector:
             done, _ = await asyncio.wait({running}, timeout=self._options.timeout_s)
             if not done:
                 note_cut(f"longer than {self._options.timeout_s:g} s")
-                running.cancel()
-                await asyncio.wait({running})
+                if not await _end(running):
+                    self._graph.recorder.end_episode(episode)
+                    return None, None
             if episode.cut_short is not None and (running.cancelled() or running.exception() is not None):
                 return None, None
             return running.result(), None
         except asyncio.CancelledError:
-            running.cancel()
-            await asyncio.wait({running})
+            if not await _end(running):
+                self._graph.recorder.end_episode(episode)
             raise
         except Exception as error:  # noqa: BLE001 - any error of the graph is a failed episode
             return None, error
@@ -380,9 +381,6 @@ async def run_jobs(
 
     Raises: as `Collector.requests_to_episodes`.
     """
-    # Sync nodes run in the loop's thread pool, whose default size on two cores is six.
-    threads = ThreadPoolExecutor(max_workers=in_flight + 4)
-    asyncio.get_running_loop().set_default_executor(threads)
     next_job = _job_source(jobs)
 
     async def work() -> None:
@@ -398,7 +396,17 @@ async def run_jobs(
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-        threads.shutdown(wait=False)
+
+
+async def _end(running: asyncio.Future[Any]) -> bool:
+    """Cancels a run of the graph, and waits for its end within a limit -> whether it has ended.
+
+    A node may catch its cancellation, or wait for a thread that cannot be cancelled. It is left behind then, and the
+    end of the loop says so.
+    """
+    running.cancel()
+    await asyncio.wait({running}, timeout=CANCEL_GRACE_S)
+    return running.done()
 
 
 def _request_to_tags(request: EpisodeRequest, attempt: int) -> dict[str, str]:
