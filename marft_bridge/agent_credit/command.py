@@ -104,7 +104,7 @@ def credit(config: BridgeConfig, options: CreditOptions, reporter: Reporter, res
                 open_session(config, folder, app, versions=versions, reporter=reporter) as session,
             ):
                 session.models.serve_only(requests_to_versions(plan))
-                session.run(requests, "credit", metric)
+                session.run(requests, "credit", metric, finished_before=len(plan) - len(requests))
         variants = {team: substitute.team_name(team, agents) for team in teams}
         credit_run = CreditRun(
             agents,

@@ -40,18 +40,27 @@ def collect(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
             refuse_second_run(store, COLLECT, "collect", folder=folder, resume=resume)
             begin_run(store, COLLECT, "collect", config=config, folder=folder)
             requests = unfinished_requests(store, plan)
+            finished_before = len(plan) - len(requests)
         if resume:
-            reporter.say(f"{len(plan) - len(requests)} episodes are there, {len(requests)} to run")
+            reporter.say(f"{finished_before} episodes are there, {len(requests)} to run")
         if requests:
             with take_in_on_failure(folder, reporter, "collect"):
                 if on_ray:
                     tally = run_requests_on_ray(
-                        config, folder, app, versions=versions, reporter=reporter, requests=requests
+                        config,
+                        folder,
+                        app,
+                        versions=versions,
+                        reporter=reporter,
+                        requests=requests,
+                        finished_before=finished_before,
                     )
                 else:
                     with open_session(config, folder, app, versions=versions, reporter=reporter) as session:
                         session.models.publish(dict.fromkeys(config.graph.nodes, 0))
-                        tally = session.run(requests, "collect", config.train.trainer.reward)
+                        tally = session.run(
+                            requests, "collect", config.train.trainer.reward, finished_before=finished_before
+                        )
                 tally.refuse_if_all_failed()
         take_in_journal(folder, reporter, lambda store: _print_summary(config, store, reporter))
 

@@ -237,6 +237,9 @@ class _Runner:
     def _run(self, requests: Sequence[EpisodeRequest]) -> None:
         with self._store() as store:
             remaining = unfinished_requests(store, requests)
+        is_open = {request.key for request in remaining}
+        for request in requests:  # a variant is stopped by the share of all its episodes that fails
+            self._tallies[request.variant or ""].finished_before += request.key not in is_open
         if not remaining:
             return
         if self._running is None:

@@ -104,7 +104,13 @@ def credit_by_forks(config: BridgeConfig, options: ForkCreditOptions, reporter: 
                 session.models.serve_only(requests_to_versions(planned.requests))
                 try:
                     with given_tools():
-                        session.run(requests, "credit", planned.metric).refuse_if_all_failed()
+                        tally = session.run(
+                            requests,
+                            "credit",
+                            planned.metric,
+                            finished_before=len(planned.requests) - len(requests),
+                        )
+                        tally.refuse_if_all_failed()
                 except EpisodesFailedError as error:
                     failure = error  # what was measured is said before
         with take_in_on_failure(folder, reporter, "credit"), open_run_store(folder, reporter, WAIT_IN_RUN_S) as store:

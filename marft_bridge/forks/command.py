@@ -149,7 +149,9 @@ def _run_forks(
     with given_tools(), nullcontext() if start is None else private_memory(PrivateMemory()):
         prefix = planned.prefix if start is None else start.prefix_to_rest(planned.prefix)
         started_requests = [replace(request, start=start, beginning=prefix) for request in requests]
-        session.run(started_requests, "fork", planned.metric).refuse_if_all_failed()
+        finished_before = len(planned.plan) - len(requests)
+        tally = session.run(started_requests, "fork", planned.metric, finished_before=finished_before)
+        tally.refuse_if_all_failed()
 
 
 def _fixed_settings(app: App) -> dict[str, Any]:

@@ -8,6 +8,7 @@ and never reaches the app.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import logging
@@ -150,6 +151,13 @@ class Recorder(BaseCallbackHandler):
             # Without the error's text, which may quote a prompt or a key.
             log.warning("recording failed in %s: %s; the app goes on", callback_name, type(error).__name__)
             log.debug("recording failed", exc_info=error)
+
+    @_never_raise
+    def end_episode(self, episode: EpisodeContext) -> None:
+        """Ends the record of a run that does not end, as of one that was cancelled; nothing more of it is recorded."""
+        for run_id, run in list(self._runs.items()):
+            if run.is_root and run.trace.episode is episode:
+                self._close(run_id, asyncio.CancelledError())
 
     def note_lost_call(self, parent_run_id: UUID | None, error: Exception) -> None:
         """Counts a call of another client that could not be recorded; its episode lacks a span."""

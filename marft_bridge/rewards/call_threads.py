@@ -15,7 +15,6 @@ Not seen are threads of C libraries, and those of `_thread` itself.
 
 from __future__ import annotations
 
-import concurrent.futures.thread as thread_pools
 import ctypes
 import logging
 import threading
@@ -27,6 +26,8 @@ from contextlib import contextmanager, suppress
 from contextvars import Context, ContextVar
 from functools import cache, partial, wraps
 from typing import Any
+
+from marft_bridge.common.loop_threads import LoopThreads, release_at_exit
 
 log = logging.getLogger("marft_bridge")
 
@@ -252,7 +253,7 @@ def _to_names(works: list[_Work]) -> str:
 @cache
 def _follow_threads() -> None:
     """From now on this process sees which call starts a thread or gives work to a pool; nothing else changes."""
-    start, submit, submit_to_process = threading.Thread.start, ThreadPoolExecutor.submit, ProcessPoolExecutor.submit
+    start, submit_to_process = threading.Thread.start, ProcessPoolExecutor.submit
 
     @wraps(start)
     def start_thread(thread: threading.Thread) -> None:
@@ -271,7 +272,25 @@ def _follow_threads() -> None:
             call.forget(work)
             raise
 
-    @wraps(submit)  # type: ignore[arg-type]
+    @wraps(submit_to_process)  # type: ignore[arg-type]
+    def submit_to_others(pool: ProcessPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        token = _CALL.set(None)  # nor is the thread that looks after the pool's processes
+        try:
+            return submit_to_process(pool, function, *args, **kwargs)
+        finally:
+            _CALL.reset(token)
+
+    threading.Thread.start = start_thread  # type: ignore[method-assign, assignment]
+    for pool in (ThreadPoolExecutor, LoopThreads):  # the second has a method of its own
+        pool.submit = _follow_pool(pool.submit)  # type: ignore[method-assign]
+    ProcessPoolExecutor.submit = submit_to_others  # type: ignore[method-assign, assignment]
+    release_at_exit(_threads_of_ended_calls)
+
+
+def _follow_pool(submit: Callable[..., Future[Any]]) -> Callable[..., Future[Any]]:
+    """The method of a pool that takes work, which sees from now on whose the work is."""
+
+    @wraps(submit)
     def submit_piece(
         pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Future[Any]:
@@ -290,18 +309,7 @@ def _follow_threads() -> None:
             _CALL.reset(token)
         return work.future
 
-    @wraps(submit_to_process)  # type: ignore[arg-type]
-    def submit_to_others(pool: ProcessPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        token = _CALL.set(None)  # nor is the thread that looks after the pool's processes
-        try:
-            return submit_to_process(pool, function, *args, **kwargs)
-        finally:
-            _CALL.reset(token)
-
-    threading.Thread.start = start_thread  # type: ignore[method-assign, assignment]
-    ThreadPoolExecutor.submit = submit_piece  # type: ignore[method-assign, assignment]
-    ProcessPoolExecutor.submit = submit_to_others  # type: ignore[method-assign, assignment]
-    threading._register_atexit(_release_exit)  # type: ignore[attr-defined]
+    return submit_piece
 
 
 def _is_of_shared_pool(thread: threading.Thread) -> bool:
@@ -315,22 +323,8 @@ def _run_once(thread: threading.Thread, work: _Work) -> None:
         work()
 
 
-def _release_exit() -> None:
-    """Has the interpreter, which ends, not wait for threads of pools that are in a piece of a call that is over."""
+def _threads_of_ended_calls() -> set[threading.Thread]:
+    """Threads of pools that are in a piece of a call that is over."""
     calls = [call for leftovers in list(_ALL) for call in leftovers.endless_calls()]
     works = [work for call in calls for work in call.remaining() if work.future is not None]
-    stuck_threads = {work.thread for work in works if work.thread is not None}
-    for thread in stuck_threads:
-        thread_pools._threads_queues.pop(thread, None)  # type: ignore[attr-defined]
-        if hasattr(threading, "_shutdown_locks"):  # up to Python 3.12
-            threading._shutdown_locks.discard(thread._tstate_lock)  # type: ignore[attr-defined]
-    if stuck_threads and hasattr(threading, "_thread_shutdown"):  # from Python 3.13, and called after this
-        threading._thread_shutdown = partial(_wait_for_others, stuck_threads)
-
-
-def _wait_for_others(stuck_threads: set[threading.Thread]) -> None:
-    """What the interpreter does at its end, but for these threads."""
-    passed_over = {*stuck_threads, threading.main_thread(), threading.current_thread()}
-    while waited_for := [t for t in threading.enumerate() if not (t.daemon or t in passed_over)]:
-        for thread in waited_for:
-            thread.join()
+    return {work.thread for work in works if work.thread is not None}

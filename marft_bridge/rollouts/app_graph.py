@@ -75,22 +75,42 @@ def open_graph(source: Any, name: str, runner: asyncio.Runner) -> Iterator[Any]:
         runner: the loop that the graph runs on. What an app opens (clients, connections) belongs to a loop.
 
     Raises:
-        GraphError: the source gives no graph, or opening it failed.
+        GraphError: the source gives no graph, or opening or closing it failed.
     """
-    with ExitStack() as stack:
-        try:
-            if inspect.isawaitable(source):
-                source = runner.run(_result_of(source))
-            if isinstance(source, AbstractAsyncContextManager):
-                source = stack.enter_context(_enter_async(source, runner))
-            elif isinstance(source, AbstractContextManager) and not _is_graph(source):
-                source = stack.enter_context(source)
-            graph = source.compile() if not _is_graph(source) and hasattr(source, "compile") else source
-        except Exception as error:
-            raise GraphError(f"graph.app: opening {name!r} failed: {_one_line(error)}") from error
-        if not _is_graph(graph):
-            raise GraphError(f"graph.app: {name!r} gave a {type(graph).__name__}, not a LangGraph graph")
-        yield graph
+    block_error: BaseException | None = None
+    is_open = False
+    try:
+        with ExitStack() as stack:
+            graph = _enter_source(source, name, runner, stack=stack)
+            is_open = True
+            try:
+                yield graph
+            except BaseException as error:
+                block_error = error
+                raise
+    except Exception as error:
+        if error is block_error or not is_open:
+            raise
+        if block_error is not None:  # what ended the block says more than an exit that fails after it
+            raise block_error from error
+        raise GraphError(f"graph.app: closing {name!r} failed: {_one_line(error)}") from error
+
+
+def _enter_source(source: Any, name: str, runner: asyncio.Runner, *, stack: ExitStack) -> Any:
+    """The graph of a source; what has to be closed again is left to the stack. Raises as `open_graph`."""
+    try:
+        if inspect.isawaitable(source):
+            source = runner.run(_result_of(source))
+        if isinstance(source, AbstractAsyncContextManager):
+            source = stack.enter_context(_enter_async(source, runner))
+        elif isinstance(source, AbstractContextManager) and not _is_graph(source):
+            source = stack.enter_context(source)
+        graph = source.compile() if not _is_graph(source) and hasattr(source, "compile") else source
+    except Exception as error:
+        raise GraphError(f"graph.app: opening {name!r} failed: {_one_line(error)}") from error
+    if not _is_graph(graph):
+        raise GraphError(f"graph.app: {name!r} gave a {type(graph).__name__}, not a LangGraph graph")
+    return graph
 
 
 async def _result_of(awaitable: Any) -> Any:

@@ -12,7 +12,6 @@ import hashlib
 import time
 import uuid
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -44,6 +43,7 @@ ATTEMPT = "attempt"  # tag of an episode that repeats a failed one: the number o
 PROMPT = "prompt:"  # before the name of a node: tag of an episode with the SHA-256 of the prompt that it gave the node
 MAX_FAILED_SHARE = 0.5  # a run in which more episodes fail than succeed is stopped: something is broken
 MIN_FAILED = 8
+CANCEL_GRACE_S = 10.0  # for a run that is cancelled; its nodes may have something to put away
 
 
 class _InterruptMarker(GraphCallbackHandler):
@@ -155,9 +155,16 @@ class Collector:
         return self._scorer.take_thread_lines()
 
     async def requests_to_episodes(
-        self, requests: Iterable[EpisodeRequest], on_finished: Callable[[Tally], None] = lambda _: None
+        self,
+        requests: Iterable[EpisodeRequest],
+        on_finished: Callable[[Tally], None] = lambda _: None,
+        *,
+        finished_before: int = 0,
     ) -> Tally:
         """Runs all requests in their order, at most `in_flight` at a time.
+
+        Args:
+            finished_before: as of `Tally`.
 
         Raises:
             StoreError: the journal could not be written.
@@ -166,7 +173,7 @@ class Collector:
             GraphError: a reward reads what is not there, a function for the runs' context or config is broken, or the
                 prompt of a node has nothing to replace.
         """
-        tally = Tally()
+        tally = Tally(finished_before=finished_before)
         jobs = ((self, request, tally) for request in requests)
         await run_jobs(jobs, self._options.in_flight, lambda _: on_finished(tally))
         return tally
@@ -318,14 +325,15 @@ class Collector:
             done, _ = await asyncio.wait({running}, timeout=self._options.timeout_s)
             if not done:
                 note_cut(f"longer than {self._options.timeout_s:g} s")
-                running.cancel()
-                await asyncio.wait({running})
+                if not await _end(running):
+                    self._graph.recorder.end_episode(episode)
+                    return None, None
             if episode.cut_short is not None and (running.cancelled() or running.exception() is not None):
                 return None, None
             return running.result(), None
         except asyncio.CancelledError:
-            running.cancel()
-            await asyncio.wait({running})
+            if not await _end(running):
+                self._graph.recorder.end_episode(episode)
             raise
         except Exception as error:  # noqa: BLE001 - any error of the graph is a failed episode
             return None, error
@@ -373,9 +381,6 @@ async def run_jobs(
 
     Raises: as `Collector.requests_to_episodes`.
     """
-    # Sync nodes run in the loop's thread pool, whose default size on two cores is six.
-    threads = ThreadPoolExecutor(max_workers=in_flight + 4)
-    asyncio.get_running_loop().set_default_executor(threads)
     next_job = _job_source(jobs)
 
     async def work() -> None:
@@ -391,7 +396,17 @@ async def run_jobs(
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-        threads.shutdown(wait=False)
+
+
+async def _end(running: asyncio.Future[Any]) -> bool:
+    """Cancels a run of the graph, and waits for its end within a limit -> whether it has ended.
+
+    A node may catch its cancellation, or wait for a thread that cannot be cancelled. It is left behind then, and the
+    end of the loop says so.
+    """
+    running.cancel()
+    await asyncio.wait({running}, timeout=CANCEL_GRACE_S)
+    return running.done()
 
 
 def _request_to_tags(request: EpisodeRequest, attempt: int) -> dict[str, str]:
@@ -418,6 +433,6 @@ def _job_source(jobs: Iterable[Job] | AsyncIterable[Job]) -> Callable[[], Awaita
 def _common_failure(tally: Tally) -> str | None:
     """The most frequent reason, where so many episodes failed that the run has to stop; else None."""
     failed = tally.outcomes["failed"]
-    if failed < MIN_FAILED or failed <= MAX_FAILED_SHARE * tally.finished:
+    if failed < MIN_FAILED or failed <= MAX_FAILED_SHARE * tally.run_episodes:
         return None
     return most_common_failure(tally)

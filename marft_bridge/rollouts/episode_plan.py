@@ -152,14 +152,18 @@ def plan_episodes(
     return requests[:episodes]
 
 
-def unfinished_requests(store: TraceStore, requests: Sequence[EpisodeRequest]) -> list[EpisodeRequest]:
-    """The requests that no finished episode in the store answers."""
-    done = {
+def finished_keys(store: TraceStore, run_id: str) -> set[Key]:
+    """`EpisodeRequest.key` of every request of a run that a finished episode in the store answers."""
+    return {
         (task_id, sample, variant, number, None if fork is None else ForkPoint(*fork))
-        for run_id in {r.run_id for r in requests}
         for task_id, sample, variant, number, fork in store.sql(_FINISHED, (run_id, CANCELLED))
     }
-    return [request for request in requests if request.key not in done]
+
+
+def unfinished_requests(store: TraceStore, requests: Sequence[EpisodeRequest]) -> list[EpisodeRequest]:
+    """The requests that no finished episode in the store answers."""
+    done = {run_id: finished_keys(store, run_id) for run_id in {r.run_id for r in requests}}
+    return [request for request in requests if request.key not in done[request.run_id]]
 
 
 def plan_collection(config: BridgeConfig, tasks: Sequence[Task]) -> list[EpisodeRequest]:

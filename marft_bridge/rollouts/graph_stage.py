@@ -11,6 +11,7 @@ from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Iterat
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+from marft_bridge.common.loop_threads import LoopThreads
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.model_calls.clients.hooks import redirected_clients
@@ -22,7 +23,9 @@ from marft_bridge.rewards.contract import ModelAddress, RewardEnvironment
 from marft_bridge.rollouts.app import App
 from marft_bridge.rollouts.app_tracing import app_tracing
 from marft_bridge.rollouts.collector import OWN_MODELS, Collector, HostedAnswers, Job, run_jobs
+from marft_bridge.rollouts.graph_loop import open_graph_loop
 from marft_bridge.rollouts.run_counts import Tally
+from marft_bridge.rollouts.user_code import UserCode
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving.served_bases import ServedBases
 from marft_bridge.serving.supervisor import Supervisor
@@ -33,16 +36,17 @@ from trace_store.journal import Journal
 def open_stage(config: BridgeConfig, folder: RunFolder, reporter: Reporter) -> Iterator[Stage]:
     """The journal of the folder, a recorder and an event loop, until the block ends; the app's tracers are silent."""
     journal = Journal(folder.journal)
+    threads = LoopThreads(_to_thread_count(config.collect.in_flight))
     try:
         recorder = Recorder(journal, config.record)
         with (
             app_tracing(config.record.keep_app_tracing),
-            asyncio.Runner() as loop,
+            open_graph_loop(threads, UserCode(config.graph.app), reporter.say) as loop,
             redirected_models(),
             redirected_clients() if config.record.other_clients else nullcontext(),
             instrument_paused(),
         ):
-            yield Stage(config, folder, reporter, loop=loop, recorder=recorder)
+            yield Stage(config, folder, reporter, loop=loop, threads=threads, recorder=recorder)
     finally:
         journal.close()
 
@@ -51,9 +55,17 @@ class Stage:
     """Runs the graphs of one command. `open_stage` makes it; apps are opened and closed within that block."""
 
     def __init__(
-        self, config: BridgeConfig, folder: RunFolder, reporter: Reporter, *, loop: asyncio.Runner, recorder: Recorder
+        self,
+        config: BridgeConfig,
+        folder: RunFolder,
+        reporter: Reporter,
+        *,
+        loop: asyncio.Runner,
+        threads: LoopThreads,
+        recorder: Recorder,
     ) -> None:
         self.loop = loop
+        self._threads = threads
         self._config, self._folder, self._reporter, self._recorder = config, folder, reporter, recorder
         self._supervisors: set[Supervisor] = set()
         self._running: asyncio.Task[Any] | None = None
@@ -117,6 +129,7 @@ class Stage:
 
         Raises: as `run_jobs`; ServingError when a server is lost, whose calls would wait for ever.
         """
+        self._threads.allow(_to_thread_count(in_flight))
         await _run_unless_server_lost(run_jobs(jobs, in_flight, on_finished), self._supervisors)
 
     def stop(self) -> None:
@@ -141,6 +154,11 @@ class Stage:
         losses = self._recorder.losses
         missing = "; episodes that lack spans are not used" if losses.callbacks or losses.spans else ""
         return f"recording: {losses}{missing}" if str(losses) else ""
+
+
+def _to_thread_count(in_flight: int) -> int:
+    """Threads for the sync nodes of so many episodes. A loop's own pool has six where there are two cores."""
+    return in_flight + 4
 
 
 def _sum_tallies(tallies: Sequence[Tally]) -> Tally:

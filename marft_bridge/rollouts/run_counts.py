@@ -1,6 +1,7 @@
 """Counts over the episodes of a command -> figures and lines for people.
 
-Invariant: an episode is counted once, by its last attempt; tokens are those of all attempts.
+Invariants: an episode is counted once, by its last attempt; tokens are those of all attempts; the share that failed is
+that of the run, of which a resumed command runs only what failed or never ran.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ class Tally:
     """The counts so far, for the progress line and the summary."""
 
     finished: int = 0
+    finished_before: int = 0  # requests of the same run that have a finished episode, and are not run again
     retried: int = 0  # attempts that failed and were followed by another
     outcomes: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)  # why episodes failed or were cut short
@@ -32,6 +34,11 @@ class Tally:
     prompted_calls: Counter[str] = field(default_factory=Counter)  # node -> calls that began with its prompt
     own_model_calls: Counter[str] = field(default_factory=Counter)  # node without a route -> calls of its own model
     started_s: float = field(default_factory=time.monotonic)  # on the monotonic clock
+
+    @property
+    def run_episodes(self) -> int:
+        """The episodes of the run so far, with those that were there before."""
+        return self.finished_before + self.finished
 
     def mean(self, name: str) -> float | None:
         """Mean of one team reward over the episodes that have it."""
@@ -62,15 +69,15 @@ class Tally:
         """A line for each of the commonest reasons for which some of the episodes failed, the most frequent first."""
         failed = self.outcomes["failed"]
         lines = [
-            f"{count} of {self.finished} episodes failed: {reason}"
+            f"{count} of {self.run_episodes} episodes failed: {reason}"
             for reason, count in self.failures.most_common(_SHOWN_REASONS)
         ]
         remaining = failed - sum(count for _, count in self.failures.most_common(_SHOWN_REASONS))
         return [*lines, f"{remaining} more failed for other reasons"] if remaining else lines
 
     def refuse_if_all_failed(self) -> None:
-        """Raises EpisodesFailedError, with the commonest reason, where every episode failed."""
-        if self.finished and self.outcomes["failed"] == self.finished:
+        """Raises EpisodesFailedError, with the commonest reason, where every episode of the run failed."""
+        if self.finished and self.outcomes["failed"] == self.run_episodes:
             raise EpisodesFailedError(most_common_failure(self))
 
     def silent_node_lines(self, nodes: Sequence[str]) -> list[str]:
@@ -99,7 +106,7 @@ class Tally:
         ]
 
     def add(self, tally: Tally) -> None:
-        """Adds the counts of another tally to this one."""
+        """Adds the counts of another tally of the same run to this one, which keeps its own `finished_before`."""
         self.finished += tally.finished
         self.retried += tally.retried
         self.sampled_tokens += tally.sampled_tokens
@@ -111,4 +118,4 @@ class Tally:
 def most_common_failure(tally: Tally) -> str:
     """How many episodes failed, and the commonest reason."""
     reason, count = tally.failures.most_common(1)[0]
-    return f"{tally.outcomes['failed']} of {tally.finished} episodes failed, {count} of them with: {reason}"
+    return f"{tally.outcomes['failed']} of {tally.run_episodes} episodes failed, {count} of them with: {reason}"

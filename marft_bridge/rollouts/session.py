@@ -34,9 +34,13 @@ class GraphSession:
     routed: tuple[str, ...]  # those that served models answer: the trained and the frozen ones
     reporter: Reporter
 
-    def run(self, requests: Sequence[EpisodeRequest], title: str, reward: str) -> Tally:
-        """Runs the requests, shows their progress, and reports failures, missing rewards and silent nodes."""
-        tally = Tally()
+    def run(self, requests: Sequence[EpisodeRequest], title: str, reward: str, *, finished_before: int = 0) -> Tally:
+        """Runs the requests, shows their progress, and reports failures, missing rewards and silent nodes.
+
+        Args:
+            finished_before: as of `Tally`.
+        """
+        tally = Tally(finished_before=finished_before)
         self.stage.run([(self.collector, request, tally) for request in requests], title, reward)
         for line in tally.lines(self.nodes):
             self.reporter.say(line)

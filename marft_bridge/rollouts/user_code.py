@@ -12,7 +12,7 @@ import site
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -52,14 +52,17 @@ class UserCode:
 def error_to_place(error: BaseException, code: UserCode) -> str | None:
     """The innermost line of the user's own code that an error came through, as `file:line`; None for none."""
     frames = traceback.extract_tb(error.__traceback__)
-    own_frames = [
-        frame for frame in frames if not code.is_library_file(frame.filename) and not _is_ours(frame.filename)
-    ]
-    if not own_frames:
-        return None
-    path = Path(own_frames[-1].filename)
-    name = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return f"{name}:{own_frames[-1].lineno}"
+    return frames_to_place(((frame.filename, frame.lineno or 0) for frame in reversed(frames)), code)
+
+
+def frames_to_place(frames: Iterable[tuple[str, int]], code: UserCode) -> str | None:
+    """The first of these files and lines, the innermost first, that is the user's, as `file:line`; None for none."""
+    for file, line in frames:
+        if not code.is_library_file(file) and not _is_ours(file):
+            path = Path(file)
+            name = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+            return f"{name}:{line}"
+    return None
 
 
 def _is_ours(file: str) -> bool:

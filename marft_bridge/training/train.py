@@ -30,6 +30,7 @@ from marft_bridge.recording.tool_schemas import refuse_changed, runs_to_surfaces
 from marft_bridge.rollouts.app import App, load_app
 from marft_bridge.rollouts.episode_plan import (
     EpisodeRequest,
+    finished_keys,
     in_planned_order,
     plan_collection,
     plan_episodes,
@@ -589,7 +590,12 @@ class _Training:
             begin_run(store, MEASURE, "train", config=self.config, folder=self.folder)
             remaining = unfinished_requests(store, requests)
         if remaining:
-            self.session.run(remaining, f"measurement of version {version}", self.options.trainer.reward)
+            self.session.run(
+                remaining,
+                f"measurement of version {version}",
+                self.options.trainer.reward,
+                finished_before=len(requests) - len(remaining),
+            )
 
     def _join_settled(
         self, store: TraceStore, number: int, episodes: list[Trajectory]
@@ -658,6 +664,7 @@ class _Training:
                             known=partial(self._known_before, store, number),
                             number=number,
                         ).next_wave(played)
+                    finished_before = sum(number == each for *_, each, _ in finished_keys(store, TRAIN))
                 if not wave:
                     return
                 title = f"round {number}/{self.options.rounds} {_wave_name(wave, played)}"
@@ -665,7 +672,7 @@ class _Training:
                 tools = given_tools() if wave[0].fork is not None else nullcontext()
                 self._publish_played(wave)
                 with self.clock.part(number, ROLLOUT), tools:
-                    self.session.run(wave, title, self.options.trainer.reward)
+                    self.session.run(wave, title, self.options.trainer.reward, finished_before=finished_before)
                 played += wave
 
         return play
@@ -796,7 +803,12 @@ class _Training:
             begin_run(store, EVALUATE, "train", config=self.config, folder=self.folder)
             remaining = unfinished_requests(store, requests)
         if remaining:
-            self.session.run(remaining, f"evaluation of version {version}", self.options.trainer.reward)
+            self.session.run(
+                remaining,
+                f"evaluation of version {version}",
+                self.options.trainer.reward,
+                finished_before=len(requests) - len(remaining),
+            )
 
     # -- the commit point and its consequences ----------------------------------------------------------------
 

@@ -251,7 +251,7 @@ def test_a_run_that_was_cut_short_goes_on_and_another_one_is_not_mixed_into_it(
     lab.train_all()
     whole = Session.run
 
-    def stopped(session: Session, requests: Sequence[EpisodeRequest], title: str, reward: str) -> Tally:
+    def stopped(session: Session, requests: Sequence[EpisodeRequest], title: str, reward: str, **_: int) -> Tally:
         whole(session, requests[:5], title, reward)
         raise KeyboardInterrupt
 

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 from collections import Counter
@@ -32,6 +33,7 @@ from marft_bridge.comparison.episodes import resolve_metric
 from marft_bridge.comparison.records import Report
 from marft_bridge.config.compare import text_to_version
 from marft_bridge.rollouts.app import split_tasks
+from marft_bridge.rollouts.collector import MIN_FAILED, Collector
 from marft_bridge.runs.named_version import NamedVersion, write_named_version
 from marft_bridge.runs.run_folder import RunFolder
 from trace_store.records import Reward
@@ -299,6 +301,25 @@ def test_what_is_complete_is_not_run_again(lab: Lab) -> None:
     assert "model server" not in lab.said  # not even a server was needed
     assert again.contrasts == report.contrasts
     assert len(lab.stored()) == 12
+
+
+def test_tasks_that_always_fail_do_not_stop_the_report_of_a_resumed_comparison(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Collector, "_wait_for_dying_server", lambda _: asyncio.sleep(0))
+    newest_is_right, seen = lab.answer, list[int]()
+
+    def answer(model: str, number: int) -> str:
+        seen.extend([number] if number not in seen else [])
+        return "crash" if seen.index(number) >= 2 * MIN_FAILED else newest_is_right(model, number)
+
+    lab.answer = answer
+    report = lab.compare(tasks=3 * MIN_FAILED)
+    lab.asked.clear()
+    again = lab.compare(tasks=3 * MIN_FAILED, resume=True)
+    assert {number for _, number, _ in lab.asked} == {*seen[2 * MIN_FAILED :]}
+    assert again.contrasts == report.contrasts
+    assert [variant.unscored for variant in again.variants] == [MIN_FAILED, MIN_FAILED]
 
 
 @pytest.mark.slow

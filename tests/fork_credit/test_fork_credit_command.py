@@ -146,7 +146,7 @@ def test_nobody_needs_to_stand_in_and_leave_one_out_is_shown_where_the_store_has
 def test_what_was_interrupted_goes_on_and_nothing_runs_twice(lab: CreditLab, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Session.run
 
-    def stopped(session: Session, requests: Sequence[EpisodeRequest], title: str, reward: str) -> Tally:
+    def stopped(session: Session, requests: Sequence[EpisodeRequest], title: str, reward: str, **_: int) -> Tally:
         whole(session, requests[:5], title, reward)
         raise KeyboardInterrupt
 

@@ -334,11 +334,12 @@ def test_no_request_to_end_arrives_in_what_a_thread_does_next() -> None:
     pool.shutdown()
 
 
-@pytest.mark.parametrize("form", ["thread", "pool", "to_thread"])
+@pytest.mark.parametrize("form", ["thread", "pool", "to_thread", "loop_threads"])
 def test_what_never_returns_from_c_keeps_neither_run_nor_process_and_is_counted(form: str) -> None:
     code = f"""
 import asyncio, threading, time
 from concurrent.futures import ThreadPoolExecutor
+from marft_bridge.common.loop_threads import LoopThreads
 from marft_bridge.rewards.contract import RunView
 from marft_bridge.rewards.scoring import Scorer
 
@@ -355,6 +356,10 @@ def pool(*_):
         workers.submit(never.acquire)
 
 async def to_thread(*_):
+    await asyncio.to_thread(never.acquire)
+
+async def loop_threads(*_):
+    asyncio.get_running_loop().set_default_executor(LoopThreads(2))
     await asyncio.to_thread(never.acquire)
 
 scorer = Scorer(function=({form}, "f"), timeout_s=0.5)
@@ -386,7 +391,7 @@ for line in scorer.take_thread_lines():
             "{} {'graph.reward': 'took longer than 0.5 s'}",
             [f"1 threads {goes_on}: {piece}; nothing waits for them"],
         ),
-    }[form]
+    }["to_thread" if form == "loop_threads" else form]
     assert ("returned and left running: left" in process.stderr) == (form == "thread")
 
 

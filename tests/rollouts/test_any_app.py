@@ -2,16 +2,20 @@
 
 - Trainable nodes reach the served model under their adapter, frozen ones as declared, all others their own model.
 - Episodes of an app with a checkpointer do not share a memory, and leave none; one that interrupts is truncated.
+- An app may use threads until its own exit is over; an error of that exit is one line.
 - A trainable node that made no call to learn from is said, with the nodes that calls did come from.
 """
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import operator
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -31,9 +35,11 @@ from support.compare_rig import save_model
 from support.fake_vllm import FakeVllm, running
 from support.sessions import session_of
 
+from marft_bridge.common.errors import GraphError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.rollouts.app import App, options_to_app
+from marft_bridge.rollouts.app_graph import open_graph
 from marft_bridge.rollouts.episode_plan import plan_episodes
 from marft_bridge.rollouts.run_counts import Tally
 from marft_bridge.runs.run_folder import RunFolder
@@ -203,6 +209,61 @@ def test_a_name_that_covers_a_subgraph_says_which_of_its_nodes_call(lab: Lab) ->
     lab.collect(lambda _: app)
     (line,) = lab.said
     assert line.endswith("calls came from nodes that are not in graph.nodes: writer/draft (6)")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_app_that_is_open_may_use_threads_until_its_exit_is_over(lab: Lab, is_async: bool) -> None:
+    app, closed = lab.graph(writer=lab.speaker()).compile(), list[str]()
+
+    def close() -> None:
+        closed.append(threading.current_thread().name)
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Any]:
+        yield app
+        await asyncio.to_thread(close)
+        await asyncio.get_running_loop().getaddrinfo("localhost", 80)
+
+    @contextmanager
+    def opened_sync() -> Iterator[Any]:
+        yield app
+        close()
+
+    tally = lab.collect(lambda _: opened() if is_async else opened_sync())
+    assert dict(tally.outcomes) == {"terminated": 6}
+    assert len(closed) == 1
+    assert lab.said == []
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_error_of_an_apps_own_exit_is_one_line_and_hides_no_other(lab: Lab, is_async: bool) -> None:
+    app = lab.graph(writer=lab.speaker()).compile()
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Any]:
+        try:
+            yield app
+        finally:
+            raise OSError("the pool is gone")
+
+    @contextmanager
+    def opened_sync() -> Iterator[Any]:
+        try:
+            yield app
+        finally:
+            raise OSError("the pool is gone")
+
+    def source() -> Any:
+        return opened() if is_async else opened_sync()
+
+    with pytest.raises(GraphError, match=r"^graph.app: closing 'the app' failed: OSError: the pool is gone$"):
+        lab.collect(lambda _: source())
+    with (
+        asyncio.Runner() as runner,
+        pytest.raises(KeyError, match="of the block"),
+        open_graph(source(), "a:b", runner),
+    ):
+        raise KeyError("of the block")
 
 
 def test_options_make_the_app_that_the_engine_opens(lab: Lab) -> None:

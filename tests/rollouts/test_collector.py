@@ -4,13 +4,19 @@
 - Failures and limits of time and tokens are outcomes; a run in which most episodes fail stops with the reason.
 - What failed for a passing reason is tried again with the same seed, each attempt a row, the last one counting.
 - An episode counts as finished only with its reward on disk; what is finished is not run again.
+- A node that never ends holds neither later episodes nor the end of the run and of the process, and is said.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,14 +27,18 @@ import pytest
 from langgraph.graph import START, StateGraph
 from support.duo_rig import COMMON, TASKS, Rig, right_answer
 from support.fake_vllm import FakeVllm, running
+from support.paths import ROOT, TESTS
 
 from graphs import math_duo
 from marft_bridge.common.errors import EpisodesFailedError, GraphError, ServingError
+from marft_bridge.common.loop_threads import LoopThreads
 from marft_bridge.common.retries import is_connection_error, pause_s
 from marft_bridge.model_calls.node_chat_model import NodeChat
 from marft_bridge.rollouts import collector as rollouts
 from marft_bridge.rollouts.app import split_tasks
 from marft_bridge.rollouts.episode_plan import plan_episodes, task_order, unfinished_requests
+from marft_bridge.rollouts.graph_loop import open_graph_loop
+from marft_bridge.rollouts.user_code import UserCode
 from trace_store.records import Trajectory
 
 
@@ -110,6 +120,28 @@ def test_a_run_in_which_most_episodes_fail_stops_with_the_reason(tmp_path: Path)
         rig.run(plan_episodes(TASKS, 100, 1, seed=0, **COMMON))
 
 
+def test_a_resumed_run_is_stopped_by_the_share_of_the_run_and_not_by_what_it_repeats(tmp_path: Path) -> None:
+    fails = {f"{number} + 1?" for number in (1, 3)}
+
+    def script(node: str, prompt: str, random: Any) -> str:
+        if any(question in prompt for question in fails):
+            raise ValueError("this task always fails")
+        return right_answer(node, prompt, random)
+
+    rig = Rig(tmp_path, script)
+    rig.collector._wait_for_dying_server = lambda: asyncio.sleep(0)  # type: ignore[method-assign]
+    plan = plan_episodes(TASKS, 80, 1, seed=0, **COMMON)
+    assert rig.run(plan).outcomes == Counter(terminated=60, failed=20)
+    with rig.store() as store:
+        remaining = unfinished_requests(store, plan)
+    tally = rig.run(remaining, finished_before=60)
+    assert tally.outcomes == Counter(failed=20)
+    assert tally.failure_lines()[0].startswith("20 of 80 episodes failed: ValueError: this task always fails (")
+    tally.refuse_if_all_failed()  # 60 did not
+    with pytest.raises(EpisodesFailedError, match=r"13 of 25 episodes failed, 13 of them with: ValueError: this task"):
+        rig.run(remaining, finished_before=12)
+
+
 def test_a_dead_server_is_named_instead_of_the_calls_that_it_refused(tmp_path: Path) -> None:
     def script(*_: Any) -> str:
         raise ConnectionResetError("cut")
@@ -128,6 +160,107 @@ def test_an_episode_over_its_time_is_truncated_and_not_run_again(tmp_path: Path)
     with rig.store() as store:
         assert {(e.outcome, e.reason) for e in store.episodes(run_id="run")} == {("truncated", "longer than 0.2 s")}
         assert unfinished_requests(store, plan) == []
+
+
+def one_node(node: Callable[[dict[str, Any]], Any]) -> Callable[[Any], Any]:
+    """Builds a graph of this node alone, which calls no model."""
+
+    def build(_: Any) -> Any:
+        graph = StateGraph(math_duo.DuoState)
+        graph.add_node("reasoner", node)
+        graph.add_edge(START, "reasoner")
+        return graph.compile()
+
+    return build
+
+
+def test_sync_nodes_that_never_return_hold_neither_later_nodes_nor_the_end(tmp_path: Path) -> None:
+    released, said = threading.Event(), list[str]()
+
+    def hangs(state: dict[str, Any]) -> dict[str, Any]:
+        if state["question"] != "7 + 1?":
+            released.wait()
+        return {}
+
+    rig = Rig(tmp_path, build=one_node(hangs), timeout_s=0.5, in_flight=1, reward=lambda *_: 1.0)
+    plan = plan_episodes(TASKS, 8, 1, seed=0, **COMMON)
+    began = time.monotonic()
+    with open_graph_loop(LoopThreads(3, grace_s=0.1), UserCode(None), said.append, grace_s=0.1) as loop:
+        outcomes = rig.run(plan, loop).outcomes  # the last of them runs when seven have hung in a pool of three
+    assert time.monotonic() - began < 60
+    released.set()
+    assert outcomes == Counter(truncated=7, terminated=1)
+    (line,) = said
+    assert line.startswith("7 threads of the app go on after its episodes, because what they run does not end: tests/")
+    assert line.endswith("(7); nothing waits for them")
+    with rig.store() as store:
+        assert unfinished_requests(store, plan) == []
+
+
+def test_an_async_node_that_catches_its_cancellation_is_left_behind_and_its_episode_is_truncated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollouts, "CANCEL_GRACE_S", 0.2)
+    said: list[str] = []
+
+    async def stubborn(state: dict[str, Any]) -> dict[str, Any]:
+        while state["question"] != "3 + 1?":
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+        return {}
+
+    rig = Rig(tmp_path, build=one_node(stubborn), timeout_s=0.3, in_flight=1, reward=lambda *_: 1.0)
+    plan = plan_episodes(TASKS[2:4], 2, 1, seed=0, **COMMON)
+    with open_graph_loop(LoopThreads(3), UserCode(None), said.append, grace_s=0.1) as loop:
+        outcomes = rig.run(plan, loop).outcomes
+    assert outcomes == Counter(truncated=1, terminated=1)
+    (line,) = said
+    assert line.startswith("1 tasks of the app go on after its episodes, because what they run does not end: tests/")
+    with rig.store() as store:
+        rows = {(e.task_id, e.outcome, e.reason) for e in store.episodes(run_id="run")}
+        assert rows == {("t2", "truncated", "longer than 0.3 s"), ("t3", "terminated", None)}
+        assert unfinished_requests(store, plan) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("waits_for", ["itself", "a pool of its own"])
+def test_a_node_that_never_returns_does_not_keep_the_process(tmp_path: Path, waits_for: str) -> None:
+    code = f"""
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from marft_bridge.common.loop_threads import LoopThreads
+from marft_bridge.rollouts.episode_plan import plan_episodes
+from marft_bridge.rollouts.graph_loop import open_graph_loop
+from marft_bridge.rollouts.user_code import UserCode
+from rollouts.test_collector import one_node
+from support.duo_rig import COMMON, TASKS, Rig
+
+never = threading.Lock()
+never.acquire()
+
+def hangs(state):
+    if {waits_for!r} == "itself":
+        never.acquire()
+    with ThreadPoolExecutor() as pool:
+        pool.submit(never.acquire).result()
+
+rig = Rig(Path({str(tmp_path)!r}), build=one_node(hangs), timeout_s=0.5)
+with open_graph_loop(LoopThreads(8, grace_s=0.1), UserCode(None), print) as loop:
+    print(dict(rig.run(plan_episodes(TASKS, 2, 1, seed=0, **COMMON), loop).outcomes))
+print("over")
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{TESTS}"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    outcomes, line, over = process.stdout.splitlines()
+    assert (process.returncode, outcomes, over) == (0, "{'truncated': 2}", "over"), process.stderr
+    assert line.startswith("2 threads of the app go on after its episodes, because what they run does not end")
 
 
 @pytest.mark.parametrize(

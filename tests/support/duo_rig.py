@@ -54,8 +54,11 @@ class Rig:
             options=CollectOptions(**({"in_flight": 4, "timeout_s": 30.0} | changes)),
         )
 
-    def run(self, requests: list[EpisodeRequest], loop: asyncio.Runner | None = None) -> Tally:
-        return (loop.run if loop else asyncio.run)(self.collector.requests_to_episodes(requests))
+    def run(
+        self, requests: list[EpisodeRequest], loop: asyncio.Runner | None = None, *, finished_before: int = 0
+    ) -> Tally:
+        running = self.collector.requests_to_episodes(requests, finished_before=finished_before)
+        return (loop.run if loop else asyncio.run)(running)
 
     def store(self) -> TraceStore:
         store = TraceStore.open(self.path)

@@ -90,8 +90,12 @@ def run_requests_on_ray(
     versions: ModelVersions,
     reporter: Reporter,
     requests: Sequence[EpisodeRequest],
+    finished_before: int,
 ) -> Tally:
     """Runs the requests on the cluster, all nodes at version 0, and shows their progress.
+
+    Args:
+        finished_before: as of `Tally`.
 
     Raises:
         BridgeError: see `Driver.run`; the cluster cannot be reached.
@@ -99,13 +103,16 @@ def run_requests_on_ray(
     """
     _publish(config, folder, app, versions=versions, reporter=reporter)
     reporter.say(f"collecting with {config.ray.workers} workers on Ray, {config.ray.address or 'on this machine'}")
-    reward = config.train.trainer.reward
+
+    def show(done: int, tally: Tally) -> None:
+        task.update(done, tally.figures(config.train.trainer.reward))
+
     with (
         open_driver(config, folder, versions, notify=reporter.say) as driver,
         reporter.bars(),
         reporter.task("collect", len(requests)) as task,
     ):
-        tally = driver.run(requests, lambda done, tally: task.update(done, tally.figures(reward)))
+        tally = driver.run(requests, show, finished_before=finished_before)
     for line in tally.lines(config.graph.nodes):
         reporter.say(line)
     return tally

@@ -86,6 +86,7 @@ class Driver:
         )
         self._workers: list[_WorkerHandle] = []
         self._lost_tally = Tally()  # of workers that died
+        self._finished_before = 0  # of the running list, as of `Tally`
         self._filing: Filing  # of the running list
         self._pending: deque[EpisodeRequest] = deque()
         self._losses_by_request: Counter[Key] = Counter()
@@ -120,11 +121,18 @@ class Driver:
         """Ends the `run` of another thread, which raises CancelledError there."""
         self._stopped.set()
 
-    def run(self, requests: Sequence[EpisodeRequest], on_progress: Callable[[int, Tally], None]) -> Tally:
+    def run(
+        self,
+        requests: Sequence[EpisodeRequest],
+        on_progress: Callable[[int, Tally], None],
+        *,
+        finished_before: int = 0,
+    ) -> Tally:
         """Runs all requests, which are of one run.
 
         Args:
             on_progress: takes the number of finished requests and the counts so far, after every round.
+            finished_before: as of `Tally`. Every worker holds all of them against its own failures.
 
         Raises:
             BridgeError: the app, the configuration or the cluster cannot be used; most episodes fail.
@@ -132,6 +140,7 @@ class Driver:
         """
         self._pending.extend(requests)
         self._filing, self._lost_tally = Filing(self._journal, requests[0].run_id), Tally()
+        self._finished_before = finished_before
         self._losses_by_request.clear()
         self._list_number, self.done = self._list_number + 1, 0
         for worker in self._workers:
@@ -152,7 +161,7 @@ class Driver:
 
     def tally(self) -> Tally:
         """The counts so far, over all workers."""
-        total = Tally(started_s=self._lost_tally.started_s)
+        total = Tally(started_s=self._lost_tally.started_s, finished_before=self._finished_before)
         for tally in (self._lost_tally, *(worker.tally for worker in self._workers)):
             total.add(tally)
         return total
@@ -231,7 +240,9 @@ class Driver:
             request = self._pending.popleft()
             worker.requests[request.key] = request
             new.append(request)
-        worker.pending_reply = worker.actor.exchange.remote(worker.journal_bytes, new, self._list_number)
+        worker.pending_reply = worker.actor.exchange.remote(
+            worker.journal_bytes, new, self._list_number, finished_before=self._finished_before
+        )
 
     def _end_with_failure(self, worker: _WorkerHandle, error_name: str, message: str) -> None:
         """Raises the error that a worker ended with, or replaces the worker where another one may not meet it."""

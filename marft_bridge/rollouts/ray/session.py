@@ -100,13 +100,20 @@ class ClusterSession:
     routed: tuple[str, ...]  # those that served models answer: the trained and the frozen ones
     reporter: Reporter
 
-    def run(self, requests: Sequence[EpisodeRequest], title: str, reward: str) -> Tally:
+    def run(self, requests: Sequence[EpisodeRequest], title: str, reward: str, *, finished_before: int = 0) -> Tally:
         """Runs the requests, shows their progress, and reports failures, missing rewards and silent nodes.
+
+        Args:
+            finished_before: as of `Tally`.
 
         Raises: as `Driver.run`.
         """
+
+        def show(done: int, tally: Tally) -> None:
+            task.update(done, tally.figures(reward))
+
         with self.reporter.bars(), self.reporter.task(title, len(requests)) as task:
-            tally = self.driver.run(requests, lambda done, tally: task.update(done, tally.figures(reward)))
+            tally = self.driver.run(requests, show, finished_before=finished_before)
         for line in tally.lines(self.nodes):
             self.reporter.say(line)
         return tally

@@ -70,13 +70,16 @@ class Worker:
 
     # -- called by the driver ---------------------------------------------------------------------------------
 
-    def exchange(self, offset: int, requests: Sequence[EpisodeRequest], list_number: int = 0) -> Report:
+    def exchange(
+        self, offset: int, requests: Sequence[EpisodeRequest], list_number: int = 0, *, finished_before: int = 0
+    ) -> Report:
         """Takes new requests, and reports what is new.
 
         Args:
             offset: bytes of this worker's journal that the driver has on its disk.
             requests: to run besides; none before a report said "working".
             list_number: of the list that they are of; a new one is counted anew, and none of another is under way.
+            finished_before: of that list, as of `Tally`; read where there are requests.
         """
         with self._changed:
             if list_number != self._list_number:
@@ -85,6 +88,7 @@ class Worker:
                     self._job_queue.tally = self._tally
         if requests:
             assert self._job_queue is not None  # a report said "working"
+            self._tally.finished_before = finished_before
             self._job_queue.add(requests)
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._phase == "ended", WAIT_S)

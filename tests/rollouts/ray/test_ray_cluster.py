@@ -359,7 +359,7 @@ class PretendRay:
         answer = self._actors.pop(0)
         return SimpleNamespace(
             number=assignment.number,
-            exchange=SimpleNamespace(remote=lambda _, requests, *__: Asked(answer(requests))),
+            exchange=SimpleNamespace(remote=lambda _, requests, *__, **___: Asked(answer(requests))),
             stop=SimpleNamespace(remote=lambda: self.stopped.append(assignment.number)),
         )
 

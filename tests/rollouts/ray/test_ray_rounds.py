@@ -258,7 +258,7 @@ class PretendRay:
     def _place(self, assignment: Assignment) -> Any:
         number, sent_bytes = assignment.number, [0]
 
-        def exchange(_: int, requests: Sequence[EpisodeRequest], list_number: int = 0) -> Any:
+        def exchange(_: int, requests: Sequence[EpisodeRequest], list_number: int = 0, **__: int) -> Any:
             lines = b"".join(map(_finished, requests))
             sent_bytes[0] += len(lines)
             tally = Tally()
