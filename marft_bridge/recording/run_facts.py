@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from marft_bridge.common.library_internals import CONFIG_KEY_RUNTIME
 from marft_bridge.recording.episode_context import SUBJECT_METADATA
+from marft_bridge.recording.span_messages import to_shown
 from marft_bridge.recording.value_forms import value_to_fields, value_to_forms
 from trace_store import conventions as names
 
@@ -38,12 +39,12 @@ def run_to_attributes(
         for key, value in metadata.items()
         if key not in (_THREAD_KEY, SUBJECT_METADATA) and not str(key).startswith(_LIBRARY_PREFIXES)
     }
-    all_tags = {**dict.fromkeys(map(str, tags or ()), ""), **own_tags}
+    all_tags = {**dict.fromkeys(map(to_shown, tags or ()), ""), **own_tags}
     return {
         names.TAGS: value_to_text(all_tags) if all_tags else "{}",
         names.METADATA: value_to_text(app_metadata) if app_metadata else None,
-        names.THREAD_ID: None if thread is None else str(thread),
-        names.USER_ID: None if user is None else str(user),
+        names.THREAD_ID: None if thread is None else to_shown(thread),
+        names.USER_ID: None if user is None else to_shown(user),
     }
 
 
@@ -82,10 +83,7 @@ def value_to_text(value: Any) -> str:
     try:
         return _encode(value)
     except Exception:  # noqa: BLE001 - an app's own objects may raise anything, and keys may be of any type
-        try:
-            return json.dumps(str(value))
-        except Exception:  # noqa: BLE001 - as above
-            return json.dumps(f"a {type(value).__name__} that cannot be shown")
+        return json.dumps(to_shown(value))
 
 
 def _to_jsonable(value: Any) -> Any:
