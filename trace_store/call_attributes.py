@@ -8,6 +8,7 @@ named.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
@@ -18,6 +19,7 @@ from typing import Any
 
 from trace_store import conventions as c
 from trace_store.attributes import BIGINT, INTEGER
+from trace_store.packed import FLOATS
 
 _MAX_DIGITS = 64  # of a number that is given as text
 
@@ -70,14 +72,14 @@ def _to_number(value: Any) -> float | None:
 
 def _to_real(value: Any) -> Any:
     """The value as something that compares as a number does; None where it is no number. True is none."""
-    if isinstance(value, Enum) and not isinstance(value, Real):
-        value = value.value
     if isinstance(value, str):
         try:
-            value = Decimal(value) if len(value) <= _MAX_DIGITS else None
+            return Decimal(value) if len(value) <= _MAX_DIGITS else None
         except InvalidOperation:
             return None
-    return value if isinstance(value, (Real, Decimal)) and not isinstance(value, bool) else None
+    if isinstance(value, bool):
+        return None
+    return value if isinstance(value, (Real, Decimal)) else None
 
 
 def _to_text(value: Any) -> str | None:
@@ -95,11 +97,13 @@ def _to_texts(value: Any) -> list[str] | None:
 
 
 def _to_logprobs(value: Any) -> Any:
-    """The value as a list of numbers; a text, which is our own packing of one, as it is."""
+    """The value as a list of numbers, which may be given as JSON; one that is packed already as it is."""
     if isinstance(value, str):
-        return value
+        if value.startswith(FLOATS):
+            return value
+        value = json.loads(value)
     numbers = [_to_real(item) for item in value] if isinstance(value, (list, tuple)) else [None]
-    return None if None in numbers else [float(number) for number in numbers]
+    return [float(number) for number in numbers if number is not None] if None not in numbers else None
 
 
 _to_int32, _to_int64 = partial(_to_integer, bound=INTEGER), partial(_to_integer, bound=BIGINT)

@@ -366,7 +366,9 @@ PARAMETERS: list[tuple[str, Any, str, Any]] = [  # parameter, its value -> field
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "field", "held"), PARAMETERS)
+@pytest.mark.parametrize(
+    ("name", "value", "field", "held"), PARAMETERS, ids=[f"{row[0]}-{number}" for number, row in enumerate(PARAMETERS)]
+)
 def test_a_parameter_is_recorded_as_the_number_that_it_is_or_left_out_and_said(
     name: str, value: Any, field: str, held: Any, tmp_path: Path
 ) -> None:
@@ -390,7 +392,6 @@ def test_a_parameter_is_recorded_as_the_number_that_it_is_or_left_out_and_said(
         ({"metadata_of_answer": {"model_name": 5}}, c.RESPONSE_MODEL, None),
         ({"metadata_of_answer": {"id": 17}}, c.RESPONSE_ID, None),
     ],
-    ids=str,
 )
 def test_what_an_answer_is_not_of_the_type_for_is_left_out_and_said(
     odd: dict[str, Any], attribute: str, held: Any, tmp_path: Path
