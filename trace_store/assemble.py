@@ -158,14 +158,15 @@ class _Trace:
     def _is_lost(self, span: SpanRow) -> bool:
         """Whether nothing later depends on a call or a tool: an attempt around it does not count.
 
-        A failure counts where its error handler, or that of a node around it, went on from it.
+        A failure counts where the game went on from it: its error handler ran, or that of a node around it; or the
+        execution around it ended well, and so has caught it.
         """
         failed, execution = False, self.execution_span(span)
         while execution is not None:
             reason = self.dropped_attempts.get(execution.span_id)
             if reason is not None and reason != _FAILED:
                 return True
-            failed = (failed or reason is not None) and execution.span_id not in self._handled_attempts
+            failed = reason is not None and execution.span_id not in self._handled_attempts
             execution = self.execution_span(execution)
         return failed
 
@@ -177,6 +178,12 @@ class _Trace:
             attributes, (outer_execution, tools) = SpanAttributes(attempt), self.surroundings(attempt)
             reads, may_read = _read_namespaces(attributes)
             is_called = attributes.text(c.CALLED_BY) is not None
+            is_caught_failure = (
+                self.dropped_attempts.get(attempt.span_id) == _FAILED
+                and attempt.span_id not in self._handled_attempts
+                and outer_execution is not None
+                and outer_execution.span_id not in self.dropped_attempts
+            )
             runs_after_a_node = attributes.is_set(c.ROUTES_AFTER) or attributes.is_set(c.HANDLES)
             executions[ns] = Execution(
                 ns=ns,
@@ -184,7 +191,9 @@ class _Trace:
                 parent=None if outer_execution is None else _namespace(outer_execution),
                 start=attempt.start_ns,
                 end=max(attempt.start_ns, attempt.end_ns),
-                is_called=is_called,
+                # The result of a function that failed is an error, and nobody sees where its text goes.
+                is_called=is_called and not is_caught_failure,
+                is_caught_failure=is_caught_failure,
                 tools=tools,
                 runs_side_by_side=attributes.is_true(c.SIDE_BY_SIDE),
                 triggered_by=attributes.texts(c.TRIGGERED_BY),

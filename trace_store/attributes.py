@@ -14,7 +14,8 @@ from trace_store import conventions as c
 from trace_store.packed import FLOATS, INTS, text_to_values
 from trace_store.records import SpanRow
 
-_BIGINT = 2**63
+BIGINT, INTEGER = 2**63, 2**31
+"""Bounds of the columns of these types: a number n fits where -bound <= n < bound."""
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
@@ -44,7 +45,7 @@ class SpanAttributes:
             raise self._malformed(key, "text")
         return value
 
-    def integer(self, key: str, bound: int = _BIGINT) -> int | None:
+    def integer(self, key: str, bound: int = BIGINT) -> int | None:
         """An integer in [-bound, bound)."""
         value = self._span.attributes.get(key)
         if value is None:
@@ -55,7 +56,7 @@ class SpanAttributes:
 
     def int32(self, key: str) -> int | None:
         """An integer that a 32-bit column holds."""
-        return self.integer(key, 2**31)
+        return self.integer(key, INTEGER)
 
     def is_true(self, key: str) -> bool:
         """Whether the attribute is there and true."""
@@ -139,7 +140,7 @@ class SpanAttributes:
         # A bool is no token id.
         if packed is None and not (isinstance(value, (list, tuple)) and set(map(type, value)) <= {int}):
             raise self._malformed(key, "a list of token ids")
-        if value and (min(value) < 0 or (packed is None and max(value) >= 2**31)):
+        if value and (min(value) < 0 or (packed is None and max(value) >= INTEGER)):
             raise self._malformed(key, "a list of token ids")
         return tuple(value)
 

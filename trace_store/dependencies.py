@@ -3,9 +3,10 @@
 An edge has a kind. `trigger`: a write of the one node made the other run. `send`: it ran on what the one sent. `data`:
 it read a value that the one wrote, or its prompt holds the one's answer. `tool`: its prompt holds the result of a
 tool that the one called. A pair may have several kinds. An edge is exact when the relation was observed between the
-two node executions, and inexact where it is only an upper bound: what may have been read, and what one execution did
-one after another (`inside`), since what a node does inside is not looked into. A node without a call passes on what
-it depends on itself. Executions nest (a subgraph is a node). Invariants: D is acyclic, two executions of one
+two node executions, and inexact where it is only an upper bound: what may have been read, what one execution did one
+after another (`inside`), since what a node does inside is not looked into, and what a failure may have left behind that
+was caught inside. A node without a call passes on what it depends on itself. Executions nest (a subgraph is a node).
+Invariants: D is acyclic, two executions of one
 superstep never depend on each other, and the result does not depend on the order of the input.
 """
 
@@ -53,6 +54,7 @@ class Execution:
     parent: str | None  # ns of the enclosing execution
     start: int = 0
     end: int = 0
+    is_caught_failure: bool = False  # it failed, and what ran it went on: what follows may depend on it
     is_called: bool = False  # a function of the enclosing execution called it, and it knows whose results it was given
     tools: tuple[str, ...] = ()  # the tool runs of the enclosing execution that it lies in, outermost first
     tool_times: dict[str, tuple[int, int]] = field(default_factory=dict)  # its tool runs -> (start, end)
@@ -129,6 +131,10 @@ class _Derivation:
                 self._nested[outer].extend(execution.calls)
                 outer = executions[outer].parent
             self._ancestors[ns] = tuple(enclosing_executions)
+        self._failures: dict[str, list[str]] = {}  # action -> the caught failures that it lies in
+        for ns, execution in executions.items():
+            for call in self._calls_within(execution) if execution.is_caught_failure else ():
+                self._failures.setdefault(call.action_id, []).append(ns)
 
     def edges(self) -> list[Edge]:
         for ns in self._executions:
@@ -238,10 +244,15 @@ class _Derivation:
             call = link.target.call
             later_actions = first_actions(link.ns) if call is None else [call]
             for src in last_actions(link.source):
-                new_edges += [(src, dst, link.target.kind, link.exact) for dst in later_actions]
+                exact = link.exact and not self._fails_inside(src, link.source)
+                new_edges += [(src, dst, link.target.kind, exact) for dst in later_actions]
         # Added at once, so that no edge changes which actions are first or last for the next one.
         for src, dst, kind, exact in new_edges:
             self._add(src, dst, kind, exact=exact)
+
+    def _fails_inside(self, action: str, ns: str) -> bool:
+        """Whether an action of an execution lies in a failure that this one caught inside."""
+        return any(ns in self._ancestors[failure] for failure in self._failures.get(action, ()))
 
     def _link_prompts(self) -> None:
         """Edges from the calls whose answers or tool results are messages of a prompt."""

@@ -14,6 +14,10 @@ class StoreError(UserError):
     """The store file or its journal cannot be used; the message says what, where and what to do."""
 
 
+class NotJsonError(StoreError):
+    """A record holds a value that JSON cannot hold: the fault of that record, and not of the disk."""
+
+
 class StoreBusyError(StoreError):
     """Another process has the store open, so that this one cannot open it now; `lock_holder` names it."""
 

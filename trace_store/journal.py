@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, NoReturn
 
 import orjson
 
-from trace_store.errors import StoreError
+from trace_store.errors import NotJsonError, StoreError
 from trace_store.files import create_file, make_folder_unsynced, open_to_read, sync, sync_descriptor
 from trace_store.records import AdapterRow, Reward, RunRow, SpanRow
 
@@ -183,7 +183,7 @@ class Journal:
         self.append_all((record,))
 
     def append_all(self, records: Sequence[JournalRecord]) -> None:
-        """Write records in one go: all of them, or none when StoreError is raised."""
+        """Write records in one go: all, or none when StoreError is raised (NotJsonError where one is to blame)."""
         self.append_lines(b"".join(map(line_of, records)))
 
     def append_lines(self, lines: bytes) -> None:
@@ -381,7 +381,7 @@ def lock_if_abandoned(file: BinaryIO) -> bool:
 
 
 def line_of(record: JournalRecord) -> bytes:
-    """One record -> its journal line. Raises StoreError when it holds something that JSON cannot."""
+    """One record -> its journal line. Raises NotJsonError when it holds something that JSON cannot."""
     kind = _NAMES.get(type(record))
     if kind is None:
         raise StoreError(f"a journal takes runs, spans, rewards and adapters, not {type(record).__name__}")
@@ -453,7 +453,7 @@ def _value_to_json(value: Any) -> str:
         except ValueError:
             return _ENCODER.encode(_finite_json(value))
     except (TypeError, ValueError, RecursionError) as error:
-        raise StoreError(f"cannot store a value as JSON: {error}; record only JSON values") from error
+        raise NotJsonError(f"cannot store a value as JSON: {error}; record only JSON values") from error
 
 
 def storable_text(text: str) -> str:

@@ -10,8 +10,9 @@ from typing import Any
 
 from marft_bridge.ingest.messages import messages_to_json, to_messages
 from marft_bridge.ingest.otlp import WireSpan
-from marft_bridge.ingest.reading import Kind, Reading, as_text, check_call_attributes, first_present, unflatten
+from marft_bridge.ingest.reading import Kind, Reading, as_text, first_present, unflatten
 from trace_store import conventions as c
+from trace_store.call_attributes import check_call_attributes
 
 CONVENTION = "genai"
 SYSTEM = "gen_ai.system"  # former name of the provider attribute

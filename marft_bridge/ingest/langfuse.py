@@ -24,12 +24,12 @@ from marft_bridge.ingest.reading import (
     as_list,
     as_mapping,
     as_text,
-    check_call_attributes,
     first_present,
     parse_json,
     settings_to_attributes,
 )
 from trace_store import conventions as c
+from trace_store.call_attributes import check_call_attributes
 
 CONVENTION = "langfuse"
 OBSERVATION = "langfuse.observation."

@@ -28,10 +28,10 @@ from marft_bridge.ingest.reading import (
     as_list,
     as_mapping,
     as_text,
-    check_call_attributes,
     first_present,
 )
 from trace_store import conventions as c
+from trace_store.call_attributes import check_call_attributes
 
 CONVENTION = "langsmith"
 _PREFIX = "langsmith."

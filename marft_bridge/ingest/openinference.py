@@ -22,12 +22,12 @@ from marft_bridge.ingest.reading import (
     as_integer,
     as_mapping,
     as_text,
-    check_call_attributes,
     first_present,
     settings_to_attributes,
     unflatten,
 )
 from trace_store import conventions as c
+from trace_store.call_attributes import check_call_attributes
 
 CONVENTION = "openinference"
 _KIND = "openinference.span.kind"

@@ -15,15 +15,14 @@ from trace_store import conventions as c
 
 Kind = Literal["llm", "tool", "agent", "other"]
 
-_INTEGERS = {c.REQUEST_TOP_K, c.REQUEST_SEED, c.REQUEST_MAX_TOKENS, c.USAGE_INPUT_TOKENS, c.USAGE_OUTPUT_TOKENS}
-_NUMBERS = {c.REQUEST_TEMPERATURE, c.REQUEST_TOP_P}
-_TEXTS = {c.PROVIDER, c.REQUEST_MODEL, c.RESPONSE_MODEL, c.RESPONSE_ID, c.TOOL_NAME, c.TOOL_CALL_ID}
-
 CALL_ATTRIBUTES = frozenset(
-    {*_INTEGERS, *_NUMBERS, *_TEXTS, c.FINISH_REASONS, c.INPUT_MESSAGES, c.OUTPUT_MESSAGES}
-    | {c.TOOL_ARGUMENTS, c.TOOL_RESULT, c.LOGPROBS}
+    {c.REQUEST_TOP_K, c.REQUEST_SEED, c.REQUEST_MAX_TOKENS, c.USAGE_INPUT_TOKENS, c.USAGE_OUTPUT_TOKENS}
+    | {c.REQUEST_TEMPERATURE, c.REQUEST_TOP_P, c.FINISH_REASONS, c.INPUT_MESSAGES, c.OUTPUT_MESSAGES, c.LOGPROBS}
+    | {c.PROVIDER, c.REQUEST_MODEL, c.RESPONSE_MODEL, c.RESPONSE_ID}
+    | {c.TOOL_NAME, c.TOOL_CALL_ID, c.TOOL_ARGUMENTS, c.TOOL_RESULT}
 )
-"""Names that `check_call_attributes` checks: under these, a row has the value that was read, not the one sent."""
+"""Names that the readers give to `check_call_attributes`: under these, a row has the value that was read, not the one
+sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,31 +44,6 @@ class Reading:
     unreadable: tuple[str, ...] = ()
     answer_ids: tuple[str, ...] = ()  # ids of the messages that an LLM call answered with
     prompt_ids: tuple[str, ...] = ()  # ids of earlier answers that are messages of its prompt
-
-
-def check_call_attributes(attributes: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Attributes under our names, None where absent -> those of the type that the store expects, and the names of
-    the others. A whole number written as a float is accepted as a token count."""
-    checked: dict[str, Any] = {}
-    unreadable: list[str] = []
-    for key, value in attributes.items():
-        if value is None or value in ("", []):
-            continue
-        if key in _INTEGERS:
-            value = as_integer(value)
-        elif key in _NUMBERS:
-            value = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-        elif key in _TEXTS:
-            value = as_text(value)
-        elif key == c.FINISH_REASONS:
-            value = value if isinstance(value, list) and all(isinstance(item, str) for item in value) else None
-        elif key == c.LOGPROBS:
-            value = value if all(isinstance(item, (int, float)) for item in as_list(value)) else None
-        if value is None:
-            unreadable.append(key)
-        else:
-            checked[key] = value
-    return checked, tuple(unreadable)
 
 
 def settings_to_attributes(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -204,7 +204,9 @@ class LiveRecorder:
             run,
             f"{names.CHAT} {model}",
             node_span,
-            attributes=call_attributes | _body_to_sampling(request.body, None if is_hosted else self._temperature),
+            attributes=self._processor.check_call(
+                call_attributes | _body_to_sampling(request.body, None if is_hosted else self._temperature)
+            ),
         )
         run.call_count += request.replaced_call is None
         run.calls_in_flight += 1
@@ -217,7 +219,7 @@ class LiveRecorder:
         run.last_error = error
         if answer is not None:
             answer_messages = to_messages([message for _, message in sorted(answer.messages.items())])
-            answer_attributes = tokens_to_attributes(answer.tokens)
+            answer_attributes = self._processor.check_call(tokens_to_attributes(answer.tokens))
             reasons = [
                 answer_attributes.get(names.UNTRAINABLE),
                 body_to_untrainable_reason(call.request.path, call.request.body),
@@ -318,22 +320,13 @@ def _body_to_prompt(body: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _body_to_sampling(body: Mapping[str, Any], temperature: float | None) -> dict[str, Any]:
-    """The request's sampling settings; one of the wrong type is left for the engine to refuse, and not recorded."""
-    stop = body.get("stop")
-    requested_temperature = _number(body.get("temperature"))
+    """The request's sampling settings, as it has them; one of the wrong type is left for the engine to refuse."""
+    stop, requested_temperature = body.get("stop"), body.get("temperature")
     return {
         names.REQUEST_TEMPERATURE: temperature if requested_temperature is None else requested_temperature,
-        names.REQUEST_TOP_P: _number(body.get("top_p")),
-        names.REQUEST_TOP_K: _integer(body.get("top_k")),
-        names.REQUEST_MAX_TOKENS: _integer(body.get("max_tokens")) or _integer(body.get("max_completion_tokens")),
-        names.REQUEST_SEED: _integer(body.get("seed")),
-        names.REQUEST_STOP: [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else None,
+        names.REQUEST_TOP_P: body.get("top_p"),
+        names.REQUEST_TOP_K: body.get("top_k"),
+        names.REQUEST_MAX_TOKENS: body.get("max_tokens") or body.get("max_completion_tokens"),
+        names.REQUEST_SEED: body.get("seed"),
+        names.REQUEST_STOP: [stop] if isinstance(stop, str) else stop,
     }
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def _integer(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

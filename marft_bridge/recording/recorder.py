@@ -52,12 +52,12 @@ from marft_bridge.recording.span_attributes import (
     request_to_attributes,
     tokens_to_attributes,
 )
-from marft_bridge.recording.span_messages import find_messages, messages_to_text, text_to_message, to_json
+from marft_bridge.recording.span_messages import find_messages, messages_to_text, text_to_message, to_json, to_shown
 from marft_bridge.recording.span_processor import options_to_processor
 from marft_bridge.recording.state_reads import Reads
 from marft_bridge.recording.thread_position import CheckpointWriters
 from marft_bridge.recording.tool_definitions import request_to_definitions
-from marft_bridge.recording.tool_output import output_to_text
+from marft_bridge.recording.tool_output import output_to_result, output_to_text
 from marft_bridge.recording.trace_state import OpenRun, OpenTrace
 from marft_bridge.recording.value_forms import value_to_forms
 from marft_bridge.recording.write_ledger import ENTRY
@@ -78,6 +78,7 @@ class Losses:
     callbacks: int  # callbacks of LangChain or LangGraph that could not be recorded; their episodes lack spans
     spans: int  # spans that the journal refused
     unredacted: int  # spans that lost their content because redacting it failed
+    unreadable: Mapping[str, int]  # values of calls that no column holds and that were left out, by attribute
     redactions: Mapping[str, int]  # places where text was replaced, by pattern
 
     def __str__(self) -> str:
@@ -85,6 +86,7 @@ class Losses:
             (self.callbacks, "callbacks could not be recorded"),
             (self.spans, "spans could not be written"),
             (self.unredacted, "spans lost their content because redacting it failed"),
+            *((count, f"values of {name} could not be read") for name, count in sorted(self.unreadable.items())),
             *((count, f"replacements of {pattern}") for pattern, count in sorted(self.redactions.items())),
         ]
         return ", ".join(f"{count} {description}" for count, description in parts if count)
@@ -134,8 +136,14 @@ class Recorder(BaseCallbackHandler):
     @property
     def losses(self) -> Losses:
         """Counts of what is not in the record, so far."""
-        privacy = self._processor.privacy
-        return Losses(self.failures, self._processor.lost_spans, privacy.failures, redactions=dict(privacy.redactions))
+        processor, privacy = self._processor, self._processor.privacy
+        return Losses(
+            self.failures,
+            processor.lost_spans,
+            privacy.failures,
+            unreadable=dict(processor.unreadable),
+            redactions=dict(privacy.redactions),
+        )
 
     @property
     def failure(self) -> StoreError | None:
@@ -211,7 +219,7 @@ class Recorder(BaseCallbackHandler):
         if run is not None and run.is_root:
             run.span.set({names.OUTPUT: value_to_text(outputs)})
         if run is not None and run.is_call:
-            run.span.set(decision_to_attributes(outputs))
+            run.span.set(self._processor.check_call(decision_to_attributes(outputs)))
         self._close(run_id, None)
 
     @_never_raise
@@ -477,7 +485,6 @@ class Recorder(BaseCallbackHandler):
         if parent is None:
             return  # called outside any recorded graph: not an action of a game
         parameters = kwargs.get("invocation_params") or {}
-        model = parameters.get("model") or parameters.get("model_name") or metadata.get("ls_model_name")
         declared_format = request_to_format(parameters)
         in_node = bool(parent.checkpoint_ns)
         agent = _agent_of(parent) if in_node else None
@@ -486,7 +493,9 @@ class Recorder(BaseCallbackHandler):
         attributes = {
             names.OPERATION: names.CHAT,
             names.PROVIDER: provider_name(metadata.get("ls_provider")),
-            names.REQUEST_MODEL: model,
+            names.REQUEST_MODEL: (
+                parameters.get("model") or parameters.get("model_name") or metadata.get("ls_model_name")
+            ),
             **request_to_attributes(parameters),
             names.OUTPUT_TYPE: None if declared_format is None else "json",
             names.INPUT_MESSAGES: prompt,
@@ -495,6 +504,8 @@ class Recorder(BaseCallbackHandler):
             names.STEP: metadata.get("langgraph_step") if in_node else None,
             names.CHECKPOINT_NS: parent.checkpoint_ns or None,
         }
+        attributes = self._processor.check_call(attributes)
+        model = attributes.get(names.REQUEST_MODEL)
         attributes |= parent.trace.answers.prompt_to_attributes(messages)
         if parent.task is not None:
             attributes |= reads_to_attributes(parent.task.sources, parent.task.reads)
@@ -541,8 +552,9 @@ class Recorder(BaseCallbackHandler):
         run = self._runs.get(run_id)
         if run is None:
             return
-        token_attributes = {} if run.tokens is None else tokens_to_attributes(run.tokens)
-        run.span.set(answer_to_attributes(response))
+        check = self._processor.check_call
+        token_attributes = {} if run.tokens is None else check(tokens_to_attributes(run.tokens))
+        run.span.set(check(answer_to_attributes(response)))
         run.span.set(token_attributes)  # the engine's own go before LangChain's report of the same answer
         if run.declared_format is not None:
             run.span.set({names.FORMAT_VALID: answer_fits(run.declared_format, response)})
@@ -571,11 +583,10 @@ class Recorder(BaseCallbackHandler):
         parent = self._find_parent(parent_run_id, metadata or {})
         if parent is None:
             return
-        name = (serialized or {}).get("name") or kwargs.get("name") or "tool"
+        name = to_shown((serialized or {}).get("name") or kwargs.get("name") or "tool")
         attributes = {
             names.OPERATION: names.EXECUTE_TOOL,
-            names.TOOL_NAME: name,
-            names.TOOL_CALL_ID: kwargs.get("tool_call_id"),
+            **self._processor.check_call({names.TOOL_NAME: name, names.TOOL_CALL_ID: kwargs.get("tool_call_id")}),
             names.TOOL_TYPE: "function",
             names.TOOL_ARGUMENTS: to_json(inputs) if isinstance(inputs := kwargs.get("inputs"), dict) else input_str,
             names.NODE: _agent_of(parent) or None,
@@ -591,7 +602,7 @@ class Recorder(BaseCallbackHandler):
         """Ends the tool span with its result as text."""
         run = self._runs.get(run_id)
         if run is not None:
-            run.span.set({names.TOOL_RESULT: str(getattr(output, "content", output))})
+            run.span.set({names.TOOL_RESULT: output_to_result(output)})
             run.span.set({names.TOOL_OUTPUT: output_to_text(output)})
             self._close(run_id, None)
 

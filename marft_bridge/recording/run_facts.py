@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from marft_bridge.common.library_internals import CONFIG_KEY_RUNTIME
 from marft_bridge.recording.episode_context import SUBJECT_METADATA
+from marft_bridge.recording.span_messages import to_shown
 from marft_bridge.recording.value_forms import value_to_fields, value_to_forms
 from trace_store import conventions as names
 
@@ -38,12 +39,12 @@ def run_to_attributes(
         for key, value in metadata.items()
         if key not in (_THREAD_KEY, SUBJECT_METADATA) and not str(key).startswith(_LIBRARY_PREFIXES)
     }
-    all_tags = {**dict.fromkeys(map(str, tags or ()), ""), **own_tags}
+    all_tags = {**dict.fromkeys(map(to_shown, tags or ()), ""), **own_tags}
     return {
         names.TAGS: value_to_text(all_tags) if all_tags else "{}",
         names.METADATA: value_to_text(app_metadata) if app_metadata else None,
-        names.THREAD_ID: None if thread is None else str(thread),
-        names.USER_ID: None if user is None else str(user),
+        names.THREAD_ID: None if thread is None else to_shown(thread),
+        names.USER_ID: None if user is None else to_shown(user),
     }
 
 
@@ -51,30 +52,60 @@ def loop_to_run_config(loop: Any) -> dict[str, Any]:
     """How a graph run was started, from LangGraph's loop of it: what a second run has to be given besides the input.
 
     `configurable` and `context` as the app passed them, limits and breakpoints; what is as ever is absent. Keys that
-    are LangGraph's own, or whose names are those of secrets, are left out.
+    are LangGraph's own are left out, and so is everything, however deep, whose name is that of a secret.
     """
     config = loop.config
     given = config.get("configurable") or {}
     runtime = given.get(CONFIG_KEY_RUNTIME)
     context = getattr(runtime, "context", None)
+    own = {key: value for key, value in given.items() if _is_apps_own(key, value)}
+    kept_context = _without_secrets(context)
+    forms = [(path, form) for path, form in value_to_forms(context) if not any(map(_is_secret, path))]
     facts = {
         "is_async": hasattr(loop, "__aenter__"),
-        "configurable": {key: value for key, value in given.items() if _is_apps_own(key, value)},
-        "context": context,
-        "context_forms": value_to_forms(context),
+        "configurable": _without_secrets(own),
+        "context": kept_context,
+        "context_forms": forms,
         "recursion_limit": config.get("recursion_limit"),
         "max_concurrency": config.get("max_concurrency"),
         "interrupt_before": loop.interrupt_before,
         "interrupt_after": loop.interrupt_after,
         "has_store": loop.store is not None or None,
     }
-    return {name: value for name, value in facts.items() if value is not None and value not in ({}, (), [])}
+    told: dict[str, Any] = {
+        name: value for name, value in facts.items() if value is not None and value not in ({}, (), [])
+    }
+    if kept_context == {} and forms:  # an object of which nothing may be kept is still one
+        told["context"] = {}
+    return told
 
 
 def _is_apps_own(key: str, value: Any) -> bool:
     is_librarys = key.startswith(_LIBRARY_PREFIXES) or key in (_THREAD_KEY, "run_id")
     is_plain = value is None or isinstance(value, (str, int, float, bool, list, dict))
-    return is_plain and not is_librarys and _SECRET_NAME.search(key) is None
+    return is_plain and not is_librarys
+
+
+def _is_secret(name: Any) -> bool:
+    """Whether a key, or the name of a field, is that of a secret."""
+    return isinstance(name, str) and _SECRET_NAME.search(name) is not None
+
+
+def _without_secrets(value: Any) -> Any:
+    """The value as its JSON has it, without any entry or field whose name is that of a secret."""
+    if value is None:
+        return None
+    root = json.loads(value_to_text(value))
+    pending = [root]
+    while pending:
+        element = pending.pop()
+        if isinstance(element, dict):
+            for key in [key for key in element if _is_secret(key)]:
+                del element[key]
+            pending.extend(element.values())
+        elif isinstance(element, list):
+            pending.extend(element)
+    return root
 
 
 def value_to_text(value: Any) -> str:
@@ -82,10 +113,7 @@ def value_to_text(value: Any) -> str:
     try:
         return _encode(value)
     except Exception:  # noqa: BLE001 - an app's own objects may raise anything, and keys may be of any type
-        try:
-            return json.dumps(str(value))
-        except Exception:  # noqa: BLE001 - as above
-            return json.dumps(f"a {type(value).__name__} that cannot be shown")
+        return json.dumps(to_shown(value))
 
 
 def _to_jsonable(value: Any) -> Any:

@@ -43,7 +43,7 @@ _REQUEST_KEYS = {
 
 def provider_name(provider: str | None) -> str | None:
     """A provider by LangChain's name, by that of the conventions."""
-    return None if provider is None else _PROVIDERS.get(provider, provider)
+    return _PROVIDERS.get(provider, provider) if isinstance(provider, str) else provider
 
 
 def request_to_attributes(parameters: Mapping[str, Any]) -> dict[str, Any]:

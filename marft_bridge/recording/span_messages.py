@@ -20,8 +20,9 @@ from langchain_core.outputs import ChatGeneration, Generation
 
 Message = dict[str, Any]
 
-to_json = json.JSONEncoder(default=str).encode
-"""A value as JSON text; a value that JSON has no form for becomes its `str`."""
+encode_json = json.JSONEncoder(default=str).encode
+"""A value as JSON text; a value that JSON has no form for becomes its `str`. Raises what that raises, and for keys that
+are no text."""
 
 _ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "HumanMessageChunk": "user"}
 # Blocks of content that repeat what a message holds as its tool calls.
@@ -29,6 +30,34 @@ _REPEATED_CALLS = frozenset({"tool_use", "tool_call", "tool_call_chunk", "functi
 _SCAN_LIMIT = 1000  # values that are searched for messages, at most
 _CACHED = 1024  # classes of messages
 _THOUGHTS = {"reasoning": "reasoning", "thinking": "thinking"}  # type of a block -> its key of the text
+
+
+def to_json(value: Any) -> str:
+    """As `encode_json`; but keys become text too, and what cannot be shown is named by its class. Never raises."""
+    try:
+        return encode_json(value)
+    except Exception:  # noqa: BLE001 - an app's own objects may raise anything
+        try:
+            return encode_json(_to_plain(value))
+        except Exception:  # noqa: BLE001 - lists without an end, in each other
+            return encode_json(f"a {type(value).__name__} that cannot be shown")
+
+
+def _to_plain(value: Any) -> Any:
+    """The value with texts where JSON has no form for a part of it or a key."""
+    if isinstance(value, dict):
+        return {to_shown(key): _to_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_to_plain(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float)) else to_shown(value)
+
+
+def to_shown(value: Any) -> str:
+    """The `str` of a value; where it has none, what it is. Never raises."""
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - as above
+        return f"a {type(value).__name__} that cannot be shown"
 
 
 def message_to_parts(message: BaseMessage) -> Message:

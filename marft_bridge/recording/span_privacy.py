@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from marft_bridge.recording.redaction import Redactor
-from marft_bridge.recording.span_messages import to_json
+from marft_bridge.recording.span_messages import encode_json
 from trace_store import conventions as c
 from trace_store.attribute_kinds import KINDS, Kind, key_to_kind
 from trace_store.records import SpanRow
@@ -119,7 +119,7 @@ def _rows_to_texts(rows: Iterable[SpanRow]) -> list[str]:
         texts += (row.name, row.status_message or "")
         for key in row.attributes.keys() - _NEVER_SEARCHED:
             value = row.attributes[key]
-            texts.append(value if isinstance(value, str) else to_json(value))
+            texts.append(value if isinstance(value, str) else encode_json(value))
     return texts
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 from langchain_core.messages import ToolMessage
 
+from marft_bridge.recording.span_messages import to_shown
+
 
 def output_to_text(output: Any) -> str | None:
     """See above."""
@@ -31,8 +33,16 @@ def output_to_text(output: Any) -> str | None:
         parts = {"value": output}
     try:
         text = json.dumps(parts)
-        if json.loads(text) == parts:
-            return text
-    except (TypeError, ValueError, RecursionError):
-        pass
-    return json.dumps({"run_again": type(output).__name__})
+        is_same = bool(json.loads(text) == parts)
+    except Exception:  # noqa: BLE001 - an app's own objects may raise anything, also when they are compared
+        is_same = False
+    return text if is_same else json.dumps({"run_again": type(output).__name__})
+
+
+def output_to_result(output: Any) -> str:
+    """The result as text: a message's content, or the value itself. Never raises."""
+    try:
+        content = getattr(output, "content", output)
+    except Exception:  # noqa: BLE001 - as above
+        content = output
+    return to_shown(content)

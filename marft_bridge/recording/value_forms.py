@@ -59,7 +59,7 @@ def value_to_forms(value: Any) -> list[tuple[list[str | int], str]]:
     """
     try:
         return [(list(path), form) for path, form in _forms(value, ())]
-    except RecursionError:
+    except Exception:  # noqa: BLE001 - an app's own objects may raise anything
         return [([], class_to_form(type(value)))]
 
 
@@ -93,12 +93,15 @@ def _forms(value: Any, path: ValuePath) -> Iterator[tuple[ValuePath, str]]:
 
 
 def value_to_fields(value: Any) -> dict[str, Any] | None:
-    """Field -> value of a model or dataclass; None for anything else, a class among it."""
+    """Field -> value of a model or dataclass, without those that it was made without; None for anything else, a class
+    among it."""
     if isinstance(value, BaseModel):
-        return {name: getattr(value, name) for name in type(value).model_fields}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return None
+        names = list(type(value).model_fields)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+    else:
+        return None
+    return {name: getattr(value, name) for name in names if hasattr(value, name)}
 
 
 def forms_to_value(json_value: Any, forms: list[Any], classes: Mapping[str, type]) -> tuple[Any, list[str]]:

@@ -11,7 +11,7 @@ possible. A router that asked a model is a task of its own here, which wrote wha
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -99,15 +99,76 @@ class _Trigger:
         return self.fired_by
 
 
+class _Packet(NamedTuple):
+    """A Send, with what LangGraph numbers the packets of a superstep by."""
+
+    order: Any  # the sender's place among the tasks
+    number: int  # of the write among the sender's own
+    send: Send
+    writer: str | None
+
+
+class _Packets:
+    """The packets that the tasks of one superstep sent, in LangGraph's order. Sorted when one is first asked for:
+    each of N packets becomes a task, and looking through all of them for each would take N squared steps."""
+
+    def __init__(self) -> None:
+        self._packets: list[_Packet] = []
+        self._is_sorted = False
+        # Each once, by node and id of what was sent, and by node.
+        self._writers_of_send: dict[tuple[str, int], dict[str | None, None]] = {}
+        self._writers_to_node: dict[str, dict[str | None, None]] = {}
+
+    def add(self, packet: _Packet) -> None:
+        """Notes one more packet."""
+        self._packets.append(packet)
+        self._is_sorted = False
+
+    def find_senders(self, node: str, task_input: Any, number: Any) -> Iterable[str | None]:
+        """The tasks that may have sent the packet with this number, on which the node runs with this input."""
+        if not self._is_sorted:
+            self._sort()
+        if isinstance(number, int) and number < len(self._packets):
+            packet = self._packets[number]
+            if packet.send.node == node and packet.send.arg is task_input:
+                return [packet.writer]
+        return self._writers_of_send.get((node, id(task_input))) or self._writers_to_node.get(node, ())
+
+    def _sort(self) -> None:
+        self._packets.sort(key=lambda packet: packet[:2])
+        self._is_sorted = True
+        self._writers_of_send, self._writers_to_node = {}, {}
+        for packet in self._packets:
+            # An id is that of one object: the packets hold on to what was sent.
+            self._writers_of_send.setdefault((packet.send.node, id(packet.send.arg)), {})[packet.writer] = None
+            self._writers_to_node.setdefault(packet.send.node, {})[packet.writer] = None
+
+
 @dataclass(slots=True)
 class _Graph:
     """One graph instance of the run."""
 
     triggers: dict[str, _Trigger] = field(default_factory=dict)
     state: dict[str, KeyWriters] = field(default_factory=dict)
-    sends: list[tuple[int, Any, int, Send, str | None]] = field(default_factory=list)  # step, path, number, packet, ns
+    packets: dict[int, _Packets] = field(default_factory=dict)  # superstep -> what its tasks sent
     returned_tasks: list[str] = field(default_factory=list)  # functional tasks that nothing later has waited for
     issuer: str | None = None  # the task inside that handed off to the graph around, by Command(graph=PARENT)
+
+    def note_send(self, step: int, packet: _Packet) -> None:
+        """Notes a packet that a task of `step` sent; those of long before have become tasks."""
+        packets = self.packets.get(step)
+        if packets is None:
+            self.packets = {earlier: each for earlier, each in self.packets.items() if earlier >= step - 1}
+            packets = self.packets[step] = _Packets()
+        packets.add(packet)
+
+    def find_senders(self, task: TaskStart) -> list[str]:
+        """The tasks that may have sent the packet of `task`."""
+        step = max((sent_step for sent_step in self.packets if sent_step < task.step), default=None)
+        if step is None:
+            return []
+        writers = self.packets[step].find_senders(task.node, task.input, task.path[1])
+        return [ns for ns in writers if ns is not None]
 
     def writers(self, key: str, step: int | None) -> Writers:
         """Whose values `key` holds for a task of `step`; None asks for the latest."""
@@ -174,7 +235,7 @@ class WriteLedger:
                         if ns not in triggered_by:
                             triggered_by.append(ns)
             if task.path[0] == "__pregel_push":
-                sources.sent_by = _find_senders(graph, task)
+                sources.sent_by = graph.find_senders(task)
             else:
                 for key in state if keys is None else keys:
                     key_writers = state.get(key)
@@ -205,6 +266,7 @@ class WriteLedger:
             graph = self._graph(task.graph)
             issuer = self._issuer(task.ns)
             own_writer = None if task.is_entry else issuer or task.ns
+            order: Any = None  # the task's place among the senders of packets, once it has sent one
             for number, (channel, value) in enumerate(commit.writes):
                 if channel in _NOT_STATE and channel != TASKS:
                     if channel == RETURN:
@@ -213,9 +275,9 @@ class WriteLedger:
                 writer = _router_of(number, commit.routers) or own_writer if commit.routers else own_writer
                 if channel == TASKS:
                     if isinstance(value, Send):
-                        graph.sends = [entry for entry in graph.sends if entry[0] >= task.step - 1]
-                        order = writes_sort_key(task_path_str(task.path))
-                        graph.sends.append((task.step, order, number, value, writer))
+                        if order is None:
+                            order = writes_sort_key(task_path_str(task.path))
+                        graph.note_send(task.step, _Packet(order, number, value, writer))
                     continue
                 spec = channels.get(channel)
                 if can_trigger(channel):
@@ -305,23 +367,6 @@ def _required_names(channel: Any) -> frozenset[str]:
 def is_state(channel: str) -> bool:
     """Whether a channel holds a key of the state, and does not only trigger tasks."""
     return not channel.startswith(("branch:", "join:", "__")) or channel == "__root__"
-
-
-def _find_senders(graph: _Graph, task: TaskStart) -> list[str]:
-    """The tasks that may have sent the packet of `task`: LangGraph numbers packets in the order of senders' paths."""
-    step = max((entry[0] for entry in graph.sends if entry[0] < task.step), default=None)
-    pending = sorted((entry for entry in graph.sends if entry[0] == step), key=lambda entry: entry[1:3])
-
-    def matches(packet: Send) -> bool:
-        return packet.node == task.node and packet.arg is task.input
-
-    number = task.path[1]
-    if isinstance(number, int) and number < len(pending) and matches(pending[number][3]):
-        senders = [pending[number][4]]
-    else:
-        senders = [entry[4] for entry in pending if matches(entry[3])]
-        senders = senders or [entry[4] for entry in pending if entry[3].node == task.node]
-    return list(dict.fromkeys(ns for ns in senders if ns is not None))
 
 
 def _find_values(call_input: Any) -> list[Any]:

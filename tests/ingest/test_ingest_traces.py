@@ -207,6 +207,26 @@ def test_an_attribute_of_the_wrong_type_is_absent_and_counted(tmp_path: Path) ->
         assert report.missing["genai", f"readable {key}"] == 1
 
 
+def test_a_number_beyond_its_column_is_absent_and_counted_and_costs_no_trace(tmp_path: Path) -> None:
+    beyond = genai(
+        "chat",
+        **{
+            c.REQUEST_MAX_TOKENS: 2**40,
+            c.USAGE_INPUT_TOKENS: 2**33,
+            c.REQUEST_TOP_P: float("nan"),
+            c.REQUEST_SEED: -(2**63),
+            c.REQUEST_TEMPERATURE: "0.5",
+        },
+    )
+    run = hand_made("1", None, "run", attributes=genai("invoke_workflow"))
+    report, (trajectory,), _ = taken_in(tmp_path, run, hand_made("2", "1", "chat", 10, 80, attributes=beyond))
+    (action,) = trajectory.actions
+    assert (action.max_tokens, action.prompt_tokens, action.top_p) == (None, None, None)
+    assert (action.seed, action.temperature) == (-(2**63), 0.5)
+    for key in (c.REQUEST_MAX_TOKENS, c.USAGE_INPUT_TOKENS, c.REQUEST_TOP_P):
+        assert report.missing["genai", f"readable {key}"] == 1
+
+
 def test_what_the_store_has_no_place_for_is_counted(tmp_path: Path) -> None:
     run = hand_made("1", None, "run", attributes=CHAIN, dropped_attributes_count=3)
     call = hand_made("2", "1", "model", 10, 80, attributes=LLM, events=[Span.Event(name="gen_ai.choice")])

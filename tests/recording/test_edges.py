@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import operator
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
@@ -492,6 +493,83 @@ def test_a_functional_task_depends_on_the_results_that_it_is_given(asynchronous:
     run(app, recorder, "tides", asynchronous)
     # review is given draft's result. It also started after `unrelated` had returned: no more than a bound.
     assert recorded_edges(recorder) == {"data": "app/draft>app/review app/unrelated?app/review"}
+
+
+def fails_after_a_call() -> Any:
+    """A graph of one node, which calls the model and then fails."""
+    graph = StateGraph(Keys)
+    graph.add_node("x", source_to_function("def node(state):\n    model.invoke('x')\n    1 / 0\n", model=model))
+    graph.add_edge(START, "x")
+    return graph.compile()
+
+
+def test_what_a_function_does_after_a_failure_that_it_caught_is_bounded_by_it(recorder: Recorder) -> None:
+    inner = fails_after_a_call()
+
+    def caller(state: Keys) -> dict[str, Any]:
+        with suppress(ZeroDivisionError):
+            inner.invoke({"d": state["d"]})
+        return {"a": str(model.invoke(state["d"]).content)}
+
+    graph = StateGraph(Keys)
+    graph.add_node("caller", caller)
+    graph.add_node("after", node_of(model, ["a"], {}))
+    graph.add_edge(START, "caller")
+    graph.add_edge("caller", "after")
+    run(graph.compile(), recorder, {"d": ""})
+    # The node inside failed, and the call after it may have been told how.
+    assert recorded_edges(recorder) == {"trigger": "caller>after", "data": "caller/x?caller caller>after"}
+    (trajectory,) = recorded_trajectories(recorder)
+    assert [action.untrainable_reason for action in trajectory.actions if action.node == "caller/x"] == [
+        "attempt failed"
+    ]
+
+
+def test_what_reads_the_error_that_a_tool_caught_is_bounded_by_what_failed_in_it(recorder: Recorder) -> None:
+    from langchain.agents import create_agent
+    from langchain_core.tools import tool
+
+    inner = fails_after_a_call()
+
+    @tool
+    def research(q: str) -> str:
+        """Asks another agent."""
+        try:
+            return str(inner.invoke({"d": q}))
+        except ZeroDivisionError as error:
+            return str(error)
+
+    agent = create_agent(says(calls_tool("research", q="x"), "done"), [research], name="lead")
+    run(agent, recorder, {"messages": [HumanMessage("go")]})
+    # `x` is what the node of the tools did last: what that node wrote may be of `x`, and may be of the error alone.
+    assert recorded_edges(recorder) == {
+        "send": "lead1>lead/tools/x",
+        "tool": "lead1>lead2",
+        "data": "lead/tools/x?lead2 lead1>lead2",
+        "trigger": "lead/tools/x?lead2",
+    }
+
+
+def test_a_functional_task_that_runs_after_a_failure_that_was_caught_is_bounded_by_it(recorder: Recorder) -> None:
+    @task
+    def dies(topic: str) -> str:
+        raise ValueError(str(model.invoke(topic).content))
+
+    @task
+    def review(text: str) -> str:
+        return str(model.invoke(text).content)
+
+    @entrypoint()
+    def app(topic: str) -> str:
+        text = "no error"
+        try:
+            text = dies(topic).result()
+        except ValueError as error:
+            text = str(error)
+        return review(text).result()
+
+    run(app, recorder, "tides")
+    assert recorded_edges(recorder) == {"data": "app/dies?app/review"}
 
 
 def test_the_react_loop_of_create_agent_depends_by_tools_messages_and_triggers(recorder: Recorder) -> None:

@@ -1,25 +1,31 @@
 """Owns: what a recorder holds of a long run grows with its length, not with the square of it.
 
-The run is a loop whose list of messages grows by two each turn, so that each turn depends on all before it.
+The run is a loop whose list of messages grows by two each turn, so that each turn depends on all before it. What it
+does for N packets that one task sends grows with N, too.
 """
 
 from __future__ import annotations
 
 import gc
+import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.types import Send
 from support.edge_rig import SaysNext, recorded_trajectories
 
-from marft_bridge.recording import journal_exporter
+from marft_bridge.common.library_internals import TASKS
+from marft_bridge.recording import journal_exporter, write_ledger
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.wrap import wrap
+from marft_bridge.recording.write_ledger import TaskStart, TaskWrites, WriteLedger
 from trace_store.journal import Journal
 
 TURNS = (200, 400, 800)
@@ -101,3 +107,40 @@ def test_what_is_forgotten_of_a_long_run_is_no_edge_lost(tmp_path: Path) -> None
         assert data == {(src, dst) for dst in range(turns) for src in range(dst)}
         triggers = {(order[edge.src], order[edge.dst]) for edge in trajectory.edges if edge.kind == "trigger"}
         assert triggers == {(turn, turn + 1) for turn in range(turns - 1)}
+
+
+def steps_of_ledger(packets: int, *, numbers_fit: bool) -> int:
+    """The instructions of the ledger while one task sends that many packets, and each becomes a task."""
+    ledger, steps = WriteLedger(), 0
+
+    def count(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal steps
+        if frame.f_code.co_filename != write_ledger.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        steps += event == "opcode"
+        return count
+
+    def start(ns: str, step: int, path: tuple[Any, ...], task_input: Any) -> TaskStart:
+        return TaskStart(ns, ns[0], step, path=path, subscribed=(), input=task_input, graph="", is_entry=False)
+
+    sends = [Send("w", {"number": number}) for number in range(packets)]
+    commit = TaskWrites(start("a:1", 1, ("__pregel_pull", "a"), {}), [(TASKS, send) for send in sends])
+    shift = 0 if numbers_fit else packets
+    starts = [start(f"w:{n}", 2, ("__pregel_push", n + shift, False), send.arg) for n, send in enumerate(sends)]
+    previous = sys.gettrace()
+    sys.settrace(count)
+    try:
+        ledger.note_writes(commit, {}, lambda _: False)
+        senders = [ledger.start_task(task, ()).sent_by for task in starts]
+    finally:
+        sys.settrace(previous)
+    assert senders == [["a:1"]] * packets
+    return steps
+
+
+@pytest.mark.parametrize("numbers_fit", [True, False])
+def test_400_packets_take_four_times_the_steps_of_100(numbers_fit: bool) -> None:
+    few, many = (steps_of_ledger(packets, numbers_fit=numbers_fit) for packets in (100, 400))
+    assert few > 100
+    assert many < 5 * few

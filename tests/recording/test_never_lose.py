@@ -3,6 +3,8 @@
 - An app that is killed at any moment leaves every run that it had reported as a whole episode, and no other.
 - A disk that is full, gone or refusing, and a recorder that breaks in every callback, change no result; what was
   lost is said, what comes later is recorded again.
+- An odd value among a call's parameters, in its answer, or in what the app hands to the recorder costs that value at
+  most, and it is said which; a span that cannot be written costs no other span, and is no failure of the disk.
 - A disk that is slow stalls no event loop, and the app's seeded random numbers stay what they were.
 - Calls from threads, executors and nested loops belong to the run that made them, wherever Python lets us know
   it; a call whose run cannot be known is mixed into no other run.
@@ -11,7 +13,10 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import errno
+import json
+import math
 import os
 import random
 import shutil
@@ -23,19 +28,30 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypedDict
 
+import numpy
 import pytest
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import tool
 from langgraph.graph import END, START, StateGraph
+from pydantic import Field
 from support.paths import ROOT
 
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
+from marft_bridge.recording import recorder as recorder_module
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.wrap import wrap
+from trace_store import conventions as c
 from trace_store.errors import StoreError
-from trace_store.records import Trajectory
+from trace_store.journal import read_segment
+from trace_store.records import Action, SpanRow, Trajectory
 from trace_store.store import TraceStore
 
 APP = """
@@ -267,6 +283,182 @@ def test_a_run_of_which_one_callback_failed_is_not_taken_for_whole(
             assert graph.invoke({"number": 2}) == {"number": 2}
     graph.invoke({"number": 3})
     assert [completions(one) for one in trajectories_in(store)] == [["draft 1"], ["draft 3"]]
+
+
+# Odd values of the app
+
+
+class Stop(enum.Enum):
+    WORD = "stop"
+
+
+class StopNumber(enum.IntEnum):
+    STOP = 1
+
+
+class Unshowable:
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("broken on purpose")
+
+    __repr__ = __str__
+
+
+class OddModel(BaseChatModel):
+    """Answers with these odd metadata, and says that it was called with these parameters."""
+
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    generation_info: dict[str, Any] = Field(default_factory=dict)
+    metadata_of_answer: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def _llm_type(self) -> str:
+        return "odd"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        return self.parameters
+
+    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **_: Any) -> ChatResult:
+        answer = AIMessage("done", response_metadata=self.metadata_of_answer)
+        return ChatResult(generations=[ChatGeneration(message=answer, generation_info=self.generation_info)])
+
+
+def graph_that_runs(node: Callable[[Any], Any], *, schema: Any = Number, context_schema: Any = None) -> Any:
+    graph = StateGraph(schema, context_schema=context_schema)
+    graph.add_node("node", node)
+    graph.add_edge(START, "node")
+    return graph.compile()
+
+
+def only_call(store: Path) -> tuple[Action, dict[str, Any]]:
+    """The only call of the only run, and the attributes of its span."""
+    with TraceStore.open(store) as opened:
+        opened.take_in()
+        (trajectory,) = opened.trajectories()
+        (action,) = trajectory.actions
+        (span,) = (each for each in opened.spans(trajectory.episode.episode_id) if each.operation == c.CHAT)
+        return action, span.attributes
+
+
+NOTHING = object()
+PARAMETERS: list[tuple[str, Any, str, Any]] = [  # parameter, its value -> field of the action, what it holds
+    ("temperature", "0.7", "temperature", 0.7),
+    ("temperature", 1, "temperature", 1.0),
+    ("temperature", numpy.float32(0.5), "temperature", 0.5),
+    ("temperature", Decimal("0.25"), "temperature", 0.25),
+    ("temperature", "hot", "temperature", NOTHING),
+    ("temperature", math.nan, "temperature", NOTHING),
+    ("temperature", 10**400, "temperature", NOTHING),
+    ("temperature", True, "temperature", NOTHING),
+    ("temperature", Unshowable(), "temperature", NOTHING),
+    ("top_p", "inf", "top_p", NOTHING),
+    ("top_k", 40.0, "top_k", 40),
+    ("top_k", 40.5, "top_k", NOTHING),
+    ("top_k", "40", "top_k", 40),
+    ("seed", numpy.int64(3), "seed", 3),
+    ("seed", 2**70, "seed", NOTHING),
+    ("seed", "1e999999999", "seed", NOTHING),
+    ("max_tokens", math.inf, "max_tokens", NOTHING),
+    ("max_tokens", 2**31 - 1, "max_tokens", 2**31 - 1),
+    ("max_tokens", 2**31, "max_tokens", NOTHING),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "field", "held"), PARAMETERS, ids=[f"{row[0]}-{number}" for number, row in enumerate(PARAMETERS)]
+)
+def test_a_parameter_is_recorded_as_the_number_that_it_is_or_left_out_and_said(
+    name: str, value: Any, field: str, held: Any, tmp_path: Path
+) -> None:
+    model = OddModel().bind(**{name: value})
+    graph = wrap(graph_that_runs(lambda state: model.invoke("x") and state), tmp_path / "store.duckdb")
+    assert graph.invoke({"number": 1}) == {"number": 1}
+    action, _ = only_call(tmp_path / "store.duckdb")
+    assert getattr(action, field) == (None if held is NOTHING else held)
+    said = f"1 values of gen_ai.request.{name} could not be read" if held is NOTHING else ""
+    assert str(graph.recorder.losses) == said
+    assert graph.recorder.failure is None
+
+
+@pytest.mark.parametrize(
+    ("odd", "attribute", "held"),
+    [
+        ({"parameters": {"model": object()}}, c.REQUEST_MODEL, None),
+        ({"generation_info": {"finish_reason": Stop.WORD}}, c.FINISH_REASONS, ["stop"]),
+        ({"generation_info": {"finish_reason": StopNumber.STOP}}, c.FINISH_REASONS, ["STOP"]),
+        ({"generation_info": {"finish_reason": 1.5}}, c.FINISH_REASONS, None),
+        ({"metadata_of_answer": {"model_name": 5}}, c.RESPONSE_MODEL, None),
+        ({"metadata_of_answer": {"id": 17}}, c.RESPONSE_ID, None),
+    ],
+)
+def test_what_an_answer_is_not_of_the_type_for_is_left_out_and_said(
+    odd: dict[str, Any], attribute: str, held: Any, tmp_path: Path
+) -> None:
+    model = OddModel(**odd)
+    graph = wrap(graph_that_runs(lambda state: model.invoke("x") and state), tmp_path / "store.duckdb")
+    graph.invoke({"number": 1})
+    _, attributes = only_call(tmp_path / "store.duckdb")
+    assert attributes.get(attribute) == held
+    assert graph.recorder.losses.unreadable == ({attribute: 1} if held is None else {})
+
+
+def test_a_span_that_cannot_be_written_costs_no_other_and_is_no_failure_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = wrap(numbered_graph(), tmp_path / "store.duckdb")
+    with monkeypatch.context() as once:
+        # What no check knows of yet.
+        once.setattr(recorder_module, "answer_to_attributes", lambda _: {"someones.own": object()})
+        assert graph.invoke({"number": 1}) == {"number": 1}
+    assert (graph.recorder.losses.spans, graph.recorder.failure) == (1, None)
+    graph.recorder.journal.sync()
+    (segment,) = (tmp_path / "store.duckdb.journal").glob("*.segment")
+    operations = [record.operation for record in read_segment(segment)[0] if isinstance(record, SpanRow)]
+    assert operations == [c.INVOKE_AGENT, c.INVOKE_WORKFLOW]
+    graph.invoke({"number": 2})
+    assert [completions(one) for one in trajectories_in(tmp_path / "store.duckdb")] == [["draft 2"]]
+
+
+@dataclass
+class HalfMade:
+    """Made without one of its fields."""
+
+    number: int = 0
+    client: Any = field(init=False)
+
+
+@tool
+def place(cells: dict) -> Any:  # type: ignore[type-arg]  # a schema of what is in it would refuse the keys
+    """Puts something into cells."""
+    return Unshowable()
+
+
+@pytest.mark.parametrize("case", ["input", "context", "tool"])
+def test_odd_values_of_the_app_tear_no_run(case: str, tmp_path: Path) -> None:
+    def node(state: Any) -> dict[str, int]:
+        if case == "tool":
+            place.invoke({"cells": {(0, 1): "x"}})
+        return {"number": 2}
+
+    schema, context = (HalfMade if case == "input" else Number), (HalfMade(7) if case == "context" else None)
+    graph = wrap(
+        graph_that_runs(node, schema=schema, context_schema=HalfMade if context else None), tmp_path / "store.duckdb"
+    )
+    assert graph.invoke(HalfMade(1) if case == "input" else {"number": 1}, context=context)["number"] == 2
+    assert graph.recorder.failures == 0
+    with TraceStore.open(tmp_path / "store.duckdb") as store:
+        store.take_in()
+        (trajectory,) = store.trajectories()
+        spans = {span.operation: span.attributes for span in store.spans(trajectory.episode.episode_id)}
+    if case == "input":
+        assert json.loads(spans[c.INVOKE_WORKFLOW][c.INPUT]) == {"number": 1}
+    if case == "context":
+        assert json.loads(spans[c.INVOKE_WORKFLOW][c.RUN_CONFIG])["context"] == {"number": 7}
+    if case == "tool":
+        assert json.loads(spans[c.EXECUTE_TOOL][c.TOOL_ARGUMENTS]) == {"cells": {"(0, 1)": "x"}}
+        assert spans[c.EXECUTE_TOOL][c.TOOL_RESULT] == "a Unshowable that cannot be shown"
 
 
 # What the app would notice

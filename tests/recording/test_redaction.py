@@ -5,6 +5,7 @@
 - Text is seen behind its JSON quoting, keys and numbers included, and comes back as JSON.
 - Ids, edges and numbers of a span stay; unknown attributes are content; token ids go with the text that they decode to.
 - A user's function sees every text; when it fails, the content is dropped and the failure counted.
+- Of how a run was started, nothing whose name is that of a secret is recorded, however deep it lies.
 - Without content capture only structure and numbers are left.
 """
 
@@ -14,17 +15,26 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypedDict
 
 import pytest
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, StateGraph
 
+from marft_bridge.common.library_internals import CONFIG_KEY_RUNTIME
 from marft_bridge.common.redaction_patterns import GROUPS, NAMES, PATTERNS, Prefilter, is_card, names_to_patterns
+from marft_bridge.config.record import RecordOptions
 from marft_bridge.recording.redaction import FUNCTION, Redactor
+from marft_bridge.recording.run_facts import loop_to_run_config
 from marft_bridge.recording.span_privacy import SpanPrivacy
+from marft_bridge.recording.wrap import wrap
 from trace_store import conventions as c
 from trace_store.attribute_kinds import KINDS, Kind, key_to_kind
 from trace_store.records import SpanRow
+from trace_store.store import TraceStore
 
 EVERYTHING = Redactor(GROUPS)
 HEX32 = "0123456789abcdef" * 2
@@ -423,3 +433,59 @@ def test_without_content_a_run_that_failed_says_only_the_type_of_its_error(
     cleaned = SpanPrivacy(Redactor(()), content=False).row_to_clean(row)
     assert cleaned.attributes.get(c.OUTCOME_REASON) == left
     assert c.UNTRAINABLE not in cleaned.attributes
+
+
+# How a run was started
+
+
+class Text(TypedDict):
+    text: str
+
+
+@dataclass
+class Vault:
+    region: str
+    db_password: str
+
+
+@dataclass
+class Settings:
+    user: str
+    auth_token: str
+    vault: Vault
+    servers: list[dict[str, str]]
+
+
+def test_nothing_of_the_context_or_configurable_that_is_named_like_a_secret_is_recorded(tmp_path: Path) -> None:
+    graph: Any = StateGraph(Text, context_schema=Settings)
+    graph.add_node("node", lambda state: state)
+    graph.add_edge(START, "node")
+    recorded = wrap(graph.compile(checkpointer=InMemorySaver()), tmp_path / "store.duckdb", RecordOptions(redact=[]))
+    context = Settings("ada", "hidden-1", Vault("north", "hidden-2"), [{"host": "h", "api_key": "hidden-3"}])
+    configurable = {
+        "thread_id": "t",
+        "credential": "hidden-4",
+        "plain": "fine",
+        "servers": [{"host": "h", "password": "hidden-5", "deep": {"secret": "hidden-6", "port": 1}}],
+    }
+    recorded.invoke({"text": "x"}, {"configurable": configurable}, context=context)
+    with TraceStore.open(tmp_path / "store.duckdb") as store:
+        store.take_in()
+        (trajectory,) = store.trajectories()
+        (root,) = (span for span in store.spans(trajectory.episode.episode_id) if span.parent_span_id is None)
+    assert "hidden" not in str(root.attributes)
+    config = json.loads(root.attributes[c.RUN_CONFIG])
+    assert config["context"] == {"user": "ada", "vault": {"region": "north"}, "servers": [{"host": "h"}]}
+    assert config["configurable"] == {"plain": "fine", "servers": [{"host": "h", "deep": {"port": 1}}]}
+
+
+def test_a_context_of_secrets_alone_is_still_an_object(tmp_path: Path) -> None:
+    loop = SimpleNamespace(
+        config={"configurable": {CONFIG_KEY_RUNTIME: SimpleNamespace(context=Vault(None, "hidden"))}},  # type: ignore[arg-type]
+        interrupt_before=(),
+        interrupt_after=(),
+        store=None,
+    )
+    facts = loop_to_run_config(loop)
+    assert facts["context"] == {}
+    assert facts["context_forms"] == [([], f"{__name__}.Vault")]
