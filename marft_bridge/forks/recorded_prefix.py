@@ -80,6 +80,7 @@ class RecordedPrefix:
     later: Sequence[RecordedCall]  # that do not depend on the forked call either, and are sampled anew all the same
     dependents: Sequence[RecordedCall] = ()  # the rest, which depend on it
     lead_s: float = 0.0  # from the beginning of the run to the forked call
+    cached_nodes: Set[str] = frozenset()  # of which a task got what it writes from a cache, and made no call
     text: str | None = None  # the answer of the forked call, where a person gives it; None: its route samples it
     tools: PrefixTools | None = None  # None: every tool runs
 
@@ -158,7 +159,8 @@ class PrefixAnswers:
                 if self._is_live:
                     return None
                 open_calls = [call for call in self._open_calls if call.node == node]
-                raise self._diverged(_unknown_call(node, prompt, open_calls))
+                is_cached = node in self._prefix.cached_nodes
+                raise self._diverged(_unknown_call(node, prompt, open_calls, is_cached=is_cached))
             self._last_event_s = time.monotonic()
             self._open_calls.remove(call)
             if call is not self._prefix.forked:
@@ -303,6 +305,7 @@ def _to_prefix(
         later=later,
         dependents=dependents,
         lead_s=lead_s,
+        cached_nodes={str(span.attributes.get(c.NODE)) for span in run.spans if span.attributes.get(c.CACHED)},
         text=text,
         tools=prefix_tools,
     )
@@ -349,10 +352,12 @@ def _unseen_call() -> Divergence:
     return Divergence("extra call", "", None, text=text)
 
 
-def _unknown_call(node: str, prompt: list[Any], open_calls: Sequence[RecordedCall]) -> Divergence:
-    if not open_calls:
+def _unknown_call(node: str, prompt: list[Any], open_calls: Sequence[RecordedCall], *, is_cached: bool) -> Divergence:
+    if is_cached or not open_calls:
         _, _, words = prompt_difference([], prompt)
         text = "before the fork, the record has no more calls of this node"
+        if is_cached:
+            text = "in the record it made no such call: its task came from the app's cache, which forks do not have"
         return Divergence("extra call", node, None, text=text, recorded=None, replayed=words)
     nearest = open_calls[0]
     where, recorded_words, replayed_words = prompt_difference(nearest.prompt, prompt)
