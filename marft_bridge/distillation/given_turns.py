@@ -68,6 +68,9 @@ class TurnAnswers:
             self._script.turns_given += 1
         return _turn_to_answer(turn, node)
 
+    async def await_turn(self, run_id: UUID | None) -> None:
+        """Waits for nothing: turns come one by one."""
+
     def take_tool(self, run_id: UUID) -> RecordedTool | RunIt:
         """What the tool run with this id gave the team; `RunIt` where no turn called it. See `forks.given_tools`."""
         span = self._recorder.open_span_of(run_id)

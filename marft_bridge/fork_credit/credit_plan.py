@@ -137,7 +137,7 @@ def choose_runs(
         if len(runs) <= _SIZED_RUNS:
             mean_forks = sum(map(forks_of_run, runs)) / len(runs)
             wanted = max(2, round(budget / mean_forks))
-            if budget < mean_forks * 1.5:
+            if len(runs) > 1 and budget < mean_forks * 1.5:  # one long run says little of the others
                 raise ConfigError(
                     f"credit --forks: {budget} forks do not reach two runs, each of which takes {mean_forks:.0f};"
                     " name fewer nodes with --nodes, or more forks"

@@ -4,12 +4,13 @@ Two figures. What a call decides: the variance of the reward that lies in its an
 and its share of the whole. What the policy adds: the reward with it from that call on, less the reward with a stand-in
 from that call on, after the same beginning. A node's are the sum over its calls, and the difference at its first call;
 a run in which it makes none counts 0, since nothing could change there. Invariants: intervals are over tasks; those of
-the nodes are one family, those of single calls hold each by itself; what was measured in no two tasks has no interval.
+the nodes are one family, those of single calls hold each by itself; what was measured in no two tasks has no interval,
+and none is of width 0, but for a share that is 1 by construction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -17,6 +18,7 @@ from marft_bridge.statistics import Contrast, compare_family
 from marft_bridge.statistics.decided_variance import share_of_variance, unseen_share
 
 ALPHA = 0.05
+_ROUNDING = 1e-9
 
 Finding = Literal["adds", "harmful", "lazy", "decides", "idle", "did not act", "not settled"]
 
@@ -39,6 +41,7 @@ class MeasuredRun:
     task: str
     variance: float | None  # of the reward over the whole run, given its task; None as above
     calls: Sequence[MeasuredCall]  # all calls of the nodes that are looked at
+    whole_nodes: Collection[str] = ()  # the node, if one does, whose calls' parts add up to `variance` by construction
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +75,13 @@ class _Values:
     tasks: list[str] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     wholes: list[float | None] = field(default_factory=list)  # the variance of the whole run
+    are_whole: list[bool] = field(default_factory=list)  # whether a value is that by construction
 
-    def add(self, run: MeasuredRun, value: float) -> None:
+    def add(self, run: MeasuredRun, value: float, *, is_whole: bool = False) -> None:
         self.tasks.append(run.task)
         self.values.append(value)
         self.wholes.append(run.variance)
+        self.are_whole.append(is_whole)
 
 
 def runs_to_credits(
@@ -129,7 +134,7 @@ def _node_to_decided(runs: Sequence[MeasuredRun], node: str) -> _Values:
         parts = [call.decided for call in run.calls if call.node == node]
         measured_parts = [part for part in parts if part is not None]
         if len(measured_parts) == len(parts):
-            values.add(run, sum(measured_parts))
+            values.add(run, sum(measured_parts), is_whole=node in run.whole_nodes)
     return values
 
 
@@ -157,7 +162,8 @@ def _single_calls(
             decided, difference = _Values(), _Values()
             for run, call in calls:
                 if call.decided is not None:
-                    decided.add(run, call.decided)
+                    is_only = sum(each.node == node for each in run.calls) == 1
+                    decided.add(run, call.decided, is_whole=is_only and node in run.whole_nodes)
                 if call.difference is not None:
                     difference.add(run, call.difference)
             estimates: dict[_Name, Estimate] = {}
@@ -189,8 +195,8 @@ def _estimate_family(
 ) -> dict[_Name, tuple[Estimate, _Verdict]]:
     """Means with intervals and verdicts that hold together.
 
-    Where every value is 0 there is no spread: a share q of tasks that differ would go unseen with chance
-    (1 - q)^tasks, which bounds q, and with it the mean by q times the bound of one value.
+    Where every task has the same mean v there is no spread: a share q of tasks that differ would go unseen with chance
+    (1 - q)^tasks, which bounds q, and with it the mean by (1 - q) v less, or plus, q times the bound of one value.
     """
     judged = {name: values for name, values in family.items() if len({*values.tasks}) > 1}
     contrasts = [
@@ -207,17 +213,37 @@ def _estimate_family(
     estimates: dict[_Name, tuple[Estimate, _Verdict]] = {}
     for name, values in family.items():
         tasks = len({*values.tasks})
-        interval: tuple[float, float] | None = None
-        if name in judged and any(values.values):
-            interval = members[name].simultaneous
-        elif name in judged and bounds[name]:
-            bound = bounds[name] * unseen_share(tasks, ALPHA / len(judged))
-            interval = (-bound, bound)
-        low, high = interval or (None, None)
         mean = sum(values.values) / len(values.values)
-        verdict = members[name].verdict if name in judged else "not settled"
+        interval: tuple[float, float] | None = None
+        verdict: _Verdict = "not settled"
+        if name in judged:
+            interval, verdict = members[name].simultaneous, members[name].verdict
+            if not _has_spread(values.values, [1.0] * len(values.values), values.tasks):
+                interval = _bound_mean(mean, bounds[name], unseen_share(tasks, ALPHA / len(judged)))
+        if interval is None or interval[0] <= 0 <= interval[1]:
+            verdict = "not settled"
+        low, high = interval or (None, None)
         estimates[name] = Estimate(mean, low, high, runs=len(values.values), tasks=tasks), verdict
     return estimates
+
+
+def _bound_mean(value: float, bound: float, unseen: float) -> tuple[float, float] | None:
+    """The mean where all values seen are alike, and an unseen share of others lies between -bound and bound."""
+    if not bound:
+        return None
+    bound = max(bound, abs(value))
+    return (1 - unseen) * value - unseen * bound, (1 - unseen) * value + unseen * bound
+
+
+def _has_spread(values: Sequence[float], sizes: Sequence[float], tasks: Sequence[str]) -> bool:
+    """Whether the ratio of values to sizes differs from task to task, by more than rounding."""
+    sums: dict[str, tuple[float, float]] = {}
+    for value, size, task in zip(values, sizes, tasks, strict=True):
+        value_sum, size_sum = sums.get(task, (0.0, 0.0))
+        sums[task] = value_sum + value, size_sum + size
+    ratio = sum(values) / sum(sizes)
+    rounding = _ROUNDING * max(abs(value) for value in values)
+    return any(abs(value_sum - ratio * size_sum) > rounding for value_sum, size_sum in sums.values())
 
 
 def _share(values: _Values, decided: Estimate | None, *, level: float) -> Estimate | None:
@@ -239,6 +265,8 @@ def _share(values: _Values, decided: Estimate | None, *, level: float) -> Estima
     if not any(values.values):  # the interval of a ratio of zeros is empty
         whole_mean = sum(whole for _, _, whole in rows) / len(rows)
         low, high = (None if bound is None else bound / whole_mean for bound in (decided.low, decided.high))
+    elif not all(values.are_whole) and not _has_spread([row[1] for row in rows], [row[2] for row in rows], tasks):
+        low, high = None, None  # no interval is known for a ratio without spread
     return Estimate(share.mean, low, high, runs=len(rows), tasks=len({*tasks}))
 
 

@@ -87,6 +87,7 @@ class _RunForks:
             episode.task_id,
             decided_variance(whole, None) if len(whole) > 1 else None,
             calls=[self._measure_call(call) for call in self.levels.calls],
+            whole_nodes={node for node in self.plan.nodes if self.levels.is_whole(node)},
         )
 
     def _measure_call(self, call: CallLevels) -> MeasuredCall:

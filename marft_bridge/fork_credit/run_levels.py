@@ -33,6 +33,11 @@ class Level:
         """Where its forks leave the run."""
         return ForkPoint(self.episode_id, self.prefix.forked.action_id)
 
+    @property
+    def name(self) -> tuple[ForkPoint, str | None]:
+        """Which level it is."""
+        return self.point, self.variant
+
 
 @dataclass(frozen=True, slots=True)
 class CallLevels:
@@ -57,7 +62,14 @@ class RunLevels:
         levels = [self.beginning]
         for each in self.calls:
             levels += [each.before] if each.after is None else [each.before, each.after]
-        return list({(level.point, level.variant): level for level in levels}.values())
+        return list({level.name: level for level in levels}.values())
+
+    def is_whole(self, node: str) -> bool:
+        """Whether this node's calls follow each other from the beginning to the end, with nothing sampled between."""
+        calls = [each for each in self.calls if each.call.node == node]
+        before = [each.before.name for each in calls]
+        after = [None if each.after is None else each.after.name for each in calls]
+        return bool(calls) and [*before, None] == [self.beginning.name, *after]
 
 
 def run_to_levels(run: RecordedRun, nodes: Collection[str], tools: ToolChoice = "recorded") -> RunLevels:

@@ -1,8 +1,9 @@
 """The tool runs of a recorded episode -> those whose results a fork gives again, each to its own run.
 
 Given again are the tools that began before the first answer that is sampled anew was there, so that none of them can
-have read it; a tool that only itself can do again (it calls models, or gives back an object of the app's) runs. Every
-later tool runs. Invariants: no result is given twice; before anything is sampled, a tool that the record does not have
+have read it; a tool that only itself can do again (it calls models, or gives back an object of the app's) runs. One
+that the app cancelled waits until it is cancelled again. Every later tool runs. Invariants: no result is given twice,
+or to a tool run of another node or another tool call; before anything is sampled, a tool that the record does not have
 is a divergence, and it does not run.
 """
 
@@ -20,7 +21,7 @@ from marft_bridge.model_calls.routing import current_routing
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.redaction import REDACTED
 from marft_bridge.replay.divergence import Divergence
-from marft_bridge.replay.recorded_run import RecordedRun, RecordedTool, arguments_to_json
+from marft_bridge.replay.recorded_run import RecordedRun, RecordedTool, arguments_to_json, is_drawn_id
 from marft_bridge.replay.recorded_tools import RunIt, recorded_tools, tool_divergence, tools_like
 from trace_store import conventions as c
 
@@ -36,6 +37,7 @@ class PrefixTools:
 
     given: Sequence[RecordedTool]  # by their start
     later: Sequence[RecordedTool]  # that run in a fork too; with the answers at hand, they may come early
+    drawn_ids: Set[str] = frozenset()  # of tool calls, that the app drew itself: each run of it draws others
 
     def leave_out(self, copied_ids: Set[str]) -> PrefixTools:
         """The rest of them, where these runs are of tasks that do not run."""
@@ -51,6 +53,8 @@ class GivenTools:
 
     def __init__(self, tools: PrefixTools, recorder: Recorder) -> None:
         self._open_tools, self._later_tools = list(tools.given), list(tools.later)
+        self._drawn_ids = tools.drawn_ids
+        self._recorded_ids: dict[str, str] = {}  # id of a tool call that was drawn in this fork -> in the record
         self._recorder = recorder
 
     def take(self, run_id: UUID, *, is_live: bool) -> RecordedTool | RunIt | Divergence:
@@ -61,18 +65,37 @@ class GivenTools:
         name, node = str(span.attributes[c.TOOL_NAME]), str(span.attributes.get(c.NODE) or "")
         call_id = span.attributes.get(c.TOOL_CALL_ID)
         arguments = arguments_to_json(span.attributes.get(c.TOOL_ARGUMENTS))
-        candidates = tools_like(self._open_tools, name, node, call_id=call_id)
-        tool = next((each for each in candidates if each.arguments == arguments), None)
-        if tool is not None:
+        same_tools = self._find_same(self._open_tools, name, node, call_id=call_id, arguments=arguments)
+        if same_tools:
+            tool = same_tools[0]
             self._open_tools.remove(tool)
+            if call_id is not None and tool.call_id is not None:
+                self._recorded_ids[call_id] = tool.call_id
             if tool.must_run:
                 return RunIt()
             span.set({c.REPLAYED_FROM: tool.span_id})
             return tool
-        later_tools = tools_like(self._later_tools, name, node, call_id=call_id)
-        if is_live or any(each.arguments == arguments for each in later_tools):
+        if is_live or self._find_same(self._later_tools, name, node, call_id=call_id, arguments=arguments):
             return RunIt()
-        return tool_divergence(node, name, arguments, open_tools=candidates)
+        return tool_divergence(
+            node, name, arguments, open_tools=tools_like(self._open_tools, name, node, call_id=call_id)
+        )
+
+    def _find_same(
+        self, tools: Sequence[RecordedTool], name: str, node: str, *, call_id: str | None, arguments: Any
+    ) -> list[RecordedTool]:
+        """Those of these recorded runs that a run is: of its node, its tool call and its arguments."""
+        same_tools = [tool for tool in tools if (tool.name, tool.node, tool.arguments) == (name, node, arguments)]
+        return [tool for tool in same_tools if self._is_same_call(tool.call_id, call_id)]
+
+    def _is_same_call(self, recorded_id: str | None, call_id: str | None) -> bool:
+        """Whether two tool calls are one: by their ids, or where the app drew both, by which have come so far."""
+        if call_id is None or call_id == recorded_id or call_id in self._drawn_ids:
+            return call_id == recorded_id
+        if recorded_id not in self._drawn_ids or not is_drawn_id(call_id):
+            return False
+        known_id = self._recorded_ids.get(call_id)
+        return known_id == recorded_id if known_id is not None else recorded_id not in self._recorded_ids.values()
 
 
 def run_to_tools(run: RecordedRun, sampled_ids: Sequence[str]) -> PrefixTools:
@@ -90,7 +113,10 @@ def run_to_tools(run: RecordedRun, sampled_ids: Sequence[str]) -> PrefixTools:
                 f"fork: the record of episode {run.episode_id} is redacted (tool {tool.name} of node {tool.node}), so"
                 " its result cannot be given again as it was; let tools run with --tools run"
             )
-    return PrefixTools(given, [tool for tool in run.tools if tool not in given])
+    answered_ids = {tool_call["id"] for call in run.calls if call.answer for tool_call in call.answer.tool_calls}
+    call_ids = {tool.call_id for tool in run.tools if tool.call_id is not None} - answered_ids
+    drawn_ids = frozenset(call_id for call_id in call_ids if is_drawn_id(call_id))
+    return PrefixTools(given, [tool for tool in run.tools if tool not in given], drawn_ids)
 
 
 # -- in place of LangChain's tools ----------------------------------------------------------------------------------

@@ -1,15 +1,20 @@
 """A recorded episode and one of its calls -> the answers that a fork of it there gives again, each to its own call.
 
 Given again are the calls that do not depend on the forked one by D and that began before it ended. A call is known by
-its node and its prompt; among equal ones by their order. Invariants: no recorded answer is given twice; a fork that
-does not make every one of these calls with its recorded prompt fails, and says which.
+its node and its prompt; among equal ones by their order. With the answers at hand, a call that depends on the forked
+one by time alone may come first: it waits until the forked one has come. Invariants: no recorded answer is given twice;
+a fork that does not make every one of these calls with its recorded prompt fails, and says which; a wait ends when
+nothing has come for `PATIENCE_S`, and for as long as the parent took to come to the forked call where it is its prompt.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
+import time
 from collections.abc import Collection, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -22,15 +27,17 @@ from marft_bridge.model_calls.given_answers import GivenAnswer
 from marft_bridge.model_calls.routing import current_routing
 from marft_bridge.model_calls.scripted_answer import fixed_answer, text_to_route
 from marft_bridge.model_calls.token_capture import ExactTokens
+from marft_bridge.recording.open_span import OpenSpan
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.redaction import REDACTED
 from marft_bridge.replay.divergence import DivergedError, Divergence, prompt_difference
-from marft_bridge.replay.recorded_answers import NOT_MADE
+from marft_bridge.replay.recorded_answers import NOT_MADE, PATIENCE_S
 from marft_bridge.replay.recorded_run import RecordedCall, RecordedRun, RecordedTool, to_comparable_prompt
 from marft_bridge.replay.recorded_tools import RunIt
 from trace_store import conventions as c
 from trace_store.records import Action, Edge, SpanRow
 
+_LOOK_S = 0.01  # between two looks at whether a call that waits may go on
 # What a span says of how its answer was sampled, and that the answer itself does not.
 _SAMPLING = (
     c.PROMPT_IDS,
@@ -71,6 +78,9 @@ class RecordedPrefix:
     forked: RecordedCall
     given: Sequence[PrefixCall]  # by their start
     later: Sequence[RecordedCall]  # that do not depend on the forked call either, and are sampled anew all the same
+    dependents: Sequence[RecordedCall] = ()  # the rest, which depend on it
+    lead_s: float = 0.0  # from the beginning of the run to the forked call
+    cached_nodes: Set[str] = frozenset()  # of which a task got what it writes from a cache, and made no call
     text: str | None = None  # the answer of the forked call, where a person gives it; None: its route samples it
     tools: PrefixTools | None = None  # None: every tool runs
 
@@ -97,6 +107,37 @@ class PrefixAnswers:
         self._is_live = False  # a call went to its live route, so that later prompts may be new ones
         self._divergence: Divergence | None = None
         self._lock = threading.Lock()
+        self._last_event_s = time.monotonic()  # a call or a tool has come
+
+    async def await_turn(self, run_id: UUID | None) -> None:
+        """Waits where a call has come too early, without holding the event loop up; see `given_answers.Prefix`."""
+        if (span := self._recorder.open_span_of(run_id)) is None:
+            return
+        call = _span_to_key(span)
+        while (patience_s := self._patience_left_s(*call)) > 0:
+            await asyncio.sleep(min(patience_s, _LOOK_S))
+
+    def _wait_turn(self, node: str, prompt: list[Any]) -> None:
+        """As `await_turn`, in a thread without an event loop: one with it would only hold itself up."""
+        with suppress(RuntimeError):
+            asyncio.get_running_loop()
+            return
+        while (patience_s := self._patience_left_s(node, prompt)) > 0:
+            time.sleep(min(patience_s, _LOOK_S))
+
+    def _patience_left_s(self, node: str, prompt: list[Any]) -> float:
+        """How long a call may still wait for the forked one to come; 0 or less where it need not, or nothing moves."""
+        dependents = [call for call in self._prefix.dependents if call.node == node]
+        with self._lock:
+            is_over = self._is_live or self._divergence is not None
+            if not dependents or is_over or _find_call([*self._open_calls, *self._prefix.later], node, prompt):
+                return 0.0
+            lead_s = 0.0
+            if _find_call(dependents, node, prompt) is not None:
+                lead_s = self._prefix.lead_s
+            elif any(call.node == node and call is not self._prefix.forked for call in self._open_calls):
+                return 0.0  # rather one of these, with another prompt
+            return PATIENCE_S + lead_s - (time.monotonic() - self._last_event_s)
 
     def answer_call(self, run_id: UUID | None) -> GivenAnswer | None:
         """The recorded answer of the call with this run id; None where its live route answers it.
@@ -107,18 +148,20 @@ class PrefixAnswers:
         span = self._recorder.open_span_of(run_id)
         if span is None:
             raise self._diverged(_unseen_call())
-        node = str(span.attributes.get(c.NODE) or "")
-        prompt = to_comparable_prompt(json.loads(span.attributes[c.INPUT_MESSAGES]))
+        node, prompt = _span_to_key(span)
+        self._wait_turn(node, prompt)
         with self._lock:
             if self._divergence is not None:  # the app caught it, and goes on
                 raise DivergedError(str(self._divergence))
-            node_calls = [call for call in self._open_calls if call.node == node]
-            call = next((call for call in node_calls if call.prompt == prompt), None)
+            call = _find_call(self._open_calls, node, prompt)
             if call is None:
                 self._is_live = self._is_live or self._is_later(node, prompt)
                 if self._is_live:
                     return None
-                raise self._diverged(_unknown_call(node, prompt, node_calls))
+                open_calls = [call for call in self._open_calls if call.node == node]
+                is_cached = node in self._prefix.cached_nodes
+                raise self._diverged(_unknown_call(node, prompt, open_calls, is_cached=is_cached))
+            self._last_event_s = time.monotonic()
             self._open_calls.remove(call)
             if call is not self._prefix.forked:
                 return self._give(self._given[call.action_id])
@@ -136,6 +179,7 @@ class PrefixAnswers:
         with self._lock:
             if self._divergence is not None:
                 raise DivergedError(str(self._divergence))
+            self._last_event_s = time.monotonic()
             tool = self._tools.take(run_id, is_live=self._is_live)
             if isinstance(tool, Divergence):
                 raise self._diverged(tool)
@@ -150,7 +194,7 @@ class PrefixAnswers:
 
     def _is_later(self, node: str, prompt: list[Any]) -> bool:
         """Whether the parent made this call too, after the forked one: with the answers at hand, it may come early."""
-        return any(call.node == node and call.prompt == prompt for call in self._prefix.later)
+        return _find_call(self._prefix.later, node, prompt) is not None
 
     def _give(self, given: PrefixCall) -> GivenAnswer:
         routing, node = current_routing.get(), given.call.node
@@ -190,6 +234,7 @@ def run_to_prefix(
         forked,
         given=[call for call in independent_calls if call.started_ns < forked.ended_ns],
         later=[call for call in independent_calls if call.started_ns >= forked.ended_ns],
+        dependents=[call for call in run.calls if call.action_id in dependents],
         text=text,
         tools=tools,
     )
@@ -214,6 +259,7 @@ def given_to_prefix(
         rest[0],
         given=[call for call in run.calls if call.action_id in given_ids],
         later=[call for call in rest[1:] if call.action_id not in dependents],
+        dependents=[call for call in rest[1:] if call.action_id in dependents],
         text=None,
         tools=tools,
     )
@@ -225,6 +271,7 @@ def _to_prefix(
     *,
     given: Sequence[RecordedCall],
     later: Sequence[RecordedCall],
+    dependents: Sequence[RecordedCall],
     text: str | None,
     tools: ToolChoice,
 ) -> RecordedPrefix:
@@ -251,7 +298,17 @@ def _to_prefix(
     given_ids = {call.action_id for call in given}
     sampled_ids = [call.action_id for call in run.calls if call.action_id not in given_ids]
     prefix_tools = run_to_tools(run, sampled_ids) if tools == "recorded" else None
-    return RecordedPrefix(forked, given=given_calls, later=later, text=text, tools=prefix_tools)
+    lead_s = (forked.started_ns - run.root.start_ns) / 1e9
+    return RecordedPrefix(
+        forked,
+        given=given_calls,
+        later=later,
+        dependents=dependents,
+        lead_s=lead_s,
+        cached_nodes={str(span.attributes.get(c.NODE)) for span in run.spans if span.attributes.get(c.CACHED)},
+        text=text,
+        tools=prefix_tools,
+    )
 
 
 def actions_to_dependents(edges: Sequence[Edge], action_id: str) -> set[str]:
@@ -262,6 +319,16 @@ def actions_to_dependents(edges: Sequence[Edge], action_id: str) -> set[str]:
         sources = {edge.dst for edge in edges if edge.src in sources} - dependents
         dependents |= sources
     return dependents
+
+
+def _span_to_key(span: OpenSpan) -> tuple[str, list[Any]]:
+    """An open call -> its node and its prompt, which it is known by."""
+    prompt = to_comparable_prompt(json.loads(span.attributes[c.INPUT_MESSAGES]))
+    return str(span.attributes.get(c.NODE) or ""), prompt
+
+
+def _find_call(calls: Sequence[RecordedCall], node: str, prompt: list[Any]) -> RecordedCall | None:
+    return next((call for call in calls if call.node == node and call.prompt == prompt), None)
 
 
 def _call_to_given(call: RecordedCall, span: SpanRow, action: Action) -> PrefixCall:
@@ -285,10 +352,12 @@ def _unseen_call() -> Divergence:
     return Divergence("extra call", "", None, text=text)
 
 
-def _unknown_call(node: str, prompt: list[Any], open_calls: Sequence[RecordedCall]) -> Divergence:
-    if not open_calls:
+def _unknown_call(node: str, prompt: list[Any], open_calls: Sequence[RecordedCall], *, is_cached: bool) -> Divergence:
+    if is_cached or not open_calls:
         _, _, words = prompt_difference([], prompt)
         text = "before the fork, the record has no more calls of this node"
+        if is_cached:
+            text = "in the record it made no such call: its task came from the app's cache, which forks do not have"
         return Divergence("extra call", node, None, text=text, recorded=None, replayed=words)
     nearest = open_calls[0]
     where, recorded_words, replayed_words = prompt_difference(nearest.prompt, prompt)

@@ -159,10 +159,10 @@ class _Supersteps:
 
     def refuse_unsupported(self) -> None:
         """Raises where the supersteps before the call have something that their checkpoints do not tell all of."""
+        for key, reason in _UNSUPPORTED.items():  # in all of them first: a node failed before its error handler ran
+            if any(row.attributes.get(key) for row in self.rows):
+                raise _NoEntryError(f"{reason} before the call")
         for row in self.rows:
-            for key, reason in _UNSUPPORTED.items():
-                if row.attributes.get(key):
-                    raise _NoEntryError(f"{reason} before the call")
             if "|" in str(row.attributes.get(c.CHECKPOINT_NS)):
                 raise _NoEntryError("a graph inside ran before the call")
             if row.operation == c.INVOKE_AGENT and row.status == "error":

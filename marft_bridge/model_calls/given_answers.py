@@ -33,7 +33,14 @@ class Prefix(Protocol):
     def answer_call(self, run_id: UUID | None) -> GivenAnswer | None:
         """The answer of the call with this run id; None where its live route is to answer it.
 
-        Raises an error in the app where the episode does not begin as it is known to.
+        Raises an error in the app where the episode does not begin as it is known to. It may have to wait until other
+        calls have come, as `await_turn` does.
+        """
+
+    async def await_turn(self, run_id: UUID | None) -> None:
+        """Waits until the call with this run id can be answered, or until it is clear that it cannot.
+
+        Call it before `answer_call` where an event loop runs: the calls that are waited for may need the loop.
         """
 
     def judge_end(self, error: BaseException | None) -> Exception | None:
@@ -70,6 +77,16 @@ def answer_given_call(run_id: UUID | None) -> GivenAnswer | None:
         run_id = announced[0]
     given = None if routing.prefix is None else routing.prefix.answer_call(run_id)
     return routing.record.answer_call(run_id) if given is None and routing.record is not None else given
+
+
+async def await_given_call(run_id: UUID | None) -> None:
+    """Waits until `answer_given_call` need not; see `Prefix.await_turn`."""
+    routing = current_routing.get()
+    if routing is None or routing.prefix is None:
+        return
+    if run_id is None and (announced := announced_call.get()) is not None:
+        run_id = announced[0]
+    await routing.prefix.await_turn(run_id)
 
 
 def message_to_result(message: AIMessage) -> ChatResult:

@@ -25,7 +25,12 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_openai import ChatOpenAI
 from pydantic import Field, PrivateAttr
 
-from marft_bridge.model_calls.given_answers import answer_given_call, message_to_chunk, message_to_result
+from marft_bridge.model_calls.given_answers import (
+    answer_given_call,
+    await_given_call,
+    message_to_chunk,
+    message_to_result,
+)
 from marft_bridge.model_calls.request_rules import payload_to_routed
 from marft_bridge.model_calls.routing import (
     PROVIDER,
@@ -227,6 +232,10 @@ class NodeChat(ChatOpenAI):
         node, route = calling_route()
         return None if route is None or route.answer is None else fixed_answer(tokens, node, route)
 
+    async def _await_known_answer(self, run_id: UUID | None) -> None:
+        if self._is_routed():
+            await await_given_call(run_id)
+
     def _open_stream_call(self, tokens: ExactTokens, options: dict[str, Any]) -> _Call:
         """A streamed call. Adds to `options` the request for the engine's own count of its tokens."""
         shows_usage = self._should_stream_usage(**options)
@@ -256,6 +265,7 @@ class NodeChat(ChatOpenAI):
         **kwargs: Any,
     ) -> ChatResult:
         with capture_tokens(run_manager.run_id if run_manager else None) as tokens, _collect_into(_Call(tokens)):
+            await self._await_known_answer(run_manager.run_id if run_manager else None)
             if (known_answer := self._known_answer(tokens, run_manager.run_id if run_manager else None)) is not None:
                 return message_to_result(known_answer)
             result = await super(NodeChat, self.model_for_server())._agenerate(messages, stop, run_manager, **kwargs)
@@ -292,6 +302,7 @@ class NodeChat(ChatOpenAI):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         with capture_tokens(run_manager.run_id if run_manager else None) as tokens:
+            await self._await_known_answer(run_manager.run_id if run_manager else None)
             if (known_answer := self._known_answer(tokens, run_manager.run_id if run_manager else None)) is not None:
                 yield message_to_chunk(known_answer)
                 return

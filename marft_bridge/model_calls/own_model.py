@@ -17,7 +17,12 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 
-from marft_bridge.model_calls.given_answers import answer_given_call, message_to_chunk, message_to_result
+from marft_bridge.model_calls.given_answers import (
+    answer_given_call,
+    await_given_call,
+    message_to_chunk,
+    message_to_result,
+)
 from marft_bridge.model_calls.token_capture import capture_tokens
 
 
@@ -42,6 +47,7 @@ def _asking_first(model: BaseChatModel) -> dict[str, Any]:
 
     @functools.wraps(agenerate)
     async def given_agenerate(*args: Any, **kwargs: Any) -> ChatResult:
+        await await_given_call(_run_id(kwargs))
         message = _known_answer(kwargs)
         return await agenerate(*args, **kwargs) if message is None else message_to_result(message)
 
@@ -55,6 +61,7 @@ def _asking_first(model: BaseChatModel) -> dict[str, Any]:
 
     @functools.wraps(astream)
     async def given_astream(*args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
+        await await_given_call(_run_id(kwargs))
         message = _known_answer(kwargs)
         if message is not None:
             yield message_to_chunk(message)
@@ -74,11 +81,15 @@ def _asking_first(model: BaseChatModel) -> dict[str, Any]:
 
 def _known_answer(arguments: Mapping[str, Any]) -> AIMessage | None:
     """The answer that is known, whose tokens are handed to the recorder; None where the model is to answer."""
-    run_manager = arguments.get("run_manager")
-    run_id: UUID | None = None if run_manager is None else run_manager.run_id
+    run_id = _run_id(arguments)
     given = answer_given_call(run_id)
     if given is None:
         return None
     with capture_tokens(run_id) as tokens:
         tokens.take(given.tokens)
     return given.message
+
+
+def _run_id(arguments: Mapping[str, Any]) -> UUID | None:
+    run_manager = arguments.get("run_manager")
+    return None if run_manager is None else run_manager.run_id

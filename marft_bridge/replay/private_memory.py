@@ -8,20 +8,22 @@ object finds.
 from __future__ import annotations
 
 import copy
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from typing import Any
 
+from langchain_core.embeddings import Embeddings
 from langgraph.cache.base import BaseCache
 from langgraph.cache.memory import InMemoryCache
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.pregel import Pregel
-from langgraph.store.base import BaseStore
+from langgraph.store.base import BaseStore, Op, Result, SearchOp
 from langgraph.store.memory import InMemoryStore
+
+from marft_bridge.common.errors import GraphError
 
 _HELD = ("checkpointer", "store", "cache")  # attributes of a graph
 
@@ -31,7 +33,54 @@ class _Saver(InMemorySaver):
 
 
 class _Store(InMemoryStore):
-    """As `_Saver`."""
+    """As `_Saver`. It searches by meaning as `held` does: with the embeddings of the app's.
+
+    Where `held` does not say how it searches, a search by meaning is refused: another result would look like the app's.
+    """
+
+    def __init__(self, held: BaseStore) -> None:
+        config = getattr(held, "index_config", None)
+        embeddings = getattr(held, "embeddings", None) or (config or {}).get("embed")
+        has_index = config is not None and embeddings is not None
+        super().__init__(index={**config, "embed": embeddings} if has_index else None)
+        # LangGraph's stores have the attribute, and ignore what is searched for where it is None.
+        self._unknown_index_of = None if has_index or hasattr(held, "index_config") else type(held).__name__
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        """Refuses what it cannot search for, in the name of `replay`; else as LangGraph's. Raises GraphError."""
+        known_ops = self._refuse_unknown(ops)
+        if self.embeddings is None:
+            return super().batch(known_ops)
+        bound = copy.copy(self)  # the same tables
+        bound.embeddings = _BoundEmbeddings(self.embeddings)
+        return InMemoryStore.batch(bound, known_ops)
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        """As `batch`."""
+        return await super().abatch(self._refuse_unknown(ops))
+
+    def _refuse_unknown(self, ops: Iterable[Op]) -> list[Op]:
+        known_ops = list(ops)
+        if self._unknown_index_of and any(isinstance(op, SearchOp) and op.query for op in known_ops):
+            raise GraphError(
+                f"replay: the app searches its {self._unknown_index_of} by meaning, and that store does not say how: it"
+                " has no index_config, so that what it would find in memory is not known"
+            )
+        return known_ops
+
+
+class _BoundEmbeddings(Embeddings):
+    """The app's embeddings, called in the context that this was made in: the store embeds queries in other threads,
+    where nobody would see that they connect."""
+
+    def __init__(self, embeddings: Embeddings) -> None:
+        self._embeddings, self._context = embeddings, copy_context()
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return self._context.copy().run(self._embeddings.embed_documents, texts)
+
+    def embed_query(self, text: str) -> list[float]:
+        return self._context.copy().run(self._embeddings.embed_query, text)
 
 
 class _Cache(InMemoryCache[Any]):
@@ -63,7 +112,7 @@ class PrivateMemory:
             if isinstance(held, BaseCheckpointSaver):
                 return self._savers.setdefault(id(held), (held, _Saver(serde=held.serde)))[1]
             if isinstance(held, BaseStore):
-                return self._stores.setdefault(id(held), (held, _Store()))[1]
+                return self._stores.setdefault(id(held), (held, _Store(held)))[1]
             if isinstance(held, BaseCache):
                 return self._caches.setdefault(id(held), (held, _Cache()))[1]
         return held
@@ -107,10 +156,9 @@ def _copy_saver(saver: _Saver) -> _Saver:
 
 
 def _copy_store(store: _Store) -> _Store:
-    copied = _Store()
-    for item in store.search((), limit=sys.maxsize):
-        copied.put(item.namespace, item.key, copy.deepcopy(item.value))
-    return copied
+    """With what was embedded, which is embedded once; the app's embeddings are the same object."""
+    shared = (store.index_config, store.embeddings)
+    return copy.deepcopy(store, {id(each): each for each in shared})
 
 
 # -- in place of what graphs hold -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langchain_core.messages import AIMessage, InvalidToolCall, ToolCall, messages_from_dict
@@ -28,7 +28,8 @@ from trace_store.records import SpanRow, Trajectory
 
 NOT_FINISHED = "TimeoutError: not finished when the run ended"
 """What the recorder says of a call that was under way when its run ended."""
-_CUT = ("CancelledError", "GeneratorExit", "StreamClosedError", "KeyboardInterrupt")
+_CANCELLED = "CancelledError"
+_CUT = (_CANCELLED, "GeneratorExit", "StreamClosedError", "KeyboardInterrupt")
 _MESSAGE_KEYS = {"type", "data"}
 _CALL_PARTS = ("tool_call", "tool_call_response")
 _UUID = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -92,13 +93,15 @@ class RecordedTool:
     output: dict[str, Any] | None  # see recording.tool_output; None: `result` says all
     error: RecordedError | None
     has_calls: bool  # a model was called inside it
+    was_cancelled: bool = False  # by the app, whose run went on
 
     @property
     def must_run(self) -> bool:
         """Whether only the tool itself can do what it did: it calls models, or gives back an object of the app's."""
-        is_unknown = (self.output or {}).get("run_again") is not None or self.result.startswith("Command(")
-        is_control = self.error is not None and (self.error.name in _BUBBLING or self.error.is_cut)
-        return self.has_calls or is_unknown or is_control
+        is_unknown = (self.output or {}).get("run_again") is not None
+        is_cut = self.error is not None and self.error.is_cut and not self.was_cancelled
+        is_control = self.error is not None and self.error.name in _BUBBLING
+        return self.has_calls or is_unknown or is_control or is_cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +191,14 @@ def spans_to_run(spans: Sequence[SpanRow]) -> RecordedRun:
     around_calls = {
         outer for span in spans if span.operation in (c.CHAT, c.INVOKE_AGENT) for outer in tools_around(span, by_id)
     }
+    run_config = _load(root.attributes.get(c.RUN_CONFIG)) or {}
+    run = RecordedRun(trajectory, spans, root, calls=calls, tools=[], run_config=run_config)
     tools = [
-        _span_to_tool(span, has_calls=span.span_id in around_calls)
+        _span_to_tool(span, run, has_calls=span.span_id in around_calls)
         for span in by_start
         if span.operation == c.EXECUTE_TOOL
     ]
-    run_config = _load(root.attributes.get(c.RUN_CONFIG)) or {}
-    return RecordedRun(trajectory, spans, root, calls=calls, tools=tools, run_config=run_config)
+    return replace(run, tools=tools)
 
 
 def spans_to_ranks(spans_by_start: Sequence[SpanRow]) -> dict[str, int]:
@@ -242,6 +246,11 @@ def _span_to_call(
     )
 
 
+def is_drawn_id(call_id: str) -> bool:
+    """Whether the id of a tool call is a UUID, which is drawn anew in each run unless a recorded answer has it."""
+    return _UUID.fullmatch(call_id) is not None
+
+
 def to_comparable_prompt(messages: list[Any]) -> list[Any]:
     """A prompt whose tool calls go by number where their ids are UUIDs: who made them draws them anew in each run.
 
@@ -251,7 +260,7 @@ def to_comparable_prompt(messages: list[Any]) -> list[Any]:
 
     def number_call(part: Any) -> Any:
         call_id = part.get("id") if isinstance(part, dict) and part.get("type") in _CALL_PARTS else None
-        if not isinstance(call_id, str) or _UUID.fullmatch(call_id) is None:
+        if not isinstance(call_id, str) or not is_drawn_id(call_id):
             return part
         return {**part, "id": numbers.setdefault(call_id, f"call {len(numbers) + 1}")}
 
@@ -323,19 +332,23 @@ def _part_to_block(part: Mapping[str, Any]) -> dict[str, Any]:
     return dict(part)
 
 
-def _span_to_tool(span: SpanRow, *, has_calls: bool) -> RecordedTool:
+def _span_to_tool(span: SpanRow, run: RecordedRun, *, has_calls: bool) -> RecordedTool:
     arguments = span.attributes.get(c.TOOL_ARGUMENTS)
-    output = span.attributes.get(c.TOOL_OUTPUT)
+    output, result = _load(span.attributes.get(c.TOOL_OUTPUT)), str(span.attributes.get(c.TOOL_RESULT) or "")
+    if run.is_dated and result.startswith("Command("):  # what it gave back was not recorded; its text looks like one
+        output = {"run_again": "Command"}
+    error = _span_to_error(span)
     return RecordedTool(
         span.span_id,
         str(span.attributes.get(c.TOOL_NAME)),
         node=str(span.attributes.get(c.NODE) or ""),
         call_id=span.attributes.get(c.TOOL_CALL_ID),
         arguments=arguments_to_json(arguments),
-        result=str(span.attributes.get(c.TOOL_RESULT) or ""),
-        output=json.loads(output) if isinstance(output, str) else output,
-        error=_span_to_error(span),
+        result=result,
+        output=output,
+        error=error,
         has_calls=has_calls,
+        was_cancelled=error is not None and error.name == _CANCELLED and not run.was_cut,
     )
 
 

@@ -6,6 +6,8 @@ Invariant: LangChain's methods are restored when the block ends.
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import copy
 import functools
 import json
@@ -120,6 +122,8 @@ def _copy_with(tool: BaseTool, tool_run: _ToolRun) -> BaseTool:
         if isinstance(recorded, RunIt):
             with tool_run.running():
                 return await arun(*args, **kwargs)
+        if recorded.was_cancelled:
+            await asyncio.Event().wait()  # the app cancels it again: when, the app alone knows
         return _give_back(stand_in, recorded)
 
     # On the object alone, beside the fields: the class stays, by which LangChain tells which methods a tool has.
@@ -129,6 +133,8 @@ def _copy_with(tool: BaseTool, tool_run: _ToolRun) -> BaseTool:
 
 def _give_back(tool: BaseTool, recorded: RecordedTool) -> Any:
     output = recorded.output or {}
+    if recorded.was_cancelled:  # a sync tool is cancelled by nobody: it passed on that something it waited for was
+        raise concurrent.futures.CancelledError
     if recorded.error is not None:
         raise recorded.error.to_exception()
     if "error" in output:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -63,6 +64,57 @@ def test_what_never_changed_is_bounded_and_what_was_not_measured_has_no_figure()
     assert unmeasured["a"] == ForkCredit("a", None, 1.0, None, share=None, difference=None, finding="not settled")
     silent, _ = judge([MeasuredRun(f"e{n}", f"t{n}", 0.25, []) for n in range(8)], ("a",))
     assert silent["a"].finding == "did not act"
+
+
+def test_values_that_are_all_alike_are_bounded_too_and_the_verdict_reads_the_bound() -> None:
+    """Tasks that are unlike all that were seen may have any value between -1 and 1."""
+
+    def of_value(value: float, tasks: int) -> ForkCredit:
+        runs = [MeasuredRun(f"e{n}", f"t{n}", 0.5, [MeasuredCall("a", 1, 0.3, value)]) for n in range(tasks)]
+        return judge(runs, ("a",))[0]["a"]
+
+    for value, tasks in ((1.0, 3), (0.1 + 0.2, 8), (-1.0, 8)):
+        unseen = 1 - (0.05 / 2) ** (1 / tasks)
+        estimate = figure(of_value(value, tasks), "difference")
+        assert estimate.low == pytest.approx((1 - unseen) * value - unseen)
+        assert estimate.high == pytest.approx((1 - unseen) * value + unseen)
+    assert [of_value(1.0, 3).finding, of_value(0.3, 8).finding] == ["not settled", "not settled"]
+    assert [of_value(1.0, 8).finding, of_value(-1.0, 8).finding] == ["adds", "harmful"]
+    twice = [MeasuredRun(f"e{n}", f"t{n // 2}", 0.5, [MeasuredCall("a", 1, 0.3, n % 2 - 0.5)]) for n in range(8)]
+    assert figure(judge(twice, ("a",))[0]["a"], "difference").low == pytest.approx(-(1 - (0.05 / 2) ** (1 / 4)))
+
+
+def test_the_bound_of_values_that_are_all_alike_holds_as_often_as_it_says() -> None:
+    """A difference of 1 in nine of ten tasks and of 0 in the rest, over 5 tasks: all are alike with chance 0.59."""
+    chance, held = random.Random(0), 0
+    for _ in range(200):
+        values = [float(chance.random() < 0.9) for _ in range(5)]
+        runs = [
+            MeasuredRun(f"e{n}", f"t{n}", 0.5, [MeasuredCall("a", 1, 0.3, value)]) for n, value in enumerate(values)
+        ]
+        estimate = figure(judge(runs, ("a",))[1]["a", 1], "difference")
+        assert estimate.low is not None
+        assert estimate.high is not None
+        held += estimate.low <= 0.9 <= estimate.high
+    assert held >= 0.9 * 200
+
+
+def test_a_share_without_spread_has_no_interval_unless_it_is_1_by_construction() -> None:
+    alike = [MeasuredRun(f"e{n}", f"t{n}", 0.5, [MeasuredCall("a", 1, 0.25, None)]) for n in range(8)]
+    share = figure(judge(alike, ("a",))[0]["a"], "share")
+    assert (share.mean, share.low, share.high) == (0.5, None, None)
+    varied = [replace(run, variance=0.1 * (n + 1)) for n, run in enumerate(alike)]
+    all_of_it = [replace(run, calls=[MeasuredCall("a", 1, run.variance, None)]) for run in varied]
+    share = figure(judge(all_of_it, ("a",))[0]["a"], "share")
+    assert (share.mean, share.low, share.high) == (pytest.approx(1), None, None)
+    nodes, calls = judge([replace(run, whole_nodes={"a"}) for run in all_of_it], ("a",))
+    for credit in (nodes["a"], calls["a", 1]):
+        share = figure(credit, "share")
+        assert (share.mean, share.low, share.high) == (pytest.approx(1), pytest.approx(1), pytest.approx(1))
+    seldom_whole = [*alike[:2], replace(alike[2], variance=None, calls=[MeasuredCall("a", 1, 0.3, 0.4)])]
+    seldom_whole[:2] = [replace(run, calls=[MeasuredCall("a", 1, 0.0, 0.0)]) for run in alike[:2]]
+    share = figure(judge(seldom_whole, ("a",))[0]["a"], "share")
+    assert (share.mean, share.low, share.high, share.tasks) == (0.0, None, None, 2)
 
 
 # -- a team of three, whose rewards are known ------------------------------------------------------------------------

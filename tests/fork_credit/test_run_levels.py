@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from forks.test_recorded_prefix import State, Team, chain, fan_out
+from forks.test_recorded_prefix import State, Team, chain, fan_out, loop
 from langgraph.graph import END, START, StateGraph
 
 from marft_bridge.fork_credit.credit_plan import CreditPlan
@@ -38,6 +38,14 @@ def test_in_a_chain_a_level_is_after_one_call_and_before_the_next(tmp_path: Path
     assert (a.after, b.after, c.after) == (b.before, c.before, None)
     assert levels.beginning == a.before
     assert [level.variant for level in levels.levels] == [None, None, None]
+    assert not any(levels.is_whole(node) for node in "abc")
+
+
+def test_a_node_that_makes_all_calls_one_after_the_other_is_all_that_is_sampled(tmp_path: Path) -> None:
+    levels = levels_of(Team(tmp_path, loop, ("a",)), "a")
+    assert len(levels.calls) == 3
+    assert levels.is_whole("a")
+    assert not levels.is_whole("b")
 
 
 def test_of_calls_beside_each_other_each_is_measured_with_the_answers_of_the_others(tmp_path: Path) -> None:
@@ -50,6 +58,7 @@ def test_of_calls_beside_each_other_each_is_measured_with_the_answers_of_the_oth
     assert {each.after.prefix.forked.node if each.after else "" for each in levels.calls} == {"join"}
     assert (given(levels.beginning), levels.beginning.variant) == (set(), "from the beginning")
     assert len(levels.levels) == 1 + 3 + 1
+    assert not levels.is_whole("work")
     plan = CreditPlan("credit-forks-1", 0, samples=2, nodes=("work",), substitute=None)
     requests = plan.requests(levels)
     assert len(requests) == plan.forks_of_run(levels) == 10

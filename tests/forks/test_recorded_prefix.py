@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 import operator
 import random
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
+from langchain_core.runnables import RunnableLambda, RunnableParallel
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send, interrupt
@@ -299,6 +302,65 @@ def test_a_call_of_another_branch_that_comes_before_the_forked_one_this_time_is_
     (fork,) = team.fork("left")
     assert [action.node for action in fork.actions] == ["right", "left"]
     assert (fork.episode.outcome, team.sampled_since()) == ("terminated", {"left": 1, "right": 1})
+
+
+def two_chains(waits_s: dict[str, list[float]], *, is_async: bool, words: Callable[[], str] = str) -> Any:
+    """One node with two chains of two calls beside each other; each works before its first call."""
+
+    def build(model: Any) -> Any:
+        async def achain(name: str) -> str:
+            await asyncio.sleep(waits_s[name].pop(0))
+            first = (await model.ainvoke(f"{name}1")).text
+            await asyncio.sleep(waits_s[name].pop(0))
+            return (await model.ainvoke(f"{name}2 {first}{words()}")).text
+
+        def chain(name: str) -> str:
+            time.sleep(waits_s[name].pop(0))
+            first = model.invoke(f"{name}1").text
+            time.sleep(waits_s[name].pop(0))
+            return model.invoke(f"{name}2 {first}{words()}").text
+
+        async def anode(_: State) -> dict[str, Any]:
+            return {"words": list(await asyncio.gather(achain("a"), achain("b")))}
+
+        both = RunnableParallel(a=RunnableLambda(lambda _: chain("a")), b=RunnableLambda(lambda _: chain("b")))
+        graph = StateGraph(State)
+        graph.add_node("n", anode if is_async else lambda _: {"words": list(both.invoke(None).values())})
+        graph.add_edge(START, "n")
+        graph.add_edge("n", END)
+        return graph.compile()
+
+    return build
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["threads", "loop"])
+def test_a_call_that_depends_on_the_forked_one_by_time_alone_waits_where_it_comes_first(
+    tmp_path: Path, is_async: bool
+) -> None:
+    """In the parent b2 began after a1 had ended; in the fork it is asked as it was before a1 is, which comes late."""
+    waits_s = {"a": [1.0, 0.0, 1.5, 0.0], "b": [0.0, 1.6, 0.0, 0.0]}
+    team = Team(tmp_path, two_chains(waits_s, is_async=is_async), ("n",))
+    prompts = [bytes(action.prompt_ids or ()).decode() for action in team.parent.actions]
+    number = 1 + next(number for number, prompt in enumerate(prompts) if "a1" in prompt)
+    (fork,) = team.fork(f"n:{number}")
+    assert (fork.episode.outcome, fork.episode.reason, team.sampled_since()) == ("terminated", None, {"n": 3})
+    assert [action.replayed_from is not None for action in fork.actions] == [True, False, False, False]
+
+
+def test_an_early_call_whose_prompt_is_new_each_time_waits_too_and_fails_where_the_forked_one_does_not_come(
+    tmp_path: Path,
+) -> None:
+    waits_s = {"a": [0.2, 0.0, 0.5, 0.0, 4.0, 0.0], "b": [0.0, 0.6, 0.0, 0.0, 0.0, 0.0]}
+    numbers = itertools.count()
+    team = Team(tmp_path, two_chains(waits_s, is_async=True, words=lambda: str(next(numbers))), ("n",))
+    first, second = team.plan("n:2", samples=2)
+    team.rig.run([first])
+    (fork,) = team.episodes("fork-1")
+    assert (fork.episode.outcome, team.sampled_since()) == ("terminated", {"n": 3})
+    team.rig.run([second])
+    _, fork = team.episodes("fork-1")
+    assert (fork.episode.outcome, team.sampled_since()) == ("failed", {"n": 3})
+    assert "n, call 2: message 0 (user) differs" in str(fork.episode.reason)
 
 
 def with_memory(model: Any) -> Any:

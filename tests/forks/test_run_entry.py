@@ -12,6 +12,7 @@ import asyncio
 import operator
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -19,18 +20,21 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from langchain_core.utils.function_calling import convert_to_openai_tool
+from langgraph.cache.memory import InMemoryCache
 from langgraph.channels import UntrackedValue
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.errors import NodeError
 from langgraph.func import task
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.managed import RemainingSteps
 from langgraph.prebuilt import ToolNode
 from langgraph.store.memory import InMemoryStore
-from langgraph.types import Command, RetryPolicy, Send, interrupt
+from langgraph.types import CachePolicy, Command, RetryPolicy, Send, interrupt
 from support.edge_rig import edges_of
 from support.thread_rig import Echo, Lab, T, facts, keeping, nested
 
+from marft_bridge.common.errors import GraphError
 from marft_bridge.forks.fork_plan import text_to_call
 from marft_bridge.forks.given_tools import ToolChoice
 from marft_bridge.forks.run_entry import RunEntry, find_entry
@@ -266,6 +270,28 @@ def after_an_error(saver: Any) -> Any:
     return graph.compile(checkpointer=saver)
 
 
+def after_an_error_handler(saver: Any) -> Any:
+    def b(state: State) -> Any:
+        raise ValueError("broken")
+
+    def handle(state: State, error: NodeError) -> Command[Any]:
+        return Command(update={"log": [str(error.error)]}, goto="d")
+
+    graph = StateGraph(State)
+    graph.add_node("a", say("a"))
+    graph.add_node("b", b, error_handler=handle)
+    graph.add_node("d", say("d"))
+    graph.add_edge(START, "a")
+    graph.add_edge("a", "b")
+    return graph.compile(checkpointer=saver)
+
+
+def with_a_cache(saver: Any) -> Any:
+    graph = chain(saver)
+    graph.cache = InMemoryCache()
+    return graph
+
+
 def with_a_store(saver: Any) -> Any:
     graph = chain(saver)
     graph.store = InMemoryStore()
@@ -290,7 +316,9 @@ REASONS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a router asked a model before the call": (after_a_router, "d"),
     "a functional task ran before the call": (after_a_task, "d"),
     "a node failed before the call": (after_an_error, "d"),
+    "an error handler ran before the call": (after_an_error_handler, "d"),
     "the app keeps a store of LangGraph's": (with_a_store, "d"),
+    "the app keeps a cache of LangGraph's": (with_a_cache, "d"),
     "its state has a channel that checkpoints leave out": (with_an_untracked_value, "b"),
     "no superstep lies before the call": (chain, "a"),
     "the app has no checkpointer": (lambda _: chain(None), "d"),
@@ -304,6 +332,71 @@ def test_what_checkpoints_do_not_tell_all_of_is_replayed(reason: str, tmp_path: 
     lab = Lab(tmp_path, build)
     lab.turns("one")
     assert entry_of(lab, at) == reason
+
+
+def cached_then(a: Any, saver: Any) -> Any:
+    graph = StateGraph(State)
+    graph.add_node("a", a, cache_policy=CachePolicy(key_func=lambda _: "key"))
+    graph.add_node("d", say("d"))
+    graph.add_edge(START, "a")
+    graph.add_edge("a", "d")
+    return graph.compile(checkpointer=saver, cache=InMemoryCache())
+
+
+@pytest.mark.slow
+def test_a_run_with_a_task_from_a_cache_that_is_gone_is_replayed(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, lambda saver: cached_then(lambda _: {"last": "plain"}, saver))
+    lab.recorded.invoke({"ask": "one"}, {"configurable": {"thread_id": "before"}})  # fills the cache
+    lab.turns("one")
+    lab.graph.cache = None
+    assert entry_of(lab, "d", number=1) == "a task got its writes from a cache before the call"
+
+
+def test_a_task_from_a_cache_that_calls_a_model_is_named_as_what_forks_cannot_repeat(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, lambda saver: cached_then(say("a"), saver))
+    lab.recorded.invoke({"ask": "one"}, {"configurable": {"thread_id": "before"}})
+    lab.turns("one")
+    assert [call.node for call in lab.load(1).run.calls] == ["d"]
+    with pytest.raises(AssertionError, match=r"in the record it made no such call: its task came from the app.*cache"):
+        lab.fork(1, "d")
+
+
+@pytest.mark.slow
+def test_a_run_that_served_models_answered_is_replayed(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, chain)
+    lab.turns("one")
+    run = lab.load(0).run
+    episode = replace(run.trajectory.episode, adapters={"a": 1})
+    served = replace(run, trajectory=replace(run.trajectory, episode=episode))
+    with asyncio.Runner() as runner:
+        entry = find_entry(
+            lab.graph,
+            served,
+            text_to_call(run, "d"),
+            samples=9,
+            options=ReplayOptions(allow_connections=True),
+            settings={},
+            runner=runner,
+        )
+    assert entry == "its nodes were answered by served models"
+
+
+@pytest.mark.slow
+def test_a_run_after_an_edit_is_entered_while_the_app_holds_the_edit_and_refused_once_it_does_not(
+    tmp_path: Path,
+) -> None:
+    lab = Lab(tmp_path, chain)
+    lab.turns("one")
+    lab.graph.update_state(T, {"log": ["edited"]})
+    lab.turns("two")
+    lab.graph.update_state(T, {"log": ["edited later"]})
+    fork, start = lab.fork(1, "d", samples=2)
+    assert isinstance(start.entry, RunEntry)
+    prompt = str(fork.calls[-1].prompt)
+    assert "'edited'" in prompt
+    assert "edited later" not in prompt
+    with pytest.raises(GraphError, match="begins after its thread was edited by update_state"):
+        lab.fork(1, "d", graph=chain(InMemorySaver()))
 
 
 @pytest.mark.slow

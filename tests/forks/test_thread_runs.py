@@ -126,6 +126,24 @@ recalling = build(["plan", "write"], write=recall)
 plain = build(["plan", "write"], write=tell)
 
 
+def embed(texts):
+    return [[float(text.count("answer 2")), float(text.count("answer")), 0.1] for text in texts]
+
+
+indexed = InMemoryStore(index={"dims": 3, "embed": embed})
+
+
+def recall_likest(state):
+    known = get_store().search(("known",), query="answer 2", limit=1)
+    said = model.invoke(f"write {state['plan']} {[(item.value, item.score) for item in known]}").text
+    get_store().put(("known",), said, {"text": said})
+    return {"log": [said]}
+
+
+likest = build(["plan", "write"], write=recall_likest)
+likest.store = indexed
+
+
 def kept():
     return [len(list(each.list(None))) for each in (saver, notes)] + [len(store.search((), limit=100))]
 
@@ -309,6 +327,17 @@ def test_what_other_runs_of_the_user_left_in_the_store_is_there(tmp_path: Path) 
     lab.fork(ids[2], "write")
     assert model.calls[6:] == 2 * [model.calls[5]]
     assert kept() == before
+
+
+def test_what_earlier_runs_left_in_a_store_is_searched_by_meaning(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, "likest")
+    for ask in ("a", "b", "c"):
+        lab.recorded.invoke({"ask": ask}, T)
+    ids, model = lab.close(), lab.load("model")
+    assert model.calls[5].startswith("write answer 5 [({'text': 'answer 2'}, ")
+    forks, _ = lab.fork(ids[2], "write")
+    assert {each.episode.outcome for each in forks} == {"terminated"}
+    assert model.calls[6:] == 2 * [model.calls[5]]
 
 
 def named(lab: Lab, episode_id: str) -> str:

@@ -2,11 +2,13 @@
 
 - A graph that a node calls on a thread of its own, one below a graph without a checkpointer, one inside a tool.
 - What an inner graph keeps from turn to turn is there in the replay of the next turn, as it was in the run.
+- A store is searched by meaning as the app does, with its embeddings; where that is not known it is said.
 - Afterwards every graph holds again what it held.
 """
 
 from __future__ import annotations
 
+import socket
 import threading
 from pathlib import Path
 from typing import Any, TypedDict
@@ -16,6 +18,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_store
 from langgraph.graph import END, START, StateGraph
 from langgraph.pregel import Pregel
+from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 from support.edge_rig import says
 from support.replay_rig import differences, record_runs, replay_all
@@ -125,3 +128,99 @@ def test_a_run_beside_another_has_a_memory_of_its_own_and_no_thread_falls_back_o
         assert logs == [["two"]]
         assert graph.get_state(config).values["log"] == ["two"]
     assert graph.get_state(config).values == {}
+
+
+# -- search by meaning ----------------------------------------------------------------------------------------------
+
+embedded: list[str] = []
+
+
+def embed(texts: list[str]) -> list[list[float]]:
+    embedded.extend(texts)
+    return [[float(text.count("cat")), float(text.count("dog")), 0.1] for text in texts]
+
+
+def animals(store: BaseStore, *, is_async: bool = False) -> Any:
+    """A node that keeps two animals, one of them by a field that it names itself, and asks about what is like a cat."""
+
+    def answer(_: dict[str, Any]) -> dict[str, Any]:
+        held = get_store()
+        held.put(("animals",), "1", {"text": "dog dog"})
+        held.put(("animals",), "2", {"text": "dog", "likes": "cat cat"}, index=["likes"])
+        (found,) = held.search(("animals",), query="cat", limit=1)
+        return {"log": [model.invoke(f"{found.value} {found.score is not None}").text]}
+
+    async def aanswer(_: dict[str, Any]) -> dict[str, Any]:
+        held = get_store()
+        await held.aput(("animals",), "1", {"text": "dog dog"})
+        await held.aput(("animals",), "2", {"text": "dog", "likes": "cat cat"}, index=["likes"])
+        (found,) = await held.asearch(("animals",), query="cat", limit=1)
+        return {"log": [(await model.ainvoke(f"{found.value} {found.score is not None}")).text]}
+
+    model = says("one", "two", "three")
+    graph = StateGraph(Kept)
+    graph.add_node("answer", aanswer if is_async else answer)
+    graph.add_edge(START, "answer")
+    graph.add_edge("answer", END)
+    return graph.compile(store=store)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_a_store_with_an_index_is_searched_by_meaning_in_a_replay(tmp_path: Path, is_async: bool) -> None:
+    graph = animals(InMemoryStore(index={"dims": 3, "embed": embed}), is_async=is_async)
+    runs = record_runs(graph, [{"text": "x"}], tmp_path, is_async=is_async)
+    assert "cat cat" in str(runs[0].calls[0].prompt)
+    assert "True" in str(runs[0].calls[0].prompt)
+    assert differences(replay_all(graph, runs)) == [None]
+
+
+def test_a_copy_of_a_store_finds_the_same_and_embeds_nothing_again() -> None:
+    store, memory = InMemoryStore(index={"dims": 3, "embed": embed}), PrivateMemory()
+    stand_in = memory.stand_in(store)
+    stand_in.put(("animals",), "1", {"text": "dog dog"})
+    stand_in.put(("animals",), "2", {"text": "dog", "likes": "cat cat"}, index=["likes"])
+    embedded.clear()
+    copied = memory.copy().stand_in(store)
+    assert embedded == []
+    for each in (stand_in, copied):
+        assert [item.key for item in each.search(("animals",), query="cat", limit=1)] == ["2"]
+    copied.put(("animals",), "2", {"text": "dog"})
+    copied.search(("animals",))[0].value["text"] = "changed"
+    assert [item.value["text"] for item in stand_in.search(("animals",))] == ["dog dog", "dog"]
+    assert store.search(()) == []
+
+
+class OwnStore(BaseStore):
+    """A store of the app's own, which does not say how it searches."""
+
+    def batch(self, ops: Any) -> Any:
+        return self.beneath.batch(ops)
+
+    async def abatch(self, ops: Any) -> Any:
+        return await self.beneath.abatch(ops)
+
+    def __init__(self) -> None:
+        self.beneath = InMemoryStore(index={"dims": 3, "embed": embed})
+
+
+def test_a_search_by_meaning_whose_index_is_not_known_is_refused_in_one_line(tmp_path: Path) -> None:
+    graph = animals(OwnStore())
+    runs = record_runs(graph, [{"text": "x"}], tmp_path, is_async=False)
+    (difference,) = differences(replay_all(graph, runs))
+    assert "the app searches its OwnStore by meaning, and that store does not say how" in str(difference)
+    assert PrivateMemory().stand_in(OwnStore()).search(("animals",)) == []
+
+
+def test_what_embeddings_connect_to_is_refused_in_a_replay(tmp_path: Path) -> None:
+    """Also what they connect to from the threads that LangGraph's store embeds queries in."""
+    is_replayed: list[bool] = []
+
+    def connecting(texts: list[str]) -> list[list[float]]:
+        if is_replayed and texts == ["cat"]:
+            socket.create_connection(("127.0.0.1", 9))
+        return embed(texts)
+
+    graph = animals(InMemoryStore(index={"dims": 3, "embed": connecting}))
+    runs = record_runs(graph, [{"text": "x"}], tmp_path, is_async=False)
+    is_replayed.append(True)
+    assert differences(replay_all(graph, runs)) == ["answer: it connects to 127.0.0.1:9, past its models and tools"]
