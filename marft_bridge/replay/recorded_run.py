@@ -28,7 +28,8 @@ from trace_store.records import SpanRow, Trajectory
 
 NOT_FINISHED = "TimeoutError: not finished when the run ended"
 """What the recorder says of a call that was under way when its run ended."""
-_CUT = ("CancelledError", "GeneratorExit", "StreamClosedError", "KeyboardInterrupt")
+_CLOSED = ("GeneratorExit", "StreamClosedError")
+_CUT = ("CancelledError", "KeyboardInterrupt", *_CLOSED)
 _MESSAGE_KEYS = {"type", "data"}
 _CALL_PARTS = ("tool_call", "tool_call_response")
 _UUID = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -44,8 +45,13 @@ class RecordedError:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the run was stopped from outside while this was under way, so that nobody knows its end."""
+        """Whether the run, or the app around this, stopped it while it was under way, so that nobody knows its end."""
         return f"{self.name}: {self.text}" == NOT_FINISHED or self.name in _CUT
+
+    @property
+    def is_closed_stream(self) -> bool:
+        """Whether the app stopped reading a stream."""
+        return self.name in _CLOSED
 
     def to_exception(self) -> Exception:
         """An exception of that name: Python's own where it has one, else one that only has the name."""
@@ -77,6 +83,11 @@ class RecordedCall:
     namespace: str  # LangGraph's, of the execution that made it
     rank: int  # of that execution among those of its node, from 0
     tools: tuple[str, ...] = ()  # that it was made inside of, innermost first: name and arguments as JSON
+
+    @property
+    def has_no_end(self) -> bool:
+        """Whether it was stopped while it was under way; see `RecordedError.is_cut`."""
+        return self.error is not None and self.error.is_cut
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ from marft_bridge.replay.divergence import (
 from marft_bridge.replay.equal_calls import EqualCalls
 from marft_bridge.replay.pins import pinned
 from marft_bridge.replay.private_memory import PrivateMemory, memory_of_run, private_memory
-from marft_bridge.replay.recorded_answers import NOT_MADE, RecordedAnswers
+from marft_bridge.replay.recorded_answers import NOT_MADE, PATIENCE_S, RecordedAnswers
 from marft_bridge.replay.recorded_models import chat_stand_in, llm_stand_in
 from marft_bridge.replay.recorded_run import (
     RecordedCall,
@@ -75,7 +75,9 @@ from trace_store.records import ONE_TOOL_OF, Edge, SpanRow, Trajectory
 
 SPLIT = "replay"
 _MAX_INTERRUPTS = 16  # of one execution, that a later run may answer by their ids
+_MAX_REFUSED = 16  # connections, which libraries try several times and at several addresses
 DATED = "recorded before the record said how a run was started: it was run asynchronously"
+GIVEN_UP = "the app did not wait for its answer, which the record does not have, and now it waits"
 LOST = "its input was given as JSON, where it had"
 _one_at_a_time = threading.Lock()
 # Ids that are drawn anew in each run: UUIDs, LangGraph's hashes of them, addresses of objects.
@@ -106,7 +108,11 @@ class Replayed:
 
 
 class _CutError(RuntimeError):
-    """The replay has come to where the recorded run was stopped from outside."""
+    """The replay has come to where the recorded run was stopped from outside, or to its end while a call waits."""
+
+
+class _OverError(BaseException):
+    """Ends an app that goes on asking after its replay is over: one that catches every `Exception` would for ever."""
 
 
 class _Recorder(Recorder):
@@ -147,7 +153,11 @@ class _Replay:
 
     def __init__(self, run: RecordedRun, recorder: _Recorder, options: ReplayOptions, equal_calls: EqualCalls) -> None:
         self._run, self._recorder, self._options = run, recorder, options
-        self.answers = RecordedAnswers(run.calls, run.trajectory.edges, equal_calls)
+        # In a run that was stopped from outside nobody knows of such a call who stopped it: the replay ends there.
+        self._endless_ids = frozenset() if run.was_cut else {call.action_id for call in run.calls if call.has_no_end}
+        self.answers = RecordedAnswers(
+            run.calls, run.trajectory.edges, equal_calls=equal_calls, endless_ids=self._endless_ids
+        )
         self.divergence: Divergence | None = None
         self.reached_cut = False
         self.stop: Callable[[], object] = lambda: None
@@ -156,6 +166,7 @@ class _Replay:
         self._open_tools = list(run.tools)
         self._redactor = Redactor(RecordOptions().redact)
         self._is_redacted = any(REDACTED in str(value) for span in run.spans for value in span.attributes.values())
+        self._refused_count = 0
         self._lock = threading.Lock()
 
     def leave_out(self, given_tasks: GivenTasks) -> None:
@@ -178,13 +189,30 @@ class _Replay:
 
     def take_answer(self, run_id: UUID | None) -> AIMessage:
         call = self._claim(run_id)
+        if call.action_id in self._endless_ids:
+            raise self._no_answer(call, has_ended=self.answers.wait_for_end(self._wait_of(call)))
         self.answers.wait_turn(call)
         return self._give(call)
 
     async def atake_answer(self, run_id: UUID | None) -> AIMessage:
         call = self._claim(run_id)
+        if call.action_id in self._endless_ids:
+            raise self._no_answer(call, has_ended=await self.answers.await_end(self._wait_of(call)))
         await self.answers.await_turn(call)
         return self._give(call)
+
+    def _wait_of(self, call: RecordedCall) -> float:
+        """How long, in seconds, the app may wait for a call that it gave up: as long as the recorded run went on."""
+        if call.error is not None and call.error.is_closed_stream:
+            return 0.0  # it had read what it wanted, which is not recorded
+        return (self._run.root.end_ns - call.started_ns) / 1e9 + PATIENCE_S
+
+    def _no_answer(self, call: RecordedCall, *, has_ended: bool) -> Exception:
+        """The error of a call that the app gave up in the recorded run, and does not give up now."""
+        self._raise_if_over()
+        if has_ended:
+            return _CutError("the run has ended")
+        return self.diverged(Divergence("extra call", call.node, call.number, text=GIVEN_UP))
 
     def _claim(self, run_id: UUID | None) -> RecordedCall:
         self._raise_if_over()
@@ -217,7 +245,7 @@ class _Replay:
         self._raise_if_over()
         self.answers.note_answer(call)
         if call.error is not None:
-            raise self._cut() if call.error.is_cut else call.error.to_exception()
+            raise self._cut() if call.has_no_end else call.error.to_exception()
         assert call.answer is not None  # a call has one or the other
         return call.answer.model_copy(deep=True)
 
@@ -253,8 +281,11 @@ class _Replay:
 
     # -- ends ---------------------------------------------------------------------------------------------------
 
-    def refuse_connection(self, address: str) -> Exception:
+    def refuse_connection(self, address: str) -> BaseException:
         """The error of a node that connects to `address`."""
+        self._refused_count += 1
+        if self._refused_count > _MAX_REFUSED:
+            return _OverError("it connects again and again")
         text = f"it connects to {address}, past its models and tools"
         return RefusedConnectionError(str(self.diverged(Divergence("connection", calling_node(), None, text=text))))
 
@@ -277,9 +308,9 @@ class _Replay:
 
     def _raise_if_over(self) -> None:
         if self.divergence is not None:
-            raise DivergedError(str(self.divergence))
+            raise _OverError(str(self.divergence))
         if self.reached_cut:
-            raise _CutError("the recorded run was stopped here")
+            raise _OverError("the recorded run was stopped here")
 
 
 def _is_run_of(tool: RecordedTool, matched: Sequence[RecordedTool]) -> bool:
@@ -437,7 +468,7 @@ def _run_graph(
                 )
         else:
             graph.invoke(value, **arguments)
-    except asyncio.CancelledError as error:
+    except (asyncio.CancelledError, _OverError) as error:
         return error
     except Exception as error:  # noqa: BLE001 - whatever the app raises is how its run ended
         return error
@@ -475,7 +506,7 @@ def _compare(
         for attributes in (run.root.attributes, root.attributes)
     ]
     ends = [_DRAWN.sub("...", end) for end in ends]
-    missing_calls = [call for call in replay.answers.unclaimed if call.error is None or not call.error.is_cut]
+    missing_calls = [call for call in replay.answers.unclaimed if not (run.was_cut and call.has_no_end)]
     if ends[0] != ends[1] and not run.was_cut and (root.attributes.get(c.OUTCOME) == "failed" or not missing_calls):
         return Divergence(
             "outcome", None, None, text="the run ends otherwise", recorded=ends[0], replayed=ends[1]

@@ -8,18 +8,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import datetime
 import operator
 import random
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
 from langchain_core.language_models import FakeListLLM
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
+from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph, add_messages
@@ -29,7 +34,7 @@ from support.edge_rig import SaysNext, says
 from support.replay_rig import differences, record_runs, replay_all
 
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
-from marft_bridge.replay.replayed_run import ReplayOptions, replay_run
+from marft_bridge.replay.replayed_run import GIVEN_UP, ReplayOptions, replay_run
 
 
 class State(TypedDict, total=False):
@@ -358,6 +363,142 @@ def test_a_failed_call_fails_again_and_its_fallback_answers(tmp_path: Path) -> N
     assert [call.error is None for call in runs[0].calls] == [False, True]
     assert differences(replay_all(graph, runs)) == [None]
     assert runs[0].output["answer"] == "second best"
+
+
+class Slow(SaysNext):
+    """A model that answers after a while."""
+
+    after_s: float = 5.0
+
+    def _generate(self, *args: Any, **kwargs: Any) -> Any:
+        time.sleep(self.after_s)
+        return super()._generate(*args, **kwargs)
+
+    async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
+        await asyncio.sleep(self.after_s)
+        return super()._generate(*args, **kwargs)
+
+
+def asks_with_timeout(slow: Any, fallback: str, timeout_s: float | None = 1.3) -> Any:
+    """A node that asks another model where the first one has not answered in time."""
+
+    async def asks(_: State) -> State:
+        try:
+            return {"answer": str((await asyncio.wait_for(slow.ainvoke("slow?"), timeout_s)).text)}
+        except TimeoutError:
+            return {"answer": str((await says("in time").ainvoke(fallback)).text)}
+
+    return asks
+
+
+def asks_in_thread(slow: Any, fallback: str) -> Any:
+    """As `asks_with_timeout`, in a sync node."""
+
+    def asks(_: State) -> State:
+        context = contextvars.copy_context()
+        asked = ThreadPoolExecutor(1).submit(context.run, lambda: str(slow.invoke("slow?").text))
+        try:
+            return {"answer": asked.result(timeout=1.3)}
+        except FutureTimeoutError:
+            return {"answer": str(says("in time").invoke(fallback).text)}
+
+    return asks
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_run_whose_app_gave_a_call_up_is_replayed_to_its_end(tmp_path: Path, is_async: bool) -> None:
+    node = asks_with_timeout if is_async else asks_in_thread
+
+    def after(_: State) -> State:  # depends on the call that was given up
+        return {"plan": str(says("done").invoke("and now?").text)}
+
+    def build(fallback: str) -> Any:
+        return chain(a=node(Slow(after_s=2.0), fallback), b=after)
+
+    (run,) = record_runs(build("quick?"), [QUESTION], tmp_path, is_async=is_async)
+    assert ([call.has_no_end for call in run.calls], run.was_cut) == ([True, False, False], False)
+    same, changed = replay_run(build("quick?"), run), replay_run(build("hurry?"), run)
+    assert (same.divergence, same.note) == (None, None)
+    assert differences([changed]) == ['a, call 2: message 0 (user) differs at word 0: recorded "quick?", now "hurry?"']
+
+
+def test_an_app_that_now_waits_for_a_call_that_it_gave_up_is_named(tmp_path: Path) -> None:
+    def build(timeout_s: float | None) -> Any:
+        return chain(a=asks_with_timeout(Slow(), "quick?", timeout_s))
+
+    (run,) = record_runs(build(0.1), [QUESTION], tmp_path)
+    (changed,) = differences([replay_run(build(None), run)])
+    assert changed == f"a, call 1: {GIVEN_UP}"
+
+
+def test_an_app_that_does_not_make_a_call_any_more_that_it_gave_up_is_named(tmp_path: Path) -> None:
+    (run,) = record_runs(chain(a=asks_with_timeout(Slow(), "quick?", 0.1)), [QUESTION], tmp_path)
+    (changed,) = differences([replay_run(chain(a=lambda _: {"answer": NeverAsked().invoke("quick?").text}), run)])
+    assert changed == "a, call 1: this call is not made any more"
+
+
+@pytest.mark.parametrize("second_after_s", [0.0, 0.3])
+def test_of_two_calls_that_race_the_faster_one_wins_again(tmp_path: Path, second_after_s: float) -> None:
+    """Also where the second one is asked a while later: the first one's answer is held back until then."""
+
+    def build(last: str) -> Any:
+        async def races(_: State) -> State:
+            asked = [asyncio.ensure_future(Slow(answers=[AIMessage("one")], after_s=0.6).ainvoke("one?"))]
+            await asyncio.wait(asked, timeout=second_after_s)
+            if not asked[0].done():
+                asked.append(asyncio.ensure_future(Slow().ainvoke("two?")))
+            done, pending = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            for each in pending:
+                each.cancel()
+            return {"answer": str((await says("ok").ainvoke(f"{last} {done.pop().result().text}")).text)}
+
+        return chain(a=races)
+
+    (run,) = record_runs(build("after"), [QUESTION], tmp_path)
+    assert [call.has_no_end for call in run.calls] == [False, True, False]
+    assert differences([replay_run(build("after"), run) for _ in range(5)]) == [None] * 5
+    (changed,) = differences([replay_run(build("then"), run)])
+    assert changed == 'a, call 3: message 0 (user) differs at word 0: recorded "after one", now "then one"'
+
+
+def test_a_stream_that_the_app_stopped_reading_has_no_answer(tmp_path: Path) -> None:
+    class Streams(SaysNext):
+        def _stream(self, *args: Any, **kwargs: Any) -> Any:
+            yield from (ChatGenerationChunk(message=AIMessageChunk(word)) for word in "abc")
+
+    def reads_first(_: State) -> State:
+        chunks = Streams().stream("?")
+        first = next(chunks)
+        chunks.close()
+        return {"answer": str(first.text)}
+
+    runs = record_runs(chain(a=reads_first), [QUESTION], tmp_path, is_async=False)
+    assert [call.has_no_end for call in runs[0].calls] == [True]
+    assert differences(replay_all(chain(a=reads_first), runs)) == [f"a, call 1: {GIVEN_UP}"]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize("what", ["asks", "connects"])
+def test_an_app_that_tries_again_for_ever_is_ended(tmp_path: Path, is_async: bool, what: str) -> None:
+    tries = []
+
+    def build(prompt: str) -> Any:
+        def asks(_: State) -> State:
+            for _ in range(100):  # the test's own end, where nothing else is
+                tries.append(prompt)
+                with suppress(Exception):
+                    if prompt == "no?" and what == "connects":
+                        socket.create_connection(("127.0.0.1", 9))
+                    return {"answer": str(says("ok").invoke(prompt).text)}
+            return {"answer": "never"}
+
+        return chain(a=asks)
+
+    (run,) = record_runs(build("yes?"), [QUESTION], tmp_path, is_async=is_async)
+    (changed,) = differences([replay_run(build("no?"), run)])
+    sides = "it connects to" if what == "connects" else "message 0 (user) differs at word 0"
+    assert str(changed).startswith(f"a{', call 1' if what == 'asks' else ''}: {sides}")
+    assert tries.count("no?") < 20
 
 
 def test_calls_beside_each_other_come_back_in_the_order_in_which_they_ended(tmp_path: Path) -> None:
