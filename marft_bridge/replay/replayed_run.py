@@ -37,6 +37,7 @@ from marft_bridge.recording.instrument import instrument_paused
 from marft_bridge.recording.open_span import OpenSpan
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.redaction import REDACTED, Redactor
+from marft_bridge.recording.value_forms import is_message_form
 from marft_bridge.recording.wrap import graph_to_original, wrap
 from marft_bridge.replay.connections import allowed_connections, refused_connections
 from marft_bridge.replay.declared_classes import graph_to_classes
@@ -80,9 +81,15 @@ DATED = "recorded before the record said how a run was started: it was run async
 GIVEN_UP = "the app did not wait for its answer, which the record does not have, and now it waits"
 LOST = "its input was given as JSON, where it had"
 _one_at_a_time = threading.Lock()
-# Ids that are drawn anew in each run: UUIDs, LangGraph's hashes of them, addresses of objects.
-_DRAWN = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|\b[0-9a-f]{32}\b|0x[0-9a-f]{6,}")
-_MESSAGE_FIELDS = ("type", "content", "name", "tool_calls", "tool_call_id", "role")
+# Ids that are drawn anew in each run: UUIDs, also without their hyphens, and addresses of objects. Other texts of 32
+# digits (a digest) and other numbers (a colour) are the app's.
+_DRAWN = re.compile(
+    r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+    r"|\b[0-9a-f]{12}[1-8][0-9a-f]{3}[89ab][0-9a-f]{15}\b"
+    r"|(?<=\bat )0x[0-9a-f]{6,}\b"
+)
+_INTERRUPTS = "__interrupt__"  # in a result; their ids are LangGraph's hashes of UUIDs
+_MESSAGE_FIELDS = ("type", "content", "name", "tool_calls", "tool_call_id", "role", "artifact", "status")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +161,7 @@ class _Replay:
     def __init__(self, run: RecordedRun, recorder: _Recorder, options: ReplayOptions, equal_calls: EqualCalls) -> None:
         self._run, self._recorder, self._options = run, recorder, options
         # In a run that was stopped from outside nobody knows of such a call who stopped it: the replay ends there.
-        self._endless_ids = frozenset() if run.was_cut else {call.action_id for call in run.calls if call.has_no_end}
+        self._endless_ids = frozenset(call.action_id for call in run.calls if call.has_no_end and not run.was_cut)
         self.answers = RecordedAnswers(
             run.calls, run.trajectory.edges, equal_calls=equal_calls, endless_ids=self._endless_ids
         )
@@ -505,7 +512,7 @@ def _compare(
         " ".join(filter(None, (str(attributes.get(c.OUTCOME)), attributes.get(c.OUTCOME_REASON))))
         for attributes in (run.root.attributes, root.attributes)
     ]
-    ends = [_DRAWN.sub("...", end) for end in ends]
+    ends = [to_comparable_output(end) for end in ends]
     missing_calls = [call for call in replay.answers.unclaimed if not (run.was_cut and call.has_no_end)]
     if ends[0] != ends[1] and not run.was_cut and (root.attributes.get(c.OUTCOME) == "failed" or not missing_calls):
         return Divergence(
@@ -694,16 +701,38 @@ def _compare_results(run: RecordedRun, root: SpanRow) -> Divergence | None:
 
 
 def to_comparable_output(value: Any) -> Any:
-    """A recorded state without what is drawn anew in each run, and what a model reports besides its answer."""
-    if isinstance(value, str):
-        return _DRAWN.sub("...", value)
-    if isinstance(value, list):
-        return [to_comparable_output(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if set(value) == {"type", "data"} and isinstance(value["data"], dict):
-        value = {key: item for key, item in value["data"].items() if key in _MESSAGE_FIELDS}
-    return {_DRAWN.sub("...", str(key)): to_comparable_output(item) for key, item in value.items()}
+    """A recorded state without what a model reports besides its answer; what is drawn anew in each run goes by number,
+    so that which is which stays."""
+    numbers: dict[str, str] = {}
+
+    def number_drawn(text: str) -> str:
+        return _DRAWN.sub(lambda drawn: numbers.setdefault(drawn.group(), f"id {len(numbers) + 1}"), text)
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, str):
+            return number_drawn(value)
+        if isinstance(value, list):
+            return [convert(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if is_message_form(value):
+            value = {key: item for key, item in value["data"].items() if key in _MESSAGE_FIELDS}
+        return {
+            number_drawn(str(key)): convert(_without_ids(item) if key == _INTERRUPTS else item)
+            for key, item in value.items()
+        }
+
+    return convert(value)
+
+
+def _without_ids(interrupts: Any) -> Any:
+    """Interrupts without their ids."""
+    if not isinstance(interrupts, list):
+        return interrupts
+    return [
+        {key: item for key, item in each.items() if key not in ("id", "ns")} if isinstance(each, dict) else each
+        for each in interrupts
+    ]
 
 
 def _keep_ids(run: RecordedRun, replay: _Replay, rows: list[SpanRow], thread: ReplayedThread) -> None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import datetime
+import json
 import operator
 import random
 import socket
 import time
+import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -23,13 +25,14 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 from langchain_core.language_models import FakeListLLM
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph, add_messages
 from langgraph.prebuilt import ToolNode
-from langgraph.types import Send
+from langgraph.types import RetryPolicy, Send
+from pydantic import BaseModel
 from support.edge_rig import SaysNext, says
 from support.replay_rig import differences, record_runs, replay_all
 
@@ -180,6 +183,28 @@ def test_the_clock_in_a_prompt_is_named_and_can_be_stopped(tmp_path: Path) -> No
     assert changed.startswith('planner, call 1: message 1 (user) differs at word 10: recorded "20')
 
 
+def test_moments_that_are_made_while_the_clock_stands_are_kept_by_checkpoints(tmp_path: Path) -> None:
+    class Notes(TypedDict, total=False):
+        question: str
+        at: datetime.datetime
+        on: datetime.date
+        answer: str
+
+    def asks(state: Notes) -> Notes:
+        known = f"{state.get('at')!r} {state.get('on')!r} {isinstance(state.get('at'), datetime.datetime)}"
+        at, on = datetime.datetime(2020, 1, 2, tzinfo=datetime.UTC), datetime.date.fromisoformat("2020-01-03")
+        return {"at": at, "on": on, "answer": str(says("ok").invoke(known).text)}
+
+    graph = StateGraph(Notes)
+    graph.add_node("a", asks)
+    graph.add_edge(START, "a")
+    app = graph.compile(checkpointer=InMemorySaver())
+    config = {"configurable": {"thread_id": "t"}}
+    runs = record_runs(app, [QUESTION, QUESTION], tmp_path, config=config)
+    assert "datetime.datetime(2020, 1, 2" in str(runs[1].calls[0].prompt)
+    assert differences(replay_all(app, runs, ReplayOptions(freeze_time=True))) == [None, None]
+
+
 def test_random_numbers_in_a_prompt_are_named_and_can_be_seeded(tmp_path: Path) -> None:
     def drawn() -> str:
         return f" Example {random.randrange(10**9)}."
@@ -204,6 +229,44 @@ def test_another_result_of_the_same_calls_is_named_by_its_place(tmp_path: Path) 
         },
     )
     assert replayed(tmp_path, loud) == 'the result differs at answer: recorded "seven", now "SEVEN"'
+
+
+def result_of(tmp_path: Path, recorded: Callable[[], Any], now: Callable[[], Any]) -> str | None:
+    """How the replay differs of a node that gives `recorded` by one that gives `now`."""
+
+    def build(result: Callable[[], Any]) -> Any:
+        return chain(a=lambda _: {"plan": str(says("ok").invoke("?").text), "notes": result()})
+
+    (run,) = record_runs(build(recorded), [QUESTION], tmp_path)
+    return differences([replay_run(build(now), run)])[0]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "now"),
+    [
+        ({"type": "score", "data": {"value": 1}}, {"type": "score", "data": {"value": 2}}),
+        ({"type": "mail", "data": {"content": "a", "to": 1}}, {"type": "mail", "data": {"content": "a", "to": 2}}),
+        ("d41d8cd98f00b204e9800998ecf8427e", "0cc175b9c0f1b6a831c399e269772661"),
+        ("0xff0000", "0x00ff00"),
+        (ToolMessage("c", tool_call_id="1", artifact=1), ToolMessage("c", tool_call_id="1", artifact=2)),
+        (ToolMessage("c", tool_call_id="1"), ToolMessage("c", tool_call_id="1", status="error")),
+    ],
+)
+def test_no_difference_of_a_result_is_taken_for_a_form(tmp_path: Path, recorded: Any, now: Any) -> None:
+    assert str(result_of(tmp_path, lambda: [recorded], lambda: [now])).startswith("the result differs at notes[0]")
+
+
+def test_ids_that_are_drawn_anew_are_the_same_where_the_same_ones_are_equal(tmp_path: Path) -> None:
+    def drawn() -> Any:
+        one, other = uuid.uuid4(), uuid.uuid4()
+        return [str(one), one.hex, {other.hex: f"of {one}"}, repr(object()), str(one)]
+
+    def drawn_otherwise() -> Any:
+        notes = drawn()
+        return [*notes[:-1], str(uuid.uuid4())]
+
+    assert result_of(tmp_path / "same", drawn, drawn) is None
+    assert str(result_of(tmp_path / "changed", drawn, drawn_otherwise)).startswith("the result differs at notes[4]")
 
 
 def test_other_edges_of_the_same_calls_are_named(tmp_path: Path) -> None:
@@ -365,6 +428,103 @@ def test_a_failed_call_fails_again_and_its_fallback_answers(tmp_path: Path) -> N
     assert runs[0].output["answer"] == "second best"
 
 
+class BusyError(Exception):
+    """An error of the app's own."""
+
+
+class RefusedError(BusyError, ValueError):
+    """One that takes more than a text, and makes its own of them."""
+
+    def __init__(self, code: int, *, why: str) -> None:
+        super().__init__()
+        self.code, self.why = code, why
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.why}"
+
+
+class UnnamedError(KeyError):
+    """One whose text is the representation of its key."""
+
+
+class Missing(BaseModel):
+    n: int
+
+
+def fail_with_local() -> None:
+    class LocalError(BusyError):
+        """No module has it."""
+
+    raise LocalError("local")
+
+
+def fail_to_validate() -> None:
+    Missing.model_validate({})
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+FAILURES: dict[str, tuple[Callable[[], object], type[Exception]]] = {
+    "own": (lambda: fail(BusyError("later")), BusyError),
+    "fields": (lambda: fail(RefusedError(429, why="too many")), RefusedError),
+    "above": (lambda: fail(RefusedError(429, why="too many")), ValueError),
+    "key": (lambda: fail(UnnamedError("pear")), UnnamedError),
+    "json": (lambda: json.loads("{"), json.JSONDecodeError),
+    "local": (fail_with_local, BusyError),
+    "unmakable": (fail_to_validate, ValueError),
+    "unicode": (lambda: b"\xff".decode(), UnicodeDecodeError),
+    "operating system": (lambda: fail(FileNotFoundError(2, "No such file")), OSError),
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+@pytest.mark.parametrize("what", ["model", "tool"])
+def test_an_error_comes_back_under_the_classes_that_the_app_catches(tmp_path: Path, kind: str, what: str) -> None:
+    failure, caught = FAILURES[kind]
+
+    class Fails(SaysNext):
+        def _generate(self, *args: Any, **kwargs: Any) -> Any:
+            failure()
+            raise AssertionError
+
+    fails = tool("fails", description="Fails.")(lambda: failure())
+
+    def asks(_: State) -> State:
+        try:
+            Fails().invoke("?") if what == "model" else fails.invoke({})
+        except caught as error:
+            return {"answer": str(says("none").invoke(f"{type(error).__name__}: {error}").text)}
+        return {}
+
+    runs = record_runs(chain(a=asks), [QUESTION], tmp_path)
+    assert runs[0].output["answer"] == "none"
+    assert differences(replay_all(chain(a=asks), runs)) == [None]
+
+
+def test_fallbacks_and_retries_for_an_error_of_the_apps_own_are_made_again(tmp_path: Path) -> None:
+    class Fails(SaysNext):
+        def _generate(self, *args: Any, **kwargs: Any) -> Any:
+            if not self.answers:
+                self.answers.append(AIMessage("now"))
+                raise BusyError("later")
+            return super()._generate(*args, **kwargs)
+
+    fails = Fails()
+    fallback = Fails().with_fallbacks([says("second best")], exceptions_to_handle=(BusyError,))
+    graph = StateGraph(State)
+    policy = RetryPolicy(initial_interval=0.01, retry_on=BusyError)
+    graph.add_node("a", lambda _: {"plan": str(fails.invoke("?").text)}, retry_policy=policy)
+    graph.add_node("b", lambda _: {"answer": str(fallback.invoke("?").text)})
+    graph.add_edge(START, "a")
+    graph.add_edge("a", "b")
+    app = graph.compile()
+    runs = record_runs(app, [QUESTION], tmp_path)
+    assert (runs[0].output["plan"], runs[0].output["answer"]) == ("now", "second best")
+    assert differences(replay_all(app, runs)) == [None]
+
+
 class Slow(SaysNext):
     """A model that answers after a while."""
 
@@ -488,7 +648,8 @@ def test_an_app_that_tries_again_for_ever_is_ended(tmp_path: Path, is_async: boo
                 tries.append(prompt)
                 with suppress(Exception):
                     if prompt == "no?" and what == "connects":
-                        socket.create_connection(("127.0.0.1", 9))
+                        with socket.socket() as client:
+                            client.connect(("127.0.0.1", 9))
                     return {"answer": str(says("ok").invoke(prompt).text)}
             return {"answer": "never"}
 
@@ -564,6 +725,37 @@ def test_a_completion_model_answers_from_the_record_too(tmp_path: Path) -> None:
     runs = record_runs(graph, [QUESTION], tmp_path)
     assert differences(replay_all(graph, runs)) == [None]
     assert (runs[0].output["answer"], model.i) == ("a poem", 1)
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_prompts_that_a_completion_model_is_asked_together_get_each_its_own_answer(
+    tmp_path: Path, is_async: bool
+) -> None:
+    model = FakeListLLM(responses=["a poem", "a song"])
+
+    async def asks(_: State) -> State:
+        return {"notes": await model.abatch(["Write a poem.", "Write a song."])}
+
+    graph = chain(a=asks if is_async else lambda _: {"notes": model.batch(["Write a poem.", "Write a song."])})
+    runs = record_runs(graph, [QUESTION], tmp_path, is_async=is_async)
+    assert runs[0].output["notes"] == ["a poem", "a song"]
+    assert differences(replay_all(graph, runs)) == [None]
+
+
+def test_prompts_that_failed_together_fail_together(tmp_path: Path) -> None:
+    class Fails(FakeListLLM):
+        def _generate(self, *args: Any, **kwargs: Any) -> Any:
+            raise BusyError("later")
+
+    def asks(_: State) -> State:
+        try:
+            return {"notes": Fails(responses=[]).batch(["Write a poem.", "Write a song."])}
+        except BusyError:
+            return {"answer": str(says("none").invoke("and now?").text)}
+
+    runs = record_runs(chain(a=asks), [QUESTION], tmp_path)
+    assert len(runs[0].calls) == 3
+    assert differences(replay_all(chain(a=asks), runs)) == [None]
 
 
 def test_a_prompt_with_a_secret_is_compared_as_it_was_written(tmp_path: Path) -> None:
