@@ -22,6 +22,7 @@ class Kind(Enum):
 
 _STRUCTURE = (
     c.ERROR_TYPE,
+    c.ERROR_CLASSES,
     c.TOOL_TYPE,
     c.REQUEST_CHOICES,
     c.REQUEST_STREAM,

@@ -127,6 +127,8 @@ TEACHER_ERROR = "marft.teacher.error"  # class of the error that it failed with
 
 # Ours: what a replay needs of an answer or a tool's result and the conventions have no place for. Absent: nothing.
 ANSWER_REST = "marft.answer.rest"  # JSON object: what the message has beside its parts, see recording.span_attributes
+# JSON list of `module:qualname`: the class of an error that is none of Python's own, and those above it.
+ERROR_CLASSES = "marft.error.classes"
 TOOL_OUTPUT = "marft.tool.output"  # JSON object: what a tool gave back that is no text, see recording.tool_output
 
 

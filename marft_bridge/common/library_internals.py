@@ -63,6 +63,7 @@ _CHAT_MODEL = "langchain_core.language_models.chat_models"
 _OPENAI = "langchain_openai.chat_models.base"
 _STEP = ("input", "config")
 _WRITES = ("self", "task_id", "writes", "cached")
+_PROMPTS = ("self", "prompts", "stop", "run_managers")
 _MESSAGES, _INPUT = ("self", "messages", "stop"), ("self", "input", "config", "stop")
 
 INTERNALS = (
@@ -124,6 +125,10 @@ INTERNALS = (
     *(
         Internal("langchain-core", _CHAT_MODEL, f"BaseChatModel.{name}", parameters=_INPUT)
         for name in ("stream", "astream", *CHAT_V3)
+    ),
+    *(
+        Internal("langchain-core", "langchain_core.language_models.llms", f"BaseLLM.{name}", parameters=_PROMPTS)
+        for name in ("_generate_helper", "_agenerate_helper")
     ),
     *(
         Internal("langchain-openai", _OPENAI, f"BaseChatOpenAI.{name}", parameters=parameters)

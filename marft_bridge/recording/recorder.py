@@ -683,8 +683,16 @@ class Recorder(BaseCallbackHandler):
     def _end_span(self, span: OpenSpan, error: BaseException | None) -> None:
         if error is not None:
             span.attributes[names.ERROR_TYPE] = type(error).__qualname__
+            span.set({names.ERROR_CLASSES: _error_to_classes(error)})
             span.error = f"{type(error).__name__}: {error}"
         self._processor.end_span(span)
+
+
+def _error_to_classes(error: BaseException) -> str | None:
+    """The class of an error and those above it, as JSON; None where it is one of Python's own, whose name says all."""
+    if type(error).__module__ == "builtins":
+        return None
+    return to_json([f"{above.__module__}:{above.__qualname__}" for above in type(error).__mro__])
 
 
 def _agent_of(run: OpenRun) -> str:

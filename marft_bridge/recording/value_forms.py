@@ -25,6 +25,9 @@ from pydantic import BaseModel
 ValuePath = tuple[str | int, ...]
 """Keys and positions in the JSON, from the outside in."""
 INT_KEYS = "dict of int keys"
+PLAIN_DICT = "dict"
+"""Of a dict whose JSON has the form of a message, and that is none."""
+_MESSAGE_FIELDS = {"content", "additional_kwargs", "response_metadata"}
 
 
 def _text_to_timedelta(text: str) -> datetime.timedelta:
@@ -55,7 +58,8 @@ _OF_NAME = {kind.__qualname__: make for kind, make in _OF_CLASS.items()}
 def value_to_forms(value: Any) -> list[tuple[list[str | int], str]]:
     """Path and form of each part of a value that its JSON text does not say, outermost first; see `value_to_text`.
 
-    Messages and LangGraph's commands are none of these: they are known by their fields.
+    Messages and LangGraph's commands are none of these: they are known by their fields. A dict that only looks like a
+    message is.
     """
     try:
         return [(list(path), form) for path, form in _forms(value, ())]
@@ -74,6 +78,8 @@ def _forms(value: Any, path: ValuePath) -> Iterator[tuple[ValuePath, str]]:
     if value is None or kind in (str, int, float, bool) or isinstance(value, BaseMessage):
         return
     if kind is dict:
+        if is_message_form(value):
+            yield path, PLAIN_DICT
         if value and not all(isinstance(key, str) for key in value):
             yield path, INT_KEYS if all(type(key) is int for key in value) else "dict whose keys are no text"
     elif kind is not list and kind not in (Command, Send):
@@ -90,6 +96,14 @@ def _forms(value: Any, path: ValuePath) -> Iterator[tuple[ValuePath, str]]:
     elif isinstance(value, dict):
         for key, item in value.items():
             yield from _forms(item, (*path, str(key)))
+
+
+def is_message_form(value: Any) -> bool:
+    """Whether a value of JSON has the form that `value_to_text` gives a message, which no less than all of it tells."""
+    if not isinstance(value, dict) or set(value) != {"type", "data"} or not isinstance(value["data"], dict):
+        return False
+    data = value["data"]
+    return bool(value["type"] == data.get("type") and data.keys() >= _MESSAGE_FIELDS)
 
 
 def value_to_fields(value: Any) -> dict[str, Any] | None:
@@ -142,6 +156,8 @@ def _make(value: Any, *, form: str, classes: Mapping[str, type]) -> Any:
     """Raises LookupError, TypeError or ValueError where there is no way back."""
     if form == INT_KEYS:
         return {int(key): item for key, item in value.items()}
+    if form == PLAIN_DICT:
+        return value
     if form in _OF_NAME:
         return _OF_NAME[form](value)
     kind = classes[form]

@@ -14,7 +14,7 @@ from typing import Any
 
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, get_value
 
-Refuse = Callable[[str], Exception]
+Refuse = Callable[[str], BaseException]
 """(address) -> the error to raise."""
 
 _refuse: ContextVar[Refuse | None] = ContextVar("marft_replay_refuses", default=None)

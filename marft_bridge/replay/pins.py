@@ -83,9 +83,15 @@ def _frozen_names(start_ns: int) -> dict[int, Any]:
     """id of what a module may hold of the clock -> what it holds while the clock stands still."""
     start_s = start_ns / 1e9
 
-    class Frozen(type):  # a moment that a library made is one of these too
+    # Only the classes stand in: every moment is one of Python's own, which checkpoints keep as they are and which a
+    # library's are too. A class that the app derives meanwhile is as ever.
+    class Frozen(type):
         def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, cls.__mro__[1])
+            is_own = cls in classes.values()
+            return isinstance(instance, cls.__mro__[1]) if is_own else super().__instancecheck__(instance)
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return cls.__mro__[1](*args, **kwargs) if cls in classes.values() else super().__call__(*args, **kwargs)
 
     class FrozenDate(real_datetime.date, metaclass=Frozen):
         @classmethod
@@ -119,7 +125,7 @@ def _frozen_names(start_ns: int) -> dict[int, Any]:
         "ctime": at_start(real_time.ctime),
         "strftime": strftime,
     }
-    classes = {"date": FrozenDate, "datetime": FrozenDatetime}
+    classes: dict[str, Any] = {"date": FrozenDate, "datetime": FrozenDatetime}
     replacements: dict[int, Any] = {id(real_time): _copy_of(real_time, functions)}
     replacements[id(real_datetime)] = _copy_of(real_datetime, classes)
     replacements |= {id(getattr(real_time, name)): function for name, function in functions.items()}

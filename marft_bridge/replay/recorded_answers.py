@@ -3,9 +3,11 @@
 A call is known by its node and its prompt; among equal ones by the tools around it, then by the execution
 that makes it, then by their order.
 Answers come back in the order in which they came: a call that is early waits for those that had ended before it, so
-that calls that run beside each other end as they did. Invariants: no recorded call answers twice; a call that came
-after another one inside one node, and now comes before it, is a divergence of order; a wait ends when nothing has
-happened for `PATIENCE_S`.
+that calls that run beside each other end as they did. A call that the app itself gave up waiting for, by a timeout or
+because another one was faster, has no answer: it waits until the app gives it up again, and answers that came after it
+had begun wait until it has begun. Invariants: no recorded call answers twice; a call that came after another one inside
+one node, and now comes before it, is a divergence of order; a wait for an answer ends when nothing has happened for
+`PATIENCE_S`.
 """
 
 from __future__ import annotations
@@ -30,8 +32,17 @@ PATIENCE_S = 1.0
 class RecordedAnswers:
     """The calls of one record, while they are given back. Safe for any number of threads and event loops."""
 
-    def __init__(self, calls: Sequence[RecordedCall], edges: Sequence[Edge], equal_calls: EqualCalls) -> None:
+    def __init__(
+        self,
+        calls: Sequence[RecordedCall],
+        edges: Sequence[Edge],
+        *,
+        equal_calls: EqualCalls,
+        endless_ids: Set[str] = frozenset(),
+    ) -> None:
+        """`endless_ids`: action ids of the calls that the app gave up waiting for."""
         self._equal_calls = equal_calls
+        self._endless_ids = endless_ids
         self._by_node: dict[str, list[RecordedCall]] = {}
         for call in calls:
             self._by_node.setdefault(call.node, []).append(call)
@@ -40,7 +51,8 @@ class RecordedAnswers:
         for edge in edges:
             if edge.exact:
                 self._sources.setdefault(edge.dst, []).append(edge.src)
-        self._unanswered = sorted(calls, key=lambda call: (call.ended_ns, call.started_ns))
+        with_end = [call for call in calls if call.action_id not in endless_ids]
+        self._unanswered = sorted(with_end, key=lambda call: (call.ended_ns, call.started_ns))
         self._claimed: set[str] = set()
         self._answered: set[str] = set()
         self._turn = threading.Condition()
@@ -48,6 +60,7 @@ class RecordedAnswers:
         self._last_event_s = time.monotonic()
         self._suspects: list[tuple[RecordedCall, RecordedCall]] = []  # a call, and one that had come before it
         self._is_in_order = True  # False: nobody waits for anybody any more
+        self._has_ended = False
 
     @property
     def unclaimed(self) -> list[RecordedCall]:
@@ -72,6 +85,8 @@ class RecordedAnswers:
             if any(each.answer != call.answer for each in same_calls):
                 call = self._equal_calls.choose(node, same_calls, default=call)
             self._claimed.add(call.action_id)
+            if call.action_id in self._endless_ids:
+                self._answered.add(call.action_id)  # with nothing: what came after it did not wait for it either
             self._suspect_missing(call, self._answered)
             self._wake()
             return call
@@ -139,6 +154,31 @@ class RecordedAnswers:
             with suppress(TimeoutError):
                 await asyncio.wait_for(woken, patience_s)
 
+    def wait_for_end(self, limit_s: float) -> bool:
+        """Waits until the replay has ended; False where nothing has happened for `limit_s`."""
+        with self._turn:
+            while not self._has_ended:
+                left_s = limit_s - self._idle_s()
+                if left_s <= 0:
+                    return False
+                self._turn.wait(left_s)
+        return True
+
+    async def await_end(self, limit_s: float) -> bool:
+        """As `wait_for_end`, without holding the event loop up."""
+        loop = asyncio.get_running_loop()
+        while True:
+            with self._turn:
+                if self._has_ended:
+                    return True
+                left_s = limit_s - self._idle_s()
+                if left_s <= 0:
+                    return False
+                woken: asyncio.Future[None] = loop.create_future()
+                self._waiting.append((loop, woken))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(woken, left_s)
+
     def note_answer(self, call: RecordedCall) -> None:
         """Notes that a call has got its answer."""
         with self._turn:
@@ -155,13 +195,22 @@ class RecordedAnswers:
         """Ends all waiting."""
         with self._turn:
             self._is_in_order = False
+            self._has_ended = True
             self._wake()
 
     def _is_due(self, call: RecordedCall) -> bool:
-        return not self._is_in_order or self._unanswered[0] is call
+        return not self._is_in_order or (self._unanswered[0] is call and not self._is_ahead(call))
+
+    def _is_ahead(self, call: RecordedCall) -> bool:
+        """Whether a call that the app gave up had begun before the answer of this one came, and has not yet."""
+        to_begin = self._endless_ids - self._claimed
+        return any(self._calls[action_id].started_ns < call.ended_ns for action_id in to_begin)
 
     def _patience_left_s(self) -> float:
-        return PATIENCE_S - (time.monotonic() - self._last_event_s)
+        return PATIENCE_S - self._idle_s()
+
+    def _idle_s(self) -> float:
+        return time.monotonic() - self._last_event_s
 
     def _give_up(self, call: RecordedCall) -> None:
         """Nothing moves: the order of the record cannot be met. It matters inside one task of the outermost graph."""

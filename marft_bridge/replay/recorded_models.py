@@ -5,7 +5,10 @@ Invariant: whatever the model, no request is made; a call that the record has no
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -109,6 +112,16 @@ class RecordedLLM(BaseLLM):
     def _llm_type(self) -> str:
         return "recorded"
 
+    # LangChain asks several prompts in one `_generate`, and tells it the run of the first one only.
+
+    def _generate_helper(self, prompts: Any, stop: Any, run_managers: Any, **kwargs: Any) -> LLMResult:
+        with _asking_together(run_managers):
+            return super()._generate_helper(prompts, stop, run_managers, **kwargs)
+
+    async def _agenerate_helper(self, prompts: Any, stop: Any, run_managers: Any, **kwargs: Any) -> LLMResult:
+        with _asking_together(run_managers):
+            return await super()._agenerate_helper(prompts, stop, run_managers, **kwargs)
+
     def _generate(
         self,
         prompts: list[str],
@@ -116,8 +129,15 @@ class RecordedLLM(BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,  # noqa: ARG002
     ) -> LLMResult:
-        message = self.source.take_answer(_run_of(run_manager))
-        return LLMResult(generations=[[Generation(text=message.text)] for _ in prompts])
+        texts, errors = [], []
+        for run_id in _runs_of(prompts, run_manager):
+            try:
+                texts.append(str(self.source.take_answer(run_id).text))
+            except Exception as error:  # noqa: BLE001 - what fails fails for all, and every call of it is taken
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return LLMResult(generations=[[Generation(text=text)] for text in texts])
 
     async def _agenerate(
         self,
@@ -126,8 +146,12 @@ class RecordedLLM(BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,  # noqa: ARG002
     ) -> LLMResult:
-        message = await self.source.atake_answer(_run_of(run_manager))
-        return LLMResult(generations=[[Generation(text=message.text)] for _ in prompts])
+        run_ids = _runs_of(prompts, run_manager)
+        answers = await asyncio.gather(*map(self.source.atake_answer, run_ids), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return LLMResult(generations=[[Generation(text=str(answer.text))] for answer in answers])
 
     def _stream(
         self,
@@ -162,6 +186,25 @@ def llm_stand_in(source: AnswerSource) -> Any:
         return prototype.model_copy(update={name: getattr(model, name) for name in _LLM_FIELDS}), arguments
 
     return stand_in
+
+
+_asked_together: ContextVar[Sequence[UUID]] = ContextVar("marft_asked_together", default=())
+
+
+@contextmanager
+def _asking_together(run_managers: Sequence[Any]) -> Iterator[None]:
+    """While the block runs, one `_generate` is asked the prompts of these runs."""
+    reset_token = _asked_together.set([run_manager.run_id for run_manager in run_managers])
+    try:
+        yield
+    finally:
+        _asked_together.reset(reset_token)
+
+
+def _runs_of(prompts: Sequence[str], run_manager: Any) -> Sequence[UUID | None]:
+    """The run id of each prompt."""
+    run_ids = _asked_together.get()
+    return run_ids if len(run_ids) == len(prompts) else [_run_of(run_manager)] * len(prompts)
 
 
 def _run_of(run_manager: Any) -> UUID | None:

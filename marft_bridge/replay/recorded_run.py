@@ -7,11 +7,11 @@ have an older form), it is refused in one line; where it is older and only says 
 from __future__ import annotations
 
 import ast
-import builtins
 import json
 import re
+import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +20,7 @@ from langchain_core.messages import AIMessage, InvalidToolCall, ToolCall, messag
 from langgraph.types import Command, Send
 
 from marft_bridge.common.errors import GraphError
-from marft_bridge.recording.value_forms import forms_to_value
+from marft_bridge.recording.value_forms import ValuePath, forms_to_value, is_message_form
 from trace_store import conventions as c
 from trace_store.assemble import spans_to_trajectory
 from trace_store.attributes import Malformed
@@ -29,8 +29,8 @@ from trace_store.records import SpanRow, Trajectory
 NOT_FINISHED = "TimeoutError: not finished when the run ended"
 """What the recorder says of a call that was under way when its run ended."""
 _CANCELLED = "CancelledError"
-_CUT = (_CANCELLED, "GeneratorExit", "StreamClosedError", "KeyboardInterrupt")
-_MESSAGE_KEYS = {"type", "data"}
+_CLOSED = ("GeneratorExit", "StreamClosedError")
+_CUT = (_CANCELLED, "KeyboardInterrupt", *_CLOSED)
 _CALL_PARTS = ("tool_call", "tool_call_response")
 _UUID = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _BUBBLING = frozenset({"GraphInterrupt", "NodeInterrupt", "ParentCommand", "GraphBubbleUp"})
@@ -42,25 +42,66 @@ class RecordedError:
 
     name: str
     text: str
+    classes: tuple[str, ...] = ()  # `module:qualname` of its class and of those above; (): one of Python's own
 
     @property
     def is_cut(self) -> bool:
-        """Whether the run was stopped from outside while this was under way, so that nobody knows its end."""
+        """Whether the run, or the app around this, stopped it while it was under way, so that nobody knows its end."""
         return f"{self.name}: {self.text}" == NOT_FINISHED or self.name in _CUT
 
+    @property
+    def is_closed_stream(self) -> bool:
+        """Whether the app stopped reading a stream."""
+        return self.name in _CLOSED
+
     def to_exception(self) -> Exception:
-        """An exception of that name: Python's own where it has one, else one that only has the name."""
-        if self.name == "KeyError":  # its text is the representation of its key
+        """An exception of its class and with its text, without other fields.
+
+        Of a class that no loaded module has, one of the same name stands in, under the classes above it that are
+        loaded: the app's `except` and retry policies tell no difference. Nothing is imported.
+        """
+        names = self.classes or (f"builtins:{self.name}",)
+        loaded = [found for name in names if (found := _name_to_class(name)) is not None]
+        own = _name_to_class(names[0])
+        pythons_own = [each for each in loaded if each.__module__ == "builtins"]
+        ways: list[Callable[[], type[Exception]]] = [
+            lambda: own or _derive(self.name, loaded),
+            lambda: _derive(self.name, loaded, text=self.text),  # its text is made of fields
+            lambda: _derive(self.name, pythons_own, text=self.text),  # it cannot be made without its arguments
+        ]
+        for make_class in ways:
+            with suppress(Exception):
+                error_class = make_class()
+                error = error_class.__new__(error_class)
+                error.args = (self._to_argument(error_class),)
+                if str(error) == self.text:
+                    return error
+        return _derive(self.name, [])(self.text)
+
+    def _to_argument(self, error_class: type[Exception]) -> Any:
+        if issubclass(error_class, KeyError):  # its text is the representation of its key
             with suppress(ValueError, SyntaxError):
-                return KeyError(ast.literal_eval(self.text))
-        known = getattr(builtins, self.name, None)
-        is_known = isinstance(known, type) and issubclass(known, Exception) and known is not UnicodeDecodeError
-        error_class: Any = known if is_known else type(self.name, (Exception,), {})
-        try:
-            error: Exception = error_class(self.text)
-        except TypeError:  # a class that takes more than a text
-            error = type(self.name, (Exception,), {})(self.text)
-        return error
+                return ast.literal_eval(self.text)
+        return self.text
+
+
+def _name_to_class(name: str) -> type[Exception] | None:
+    """The class of an error by `module:qualname`; None where no loaded module has it."""
+    module, _, qualname = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, "__dict__", {}).get(part)  # a module's own `__getattr__` may import
+    return found if isinstance(found, type) and issubclass(found, Exception) else None
+
+
+def _derive(name: str, above: Sequence[type[Exception]], text: str | None = None) -> type[Exception]:
+    """A class of this name under the lowest of these, with this text whatever its fields."""
+    bases: list[type[Exception]] = []
+    for each in above:
+        if not any(issubclass(base, each) for base in bases):
+            bases.append(each)
+    own_text = {} if text is None else {"__str__": lambda _: text}
+    return type(name, tuple(bases) or (Exception,), own_text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +119,11 @@ class RecordedCall:
     namespace: str  # LangGraph's, of the execution that made it
     rank: int  # of that execution among those of its node, from 0
     tools: tuple[str, ...] = ()  # that it was made inside of, innermost first: name and arguments as JSON
+
+    @property
+    def has_no_end(self) -> bool:
+        """Whether it was stopped while it was under way; see `RecordedError.is_cut`."""
+        return self.error is not None and self.error.is_cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +181,7 @@ class RecordedRun:
         is_task = self.root.attributes.get(c.INPUT) is None  # a recorded null is an input: the thread goes on
         value = dict(self.trajectory.episode.task) if is_task else _load(self.root.attributes[c.INPUT])
         forms = _load(self.root.attributes.get(c.INPUT_FORMS)) or []
-        value = json_to_value(value)
-        value, lost = forms_to_value(value, forms, classes)
+        value, lost = forms_to_value(json_to_value(value, forms), forms, classes)
         is_command = self.root.attributes.get(c.INPUT_KIND) == "command"
         if not is_task and (is_command or (self.is_dated and self._resumes_with(value))):
             return json_to_command(value), lost
@@ -144,9 +189,8 @@ class RecordedRun:
 
     def context(self, classes: Mapping[str, type]) -> tuple[Any, list[str]]:
         """The context that it was given, as `graph_input` is; None where it had none."""
-        return forms_to_value(
-            json_to_value(self.run_config.get("context")), self.run_config.get("context_forms") or [], classes
-        )
+        forms = self.run_config.get("context_forms") or []
+        return forms_to_value(json_to_value(self.run_config.get("context"), forms), forms, classes)
 
     def _resumes_with(self, value: Any) -> bool:
         return self.trajectory.episode.begins == "resume" and isinstance(value, dict) and "resume" in value
@@ -276,7 +320,8 @@ def _span_to_error(span: SpanRow) -> RecordedError | None:
     if span.status != "error":
         return None
     name = str(span.attributes.get(c.ERROR_TYPE) or "Exception").rpartition(".")[2]
-    return RecordedError(name, (span.status_message or "").removeprefix(f"{name}: "))
+    classes = _load(span.attributes.get(c.ERROR_CLASSES)) or ()
+    return RecordedError(name, (span.status_message or "").removeprefix(f"{name}: "), tuple(classes))
 
 
 def attributes_to_answer(attributes: Mapping[str, Any]) -> AIMessage:
@@ -381,20 +426,29 @@ def tools_around(span: SpanRow, by_id: Mapping[str, SpanRow]) -> list[str]:
 # -- values ---------------------------------------------------------------------------------------------------------
 
 
-def json_to_value(value: Any) -> Any:
-    """What `run_facts.value_to_text` wrote -> values with LangChain's messages in them."""
+def json_to_value(value: Any, forms: Sequence[Any]) -> Any:
+    """What `run_facts.value_to_text` wrote -> values with LangChain's messages in them.
+
+    Args:
+        forms: of the value, see `value_forms.value_to_forms`; what has one, or whose data has one, is no message.
+    """
+    return _add_messages(value, (), formed_paths={tuple(path) for path, _ in forms})
+
+
+def _add_messages(value: Any, path: ValuePath, formed_paths: Set[ValuePath]) -> Any:
     if isinstance(value, list):
-        return [json_to_value(item) for item in value]
+        return [_add_messages(item, (*path, number), formed_paths) for number, item in enumerate(value)]
     if not isinstance(value, dict):
         return value
-    if set(value) == _MESSAGE_KEYS and isinstance(value["data"], dict) and "content" in value["data"]:
-        return messages_from_dict([value])[0]
-    return {key: json_to_value(item) for key, item in value.items()}
+    if is_message_form(value) and not {path, (*path, "data")} & formed_paths:
+        with suppress(ValueError):  # a message of a class of the app's own
+            return messages_from_dict([value])[0]
+    return {key: _add_messages(item, (*path, key), formed_paths) for key, item in value.items()}
 
 
 def json_to_command(fields: Mapping[str, Any]) -> Command[Any]:
-    """The fields of a Command as they were recorded -> the Command."""
-    arguments = {key: json_to_value(value) for key, value in fields.items()}
+    """The fields of a Command, with the messages in them made again, -> the Command."""
+    arguments = dict(fields)
     if "goto" in arguments:
         arguments["goto"] = _json_to_goto(arguments["goto"])
     return Command(**arguments)

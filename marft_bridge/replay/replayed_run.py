@@ -37,6 +37,7 @@ from marft_bridge.recording.instrument import instrument_paused
 from marft_bridge.recording.open_span import OpenSpan
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.redaction import REDACTED, Redactor
+from marft_bridge.recording.value_forms import is_message_form
 from marft_bridge.recording.wrap import graph_to_original, wrap
 from marft_bridge.replay.connections import allowed_connections, refused_connections
 from marft_bridge.replay.declared_classes import graph_to_classes
@@ -49,7 +50,7 @@ from marft_bridge.replay.divergence import (
 from marft_bridge.replay.equal_calls import EqualCalls
 from marft_bridge.replay.pins import pinned
 from marft_bridge.replay.private_memory import PrivateMemory, memory_of_run, private_memory
-from marft_bridge.replay.recorded_answers import NOT_MADE, RecordedAnswers
+from marft_bridge.replay.recorded_answers import NOT_MADE, PATIENCE_S, RecordedAnswers
 from marft_bridge.replay.recorded_models import chat_stand_in, llm_stand_in
 from marft_bridge.replay.recorded_run import (
     RecordedCall,
@@ -75,12 +76,20 @@ from trace_store.records import ONE_TOOL_OF, Edge, SpanRow, Trajectory
 
 SPLIT = "replay"
 _MAX_INTERRUPTS = 16  # of one execution, that a later run may answer by their ids
+_MAX_REFUSED = 16  # connections, which libraries try several times and at several addresses
 DATED = "recorded before the record said how a run was started: it was run asynchronously"
+GIVEN_UP = "the app did not wait for its answer, which the record does not have, and now it waits"
 LOST = "its input was given as JSON, where it had"
 _one_at_a_time = threading.Lock()
-# Ids that are drawn anew in each run: UUIDs, LangGraph's hashes of them, addresses of objects.
-_DRAWN = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|\b[0-9a-f]{32}\b|0x[0-9a-f]{6,}")
-_MESSAGE_FIELDS = ("type", "content", "name", "tool_calls", "tool_call_id", "role")
+# Ids that are drawn anew in each run: UUIDs, also without their hyphens, and addresses of objects. Other texts of 32
+# digits (a digest) and other numbers (a colour) are the app's.
+_DRAWN = re.compile(
+    r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+    r"|\b[0-9a-f]{12}[1-8][0-9a-f]{3}[89ab][0-9a-f]{15}\b"
+    r"|(?<=\bat )0x[0-9a-f]{6,}\b"
+)
+_INTERRUPTS = "__interrupt__"  # in a result; their ids are LangGraph's hashes of UUIDs
+_MESSAGE_FIELDS = ("type", "content", "name", "tool_calls", "tool_call_id", "role", "artifact", "status")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +115,11 @@ class Replayed:
 
 
 class _CutError(RuntimeError):
-    """The replay has come to where the recorded run was stopped from outside."""
+    """The replay has come to where the recorded run was stopped from outside, or to its end while a call waits."""
+
+
+class _OverError(BaseException):
+    """Ends an app that goes on asking after its replay is over: one that catches every `Exception` would for ever."""
 
 
 class _Recorder(Recorder):
@@ -147,7 +160,11 @@ class _Replay:
 
     def __init__(self, run: RecordedRun, recorder: _Recorder, options: ReplayOptions, equal_calls: EqualCalls) -> None:
         self._run, self._recorder, self._options = run, recorder, options
-        self.answers = RecordedAnswers(run.calls, run.trajectory.edges, equal_calls)
+        # In a run that was stopped from outside nobody knows of such a call who stopped it: the replay ends there.
+        self._endless_ids = frozenset(call.action_id for call in run.calls if call.has_no_end and not run.was_cut)
+        self.answers = RecordedAnswers(
+            run.calls, run.trajectory.edges, equal_calls=equal_calls, endless_ids=self._endless_ids
+        )
         self.divergence: Divergence | None = None
         self.reached_cut = False
         self.stop: Callable[[], object] = lambda: None
@@ -156,6 +173,7 @@ class _Replay:
         self._open_tools = list(run.tools)
         self._redactor = Redactor(RecordOptions().redact)
         self._is_redacted = any(REDACTED in str(value) for span in run.spans for value in span.attributes.values())
+        self._refused_count = 0
         self._lock = threading.Lock()
 
     def leave_out(self, given_tasks: GivenTasks) -> None:
@@ -178,13 +196,30 @@ class _Replay:
 
     def take_answer(self, run_id: UUID | None) -> AIMessage:
         call = self._claim(run_id)
+        if call.action_id in self._endless_ids:
+            raise self._no_answer(call, has_ended=self.answers.wait_for_end(self._wait_of(call)))
         self.answers.wait_turn(call)
         return self._give(call)
 
     async def atake_answer(self, run_id: UUID | None) -> AIMessage:
         call = self._claim(run_id)
+        if call.action_id in self._endless_ids:
+            raise self._no_answer(call, has_ended=await self.answers.await_end(self._wait_of(call)))
         await self.answers.await_turn(call)
         return self._give(call)
+
+    def _wait_of(self, call: RecordedCall) -> float:
+        """How long, in seconds, the app may wait for a call that it gave up: as long as the recorded run went on."""
+        if call.error is not None and call.error.is_closed_stream:
+            return 0.0  # it had read what it wanted, which is not recorded
+        return (self._run.root.end_ns - call.started_ns) / 1e9 + PATIENCE_S
+
+    def _no_answer(self, call: RecordedCall, *, has_ended: bool) -> Exception:
+        """The error of a call that the app gave up in the recorded run, and does not give up now."""
+        self._raise_if_over()
+        if has_ended:
+            return _CutError("the run has ended")
+        return self.diverged(Divergence("extra call", call.node, call.number, text=GIVEN_UP))
 
     def _claim(self, run_id: UUID | None) -> RecordedCall:
         self._raise_if_over()
@@ -217,7 +252,7 @@ class _Replay:
         self._raise_if_over()
         self.answers.note_answer(call)
         if call.error is not None:
-            raise self._cut() if call.error.is_cut else call.error.to_exception()
+            raise self._cut() if call.has_no_end else call.error.to_exception()
         assert call.answer is not None  # a call has one or the other
         return call.answer.model_copy(deep=True)
 
@@ -253,8 +288,11 @@ class _Replay:
 
     # -- ends ---------------------------------------------------------------------------------------------------
 
-    def refuse_connection(self, address: str) -> Exception:
+    def refuse_connection(self, address: str) -> BaseException:
         """The error of a node that connects to `address`."""
+        self._refused_count += 1
+        if self._refused_count > _MAX_REFUSED:
+            return _OverError("it connects again and again")
         text = f"it connects to {address}, past its models and tools"
         return RefusedConnectionError(str(self.diverged(Divergence("connection", calling_node(), None, text=text))))
 
@@ -277,9 +315,9 @@ class _Replay:
 
     def _raise_if_over(self) -> None:
         if self.divergence is not None:
-            raise DivergedError(str(self.divergence))
+            raise _OverError(str(self.divergence))
         if self.reached_cut:
-            raise _CutError("the recorded run was stopped here")
+            raise _OverError("the recorded run was stopped here")
 
 
 def _is_run_of(tool: RecordedTool, matched: Sequence[RecordedTool]) -> bool:
@@ -437,7 +475,7 @@ def _run_graph(
                 )
         else:
             graph.invoke(value, **arguments)
-    except asyncio.CancelledError as error:
+    except (asyncio.CancelledError, _OverError) as error:
         return error
     except Exception as error:  # noqa: BLE001 - whatever the app raises is how its run ended
         return error
@@ -474,8 +512,8 @@ def _compare(
         " ".join(filter(None, (str(attributes.get(c.OUTCOME)), attributes.get(c.OUTCOME_REASON))))
         for attributes in (run.root.attributes, root.attributes)
     ]
-    ends = [_DRAWN.sub("...", end) for end in ends]
-    missing_calls = [call for call in replay.answers.unclaimed if call.error is None or not call.error.is_cut]
+    ends = [to_comparable_output(end) for end in ends]
+    missing_calls = [call for call in replay.answers.unclaimed if not (run.was_cut and call.has_no_end)]
     if ends[0] != ends[1] and not run.was_cut and (root.attributes.get(c.OUTCOME) == "failed" or not missing_calls):
         return Divergence(
             "outcome", None, None, text="the run ends otherwise", recorded=ends[0], replayed=ends[1]
@@ -663,16 +701,38 @@ def _compare_results(run: RecordedRun, root: SpanRow) -> Divergence | None:
 
 
 def to_comparable_output(value: Any) -> Any:
-    """A recorded state without what is drawn anew in each run, and what a model reports besides its answer."""
-    if isinstance(value, str):
-        return _DRAWN.sub("...", value)
-    if isinstance(value, list):
-        return [to_comparable_output(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if set(value) == {"type", "data"} and isinstance(value["data"], dict):
-        value = {key: item for key, item in value["data"].items() if key in _MESSAGE_FIELDS}
-    return {_DRAWN.sub("...", str(key)): to_comparable_output(item) for key, item in value.items()}
+    """A recorded state without what a model reports besides its answer; what is drawn anew in each run goes by number,
+    so that which is which stays."""
+    numbers: dict[str, str] = {}
+
+    def number_drawn(text: str) -> str:
+        return _DRAWN.sub(lambda drawn: numbers.setdefault(drawn.group(), f"id {len(numbers) + 1}"), text)
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, str):
+            return number_drawn(value)
+        if isinstance(value, list):
+            return [convert(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if is_message_form(value):
+            value = {key: item for key, item in value["data"].items() if key in _MESSAGE_FIELDS}
+        return {
+            number_drawn(str(key)): convert(_without_ids(item) if key == _INTERRUPTS else item)
+            for key, item in value.items()
+        }
+
+    return convert(value)
+
+
+def _without_ids(interrupts: Any) -> Any:
+    """Interrupts without their ids."""
+    if not isinstance(interrupts, list):
+        return interrupts
+    return [
+        {key: item for key, item in each.items() if key not in ("id", "ns")} if isinstance(each, dict) else each
+        for each in interrupts
+    ]
 
 
 def _keep_ids(run: RecordedRun, replay: _Replay, rows: list[SpanRow], thread: ReplayedThread) -> None:

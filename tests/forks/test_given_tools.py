@@ -104,6 +104,41 @@ def test_a_tool_before_the_fork_gives_its_recorded_result_and_one_after_it_runs(
     assert [(edge.kind, edge.exact) for edge in made.edges] == [(edge.kind, edge.exact) for edge in team.parent.edges]
 
 
+class EmptyShelfError(LookupError):
+    """An error of the app's own."""
+
+
+def test_a_tool_that_failed_by_an_error_of_the_apps_own_fails_by_it_again(tmp_path: Path) -> None:
+    effects: list[str] = []
+
+    @tool
+    def take(item: str) -> str:
+        """Take."""
+        effects.append(item)
+        raise EmptyShelfError(item)
+
+    def build(model: Any) -> Any:
+        def look(_: State) -> dict[str, Any]:
+            try:
+                take.invoke({"item": "pear"})
+            except EmptyShelfError as error:
+                return {"words": [f"no {error}"]}
+            return {}
+
+        graph = StateGraph(State)
+        graph.add_node("plan", lambda _: {"words": [model.invoke("plan").text]})
+        graph.add_node("look", look)
+        graph.add_node("answer", lambda state: {"words": [model.invoke(f"answer {state['words'][-1]}").text]})
+        for edge in ((START, "plan"), ("plan", "look"), ("look", "answer"), ("answer", END)):
+            graph.add_edge(*edge)
+        return graph.compile()
+
+    team = Team(tmp_path, build, ("plan", "answer"))
+    made = fork(team, "answer")
+    assert (made.episode.outcome, effects) == ("terminated", ["pear"])
+    assert made.actions[1].prompt_ids == team.parent.actions[1].prompt_ids
+
+
 def test_by_choice_tools_run_again_and_another_result_is_a_divergence(tmp_path: Path) -> None:
     effects: list[str] = []
     team = Team(tmp_path, tool_chain(effects, {"look": "word"}), ("plan", "answer"))

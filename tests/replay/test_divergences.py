@@ -8,28 +8,36 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import datetime
+import json
 import operator
 import random
 import socket
 import time
+import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
 from langchain_core.language_models import FakeListLLM
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph, add_messages
 from langgraph.prebuilt import ToolNode
-from langgraph.types import Send
+from langgraph.types import RetryPolicy, Send
+from pydantic import BaseModel
 from support.edge_rig import SaysNext, says
 from support.replay_rig import differences, record_runs, replay_all
 
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
-from marft_bridge.replay.replayed_run import ReplayOptions, replay_run
+from marft_bridge.replay.replayed_run import GIVEN_UP, ReplayOptions, replay_run
 
 
 class State(TypedDict, total=False):
@@ -175,6 +183,28 @@ def test_the_clock_in_a_prompt_is_named_and_can_be_stopped(tmp_path: Path) -> No
     assert changed.startswith('planner, call 1: message 1 (user) differs at word 10: recorded "20')
 
 
+def test_moments_that_are_made_while_the_clock_stands_are_kept_by_checkpoints(tmp_path: Path) -> None:
+    class Notes(TypedDict, total=False):
+        question: str
+        at: datetime.datetime
+        on: datetime.date
+        answer: str
+
+    def asks(state: Notes) -> Notes:
+        known = f"{state.get('at')!r} {state.get('on')!r} {isinstance(state.get('at'), datetime.datetime)}"
+        at, on = datetime.datetime(2020, 1, 2, tzinfo=datetime.UTC), datetime.date.fromisoformat("2020-01-03")
+        return {"at": at, "on": on, "answer": str(says("ok").invoke(known).text)}
+
+    graph = StateGraph(Notes)
+    graph.add_node("a", asks)
+    graph.add_edge(START, "a")
+    app = graph.compile(checkpointer=InMemorySaver())
+    config = {"configurable": {"thread_id": "t"}}
+    runs = record_runs(app, [QUESTION, QUESTION], tmp_path, config=config)
+    assert "datetime.datetime(2020, 1, 2" in str(runs[1].calls[0].prompt)
+    assert differences(replay_all(app, runs, ReplayOptions(freeze_time=True))) == [None, None]
+
+
 def test_random_numbers_in_a_prompt_are_named_and_can_be_seeded(tmp_path: Path) -> None:
     def drawn() -> str:
         return f" Example {random.randrange(10**9)}."
@@ -199,6 +229,44 @@ def test_another_result_of_the_same_calls_is_named_by_its_place(tmp_path: Path) 
         },
     )
     assert replayed(tmp_path, loud) == 'the result differs at answer: recorded "seven", now "SEVEN"'
+
+
+def result_of(tmp_path: Path, recorded: Callable[[], Any], now: Callable[[], Any]) -> str | None:
+    """How the replay differs of a node that gives `recorded` by one that gives `now`."""
+
+    def build(result: Callable[[], Any]) -> Any:
+        return chain(a=lambda _: {"plan": str(says("ok").invoke("?").text), "notes": result()})
+
+    (run,) = record_runs(build(recorded), [QUESTION], tmp_path)
+    return differences([replay_run(build(now), run)])[0]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "now"),
+    [
+        ({"type": "score", "data": {"value": 1}}, {"type": "score", "data": {"value": 2}}),
+        ({"type": "mail", "data": {"content": "a", "to": 1}}, {"type": "mail", "data": {"content": "a", "to": 2}}),
+        ("d41d8cd98f00b204e9800998ecf8427e", "0cc175b9c0f1b6a831c399e269772661"),
+        ("0xff0000", "0x00ff00"),
+        (ToolMessage("c", tool_call_id="1", artifact=1), ToolMessage("c", tool_call_id="1", artifact=2)),
+        (ToolMessage("c", tool_call_id="1"), ToolMessage("c", tool_call_id="1", status="error")),
+    ],
+)
+def test_no_difference_of_a_result_is_taken_for_a_form(tmp_path: Path, recorded: Any, now: Any) -> None:
+    assert str(result_of(tmp_path, lambda: [recorded], lambda: [now])).startswith("the result differs at notes[0]")
+
+
+def test_ids_that_are_drawn_anew_are_the_same_where_the_same_ones_are_equal(tmp_path: Path) -> None:
+    def drawn() -> Any:
+        one, other = uuid.uuid4(), uuid.uuid4()
+        return [str(one), one.hex, {other.hex: f"of {one}"}, repr(object()), str(one)]
+
+    def drawn_otherwise() -> Any:
+        notes = drawn()
+        return [*notes[:-1], str(uuid.uuid4())]
+
+    assert result_of(tmp_path / "same", drawn, drawn) is None
+    assert str(result_of(tmp_path / "changed", drawn, drawn_otherwise)).startswith("the result differs at notes[4]")
 
 
 def test_other_edges_of_the_same_calls_are_named(tmp_path: Path) -> None:
@@ -360,6 +428,240 @@ def test_a_failed_call_fails_again_and_its_fallback_answers(tmp_path: Path) -> N
     assert runs[0].output["answer"] == "second best"
 
 
+class BusyError(Exception):
+    """An error of the app's own."""
+
+
+class RefusedError(BusyError, ValueError):
+    """One that takes more than a text, and makes its own of them."""
+
+    def __init__(self, code: int, *, why: str) -> None:
+        super().__init__()
+        self.code, self.why = code, why
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.why}"
+
+
+class UnnamedError(KeyError):
+    """One whose text is the representation of its key."""
+
+
+class Missing(BaseModel):
+    n: int
+
+
+def fail_with_local() -> None:
+    class LocalError(BusyError):
+        """No module has it."""
+
+    raise LocalError("local")
+
+
+def fail_to_validate() -> None:
+    Missing.model_validate({})
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+FAILURES: dict[str, tuple[Callable[[], object], type[Exception]]] = {
+    "own": (lambda: fail(BusyError("later")), BusyError),
+    "fields": (lambda: fail(RefusedError(429, why="too many")), RefusedError),
+    "above": (lambda: fail(RefusedError(429, why="too many")), ValueError),
+    "key": (lambda: fail(UnnamedError("pear")), UnnamedError),
+    "json": (lambda: json.loads("{"), json.JSONDecodeError),
+    "local": (fail_with_local, BusyError),
+    "unmakable": (fail_to_validate, ValueError),
+    "unicode": (lambda: b"\xff".decode(), UnicodeDecodeError),
+    "operating system": (lambda: fail(FileNotFoundError(2, "No such file")), OSError),
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+@pytest.mark.parametrize("what", ["model", "tool"])
+def test_an_error_comes_back_under_the_classes_that_the_app_catches(tmp_path: Path, kind: str, what: str) -> None:
+    failure, caught = FAILURES[kind]
+
+    class Fails(SaysNext):
+        def _generate(self, *args: Any, **kwargs: Any) -> Any:
+            failure()
+            raise AssertionError
+
+    fails = tool("fails", description="Fails.")(lambda: failure())
+
+    def asks(_: State) -> State:
+        try:
+            Fails().invoke("?") if what == "model" else fails.invoke({})
+        except caught as error:
+            return {"answer": str(says("none").invoke(f"{type(error).__name__}: {error}").text)}
+        return {}
+
+    runs = record_runs(chain(a=asks), [QUESTION], tmp_path)
+    assert runs[0].output["answer"] == "none"
+    assert differences(replay_all(chain(a=asks), runs)) == [None]
+
+
+def test_fallbacks_and_retries_for_an_error_of_the_apps_own_are_made_again(tmp_path: Path) -> None:
+    class Fails(SaysNext):
+        def _generate(self, *args: Any, **kwargs: Any) -> Any:
+            if not self.answers:
+                self.answers.append(AIMessage("now"))
+                raise BusyError("later")
+            return super()._generate(*args, **kwargs)
+
+    fails = Fails()
+    fallback = Fails().with_fallbacks([says("second best")], exceptions_to_handle=(BusyError,))
+    graph = StateGraph(State)
+    policy = RetryPolicy(initial_interval=0.01, retry_on=BusyError)
+    graph.add_node("a", lambda _: {"plan": str(fails.invoke("?").text)}, retry_policy=policy)
+    graph.add_node("b", lambda _: {"answer": str(fallback.invoke("?").text)})
+    graph.add_edge(START, "a")
+    graph.add_edge("a", "b")
+    app = graph.compile()
+    runs = record_runs(app, [QUESTION], tmp_path)
+    assert (runs[0].output["plan"], runs[0].output["answer"]) == ("now", "second best")
+    assert differences(replay_all(app, runs)) == [None]
+
+
+class Slow(SaysNext):
+    """A model that answers after a while."""
+
+    after_s: float = 5.0
+
+    def _generate(self, *args: Any, **kwargs: Any) -> Any:
+        time.sleep(self.after_s)
+        return super()._generate(*args, **kwargs)
+
+    async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
+        await asyncio.sleep(self.after_s)
+        return super()._generate(*args, **kwargs)
+
+
+def asks_with_timeout(slow: Any, fallback: str, timeout_s: float | None = 1.3) -> Any:
+    """A node that asks another model where the first one has not answered in time."""
+
+    async def asks(_: State) -> State:
+        try:
+            return {"answer": str((await asyncio.wait_for(slow.ainvoke("slow?"), timeout_s)).text)}
+        except TimeoutError:
+            return {"answer": str((await says("in time").ainvoke(fallback)).text)}
+
+    return asks
+
+
+def asks_in_thread(slow: Any, fallback: str) -> Any:
+    """As `asks_with_timeout`, in a sync node."""
+
+    def asks(_: State) -> State:
+        context = contextvars.copy_context()
+        asked = ThreadPoolExecutor(1).submit(context.run, lambda: str(slow.invoke("slow?").text))
+        try:
+            return {"answer": asked.result(timeout=1.3)}
+        except FutureTimeoutError:
+            return {"answer": str(says("in time").invoke(fallback).text)}
+
+    return asks
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_run_whose_app_gave_a_call_up_is_replayed_to_its_end(tmp_path: Path, is_async: bool) -> None:
+    node = asks_with_timeout if is_async else asks_in_thread
+
+    def after(_: State) -> State:  # depends on the call that was given up
+        return {"plan": str(says("done").invoke("and now?").text)}
+
+    def build(fallback: str) -> Any:
+        return chain(a=node(Slow(after_s=2.0), fallback), b=after)
+
+    (run,) = record_runs(build("quick?"), [QUESTION], tmp_path, is_async=is_async)
+    assert ([call.has_no_end for call in run.calls], run.was_cut) == ([True, False, False], False)
+    same, changed = replay_run(build("quick?"), run), replay_run(build("hurry?"), run)
+    assert (same.divergence, same.note) == (None, None)
+    assert differences([changed]) == ['a, call 2: message 0 (user) differs at word 0: recorded "quick?", now "hurry?"']
+
+
+def test_an_app_that_now_waits_for_a_call_that_it_gave_up_is_named(tmp_path: Path) -> None:
+    def build(timeout_s: float | None) -> Any:
+        return chain(a=asks_with_timeout(Slow(), "quick?", timeout_s))
+
+    (run,) = record_runs(build(0.1), [QUESTION], tmp_path)
+    (changed,) = differences([replay_run(build(None), run)])
+    assert changed == f"a, call 1: {GIVEN_UP}"
+
+
+def test_an_app_that_does_not_make_a_call_any_more_that_it_gave_up_is_named(tmp_path: Path) -> None:
+    (run,) = record_runs(chain(a=asks_with_timeout(Slow(), "quick?", 0.1)), [QUESTION], tmp_path)
+    (changed,) = differences([replay_run(chain(a=lambda _: {"answer": NeverAsked().invoke("quick?").text}), run)])
+    assert changed == "a, call 1: this call is not made any more"
+
+
+@pytest.mark.parametrize("second_after_s", [0.0, 0.3])
+def test_of_two_calls_that_race_the_faster_one_wins_again(tmp_path: Path, second_after_s: float) -> None:
+    """Also where the second one is asked a while later: the first one's answer is held back until then."""
+
+    def build(last: str) -> Any:
+        async def races(_: State) -> State:
+            asked = [asyncio.ensure_future(Slow(answers=[AIMessage("one")], after_s=0.6).ainvoke("one?"))]
+            await asyncio.wait(asked, timeout=second_after_s)
+            if not asked[0].done():
+                asked.append(asyncio.ensure_future(Slow().ainvoke("two?")))
+            done, pending = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            for each in pending:
+                each.cancel()
+            return {"answer": str((await says("ok").ainvoke(f"{last} {done.pop().result().text}")).text)}
+
+        return chain(a=races)
+
+    (run,) = record_runs(build("after"), [QUESTION], tmp_path)
+    assert [call.has_no_end for call in run.calls] == [False, True, False]
+    assert differences([replay_run(build("after"), run) for _ in range(5)]) == [None] * 5
+    (changed,) = differences([replay_run(build("then"), run)])
+    assert changed == 'a, call 3: message 0 (user) differs at word 0: recorded "after one", now "then one"'
+
+
+def test_a_stream_that_the_app_stopped_reading_has_no_answer(tmp_path: Path) -> None:
+    class Streams(SaysNext):
+        def _stream(self, *args: Any, **kwargs: Any) -> Any:
+            yield from (ChatGenerationChunk(message=AIMessageChunk(word)) for word in "abc")
+
+    def reads_first(_: State) -> State:
+        chunks = Streams().stream("?")
+        first = next(chunks)
+        chunks.close()
+        return {"answer": str(first.text)}
+
+    runs = record_runs(chain(a=reads_first), [QUESTION], tmp_path, is_async=False)
+    assert [call.has_no_end for call in runs[0].calls] == [True]
+    assert differences(replay_all(chain(a=reads_first), runs)) == [f"a, call 1: {GIVEN_UP}"]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize("what", ["asks", "connects"])
+def test_an_app_that_tries_again_for_ever_is_ended(tmp_path: Path, is_async: bool, what: str) -> None:
+    tries = []
+
+    def build(prompt: str) -> Any:
+        def asks(_: State) -> State:
+            for _ in range(100):  # the test's own end, where nothing else is
+                tries.append(prompt)
+                with suppress(Exception):
+                    if prompt == "no?" and what == "connects":
+                        with socket.socket() as client:
+                            client.connect(("127.0.0.1", 9))
+                    return {"answer": str(says("ok").invoke(prompt).text)}
+            return {"answer": "never"}
+
+        return chain(a=asks)
+
+    (run,) = record_runs(build("yes?"), [QUESTION], tmp_path, is_async=is_async)
+    (changed,) = differences([replay_run(build("no?"), run)])
+    sides = "it connects to" if what == "connects" else "message 0 (user) differs at word 0"
+    assert str(changed).startswith(f"a{', call 1' if what == 'asks' else ''}: {sides}")
+    assert tries.count("no?") < 20
+
+
 def test_calls_beside_each_other_come_back_in_the_order_in_which_they_ended(tmp_path: Path) -> None:
     class Waits(SaysNext):
         async def _agenerate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
@@ -423,6 +725,37 @@ def test_a_completion_model_answers_from_the_record_too(tmp_path: Path) -> None:
     runs = record_runs(graph, [QUESTION], tmp_path)
     assert differences(replay_all(graph, runs)) == [None]
     assert (runs[0].output["answer"], model.i) == ("a poem", 1)
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_prompts_that_a_completion_model_is_asked_together_get_each_its_own_answer(
+    tmp_path: Path, is_async: bool
+) -> None:
+    model = FakeListLLM(responses=["a poem", "a song"])
+
+    async def asks(_: State) -> State:
+        return {"notes": await model.abatch(["Write a poem.", "Write a song."])}
+
+    graph = chain(a=asks if is_async else lambda _: {"notes": model.batch(["Write a poem.", "Write a song."])})
+    runs = record_runs(graph, [QUESTION], tmp_path, is_async=is_async)
+    assert runs[0].output["notes"] == ["a poem", "a song"]
+    assert differences(replay_all(graph, runs)) == [None]
+
+
+def test_prompts_that_failed_together_fail_together(tmp_path: Path) -> None:
+    class Fails(FakeListLLM):
+        def _generate(self, *args: Any, **kwargs: Any) -> Any:
+            raise BusyError("later")
+
+    def asks(_: State) -> State:
+        try:
+            return {"notes": Fails(responses=[]).batch(["Write a poem.", "Write a song."])}
+        except BusyError:
+            return {"answer": str(says("none").invoke("and now?").text)}
+
+    runs = record_runs(chain(a=asks), [QUESTION], tmp_path)
+    assert len(runs[0].calls) == 3
+    assert differences(replay_all(chain(a=asks), runs)) == [None]
 
 
 def test_a_prompt_with_a_secret_is_compared_as_it_was_written(tmp_path: Path) -> None:

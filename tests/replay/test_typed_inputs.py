@@ -15,18 +15,19 @@ from typing import Any, NamedTuple, TypedDict
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import HumanMessage, message_to_dict
 from langgraph.checkpoint.memory import MemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.runtime import Runtime
-from langgraph.types import Command, Send
+from langgraph.types import Command, Send, interrupt
 from pydantic import BaseModel
 from support.replay_rig import record_runs, replay_all
 
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.recording.run_facts import value_to_text
-from marft_bridge.recording.value_forms import class_to_form, forms_to_value, value_to_forms
+from marft_bridge.recording.value_forms import PLAIN_DICT, class_to_form, forms_to_value, value_to_forms
 from marft_bridge.replay.declared_classes import graph_to_classes
+from marft_bridge.replay.recorded_run import json_to_value
 
 
 class Pace(enum.Enum):
@@ -216,6 +217,38 @@ def test_an_object_of_a_subclass_stands_where_the_graph_declares_the_class(tmp_p
     assert graph_to_classes(graph) == {class_to_form(kind): kind for kind in (Event, Asked)}
     runs = record_runs(graph, [{"events": [Asked(what="swim", at=datetime.date(2026, 1, 2))]}], tmp_path)
     assert [replayed.divergence for replayed in replay_all(graph, runs)] == [None]
+
+
+LOOKS_LIKE_MESSAGE = message_to_dict(HumanMessage("hi"))
+MAIL = {"type": "email", "data": {"content": "hi", "subject": "a"}}
+
+
+@pytest.mark.parametrize("event", [MAIL, LOOKS_LIKE_MESSAGE, HumanMessage("hi"), [MAIL, HumanMessage("hi")]])
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_data_that_looks_like_a_message_is_no_message(tmp_path: Path, event: Any, is_resumed: bool) -> None:
+    class Events(TypedDict, total=False):
+        event: Any
+        reply: str
+
+    seen = []
+
+    def answer(state: Events) -> Events:
+        seen.append(interrupt("what?") if is_resumed else state["event"])
+        return {"reply": str(ScriptedPolicy(script=says).invoke("say").text)}
+
+    builder = StateGraph(Events)
+    builder.add_node("answer", answer)
+    builder.add_edge(START, "answer")
+    graph = builder.compile(checkpointer=MemorySaver())
+    inputs = [{"event": "none"}, Command(resume=event)] if is_resumed else [{"event": event}]
+    runs = record_runs(graph, inputs, tmp_path, config={"configurable": {"thread_id": "t"}})
+    assert [replayed.divergence for replayed in replay_all(graph, runs)] == [None] * len(runs)
+    assert seen == [event, event]
+
+
+def test_an_older_record_tells_a_message_by_its_form_alone() -> None:
+    assert value_to_forms({"a": LOOKS_LIKE_MESSAGE, "b": MAIL}) == [(["a"], PLAIN_DICT)]
+    assert json_to_value([LOOKS_LIKE_MESSAGE, MAIL], forms=[]) == [HumanMessage("hi"), MAIL]
 
 
 @pytest.mark.parametrize("is_async", [True, False])
