@@ -33,10 +33,11 @@ def output_to_text(output: Any) -> str | None:
         parts = {"value": output}
     try:
         text = json.dumps(parts)
-        is_same = bool(json.loads(text) == parts)
+        if json.loads(text) == parts:
+            return text
     except Exception:  # noqa: BLE001 - an app's own objects may raise anything, also when they are compared
-        is_same = False
-    return text if is_same else json.dumps({"run_again": type(output).__name__})
+        pass
+    return json.dumps({"run_again": type(output).__name__})
 
 
 def output_to_result(output: Any) -> str:

@@ -132,7 +132,7 @@ class _Packets:
             packet = self._packets[number]
             if packet.send.node == node and packet.send.arg is task_input:
                 return [packet.writer]
-        return self._writers_of_send.get((node, id(task_input))) or self._writers_to_node.get(node, ())
+        return self._writers_of_send.get((node, id(task_input))) or self._writers_to_node.get(node) or ()
 
     def _sort(self) -> None:
         self._packets.sort(key=lambda packet: packet[:2])

@@ -39,10 +39,11 @@ class _Store(InMemoryStore):
     """
 
     def __init__(self, held: BaseStore) -> None:
-        config = getattr(held, "index_config", None)
+        config: Any = getattr(held, "index_config", None)
         embeddings = getattr(held, "embeddings", None) or (config or {}).get("embed")
         has_index = config is not None and embeddings is not None
-        super().__init__(index={**config, "embed": embeddings} if has_index else None)
+        index: Any = {**config, "embed": embeddings} if has_index else None
+        super().__init__(index=index)
         # LangGraph's stores have the attribute, and ignore what is searched for where it is None.
         self._unknown_index_of = None if has_index or hasattr(held, "index_config") else type(held).__name__
 

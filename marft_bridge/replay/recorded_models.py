@@ -147,11 +147,12 @@ class RecordedLLM(BaseLLM):
         **kwargs: Any,  # noqa: ARG002
     ) -> LLMResult:
         run_ids = _runs_of(prompts, run_manager)
-        answers = await asyncio.gather(*map(self.source.atake_answer, run_ids), return_exceptions=True)
-        for answer in answers:
+        texts = []
+        for answer in await asyncio.gather(*map(self.source.atake_answer, run_ids), return_exceptions=True):
             if isinstance(answer, BaseException):
                 raise answer
-        return LLMResult(generations=[[Generation(text=str(answer.text))] for answer in answers])
+            texts.append(str(answer.text))
+        return LLMResult(generations=[[Generation(text=text)] for text in texts])
 
     def _stream(
         self,
