@@ -11,6 +11,7 @@ Invariant: what is written comes out of JSON as it went in; anything else is to 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 from langchain_core.messages import ToolMessage
@@ -31,12 +32,10 @@ def output_to_text(output: Any) -> str | None:
             parts = {"content": output.content, "artifact": output.artifact}
     else:
         parts = {"value": output}
-    try:
+    with suppress(Exception):  # an app's own objects may raise anything, also when they are compared
         text = json.dumps(parts)
         if json.loads(text) == parts:
             return text
-    except Exception:  # noqa: BLE001 - an app's own objects may raise anything, also when they are compared
-        pass
     return json.dumps({"run_again": type(output).__name__})
 
 
