@@ -23,6 +23,7 @@ class Kind(Enum):
 _STRUCTURE = (
     c.ERROR_TYPE,
     c.ERROR_CLASSES,
+    c.HTTP_STATUS,
     c.TOOL_TYPE,
     c.REQUEST_CHOICES,
     c.REQUEST_STREAM,

@@ -129,6 +129,7 @@ TEACHER_ERROR = "marft.teacher.error"  # class of the error that it failed with
 ANSWER_REST = "marft.answer.rest"  # JSON object: what the message has beside its parts, see recording.span_attributes
 # JSON list of `module:qualname`: the class of an error that is none of Python's own, and those above it.
 ERROR_CLASSES = "marft.error.classes"
+HTTP_STATUS = "http.response.status_code"  # of the answer that an error carries
 TOOL_OUTPUT = "marft.tool.output"  # JSON object: what a tool gave back that is no text, see recording.tool_output
 
 

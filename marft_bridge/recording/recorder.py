@@ -683,7 +683,7 @@ class Recorder(BaseCallbackHandler):
     def _end_span(self, span: OpenSpan, error: BaseException | None) -> None:
         if error is not None:
             span.attributes[names.ERROR_TYPE] = type(error).__qualname__
-            span.set({names.ERROR_CLASSES: _error_to_classes(error)})
+            span.set({names.ERROR_CLASSES: _error_to_classes(error), names.HTTP_STATUS: _error_to_status(error)})
             span.error = f"{type(error).__name__}: {error}"
         self._processor.end_span(span)
 
@@ -693,6 +693,14 @@ def _error_to_classes(error: BaseException) -> str | None:
     if type(error).__module__ == "builtins":
         return None
     return to_json([f"{above.__module__}:{above.__qualname__}" for above in type(error).__mro__])
+
+
+def _error_to_status(error: BaseException) -> int | None:
+    """The status of the HTTP answer that an error carries, by which retry policies decide."""
+    with suppress(Exception):  # properties of an app's own class may raise anything
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        return status if isinstance(status, int) and 100 <= status < 1000 else None
+    return None
 
 
 def _agent_of(run: OpenRun) -> str:

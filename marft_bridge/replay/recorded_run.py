@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 from langchain_core.messages import AIMessage, InvalidToolCall, ToolCall, messages_from_dict
@@ -43,6 +44,7 @@ class RecordedError:
     name: str
     text: str
     classes: tuple[str, ...] = ()  # `module:qualname` of its class and of those above; (): one of Python's own
+    http_status: int | None = None  # of the answer that it carried
 
     @property
     def is_cut(self) -> bool:
@@ -55,7 +57,7 @@ class RecordedError:
         return self.name in _CLOSED
 
     def to_exception(self) -> Exception:
-        """An exception of its class and with its text, without other fields.
+        """An exception of its class and with its text; of other fields it has the status of an HTTP answer alone.
 
         Of a class that no loaded module has, one of the same name stands in, under the classes above it that are
         loaded: the app's `except` and retry policies tell no difference. Nothing is imported.
@@ -74,6 +76,8 @@ class RecordedError:
                 error_class = make_class()
                 error = error_class.__new__(error_class)
                 error.args = (self._to_argument(error_class),)
+                if self.http_status is not None:
+                    _carry_response(error, self.http_status)
                 if str(error) == self.text:
                     return error
         return _derive(self.name, [])(self.text)
@@ -83,6 +87,13 @@ class RecordedError:
             with suppress(ValueError, SyntaxError):
                 return ast.literal_eval(self.text)
         return self.text
+
+
+def _carry_response(error: Exception, status: int) -> None:
+    """Gives an error the answer that retry policies ask for its status; None where it counts as false (`requests`)."""
+    is_false = any(above.__module__.partition(".")[0] == "requests" for above in type(error).__mro__)
+    vars(error)["response"] = None if is_false else SimpleNamespace(status_code=status)
+    vars(error)["status_code"] = status
 
 
 def _name_to_class(name: str) -> type[Exception] | None:
@@ -321,7 +332,9 @@ def _span_to_error(span: SpanRow) -> RecordedError | None:
         return None
     name = str(span.attributes.get(c.ERROR_TYPE) or "Exception").rpartition(".")[2]
     classes = _load(span.attributes.get(c.ERROR_CLASSES)) or ()
-    return RecordedError(name, (span.status_message or "").removeprefix(f"{name}: "), tuple(classes))
+    status = span.attributes.get(c.HTTP_STATUS)
+    text = (span.status_message or "").removeprefix(f"{name}: ")
+    return RecordedError(name, text, tuple(classes), http_status=status if isinstance(status, int) else None)
 
 
 def attributes_to_answer(attributes: Mapping[str, Any]) -> AIMessage:

@@ -23,7 +23,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
+import httpx
 import pytest
+import requests
 from langchain_core.language_models import FakeListLLM
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.outputs import ChatGenerationChunk
@@ -523,6 +525,48 @@ def test_fallbacks_and_retries_for_an_error_of_the_apps_own_are_made_again(tmp_p
     runs = record_runs(app, [QUESTION], tmp_path)
     assert (runs[0].output["plan"], runs[0].output["answer"]) == ("now", "second best")
     assert differences(replay_all(app, runs)) == [None]
+
+
+def httpx_error(status: int) -> Exception:
+    request = httpx.Request("GET", "http://127.0.0.1/")
+    return httpx.HTTPStatusError(f"status {status}", request=request, response=httpx.Response(status, request=request))
+
+
+def requests_error(status: int) -> Exception:
+    response = requests.Response()
+    response.status_code = status
+    return requests.HTTPError(f"status {status}", response=response)
+
+
+@pytest.mark.parametrize("status", [404, 503])
+@pytest.mark.parametrize("make_error", [httpx_error, requests_error])
+def test_the_default_retry_decides_by_the_status_of_an_error_as_it_did(
+    make_error: Callable[[int], Exception], status: int, tmp_path: Path
+) -> None:
+    class Fails(SaysNext):
+        def _generate(self, *args: Any, **kwargs: Any) -> Any:
+            if not self.answers:
+                self.answers.append(AIMessage("now"))
+                raise make_error(status)
+            return super()._generate(*args, **kwargs)
+
+    fails = Fails()
+    graph = StateGraph(State)
+    policy = RetryPolicy(initial_interval=0.01)
+    graph.add_node("a", lambda _: {"answer": str(fails.invoke("?").text)}, retry_policy=policy)
+    graph.add_edge(START, "a")
+    inner = graph.compile()
+
+    def around(_: State) -> State:
+        try:
+            return {"answer": inner.invoke({})["answer"]}
+        except Exception as error:  # noqa: BLE001 - of either library
+            return {"answer": str(error)}
+
+    runs = record_runs(chain(a=around), [QUESTION], tmp_path)
+    is_retried = status == 503 or make_error is requests_error  # it takes an answer of `requests` that failed for none
+    assert runs[0].output["answer"] == ("now" if is_retried else "status 404")
+    assert differences(replay_all(chain(a=around), runs)) == [None]
 
 
 class Slow(SaysNext):
