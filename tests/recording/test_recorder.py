@@ -339,7 +339,7 @@ def test_a_call_that_is_given_callbacks_of_its_own_is_an_action_of_its_node_all_
     assert len(heard) == 3
     nodes = [action.node for action in only_trajectory(recorder).actions]
     assert nodes == ["direct", "through_others", "through_others/x"]
-    assert recorder._runs == recorder._nodes == {}
+    assert recorder._runs == {}
 
 
 def test_an_episode_belongs_to_the_recorder_that_it_was_made_for(recorder: Recorder, tmp_path: Path) -> None:
