@@ -1,9 +1,9 @@
 """LangGraph's checkpoint namespaces -> ours, in which a routing function of conditional edges is an agent of its own.
 
 LangGraph runs a node's routers inside the node's task, under the task's namespace `writer:<id>`. Ours is then
-`writer:<id>:router`, and a graph that the router runs lies below it. A task of a graph that keeps its own state has the
-ids of the tasks around it in ours (see `node_names.namespace_in_task`). Which router or task a name is asked in is known
-from the context, which LangGraph and LangChain copy into their threads. Invariant: outside both, a namespace is
+`writer:<id>:router`, and a graph that the router runs lies below it. A task of a graph that keeps its own state has
+the ids of the tasks around it in ours (see `node_names.namespace_in_task`). Which router or task a name is asked in is
+known from the context, which LangGraph and LangChain copy into their threads. Invariant: outside both, a namespace is
 LangGraph's own, but for error handlers (see `error_handlers`).
 """
 

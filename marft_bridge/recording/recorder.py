@@ -43,11 +43,12 @@ from marft_bridge.recording.episode_context import (
 )
 from marft_bridge.recording.format_check import answer_fits, request_to_format
 from marft_bridge.recording.given_tasks import GivenTask, OpenGivenTasks
+from marft_bridge.recording.inner_calls import answers_a_call, latest_call
 from marft_bridge.recording.langgraph_hooks import NodeKind, loop_to_position
 from marft_bridge.recording.open_span import OpenSpan, open_span
 from marft_bridge.recording.redaction import Redact
-from marft_bridge.recording.running_task import running_task
 from marft_bridge.recording.run_facts import loop_to_run_config, run_to_attributes, value_to_text
+from marft_bridge.recording.running_task import running_task
 from marft_bridge.recording.span_attributes import (
     answer_to_attributes,
     decision_to_attributes,
@@ -488,6 +489,11 @@ class Recorder(BaseCallbackHandler):
         if parent is None:  # called outside any recorded graph, it is no action of a game
             self._count_if_lost("a call")
             return
+        outer_call = self._call_around(parent)
+        if outer_call is not None:
+            self._add_run(run_id, replace(outer_call, owns_span=False, is_call=False, part_of=outer_call))
+            return
+        latest_call.set(run_id)
         parameters = kwargs.get("invocation_params") or {}
         model = parameters.get("model") or parameters.get("model_name") or metadata.get("ls_model_name")
         declared_format = request_to_format(parameters)
@@ -529,6 +535,14 @@ class Recorder(BaseCallbackHandler):
             ),
         )
 
+    def _call_around(self, parent: OpenRun) -> OpenRun | None:
+        """The call of a model that asks another one to answer, for the call of that one: both are one action."""
+        if parent.is_call or parent.part_of is not None:
+            return parent.part_of or parent
+        outer_id = latest_call.get()
+        outer_call = None if outer_id is None else self._runs.get(outer_id)
+        return outer_call if outer_call is not None and answers_a_call() else None
+
     def open_span_of(self, run_id: UUID | None) -> OpenSpan | None:
         """The span of a call or tool that is under way; None where it is none of a recorded graph's."""
         run = self._runs.get(run_id) if run_id is not None else None
@@ -544,14 +558,18 @@ class Recorder(BaseCallbackHandler):
     def note_exact_tokens(self, run_id: UUID, tokens: ExactTokens) -> None:
         """Keeps the engine's token ids and log-probs of a call until the call ends; see `token_capture`."""
         run = self._runs.get(run_id)
-        if run is not None:
-            run.tokens = tokens
+        if run is None:
+            return
+        call = run.part_of or run
+        # Several answers, from which the wrapping model makes one, are not its tokens.
+        call.tokens = tokens if call.tokens is None else replace(tokens, sampled_ids=None, logprobs=None)
 
     @_never_raise
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Writes the answer and the exact tokens, and ends the chat span."""
         run = self._runs.get(run_id)
-        if run is None:
+        if run is None or run.part_of is not None:
+            self._close(run_id, None)
             return
         token_attributes = {} if run.tokens is None else tokens_to_attributes(run.tokens)
         run.span.set(answer_to_attributes(response))

@@ -70,6 +70,7 @@ class OpenRun:
     router: OpenRouter | None = None  # the router around it, where nothing in between has a span
     tokens: ExactTokens | None = None
     is_call: bool = False  # an LLM call
+    part_of: OpenRun | None = None  # the call that it answers, where the model of that one asks another model
     is_root: bool = False  # the outermost run of its trace
     declared_format: DeclaredFormat | None = None  # the form declared for its answer
 
