@@ -6,7 +6,8 @@ tool that the one called. A pair may have several kinds. An edge is exact when t
 two node executions, and inexact where it is only an upper bound: what may have been read, what one execution did one
 after another (`inside`), since what a node does inside is not looked into, and what a failure may have left behind that
 was caught inside. A node without a call passes on what it depends on itself. Executions nest (a subgraph is a node).
-Invariants: D is acyclic, two executions of one
+A call that begins when its execution has ended (work that the node left behind) is the node's, but nothing ran because
+of it: only a call with its answer in the prompt depends on it. Invariants: D is acyclic, two executions of one
 superstep never depend on each other, and the result does not depend on the order of the input.
 """
 
@@ -135,6 +136,12 @@ class _Derivation:
         for ns, execution in executions.items():
             for call in self._calls_within(execution) if execution.is_caught_failure else ():
                 self._failures.setdefault(call.action_id, []).append(ns)
+        self._late_actions = {
+            call.action_id
+            for ns, execution in executions.items()
+            for call in execution.calls
+            if any(executions[around].end < call.start for around in (ns, *self._ancestors[ns]))
+        }
 
     def edges(self) -> list[Edge]:
         for ns in self._executions:
@@ -238,8 +245,8 @@ class _Derivation:
     def _link_sources(self, links: Iterable[_Link]) -> None:
         """Edges from the last actions of each source, into the first ones of an execution or into one call."""
         new_edges: list[tuple[str, str, EdgeKind, bool]] = []
-        first_actions = cache(lambda ns: self._boundary_actions(ns, self._predecessors))
-        last_actions = cache(lambda ns: self._boundary_actions(ns, self._successors))
+        first_actions = cache(lambda ns: self._boundary_of(self._actions_within(ns), self._predecessors))
+        last_actions = cache(lambda ns: self._boundary_of(self._timely_actions(ns), self._successors))
         for link in links:
             call = link.target.call
             later_actions = first_actions(link.ns) if call is None else [call]
@@ -275,7 +282,7 @@ class _Derivation:
             if ns not in self._executions or (ns in exact_by_execution and exact_by_execution[ns] >= exact):
                 continue
             exact_by_execution[ns] = exact
-            if self._executions[ns].calls or self._nested[ns]:
+            if self._timely_actions(ns):
                 nearest_executions[ns] = exact
             else:
                 pending_sources.extend(
@@ -290,11 +297,16 @@ class _Derivation:
         same_superstep = later.step is not None and later.step == earlier.step
         return not (same_superstep and ns.rpartition("|")[0] == source.rpartition("|")[0])
 
-    def _boundary_actions(self, ns: str, neighbours: Mapping[str, set[str]]) -> list[str]:
-        """Actions inside an execution without a neighbour inside it: its first or its last ones."""
-        return self._boundary_of([call.action_id for call in self._calls_within(self._executions[ns])], neighbours)
+    def _actions_within(self, ns: str) -> list[str]:
+        return [call.action_id for call in self._calls_within(self._executions[ns])]
+
+    def _timely_actions(self, ns: str) -> list[str]:
+        """Actions inside an execution that began before its end."""
+        actions = self._actions_within(ns)
+        return [action for action in actions if action not in self._late_actions] if self._late_actions else actions
 
     def _boundary_of(self, actions: Iterable[str], neighbours: Mapping[str, set[str]]) -> list[str]:
+        """Those of these actions without a neighbour among them: the first or the last ones."""
         inner_ids = set(actions)
         return [action for action in inner_ids if not neighbours.get(action, set()) & inner_ids]
 

@@ -51,12 +51,13 @@ class _ProbeRecorder(Recorder):
 
     def __init__(self, journal: Journal) -> None:
         super().__init__(journal)
-        self.node_by_namespace: dict[str, Any] = {}  # checkpoint_ns -> the runnable of LangGraph's node
+        self.node_by_namespace: dict[str, Any] = {}  # our namespace -> the runnable of LangGraph's node
 
     def note_task_start(self, graph_run: UUID, task: PregelExecutableTask, *args: Any, **kwargs: Any) -> None:
         """Notes which node the task runs: two graphs never share one, two copies of a graph do."""
         super().note_task_start(graph_run, task, *args, **kwargs)
-        self.node_by_namespace[task.config["configurable"]["checkpoint_ns"]] = task.proc
+        checkpoint_ns = self.own_namespace(graph_run, task.config["configurable"]["checkpoint_ns"])
+        self.node_by_namespace[checkpoint_ns] = task.proc
 
 
 def probe(graph: Any, graph_input: Any, arguments: Mapping[str, Any], runner: asyncio.Runner, limit_s: float) -> Probe:

@@ -20,6 +20,31 @@ def enclosing_task(graph_ns: str) -> str:
     return outer if count.isdecimal() else graph_ns
 
 
+def lacks_task_id(checkpoint_ns: str) -> bool:
+    """Whether LangGraph may have left task ids out of a namespace, as it does for a graph that keeps its own state."""
+    return checkpoint_ns.count(":") <= checkpoint_ns.count("|")
+
+
+def namespace_in_task(checkpoint_ns: str, task_ns: str) -> str:
+    """LangGraph's namespace of a task in a graph which the task with our namespace `task_ns` runs -> ours.
+
+    A graph that keeps its own state (`compile(checkpointer=True)`) is named without the ids of the tasks around it, so
+    that every run of it has one name: `outer|inner:<id>` becomes `outer:<id>|inner:<id>`. Any other stays as it is, and
+    so does one that does not lie in that task.
+    """
+    if not task_ns or checkpoint_ns == task_ns or checkpoint_ns.startswith(f"{task_ns}|"):
+        return checkpoint_ns
+    parts = checkpoint_ns.split("|")
+    position = 0
+    for own_part in filter(_is_task, task_ns.split("|")):
+        while position < len(parts) and not _is_task(parts[position]):
+            position += 1
+        if position == len(parts) or not f"{own_part}:".startswith(f"{parts[position]}:"):
+            return checkpoint_ns
+        position += 1
+    return "|".join([task_ns, *parts[position:]])
+
+
 def _is_task(part: str) -> bool:
     return bool(part) and not part.isdecimal()
 

@@ -16,10 +16,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from marft_bridge.common.agent_names import AGENT_NAME_METADATA, Actors
+from marft_bridge.common.node_names import lacks_task_id, namespace_in_task
 from marft_bridge.ingest import missing
 from marft_bridge.ingest.conventions import span_to_reading
 from marft_bridge.ingest.messages import IdIndex, messages_to_tool_call_ids, messages_to_tool_result_ids
@@ -64,6 +65,7 @@ class _ForeignTrace:
         self._readings = {
             span_id: reading for span_id, span in tree.spans.items() if (reading := span_to_reading(span)) is not None
         }
+        self._complete_namespaces()
         self._refuse_if_no_run()
         self._actors = Actors()
         self._executions = self._langgraph_executions()
@@ -93,6 +95,20 @@ class _ForeignTrace:
         if root is not None and root.kind in ("llm", "tool"):
             called = "an LLM call" if root.kind == "llm" else "a tool call"
             raise NotAnEpisode(f"its root is {called} outside any graph run")
+
+    def _complete_namespaces(self) -> None:
+        """Puts the tasks around a graph that keeps its own state into the namespaces of its tasks, as our recorder."""
+        inner_ids = [
+            span_id
+            for span_id, reading in self._readings.items()
+            if reading.checkpoint_ns is not None and lacks_task_id(reading.checkpoint_ns)
+        ]
+        for span_id in sorted(inner_ids, key=lambda span_id: len(list(self._tree.ancestors(span_id)))):
+            reading = self._readings[span_id]
+            enclosing = (self._readings.get(span.span_id) for span in self._tree.ancestors(span_id))
+            around = next((r.checkpoint_ns for r in enclosing if r is not None and r.checkpoint_ns is not None), "")
+            own_ns = namespace_in_task(str(reading.checkpoint_ns), around)
+            self._readings[span_id] = replace(reading, checkpoint_ns=own_ns)
 
     def _langgraph_executions(self) -> dict[str, str]:
         """Span id -> agent, of the spans that are node executions: named like their node, in a checkpoint namespace

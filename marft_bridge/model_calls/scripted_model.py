@@ -24,7 +24,7 @@ from pydantic import PrivateAttr
 from marft_bridge.model_calls.given_answers import answer_given_call, message_to_result
 from marft_bridge.model_calls.routing import route_for_call
 from marft_bridge.model_calls.scripted_answer import fixed_answer
-from marft_bridge.model_calls.token_capture import ExactTokens, announced_call, hand_over_tokens
+from marft_bridge.model_calls.token_capture import ExactTokens, announcement_of, hand_over_tokens
 
 END_OF_TURN = 256  # token id of the end of an answer; 0 to 255 are the bytes
 
@@ -79,13 +79,14 @@ class ScriptedPolicy(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
+        announced = announcement_of(run_manager.run_id if run_manager else None)
         if (given := answer_given_call(run_manager.run_id if run_manager else None)) is not None:
-            hand_over_tokens(announced_call.get(), given.tokens)
+            hand_over_tokens(announced, given.tokens)
             return message_to_result(given.message)
         node, route, seed = route_for_call()
         if route is not None and route.answer is not None:
             message = fixed_answer(fixed_tokens := ExactTokens(), node, route)
-            hand_over_tokens(announced_call.get(), fixed_tokens)
+            hand_over_tokens(announced, fixed_tokens)
             return message_to_result(message)
         prompt = "\n".join(f"{message.type}: {message.text}" for message in messages) + "\nai: "
         if self.delay_s:  # sleeping for 0 seconds gives the core away
@@ -102,7 +103,7 @@ class ScriptedPolicy(BaseChatModel):
             node=node,
             max_tokens=route.max_tokens if route else None,
         )
-        hand_over_tokens(announced_call.get(), tokens)
+        hand_over_tokens(announced, tokens)
         usage = {"input_tokens": len(prompt.encode()), "output_tokens": len(sampled_ids)}
         message = AIMessage(
             answer,

@@ -71,6 +71,16 @@ def announce_call(run_id: UUID, listener: TokenListener) -> None:
     announced_call.set((run_id, (*earlier_listeners, listener)))
 
 
+def announcement_of(run_id: UUID | None) -> tuple[UUID, tuple[TokenListener, ...]] | None:
+    """The run id of the call that is answered now, and its listeners.
+
+    `run_id` is the call's own, or None where LangChain does not pass it. It goes before the announced one: of several
+    prompts in one request, all are announced before the first is answered.
+    """
+    announced = announced_call.get()
+    return announced if announced is None or run_id is None else (run_id, announced[1])
+
+
 def hand_over_tokens(announced: tuple[UUID, tuple[TokenListener, ...]] | None, tokens: ExactTokens) -> None:
     """Gives the tokens of the announced call to all its listeners, and counts them for the episode."""
     routing = current_routing.get()
@@ -88,17 +98,13 @@ def hand_over_tokens(announced: tuple[UUID, tuple[TokenListener, ...]] | None, t
 
 @contextmanager
 def capture_tokens(run_id: UUID | None) -> Iterator[ExactTokens]:
-    """Collects the tokens of one call, and hands them over when the block ends, however it ends.
-
-    `run_id` is the call's own, or None where LangChain does not pass it. It goes before the announced one: of several
-    prompts in one request, all are announced before the first is answered.
+    """Collects the tokens of one call, and hands them over when the block ends, however it ends; `run_id` as for
+    `announcement_of`.
 
     Raises:
         ServingError: the server answered a trained node with tokens that cannot be trained on.
     """
-    tokens, announced = ExactTokens(), announced_call.get()
-    if announced is not None and run_id is not None:
-        announced = (run_id, announced[1])
+    tokens, announced = ExactTokens(), announcement_of(run_id)
     try:
         yield tokens
     finally:

@@ -14,7 +14,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from enum import Enum
 from typing import Any, Literal, Protocol
 from uuid import UUID
@@ -32,10 +32,12 @@ from marft_bridge.common.library_internals import (
     require_internals,
     runner,
 )
-from marft_bridge.common.running_routers import make_router, running_router
+from marft_bridge.common.node_names import lacks_task_id
+from marft_bridge.common.running_routers import RenamedTask, make_router, running_router
 from marft_bridge.recording.given_tasks import GivenTask, OpenGivenTasks, copy_writes, given_tasks_of_run
 from marft_bridge.recording.node_hooks import watch_node
 from marft_bridge.recording.router_hooks import watch_routers
+from marft_bridge.recording.running_task import RunningTask, running_task
 from marft_bridge.recording.state_reads import Reads
 from marft_bridge.recording.thread_position import ThreadPosition
 from marft_bridge.recording.write_ledger import ENTRY
@@ -43,13 +45,15 @@ from marft_bridge.recording.write_ledger import ENTRY
 log = logging.getLogger("marft_bridge")
 
 # A call inside a node with callbacks of its own inherits none: `llm.invoke(x, {"callbacks": [mine]})`. Then LangChain
-# reads this variable, whose value is the recorder of the task around the call.
-_task_recorder: ContextVar[Any] = ContextVar("marft_task_recorder", default=None)
-_HOOK = (_task_recorder, True, None, None)
+# reads these variables, whose values are the recorders of the task around the call: as many as a task ever had.
+_task_recorders: list[ContextVar[Any]] = []
 
 
 class TaskListener(Protocol):
     """A callback handler that is told of the tasks of its graphs. Its methods must not raise."""
+
+    def own_namespace(self, graph_run: UUID, checkpoint_ns: str) -> str:
+        """LangGraph's namespace of a task of this graph -> ours; see `node_names.namespace_in_task`."""
 
     def note_task_start(self, graph_run: UUID, task: PregelExecutableTask, reads: Reads | None) -> None:
         """A task is about to run.
@@ -151,7 +155,7 @@ class TaskHooks:
         with self._lock:
             self._user_count += 1
             if self._user_count == 1:
-                configure_hooks.append(_HOOK)
+                configure_hooks.extend(map(_variable_to_hook, _task_recorders))
                 self._wrap_function(PregelLoop, "put_writes", _put_writes_and_note)
                 self._wrap_function(PregelLoop, "output_writes", _output_writes_and_note)
                 self._wrap_function(PregelLoop, "_first", _note_start_and_begin)
@@ -164,10 +168,22 @@ class TaskHooks:
         with self._lock:
             self._user_count -= 1
             if self._user_count == 0:
-                configure_hooks.remove(_HOOK)
+                for variable in _task_recorders:
+                    configure_hooks.remove(_variable_to_hook(variable))
                 while self._originals:
                     owner, name, original = self._originals.pop()
                     setattr(owner, name, original)
+
+    def variables(self, count: int) -> list[ContextVar[Any]]:
+        """The variables that LangChain reads recorders from: at least `count`."""
+        if len(_task_recorders) < count:
+            with self._lock:
+                while len(_task_recorders) < count:
+                    variable: ContextVar[Any] = ContextVar(f"marft_task_recorder_{len(_task_recorders)}", default=None)
+                    if self._user_count > 0:
+                        configure_hooks.append(_variable_to_hook(variable))
+                    _task_recorders.append(variable)
+        return _task_recorders
 
     def _wrap_function(self, owner: Any, name: str, hook: Callable[[Any], Any]) -> None:
         original = getattr(owner, name)
@@ -176,6 +192,10 @@ class TaskHooks:
 
 
 task_hooks = TaskHooks()
+
+
+def _variable_to_hook(variable: ContextVar[Any]) -> tuple[ContextVar[Any], bool, None, None]:
+    return (variable, True, None, None)
 
 
 def _put_writes_and_note(original: Callable[..., None]) -> Callable[..., None]:
@@ -225,11 +245,8 @@ def _run_watched(original: Callable[..., Any]) -> Callable[..., Any]:
         if _give_writes(task, listeners):
             return None
         watched_task = _watch_task(task, listeners)
-        reset_token = _task_recorder.set(listeners[0])
-        try:
+        with _RunsTask(task, listeners):
             return original(watched_task, *args, **kwargs)
-        finally:
-            _task_recorder.reset(reset_token)
 
     return run_with_retry
 
@@ -242,13 +259,40 @@ def _arun_watched(original: Callable[..., Any]) -> Callable[..., Any]:
         if _give_writes(task, listeners):
             return None
         watched_task = _watch_task(task, listeners)
-        reset_token = _task_recorder.set(listeners[0])
-        try:
+        with _RunsTask(task, listeners):
             return await original(watched_task, *args, **kwargs)
-        finally:
-            _task_recorder.reset(reset_token)
 
     return arun_with_retry
+
+
+class _RunsTask:
+    """While the block runs, what is called in it, and what is started there, is known to be the task's."""
+
+    __slots__ = ("_listeners", "_renamed", "_task", "_tokens")
+
+    def __init__(self, task: PregelExecutableTask, listeners: list[TaskListener]) -> None:
+        self._task, self._listeners = task, listeners
+        self._tokens: list[tuple[ContextVar[Any], Token[Any]]] = []
+        self._renamed: Any = None
+
+    def __enter__(self) -> None:
+        manager: Any = self._task.config["callbacks"]
+        graph_run, listeners, tokens = manager.parent_run_id, self._listeners, self._tokens
+        tokens.append((running_task, running_task.set(RunningTask(graph_run))))
+        for number, variable in enumerate(task_hooks.variables(len(listeners))):
+            tokens.append((variable, variable.set(listeners[number] if number < len(listeners) else None)))
+        checkpoint_ns = self._task.config["configurable"]["checkpoint_ns"]
+        if lacks_task_id(checkpoint_ns):
+            own_ns = listeners[0].own_namespace(graph_run, checkpoint_ns)
+            if own_ns != checkpoint_ns:
+                self._renamed = running_router(RenamedTask((checkpoint_ns,), own_ns))
+                self._renamed.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        if self._renamed is not None:
+            self._renamed.__exit__(None, None, None)
+        for variable, token in self._tokens:
+            variable.reset(token)
 
 
 def _task_listeners(callbacks: Any) -> list[TaskListener]:

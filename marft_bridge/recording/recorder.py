@@ -1,7 +1,8 @@
 """LangChain callbacks of a LangGraph run -> spans: run, node, LLM call and tool call.
 
-One root run is one trace and one episode. Invariants: parents are found by run id, never by ambient context, so
-threads and asyncio cannot mix episodes; every span ends, at the latest with its run; the root ends last and holds
+One root run is one trace and one episode. Invariants: a parent is found by its run id, and where LangChain names none
+by the task in whose context the call was made, never by a name that two runs may share, so that threads, asyncio and
+runs from one checkpoint cannot mix episodes; every span ends, at the latest with its run; the root ends last and holds
 the number of spans, so a reader can tell a whole episode from a torn one. A failure in here is counted, logged once,
 and never reaches the app.
 """
@@ -28,6 +29,8 @@ from langgraph.errors import GraphBubbleUp, GraphInterrupt, ParentCommand
 from langgraph.types import Command, PregelExecutableTask
 
 from marft_bridge.common.error_handlers import failed_task
+from marft_bridge.common.library_internals import var_child_runnable_config
+from marft_bridge.common.node_names import lacks_task_id, namespace_in_task
 from marft_bridge.common.running_routers import in_router, own_namespace
 from marft_bridge.config.record import RecordOptions
 from marft_bridge.model_calls.token_capture import ExactTokens, announce_call
@@ -41,10 +44,12 @@ from marft_bridge.recording.episode_context import (
 )
 from marft_bridge.recording.format_check import answer_fits, request_to_format
 from marft_bridge.recording.given_tasks import GivenTask, OpenGivenTasks
+from marft_bridge.recording.inner_calls import answers_a_call, latest_call
 from marft_bridge.recording.langgraph_hooks import NodeKind, loop_to_position
 from marft_bridge.recording.open_span import OpenSpan, open_span
 from marft_bridge.recording.redaction import Redact
 from marft_bridge.recording.run_facts import loop_to_run_config, run_to_attributes, value_to_text
+from marft_bridge.recording.running_task import running_task
 from marft_bridge.recording.span_attributes import (
     answer_to_attributes,
     decision_to_attributes,
@@ -58,7 +63,7 @@ from marft_bridge.recording.state_reads import Reads
 from marft_bridge.recording.thread_position import CheckpointWriters
 from marft_bridge.recording.tool_definitions import request_to_definitions
 from marft_bridge.recording.tool_output import output_to_result, output_to_text
-from marft_bridge.recording.trace_state import OpenRun, OpenTrace
+from marft_bridge.recording.trace_state import OpenRun, OpenTrace, task_to_own
 from marft_bridge.recording.value_forms import value_to_forms
 from marft_bridge.recording.write_ledger import ENTRY
 from trace_store import conventions as names
@@ -126,7 +131,6 @@ class Recorder(BaseCallbackHandler):
         self._processor = options_to_processor(journal, options, redact)
         self._processor.on_episode = on_episode
         self._runs: dict[UUID, OpenRun] = {}
-        self._nodes: dict[str, OpenRun] = {}  # checkpoint_ns -> the attempt that runs
         self._lock = threading.Lock()
         self._begin_session()
         self._checkpoint_writers = CheckpointWriters()
@@ -179,6 +183,10 @@ class Recorder(BaseCallbackHandler):
             with suppress(Exception):  # what broke the callback may break this
                 self._runs[run_id].trace.span_count += 1
                 return
+        task = running_task.get()
+        node_run = None if task is None else task.node_runs.get(self)
+        if node_run is not None:
+            node_run.trace.span_count += 1
 
     # -- runs and nodes ---------------------------------------------------------------------------------------
 
@@ -196,7 +204,7 @@ class Recorder(BaseCallbackHandler):
     ) -> None:
         """A root run opens a trace, a node execution a span; any other chain run shares its parent's span."""
         metadata = metadata or {}
-        parent = self._find_parent(parent_run_id, metadata)
+        parent = self._find_parent(parent_run_id)
         if parent is None:
             self._open_trace(run_id, str(kwargs.get("name") or "graph"), tags, metadata=metadata, inputs=inputs)
             return
@@ -206,8 +214,13 @@ class Recorder(BaseCallbackHandler):
             self._open_call(run_id, parent_run_id, metadata, kwargs={}, prompt=prompt, messages=messages)
             return
         checkpoint_ns = own_namespace(str(metadata.get("langgraph_checkpoint_ns") or ""))
+        if lacks_task_id(checkpoint_ns):
+            checkpoint_ns = namespace_in_task(checkpoint_ns, parent.checkpoint_ns)
         if checkpoint_ns and checkpoint_ns != parent.checkpoint_ns and kwargs.get("name") == metadata["langgraph_node"]:
-            self._open_node(run_id, parent, checkpoint_ns, metadata=metadata)
+            node_run = self._open_node(run_id, parent, checkpoint_ns, metadata=metadata)
+            task = running_task.get()
+            if task is not None and task.graph_run == parent_run_id:  # the hooks may have been removed meanwhile
+                task.node_runs[self] = node_run
         else:
             router = None if parent.owns_span else parent.router
             self._add_run(run_id, replace(parent, owns_span=False, is_root=False, router=router))
@@ -267,7 +280,7 @@ class Recorder(BaseCallbackHandler):
     def _begin_session(self) -> None:
         self._pid, self._session, self._live_count = os.getpid(), f"session-{uuid.uuid4().hex[:12]}", 0
 
-    def _open_node(self, run_id: UUID, parent: OpenRun, checkpoint_ns: str, metadata: dict[str, Any]) -> None:
+    def _open_node(self, run_id: UUID, parent: OpenRun, checkpoint_ns: str, metadata: dict[str, Any]) -> OpenRun:
         task = parent.trace.tasks.get(checkpoint_ns)
         attributes = sources_to_attributes(task.sources if task else None)  # its reads are added when it ends
         if task is not None and task.kind is NodeKind.TOOLS:
@@ -279,10 +292,9 @@ class Recorder(BaseCallbackHandler):
         span = self._start_node_span(parent.trace, outer_span, checkpoint_ns, step=step, attributes=attributes)
         if task is not None:
             task.span = span
-        self._nodes[checkpoint_ns] = node_run = OpenRun(
-            parent.trace, span, True, checkpoint_ns=checkpoint_ns, task=task
-        )
+        node_run = OpenRun(parent.trace, span, True, checkpoint_ns=checkpoint_ns, task=task)
         self._add_run(run_id, node_run)
+        return node_run
 
     def _start_node_span(
         self, open_trace: OpenTrace, parent: OpenSpan, checkpoint_ns: str, step: int, attributes: dict[str, Any]
@@ -301,12 +313,21 @@ class Recorder(BaseCallbackHandler):
 
     # -- tasks, from `task_hooks` -----------------------------------------------------------------------------
 
+    def own_namespace(self, graph_run: UUID, checkpoint_ns: str) -> str:
+        """Our namespace of a task of this graph; LangGraph's where the graph is not recorded."""
+        try:
+            run = self._runs.get(graph_run)
+            return checkpoint_ns if run is None else task_to_own(checkpoint_ns, run.checkpoint_ns)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is not the app's
+            self.note_failure("own_namespace", error)
+            return checkpoint_ns
+
     @_never_raise
     def note_task_start(self, graph_run: UUID, task: PregelExecutableTask, reads: Reads | None) -> None:
         """Notes the sources of a task that is about to run, before its node span opens."""
         run = self._runs.get(graph_run)
         if run is not None:
-            run.trace.start_task(task, reads)
+            run.trace.start_task(task, reads, run.checkpoint_ns)
 
     @_never_raise
     def note_given_task(
@@ -316,7 +337,7 @@ class Recorder(BaseCallbackHandler):
         run = self._runs.get(graph_run)
         if run is None:
             return
-        start = run.trace.start_task(task, None).start
+        start = run.trace.start_task(task, None, run.checkpoint_ns).start
         run.trace.episode.actors.note(start.ns, task.config.get("metadata"))
         copies: dict[str, OpenSpan] = {}
         for row in given_task.spans:
@@ -344,11 +365,10 @@ class Recorder(BaseCallbackHandler):
         self, graph_run: UUID, task: PregelExecutableTask, ns: str, keys: Sequence[str] | None
     ) -> None:
         """Notes the sources of a router that is about to run, inside its node's span."""
-        run = self._runs.get(graph_run)
-        node_ns = ns.rpartition(":")[0]
-        node_run = self._nodes.get(node_ns)
+        run, running = self._runs.get(graph_run), running_task.get()
+        node_run = None if running is None else running.node_runs.get(self)
         if run is not None and node_run is not None:
-            run.trace.start_router(task, ns, keys, node_span=node_run.span)
+            run.trace.start_router(task, ns, keys, around=run.checkpoint_ns, node_span=node_run.span)
 
     @_never_raise
     def note_router_end(
@@ -390,7 +410,7 @@ class Recorder(BaseCallbackHandler):
         if graph_run.is_root:
             open_trace.loop = loop
         if cached:
-            open_task = open_trace.start_task(task, None)
+            open_task = open_trace.start_task(task, None, graph_run.checkpoint_ns)
             if task.name != ENTRY:
                 attributes = sources_to_attributes(open_task.sources) | reads_to_attributes(open_task.sources, None)
                 attributes |= {names.CACHED: True}
@@ -400,7 +420,7 @@ class Recorder(BaseCallbackHandler):
                     open_trace, graph_run.span, start.ns, step=start.step, attributes=attributes
                 )
                 self._end_span(span, None)
-        open_trace.note_writes(loop, task, writes)
+        open_trace.note_writes(loop, task, writes, around=graph_run.checkpoint_ns)
 
     @_never_raise
     def note_run_config(self, loop: Any) -> None:
@@ -481,9 +501,15 @@ class Recorder(BaseCallbackHandler):
         prompt: str,
         messages: list[BaseMessage],
     ) -> None:
-        parent = self._find_parent(parent_run_id, metadata)
-        if parent is None:
-            return  # called outside any recorded graph: not an action of a game
+        parent = self._find_parent(parent_run_id)
+        if parent is None:  # called outside any recorded graph, it is no action of a game
+            self._count_if_lost("a call")
+            return
+        outer_call = self._call_around(parent)
+        if outer_call is not None:
+            self._add_run(run_id, replace(outer_call, owns_span=False, is_call=False, part_of=outer_call))
+            return
+        latest_call.set(run_id)
         parameters = kwargs.get("invocation_params") or {}
         declared_format = request_to_format(parameters)
         in_node = bool(parent.checkpoint_ns)
@@ -501,7 +527,7 @@ class Recorder(BaseCallbackHandler):
             names.INPUT_MESSAGES: prompt,
             names.TOOL_DEFINITIONS: request_to_definitions(parameters),
             names.NODE: agent,
-            names.STEP: metadata.get("langgraph_step") if in_node else None,
+            names.STEP: _step_of(parent, metadata) if in_node else None,
             names.CHECKPOINT_NS: parent.checkpoint_ns or None,
         }
         attributes = self._processor.check_call(attributes)
@@ -528,6 +554,14 @@ class Recorder(BaseCallbackHandler):
             ),
         )
 
+    def _call_around(self, parent: OpenRun) -> OpenRun | None:
+        """The call of a model that asks another one to answer, for the call of that one: both are one action."""
+        if parent.is_call or parent.part_of is not None:
+            return parent.part_of or parent
+        outer_id = latest_call.get()
+        outer_call = None if outer_id is None else self._runs.get(outer_id)
+        return outer_call if outer_call is not None and answers_a_call() else None
+
     def open_span_of(self, run_id: UUID | None) -> OpenSpan | None:
         """The span of a call or tool that is under way; None where it is none of a recorded graph's."""
         run = self._runs.get(run_id) if run_id is not None else None
@@ -543,14 +577,18 @@ class Recorder(BaseCallbackHandler):
     def note_exact_tokens(self, run_id: UUID, tokens: ExactTokens) -> None:
         """Keeps the engine's token ids and log-probs of a call until the call ends; see `token_capture`."""
         run = self._runs.get(run_id)
-        if run is not None:
-            run.tokens = tokens
+        if run is None:
+            return
+        call = run.part_of or run
+        # Several answers, from which the wrapping model makes one, are not its tokens.
+        call.tokens = tokens if call.tokens is None else replace(tokens, sampled_ids=None, logprobs=None)
 
     @_never_raise
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Writes the answer and the exact tokens, and ends the chat span."""
         run = self._runs.get(run_id)
-        if run is None:
+        if run is None or run.part_of is not None:
+            self._close(run_id, None)
             return
         check = self._processor.check_call
         token_attributes = {} if run.tokens is None else check(tokens_to_attributes(run.tokens))
@@ -580,8 +618,9 @@ class Recorder(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """Opens a tool span: an environment transition, never an action."""
-        parent = self._find_parent(parent_run_id, metadata or {})
+        parent = self._find_parent(parent_run_id)
         if parent is None:
+            self._count_if_lost("a tool")
             return
         name = to_shown((serialized or {}).get("name") or kwargs.get("name") or "tool")
         attributes = {
@@ -627,12 +666,11 @@ class Recorder(BaseCallbackHandler):
             attributes = attributes | {names.SUBJECT_ID: open_trace.episode.subject_id}
         return open_span(name, parent, attributes)
 
-    def _find_parent(self, parent_run_id: UUID | None, metadata: Mapping[str, Any]) -> OpenRun | None:
-        """The run around a new one. A call with callbacks of its own has no parent, but its metadata names its task."""
+    def _find_parent(self, parent_run_id: UUID | None) -> OpenRun | None:
+        """The run around a new one; None outside any graph run, and where that has ended."""
         parent = self._runs.get(parent_run_id) if parent_run_id is not None else None
         if parent is None:
-            checkpoint_ns = str(metadata.get("langgraph_checkpoint_ns"))
-            parent = self._nodes.get(own_namespace(checkpoint_ns)) or self._nodes.get(checkpoint_ns)
+            parent = self._run_of_context()
         if parent is None:
             return None
         if not in_router():
@@ -643,9 +681,33 @@ class Recorder(BaseCallbackHandler):
             return parent
         return replace(parent, owns_span=False, is_root=False, checkpoint_ns=ns, task=router.task, router=router)
 
+    def _run_of_context(self) -> OpenRun | None:
+        """The run in whose context the caller is, for one that names no parent: a call with callbacks of its own, or
+        `model.generate`; or whose parent has ended: work that a node started. Then it is the node's, while the graph
+        runs."""
+        config = var_child_runnable_config.get()
+        run_id = None if config is None else getattr(config.get("callbacks"), "parent_run_id", None)
+        run = None if run_id is None else self._runs.get(run_id)
+        if run is not None:
+            return run
+        task = running_task.get()
+        node_run = None if task is None else task.node_runs.get(self)
+        if node_run is None or node_run.trace.has_ended:
+            return None
+        return replace(node_run, owns_span=False)
+
+    def _count_if_lost(self, name: str) -> None:
+        """Counts a start without a parent where a node of a run that we recorded has made it, after that run's end."""
+        task = running_task.get()
+        if task is not None and self in task.node_runs:
+            self.note_failure(name, LookupError("the run that started it has ended"))
+
     def _add_run(self, run_id: UUID, run: OpenRun) -> None:
-        run.trace.runs[run] = run_id
-        self._runs[run_id] = run
+        with run.trace.lock:
+            if run.trace.has_ended:  # meanwhile, in another thread
+                raise LookupError("the run around it has ended")
+            run.trace.runs[run] = run_id
+            self._runs[run_id] = run
 
     def _close(self, run_id: UUID, error: BaseException | None) -> None:
         run = self._runs.pop(run_id, None)
@@ -655,8 +717,6 @@ class Recorder(BaseCallbackHandler):
         if run.is_root:
             self._close_trace(run, error)
             return
-        if self._nodes.get(run.checkpoint_ns) is run:
-            del self._nodes[run.checkpoint_ns]
         if run.owns_span:
             if run.task is not None and run.task.span is run.span:
                 run.span.set(reads_to_attributes(run.task.sources, run.task.reads))
@@ -664,6 +724,8 @@ class Recorder(BaseCallbackHandler):
 
     def _close_trace(self, root: OpenRun, error: BaseException | None) -> None:
         open_trace = root.trace
+        with open_trace.lock:
+            open_trace.has_ended = True
         unfinished_error = TimeoutError("not finished when the run ended")
         for run_id in list(open_trace.runs.values()):
             self._close(run_id, unfinished_error)
@@ -679,6 +741,7 @@ class Recorder(BaseCallbackHandler):
             outcome_attributes |= open_trace.position.to_attributes()
         root.span.set(outcome_attributes)
         self._end_span(root.span, error if outcome == "failed" else None)
+        open_trace.forget_all()
 
     def _end_span(self, span: OpenSpan, error: BaseException | None) -> None:
         if error is not None:
@@ -701,6 +764,11 @@ def _error_to_status(error: BaseException) -> int | None:
         status = getattr(getattr(error, "response", None), "status_code", None)
         return status if isinstance(status, int) and 100 <= status < 1000 else None
     return None
+
+
+def _step_of(run: OpenRun, metadata: Mapping[str, Any]) -> int | None:
+    """The superstep of a call inside a task; LangChain's metadata does not always say it."""
+    return metadata.get("langgraph_step", None if run.task is None else run.task.start.step)
 
 
 def _agent_of(run: OpenRun) -> str:

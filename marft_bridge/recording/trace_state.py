@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from uuid import UUID
 from langgraph.types import PregelExecutableTask
 
 from marft_bridge.common.error_handlers import failed_task
-from marft_bridge.common.node_names import enclosing_task
+from marft_bridge.common.node_names import enclosing_task, lacks_task_id, namespace_in_task
 from marft_bridge.common.running_routers import own_namespace, router_ns
 from marft_bridge.model_calls.token_capture import ExactTokens
 from marft_bridge.recording.dependency_evidence import AnswerIndex, sources_to_input_writers
@@ -69,6 +70,7 @@ class OpenRun:
     router: OpenRouter | None = None  # the router around it, where nothing in between has a span
     tokens: ExactTokens | None = None
     is_call: bool = False  # an LLM call
+    part_of: OpenRun | None = None  # the call that it answers, where the model of that one asks another model
     is_root: bool = False  # the outermost run of its trace
     declared_format: DeclaredFormat | None = None  # the form declared for its answer
 
@@ -85,12 +87,19 @@ class OpenTrace:
     tasks: dict[str, OpenTask] = field(default_factory=dict)  # by namespace; routers too
     routers: dict[str, OpenRouter] = field(default_factory=dict)  # by namespace
     recent_tasks: dict[str, list[tuple[int, str]]] = field(default_factory=dict)  # graph -> (step, ns) not forgotten
-    own_namespaces: dict[str, str] = field(default_factory=dict)  # LangGraph's -> ours, of tasks inside routers
     runs: dict[OpenRun, UUID] = field(default_factory=dict)  # open ones, with their ids
+    lock: threading.Lock = field(default_factory=threading.Lock)  # held while a run is added to these, and at the end
+    has_ended: bool = False  # nothing can be added any more
     span_count: int = 0  # spans opened so far
     offered_tools: dict[str, set[str]] = field(default_factory=dict)  # node -> tools that its calls offered, as JSON
     interrupted: bool = False  # a node called interrupt()
     loop: Any = None  # LangGraph's, of the outermost graph
+
+    def forget_all(self) -> None:
+        """Forgets what is of no use when the run has ended: work that a node has left behind may hold on to it."""
+        self.ledger, self.answers, self.loop = WriteLedger(), AnswerIndex(), None
+        for mapping in (self.tasks, self.routers, self.recent_tasks, self.offered_tools):
+            mapping.clear()
 
     @property
     def was_interrupted(self) -> bool:
@@ -111,9 +120,12 @@ class OpenTrace:
         if tools := request_to_tools(parameters):
             self.offered_tools.setdefault(node, set()).update(tools)
 
-    def start_task(self, task: PregelExecutableTask, reads: Reads | None) -> OpenTask:
-        """Notes that a task starts; see `langgraph_hooks.TaskListener.note_task_start`."""
-        start = self._task_to_start(task)
+    def start_task(self, task: PregelExecutableTask, reads: Reads | None, around: str) -> OpenTask:
+        """Notes that a task starts; see `langgraph_hooks.TaskListener.note_task_start`.
+
+        `around` is our namespace of the task that runs its graph, "" for the outermost graph.
+        """
+        start = self._task_to_start(task, around)
         sources = self.ledger.start_task(start, state_keys(task.input) if reads is not None else None)
         if (failed_ns := failed_task(start.ns)) is not None:
             self._add_failure(sources, failed_ns)
@@ -164,23 +176,23 @@ class OpenTrace:
         return outer_task is not None and outer_task.reads is not None and outer_task.start.input is start.input
 
     def start_router(
-        self, task: PregelExecutableTask, ns: str, keys: Sequence[str] | None, node_span: OpenSpan
+        self, task: PregelExecutableTask, ns: str, keys: Sequence[str] | None, around: str, node_span: OpenSpan
     ) -> None:
         """Notes that a router of a task's node starts; see `langgraph_hooks.TaskListener.note_router_start`."""
-        sources = self.ledger.start_router(self._task_to_writes(task, task.writes), keys)
-        start = self._task_to_start(task)._replace(ns=ns)
+        sources = self.ledger.start_router(self._task_to_writes(task, task.writes, around=around), keys)
+        start = self._task_to_start(task, around)._replace(ns=ns)
         router_task = OpenTask(start, sources, reads=None, inherits=False)
         self._keep_task(router_task)
         write_count = len(task.writes)
         self.routers[ns] = OpenRouter(router_task, node_span, first_write=write_count, end_write=write_count)
 
-    def note_writes(self, loop: Any, task: PregelExecutableTask, writes: Any) -> None:
-        """Notes what a task of the graph that `loop` runs wrote."""
-        commit = self._task_to_writes(task, writes)
+    def note_writes(self, loop: Any, task: PregelExecutableTask, writes: Any, around: str) -> None:
+        """Notes what a task of the graph that `loop` runs wrote; `around` as for `start_task`."""
+        commit = self._task_to_writes(task, writes, around=around)
         self.ledger.note_writes(commit, loop.channels, can_trigger=loop.trigger_to_nodes.__contains__)
 
-    def _task_to_writes(self, task: PregelExecutableTask, writes: Any) -> TaskWrites:
-        start = self._task_to_start(task)
+    def _task_to_writes(self, task: PregelExecutableTask, writes: Any, around: str) -> TaskWrites:
+        start = self._task_to_start(task, around)
         routers: list[tuple[str, range]] = []
         if self.routers:
             routers = [
@@ -218,14 +230,14 @@ class OpenTrace:
         # The packet of a Send is the input of a graph, but a function makes any input of it.
         return writers if outer_task.kind is NodeKind.GRAPH or inherits else dict.fromkeys(writers, False)
 
-    def _task_to_start(self, task: PregelExecutableTask) -> TaskStart:
+    def _task_to_start(self, task: PregelExecutableTask, around: str) -> TaskStart:
         checkpoint_ns = task.config["configurable"]["checkpoint_ns"]
-        ns = self.own_namespaces.get(checkpoint_ns) or own_namespace(checkpoint_ns)
+        ns = task_to_own(checkpoint_ns, around)
         open_task = self.tasks.get(ns)
         if open_task is not None:
             return open_task.start
-        if ns != checkpoint_ns:
-            self.own_namespaces[checkpoint_ns] = ns
+        if lacks_task_id(checkpoint_ns) and ":" not in (graph := graph_of(checkpoint_ns)) and ns != checkpoint_ns:
+            self.ledger.continue_graph(graph_of(ns), kept_as=graph)
         return TaskStart(
             ns=ns,
             node=task.name,
@@ -236,6 +248,14 @@ class OpenTrace:
             graph=graph_of(ns),
             is_entry=is_entry(ns),
         )
+
+
+def task_to_own(checkpoint_ns: str, around: str) -> str:
+    """LangGraph's namespace of a task -> ours. `around` is ours of the task that runs its graph.
+
+    The context alone does not do: LangGraph may commit writes outside that of the task around the graph.
+    """
+    return namespace_in_task(own_namespace(checkpoint_ns), around)
 
 
 def _lies_in(graph: str, tasks: Sequence[str]) -> bool:

@@ -1,7 +1,7 @@
 """Writes of LangGraph tasks -> for each task: who triggered it, who sent to it, and whose values it could read.
 
 A `WriteLedger` follows one run. Every task's writes are noted when LangGraph commits them, and a task that starts
-gets its `Sources`. Tasks are named by their checkpoint namespace (`node:task_id`, chained by `|` through subgraphs);
+gets its `Sources`. Tasks are named by our checkpoint namespace (`node:task_id`, chained by `|` through subgraphs);
 "the graph" of a task is its namespace without the last segment. Invariants: only writes of earlier supersteps count,
 so tasks of one superstep never depend on each other; a trigger counts once, for the superstep that it fires; values
 that a subgraph only passes through keep their writers. Writers that cannot be told apart are all kept, marked as
@@ -208,6 +208,7 @@ class WriteLedger:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._graphs: dict[str, _Graph] = {}
+        self._kept_states: dict[str, dict[str, KeyWriters]] = {}  # of graphs that keep their own, by LangGraph's name
         self._results: dict[int, tuple[Any, list[str]]] = {}  # id of a functional result -> (result, its tasks)
         self._returned_before: dict[str, list[str]] = {}  # functional task -> those returned when it was called
 
@@ -328,6 +329,12 @@ class WriteLedger:
                 key_writers = graph.state.get(key) or KeyWriters(channel_to_rule(None))
                 readable[key] = key_writers.with_fresh(task.step, own_writes.get(key, []))
             return Sources(triggered_by=[task.ns], readable=readable)
+
+    def continue_graph(self, name: str, kept_as: str) -> None:
+        """Notes a graph that goes on with the state which its earlier runs in this episode left under `kept_as`."""
+        with self._lock:
+            if name not in self._graphs:
+                self._graphs[name] = _Graph(state=self._kept_states.setdefault(kept_as, {}))
 
     def forget_graph(self, name: str) -> None:
         """Forgets a graph inside a task whose writes were noted long ago."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from marft_bridge.common.agent_names import AGENT_NAME_METADATA, Actors
+from marft_bridge.common.node_names import namespace_in_task
 
 # Every task of a run in the order in which it starts: (checkpoint namespace, name in its metadata, its agent).
 RUNS = {
@@ -65,3 +66,24 @@ def test_a_task_that_nobody_noted_has_the_path_of_its_node() -> None:
 @pytest.mark.parametrize("value", [None, "", 3, ["a"], {}])
 def test_metadata_that_is_no_name_names_nobody(value: object) -> None:
     assert Actors().note("model:1", {AGENT_NAME_METADATA: value}) == "model"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint_ns", "task_ns", "own"),
+    [
+        ("in|x:1", "in:7", "in:7|x:1"),  # the graph in `in` keeps its own state
+        ("in|1|x:1", "in:7", "in:7|1|x:1"),  # and is the second one that `in` runs
+        ("out|in|x:1", "out:5|in:7", "out:5|in:7|x:1"),
+        ("out|in|x:1", "out:5|1|in:7", "out:5|1|in:7|x:1"),
+        ("in|x:1|y:2", "in:7|x:1", "in:7|x:1|y:2"),  # a graph in it that does not
+        ("in|x:1", "in:7|x:1", "in:7|x:1"),
+        ("in|x:1", "in:7:router", "in:7:router|x:1"),
+        ("in:7|x:1", "in:7", "in:7|x:1"),
+        ("in|x:1", "other:7", "in|x:1"),
+        ("x:1", "", "x:1"),
+    ],
+)
+def test_a_graph_that_keeps_its_own_state_is_named_with_the_tasks_around_it(
+    checkpoint_ns: str, task_ns: str, own: str
+) -> None:
+    assert namespace_in_task(checkpoint_ns, task_ns) == own

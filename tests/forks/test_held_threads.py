@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -199,3 +200,31 @@ def test_a_checkpointer_that_cannot_be_read_leads_to_a_replay(tmp_path: Path, mo
     monkeypatch.setattr(lab.saver, "aget_tuple", broken)
     _, start = lab.fork(1, "c")
     assert (start.thread.begins_at, start.replayed_count) == (None, 1)
+
+
+def resumed_with_router(saver: Any) -> Any:
+    async def asks(state: State) -> State:
+        interrupt("go on?")
+        await asyncio.sleep(0.02)
+        return {"log": [str((await Echo().ainvoke(state["ask"], {"callbacks": []})).text)]}
+
+    async def route(state: State) -> str:
+        await asyncio.sleep(0.02)
+        await Echo().ainvoke(f"route {state['ask']}")
+        return "c"
+
+    graph = StateGraph(State)
+    graph.add_node("b", asks)
+    graph.add_node("c", say("c"))
+    graph.add_edge(START, "b")
+    graph.add_conditional_edges("b", route, ["c"])
+    return graph.compile(checkpointer=saver)
+
+
+def test_forks_of_a_resumed_run_that_run_at_once_keep_their_own_spans(tmp_path: Path) -> None:
+    # All three go on from one checkpoint, so that their tasks have equal ids.
+    with asyncio.Runner() as runner:
+        lab = Lab(tmp_path, resumed_with_router, runner=runner)
+        lab.turns("one", Command(resume="yes"))
+        made, _ = lab.fork(1, "c", samples=3)
+    assert [action.node for action in made.trajectory.actions] == ["b", "b:router", "c"]

@@ -64,6 +64,20 @@ class KeysData:
     log: Annotated[list[str], operator.add] = field(default_factory=list)
 
 
+class Turns(TypedDict):
+    turns: list[str]
+
+
+KEEPS = """
+def node(state):
+    model.invoke(str(state.get("c")))
+    return {"c": "kept"}
+"""
+KEEPS_STATE = [None, True]
+"""Checkpointers of a subgraph: True is the one that keeps its own state on the thread from run to run."""
+THREAD = {"thread_id": "t"}
+
+
 @pytest.fixture
 def recorder(tmp_path: Path) -> Recorder:
     return Recorder(Journal(tmp_path / "journal"))
@@ -291,8 +305,9 @@ def test_a_command_triggers_where_it_goes(recorder: Recorder) -> None:
     assert recorded_edges(recorder) == {"trigger": "chooser>right", "data": "chooser>right"}
 
 
+@pytest.mark.parametrize("keeps_state", KEEPS_STATE)
 @pytest.mark.parametrize("schema", [Keys, KeysModel, KeysData])
-def test_a_subgraph_only_passes_on_what_it_did_not_write(schema: Any, recorder: Recorder) -> None:
+def test_a_subgraph_only_passes_on_what_it_did_not_write(schema: Any, keeps_state: Any, recorder: Recorder) -> None:
     inner, by_attribute = StateGraph(schema), schema is not Keys
     inner.add_node("i1", node_of(model, ["a"], {"b": "inner"}, attributes=by_attribute))
     inner.add_node("i2", node_of(model, ["b"], {}, attributes=by_attribute))
@@ -300,25 +315,28 @@ def test_a_subgraph_only_passes_on_what_it_did_not_write(schema: Any, recorder: 
     inner.add_edge("i1", "i2")
     outer = StateGraph(schema)
     outer.add_node("before", node_of(model, ["d"], {"a": "1", "c": "1"}, attributes=by_attribute))
-    outer.add_node("sub", inner.compile())
+    outer.add_node("sub", inner.compile(checkpointer=keeps_state))
     outer.add_node(
         "after", node_of(model, ["c"], {}, attributes=by_attribute)
     )  # written by before, given out again by sub
     outer.add_node("last", node_of(model, ["b"], {}, attributes=by_attribute))  # written by i1
     for src, dst in [(START, "before"), ("before", "sub"), ("sub", "after"), ("after", "last")]:
         outer.add_edge(src, dst)
-    run(outer.compile(), recorder, {"d": "", "a": "", "b": "", "c": ""})
+    run(
+        outer.compile(checkpointer=InMemorySaver()), recorder, {"d": "", "a": "", "b": "", "c": ""}, configurable=THREAD
+    )
     assert recorded_edges(recorder) == {
         "trigger": "after>last before>sub/i1 sub/i1>sub/i2 sub/i2>after",
         "data": "before>after before>sub/i1 sub/i1>last sub/i1>sub/i2",
     }
 
 
-def test_a_subgraph_that_a_node_calls_is_bounded_by_what_the_node_had(recorder: Recorder) -> None:
+@pytest.mark.parametrize("keeps_state", KEEPS_STATE)
+def test_a_subgraph_that_a_node_calls_is_bounded_by_what_the_node_had(keeps_state: Any, recorder: Recorder) -> None:
     inner = StateGraph(Keys)
     inner.add_node("i", node_of(model, ["a"], {"b": "inner"}))
     inner.add_edge(START, "i")
-    compiled = inner.compile()
+    compiled = inner.compile(checkpointer=keeps_state)
 
     def calls_it(state: Keys) -> dict[str, Any]:
         return {"b": compiled.invoke({"a": state["a"] + "!"})["b"]}
@@ -329,16 +347,17 @@ def test_a_subgraph_that_a_node_calls_is_bounded_by_what_the_node_had(recorder: 
     outer.add_node("after", node_of(model, ["b"], {}))
     for src, dst in [(START, "before"), ("before", "calls_it"), ("calls_it", "after")]:
         outer.add_edge(src, dst)
-    run(outer.compile(), recorder, {"d": ""})
+    run(outer.compile(checkpointer=InMemorySaver()), recorder, {"d": ""}, configurable=THREAD)
     assert recorded_edges(recorder) == {
         "trigger": "before>calls_it/i calls_it/i>after",
         "data": "before?calls_it/i calls_it/i>after",
     }
 
 
+@pytest.mark.parametrize("keeps_state", KEEPS_STATE)
 @pytest.mark.parametrize(("change", "edge"), [("", "before>node/i"), ("state['a'] = 'own'; ", "before?node/i")])
 def test_a_state_that_a_node_changed_before_it_passed_it_on_is_a_bound(
-    change: str, edge: str, recorder: Recorder
+    change: str, edge: str, keeps_state: Any, recorder: Recorder
 ) -> None:
     inner = StateGraph(Keys)
     inner.add_node("i", node_of(model, ["a"], {"b": "inner"}))
@@ -346,14 +365,17 @@ def test_a_state_that_a_node_changed_before_it_passed_it_on_is_a_bound(
     source = f"def node(state):\n    {change}return {{'b': graph.invoke(state)['b']}}\n"
     outer = StateGraph(Keys)
     outer.add_node("before", node_of(model, ["d"], {"a": "1"}))
-    outer.add_node("node", source_to_function(source, graph=inner.compile()))
+    outer.add_node("node", source_to_function(source, graph=inner.compile(checkpointer=keeps_state)))
     outer.add_edge(START, "before")
     outer.add_edge("before", "node")
-    run(outer.compile(), recorder, {"d": ""})
+    run(outer.compile(checkpointer=InMemorySaver()), recorder, {"d": ""}, configurable=THREAD)
     assert recorded_edges(recorder) == {"trigger": "before>node/i", "data": edge}
 
 
-def test_a_command_to_the_parent_graph_is_the_writing_of_the_node_that_gave_it(recorder: Recorder) -> None:
+@pytest.mark.parametrize("keeps_state", KEEPS_STATE)
+def test_a_command_to_the_parent_graph_is_the_writing_of_the_node_that_gave_it(
+    keeps_state: Any, recorder: Recorder
+) -> None:
     def hands_off(state: Keys) -> Command[Any]:
         model.invoke(state["a"])
         return Command(graph=Command.PARENT, goto="next", update={"b": "from inside"})
@@ -364,11 +386,27 @@ def test_a_command_to_the_parent_graph_is_the_writing_of_the_node_that_gave_it(r
     inner.add_edge(START, "i1")
     inner.add_edge("i1", "i2")
     outer = StateGraph(Keys)
-    outer.add_node("sub", inner.compile(), destinations=("next",))
+    outer.add_node("sub", inner.compile(checkpointer=keeps_state), destinations=("next",))
     outer.add_node("next", node_of(model, ["b"], {}))
     outer.add_edge(START, "sub")
-    run(outer.compile(), recorder, {"d": ""})
+    run(outer.compile(checkpointer=InMemorySaver()), recorder, {"d": ""}, configurable=THREAD)
     assert recorded_edges(recorder) == {"trigger": "sub/i1>sub/i2 sub/i2>next", "data": "sub/i1>sub/i2 sub/i2>next"}
+
+
+def test_what_a_subgraph_keeps_from_one_run_to_the_next_is_read_from_who_wrote_it(recorder: Recorder) -> None:
+    # c is a key of the subgraph alone: its second run reads what its first one wrote.
+    inner = StateGraph(Keys)
+    inner.add_node("i", node_of(model, ["a"], {"b": "inner"}))
+    inner.add_node("keeps", source_to_function(KEEPS, model=model))
+    inner.add_edge(START, "i")
+    inner.add_edge("i", "keeps")
+    compiled = inner.compile(checkpointer=True)
+    outer = StateGraph(Turns)
+    outer.add_node("sub", lambda state: {"turns": state["turns"] + [compiled.invoke({"a": "x"})["b"]]})
+    outer.add_edge(START, "sub")
+    outer.add_conditional_edges("sub", lambda state: "sub" if len(state["turns"]) < 2 else END, ["sub", END])
+    run(outer.compile(checkpointer=InMemorySaver()), recorder, {"turns": []}, configurable=THREAD)
+    assert "sub/keeps1>sub/keeps2" in recorded_edges(recorder)["data"].split()
 
 
 def test_a_retried_node_depends_through_the_attempt_that_counts(recorder: Recorder) -> None:

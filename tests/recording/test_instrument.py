@@ -151,6 +151,17 @@ def test_a_graph_wrapped_for_another_store_is_recorded_by_both(
     assert [episode.span_count for episode in episodes_in(store) + episodes_in(other)] == [5, 5]
 
 
+def test_both_recorders_hear_of_a_call_with_callbacks_of_its_own(
+    instrumented: Recorder, store: Path, tmp_path: Path
+) -> None:
+    other, model = tmp_path / "other.duckdb", fake_model()
+    graph = StateGraph(Text)
+    graph.add_node("draft", lambda state: {"text": model.invoke(state["text"], {"callbacks": []}).text})
+    graph.add_edge(START, "draft")
+    marft_bridge.wrap(graph.compile(), other).invoke(START_STATE)
+    assert [episode.span_count for episode in episodes_in(store) + episodes_in(other)] == [3, 3]
+
+
 def test_instrumenting_twice_is_once_and_another_store_is_refused(instrumented: Recorder, store: Path) -> None:
     assert marft_bridge.instrument(store) is instrumented
     assert marft_bridge.instrument(str(store)) is instrumented

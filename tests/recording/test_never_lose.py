@@ -42,6 +42,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
 from langgraph.graph import END, START, StateGraph
 from pydantic import Field
+from support.edge_rig import edges_of
 from support.paths import ROOT
 
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
@@ -554,3 +555,60 @@ def test_calls_belong_to_the_run_that_made_them_and_unknown_ones_to_none(tmp_pat
     asyncio.run(main())
     found = sorted((completions(one) for one in trajectories_in(store)), key=lambda labels: int(labels[0].split()[1]))
     assert found == [sorted(f"{way} {number}" for way in KNOWN) for number in range(20)]
+
+
+# Work that a node leaves behind
+
+
+def say_later(model: ScriptedPolicy, release: threading.Event) -> None:
+    release.wait(10)
+    model.invoke("late")
+
+
+@pytest.mark.parametrize("start", ["task", "thread"])
+@pytest.mark.parametrize("is_awaited", [True, False])
+def test_a_call_that_begins_after_its_node_is_the_nodes_and_after_its_run_is_counted_as_lost(
+    start: str, is_awaited: bool, tmp_path: Path
+) -> None:
+    model = ScriptedPolicy(script=lambda _, prompt, __: prompt.split("human: ")[1].split("\n")[0])
+    release, left_behind = threading.Event(), []
+
+    async def starter(state: Number) -> Number:
+        model.invoke("first")
+        if start == "task":
+            left_behind.append(asyncio.create_task(asyncio.to_thread(say_later, model, release)))
+        else:
+            run_in_copy = copy_context().run
+            left_behind.append(asyncio.get_running_loop().run_in_executor(None, run_in_copy, say_later, model, release))
+        return state
+
+    async def ender(state: Number) -> Number:
+        model.invoke("last")
+        if is_awaited:
+            release.set()
+            await left_behind[0]
+        return state
+
+    graph = StateGraph(Number)
+    graph.add_node("starter", starter)
+    graph.add_node("ender", ender)
+    graph.add_edge(START, "starter")
+    graph.add_edge("starter", "ender")
+    recorded = wrap(graph.compile(), tmp_path / "store.duckdb")
+
+    async def main() -> None:
+        await recorded.ainvoke({"number": 1})
+        release.set()
+        await left_behind[0]
+
+    asyncio.run(main())
+    (trajectory,) = trajectories_in(tmp_path / "store.duckdb")
+    edges = edges_of(trajectory)
+    if is_awaited:
+        assert completions(trajectory) == ["first", "last", "late"]
+        # ender did not run because of the late call, and nothing says that it used its answer.
+        assert edges == {"trigger": "starter1>ender", "data": "starter1?starter2"}
+    else:
+        assert completions(trajectory) == ["first", "last"]
+        assert edges == {"trigger": "starter>ender"}
+    assert recorded.recorder.losses.callbacks == (0 if is_awaited else 1)

@@ -11,17 +11,25 @@ from __future__ import annotations
 import asyncio
 import gc
 import operator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.language_models import BaseChatModel
+from langchain_core.language_models.fake import FakeListLLM
+from langchain_core.messages import HumanMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.prompt_values import StringPromptValue
+from langchain_core.tools import tool
 from langgraph.graph import END, START, StateGraph
 from langgraph.pregel._loop import PregelLoop
 from langgraph.types import Send
 
 from graphs import math_duo
 from marft_bridge.common.errors import GraphError
+from marft_bridge.model_calls.routing import Route, Routing, current_routing
 from marft_bridge.model_calls.scripted_model import END_OF_TURN, ScriptedPolicy, text_to_ids
 from marft_bridge.recording.episode_context import EpisodeContext, current_episode
 from marft_bridge.recording.langgraph_hooks import task_hooks
@@ -339,7 +347,120 @@ def test_a_call_that_is_given_callbacks_of_its_own_is_an_action_of_its_node_all_
     assert len(heard) == 3
     nodes = [action.node for action in only_trajectory(recorder).actions]
     assert nodes == ["direct", "through_others", "through_others/x"]
-    assert recorder._runs == recorder._nodes == {}
+    assert recorder._runs == {}
+
+
+@tool
+def told(question: str) -> str:
+    """Asks the model."""
+    return str(echo().invoke(question).content)
+
+
+GENERATING: dict[str, Callable[[], Any]] = {
+    "generate": lambda: echo().generate([[HumanMessage("hello")]]),
+    "callbacks": lambda: echo().generate([[HumanMessage("hello")]], callbacks=[BaseCallbackHandler()]),
+    "generate_prompt": lambda: echo().generate_prompt([StringPromptValue(text="hello")]),
+    "completion": lambda: FakeListLLM(responses=["hello"]).generate(["hello"]),
+    "agenerate": lambda: echo().agenerate([[HumanMessage("hello")]]),
+    "run": lambda: told.run("hello"),
+    "arun": lambda: told.arun("hello"),
+}
+
+
+@pytest.mark.parametrize("way", GENERATING)
+def test_a_call_for_which_langchain_names_no_parent_is_an_action_of_its_node_all_the_same(
+    way: str, recorder: Recorder
+) -> None:
+    async def node(_: Log) -> Log:
+        result = GENERATING[way]()
+        if way.startswith("a"):
+            await result
+        return {"log": []}
+
+    graph = StateGraph(Log)
+    graph.add_node("node", node)
+    graph.add_edge(START, "node")
+    asyncio.run(wrap(graph.compile(), recorder).ainvoke({"log": []}))
+    (action,) = only_trajectory(recorder).actions
+    assert (action.node, action.step) == ("node", 1)
+    (rows,) = spans_of(recorder).values()
+    spans = {row.span_id: row for row in rows}
+    around = spans[str(spans[action.action_id].parent_span_id)]
+    assert around.operation == (names.EXECUTE_TOOL if way in ("run", "arun") else names.INVOKE_AGENT)
+    assert recorder.failures == 0
+
+
+def test_a_generated_answer_of_an_episode_has_its_tokens(recorder: Recorder) -> None:
+    model = echo()
+    graph = StateGraph(Log)
+    graph.add_node("node", lambda _: {"log": [model.generate([[HumanMessage("hello")]] * 2).generations[1][0].text]})
+    graph.add_edge(START, "node")
+    routing = Routing({"node": Route("m", "node", 0, 1.0, 16)}, seed=1, chat=model)
+
+    async def run() -> None:
+        current_routing.set(routing)
+        await wrap(graph.compile(), recorder).ainvoke({"log": []})
+
+    asyncio.run(run())
+    actions = only_trajectory(recorder).actions
+    assert [action.untrainable_reason for action in actions] == [None, None]
+    assert routing.routed_calls["node"] == len(actions)
+
+
+class Wrapping(BaseChatModel):
+    """A model that asks another one."""
+
+    inner: Any
+    how: str
+
+    @property
+    def _llm_type(self) -> str:
+        return "wrapping"
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **_: Any) -> ChatResult:
+        configs = {"handlers": lambda: {"callbacks": run_manager.handlers}, "own": lambda: {"callbacks": []}}
+        answer = self.inner.invoke(messages, configs.get(self.how, lambda: None)())
+        return ChatResult(generations=[ChatGeneration(message=answer)])
+
+    async def _agenerate(self, messages: Any, stop: Any = None, run_manager: Any = None, **_: Any) -> ChatResult:
+        if self.how == "executor":
+            return await super()._agenerate(messages, stop, run_manager)
+        return ChatResult(generations=[ChatGeneration(message=await self.inner.ainvoke(messages))])
+
+
+@pytest.mark.parametrize("how", ["handlers", "own", "inherits", "executor"])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_model_that_wraps_another_makes_one_action_with_the_inner_ones_tokens(
+    how: str, is_async: bool, recorder: Recorder
+) -> None:
+    model = Wrapping(inner=echo(), how=how)
+
+    async def node(_: Log) -> Log:
+        answer = await model.ainvoke("hello") if is_async else model.invoke("hello")
+        return {"log": [str(answer.content)]}
+
+    graph = StateGraph(Log)
+    graph.add_node("node", node)
+    graph.add_edge(START, "node")
+    asyncio.run(wrap(graph.compile(), recorder).ainvoke({"log": []}))
+    (action,) = only_trajectory(recorder).actions
+    assert action.completion == "node"
+    assert action.sampled_ids is not None
+    assert recorder.failures == 0
+
+
+def test_a_call_beside_a_stream_that_is_still_open_is_an_action_of_its_own(recorder: Recorder) -> None:
+    def node(_: Log) -> Log:
+        stream = echo().stream("one")
+        next(stream)
+        echo().invoke("two")
+        return {"log": [str(part.content) for part in stream]}
+
+    graph = StateGraph(Log)
+    graph.add_node("node", node)
+    graph.add_edge(START, "node")
+    wrap(graph.compile(), recorder).invoke({"log": []})
+    assert len(only_trajectory(recorder).actions) == 2
 
 
 def test_an_episode_belongs_to_the_recorder_that_it_was_made_for(recorder: Recorder, tmp_path: Path) -> None:

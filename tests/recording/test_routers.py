@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import pytest
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import RetryPolicy, Send
 from support.edge_rig import edges_of, node_of, recorded_edges, recorded_trajectories, says
@@ -183,3 +184,33 @@ def test_a_call_of_a_router_with_callbacks_of_its_own_is_the_routers(recorder: R
     run(graph.compile(), recorder, {"q": "?"})
     (trajectory,) = recorded_trajectories(recorder)
     assert sorted(action.node for action in trajectory.actions) == ["writer", "writer:router"]
+
+
+def test_runs_that_go_on_from_one_checkpoint_keep_their_own_spans(recorder: Recorder) -> None:
+    # Their tasks have equal ids, which LangGraph derives from the checkpoint.
+    async def writer(state: Keys) -> Keys:
+        await asyncio.sleep(0.02)
+        await model.ainvoke(state["q"], {"callbacks": []})
+        return {"v": "1"}
+
+    async def route(_: Keys) -> str:
+        await asyncio.sleep(0.02)
+        await model.ainvoke("?")
+        return END
+
+    graph = StateGraph(Keys)
+    graph.add_node("writer", writer)
+    graph.add_edge(START, "writer")
+    graph.add_conditional_edges("writer", route, [END])
+    recorded = wrap(graph.compile(checkpointer=InMemorySaver(), interrupt_before=["writer"]), recorder)
+    thread: Any = {"configurable": {"thread_id": "t"}}
+
+    async def go_on() -> None:
+        await recorded.ainvoke({"q": "?"}, thread)
+        await asyncio.gather(*(recorded.ainvoke(None, thread) for _ in range(3)))
+
+    asyncio.run(go_on())
+    _, *resumed = recorded_trajectories(recorder)
+    nodes = [[action.node for action in trajectory.actions] for trajectory in resumed]
+    assert nodes == [["writer", "writer:router"]] * 3
+    assert recorder.failures == 0

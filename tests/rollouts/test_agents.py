@@ -19,6 +19,7 @@ from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.message import add_messages
@@ -299,9 +300,11 @@ class SaysWho(SaysNext):
 CALLERS: Counter[str] = Counter()
 
 
-def test_the_agent_of_a_call_is_the_same_for_its_route_and_its_record(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keeps_state", [None, True])
+def test_the_agent_of_a_call_is_the_same_for_its_route_and_its_record(keeps_state: Any, tmp_path: Path) -> None:
     CALLERS.clear()
-    poet, critic, other = (create_agent(SaysWho(), name=name) for name in ("poet", "critic", None))
+    names = ("poet", "critic", None)
+    poet, critic, other = (create_agent(SaysWho(), name=name, checkpointer=keeps_state) for name in names)
     tools = [asks(poet, "ask_poet"), asks(critic, "ask_critic"), asks(other, "ask_other")]
     boss = create_agent(SaysWho(answers=[calls_tool(*(t.name for t in tools), question="x")]), tools, name="boss")
     recorder = Recorder(Journal(tmp_path / "journal"))
@@ -310,7 +313,9 @@ def test_the_agent_of_a_call_is_the_same_for_its_route_and_its_record(tmp_path: 
     async def play() -> None:
         current_episode.set(episode)
         current_routing.set(Routing({"boss": Route("m", None, None, 1.0, 8)}, actors=episode.actors))
-        await wrap(graph_of(team=boss), recorder).ainvoke(QUESTION)
+        team = graph_of(team=boss)
+        team.checkpointer = InMemorySaver()
+        await wrap(team, recorder).ainvoke(QUESTION, {"configurable": {"thread_id": "t"}})
 
     asyncio.run(play())
     (trajectory,) = recorded_trajectories(recorder)
