@@ -58,12 +58,12 @@ def loop_to_run_config(loop: Any) -> dict[str, Any]:
     given = config.get("configurable") or {}
     runtime = given.get(CONFIG_KEY_RUNTIME)
     context = getattr(runtime, "context", None)
-    own = {key: value for key, value in given.items() if _is_apps_own(key, value)}
+    kept_configurable = {key: value for key, value in given.items() if _is_apps_own(key, value)}
     kept_context = _without_secrets(context)
     forms = [(path, form) for path, form in value_to_forms(context) if not any(map(_is_secret, path))]
     facts = {
         "is_async": hasattr(loop, "__aenter__"),
-        "configurable": _without_secrets(own),
+        "configurable": _without_secrets(kept_configurable),
         "context": kept_context,
         "context_forms": forms,
         "recursion_limit": config.get("recursion_limit"),
@@ -72,12 +72,12 @@ def loop_to_run_config(loop: Any) -> dict[str, Any]:
         "interrupt_after": loop.interrupt_after,
         "has_store": loop.store is not None or None,
     }
-    told: dict[str, Any] = {
+    present_facts: dict[str, Any] = {
         name: value for name, value in facts.items() if value is not None and value not in ({}, (), [])
     }
     if kept_context == {} and forms:  # an object of which nothing may be kept is still one
-        told["context"] = {}
-    return told
+        present_facts["context"] = {}
+    return present_facts
 
 
 def _is_apps_own(key: str, value: Any) -> bool:
