@@ -112,7 +112,7 @@ class JournalProcessor:
             if len(rows) == 1 or _is_of_the_disk(error):
                 self._note_loss(error, len(rows))
                 return ()
-            return [row for each in rows for row in self._append([each])]
+            return [written_row for row in rows for written_row in self._append([row])]
         return rows
 
     def _rows_to_clean(self, rows: Sequence[SpanRow]) -> Sequence[SpanRow]:

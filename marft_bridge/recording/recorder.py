@@ -687,7 +687,7 @@ class Recorder(BaseCallbackHandler):
         runs."""
         config = var_child_runnable_config.get()
         run_id = None if config is None else getattr(config.get("callbacks"), "parent_run_id", None)
-        run = None if run_id is None else self._runs.get(run_id)
+        run: OpenRun | None = None if run_id is None else self._runs.get(run_id)
         if run is not None:
             return run
         task = running_task.get()
@@ -768,7 +768,8 @@ def _error_to_status(error: BaseException) -> int | None:
 
 def _step_of(run: OpenRun, metadata: Mapping[str, Any]) -> int | None:
     """The superstep of a call inside a task; LangChain's metadata does not always say it."""
-    return metadata.get("langgraph_step", None if run.task is None else run.task.start.step)
+    step: int | None = metadata.get("langgraph_step", None if run.task is None else run.task.start.step)
+    return step
 
 
 def _agent_of(run: OpenRun) -> str:

@@ -25,7 +25,8 @@ USER_KEYS = ("user_id", "langgraph_user_id", "langgraph_auth_user_id")
 """Metadata keys that name the user: an app's own, then those that LangGraph's server sets."""
 _THREAD_KEY = "thread_id"
 _LIBRARY_PREFIXES = ("langgraph_", "ls_", "lc_", "__", "checkpoint_")
-_SECRET_NAME = re.compile("key|token|secret|password|auth|credential", re.IGNORECASE)
+_SECRET_NAME = re.compile("key|token|secret|password|auth(?!ors?([^a-z]|$))|credential", re.IGNORECASE)
+_ALWAYS_SECRET_NAME = re.compile("secret|password|credential", re.IGNORECASE)  # a number too, as a PIN is
 
 
 def run_to_attributes(
@@ -58,12 +59,12 @@ def loop_to_run_config(loop: Any) -> dict[str, Any]:
     given = config.get("configurable") or {}
     runtime = given.get(CONFIG_KEY_RUNTIME)
     context = getattr(runtime, "context", None)
-    own = {key: value for key, value in given.items() if _is_apps_own(key, value)}
+    kept_configurable = {key: value for key, value in given.items() if _is_apps_own(key, value)}
     kept_context = _without_secrets(context)
     forms = [(path, form) for path, form in value_to_forms(context) if not any(map(_is_secret, path))]
     facts = {
         "is_async": hasattr(loop, "__aenter__"),
-        "configurable": _without_secrets(own),
+        "configurable": _without_secrets(kept_configurable),
         "context": kept_context,
         "context_forms": forms,
         "recursion_limit": config.get("recursion_limit"),
@@ -72,12 +73,12 @@ def loop_to_run_config(loop: Any) -> dict[str, Any]:
         "interrupt_after": loop.interrupt_after,
         "has_store": loop.store is not None or None,
     }
-    told: dict[str, Any] = {
+    present_facts: dict[str, Any] = {
         name: value for name, value in facts.items() if value is not None and value not in ({}, (), [])
     }
     if kept_context == {} and forms:  # an object of which nothing may be kept is still one
-        told["context"] = {}
-    return told
+        present_facts["context"] = {}
+    return present_facts
 
 
 def _is_apps_own(key: str, value: Any) -> bool:
@@ -86,9 +87,10 @@ def _is_apps_own(key: str, value: Any) -> bool:
     return is_plain and not is_librarys
 
 
-def _is_secret(name: Any) -> bool:
-    """Whether a key, or the name of a field, is that of a secret."""
-    return isinstance(name, str) and _SECRET_NAME.search(name) is not None
+def _is_secret(name: Any, value: Any = "") -> bool:
+    """Whether a key, or the name of a field, is that of a secret. A limit or a switch is none: `max_tokens`, `use_auth`."""
+    pattern = _ALWAYS_SECRET_NAME if value is None or isinstance(value, (int, float)) else _SECRET_NAME
+    return isinstance(name, str) and pattern.search(name) is not None
 
 
 def _without_secrets(value: Any) -> Any:
@@ -100,7 +102,7 @@ def _without_secrets(value: Any) -> Any:
     while pending:
         element = pending.pop()
         if isinstance(element, dict):
-            for key in [key for key in element if _is_secret(key)]:
+            for key in [key for key, item in element.items() if _is_secret(key, item)]:
                 del element[key]
             pending.extend(element.values())
         elif isinstance(element, list):

@@ -158,7 +158,7 @@ class _Graph:
         """Notes a packet that a task of `step` sent; those of long before have become tasks."""
         packets = self.packets.get(step)
         if packets is None:
-            self.packets = {earlier: each for earlier, each in self.packets.items() if earlier >= step - 1}
+            self.packets = {sent: packets for sent, packets in self.packets.items() if sent >= step - 1}
             packets = self.packets[step] = _Packets()
         packets.add(packet)
 
@@ -278,7 +278,7 @@ class WriteLedger:
                     if isinstance(value, Send):
                         if order is None:
                             order = writes_sort_key(task_path_str(task.path))
-                        graph.note_send(task.step, _Packet(order, number, value, writer))
+                        graph.note_send(task.step, _Packet(order, number, send=value, writer=writer))
                     continue
                 spec = channels.get(channel)
                 if can_trigger(channel):
