@@ -691,7 +691,7 @@ class Recorder(BaseCallbackHandler):
         if run is not None:
             return run
         task = running_task.get()
-        node_run = None if task is None else task.node_runs.get(self)
+        node_run: OpenRun | None = None if task is None else task.node_runs.get(self)
         if node_run is None or node_run.trace.has_ended:
             return None
         return replace(node_run, owns_span=False)

@@ -88,7 +88,7 @@ def _is_apps_own(key: str, value: Any) -> bool:
 
 
 def _is_secret(name: Any, value: Any = "") -> bool:
-    """Whether a key, or the name of a field, is that of a secret. A limit or a switch is none: `max_tokens`, `use_auth`."""
+    """Whether a key, or the name of a field, is that of a secret. Limits and switches are none: `max_tokens`."""
     pattern = _ALWAYS_SECRET_NAME if value is None or isinstance(value, (int, float)) else _SECRET_NAME
     return isinstance(name, str) and pattern.search(name) is not None
 

@@ -454,6 +454,10 @@ class Settings:
     auth_token: str
     vault: Vault
     servers: list[dict[str, str]]
+    max_tokens: int = 64
+    use_auth: bool = True
+    author: str = "mary"
+    password: int = 0
 
 
 def test_nothing_of_the_context_or_configurable_that_is_named_like_a_secret_is_recorded(tmp_path: Path) -> None:
@@ -461,7 +465,9 @@ def test_nothing_of_the_context_or_configurable_that_is_named_like_a_secret_is_r
     graph.add_node("node", lambda state: state)
     graph.add_edge(START, "node")
     recorded = wrap(graph.compile(checkpointer=InMemorySaver()), tmp_path / "store.duckdb", RecordOptions(redact=[]))
-    context = Settings("ada", "hidden-1", Vault("north", "hidden-2"), [{"host": "h", "api_key": "hidden-3"}])
+    context = Settings(
+        "ada", "hidden-1", Vault("north", "hidden-2"), [{"host": "h", "api_key": "hidden-3"}], password=7331
+    )
     configurable = {
         "thread_id": "t",
         "credential": "hidden-4",
@@ -474,8 +480,10 @@ def test_nothing_of_the_context_or_configurable_that_is_named_like_a_secret_is_r
         (trajectory,) = store.trajectories()
         (root,) = (span for span in store.spans(trajectory.episode.episode_id) if span.parent_span_id is None)
     assert "hidden" not in str(root.attributes)
+    assert "7331" not in root.attributes[c.RUN_CONFIG]
     config = json.loads(root.attributes[c.RUN_CONFIG])
-    assert config["context"] == {"user": "ada", "vault": {"region": "north"}, "servers": [{"host": "h"}]}
+    no_secrets = {"max_tokens": 64, "use_auth": True, "author": "mary"}
+    assert config["context"] == {"user": "ada", "vault": {"region": "north"}, "servers": [{"host": "h"}], **no_secrets}
     assert config["configurable"] == {"plain": "fine", "servers": [{"host": "h", "deep": {"port": 1}}]}
 
 
