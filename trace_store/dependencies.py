@@ -140,7 +140,7 @@ class _Derivation:
             call.action_id
             for ns, execution in executions.items()
             for call in execution.calls
-            if any(executions[around].end < call.start for around in (ns, *self._ancestors[ns]))
+            if any(executions[outer_ns].end < call.start for outer_ns in (ns, *self._ancestors[ns]))
         }
 
     def edges(self) -> list[Edge]:

@@ -54,7 +54,7 @@ def own_namespace(checkpoint_ns: str) -> str:
 def in_router() -> bool:
     """Whether the caller runs inside a router: elsewhere a namespace of ours is what the recorder knows it by."""
     running = _running.get()
-    return bool(running) and any(type(each) is RunningRouter for each in running)
+    return bool(running) and any(type(entry) is RunningRouter for entry in running)
 
 
 def make_router(task_ns: str, number: int) -> RunningRouter:

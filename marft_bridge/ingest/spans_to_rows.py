@@ -106,8 +106,8 @@ class _ForeignTrace:
         for span_id in sorted(inner_ids, key=lambda span_id: len(list(self._tree.ancestors(span_id)))):
             reading = self._readings[span_id]
             enclosing = (self._readings.get(span.span_id) for span in self._tree.ancestors(span_id))
-            around = next((r.checkpoint_ns for r in enclosing if r is not None and r.checkpoint_ns is not None), "")
-            own_ns = namespace_in_task(str(reading.checkpoint_ns), around)
+            outer_ns = next((r.checkpoint_ns for r in enclosing if r is not None and r.checkpoint_ns is not None), "")
+            own_ns = namespace_in_task(str(reading.checkpoint_ns), outer_ns)
             self._readings[span_id] = replace(reading, checkpoint_ns=own_ns)
 
     def _langgraph_executions(self) -> dict[str, str]:

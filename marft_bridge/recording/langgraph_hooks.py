@@ -10,6 +10,7 @@ no error of ours. `trace_state` and `write_ledger` interpret the steps.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -268,20 +269,22 @@ def _arun_watched(original: Callable[..., Any]) -> Callable[..., Any]:
 class _RunsTask:
     """While the block runs, what is called in it, and what is started there, is known to be the task's."""
 
-    __slots__ = ("_listeners", "_renamed", "_task", "_tokens")
+    __slots__ = ("_listeners", "_renamed", "_task", "_task_token", "_tokens")
 
     def __init__(self, task: PregelExecutableTask, listeners: list[TaskListener]) -> None:
         self._task, self._listeners = task, listeners
-        self._tokens: list[tuple[ContextVar[Any], Token[Any]]] = []
-        self._renamed: Any = None
 
     def __enter__(self) -> None:
-        manager: Any = self._task.config["callbacks"]
-        graph_run, listeners, tokens = manager.parent_run_id, self._listeners, self._tokens
-        tokens.append((running_task, running_task.set(RunningTask(graph_run))))
-        for number, variable in enumerate(task_hooks.variables(len(listeners))):
-            tokens.append((variable, variable.set(listeners[number] if number < len(listeners) else None)))
-        checkpoint_ns = self._task.config["configurable"]["checkpoint_ns"]
+        config, listeners = self._task.config, self._listeners
+        manager: Any = config["callbacks"]
+        graph_run, checkpoint_ns = manager.parent_run_id, config["configurable"]["checkpoint_ns"]
+        self._task_token = running_task.set(RunningTask(graph_run, {}))
+        recorders = itertools.chain(listeners, itertools.repeat(None))
+        variables = task_hooks.variables(len(listeners))
+        self._tokens: list[Token[Any]] = [
+            variable.set(recorder) for variable, recorder in zip(variables, recorders, strict=False)
+        ]
+        self._renamed: Any = None
         if lacks_task_id(checkpoint_ns):
             own_ns = listeners[0].own_namespace(graph_run, checkpoint_ns)
             if own_ns != checkpoint_ns:
@@ -291,8 +294,9 @@ class _RunsTask:
     def __exit__(self, *error: Any) -> None:
         if self._renamed is not None:
             self._renamed.__exit__(None, None, None)
-        for variable, token in self._tokens:
-            variable.reset(token)
+        for token in self._tokens:
+            token.var.reset(token)
+        running_task.reset(self._task_token)
 
 
 def _task_listeners(callbacks: Any) -> list[TaskListener]:

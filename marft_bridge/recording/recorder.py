@@ -368,7 +368,7 @@ class Recorder(BaseCallbackHandler):
         run, running = self._runs.get(graph_run), running_task.get()
         node_run = None if running is None else running.node_runs.get(self)
         if run is not None and node_run is not None:
-            run.trace.start_router(task, ns, keys, around=run.checkpoint_ns, node_span=node_run.span)
+            run.trace.start_router(task, ns, keys, outer_ns=run.checkpoint_ns, node_span=node_run.span)
 
     @_never_raise
     def note_router_end(
@@ -420,7 +420,7 @@ class Recorder(BaseCallbackHandler):
                     open_trace, graph_run.span, start.ns, step=start.step, attributes=attributes
                 )
                 self._end_span(span, None)
-        open_trace.note_writes(loop, task, writes, around=graph_run.checkpoint_ns)
+        open_trace.note_writes(loop, task, writes, outer_ns=graph_run.checkpoint_ns)
 
     @_never_raise
     def note_run_config(self, loop: Any) -> None:

@@ -9,7 +9,7 @@ go on from one checkpoint) are never mixed up.
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -19,7 +19,7 @@ class RunningTask:
     """One task, from its start on for as long as anything refers to its context."""
 
     graph_run: UUID  # callback run of its graph
-    node_runs: dict[Any, Any] = field(default_factory=dict)  # recorder -> its run of the node's latest attempt
+    node_runs: dict[Any, Any]  # recorder -> its run of the node's latest attempt
 
 
 running_task: ContextVar[RunningTask | None] = ContextVar("marft_running_task", default=None)

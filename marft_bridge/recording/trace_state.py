@@ -120,12 +120,12 @@ class OpenTrace:
         if tools := request_to_tools(parameters):
             self.offered_tools.setdefault(node, set()).update(tools)
 
-    def start_task(self, task: PregelExecutableTask, reads: Reads | None, around: str) -> OpenTask:
+    def start_task(self, task: PregelExecutableTask, reads: Reads | None, outer_ns: str) -> OpenTask:
         """Notes that a task starts; see `langgraph_hooks.TaskListener.note_task_start`.
 
-        `around` is our namespace of the task that runs its graph, "" for the outermost graph.
+        `outer_ns` is our namespace of the task that runs its graph, "" for the outermost graph.
         """
-        start = self._task_to_start(task, around)
+        start = self._task_to_start(task, outer_ns)
         sources = self.ledger.start_task(start, state_keys(task.input) if reads is not None else None)
         if (failed_ns := failed_task(start.ns)) is not None:
             self._add_failure(sources, failed_ns)
@@ -176,23 +176,23 @@ class OpenTrace:
         return outer_task is not None and outer_task.reads is not None and outer_task.start.input is start.input
 
     def start_router(
-        self, task: PregelExecutableTask, ns: str, keys: Sequence[str] | None, around: str, node_span: OpenSpan
+        self, task: PregelExecutableTask, ns: str, keys: Sequence[str] | None, outer_ns: str, node_span: OpenSpan
     ) -> None:
         """Notes that a router of a task's node starts; see `langgraph_hooks.TaskListener.note_router_start`."""
-        sources = self.ledger.start_router(self._task_to_writes(task, task.writes, around=around), keys)
-        start = self._task_to_start(task, around)._replace(ns=ns)
+        sources = self.ledger.start_router(self._task_to_writes(task, task.writes, outer_ns=outer_ns), keys)
+        start = self._task_to_start(task, outer_ns)._replace(ns=ns)
         router_task = OpenTask(start, sources, reads=None, inherits=False)
         self._keep_task(router_task)
         write_count = len(task.writes)
         self.routers[ns] = OpenRouter(router_task, node_span, first_write=write_count, end_write=write_count)
 
-    def note_writes(self, loop: Any, task: PregelExecutableTask, writes: Any, around: str) -> None:
-        """Notes what a task of the graph that `loop` runs wrote; `around` as for `start_task`."""
-        commit = self._task_to_writes(task, writes, around=around)
+    def note_writes(self, loop: Any, task: PregelExecutableTask, writes: Any, outer_ns: str) -> None:
+        """Notes what a task of the graph that `loop` runs wrote; `outer_ns` as for `start_task`."""
+        commit = self._task_to_writes(task, writes, outer_ns=outer_ns)
         self.ledger.note_writes(commit, loop.channels, can_trigger=loop.trigger_to_nodes.__contains__)
 
-    def _task_to_writes(self, task: PregelExecutableTask, writes: Any, around: str) -> TaskWrites:
-        start = self._task_to_start(task, around)
+    def _task_to_writes(self, task: PregelExecutableTask, writes: Any, outer_ns: str) -> TaskWrites:
+        start = self._task_to_start(task, outer_ns)
         routers: list[tuple[str, range]] = []
         if self.routers:
             routers = [
@@ -230,9 +230,9 @@ class OpenTrace:
         # The packet of a Send is the input of a graph, but a function makes any input of it.
         return writers if outer_task.kind is NodeKind.GRAPH or inherits else dict.fromkeys(writers, False)
 
-    def _task_to_start(self, task: PregelExecutableTask, around: str) -> TaskStart:
+    def _task_to_start(self, task: PregelExecutableTask, outer_ns: str) -> TaskStart:
         checkpoint_ns = task.config["configurable"]["checkpoint_ns"]
-        ns = task_to_own(checkpoint_ns, around)
+        ns = task_to_own(checkpoint_ns, outer_ns)
         open_task = self.tasks.get(ns)
         if open_task is not None:
             return open_task.start
@@ -250,12 +250,12 @@ class OpenTrace:
         )
 
 
-def task_to_own(checkpoint_ns: str, around: str) -> str:
-    """LangGraph's namespace of a task -> ours. `around` is ours of the task that runs its graph.
+def task_to_own(checkpoint_ns: str, outer_ns: str) -> str:
+    """LangGraph's namespace of a task -> ours. `outer_ns` is ours of the task that runs its graph.
 
     The context alone does not do: LangGraph may commit writes outside that of the task around the graph.
     """
-    return namespace_in_task(own_namespace(checkpoint_ns), around)
+    return namespace_in_task(own_namespace(checkpoint_ns), outer_ns)
 
 
 def _lies_in(graph: str, tasks: Sequence[str]) -> bool:

@@ -69,7 +69,7 @@ def test_metadata_that_is_no_name_names_nobody(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("checkpoint_ns", "task_ns", "own"),
+    ("checkpoint_ns", "task_ns", "own_ns"),
     [
         ("in|x:1", "in:7", "in:7|x:1"),  # the graph in `in` keeps its own state
         ("in|1|x:1", "in:7", "in:7|1|x:1"),  # and is the second one that `in` runs
@@ -84,6 +84,6 @@ def test_metadata_that_is_no_name_names_nobody(value: object) -> None:
     ],
 )
 def test_a_graph_that_keeps_its_own_state_is_named_with_the_tasks_around_it(
-    checkpoint_ns: str, task_ns: str, own: str
+    checkpoint_ns: str, task_ns: str, own_ns: str
 ) -> None:
-    assert namespace_in_task(checkpoint_ns, task_ns) == own
+    assert namespace_in_task(checkpoint_ns, task_ns) == own_ns

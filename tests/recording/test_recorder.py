@@ -351,7 +351,7 @@ def test_a_call_that_is_given_callbacks_of_its_own_is_an_action_of_its_node_all_
 
 
 @tool
-def told(question: str) -> str:
+def ask_model(question: str) -> str:
     """Asks the model."""
     return str(echo().invoke(question).content)
 
@@ -362,8 +362,8 @@ GENERATING: dict[str, Callable[[], Any]] = {
     "generate_prompt": lambda: echo().generate_prompt([StringPromptValue(text="hello")]),
     "completion": lambda: FakeListLLM(responses=["hello"]).generate(["hello"]),
     "agenerate": lambda: echo().agenerate([[HumanMessage("hello")]]),
-    "run": lambda: told.run("hello"),
-    "arun": lambda: told.arun("hello"),
+    "run": lambda: ask_model.run("hello"),
+    "arun": lambda: ask_model.arun("hello"),
 }
 
 
@@ -385,8 +385,8 @@ def test_a_call_for_which_langchain_names_no_parent_is_an_action_of_its_node_all
     assert (action.node, action.step) == ("node", 1)
     (rows,) = spans_of(recorder).values()
     spans = {row.span_id: row for row in rows}
-    around = spans[str(spans[action.action_id].parent_span_id)]
-    assert around.operation == (names.EXECUTE_TOOL if way in ("run", "arun") else names.INVOKE_AGENT)
+    parent_span = spans[str(spans[action.action_id].parent_span_id)]
+    assert parent_span.operation == (names.EXECUTE_TOOL if way in ("run", "arun") else names.INVOKE_AGENT)
     assert recorder.failures == 0
 
 
