@@ -166,17 +166,17 @@ def tasks() -> Iterator[dict[str, Any]]:
     """132 houses in one fixed order, each of which differs from all others by more than the names of its things.
 
     Nothing lies in the hall, and one carrier at least begins beside a thing, so that there is something to learn from.
-    Things that change places make no other house: both are to be carried to the hall.
+    Things that change houses make no other house: both are to be carried to the hall.
     """
     rng = random.Random(0)
-    places = [
+    houses = [
         (rooms, starts)
         for rooms in itertools.combinations_with_replacement(ROOMS[1:], THINGS_OF_TASK)
         for starts in itertools.product(ROOMS, repeat=len(NAMES))
         if {*rooms} & {*starts}
     ]
-    rng.shuffle(places)
-    for rooms, starts in places:
+    rng.shuffle(houses)
+    for rooms, starts in houses:
         lies_in = dict(zip(rng.sample(THINGS, THINGS_OF_TASK), rooms, strict=True))
         yield {"id": "-".join((*rooms, *starts)), "lies_in": lies_in, "starts": dict(zip(NAMES, starts, strict=True))}
 

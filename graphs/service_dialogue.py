@@ -209,7 +209,7 @@ def exchanges_to_facts(person: Mapping[str, str], exchanges: Sequence[Exchange])
 def tasks() -> Iterator[dict[str, Any]]:
     """180 customers in one fixed order, no two alike, for each of the decisions 60, and 60 of each manner."""
     rng = random.Random(0)
-    known: list[Person] = []
+    earlier_people: list[Person] = []
     late, in_time = (
         [number for number in range(11, 100) if is_too_late(str(number)) is late] for late in (True, False)
     )
@@ -221,8 +221,8 @@ def tasks() -> Iterator[dict[str, Any]]:
         people: list[Person] = [
             {"goods": goods, "problem": problem, "order": order, "manner": manner} for order in orders
         ]
-        person = rng.choice([person for person in people if person not in known])
-        known.append(person)
+        person = rng.choice([person for person in people if person not in earlier_people])
+        earlier_people.append(person)
         yield {"id": f"customer-{number}", "person": person, "decision": decision}
 
 

@@ -306,14 +306,14 @@ class MarftTrainer:
         Args:
             samples_of: of each older episode, what it is a sample of: equal keys were played side by side.
         """
-        most = self._most_replayed(fresh)
+        largest_count = self._most_replayed(fresh)
         if self.credit.estimator.needs_groups:
             groups = [rows.tolist() for rows in rows_by_key(samples_of).values() if len(rows) > 1]
         else:
             groups = [[i] for i in range(len(samples_of))]
         drawn: list[int] = []
-        for group in torch.randperm(len(groups), generator=self.replay_generator).tolist() if most else []:
-            if len(drawn) + len(groups[group]) <= most:
+        for group in torch.randperm(len(groups), generator=self.replay_generator).tolist() if largest_count else []:
+            if len(drawn) + len(groups[group]) <= largest_count:
                 drawn += groups[group]
         return sorted(drawn)
 

@@ -162,7 +162,7 @@ def _single_calls(
             decided, difference = _Values(), _Values()
             for run, call in calls:
                 if call.decided is not None:
-                    is_only = sum(each.node == node for each in run.calls) == 1
+                    is_only = sum(run_call.node == node for run_call in run.calls) == 1
                     decided.add(run, call.decided, is_whole=is_only and node in run.whole_nodes)
                 if call.difference is not None:
                     difference.add(run, call.difference)
@@ -227,12 +227,12 @@ def _estimate_family(
     return estimates
 
 
-def _bound_mean(value: float, bound: float, unseen: float) -> tuple[float, float] | None:
+def _bound_mean(value: float, bound: float, unseen_share: float) -> tuple[float, float] | None:
     """The mean where all values seen are alike, and an unseen share of others lies between -bound and bound."""
     if not bound:
         return None
     bound = max(bound, abs(value))
-    return (1 - unseen) * value - unseen * bound, (1 - unseen) * value + unseen * bound
+    return (1 - unseen_share) * value - unseen_share * bound, (1 - unseen_share) * value + unseen_share * bound
 
 
 def _has_spread(values: Sequence[float], sizes: Sequence[float], tasks: Sequence[str]) -> bool:

@@ -66,10 +66,10 @@ class RunLevels:
 
     def is_whole(self, node: str) -> bool:
         """Whether this node's calls follow each other from the beginning to the end, with nothing sampled between."""
-        calls = [each for each in self.calls if each.call.node == node]
-        before = [each.before.name for each in calls]
-        after = [None if each.after is None else each.after.name for each in calls]
-        return bool(calls) and [*before, None] == [self.beginning.name, *after]
+        calls = [around for around in self.calls if around.call.node == node]
+        names_before = [around.before.name for around in calls]
+        names_after = [None if around.after is None else around.after.name for around in calls]
+        return bool(calls) and [*names_before, None] == [self.beginning.name, *names_after]
 
 
 def run_to_levels(run: RecordedRun, nodes: Collection[str], tools: ToolChoice = "recorded") -> RunLevels:

@@ -256,7 +256,7 @@ def _interval_with_unseen_loss(row: Contrast, upwards: bool) -> tuple[float, flo
 def _is_without_width(row: Contrast) -> bool:
     """Up to rounding: tasks that all differ by 0.2 have an interval of some 1e-17."""
     low, high = row.simultaneous
-    return high - low <= ROUNDING * max(abs(low), abs(high), abs(row.mean_a), abs(row.mean_b))
+    return high - low <= ROUNDING * max(map(abs, (low, high, row.mean_a, row.mean_b)))
 
 
 def _unseen_loss(row: Contrast) -> float:

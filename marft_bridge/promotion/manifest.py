@@ -268,8 +268,8 @@ def open_chain(folder: Path, key: bytes | None, notify: Callable[[str], None]) -
 def _is_unfinished(folder: Path, chain: list[Manifest], key: bytes | None) -> bool:
     """Whether all is as `write_manifest` leaves it just before its last step; with a key, signed with it."""
     newest = chain[-1]
-    before = None if newest.previous_sha256 is None else (newest.number - 1, newest.previous_sha256)
-    return _read_current(folder) == before and (key is None or newest.is_signed_with(key))
+    previous = None if newest.previous_sha256 is None else (newest.number - 1, newest.previous_sha256)
+    return _read_current(folder) == previous and (key is None or newest.is_signed_with(key))
 
 
 def _refuse_other_current(folder: Path, chain: list[Manifest]) -> None:

@@ -159,7 +159,7 @@ def _copy_saver(saver: _Saver) -> _Saver:
 def _copy_store(store: _Store) -> _Store:
     """With what was embedded, which is embedded once; the app's embeddings are the same object."""
     shared = (store.index_config, store.embeddings)
-    return copy.deepcopy(store, {id(each): each for each in shared})
+    return copy.deepcopy(store, {id(config): config for config in shared})
 
 
 # -- in place of what graphs hold -----------------------------------------------------------------------------------

@@ -63,11 +63,11 @@ class RecordedError:
         loaded: the app's `except` and retry policies tell no difference. Nothing is imported.
         """
         names = self.classes or (f"builtins:{self.name}",)
-        loaded = [found for name in names if (found := _name_to_class(name)) is not None]
-        own = _name_to_class(names[0])
-        pythons_own = [each for each in loaded if each.__module__ == "builtins"]
+        loaded = [error_class for error_class in map(_name_to_class, names) if error_class is not None]
+        own_class = _name_to_class(names[0])
+        pythons_own = [error_class for error_class in loaded if error_class.__module__ == "builtins"]
         ways: list[Callable[[], type[Exception]]] = [
-            lambda: own or _derive(self.name, loaded),
+            lambda: own_class or _derive(self.name, loaded),
             lambda: _derive(self.name, loaded, text=self.text),  # its text is made of fields
             lambda: _derive(self.name, pythons_own, text=self.text),  # it cannot be made without its arguments
         ]
@@ -99,18 +99,18 @@ def _carry_response(error: Exception, status: int) -> None:
 def _name_to_class(name: str) -> type[Exception] | None:
     """The class of an error by `module:qualname`; None where no loaded module has it."""
     module, _, qualname = name.partition(":")
-    found: Any = sys.modules.get(module)
+    part_of_module: Any = sys.modules.get(module)
     for part in qualname.split("."):
-        found = getattr(found, "__dict__", {}).get(part)  # a module's own `__getattr__` may import
-    return found if isinstance(found, type) and issubclass(found, Exception) else None
+        part_of_module = getattr(part_of_module, "__dict__", {}).get(part)  # a module's own `__getattr__` may import
+    return part_of_module if isinstance(part_of_module, type) and issubclass(part_of_module, Exception) else None
 
 
 def _derive(name: str, above: Sequence[type[Exception]], text: str | None = None) -> type[Exception]:
     """A class of this name under the lowest of these, with this text whatever its fields."""
     bases: list[type[Exception]] = []
-    for each in above:
-        if not any(issubclass(base, each) for base in bases):
-            bases.append(each)
+    for error_class in above:
+        if not any(issubclass(base, error_class) for base in bases):
+            bases.append(error_class)
     own_text = {} if text is None else {"__str__": lambda _: text}
     return type(name, tuple(bases) or (Exception,), own_text)
 

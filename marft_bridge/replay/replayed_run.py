@@ -727,12 +727,12 @@ def to_comparable_output(value: Any) -> Any:
 
 def _without_ids(interrupts: Any) -> Any:
     """Interrupts without their ids."""
-    if not isinstance(interrupts, list):
-        return interrupts
-    return [
-        {key: item for key, item in each.items() if key not in ("id", "ns")} if isinstance(each, dict) else each
-        for each in interrupts
-    ]
+
+    def without_ids(interrupt: Any) -> Any:
+        is_dict = isinstance(interrupt, dict)
+        return {key: item for key, item in interrupt.items() if key not in ("id", "ns")} if is_dict else interrupt
+
+    return [without_ids(interrupt) for interrupt in interrupts] if isinstance(interrupts, list) else interrupts
 
 
 def _keep_ids(run: RecordedRun, replay: _Replay, rows: list[SpanRow], thread: ReplayedThread) -> None:

@@ -31,9 +31,10 @@ from marft_bridge.common.loop_threads import LoopThreads, release_at_exit
 
 log = logging.getLogger("marft_bridge")
 
-_ENDING_S = 60.0  # for as long a thread is asked to end; the last request waits until it runs Python again
 _GRACE_S = 0.05  # for what a call leaves behind to end by itself
-_PAUSE_S = 0.02  # between requests, at first
+_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0  # for which a request stands, and for which none does: at first, and at last
+_ENDING_S = 60.0  # after which a thread is asked rarely: it is in C, and may be for good
+_RARELY_S = 30.0  # from one request to the next, then
 _SHOWN_NAMES = 4
 
 _CALL: ContextVar[RewardCall | None] = ContextVar("reward_call", default=None)
@@ -42,6 +43,10 @@ _CALL: ContextVar[RewardCall | None] = ContextVar("reward_call", default=None)
 
 class PastLimit(SystemExit):
     """Raised in a thread whose call is over. Python lets a thread end by it without a word."""
+
+
+class _TakenBack(BaseException):
+    """Raised in the thread that asks for it, see `_take_back`."""
 
 
 class _Work:
@@ -70,7 +75,7 @@ class _Work:
             # One may be on its way, and must not arrive in what the thread does next. Two cannot be: there is a pause
             # between them, in which a thread that runs Python takes the first.
             with self._lock:
-                _raise_in(threading.get_ident(), None)
+                _take_back()
             self.call.forget(self)
             _CALL.reset(token)
 
@@ -78,11 +83,12 @@ class _Work:
         """Whether it neither goes on nor will begin."""
         return self.is_finished or (self.future is not None and self.future.done())
 
-    def end(self) -> None:
-        """Raises `PastLimit` in the thread if it still does this. A call into C takes it when it returns."""
+    def end(self, error: type[BaseException] | None = PastLimit) -> None:
+        """Raises `PastLimit` in the thread if it still does this; None takes back what has not arrived. A call into C
+        takes it when it returns."""
         with self._lock:
             if self.thread is not None and self.thread.ident is not None and not self.is_finished:
-                _raise_in(self.thread.ident, PastLimit)
+                _raise_in(self.thread.ident, error)
 
     def leave_pool(self) -> None:
         """Takes a piece that has not begun out of its pool, and the thread of one that has: the pool starts another."""
@@ -92,10 +98,23 @@ class _Work:
             self.pool._threads.discard(self.thread)  # type: ignore[attr-defined]  # shutdown() would wait for it
 
 
-def _raise_in(thread_id: int, error: type[BaseException] | None) -> None:
-    """Has a thread raise an error when it next runs Python; None takes back one that has not arrived."""
+def _raise_in(thread_id: int, error: type[BaseException] | None) -> bool:
+    """Has a thread raise an error when it next runs Python; None takes back one that has not arrived. Whether there is
+    such a thread."""
     raised = None if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), raised)
+    return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), raised))
+
+
+def _take_back() -> None:
+    """Takes back a request that has not arrived in this thread, and the interpreter's mark that one is under way.
+
+    The mark is one for all threads. CPython sets it also when a request is taken back, and takes it away only when one
+    arrives. While it stands every thread looks for requests at every call and every turn of a loop; and where calls are
+    traced (`sys.settrace`: debuggers, coverage, Hypothesis), CPython 3.11 never comes to the end of a call.
+    """
+    with suppress(_TakenBack):
+        while _raise_in(threading.get_ident(), _TakenBack):  # in place of one that is on its way; it arrives at a turn
+            pass
 
 
 class RewardCall:
@@ -173,12 +192,16 @@ class RewardCall:
                 self._leftovers.note(works)
         self.is_counted.set()
         deadline_s, pause_s = time.monotonic() + _ENDING_S, _PAUSE_S
-        while (works := self.remaining()) and time.monotonic() < deadline_s:
+        while works := self.remaining():
             for work in works:
                 work.leave_pool()
                 work.end()
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 1.0)
+            time.sleep(pause_s)  # whoever runs Python now and then takes it meanwhile
+            for work in works:
+                work.end(None)
+            _take_back()  # for its mark; who is in C is asked again
+            time.sleep(pause_s if time.monotonic() < deadline_s else _RARELY_S)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 class Leftovers:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 from marft_bridge.common.loop_threads import GRACE_S, LoopThreads, limit_exit
@@ -66,28 +64,19 @@ async def _end_tasks(grace_s: float) -> list[asyncio.Task[Any]]:
 
 
 def _left_to_line(threads: Sequence[threading.Thread], tasks: Sequence[asyncio.Task[Any]], code: UserCode) -> str:
-    thread_frames = sys._current_frames()
-    thread_places = [frames_to_place(_stack_of(thread_frames.get(thread.ident or 0)), code) for thread in threads]
+    """Where tasks stand is said; to ask where threads stand could crash the interpreter."""
     # A cancelled run waits in tasks of LangGraph, too; what it waits for is the app's.
-    task_places = [place for task in tasks if (place := frames_to_place(_frames_of(task), code)) is not None]
-    task_count = len(task_places) or len(tasks)
-    places = Counter(place for place in (*thread_places, *task_places) if place is not None)
-    shown = [f"{place} ({count})" if count > 1 else place for place, count in places.most_common(_SHOWN_PLACES)]
-    shown += ["..."] if len(places) > _SHOWN_PLACES else []
-    lines = f": {', '.join(shown)}" if shown else ""
+    app_lines = Counter(line for task in tasks if (line := frames_to_place(_frames_of(task), code)) is not None)
+    task_count = app_lines.total() or len(tasks)
+    told_lines = [f"{line} ({count})" if count > 1 else line for line, count in app_lines.most_common(_SHOWN_PLACES)]
+    told_lines += ["..."] if len(app_lines) > _SHOWN_PLACES else []
+    lines = f": {', '.join(told_lines)}" if told_lines else ""
     kinds = ((len(threads), "threads"), (task_count, "tasks"))
     counts = " and ".join(f"{count} {kind}" for count, kind in kinds if count)
     return (
         f"{counts} of the app go on after its episodes, because what they run does not end{lines}; "
         "nothing waits for them"
     )
-
-
-def _stack_of(frame: FrameType | None) -> Iterator[tuple[str, int]]:
-    """File and line of a thread's frames, the innermost first."""
-    while frame is not None:
-        yield frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back
 
 
 def _frames_of(task: asyncio.Task[Any]) -> list[tuple[str, int]]:

@@ -298,14 +298,14 @@ def _find_examples(
     taken = [e for e in data.episodes if offline.mode != "filtered" or e.reward >= offline.threshold]
     if offline.reward is not None:
         return {episode.episode_id for episode in taken}
-    worth = {
+    worth_by_id = {
         episode.episode_id: _to_worth(episode.rewards, [item.agent for item in episode.actions], options.side_of)
         for episode in data.episodes
     }
-    own_worth = [value for episode_id, value in worth.items() if episode_id in own_ids]
-    nothing = tuple(0.0 for _ in next(iter(worth.values()), ()))
-    worst = _worst(own_worth or [nothing, *worth.values()])
-    return {episode.episode_id for episode in taken if _exceeds(worth[episode.episode_id], worst)}
+    own_worth = [value for episode_id, value in worth_by_id.items() if episode_id in own_ids]
+    least = tuple(0.0 for _ in next(iter(worth_by_id.values()), ()))
+    worst = _worst(own_worth or [least, *worth_by_id.values()])
+    return {episode.episode_id for episode in taken if _exceeds(worth_by_id[episode.episode_id], worst)}
 
 
 def _lost_reason(trajectory: Trajectory, options: TrainerOptions) -> str | None:

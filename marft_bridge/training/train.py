@@ -664,7 +664,7 @@ class _Training:
                             known=partial(self._known_before, store, number),
                             number=number,
                         ).next_wave(played)
-                    finished_before = sum(number == each for *_, each, _ in finished_keys(store, TRAIN))
+                    finished_before = sum(number == round_number for *_, round_number, _ in finished_keys(store, TRAIN))
                 if not wave:
                     return
                 title = f"round {number}/{self.options.rounds} {_wave_name(wave, played)}"

@@ -32,7 +32,8 @@ def test_calls_that_were_given_up_take_no_place_and_end_their_threads() -> None:
             for call in hung:
                 call.cancel()
             assert await asyncio.wait_for(late, 10) == 8
-        assert len(threads.left_threads()) == 8
+        # The pool's own, which is idle, may not have come back from its last call yet.
+        assert len(threads.left_threads()) in (8, 9)
 
     began = time.monotonic()
     asyncio.run(play())

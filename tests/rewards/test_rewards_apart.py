@@ -395,6 +395,44 @@ for line in scorer.take_thread_lines():
     assert ("returned and left running: left" in process.stderr) == (form == "thread")
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        "lambda *_: 1.0",
+        "lambda *_: time.sleep(0.7)",  # takes the request when it returns
+        "lambda *_: never.acquire()",
+        "lambda *_: threading.Thread(target=never.acquire).start() or 1.0",
+    ],
+)
+def test_calls_that_are_traced_come_to_their_end_after_a_call_of_a_reward(function: str) -> None:
+    """An error that was to be raised in a thread and never arrived has CPython 3.11 hang in every traced call."""
+    code = f"""
+import asyncio, sys, threading, time
+from marft_bridge.rewards.contract import RunView
+from marft_bridge.rewards.scoring import Scorer
+
+never = threading.Lock()
+never.acquire()
+scorer = Scorer(function=({function}, "f"), timeout_s=0.3)
+asyncio.run(scorer.run_to_score(RunView({{}}, {{}})))
+time.sleep(1)
+
+def work(number):
+    return number + 1
+
+began, number = time.monotonic(), 0
+while time.monotonic() < began + 6:
+    sys.settrace(lambda *_: None)
+    number = work(number)
+    sys.settrace(None)
+    time.sleep(0.01)
+print("traced", number > 20)
+"""
+    argv = [sys.executable, "-X", "faulthandler", "-c", code]
+    process = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)
+    assert process.stdout == "traced True\n"
+
+
 def test_a_coroutine_that_catches_its_cancellation_is_ended() -> None:
     ended = []
 
