@@ -49,10 +49,10 @@ def _until(count: int, real: Any) -> Any:
     """A `Session.run` that ends after `count` episodes in all, as a kill would."""
     left = [count]
 
-    def run(session: Session, requests: Sequence[EpisodeRequest], title: str, reward: str) -> Any:
+    def run(session: Session, requests: Sequence[EpisodeRequest], title: str, reward: str, **options: int) -> Any:
         mine = requests[: left[0]]
         left[0] -= len(mine)
-        tally = real(session, mine, title, reward) if mine else None
+        tally = real(session, mine, title, reward, **options) if mine else None
         if len(mine) < len(requests):
             raise TrainError("killed")
         return tally
