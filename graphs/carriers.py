@@ -166,7 +166,7 @@ def tasks() -> Iterator[dict[str, Any]]:
     """132 houses in one fixed order, each of which differs from all others by more than the names of its things.
 
     Nothing lies in the hall, and one carrier at least begins beside a thing, so that there is something to learn from.
-    Things that change houses make no other house: both are to be carried to the hall.
+    Things that change places make no other house: both are to be carried to the hall.
     """
     rng = random.Random(0)
     houses = [

@@ -164,7 +164,7 @@ def turns_to_deal(turns: Sequence[Turn], counts: Sequence[int]) -> dict[Player, 
 
 
 def tasks() -> Iterator[dict[str, Any]]:
-    """160 pools with values in one fixed order, no two alike but for the order of the kinds or of the sides."""
+    """160 pools with values in one fixed order, which differ by more than the order of the kinds or of the sides."""
     rng = random.Random(0)
     pools = [pool for pool in itertools.product(range(1, 6), repeat=3) if 5 <= sum(pool) <= 7]
     pool_keys: set[tuple[Counts, ...]] = set()

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from marft_bridge.config.bridge import TrainOptions
@@ -29,7 +29,7 @@ from marft_bridge.statistics.group_spread import GroupSpread, outcomes_to_spread
 from trace_store.records import RETOKENISED, Action, Trajectory
 from trainers.batch import Use, trajectories_to_round
 from trainers.config import TrainerOptions
-from trainers.rewards import EpisodeRewards, trajectory_to_rewards
+from trainers.rewards import EpisodeRewards, StepReward, trajectory_to_rewards
 
 FIRST_ROUNDS = 2
 ENOUGH_GROUPS = 2
@@ -105,8 +105,11 @@ def trajectories_to_forecast(
     scored = [(t, value) for t in own if (value := _reward(t, options.trainer.reward)) is not None]
     rewards = [value for _, value in scored]
     outcomes: dict[str, list[Outcome]] = {}
+    alone = 0
     for trajectory, value in scored:
-        outcomes.setdefault(trajectory.episode.task_id, []).append(_outcome(trajectory, value, options.trainer))
+        earned = _earned_by(trajectory, value, options.trainer)
+        outcomes.setdefault(trajectory.episode.task_id, []).append(_outcome(trajectory, earned, options.trainer))
+        alone += _teaches_alone(trajectory, earned, options.trainer)
     again = [runs for runs in outcomes.values() if len(runs) > 1]
     distinct = {outcome for runs in outcomes.values() for outcome in runs}
     worst = _worst(map(_worth, distinct))
@@ -128,7 +131,7 @@ def trajectories_to_forecast(
         mean=math.fsum(rewards) / len(rewards) if rewards else None,
         better=sum(_exceeds(_worth(outcome), worst) for runs in outcomes.values() for outcome in runs),
         by_side=options.trainer.side_of is not None,
-        alone=sum(_teaches_alone(trajectory, value, options.trainer) for trajectory, value in scored),
+        alone=alone,
         alike=len(distinct) == 1,
         tasks=len(outcomes),
         sampled_again=len(again),
@@ -148,8 +151,8 @@ def trajectories_to_forecast(
 
 def earn_differently(trajectories: Sequence[Trajectory], options: TrainerOptions) -> bool:
     """Whether any two of these episodes earned different rewards, as far as rewards reach the loss."""
-    scored = ((t, _reward(t, options.reward)) for t in trajectories)
-    return len({_outcome(t, value, options) for t, value in scored if value is not None}) > 1
+    scored = ((t, value) for t in trajectories if (value := _reward(t, options.reward)) is not None)
+    return len({_outcome(t, _earned_by(t, value, options), options) for t, value in scored}) > 1
 
 
 def forecast_to_lines(forecast: Forecast) -> list[str]:
@@ -201,19 +204,8 @@ def _reward(trajectory: Trajectory, name: str) -> float | None:
     return value if is_usable else None
 
 
-def _outcome(trajectory: Trajectory, value: float, options: TrainerOptions) -> Outcome:
-    """What an episode earned: in all, as a team, at its steps, by its agents."""
-    earned = _earned_by(trajectory, value, options)
-    steps = [(name, *(_rounded(step.value) for step in rewards)) for name, rewards in sorted(earned.step.items())]
-    private = [
-        (name, *((node, _rounded(value)) for node, value in sorted(rewards.items())))
-        for name, rewards in sorted(earned.private.items())
-    ]
-    nodes = [action.node for action in trajectory.actions]
-    return (_to_worth(earned, nodes, options.side_of), _rounded(earned.total), *steps, *private)
-
-
 def _earned_by(trajectory: Trajectory, value: float, options: TrainerOptions) -> EpisodeRewards:
+    """All that reaches the loss of an episode whose team earned this; a step reward is of the call it arrived with."""
     earned, _ = trajectory_to_rewards(
         trajectory,
         (options.reward, value),
@@ -225,34 +217,48 @@ def _earned_by(trajectory: Trajectory, value: float, options: TrainerOptions) ->
     return earned
 
 
-def _teaches_alone(trajectory: Trajectory, value: float, options: TrainerOptions) -> bool:
+def _outcome(trajectory: Trajectory, earned: EpisodeRewards, options: TrainerOptions) -> Outcome:
+    """What an episode earned: in all, as a team, at its steps, by its agents."""
+    steps = [(name, *(_rounded(step.value) for step in rewards)) for name, rewards in sorted(earned.step.items())]
+    private = [
+        (name, *((node, _rounded(value)) for node, value in sorted(rewards.items())))
+        for name, rewards in sorted(earned.private.items())
+    ]
+    nodes = [action.node for action in trajectory.actions]
+    return (_to_worth(earned, nodes, options.side_of), _rounded(earned.total), *steps, *private)
+
+
+def _teaches_alone(trajectory: Trajectory, earned: EpisodeRewards, options: TrainerOptions) -> bool:
     """Whether the estimator learns from this run though nothing that it is compared with earned otherwise."""
-    earned = _earned_by(trajectory, value, options)
-    by_call = dict.fromkeys(range(len(trajectory.actions)), 0.0)
-    for step in (step for rewards in earned.step.values() for step in rewards):
-        for call in step.links:  # without edges: the one that it arrived with
+    by_call = [0.0] * len(trajectory.actions)
+    for step in _steps_of(earned):
+        for call in step.links:
             by_call[call] += step.value
-    private = [value for rewards in earned.private.values() for value in rewards.values()]
-    return options.advantage.estimator_class.teaches_alone(
-        list(by_call.values()), [earned.total, *private], options.advantage.normalization
-    )
+    by_run = [earned.total, *(value for _, value in _private_of(earned))]
+    return options.advantage.estimator_class.teaches_alone(by_call, by_run, options.advantage.normalization)
 
 
 def _to_worth(earned: EpisodeRewards, nodes: Sequence[str], side_of: Mapping[str, str] | None) -> Worth:
-    """Args:
-    nodes: who made the calls that `earned` counts.
-    """
+    """What was earned in all; `nodes` are those of the calls that `earned` counts."""
     if side_of is None:
-        steps = [step.value for rewards in earned.step.values() for step in rewards]
-        private = [value for rewards in earned.private.values() for value in rewards.values()]
-        return (_rounded(earned.total + math.fsum([*steps, *private])),)
+        values = [*(step.value for step in _steps_of(earned)), *(value for _, value in _private_of(earned))]
+        return (_rounded(earned.total + math.fsum(values)),)
     by_side: dict[str, list[float]] = {side: [] for side in sorted({*side_of.values()})}
-    for step in (step for rewards in earned.step.values() for step in rewards):
+    for step in _steps_of(earned):
         for side in {side_of[nodes[call]] for call in step.links if nodes[call] in side_of}:
             by_side[side].append(step.value)
-    for node, value in (pair for rewards in earned.private.values() for pair in rewards.items()):
+    for node, value in _private_of(earned):
         by_side[side_of[node]].append(value)
     return tuple(_rounded(math.fsum(values)) for values in by_side.values())
+
+
+def _steps_of(earned: EpisodeRewards) -> Iterator[StepReward]:
+    return (step for rewards in earned.step.values() for step in rewards)
+
+
+def _private_of(earned: EpisodeRewards) -> Iterator[tuple[str, float]]:
+    """Node and value."""
+    return (pair for rewards in earned.private.values() for pair in rewards.items())
 
 
 def _rounded(value: float) -> float:
@@ -386,10 +392,11 @@ def _groups_text(forecast: Forecast) -> str:
         return "what the rounds can learn is not known"
     if forecast.rounds == 0:
         return "no round learns from rewards"
-    text = (
-        f"about {forecast.informative:.1f} of the {forecast.groups} {_unit(forecast)} of a round will differ in reward"
+    alone = f", and {forecast.alone} of {forecast.episodes} episodes teach by themselves" if forecast.alone else ""
+    return (
+        f"about {forecast.informative:.1f} of the {forecast.groups} {_unit(forecast)} of a round will differ in "
+        f"reward{alone}"
     )
-    return text + (f", and {forecast.alone} of {forecast.episodes} episodes teach by themselves" * (forecast.alone > 0))
 
 
 def _unit(forecast: Forecast) -> str:

@@ -586,16 +586,16 @@ class _Training:
             return
         version = self._version()
         requests = plan_measurement(self.measured, self.nodes, version, seed=self.config.seed)
+        self._play_aside(MEASURE, requests, f"measurement of version {version}")
+
+    def _play_aside(self, run_id: str, requests: Sequence[EpisodeRequest], title: str) -> None:
+        """Plays what is left of these requests, in a run of their own."""
         with self._store() as store:
-            begin_run(store, MEASURE, "train", config=self.config, folder=self.folder)
+            begin_run(store, run_id, "train", config=self.config, folder=self.folder)
             remaining = unfinished_requests(store, requests)
         if remaining:
-            self.session.run(
-                remaining,
-                f"measurement of version {version}",
-                self.options.trainer.reward,
-                finished_before=len(requests) - len(remaining),
-            )
+            finished_before = len(requests) - len(remaining)
+            self.session.run(remaining, title, self.options.trainer.reward, finished_before=finished_before)
 
     def _join_settled(
         self, store: TraceStore, number: int, episodes: list[Trajectory]
@@ -664,9 +664,9 @@ class _Training:
                             known=partial(self._known_before, store, number),
                             number=number,
                         ).next_wave(played)
+                    if not wave:
+                        return
                     finished_before = sum(number == round_number for *_, round_number, _ in finished_keys(store, TRAIN))
-                if not wave:
-                    return
                 title = f"round {number}/{self.options.rounds} {_wave_name(wave, played)}"
                 # what tools did before a forked call happened once: they give their recorded results
                 tools = given_tools() if wave[0].fork is not None else nullcontext()
@@ -799,16 +799,7 @@ class _Training:
             adapters=dict.fromkeys(self.nodes, version),
             round=version,
         )
-        with self._store() as store:
-            begin_run(store, EVALUATE, "train", config=self.config, folder=self.folder)
-            remaining = unfinished_requests(store, requests)
-        if remaining:
-            self.session.run(
-                remaining,
-                f"evaluation of version {version}",
-                self.options.trainer.reward,
-                finished_before=len(requests) - len(remaining),
-            )
+        self._play_aside(EVALUATE, requests, f"evaluation of version {version}")
 
     # -- the commit point and its consequences ----------------------------------------------------------------
 
