@@ -39,16 +39,19 @@ def model_to_shape(model: PolicyModel) -> Shape:
     import torch
 
     modules = dict(model._backbone.named_modules())
-    frozen = {n: m for n, m in modules.items() if type(m) is torch.nn.Linear and "lora_" not in n}
+    # in 4 bits a weight has fewer numbers than it stands for
+    frozen = {
+        n: m.in_features * m.out_features
+        for n, m in modules.items()
+        if isinstance(m, torch.nn.Linear) and "lora_" not in n
+    }
     first = ("q_proj", "k_proj", "v_proj")
     adapter = model.parameters(model.adapters[0])
     config = model._backbone.config
     heads = config.num_attention_heads * modules["layers.0.self_attn"].head_dim
     return Shape(
-        body=sum(module.weight.numel() for module in frozen.values()),
-        blind=sum(
-            m.weight.numel() for n, m in frozen.items() if ".0.self_attn" in f".{n}" and any(f in n for f in first)
-        ),
+        body=sum(frozen.values()),
+        blind=sum(weights for n, weights in frozen.items() if ".0.self_attn" in f".{n}" and any(f in n for f in first)),
         head=model._head.weight.numel(),
         adapter=sum(weight.numel() for weight in adapter.values()),
         blind_adapter=sum(

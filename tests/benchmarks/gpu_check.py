@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import sys
 import tempfile
 import time
@@ -284,6 +285,7 @@ def measure_size(folder: Path, name: str, device: str, load_in_4bit: bool = Fals
         tokens += sum(map(len, rows))
     limit, plan = matmul_flops_per_s(device), guard.plan()
     assert plan is not None
+    profile, computing = profile_step(step, device)
     return {
         "attention": model.packing,
         "planned_gib": round((plan.total - plan.features) / GIB, 3),
@@ -293,7 +295,8 @@ def measure_size(folder: Path, name: str, device: str, load_in_4bit: bool = Fals
         "matmul_tflops": limit / 1e12,
         "share": flops / seconds / limit,
         "passed": flops / seconds / limit >= GOAL if name in ("1.7B", "7B") else None,
-        "profile": profile_step(step, device),
+        "busy": None if computing is None else computing / seconds,
+        "profile": profile,
     }
 
 
@@ -389,8 +392,12 @@ def matmul_flops_per_s(device: str) -> float:
     return float(2 * side**3 / median(times[2:]))
 
 
-def profile_step(step: Callable[[], None], device: str) -> list[dict[str, Any]]:
-    """The operations that take most of a step, with their share of it: kernels of a card, operators of a CPU."""
+def profile_step(step: Callable[[], None], device: str) -> tuple[list[dict[str, Any]], float | None]:
+    """The operations that take most of a step, with their share of it: kernels of a card, operators of a CPU.
+
+    And the seconds in which the card computed, None on a CPU; the rest of a step it waited for the processor.
+    """
+    os.environ.setdefault("TEARDOWN_CUPTI", "1")  # else each launch of the stages that follow is watched, and slower
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -401,9 +408,10 @@ def profile_step(step: Callable[[], None], device: str) -> list[dict[str, Any]]:
     rows = [row for row in profiler.key_averages() if row.device_type == wanted]
     rows.sort(key=lambda row: -getattr(row, kind))
     total = sum(getattr(row, kind) for row in rows) or 1
-    return [
+    shown = [
         {"operation": row.key[:100], "share": getattr(row, kind) / total, "calls": row.count} for row in rows[:SHOWN]
     ]
+    return shown, total / 1e6 if device == "cuda" else None  # of microseconds
 
 
 def _wait(device: str) -> None:
@@ -447,11 +455,13 @@ def report_to_page(content: dict[str, Any]) -> str:
         lines.append(f"| {stage} | {seen['state']} | {_yes(seen.get('passed'))} | {seen['seconds']} |")
     measured = {stage: seen for stage, seen in stages.items() if "tokens_per_s" in seen}
     if measured:
-        lines += ["", "| base | planned GiB | allocated | driver | tokens/s | TFLOP/s | of its product |"]
-        lines.append("|---|---|---|---|---|---|---|")
+        lines += ["", "| base | planned GiB | allocated | driver | tokens/s | TFLOP/s | of its product | card busy |"]
+        lines.append("|---|---|---|---|---|---|---|---|")
     for stage, seen in measured.items():
         memory = " | ".join(f"{seen[key] or '-'}" for key in ("planned_gib", "allocated_gib", "driver_gib"))
-        lines.append(f"| {stage} | {memory} | {seen['tokens_per_s']} | {seen['tflops']:.3g} | {seen['share']:.2f} |")
+        busy = "-" if seen["busy"] is None else f"{seen['busy']:.2f}"
+        speed = f"{seen['tokens_per_s']} | {seen['tflops']:.3g} | {seen['share']:.2f} | {busy}"
+        lines.append(f"| {stage} | {memory} | {speed} |")
     if "heads" in stages.get("attention", {}):
         lines += [
             "",

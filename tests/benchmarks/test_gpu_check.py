@@ -62,7 +62,7 @@ def test_every_stage_runs_in_small_on_a_bare_machine(tmp_path: Path) -> None:
     tiny = stages["tiny"]
     assert tiny["attention"] == "marft_gathered"
     assert tiny["planned_gib"] > 0
-    assert (tiny["allocated_gib"], tiny["driver_gib"], report["machine"]["name"]) == (None, None, None)
+    assert (tiny["allocated_gib"], tiny["driver_gib"], report["machine"]["name"], tiny["busy"]) == (None,) * 4
     assert tiny["share"] == pytest.approx(tiny["tflops"] / tiny["matmul_tflops"])
     assert tiny["tokens_per_s"] > 0
     assert 0.5 < sum(row["share"] for row in tiny["profile"]) <= 1

@@ -46,6 +46,18 @@ def test_what_rows_share_counts_once_and_sees_only_its_path(tmp_path: Path) -> N
     assert rows_to_flops(shape, [(1, 2, 3), (1, 2, 4)], 2) == 4 * token + 9 * pair + 8 * shape.head
 
 
+def test_a_layer_that_is_held_in_bits_counts_as_the_weights_that_they_stand_for(tmp_path: Path) -> None:
+    class InBits(torch.nn.Linear):
+        """As bitsandbytes' layer: two numbers of a weight in one byte."""
+
+    model = PolicyModel(save_tiny_llama(tmp_path), ["a"], LoraOptions(rank=4), "cpu", seed=0)
+    expected = model_to_shape(model)
+    layer = model._backbone.layers[0].mlp.gate_proj
+    held = layer.weight.numel() // 2
+    layer.__class__, layer.weight = InBits, torch.nn.Parameter(torch.zeros(held, 1, dtype=torch.uint8), False)
+    assert model_to_shape(model) == expected
+
+
 def test_the_step_that_is_measured_is_the_trainers_and_its_operations_are_counted(tmp_path: Path) -> None:
     folder = save_tiny_llama(tmp_path)
     work = {a: [ActionItem(a, (1, 2, n), (4, 5), None, 0.7) for n in (3, 4, 6)] for a in ("reasoner", "actor")}
