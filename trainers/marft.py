@@ -571,13 +571,15 @@ class MarftTrainer:
     ) -> Round:
         policies, options = self.policies, self.options
         vocabulary = {agent: policies.model_of(agent).vocabulary for agent in policies.trained}
+        # a reward of another name only chooses what is imitated
+        shaping = options.shaping if reward in (None, options.reward) else ()
         return trajectories_to_round(
             trajectories,
             policies.trained,
             reward or options.reward,
             vocabulary=vocabulary,
             use=use,
-            shaping=options.shaping if reward is None else (),  # else nothing but imitation reads it
+            shaping=shaping,
             final=options.truncated_reward == "final",
             is_heldout=self.is_heldout,
             refused=refused_agents,

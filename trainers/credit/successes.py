@@ -21,6 +21,8 @@ from trainers.advantages.settings import Normalization
 from trainers.batch import Round
 from trainers.credit.units import Units
 
+_ROUNDING = 1e-12  # relative; equal returns have a deviation of 1e-16 and less of them
+
 
 def append_successes(
     fresh: Estimate,
@@ -49,10 +51,11 @@ def append_successes(
         fresh_returns = return_A[~replayed_A & (rows if mode != "batch" else True)]
         mean_A[rows] = fresh_returns.mean() if len(fresh_returns) else 0.0
         if in_deviations or mode != "none":
-            deviation = fresh_returns.std() if len(fresh_returns) else 0.0
+            spread = float(fresh_returns.std()) if len(fresh_returns) else 0.0
+            deviation = spread if spread > _ROUNDING * np.abs(fresh_returns).max(initial=0.0) else 0.0
             excess = return_A[rows & replayed_A] - mean_A[rows & replayed_A]
             # where all fresh runs earned the same, the best success is worth 1
-            scale_A[rows] = float(deviation) or max(float(excess.max()), float(np.finfo(np.float64).tiny))
+            scale_A[rows] = deviation or max(float(excess.max()), float(np.finfo(np.float64).tiny))
     is_better_A = replayed_A & (return_A > mean_A)
     earned_A, baseline_A = np.where(is_better_A, return_A, 0.0), np.where(is_better_A, -mean_A, 0.0)
     is_replayed_U = units.repeat(replayed_A.astype(np.float64)).astype(np.bool_)

@@ -138,8 +138,11 @@ def _advantages(
     if offline.mode in ("awr", "importance"):
         return credit.replay_advantages(data), lambda: None
     returns_A = credit.returns(data)
-    shift = offline.shift if offline.mode == "asymre" else 0.0
-    return returns_A - (returns_A.mean() + shift), lambda: None
+    baseline_A = np.full(len(returns_A), offline.shift if offline.mode == "asymre" else 0.0)
+    for agent in {item.agent for item in data.items}:  # what one earns alone says nothing of another's calls
+        rows = data.agents_to_rows([agent])
+        baseline_A[rows] += returns_A[rows].mean()
+    return returns_A - baseline_A, lambda: None
 
 
 def _ratios(data: Round, policies: Policies, tick: Callable[[str, int], Tick]) -> Floats:

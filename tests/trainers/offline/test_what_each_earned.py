@@ -1,0 +1,114 @@
+"""Owns: the offline phase weighs a call by what it earned in all, as rounds do: shaping of every level has its part.
+
+- A reward of the whole run that shaping adds leaves the adapters that a run with the sum as its reward leaves.
+- In a game of two sides a side learns from its own payoff, which reaches it by shaping only.
+- What one agent earns alone is held against its own calls, so it says nothing of another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.tiny_policy import AGENTS, both_low, play, save_tiny_llama
+from support.trainer_options import trainer_options
+from torch import Tensor
+
+from trace_store.records import Reward, Trajectory
+from trainers.marft import MarftTrainer
+from trainers.offline import phases
+
+OFFLINE_MODES = ["awr", "importance", "topr", "asymre", "vtrace"]
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def shaping(level: str, weight: float = 1.0) -> list[dict[str, Any]]:
+    return [{"reward": "own", "level": level, "weight": weight}]
+
+
+def trainer_of(model_dir: Path, mode: str, **options: Any) -> MarftTrainer:
+    offline = {"mode": mode, "epochs": 1}
+    fixed = {"device": "cpu", "lr": 0.01, "engine_tolerance": 9.0, "replay": {"min_ess": 0.0}}
+    return MarftTrainer(trainer_options(**fixed, offline=offline, **options), model_dir, AGENTS, 0)
+
+
+def stored(trainer: MarftTrainer, earned: Sequence[float]) -> list[Trajectory]:
+    """As many runs of one task as rewards."""
+    runs = play(trainer, len(earned), torch.Generator().manual_seed(3), both_low)
+    return [
+        replace(
+            run,
+            episode=replace(run.episode, task_id="t"),
+            rewards=(Reward(run.episode.episode_id, "reward", value, "test", 1),),
+        )
+        for run, value in zip(runs, earned, strict=True)
+    ]
+
+
+def with_own(run: Trajectory, value: float, node: str | None = None) -> Trajectory:
+    """The run with one more reward: of the whole run, or of an agent."""
+    episode_id = run.episode.episode_id
+    own = Reward(episode_id, "own", value, "test", 1, *(() if node is None else ("agent",)), node=node)
+    return replace(run, rewards=(*run.rewards, own))
+
+
+def adapters(trainer: MarftTrainer) -> Tensor:
+    parts = (p.detach().flatten() for agent in AGENTS for p in trainer.policies.parameters(agent).values())
+    return torch.cat(list(parts))
+
+
+@pytest.mark.parametrize("mode", OFFLINE_MODES)
+def test_a_run_that_shaping_pays_teaches_what_one_with_that_reward_teaches(model_dir: Path, mode: str) -> None:
+    team, own, weight = [0.0, 1.0, 0.0, 1.0, 1.0, 0.0], [1.0, 0.0, 3.0, 0.0, 2.0, 0.0], -0.5
+    shaped = trainer_of(model_dir, mode, shaping=shaping("episode", weight))
+    shaped.replay([with_own(run, value) for run, value in zip(stored(shaped, team), own, strict=True)])
+    plain = trainer_of(model_dir, mode)
+    plain.replay(stored(plain, [reward + weight * value for reward, value in zip(team, own, strict=True)]))
+    untrained = trainer_of(model_dir, mode)
+    assert not torch.equal(adapters(plain), adapters(untrained))
+    torch.testing.assert_close(adapters(shaped), adapters(plain), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("mode", ["awr", "importance"])
+def test_a_side_learns_from_its_own_payoff(model_dir: Path, mode: str) -> None:
+    sides = {"left": ("reasoner",), "right": ("actor",)}
+    ends = []
+    for winner in range(2):
+        trainer = trainer_of(model_dir, mode, estimator="at_grpo", sides=sides, shaping=shaping("agent"))
+        runs = [
+            with_own(with_own(run, float(i % 2 == winner), node="reasoner"), float(i % 2 != winner), node="actor")
+            for i, run in enumerate(stored(trainer, [0.0] * 6))
+        ]
+        learned = trainer.replay(runs)
+        assert all(learned["agents"][agent]["steps"] for agent in AGENTS)
+        ends.append(adapters(trainer))
+    assert not torch.equal(*ends)
+
+
+@pytest.mark.parametrize("mode", ["topr", "asymre"])
+def test_what_an_agent_earns_alone_is_held_against_its_own_calls(
+    model_dir: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Team rewards 0 and 1, and always -3 for the reasoner alone: every call is 1/2 above or below its agent's mean."""
+    seen: dict[str, set[float]] = {agent: set() for agent in AGENTS}
+    weigh = phases._advantages
+
+    def note(*given: Any, **named: Any) -> Any:
+        advantage_A, fit = weigh(*given, **named)
+        for item, advantage in zip(given[0].items, advantage_A.tolist(), strict=True):
+            seen[item.agent].add(round(advantage - (-shift if mode == "asymre" else 0.0), 9))
+        return advantage_A, fit
+
+    monkeypatch.setattr(phases, "_advantages", note)
+    trainer = trainer_of(model_dir, mode, estimator="dr_mas", shaping=shaping("agent"))
+    shift = trainer.options.offline.shift
+    trainer.replay([with_own(run, -3.0, node="reasoner") for run in stored(trainer, [0.0, 1.0] * 4)])
+    assert seen == {"reasoner": {-0.5, 0.5}, "actor": {-0.5, 0.5}}
