@@ -282,7 +282,7 @@ class ReplayOptions(_Options):
     more than their task usually does; the newer, and the rarer their success, the sooner one is drawn (RLEP, ExGRPO).
     Each is made likelier than it was when it was sampled, up to `clip_high`, and has no part in the baseline."""
     max_staleness: int = Field(default=4, ge=1)
-    """Adapter versions that an action may be behind the one that is trained."""
+    """Adapter versions that an action may be behind the one that is trained; successes may be of any."""
     min_ess: float = Field(default=0.3, ge=0, le=1)
     """Effective sample size of the importance weights, as a share of the actions, below which an agent's
     replayed actions are dropped."""
@@ -426,6 +426,7 @@ class ExperimentalOptions(_Options):
         return self
 
 
+_WEIGHTED = "replay.share above 0 or offline.mode 'topr', 'importance' or 'vtrace'"
 _MEAN_RATIOS = "granularity 'action' with logprob_norm 'token' or 'word'"
 
 
@@ -571,7 +572,7 @@ class TrainerOptions(_Options):
     def _without_effect(self) -> Iterator[tuple[str, str]]:
         """Options that were set and do nothing, and where they would do something."""
         chosen, update, experimental = self.advantage.estimator_class, self.objective.update, self.experimental
-        tables = {"advantage": self.advantage, "experimental": self.experimental}
+        tables = {"advantage": self.advantage, "experimental": self.experimental, "replay": self.replay}
         for table, options in tables.items():
             for name in options.model_fields_set - {*chosen.reads}:
                 if readers := [reader for reader, estimator in estimators().items() if name in estimator.reads]:
@@ -579,6 +580,8 @@ class TrainerOptions(_Options):
         for table, name, applies, condition in (
             ("advantage", "contribution", _has_own_baselines(chosen), _own_baselines()),
             ("advantage", "critic", self.uses_critic, "a critic in use"),
+            ("replay", "max_staleness", self.replay.share > 0, "replay.share above 0"),
+            ("replay", "min_ess", self.replay.share > 0 or self.offline.needs_behaviour, _WEIGHTED),
             ("experimental", "clip_by_length", not experimental.clip_by_length or self.clips_by_length, _MEAN_RATIOS),
             ("experimental", "success_shaping", self.replay.successes > 0, "replay.successes above 0"),
             ("experimental", "critic_loss", self.uses_critic, "a critic in use"),

@@ -29,7 +29,7 @@ from torch import Tensor
 from trace_store.records import TOOLS_OF, Episode, Reward, Trajectory
 from trainers.advantages.arrays import Floats, rows_by_key
 from trainers.advantages.estimate import Estimate, normalize_estimate
-from trainers.batch import ActionItem, Round, Use, episodes_to_round, forced_share, trajectories_to_round
+from trainers.batch import ActionItem, EpisodeItem, Round, Use, episodes_to_round, forced_share, trajectories_to_round
 from trainers.checks.memory_guard import out_of_memory_told
 from trainers.checks.reality import check_moved
 from trainers.common.free_memory import give_back_card_memory
@@ -382,7 +382,7 @@ class MarftTrainer:
             self.policies,
             options=self.options,
             tick_of=self._tick,
-            reread=lambda refused: self._join(trajectories, replayed, refused),
+            reread=lambda refused: self._join(trajectories, replayed, refused, data),
             note=self.credit.note,
             newest=newest,
         )
@@ -477,16 +477,18 @@ class MarftTrainer:
         fresh: Sequence[Trajectory],
         replayed: Sequence[Trajectory],
         refused_agents: Mapping[str, str] | None = None,
+        read: Round | None = None,
     ) -> Round:
         """Fresh and older episodes as one round; of the older ones what the gate lets through.
 
         Args:
             refused_agents: agent -> why its replayed actions say too little; they count as part of the environment.
+            read: the round as it was with these actions, whose choice of episodes stands; None: none was made yet.
         """
         data = self._read(fresh, "on_policy")
         replay = self.options.replay
         if replay.successes and self.options.advantage.skip_flat_groups:
-            data = self.credit.informative(data)  # before the successes join, which are in no group
+            data = self._informative(data, read)  # before the successes join, which are in no group
         if replayed:
             if replay.round_share == 0:
                 raise TrainError(
@@ -501,10 +503,10 @@ class MarftTrainer:
             for reason, count in older.drops.items():
                 drops[f"replay: {reason}"] = count
             max_replayed = self._most_replayed(len(set(data.tree_E)))  # a tree counts as one run in the loss
-            if len(older.episodes) > max_replayed:
+            older_episodes: Sequence[EpisodeItem] = self._within(older.episodes, gated.kept, max_replayed)
+            if len(older.episodes) > len(older_episodes):
                 option = "replay.share" if replay.share else "replay.successes"
-                drops[f"replay: episode beyond {option}"] = len(older.episodes) - max_replayed
-            older_episodes = older.episodes[:max_replayed]
+                drops[f"replay: episode beyond {option}"] = len(older.episodes) - len(older_episodes)
             if refused_agents:
                 reasons = (refused_agents.get(item.agent) for e in older_episodes for item in e.actions)
                 drops |= Counter(f"replay: action: {reason}" for reason in reasons if reason is not None)
@@ -513,7 +515,30 @@ class MarftTrainer:
                 older_episodes = self._read(read_trajectories, "replay", refused_agents).episodes
             data = episodes_to_round([*data.episodes, *older_episodes], drops)
         compares_all = self.options.advantage.skip_flat_groups and not replay.successes
-        return self.credit.informative(data) if compares_all else data
+        return self._informative(data, read) if compares_all else data
+
+    def _informative(self, data: Round, read: Round | None) -> Round:
+        """The episodes that can say what was better; those of `read`, which were chosen already.
+
+        Without some of their calls others would be: what is learned from was scored before.
+        """
+        if read is None:
+            return self.credit.informative(data)
+        chosen = {(episode.replayed, episode.episode_id) for episode in read.episodes}
+        return data.only(lambda episode: (episode.replayed, episode.episode_id) in chosen, FLAT)
+
+    def _within(
+        self, episodes: Sequence[EpisodeItem], trajectories: Sequence[Trajectory], largest_count: int
+    ) -> list[EpisodeItem]:
+        """As many older episodes as may join; where the estimator compares groups, whole ones of a task and round."""
+        if not self.credit.estimator.needs_groups or self.options.replay.successes:
+            return list(episodes[:largest_count])
+        group_of = {t.episode.episode_id: (t.episode.task_id, t.episode.round) for t in trajectories}
+        kept: set[int] = set()
+        for rows in rows_by_key([group_of[episode.episode_id] for episode in episodes]).values():
+            if len(kept) + len(rows) <= largest_count:
+                kept.update(rows.tolist())
+        return [episode for i, episode in enumerate(episodes) if i in kept]
 
     def _nothing_learned(self, data: Round, reason: str, flat_groups: float | None) -> dict[str, Any]:
         """A round in which every group earned the same, or nothing was decided: it counts, and moves nothing."""

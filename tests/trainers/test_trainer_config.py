@@ -51,6 +51,9 @@ from trainers.config import MOVED, TrainerOptions
             "replay.share needs importance.proximal",
         ),
         ({"mismatch": "none", "replay": {"share": 0.5}}, "replay.share needs importance.mismatch"),
+        ({"replay": {"max_staleness": 2}}, "replay.max_staleness has no effect here: it applies to replay.share"),
+        ({"replay": {"successes": 0.2, "max_staleness": 2}}, "replay.max_staleness has no effect here"),
+        ({"replay": {"min_ess": 0.5}}, "replay.min_ess has no effect here: it applies to replay.share above 0 or"),
         ({"shaping": [{"reward": "reward", "level": "step", "weight": 1.0}]}, "shaping names a reward twice"),
         ({"shaping": [{"reward": "x", "level": "step", "weight": 1.0}] * 2}, "shaping names a reward twice"),
         (

@@ -29,6 +29,7 @@ from trainers.advantages.group_baselines import flat_groups
 from trainers.advantages.rank_consistency import contribution_weights
 from trainers.advantages.recurrences import vtrace_along_dependencies
 from trainers.advantages.returns import (
+    action_rewards,
     centred_own_returns,
     episodes_of,
     own_rewards_of_episodes,
@@ -198,7 +199,7 @@ class Credit:
         """The round without the episodes whose groups all earned the same (DAPO's dynamic sampling).
 
         Counted as dropped under `FLAT`. An episode stays when one of its actions, or of its tree's, is in a
-        group, as the estimator forms them, that can say what was better.
+        group, as the estimator forms them, that can say what was better, or where the estimator needs no other for it.
 
         Raises:
             ValueError: the estimator compares no groups.
@@ -211,8 +212,22 @@ class Credit:
         )
         flat_A = flat_groups(sum_of(earned, len(data.items)), groups, self.estimator.samples(data))[1]
         telling = {tree for tree, is_flat in zip(data.tree_A, flat_A.tolist(), strict=True) if not is_flat}
+        telling |= self._teaching_alone(data)
         kept_ids = {id(episode) for episode, tree in zip(data.episodes, data.tree_E, strict=True) if tree in telling}
         return data.only(lambda episode: id(episode) in kept_ids, FLAT)
+
+    def _teaching_alone(self, data: Round) -> set[int]:
+        """The trees with an episode from which the estimator learns whatever the others of its group earned."""
+        own_A = sum_of(action_rewards(data), len(data.items))
+        by_call: list[list[float]] = [[] for _ in data.episodes]
+        for episode, own in zip(data.episode_A, own_A.tolist(), strict=True):
+            by_call[episode].append(own)
+        mode, trees = self.options.advantage.normalization, set()
+        for episode, tree, calls in zip(data.episodes, data.tree_E, by_call, strict=True):
+            private = (value for by_agent in episode.rewards.private.values() for value in by_agent.values())
+            if self.estimator.teaches_alone(calls, [episode.rewards.total, *private], mode):
+                trees.add(tree)
+        return trees
 
     def _shrink(
         self, data: Round, observed: Observed

@@ -23,6 +23,7 @@ from trainers.errors import TrainError
 from trainers.objective.distillation import to_teacher
 from trainers.objective.minibatch_loss import Scored
 from trainers.objective.weighting import unit_shares
+from trainers.scoring.logratios import k3
 from trainers.scoring.microbatch import MicroBatch
 from trainers.scoring.model import PolicyModel
 
@@ -43,6 +44,7 @@ class AdapterRound:
         None  # runs of each action and their weights; None: no forks
     )
     shaped_A: Tensor | None = None  # bool: successes of before, where they have a loss of their own
+    success_A: Sequence[bool] | None = None  # of before: `old_T` is no policy of this round; None: no successes joined
     teacher_T: Sequence[Tensor] | None = None  # log-probs by a teacher; `advantage_U` is then that of the start only
 
 
@@ -105,6 +107,21 @@ class PreparedRound:
             words_A=None if self.words_A is None else self.words_A[rows],
             shaped_A=None if data.shaped_A is None else data.shaped_A[rows],
         )
+
+    def moved_tokens(self, rows: Sequence[int]) -> int:
+        """How many tokens of these actions tell how far the policy has moved from that at the start of the round."""
+        return sum(len(self.data.items[i].decided) for i in rows if not self._is_success(i))
+
+    def kl_sum(self, scored: Scored, batch: MicroBatch) -> float:
+        """The micro-batch's KL to the policy at the start of the round: k3, the sum over `moved_tokens`."""
+        kl_T = k3(scored.new_T.detach() - scored.old_T)
+        if self.data.success_A is not None:
+            is_fresh_A = torch.tensor([not self._is_success(i) for i in batch.items], device=kl_T.device)
+            kl_T = kl_T[is_fresh_A[scored.row_T]]
+        return float(kl_T.sum())
+
+    def _is_success(self, row: int) -> bool:
+        return self.data.success_A is not None and self.data.success_A[row]
 
     def with_source(self, scored: Scored, batch: MicroBatch, source: str) -> Scored:
         """The same with one part of the advantage in place of the whole, weighted as the whole is."""

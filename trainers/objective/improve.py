@@ -61,7 +61,7 @@ def improve(
     prepared = PreparedRound(data, options, learner.model)
     for drawn in random_minibatches(len(prepared.rows), optimizer.epochs, prepared.parts, generator=generator):
         chosen = [prepared.rows[i] for i in drawn]
-        step_tokens = sum(len(data.items[i].decided) for i in chosen)
+        step_tokens = prepared.moved_tokens(chosen)
         if gradient_share is None and len(data.source_U) > 1:
             gradient_share = gradient_share_of(learner, prepared, chosen)
         kl_of_step = 0.0
@@ -69,7 +69,7 @@ def improve(
         for batch in _turns(learner.workers, learner.microbatches(data.items, chosen)):
             with torch.set_grad_enabled(not stopped):  # after a stop only the minibatch's KL is still to be told
                 scored = None if batch is None else _score(learner, prepared, batch)
-            kl = 0.0 if scored is None else float(k3(scored.new_T.detach() - scored.old_T).sum())
+            kl = 0.0 if batch is None or scored is None else prepared.kl_sum(scored, batch)
             kl_of_step += learner.workers.add([kl])[0]
             if options.objective.kl_stop is not None and kl_of_step > options.objective.kl_stop * step_tokens:
                 stopped = True

@@ -87,8 +87,7 @@ class UpdateContext:
     def sampled_rows(self, name: str) -> list[int]:
         """Positions of the adapter's actions whose `old_T` is the policy at the start of the round: not of successes
         of before, which are held against the policy that sampled them."""
-        successes = self.options.replay.successes > 0
-        return [i for i in self.scored.rows_of[name] if not (successes and self.data.is_replayed(i))]
+        return [i for i in self.scored.rows_of[name] if not self._is_success(i)]
 
     def to_adapter_round(self, name: str, factor_A: Tensor, rows: Sequence[int]) -> AdapterRound:
         """What the adapter `name` learns from in these actions, weighted by the adapters before it."""
@@ -109,8 +108,12 @@ class UpdateContext:
             source_U={source: self.units.split(part_U, rows, device) for source, part_U in sources.items()},
             stands_A=None if stands_A is None else [stands_A[i] for i in rows],
             shaped_A=self._shaped_A(rows, device),
+            success_A=[self._is_success(i) for i in rows] if self.options.replay.successes else None,
             teacher_T=None if self.teacher_T is None else [self.teacher_T[i] for i in rows],
         )
+
+    def _is_success(self, row: int) -> bool:
+        return self.options.replay.successes > 0 and self.data.is_replayed(row)
 
     def _shaped_A(self, rows: Sequence[int], device: torch.device) -> Tensor | None:  # noqa: N802 - shape suffix
         if self.options.experimental.success_shaping is None:

@@ -111,6 +111,14 @@ def test_where_all_fresh_runs_failed_the_best_success_is_worth_one() -> None:
     assert normal.advantage_U.tolist() == [0, 0, 1, 0.5]
 
 
+@pytest.mark.parametrize("earned", [0.1, 0.3, 0.7, 0.9])
+@pytest.mark.parametrize("fresh", [3, 6, 7, 24])
+def test_where_all_fresh_runs_earned_alike_the_best_success_is_worth_one(fresh: int, earned: float) -> None:
+    """The deviation of equal numbers is rounding, and no unit to measure by."""
+    _, normal = appended(whole_round(fresh, 2), [0.0] * fresh, [earned] * fresh + [1.0, (1 + earned) / 2])
+    assert normal.advantage_U[fresh:].tolist() == pytest.approx([1, 0.5])
+
+
 @pytest.mark.parametrize("by_token", [False, True])
 def test_parts_sum_to_the_advantage_and_fresh_ones_stay_as_they_were(by_token: bool) -> None:
     tokens = 2

@@ -35,9 +35,8 @@ def shaping(level: str, weight: float = 1.0) -> list[dict[str, Any]]:
 
 
 def trainer_of(model_dir: Path, mode: str, **options: Any) -> MarftTrainer:
-    offline = {"mode": mode, "epochs": 1}
-    fixed = {"device": "cpu", "lr": 0.01, "engine_tolerance": 9.0, "replay": {"min_ess": 0.0}}
-    return MarftTrainer(trainer_options(**fixed, offline=offline, **options), model_dir, AGENTS, 0)
+    fixed = {"device": "cpu", "lr": 0.01, "engine_tolerance": 9.0, "offline": {"mode": mode, "epochs": 1}}
+    return MarftTrainer(trainer_options(**fixed, **options), model_dir, AGENTS, 0)
 
 
 def stored(trainer: MarftTrainer, earned: Sequence[float]) -> list[Trajectory]:
@@ -102,10 +101,10 @@ def test_what_an_agent_earns_alone_is_held_against_its_own_calls(
     weigh = phases._advantages
 
     def note(*given: Any, **named: Any) -> Any:
-        advantage_A, fit = weigh(*given, **named)
-        for item, advantage in zip(given[0].items, advantage_A.tolist(), strict=True):
-            seen[item.agent].add(round(advantage - (-shift if mode == "asymre" else 0.0), 9))
-        return advantage_A, fit
+        advantages, fit = weigh(*given, **named)
+        for item, advantage in zip(given[0].items, advantages.tolist(), strict=True):
+            seen[item.agent].add(round(advantage + (shift if mode == "asymre" else 0.0), 9))
+        return advantages, fit
 
     monkeypatch.setattr(phases, "_advantages", note)
     trainer = trainer_of(model_dir, mode, estimator="dr_mas", shaping=shaping("agent"))
