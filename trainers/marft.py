@@ -483,7 +483,7 @@ class MarftTrainer:
 
         Args:
             refused_agents: agent -> why its replayed actions say too little; they count as part of the environment.
-            read: the round as it was with these actions, whose choice of episodes stands; None: none was made yet.
+            read: the round as it was with these actions, whose episodes no other joins; None: there was none.
         """
         data = self._read(fresh, "on_policy")
         replay = self.options.replay
@@ -518,14 +518,12 @@ class MarftTrainer:
         return self._informative(data, read) if compares_all else data
 
     def _informative(self, data: Round, read: Round | None) -> Round:
-        """The episodes that can say what was better; those of `read`, which were chosen already.
-
-        Without some of their calls others would be: what is learned from was scored before.
-        """
+        """The episodes that can say what was better, of those of `read`: what is learned from was scored there."""
+        telling = self.credit.informative(data)
         if read is None:
-            return self.credit.informative(data)
+            return telling
         chosen = {(episode.replayed, episode.episode_id) for episode in read.episodes}
-        return data.only(lambda episode: (episode.replayed, episode.episode_id) in chosen, FLAT)
+        return telling.only(lambda episode: (episode.replayed, episode.episode_id) in chosen, FLAT)
 
     def _within(
         self, episodes: Sequence[EpisodeItem], trajectories: Sequence[Trajectory], largest_count: int

@@ -397,9 +397,9 @@ def test_older_runs_are_a_share_of_trees_and_not_of_their_branches(tmp_path: Pat
     options = trainer_options(replay={"share": 0.5}, engine_tolerance=100.0, mismatch="truncate", estimator="tree_grpo")
     parents = [run(f"e{k}", LONG, 1.0) for k in range(2)]
     forks = [fork(f"f{k}.{i}", parents[k], 2, LONG[2:], 0.0) for k in range(2) for i in range(3)]
-    report = MarftTrainer(options, model, NODES, seed=0).update(
-        [*parents, *forks], [run(f"o{k}", LONG, 1.0) for k in range(5)]
-    )
+    older = [run(f"o{k}", LONG, 1.0) for k in range(5)]
+    older = [replace(each, episode=replace(each.episode, task_id=each.episode.episode_id)) for each in older]
+    report = MarftTrainer(options, model, NODES, seed=0).update([*parents, *forks], older)
     assert report["replayed"] == 2
     assert report["drops"]["replay: episode beyond replay.share"] == 3
 
