@@ -91,7 +91,10 @@ def report_to_line(
     more = []
     if exploitability is not None:
         before, after = exploitability
-        more.append(f"exploitability {before.chips:.3f} -> {after.chips:.3f} chips a game, by {after.games} games each")
+        games = (
+            f"{before.games} games each" if before.games == after.games else f"{before.games} and {after.games} games"
+        )
+        more.append(f"exploitability {before.text} -> {after.text} chips a game, by {games}")
     if report.tournament is not None:
         more += tournament_to_parts(report.tournament, report.base, contrast.variant)
     parts = [

@@ -118,9 +118,10 @@ def test_the_line_of_a_game_has_its_tournament_and_the_table_shows_it(tmp_path: 
         "Elo +53 against the base at 0"
     )
     report = report_of_a_run().model_copy(update={"tournament": tournament})
-    told = (Exploitability(240, unmet=0, chips=0.5), Exploitability(240, unmet=1, chips=0.125))
+    told = (Exploitability(240, low=0.5, high=0.5), Exploitability(240, low=0.125, high=0.25, unmet=("one", "two")))
     line = report_to_line(report, 4.6, exploitability=told)
-    more = f"exploitability 0.500 -> 0.125 chips a game, by 240 games each; {more}"
+    chips = "0.500 -> 0.125 to 0.250 (2 of 12 decisions never met)"
+    more = f"exploitability {chips} chips a game, by 240 games each; {more}"
     assert f"; reward by round 0.25, -, 0.50; {more}; seed " in line
     path = tmp_path / "game.toml"
     text = (ZOO / "defer.toml").read_text(encoding="utf-8")
