@@ -20,9 +20,9 @@ from support.zoo_answers import DUO, sometimes_right
 from support.zoo_rig import ZOO, train_zoo
 
 from examples.zoo.exploitability import Exploitability
-from examples.zoo.run import OPPONENTS, config_to_moved, main, report_to_line, tournament_to_parts
+from examples.zoo.run import OPPONENTS, SHOWN, config_to_moved, main, report_to_line, tournament_to_parts
 from examples.zoo.twins import TWINS, scores_to_line, write_line
-from marft_bridge.comparison.records import Contrast, Match, Rated, Report, Tournament
+from marft_bridge.comparison.records import Contrast, Match, NonInferiority, Rated, Report, Tournament
 from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.rollouts.app import load_app
 from marft_bridge.runs.learning_curve import LearningPoint
@@ -92,6 +92,34 @@ def test_the_line_of_a_run_is_that_of_its_report() -> None:
         "correct 0.125 -> 0.500 on 48 held-out tasks (+0.375, 95 % +0.250 to +0.500); reward by round 0.25, -, 0.50; "
         f"seed {report.setup.seed}, 5 min"
     )
+
+
+@pytest.mark.parametrize(
+    ("low", "p_value", "words"),
+    [
+        (-0.02, 0.001, "correct not inferior by 0.1"),
+        (-0.2, 0.4, "correct not shown to be not inferior by 0.1"),
+        (0.01, 0.001, "correct better"),
+    ],
+)
+def test_the_line_has_the_other_metric_and_the_margin_of_a_configuration_that_shows_them(
+    low: float, p_value: float, words: str
+) -> None:
+    report = report_of_a_run()
+    (decided,) = report.contrasts
+    tested = NonInferiority(margin=0.1, value_range=1, p_value=p_value, p_adjusted=p_value, test="score", tasks_more=0)
+    tokens = {"mean_a": 28.125, "mean_b": 8.375, "diff": -19.75, "ci95": (-22.0, -18.0625)}
+    changes = {"simultaneous": (low, 0.5), "non_inferiority": tested}
+    report = report.model_copy(
+        update={
+            "contrasts": (decided.model_copy(update=changes),),
+            "secondary": (decided.model_copy(update={"metric": "reasoner_tokens", **tokens}),),
+        }
+    )
+    shown = "reasoner_tokens 28.1 -> 8.4 a run (-19.8, 95 % -22.0 to -18.1)"
+    line = report_to_line(report, 4.6, shown=SHOWN["compression"])
+    assert f"; reward by round 0.25, -, 0.50; {shown}, {words}; seed " in line
+    assert f"; reward by round 0.25, -, 0.50; {words}; seed " in report_to_line(report, 4.6)
 
 
 def test_the_line_of_a_game_has_its_tournament_and_the_table_shows_it(tmp_path: Path) -> None:
