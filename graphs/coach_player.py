@@ -15,9 +15,11 @@ what is no task; and the exam's results in the coach's prompt, where theirs is t
 
 Language of tasks: one line of two or three whole numbers from 0 to 50 with + or - between them, worth 0 or more.
 
-Invariants: nobody practises a question that exams ask: a task that is one is changed (`task_to_lesson`), whoever set
-it. What is no task costs the coach alone: the player then gets a random one. The exam is a node of its own, so that a
-configuration can have it answered by the player's adapter and learn nothing from it.
+Invariants: each question is in one exam only, so exams that are held out ask nothing that others ask, and comparisons
+may take them for independent. Nobody practises a question that exams ask, in whatever order and with whatever zeros: a
+task that is one is changed (`task_to_lesson`), whoever set it. What is no task costs the coach alone: the player then
+gets a random one. The exam is a node of its own, so that a configuration can have it answered by the player's adapter
+and learn nothing from it.
 """
 
 from __future__ import annotations
@@ -39,8 +41,10 @@ from graphs.last_number import last_number, number_credit
 
 HIGHEST = 50
 """The largest number of a task."""
-EXAM_HIGHEST = 10
+EXAM_HIGHEST = 24
 """The largest number of an exam's questions."""
+EXAM_SHARE = 3
+"""Of five sums or differences of two numbers from 1 to EXAM_HIGHEST, how many are kept for exams."""
 ATTEMPTS = 4
 EXAMS = 160
 NO_TASK_COST = 1.0
@@ -52,18 +56,17 @@ COACH = (
 )
 _REPORT = "The player solved {} of {} sums and {} of {} differences. Your task?"
 COACH_EXAMPLES = (
-    (_REPORT.format(0, 2, 0, 1), "2 + 1 = ?"),
-    (_REPORT.format(1, 2, 0, 1), "8 - 3 = ?"),
-    (_REPORT.format(2, 2, 1, 1), "17 + 26 - 8 = ?"),
-    (_REPORT.format(1, 2, 1, 1), "14 + 5 = ?"),
-    (_REPORT.format(0, 2, 1, 1), "5 + 4 = ?"),
+    (_REPORT.format(0, 1, 0, 1), "4 + 1 = ?"),
+    (_REPORT.format(1, 1, 0, 1), "8 - 3 = ?"),
+    (_REPORT.format(1, 1, 1, 1), "17 + 26 - 8 = ?"),
+    (_REPORT.format(0, 1, 1, 1), "5 + 4 = ?"),
 )
 PLAYER = "You solve sums. Reply with the number only."
-PLAYER_EXAMPLES = (  # with numbers that are in no exam
-    ("What is 11 + 4?", "15"),
-    ("What is 12 - 8?", "4"),
-    ("What is 2 + 11?", "13"),
-    ("What is 13 - 6?", "7"),
+PLAYER_EXAMPLES = (  # each with a number that is in no exam
+    ("What is 31 + 4?", "35"),
+    ("What is 32 - 8?", "24"),
+    ("What is 2 + 31?", "33"),
+    ("What is 33 - 26?", "7"),
 )
 
 
@@ -165,21 +168,25 @@ def lesson_to_numbers(question: str) -> list[int]:
 
 
 def is_exam_question(question: str) -> bool:
-    """Whether exams may ask it: a sum or difference of two numbers from 1 to 10, a fifth of all of them."""
-    numbers = lesson_to_numbers(question)
-    if len(numbers) != 2:
+    """Whether exams may ask it: three in five of the sums and differences of two numbers from 1 to EXAM_HIGHEST.
+
+    A sum is the same question in either order; a 0 makes no other question, nor does writing what is taken away first.
+    """
+    numbers = sorted(number for number in lesson_to_numbers(question) if number)
+    if len(numbers) != 2 or sum(numbers) <= 0:
         return False
-    a, b = numbers[0], abs(numbers[1])
-    # 5 divides neither 2 - 1 nor 2 + 1, so a + 2b rules out no sum, no difference and no number on either side
-    return min(a, b) >= 1 and max(a, b) <= EXAM_HIGHEST and (a + 2 * b) % 5 == 0 and sum(numbers) > 0
+    smaller, larger = abs(numbers[0]), numbers[1]
+    # 5 divides neither 2 - 1 nor 2 + 1, so `kept` rules out no sum, no difference and no number
+    kept = smaller + 2 * larger if numbers[0] > 0 else larger + 2 * smaller
+    return max(smaller, larger) <= EXAM_HIGHEST and kept % 5 < EXAM_SHARE
 
 
 def task_to_lesson(task: Lesson) -> Lesson:
-    """What the player practises: the task, or, where exams ask it, the one whose last number is larger by one."""
-    if not is_exam_question(task.question):
-        return task
-    first, last = lesson_to_numbers(task.question)
-    return numbers_to_lesson([first, last + 1 if last > 0 else last - 1])
+    """What the player practises: the task, or, where exams ask it, with its last number raised until they do not."""
+    while is_exam_question(task.question):
+        *first, last = lesson_to_numbers(task.question)
+        task = numbers_to_lesson([*first, last - 1 if last < 0 else last + 1])
+    return task
 
 
 def random_lesson(chance: random.Random) -> Lesson:
@@ -219,17 +226,15 @@ def right_share_to_learnable(share: float) -> float:
 
 
 def tasks() -> Iterator[dict[str, Any]]:
-    """160 exams in one fixed order: two sums and a difference each, no two exams alike."""
+    """160 exams in one fixed order: a sum and a difference each, and no question in two of them."""
     rng = random.Random(0)
-    pairs = [(a, b) for a in range(1, EXAM_HIGHEST + 1) for b in range(1, EXAM_HIGHEST + 1)]
+    terms = range(1, EXAM_HIGHEST + 1)
+    pairs = [rng.sample((a, b), 2) for a in terms for b in terms if a <= b]
     sums = [q for a, b in pairs if is_exam_question(q := numbers_to_lesson([a, b]).question)]
-    differences = [q for a, b in pairs if is_exam_question(q := numbers_to_lesson([a, -b]).question)]
-    exams: set[frozenset[str]] = set()
-    while len(exams) < EXAMS:
-        exam = [*rng.sample(sums, 2), rng.choice(differences)]
-        if frozenset(exam) not in exams:
-            exams.add(frozenset(exam))
-            yield {"id": f"exam-{len(exams)}", "exam": exam}
+    differences = [q for a in terms for b in terms if is_exam_question(q := numbers_to_lesson([a, -b]).question)]
+    questions = zip(rng.sample(sums, EXAMS), rng.sample(differences, EXAMS), strict=True)
+    for number, exam in enumerate(questions, 1):
+        yield {"id": f"exam-{number}", "exam": list(exam)}
 
 
 def task_to_input(task: dict[str, Any]) -> CoachState:

@@ -18,6 +18,8 @@ cannot say costs that agent alone.
 
 from __future__ import annotations
 
+import itertools
+import random
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypedDict
@@ -173,11 +175,15 @@ def scores_to_credit(chunks: Sequence[str], scores: Sequence[int] | None, answer
 
 
 def tasks() -> Iterator[dict[str, Any]]:
-    """144 sums of two numbers from 1 to 13, in one fixed order; those with a 10 are left to the examples."""
-    terms = [number for number in range(1, 14) if number != 10]
-    for a in terms:
-        for b in terms:
-            yield {"id": f"sum-{a}-{b}", "question": f"What is {a} + {b}?", "answer": a + b}
+    """105 sums of two numbers from 1 to 15, in one fixed order; those with a 10 are left to the examples.
+
+    Each is asked in one order of its numbers only, so that none is held out whose other order is trained on.
+    """
+    rng = random.Random(0)
+    terms = [number for number in range(1, 16) if number != 10]
+    for pair in itertools.combinations_with_replacement(terms, 2):
+        a, b = rng.sample(pair, 2)
+        yield {"id": f"sum-{a}-{b}", "question": f"What is {a} + {b}?", "answer": a + b}
 
 
 def task_to_input(task: dict[str, Any]) -> ReasoningState:

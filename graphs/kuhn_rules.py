@@ -5,7 +5,8 @@ whoever faces a bet calls or folds; after check and bet the first player answers
 somebody folded (Kuhn, 1950). The value of the game is -1/18 for the first player.
 
 Invariant: exact: expectations are sums over the six deals and all moves, best responses the best of all 64 pure
-strategies. It knows nothing of models or graphs.
+strategies. Where a strategy does not say what it does at a decision, bounds hold whatever it does there. It knows
+nothing of models or graphs.
 """
 
 from __future__ import annotations
@@ -62,9 +63,7 @@ def expected_payoff(first: Strategy, second: Strategy) -> float:
 
 def best_response_payoff(player: Player, rival: Strategy) -> float:
     """What `player` wins a game by the best of its pure strategies, against a rival's strategy."""
-    if player == "first":
-        return max(expected_payoff(pure, rival) for pure in _pure_strategies("first"))
-    return max(-expected_payoff(rival, pure) for pure in _pure_strategies("second"))
+    return max(_payoff_of(player, pure, rival) for pure in _pure_strategies(player))
 
 
 def exploitability(first: Strategy, second: Strategy) -> float:
@@ -73,6 +72,23 @@ def exploitability(first: Strategy, second: Strategy) -> float:
     Half of NashConv: the game is of constant sum, so what both best responses win is what both players could gain.
     """
     return (best_response_payoff("first", second) + best_response_payoff("second", first)) / 2
+
+
+def exploitability_bounds(
+    first: Mapping[Decision, float | None], second: Mapping[Decision, float | None]
+) -> tuple[float, float]:
+    """Between what the exploitability lies, whatever the players do at the decisions whose chance is None.
+
+    What a best response wins is convex in each single chance, so it is largest where all open ones are 0 or 1, and the
+    upper bound is reached. The lower one is what some one pure response wins at least: true, and perhaps not reached.
+    """
+    low = high = 0.0
+    for player, rival in zip(PLAYERS, (second, first), strict=True):
+        settled = list(_settle(rival))
+        won = [[_payoff_of(player, own, other) for other in settled] for own in _pure_strategies(player)]
+        low += max(map(min, won)) / 2
+        high += max(map(max, won)) / 2
+    return max(low, 0.0), high
 
 
 def equilibrium(bluff: float) -> tuple[Strategy, Strategy]:
@@ -131,6 +147,18 @@ def _payoff_from(ranks: tuple[int, int], history: History, first: Strategy, *, s
         for move, chance in zip(legal_moves(history), (1 - bold, bold), strict=True)
         if chance
     )
+
+
+def _payoff_of(player: Player, own: Strategy, rival: Strategy) -> float:
+    return expected_payoff(own, rival) if player == "first" else -expected_payoff(rival, own)
+
+
+def _settle(strategy: Mapping[Decision, float | None]) -> Iterator[Strategy]:
+    """The strategy with its open decisions settled for good, one way or the other, in every combination."""
+    settled = {decision: chance for decision, chance in strategy.items() if chance is not None}
+    undecided = strategy.keys() - settled.keys()
+    for choices in itertools.product((0.0, 1.0), repeat=len(undecided)):
+        yield settled | dict(zip(undecided, choices, strict=True))
 
 
 def _pure_strategies(player: Player) -> Iterator[Strategy]:

@@ -11,7 +11,7 @@ instead of a consultation, a script instead of a patient model, commands instead
 supervised training. The manners, the reward for politeness and the weights are ours.
 
 Invariant: the agent sees a hidden fact only after a turn that asked for it. `find_leaks` checks every run: one whose
-simulator told more has no `reward`, so nothing is learned from it.
+simulator told more has neither `reward` nor `correct`, so nothing is learned from it and no comparison counts it.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ AGENT = FewShotPrompt(
     ),
 )
 
+Fact = Literal["problem", "order"]
+"""What the customer knows and tells who asks."""
+
 MAX_TURNS = 6
 SHOWN_CHARACTERS = 40  # of a turn of the agent, in later prompts
 WRONG_DECISION = 0.1  # what a decision that is not the right one is worth
@@ -59,6 +62,8 @@ DECISIONS = (*PROBLEMS.values(), "DECLINE")
 MANNERS = ("plain", "chatty", "touchy")
 GOODS = ("lamp", "chair", "clock", "vase", "desk", "globe", "drum", "flute", "mirror", "kettle")
 FACTS = ("problem", "order", "standing")  # to be found: the first two from the customer, the last from the books
+OTHER_VALUES: Mapping[Fact, Sequence[str]] = {"problem": tuple(PROBLEMS), "order": ("11", "12", "13")}
+"""What else each fact of the customer might be; of the orders one is too late and others are in time."""
 
 _COURTESY = frozenset({"please", "thanks", "thank"})
 _CHATTER = "Such a nice shop you have."
@@ -83,11 +88,15 @@ class Move(TypedDict):
 
 
 class Exchange(TypedDict):
-    """What one turn brought: the fact that it asked for, "" for none; who answered; and the answer."""
+    """What one turn brought: the fact that it asked for, "" for none; who answered; and the answer.
+
+    `leaked`: other facts that the answer followed from, see `leaked_facts`.
+    """
 
     fact: str
     source: Literal["customer", "shop"]
     answer: str
+    leaked: list[Fact]
 
 
 class DialogueState(TypedDict, total=False):
@@ -109,8 +118,15 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     return build_with_simulator(model, person_to_answer)
 
 
-def build_with_simulator(model: BaseChatModel, simulator: Simulator) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """The same with another simulated customer."""
+def build_with_simulator(
+    model: BaseChatModel, simulator: Simulator, is_deterministic: bool = True
+) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """The same with another simulated customer.
+
+    Args:
+        is_deterministic: whether it answers the same to the same person and move. Of one that samples, as a model does,
+            only leaks in the fact's own words are found.
+    """
 
     async def agent(state: DialogueState) -> DialogueState:
         lines = [f"Customer: {state['opening']}", *state.get("transcript", []), "Next?"]
@@ -122,14 +138,20 @@ def build_with_simulator(model: BaseChatModel, simulator: Simulator) -> Compiled
     async def customer(state: DialogueState) -> DialogueState:
         move = state["moves"][-1]
         answer = simulator(state["person"], move)
-        exchange: Exchange = {"fact": move["subject"], "source": "customer", "answer": answer}
+        leaked = leaked_facts(simulator, state["person"], move, answer=answer) if is_deterministic else []
+        exchange: Exchange = {"fact": move["subject"], "source": "customer", "answer": answer, "leaked": leaked}
         return {"transcript": [f"Customer: {answer}"], "exchanges": [exchange]}
 
     async def shop(state: DialogueState) -> DialogueState:
         move = state["moves"][-1]
         is_lookup = move["kind"] == "LOOKUP"
         answer = await look_up.ainvoke({"order": move["subject"]}) if is_lookup else "That is no command."
-        exchange: Exchange = {"fact": "standing" if is_lookup else "", "source": "shop", "answer": answer}
+        exchange: Exchange = {
+            "fact": "standing" if is_lookup else "",
+            "source": "shop",
+            "answer": answer,
+            "leaked": [],
+        }
         return {"transcript": [f"Shop: {answer}"], "exchanges": [exchange]}
 
     def route_after_agent(state: DialogueState) -> Literal["customer", "shop", "__end__"]:
@@ -182,18 +204,37 @@ def is_too_late(order: str) -> bool:
     return int(order) % 3 == 0
 
 
-def find_leaks(person: Mapping[str, str], opening: str, exchanges: Sequence[Exchange]) -> list[str]:
-    """The hidden facts of the customer that they told unasked, each time, in order.
+def leaked_facts(simulator: Simulator, person: Person, move: Move, answer: str) -> list[Fact]:
+    """The facts that a move did not ask for and its answer depends on, in whatever words.
 
-    A fact is told where its value stands in their words; other words for it are not recognised.
+    With another value of such a fact the customer would have answered otherwise, so the answer tells something of it.
     """
-    told = [("", opening), *((part["fact"], part["answer"]) for part in exchanges if part["source"] == "customer")]
+
+    def changes_answer(fact: Fact, value: str) -> bool:
+        other: Person = {**person, "problem": value} if fact == "problem" else {**person, "order": value}
+        return simulator(other, move) != answer
+
     return [
         fact
-        for asked_fact, words in told
-        for fact in ("problem", "order")
-        if fact != asked_fact and person[fact] in text_to_words(words)
+        for fact, values in OTHER_VALUES.items()
+        if fact != move["subject"] and any(changes_answer(fact, value) for value in values if value != person[fact])
     ]
+
+
+def find_leaks(person: Mapping[str, str], opening: str, exchanges: Sequence[Exchange]) -> list[Fact]:
+    """The hidden facts of the customer that they told before anybody asked, each time, in order.
+
+    A fact is told where its value stands in their words, or where the answer follows from it, see `leaked_facts`.
+    """
+    leaks: list[Fact] = [fact for fact in OTHER_VALUES if person[fact] in text_to_words(opening)]
+    asked_facts: set[str] = set()
+    for part in exchanges:
+        if part["source"] == "customer":
+            asked_facts.add(part["fact"])
+            words = text_to_words(part["answer"])
+            told_facts = [fact for fact in OTHER_VALUES if person[fact] in words or fact in part["leaked"]]
+            leaks += [fact for fact in told_facts if fact not in asked_facts]
+    return leaks
 
 
 def exchanges_to_facts(person: Mapping[str, str], exchanges: Sequence[Exchange]) -> list[str | None]:
@@ -207,9 +248,12 @@ def exchanges_to_facts(person: Mapping[str, str], exchanges: Sequence[Exchange])
 
 
 def tasks() -> Iterator[dict[str, Any]]:
-    """180 customers in one fixed order, no two alike, for each of the decisions 60, and 60 of each manner."""
+    """180 customers in one fixed order, for each of the decisions 60, and 60 of each manner.
+
+    No two are alike but for their goods, on which nothing depends.
+    """
     rng = random.Random(0)
-    earlier_people: list[Person] = []
+    earlier_people: set[tuple[str, str, str]] = set()
     late, in_time = (
         [number for number in range(11, 100) if is_too_late(str(number)) is late] for late in (True, False)
     )
@@ -218,11 +262,9 @@ def tasks() -> Iterator[dict[str, Any]]:
         problem = next((name for name, due in PROBLEMS.items() if due == decision), rng.choice(tuple(PROBLEMS)))
         goods, manner = GOODS[number % len(GOODS)], MANNERS[number // 3 % 3]
         orders = map(str, late if decision == "DECLINE" else in_time)
-        people: list[Person] = [
-            {"goods": goods, "problem": problem, "order": order, "manner": manner} for order in orders
-        ]
-        person = rng.choice([person for person in people if person not in earlier_people])
-        earlier_people.append(person)
+        order = rng.choice([order for order in orders if (problem, order, manner) not in earlier_people])
+        earlier_people.add((problem, order, manner))
+        person: Person = {"goods": goods, "problem": problem, "order": order, "manner": manner}
         yield {"id": f"customer-{number}", "person": person, "decision": decision}
 
 
@@ -235,10 +277,10 @@ def reward(task: dict[str, Any], result: dict[str, Any], run: Any) -> dict[str, 
     """Rewards of one episode, each apart; the configuration weighs them.
 
     Of the team: `correct`, 1 for the right decision; `reward`, which is trained on, the same, and WRONG_DECISION for a
-    wrong decision; absent where the simulator leaked; `facts`, the share of the three facts that were found; `turns`
-    and `leaks`, counts. Of each call: `fact`, 1/3 where it brought a new fact, else 0; `turn`, 1; `rudeness`, 1 for a
-    question to the customer without please or thanks, 0 for one with it. Those of calls are absent where the record
-    does not have exactly one call for each turn.
+    wrong decision; both absent where the simulator leaked; `facts`, the share of the three facts that were found;
+    `turns` and `leaks`, counts. Of each call: `fact`, 1/3 where it brought a new fact, else 0; `turn`, 1; `rudeness`, 1
+    for a question to the customer without please or thanks, 0 for one with it. Those of calls are absent where the
+    record does not have exactly one call for each turn.
     """
     moves, exchanges = result["moves"], result.get("exchanges", [])
     last = moves[-1]
@@ -258,7 +300,7 @@ def reward(task: dict[str, Any], result: dict[str, Any], run: Any) -> dict[str, 
         if move["kind"] == "ASK"
     }
     return {
-        "correct": float(is_decided and is_right),
+        "correct": None if leaks else float(is_decided and is_right),
         "reward": None if leaks else (1.0 if is_right else WRONG_DECISION) * is_decided,
         "facts": fact_count / len(FACTS),
         "turns": float(len(moves)),

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from examples.zoo.exploitability import Exploitability, folder_to_compared
-from marft_bridge.comparison.records import Report, Tournament
+from marft_bridge.comparison.records import Contrast, MarginOutcome, Report, Tournament
 from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.runs.run_folder import RunFolder
 
@@ -33,6 +33,14 @@ for c in collect train; do "$0" -m marft_bridge "$c" --config "$1" --run "$2"; d
 "$0" -m marft_bridge compare --config "$1" --run "$2" ${3:+--opponents "$3"}"""
 OPPONENTS = {"kuhn_poker": "4,base", "tic_tac_toe": "4,base", "negotiation": "base"}
 """Games that are judged by a tournament too: who plays the base model and the trained version, see `compare`."""
+SHOWN = {"compression": "reasoner_tokens"}
+"""What is told besides the deciding metric: another one that the comparison measured."""
+_MARGIN_WORDS: dict[MarginOutcome, str] = {
+    "better": "better",
+    "non-inferior": "not inferior by {margin:g}",
+    "worse by more than the margin": "worse by more than {margin:g}",
+    "not told": "not shown to be not inferior by {margin:g}",
+}
 
 
 def config_to_line(config: Path, folder: Path, seed: int) -> str:
@@ -53,7 +61,7 @@ def config_to_line(config: Path, folder: Path, seed: int) -> str:
     minutes = (time.monotonic() - began) / 60
     report = Report.model_validate_json((RunFolder(folder).path / "report.json").read_text(encoding="utf-8"))
     compared = folder_to_compared(folder) if config.stem == "kuhn_poker" else None
-    return report_to_line(report, minutes, exploitability=compared)
+    return report_to_line(report, minutes, exploitability=compared, shown=SHOWN.get(config.stem))
 
 
 def _run_first(config: Path, folder: Path, seed: int) -> Path | None:
@@ -77,21 +85,28 @@ def config_to_moved(config: Path, first_folder: Path, moved: Path) -> Path:
 
 
 def report_to_line(
-    report: Report, minutes: float, exploitability: tuple[Exploitability, Exploitability] | None = None
+    report: Report,
+    minutes: float,
+    exploitability: tuple[Exploitability, Exploitability] | None = None,
+    shown: str | None = None,
 ) -> str:
     """The figures that a reader who runs the same should see, by and large.
 
     Args:
         exploitability: of the base model and of the trained version, in Kuhn poker.
+        shown: a metric besides the deciding one.
     """
     contrast = report.contrasts[0]
     low, high = contrast.ci95
     rounds = [point.reward_mean for point in report.learning_curve if point.phase == "online"]
     rewards = ", ".join("-" if mean is None else f"{mean:.2f}" for mean in rounds)
-    more = []
+    more = contrast_to_parts(contrast, None if shown is None else report.contrast(contrast.variant, shown))
     if exploitability is not None:
         before, after = exploitability
-        more.append(f"exploitability {before.chips:.3f} -> {after.chips:.3f} chips a game, by {after.games} games each")
+        games = (
+            f"{before.games} games each" if before.games == after.games else f"{before.games} and {after.games} games"
+        )
+        more.append(f"exploitability {before.text} -> {after.text} chips a game, by {games}")
     if report.tournament is not None:
         more += tournament_to_parts(report.tournament, report.base, contrast.variant)
     parts = [
@@ -102,6 +117,21 @@ def report_to_line(
         f"seed {report.setup.seed}, {minutes:.0f} min",
     ]
     return "; ".join(parts)
+
+
+def contrast_to_parts(contrast: Contrast, shown: Contrast | None) -> list[str]:
+    """Another metric of the trained version, and what the deciding one says about its margin, where there is one."""
+    parts = []
+    if shown is not None:
+        low, high = shown.ci95
+        parts.append(
+            f"{shown.metric} {shown.mean_a:.1f} -> {shown.mean_b:.1f} a run "
+            f"({shown.diff:+.1f}, 95 % {low:+.1f} to {high:+.1f})"
+        )
+    if contrast.non_inferiority is not None and contrast.margin_outcome is not None:
+        words = _MARGIN_WORDS[contrast.margin_outcome].format(margin=contrast.non_inferiority.margin)
+        parts.append(f"{contrast.metric} {words}")
+    return [", ".join(parts)] if parts else []
 
 
 def tournament_to_parts(tournament: Tournament, base: str, trained: str) -> list[str]:

@@ -6,8 +6,7 @@
 Twins are two configurations that differ in the one thing that they are to tell apart. What counts is the trained
 version of each in its newest comparison, task by task and sample by sample; a task that only one of them ran counts
 for neither. Nothing is run here. The interval is of these two adapters, not of the two trainings, and it takes tasks
-for independent: where they share their questions, as the exams of coach and player do, it is too narrow, and is not to
-be written anywhere.
+for independent: where tasks share their questions it is too narrow.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from trace_store.store import TraceStore
 
 TWINS = {
     "coach_player": "coach_player-random",
+    "coach_player-frozen": "coach_player",
     "prisma-two-stage": "prisma-joint",
     "social_dilemma": "social_dilemma-plain",
 }

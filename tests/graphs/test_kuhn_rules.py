@@ -24,6 +24,7 @@ from graphs.kuhn_rules import (
     equilibrium,
     expected_payoff,
     exploitability,
+    exploitability_bounds,
     games_to_strategies,
     is_sound,
     legal_moves,
@@ -103,6 +104,44 @@ def test_best_responses_are_those_of_backward_induction(
     assert best_response_payoff("first", second) == pytest.approx(by_induction("first", second), abs=1e-9)
     assert best_response_payoff("second", first) == pytest.approx(by_induction("second", first), abs=1e-9)
     assert exploitability(first, second) >= -1e-12
+
+
+@pytest.mark.parametrize("bluff", [0.0, 1 / 6, 1 / 3])
+def test_nothing_open_leaves_no_interval_and_an_equilibrium_has_nothing_to_lose(bluff: float) -> None:
+    assert exploitability_bounds(*equilibrium(bluff)) == pytest.approx((0, 0), abs=1e-12)
+    calm = always(0.0)
+    assert exploitability_bounds(calm["first"], calm["second"]) == pytest.approx((1, 1))
+
+
+def test_bold_players_with_six_open_decisions_lose_between_a_third_of_a_chip_and_five_twelfths() -> None:
+    """What the second does after a check is open: betting the highest and the lowest card the first wins 2 and -1 at
+    least and at most; checking the middle one wins it between 0, as betting does, and 1.5 - 1 a game where the second
+    bets the lowest alone. So it wins between 1/3 and 1/2. The second never sees the first check: 1/3."""
+    first = {decision: None if decision[1] else 1.0 for decision in DECISIONS["first"]}
+    second = {decision: None if decision[1] == ("check",) else 1.0 for decision in DECISIONS["second"]}
+    assert exploitability_bounds(first, second) == pytest.approx((1 / 3, 5 / 12))
+
+
+OPEN = st.lists(st.booleans(), min_size=6, max_size=6).filter(lambda places: sum(places) <= 3)
+
+
+@settings(max_examples=15, deadline=None)
+@given(CHANCES, CHANCES, OPEN, OPEN)
+def test_whatever_is_done_in_an_open_place_lies_within_the_bounds(
+    first_chances: list[float], second_chances: list[float], first_open: list[bool], second_open: list[bool]
+) -> None:
+    first = dict(zip(DECISIONS["first"], first_chances, strict=True))
+    second = dict(zip(DECISIONS["second"], second_chances, strict=True))
+    low, high = exploitability_bounds(
+        {decision: None if is_open else first[decision] for decision, is_open in zip(first, first_open, strict=True)},
+        {
+            decision: None if is_open else second[decision]
+            for decision, is_open in zip(second, second_open, strict=True)
+        },
+    )
+    assert low - 1e-9 <= exploitability(first, second) <= high + 1e-9
+    if not any((*first_open, *second_open)):
+        assert low == pytest.approx(high, abs=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ from support.zoo_answers import DUO, sometimes_right
 from support.zoo_rig import ZOO, train_zoo
 
 from examples.zoo.exploitability import Exploitability
-from examples.zoo.run import OPPONENTS, config_to_moved, main, report_to_line, tournament_to_parts
+from examples.zoo.run import OPPONENTS, SHOWN, config_to_moved, main, report_to_line, tournament_to_parts
 from examples.zoo.twins import TWINS, scores_to_line, write_line
-from marft_bridge.comparison.records import Contrast, Match, Rated, Report, Tournament
+from marft_bridge.comparison.records import Contrast, Match, NonInferiority, Rated, Report, Tournament
 from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.rollouts.app import load_app
 from marft_bridge.runs.learning_curve import LearningPoint
@@ -94,6 +94,34 @@ def test_the_line_of_a_run_is_that_of_its_report() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("low", "p_value", "words"),
+    [
+        (-0.02, 0.001, "correct not inferior by 0.1"),
+        (-0.2, 0.4, "correct not shown to be not inferior by 0.1"),
+        (0.01, 0.001, "correct better"),
+    ],
+)
+def test_the_line_has_the_other_metric_and_the_margin_of_a_configuration_that_shows_them(
+    low: float, p_value: float, words: str
+) -> None:
+    report = report_of_a_run()
+    (decided,) = report.contrasts
+    tested = NonInferiority(margin=0.1, value_range=1, p_value=p_value, p_adjusted=p_value, test="score", tasks_more=0)
+    tokens = {"mean_a": 28.125, "mean_b": 8.375, "diff": -19.75, "ci95": (-22.0, -18.0625)}
+    changes = {"simultaneous": (low, 0.5), "non_inferiority": tested}
+    report = report.model_copy(
+        update={
+            "contrasts": (decided.model_copy(update=changes),),
+            "secondary": (decided.model_copy(update={"metric": "reasoner_tokens", **tokens}),),
+        }
+    )
+    shown = "reasoner_tokens 28.1 -> 8.4 a run (-19.8, 95 % -22.0 to -18.1)"
+    line = report_to_line(report, 4.6, shown=SHOWN["compression"])
+    assert f"; reward by round 0.25, -, 0.50; {shown}, {words}; seed " in line
+    assert f"; reward by round 0.25, -, 0.50; {words}; seed " in report_to_line(report, 4.6)
+
+
 def test_the_line_of_a_game_has_its_tournament_and_the_table_shows_it(tmp_path: Path) -> None:
     rated: dict[str, Any] = {"low": 10.4, "high": 95.6, "won": 30, "drawn": 10, "lost": 20}
     tournament = Tournament(
@@ -118,9 +146,10 @@ def test_the_line_of_a_game_has_its_tournament_and_the_table_shows_it(tmp_path: 
         "Elo +53 against the base at 0"
     )
     report = report_of_a_run().model_copy(update={"tournament": tournament})
-    told = (Exploitability(240, unmet=0, chips=0.5), Exploitability(240, unmet=1, chips=0.125))
+    told = (Exploitability(240, low=0.5, high=0.5), Exploitability(240, low=0.125, high=0.25, unmet=("one", "two")))
     line = report_to_line(report, 4.6, exploitability=told)
-    more = f"exploitability 0.500 -> 0.125 chips a game, by 240 games each; {more}"
+    chips = "0.500 -> 0.125 to 0.250 (2 of 12 decisions never met)"
+    more = f"exploitability {chips} chips a game, by 240 games each; {more}"
     assert f"; reward by round 0.25, -, 0.50; {more}; seed " in line
     path = tmp_path / "game.toml"
     text = (ZOO / "defer.toml").read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
 """Owns: the zoo's coach and player (CPMobius): the language of tasks, who pays for what, D, and its training.
 
-- What the player practises is never a question of an exam, whoever set it, and is of the language.
+- What the player practises is of the language and never a question of an exam, whoever set it and in whatever order.
 - A line that is no task costs the coach alone; the player gets a random task; the run ends as any other.
 - A round's change of the measured exams reaches the coach's tasks of that round, and nothing is learned from exams.
 """
@@ -8,10 +8,12 @@
 from __future__ import annotations
 
 import random
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 from support.edge_rig import recorded_edges, recorded_trajectories, run_recorded
 from support.zoo_rig import ZOO, train_zoo
 
@@ -22,6 +24,7 @@ from marft_bridge.config.progress import PROGRESS
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.rewards.contract import RunView
+from marft_bridge.rollouts.app import split_tasks
 from marft_bridge.runs.run_folder import MEASURE, RunFolder
 from trace_store.journal import Journal
 from trace_store.store import TraceStore
@@ -93,25 +96,50 @@ def test_no_lesson_is_a_question_of_an_exam_and_every_lesson_is_of_the_language(
         assert (lesson == task) != is_exam_question(task.question)
 
 
-def test_exams_and_what_may_be_practised_have_the_same_answers() -> None:
+def question_to_key(question: str) -> tuple[int, ...]:
+    """Equal for questions that differ in the order of their numbers and in zeros alone."""
+    return tuple(sorted(number for number in lesson_to_numbers(question) if number))
+
+
+def test_no_question_is_in_two_exams_nor_practised_in_another_order_or_with_zeros() -> None:
+    tasks = list(coach_player.tasks())
+    asked = [question_to_key(question) for task in tasks for question in task["exam"]]
+    assert len(set(asked)) == len(asked)
+    trained, held_out = split_tasks(tasks, toml_to_config(ZOO / "coach_player.toml").graph.heldout)
+    sides = [{question_to_key(question) for task in side for question in task["exam"]} for side in (trained, held_out)]
+    assert not sides[0] & sides[1]
+    known = set(asked)
+    for key in known:
+        for numbers in {*permutations(key), *permutations((*key, 0))}:
+            task = coach_player.numbers_to_lesson(numbers)
+            assert numbers[0] < 0 or text_to_lesson(task.question) == task
+            assert question_to_key(task_to_lesson(task).question) not in known
+
+
+def test_exams_and_what_may_be_practised_have_the_same_numbers_and_but_for_a_few_the_same_answers() -> None:
     """So that practice rules out no answer of an exam."""
-    pairs = [(a, b) for a in range(1, 11) for b in range(1, 11)]
-    for sign, count in ((1, 20), (-1, 9)):
-        questions = [lesson for a, b in pairs if (lesson := coach_player.numbers_to_lesson([a, sign * b])).answer > 0]
-        exams = [lesson.answer for lesson in questions if is_exam_question(lesson.question)]
-        assert len(exams) == count
-        assert set(exams) <= {lesson.answer for lesson in questions if not is_exam_question(lesson.question)} | {20}
+    terms = range(1, 25)
+    questions = [coach_player.numbers_to_lesson([a, sign * b]) for a in terms for b in terms for sign in (1, -1)]
+    questions = [lesson for lesson in questions if lesson.answer > 0]
+    exams = [lesson for lesson in questions if is_exam_question(lesson.question)]
+    others = [lesson for lesson in questions if not is_exam_question(lesson.question)]
+    assert {lesson.answer for lesson in exams} - {lesson.answer for lesson in others} == {43, 47, 48}
+    for side in (exams, others):
+        assert {abs(number) for lesson in side for number in lesson_to_numbers(lesson.question)} == set(terms)
+    assert {question for task in coach_player.tasks() for question in task["exam"]} <= {
+        lesson.question for lesson in exams
+    }
 
 
 def test_the_coach_is_told_how_the_exam_went_and_the_player_its_task_alone(recorder: Recorder) -> None:
-    result, policy = run(recorder, "12 + 7 = ?\nand more", ["19"] * 4, exam=("13", "it is 9", "5"))
+    result, policy = run(recorder, "14 + 5 = ?\nand more", ["19"] * 4, exam=("13", "it is 9", "5"))
     (coach,) = [call.prompt for call in policy.asked if call.node == "coach"]
     assert coach.endswith("human: The player solved 1 of 2 sums and 1 of 1 differences. Your task?\nai: ")
     attempts = [call.prompt for call in policy.asked if call.node == "player"]
     assert len(attempts) == coach_player.ATTEMPTS
     assert len(set(attempts)) == 1
-    assert attempts[0].endswith("human: What is 12 + 7?\nai: ")
-    assert (result["lesson"], result["usable"]) == ("12 + 7", True)
+    assert attempts[0].endswith("human: What is 14 + 5?\nai: ")
+    assert (result["lesson"], result["usable"]) == ("14 + 5", True)
     to_coach = " ".join(f"exam{n}>coach" for n in (1, 2, 3))
     to_player = " ".join(f"coach>player{n}" for n in (1, 2, 3, 4))
     assert recorded_edges(recorder) == {"trigger": f"{to_player} {to_coach}", "data": f"{to_player} {to_coach}"}
@@ -129,7 +157,7 @@ def test_the_coach_is_told_how_the_exam_went_and_the_player_its_task_alone(recor
 def test_rewards_are_those_worked_out_by_hand(
     attempts: list[str], solved: float, learnable: float, attempt: list[float], recorder: Recorder
 ) -> None:
-    result, _ = run(recorder, "12 + 7", attempts, exam=("13", "9", "5"))
+    result, _ = run(recorder, "14 + 5", attempts, exam=("13", "9", "5"))
     assert earned(result, recorder) == {
         "correct": pytest.approx(2 / 3),
         "solved": solved,
@@ -170,12 +198,15 @@ def test_a_random_task_follows_from_the_exam_and_its_replies() -> None:
     assert len(set(questions)) > 2
 
 
-def test_exams_are_distinct_and_no_example_is_of_one() -> None:
+def test_exams_are_a_sum_and_a_difference_of_numbers_to_24_and_no_example_is_of_one() -> None:
     tasks = list(coach_player.tasks())
-    assert len({frozenset(task["exam"]) for task in tasks}) == len({task["id"] for task in tasks}) == coach_player.EXAMS
-    assert all(len(set(task["exam"])) == 3 for task in tasks)
+    assert tasks == list(coach_player.tasks())
+    assert len({task["id"] for task in tasks}) == len(tasks) == coach_player.EXAMS
+    assert all(["+" in question for question in task["exam"]] == [True, False] for task in tasks)
     asked = {question for task in tasks for question in task["exam"]}
-    assert {number for question in asked for number in map(abs, lesson_to_numbers(question))} == set(range(1, 11))
+    assert {number for question in asked for number in map(abs, lesson_to_numbers(question))} == set(range(1, 25))
+    sums = [lesson_to_numbers(task["exam"][0]) for task in tasks]
+    assert {first < second for first, second in sums} == {True, False}
     shown = [question.removeprefix("What is ") for question, _ in coach_player.PLAYER_EXAMPLES]
     shown += [answer for _, answer in coach_player.COACH_EXAMPLES]
     for text in shown:
@@ -229,19 +260,38 @@ def test_the_twin_without_a_coach_trains_on_random_tasks_with_as_many_attempts(t
     assert {len([a for a in each.actions if a.node == "player"]) for each in trained.trained} == {coach_player.ATTEMPTS}
 
 
-def test_the_twins_differ_in_nothing_but_the_coach() -> None:
-    coached, random_tasks = (toml_to_config(ZOO / f"{name}.toml") for name in ("coach_player", "coach_player-random"))
+@pytest.mark.slow
+def test_the_twin_with_a_frozen_coach_trains_the_player_alone(tmp_path: Path) -> None:
+    trained = train_zoo(ZOO / "coach_player-frozen.toml", plays, tmp_path, rounds=2, episodes=8)
+    assert sorted(trained.norms) == ["player"]
+    assert trained.pull_to("player", "attempt") > 0.2
+    assert any(action.node == "coach" for each in trained.trained for action in each.actions)
+    versions = list((RunFolder(trained.config.run_folder).adapters / "coach").iterdir())
+    assert len(versions) > 2
+    for path in versions:
+        tensors = load_file(path / "adapter_model.safetensors")
+        assert not any(tensor.any() for name, tensor in tensors.items() if "lora_B" in name)  # the base model
+        assert any("lora_B" in name for name in tensors)
+
+
+@pytest.mark.parametrize("twin", ["coach_player-random", "coach_player-frozen"])
+def test_the_twins_differ_in_nothing_but_the_coach(twin: str) -> None:
+    coached, other = (toml_to_config(ZOO / f"{name}.toml") for name in ("coach_player", twin))
     for part in ("model", "sampling", "collect", "compare"):
-        assert getattr(coached, part) == getattr(random_tasks, part)
-    same = {"graph": {"app", "nodes"}, "train": {"progress", "trainer"}}
+        assert getattr(coached, part) == getattr(other, part)
+    same: dict[str, set[str]] = {"graph": {"app", "nodes"}, "train": {"progress", "trainer"}}
+    if twin == "coach_player-frozen":
+        same["graph"] = set()
     for part, fields in same.items():
-        assert getattr(coached, part).model_dump(exclude=fields) == getattr(random_tasks, part).model_dump(
-            exclude=fields
-        )
-    trainers = [config.train.trainer.model_dump(exclude={"shaping", "sides"}) for config in (coached, random_tasks)]
-    assert trainers[0] == trainers[1]
-    shaping = [
-        [term for term in config.train.trainer.shaping if term.reward == "attempt"]
-        for config in (coached, random_tasks)
-    ]
-    assert shaping[0] == shaping[1] != []
+        assert getattr(coached, part).model_dump(exclude=fields) == getattr(other, part).model_dump(exclude=fields)
+    coaching = {"shaping", "sides", "agents"}
+    trainers = [config.train.trainer for config in (coached, other)]
+    assert trainers[0].model_dump(exclude=coaching) == trainers[1].model_dump(exclude=coaching)
+    for trainer in trainers:
+        assert [term.reward for term in trainer.shaping if term.reward == "attempt"] == ["attempt"]
+    for parts in (
+        [[term for term in trainer.shaping if term.reward == "attempt"] for trainer in trainers],
+        [{name: nodes for name, nodes in trainer.sides.items() if name != "coach"} for trainer in trainers],
+        [{name: agent for name, agent in trainer.agents.items() if name != "coach"} for trainer in trainers],
+    ):
+        assert parts[0] == parts[1] != []

@@ -14,9 +14,11 @@ from support.edge_rig import recorded_edges, recorded_trajectories
 from support.zoo_rig import ZOO, train_zoo
 
 from graphs import compression
+from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.wrap import wrap
+from marft_bridge.rollouts.app import split_tasks
 from trace_store.journal import Journal
 
 TASK = {"id": "t", "question": "What is 3 + 4?", "answer": 7}
@@ -120,10 +122,23 @@ def test_chunks_are_all_sentences_in_order_whatever_the_segmenter_says() -> None
 
 def test_tasks_are_distinct_and_say_their_sum() -> None:
     tasks = list(compression.tasks())
-    assert len({task["id"] for task in tasks}) == len(tasks) == 144
+    assert len({task["id"] for task in tasks}) == len(tasks) == 105
     for task in tasks:
         assert sum(map(int, re.findall(r"\d+", task["question"]))) == task["answer"]
         assert set(compression.task_to_input(task)) == {"question"}
+
+
+def test_no_held_out_sum_is_a_training_sum_in_the_other_order() -> None:
+    config = toml_to_config(ZOO / "compression.toml")
+    sides = split_tasks(list(compression.tasks()), config.graph.heldout)
+    trained, held_out = ([frozenset(re.findall(r"\d+", task["question"])) for task in side] for side in sides)
+    assert not set(trained) & set(held_out)
+    assert len(held_out) == config.compare.tasks
+    # The larger number comes first in some, last in others.
+    assert {a > b for a, b in (map(int, re.findall(r"\d+", task["question"])) for task in compression.tasks())} == {
+        True,
+        False,
+    }
 
 
 def weighs(node: str, messages: list[dict[str, Any]], chance: random.Random) -> str:

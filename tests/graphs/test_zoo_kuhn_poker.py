@@ -15,10 +15,10 @@ from support.edge_rig import recorded_edges, recorded_trajectories, run_recorded
 from support.tiny_policy import make_action, make_trajectory
 from support.zoo_rig import ZOO, train_zoo
 
-from examples.zoo.exploitability import trajectories_to_compared, trajectories_to_rows
+from examples.zoo.exploitability import trajectories_to_compared, trajectories_to_rows, trajectories_to_versions
 from graphs import kuhn_poker
 from graphs.kuhn_poker import Move
-from graphs.kuhn_rules import PLAYERS, exploitability
+from graphs.kuhn_rules import DECISIONS, PLAYERS, exploitability
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.recording.recorder import Recorder
 from trace_store.journal import Journal
@@ -124,37 +124,54 @@ def played(version: dict[str, int], task_id: str, *replies: str | None) -> Traje
     return replace(trajectory, episode=replace(trajectory.episode, adapters=version))
 
 
-def test_a_run_tells_how_exploitable_each_version_was() -> None:
-    """Version 1: both always bet and call, which loses a third of a chip (tests/graphs/test_kuhn_rules.py)."""
-    deals = [f"deal-3-6-9-{a}-{b}" for a in (3, 6, 9) for b in (3, 6, 9) if a != b]
-    own, mixed = {"first": 1, "second": 1}, {"first": 1, "second": 0}
-    games = [played(own, deal, "yes", "yes") for deal in deals]
-    games += [played(mixed, deal, "zzzz", "no") for deal in deals]  # of two versions: left out
-    games.append(played(own, deals[0], None))  # not recorded
+DEALS = [f"deal-3-6-9-{a}-{b}" for a in (3, 6, 9) for b in (3, 6, 9) if a != b]
+
+
+def test_a_run_tells_how_exploitable_each_version_was_and_names_the_decisions_that_it_never_met() -> None:
+    """Both always bet and call, which loses a third of a chip (tests/graphs/test_kuhn_rules.py)."""
+    own = {"first": 1, "second": 1}
+    games = [played(own, deal, "yes", "yes") for deal in DEALS]
+    games.append(played(own, DEALS[0], None))  # not recorded
+    told = trajectories_to_versions(games)[1]
+    assert (told.games, told.low, told.high) == (6, pytest.approx(1 / 3), pytest.approx(5 / 12))
     (row,) = trajectories_to_rows(games)
-    # Never met: the first after check and bet, the second after a check, with each of three cards. A coin toss there.
-    bold, tossed = dict.fromkeys(range(3), 1.0), dict.fromkeys(range(3), 0.5)
-    first = {(r, h): c[r] for r in range(3) for h, c in (((), bold), (("check", "bet"), tossed))}
-    second = {(r, h): c[r] for r in range(3) for h, c in ((("bet",), bold), (("check",), tossed))}
-    expected = exploitability(first, second)
-    assert row == f"version 1: 6 games, 6 of 12 decisions never met, exploitability {expected:.3f}"
+    assert row.splitlines() == [
+        "version 1: 6 games, exploitability 0.333 to 0.417 (6 of 12 decisions never met)",
+        *(f"    never met: first with the {rank} after check and bet" for rank in ("lowest", "middle", "highest")),
+        *(f"    never met: second with the {rank} after check" for rank in ("lowest", "middle", "highest")),
+    ]
 
 
-def test_a_comparison_tells_of_the_base_and_the_trained_version_by_their_own_games() -> None:
-    deals = [f"deal-3-6-9-{a}-{b}" for a in (3, 6, 9) for b in (3, 6, 9) if a != b]
+def test_a_player_is_told_by_all_games_in_which_it_had_its_seat_whoever_its_rival_was() -> None:
+    """Version 1 comes to its other decisions in games against version 0 alone; its rival's moves are not its own."""
+    own = [played({"first": 1, "second": 1}, deal, "yes", "yes") for deal in DEALS]
+    as_first = [played({"first": 1, "second": 0}, deal, "zzzz", "yes", "yes") for deal in DEALS]
+    as_second = [played({"first": 0, "second": 1}, deal, "no", "yes", "no") for deal in DEALS]
+    games = [*own, *as_first, *as_second]
+    base, told = trajectories_to_versions(games).values()
+    assert (told.games, told.unmet) == (18, ())
+    first = {decision: 1.0 if decision[1] else 0.5 for decision in DECISIONS["first"]}  # zzzz is a check
+    second = dict.fromkeys(DECISIONS["second"], 1.0)
+    assert told.text == f"{exploitability(first, second):.3f}"
+    # Version 0 as second answered no bet: those three decisions alone it never met.
+    assert (base.games, len(base.unmet)) == (12, 3)
 
-    def compared(variant: str, version: int, *replies: str) -> list[Trajectory]:
-        own = dict.fromkeys(PLAYERS, version)
-        games = [played(own, deal, *replies) for deal in deals]
+
+def test_a_comparison_tells_of_the_base_and_the_trained_version_by_all_their_games() -> None:
+    def compared(variant: str, versions: tuple[int, int], *replies: str) -> list[Trajectory]:
+        games = [played(dict(zip(PLAYERS, versions, strict=True)), deal, *replies) for deal in DEALS]
         return [replace(game, episode=replace(game.episode, variant=variant)) for game in games]
 
-    bold, calm = compared("before", 0, "bet", "call"), compared("after", 4, "check", "check")
-    opponent = compared("version 2", 2, "bet", "fold")
-    before, after = trajectories_to_compared([*bold, *calm, *opponent])
-    assert (before.games, after.games, before.unmet) == (6, 6, 6)
-    assert f"exploitability {before.chips:.3f}" in trajectories_to_rows(bold)[0]
-    assert f"exploitability {after.chips:.3f}" in trajectories_to_rows(calm)[0]
-    with pytest.raises(ValueError, match="has games of 1 versions with themselves, not of two"):
+    bold, calm = compared("before", (0, 0), "yes", "yes"), compared("after", (4, 4), "no", "no")
+    before, after = trajectories_to_compared([*bold, *calm, *compared("version 2", (2, 2), "yes", "no")])
+    assert (before.games, after.games, len(before.unmet), len(after.unmet)) == (6, 6, 6, 6)
+    assert f"exploitability {before.text}" in trajectories_to_rows(bold)[0]
+    assert f"exploitability {after.text}" in trajectories_to_rows(calm)[0]
+    seated = compared("before as first, after as second", (0, 4), "yes", "no")
+    seated += compared("after as first, before as second", (4, 0), "no", "yes", "no")
+    before, after = trajectories_to_compared([*bold, *calm, *seated])
+    assert (before.games, after.games, len(before.unmet), len(after.unmet)) == (18, 18, 3, 0)
+    with pytest.raises(ValueError, match="the comparison has no game of after"):
         trajectories_to_compared(bold)
 
 
@@ -169,8 +186,8 @@ def plays(node: str, messages: list[dict[str, Any]], chance: random.Random) -> s
 def test_each_side_is_pulled_towards_its_own_chips(tmp_path: Path) -> None:
     trained = train_zoo(ZOO / "kuhn_poker.toml", plays, tmp_path, rounds=3, episodes=24)
     assert set(trained.norms) == {"first", "second"}
-    rows = trajectories_to_rows([*trained.collected, *trained.trained])
-    assert [row.split(":")[0] for row in rows] == [f"version {number}" for number in range(4)]
+    versions = trajectories_to_versions([*trained.collected, *trained.trained])
+    assert list(versions) == list(range(4))
     assert min(trained.norms.values()) > 0
     for node in PLAYERS:
         own = {

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.edge_rig import recorded_edges, recorded_trajectories
+from support.edge_rig import recorded_edges, recorded_trajectories, run_recorded
 from support.zoo_rig import ZOO, train_zoo
 
 from graphs import service_dialogue as dialogue
@@ -110,8 +110,50 @@ def test_a_planted_leak_is_detected_and_leaves_nothing_to_train_on(recorder: Rec
     result, _ = run(recorder, ["ASK problem, please", "ASK order, please", "DECIDE REPLACE"], leaky)
     found = earned(result)
     assert dialogue.find_leaks(PERSON, result["opening"], result["exchanges"]) == ["order"]  # asked for the second time
-    assert (found["leaks"], found["reward"], found["correct"]) == (1.0, None, 1.0)
+    assert (found["leaks"], found["reward"], found["correct"]) == (1.0, None, None)
     assert dialogue.find_leaks(PERSON, "Hello, my lamp is broken.", []) == ["problem"]
+
+
+def sly(person: dialogue.Person, move: dialogue.Move) -> str:
+    """Tells both facts in other words, whatever it was asked for."""
+    fate = "It fell." if person["problem"] == "broken" else "I have two."
+    tens, ones = (("no", "one", "two", "three", "four")[int(digit) % 5] for digit in person["order"])
+    return f"{fate} It says {tens} and {ones} on the bill."
+
+
+def test_a_leak_in_other_words_is_found_by_what_another_customer_would_have_answered(recorder: Recorder) -> None:
+    result, _ = run(recorder, ["ASK problem, please", "ASK order, please", "DECIDE REPLACE"], sly)
+    found = earned(result)
+    assert dialogue.find_leaks(PERSON, result["opening"], result["exchanges"]) == ["order"]
+    assert (found["leaks"], found["reward"], found["correct"]) == (1.0, None, None)
+    for line, leaked in (("ASK order", ["problem"]), ("ASK problem", ["order"])):
+        move = dialogue.text_to_move(line)
+        for person in (task["person"] for task in dialogue.tasks()):
+            assert dialogue.leaked_facts(sly, person, move, sly(person, move)) == leaked
+
+
+def test_a_fact_that_was_asked_for_before_is_no_leak_when_it_is_told_again(recorder: Recorder) -> None:
+    def repeats(person: dialogue.Person, move: dialogue.Move) -> str:
+        again = f" As I said, {person['problem']}." if move["subject"] == "order" else ""
+        return dialogue.person_to_answer(person, move) + again
+
+    result, _ = run(recorder, ["ASK problem, please", "ASK order, please", "DECIDE REPLACE"], repeats)
+    assert (earned(result)["leaks"], earned(result)["correct"]) == (0.0, 1.0)
+    result, _ = run(recorder, ["ASK order, please", "ASK problem, please", "DECIDE REPLACE"], repeats)
+    assert (earned(result)["leaks"], earned(result)["correct"]) == (1.0, None)
+
+
+def test_of_a_customer_that_samples_the_words_alone_are_checked(recorder: Recorder) -> None:
+    chance = random.Random(0)
+
+    def sampled(person: dialogue.Person, move: dialogue.Move) -> str:
+        return f"{dialogue.person_to_answer(person, move)} {chance.random()}"
+
+    policy = ScriptedPolicy(answers={"agent": GOOD})
+    graph = dialogue.build_with_simulator(policy, sampled, is_deterministic=False)
+    result = run_recorded(graph, dialogue.task_to_input(TASK), recorder)
+    assert earned(result)["correct"] == 1.0
+    assert [part["leaked"] for part in result["exchanges"]] == [[], [], []]
 
 
 def test_the_scripted_customer_leaks_to_nobody() -> None:
@@ -122,10 +164,19 @@ def test_the_scripted_customer_leaks_to_nobody() -> None:
     for task in dialogue.tasks():
         person = task["person"]
         exchanges: list[dialogue.Exchange] = [
-            {"fact": move["subject"], "source": "customer", "answer": dialogue.person_to_answer(person, move)}
+            {
+                "fact": move["subject"],
+                "source": "customer",
+                "answer": (answer := dialogue.person_to_answer(person, move)),
+                "leaked": dialogue.leaked_facts(dialogue.person_to_answer, person, move, answer),
+            }
             for move in moves
         ]
-        assert dialogue.find_leaks(person, dialogue.task_to_input(task)["opening"], exchanges) == []
+        opening = dialogue.task_to_input(task)["opening"]
+        assert dialogue.find_leaks(person, opening, exchanges) == []
+        for exchange in exchanges:
+            assert exchange["leaked"] == []
+            assert dialogue.find_leaks(person, opening, [exchange]) == []
 
 
 def test_rewards_of_calls_are_absent_where_the_record_has_not_one_for_each_turn(recorder: Recorder) -> None:
@@ -134,10 +185,11 @@ def test_rewards_of_calls_are_absent_where_the_record_has_not_one_for_each_turn(
     assert (found["fact"], found["turn"], found["rudeness"], found["reward"]) == (None, None, None, 1.0)
 
 
-def test_the_decision_of_a_task_follows_from_its_facts_and_no_two_customers_are_alike() -> None:
+def test_the_decision_of_a_task_follows_from_its_facts_and_no_two_customers_are_alike_but_for_their_goods() -> None:
     tasks = list(dialogue.tasks())
     assert tasks == list(dialogue.tasks())
-    assert len({tuple(sorted(task["person"].items())) for task in tasks}) == len(tasks)
+    keys = [tuple(task["person"][name] for name in ("problem", "order", "manner")) for task in tasks]
+    assert len(set(keys)) == len(keys)
     assert Counter(task["decision"] for task in tasks) == {"REPLACE": 60, "REFUND": 60, "DECLINE": 60}
     assert Counter(task["person"]["manner"] for task in tasks) == {"plain": 60, "chatty": 60, "touchy": 60}
     for task in tasks:
