@@ -54,7 +54,7 @@ class PromotedAdapter(_Record):
 
     version: int = Field(ge=0)
     sha256: str  # of its weights
-    config_sha256: str | None = None  # of its adapter_config.json, which scales them; None in manifests of earlier releases
+    config_sha256: str | None = None  # of its adapter_config.json, which scales them; earlier releases did not sign it
     base_sha256: str | None = None  # of its base model's, where that is not the manifest's
 
     @model_serializer(mode="wrap")

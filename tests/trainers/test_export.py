@@ -413,9 +413,8 @@ def test_weights_that_changed_after_registration_are_not_exported(
     run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "run/adapters/actor/2/adapter_model.safetensors").write_bytes(b"other")
-    assert "adapter_model.safetensors' is not what was registered" in said(
-        ["actor", str(tmp_path / "out"), *run], capsys
-    )
+    error = said(["actor", str(tmp_path / "out"), *run], capsys)
+    assert "adapter_model.safetensors' is not what was registered" in error
 
 
 def test_a_scale_that_changed_after_registration_is_not_exported(
