@@ -396,6 +396,7 @@ def _size_cache(
     options = need.options
     token_bytes = _token_bytes(need, split)
     limit = room.bytes
+    beside = room.bound_text + _neighbour_text(neighbour)
     if options.gpu_memory_utilization is not None:
         limit = int(options.gpu_memory_utilization * room.card.total)
         largest = room.by_hand
@@ -403,7 +404,7 @@ def _size_cache(
             raise ServingError(
                 f"{need.table}.gpu_memory_utilization {options.gpu_memory_utilization:g} is {bytes_to_text(limit)} of "
                 f"{room.title}, and {bytes_to_text(max(0, largest))} are there for the model server"
-                f"{room.bound_text}{_neighbour_text(neighbour)}: set it to {_floor(largest / room.card.total)} or less"
+                f"{beside}: set it to {_floor(largest / room.card.total)} or less"
             )
     cache, least_tokens = limit - fixed.total, _least_tokens(need)
     if options.kv_cache_gib is not None:
@@ -420,7 +421,7 @@ def _size_cache(
             f"the model server of {need.table} needs {bytes_to_text(least)} of {room.title} for {purpose} "
             f"(weights {weights}, adapters {adapters}, the rest {rest}), and "
             f"{bytes_to_text(max(0, available))} are there for it"
-            f"{room.bound_text}{_neighbour_text(neighbour)}: {way}"
+            f"{beside}: {way}"
         )
     length = options.max_model_len or (None if need.context is None else min(need.context, held))
     return length, cache
