@@ -304,7 +304,7 @@ def promote(
     def confirm(question: str) -> bool:
         if not yes and not sys.stdin.isatty():
             raise ConfigError("promote: there is no terminal to ask on; say --yes")
-        return yes or typer.confirm(question)
+        return yes or typer.confirm("\n".join(text_to_lines(question)))
 
     if sum([verify, rollback is not None, candidate is not None or gate is not None or efficient]) > 1:
         raise ConfigError("promote: --verify, --rollback and a candidate with its condition are three ways; choose one")

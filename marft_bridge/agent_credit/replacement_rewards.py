@@ -25,7 +25,7 @@ from marft_bridge.agent_credit.estimates import (
 )
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.progress import Reporter
-from marft_bridge.common.terminal_text import print_uncut
+from marft_bridge.common.terminal_text import print_uncut, text_to_cell
 from marft_bridge.recording.tool_schemas import Surface, store_to_surface
 from marft_bridge.rewards.agent_credit import CREDIT_REWARDS
 from marft_bridge.statistics.shapley import Team, shared_keys
@@ -148,7 +148,7 @@ class CreditRun:
                     )
 
     def _table(self, singles: Sequence[AgentCredit]) -> Table:
-        table = Table(title=f"what each agent adds to {self.metric}")
+        table = Table(title=text_to_cell(f"what each agent adds to {self.metric}", "table.title"))
         share = "Shapley value" if self.method == "shapley" else "difference"
         for column in ("agent", "calls per run", share, "95% interval, all together", "runs up / down", "finding"):
             table.add_column(column)
@@ -156,7 +156,7 @@ class CreditRun:
             interval = "the score never changes" if credit.interval is None else _interval_text(credit.interval)
             changed_text = f"{credit.improved_episodes} / {credit.worsened_episodes} of {credit.episodes}"
             table.add_row(
-                credit.agent,
+                text_to_cell(credit.agent),
                 f"{credit.calls:.2f}",
                 f"{credit.contribution:+.3f}",
                 interval,

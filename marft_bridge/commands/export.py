@@ -1,19 +1,18 @@
 """`marft-bridge export`: a version of a node in a run folder -> a folder that other tools load.
 
 Without `--merged` it is a plain peft adapter, with it a whole model directory; a model card is in both, and `--push`
-sends them to the Hub. Invariants: the exported weights are those that were registered, byte for byte before merging;
+sends them to the Hub. Invariants: what is exported are the files that were registered, byte for byte before merging;
 no path of this machine leaves it; the run folder is only read; nothing is sent without `--push`.
 """
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from marft_bridge.commands.hub_push import Destination
 from marft_bridge.commands.model_card import CardSubject, read_report, write_card
-from marft_bridge.common.errors import ConfigError, ServingError
+from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.hub_names import HubName, directory_to_hub_name, text_to_hub_name
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
@@ -21,6 +20,7 @@ from marft_bridge.config.compare import BEST, NEWEST
 from marft_bridge.promotion.manifest import Manifest, newest_manifest, refuse_other_weights
 from marft_bridge.runs.named_version import BEST_TEXT, read_named_version
 from marft_bridge.runs.run_folder import RunFolder
+from marft_bridge.serving.adapter_checks import check_files
 from marft_bridge.serving.adapter_registry import AdapterRegistry
 from marft_bridge.serving.base_models import PREPARED_MODEL, config_to_bases, directory_of
 from trace_store.records import AdapterRow
@@ -46,7 +46,7 @@ def export_node(config: BridgeConfig, node: str, out: Path, flags: ExportFlags, 
 
     Raises:
         ConfigError: no such run folder or node, a node without a trained adapter, or what `Destination` raises.
-        ServingError: no such version, or its weights are not those that were registered, or signed off.
+        ServingError: no such version, or its files are not those that were registered, or signed off.
         TrainError: the adapter does not belong to the base model, or `out` is not empty.
     """
     folder = RunFolder(config.run_folder)
@@ -147,9 +147,5 @@ def _registered_adapter(registry: AdapterRegistry, node: str, version: int | Non
             if version is None
             else f"export: version 0 of {node!r} changes nothing; use the base model itself"
         )
-    with (Path(row.path) / "adapter_model.safetensors").open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != row.sha256:
-            raise ServingError(
-                f"the weights of adapter v{row.version} of node {node!r} changed after it was registered"
-            )
+    check_files(Path(row.path), registry.hashes(node, row.version))
     return row

@@ -22,7 +22,6 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from rich.table import Column, Table
-from rich.text import Text
 
 from marft_bridge.commands.probe import NodeCalls, Probe, probe
 from marft_bridge.commands.reward_choice import RewardChoice, complete_choice, text_to_choice
@@ -30,6 +29,7 @@ from marft_bridge.common.errors import ConfigError, GraphError, ServingError
 from marft_bridge.common.extras import install_command, is_installed
 from marft_bridge.common.files import write_atomically
 from marft_bridge.common.progress import Reporter
+from marft_bridge.common.terminal_text import text_to_cell
 from marft_bridge.config.bridge import BridgeConfig, GraphOptions, problem_to_line
 from marft_bridge.config.models import ModelOptions
 from marft_bridge.config.option_sentences import options_to_sentences
@@ -323,7 +323,7 @@ def _nodes_to_table(
             cells.append("" if node_calls is None else f"{node_calls.calls} x {models}")
         if chosen is not None:
             cells.append("yes" if node.name in chosen else "")
-        table.add_row(*map(Text, cells))  # names of an app are no markup
+        table.add_row(*map(text_to_cell, cells))  # names of an app are no markup
     return table
 
 

@@ -1,7 +1,8 @@
 """What a run folder says of a trained adapter -> the model card that travels with it: README.md for the Hub.
 
 Invariants: numbers come from the run folder's records, and a section whose records are missing is left out; no text of
-a task, a prompt or an answer is in it, and of a path only its last part; a name breaks out of no cell and no line.
+a task, a prompt or an answer is in it, of a path only its last part, and of options only those that decide what is
+learned; a name breaks out of no cell and no line.
 """
 
 from __future__ import annotations
@@ -23,7 +24,17 @@ from marft_bridge.config.bridge import SamplingOptions, TrainOptions
 from marft_bridge.runs.run_folder import TRAIN, RunFolder, bridge_version
 
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # those that --max-lora-rank of vLLM takes
-_NOT_OF_TRAINING = {"traces", "tensorboard", "keep_advantages", "keep_versions", "allow_tool_change"}
+OPTIONS_OF_TRAINING = (
+    *("sampling", "train.rounds", "train.episodes_per_round", "train.samples_per_task", "train.stop_early"),
+    *("train.evaluation_episodes", "train.refill", "train.trees", "train.league", "train.progress"),
+    *("train.teacher", "train.teacher_rounds", "train.hosted_answers", "train.max_staleness"),
+    *("train.trainer.reward", "train.trainer.truncated_reward", "train.trainer.shaping", "train.trainer.granularity"),
+    *("train.trainer.lora", "train.trainer.agents", "train.trainer.sides", "train.trainer.advantage"),
+    *("train.trainer.objective", "train.trainer.importance", "train.trainer.optimizer", "train.trainer.offline"),
+    *("train.trainer.replay", "train.trainer.system.load_in_4bit", "train.trainer.experimental"),
+)
+"""Options and tables that decide what is learned. A card has no others: they are of whoever trained, such as folders,
+cards and where figures are sent to."""
 _TAGS = ["langgraph", "lora", "marft", "multi-agent", "reinforcement-learning"]
 
 
@@ -150,13 +161,13 @@ def _training(subject: CardSubject, config: Mapping[str, Any]) -> Iterator[str]:
         f"| {code(key)} | {_value_to_text(value)} | {_value_to_text(default)} |"
         for table, options in defaults.items()
         for key, value, default in _changed(config.get(table) or {}, options.model_dump(mode="json"), table)
-        if key.split(".")[1] not in _NOT_OF_TRAINING
+        if any(f"{key}.".startswith(f"{option}.") for option in OPTIONS_OF_TRAINING)
     ]
     if rows:
-        yield "Options that differ from the defaults:"
+        yield "Options of training that differ from the defaults:"
         yield "\n".join(["| option | value | default |", "| --- | --- | --- |", *rows])
     else:
-        yield "All options had their defaults."
+        yield "All options of training had their defaults."
 
 
 def _changed(options: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any, Any]]:

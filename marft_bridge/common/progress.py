@@ -3,6 +3,8 @@
 A caller reports its steps and current figures; only this module decides how they are shown. On a terminal a bar
 shows figures and time left; in a file or a pipe a line with both comes every few seconds, and one at the end. With
 `--json` all of that goes to standard error, and standard output gets what the command found as one JSON value.
+
+Invariant: names, figures and lines hold text of models and exceptions, and reach no terminal but as printable text.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from marft_bridge.common.terminal_text import value_to_json
+from marft_bridge.common.terminal_text import text_to_line, text_to_lines, value_to_json
 
 LINE_EVERY_S = 10.0
 
@@ -25,17 +27,17 @@ class Task:
     """One piece of long work, of `total` steps (None: unknown)."""
 
     def __init__(self, reporter: Reporter, name: str, total: int | None) -> None:
-        self._reporter, self._name, self._total = reporter, name, total
+        self._reporter, self._name, self._total = reporter, text_to_line(name), total
         self._done, self._figures = 0, ""
         self._start_s = self._last_line_s = time.monotonic()
         self._bar = None
         if reporter.live is not None:
-            self._bar = reporter.live.add_task(name, total=total, figures="")
+            self._bar = reporter.live.add_task(self._name, total=total, figures="")
 
     def update(self, done: int | None = None, figures: str | None = None) -> None:
         """Shows that `done` steps are finished; `figures` is a short text such as "212 tok/s". None keeps the last."""
         self._done = self._done if done is None else done
-        self._figures = self._figures if figures is None else figures
+        self._figures = self._figures if figures is None else text_to_line(figures)
         if self._bar is not None:
             assert self._reporter.live is not None
             self._reporter.live.update(self._bar, completed=self._done, figures=self._figures)
@@ -74,8 +76,8 @@ class Reporter:
         self.live: Progress | None = None
 
     def say(self, text: str) -> None:
-        """Prints one plain line; text of a model is never taken for markup."""
-        self.console.print(text, markup=False, soft_wrap=True)
+        """Prints plain lines; text of a model is never taken for markup, nor obeyed by a terminal."""
+        self.console.print("\n".join(text_to_lines(text)), markup=False, soft_wrap=True)
 
     def give(self, findings: Any) -> None:
         """Prints what a command found as JSON, where that was asked for; people have read it in the lines."""

@@ -44,6 +44,11 @@ def value_to_cell(value: Any, width: int | None = None) -> str:
     return text_to_line(str(value), width)
 
 
+def text_to_cell(text: str, style: str = "") -> Text:
+    """One printable line as a cell or title of a rich table, which takes a plain string for markup."""
+    return Text(text_to_line(text), style=style)
+
+
 def value_to_json(value: Any, indent: int | None = 1) -> str:
     """JSON of ASCII only; numbers that JSON cannot hold become text, as in the store's own JSON columns."""
     text = json.dumps(_to_jsonable(value), ensure_ascii=True, indent=indent, allow_nan=False)
@@ -67,8 +72,9 @@ def _to_jsonable(value: Any) -> Any:
 
 
 def print_line(console: Console, line: str) -> None:
-    """Prints one line as it is: no markup, no wrapping, tabs kept."""
-    console.file.write(line + "\n")
+    """Prints one line without markup or wrapping; of what is not printable, tabs and newlines are kept."""
+    shown = "\n".join("\t".join(map(text_to_line, part.split("\t"))) for part in line.split("\n"))
+    console.file.write(shown + "\n")
 
 
 def print_uncut(console: Console, shown: RenderableType) -> None:

@@ -6,8 +6,9 @@ Invariant: as it is, a logger writes into the run's folder and sends nothing; wh
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator
 
 
 class _Logger(BaseModel):
@@ -43,6 +44,17 @@ class MlflowOptions(_Logger):
     """Where to send to, as http://127.0.0.1:5000; without one it is the file."""
     experiment: str | None = Field(None, min_length=1)
     """The experiment; the configuration's `name` without one."""
+
+    @field_validator("tracking_uri")
+    @classmethod
+    def _names_no_user(cls, uri: str | None) -> str | None:
+        parts = urlsplit(uri or "")
+        if parts.username is not None or parts.password is not None:
+            raise ValueError(
+                "holds a user or password, which the run's folder would keep; put them into the environment variables "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or into those of the database"
+            )
+        return uri
 
 
 class TrackioOptions(_Logger):

@@ -5,8 +5,9 @@ A card's memory is counted in what one process takes of it:
     server    weights / n + adapters + activations + graphs + context + KV cache, on each of its n cards
     trainer   what `trainers.checks.memory_plan` counts, and its context
 
-The KV cache gets what is left. Where server and trainer share a card and take turns, the server sleeps while the
-trainer updates, so that each may have what the other needs only in its own turn.
+The KV cache gets what is left. vLLM takes the same share of each card: the card of which the smallest part is free
+decides it, and the smallest card the cache. Where server and trainer share a card and take turns, the server sleeps
+while the trainer updates, so that each may have what the other needs only in its own turn.
 
 Invariants: a pure function, the same cards and options give the same plan; nothing is planned for a server that runs
 already, nor for a model whose layers are not known; what does not fit is refused with numbers and a setting that does.
@@ -143,11 +144,20 @@ class _Room:
     number: int
     card: Card
     bytes: int  # that the engine may take
-    split: int  # cards of one copy of the engine's model
+    by_hand: int  # that it may be given by an option
+    bound_by: _Room | None = None  # another card, whose share the engine may take of this one too, and no more
 
     @property
     def title(self) -> str:
         return f"card {self.number} ({self.card.name}, {bytes_to_text(self.card.total)})"
+
+    @property
+    def bound_text(self) -> str:
+        """What is said behind the bytes where another card bounds them."""
+        if self.bound_by is None:
+            return ""
+        other = self.bound_by
+        return f", the same share as of {other.title}, which has {bytes_to_text(max(0, other.bytes))}"
 
 
 def plan_devices(
@@ -237,8 +247,9 @@ def _least_split(machine: Machine, need: EngineNeed, pool: Sequence[int]) -> int
         return 1
     splits = [split for split in (1, 2, 4, 8, 16) if split <= len(pool) and _divides(need.shape, split)]
     for split in splits:
-        cards = [machine.cards[number] for number in pool[:split]]
-        if all(_fits(need, card, split, room=_usable(card), tokens=_least_tokens(need)) for card in cards):
+        room = _even_room([_card_to_room(machine, number, held=0) for number in pool[:split]])
+        fixed = _fixed(need, _largest([machine.cards[number] for number in pool[:split]]), split)
+        if fixed.total + _least_tokens(need) * _token_bytes(need, split) <= room.bytes:
             return split
     return splits[-1]
 
@@ -330,55 +341,87 @@ def _plan_engine(
     rooms = []
     for number in devices:
         card = machine.cards[number]
-        room = _usable(card)
+        held = 0
         if number in learner_cards and trainer is not None:
-            held = trainer.resident if sleeps else trainer.peak
-            room -= (held or 0) + CONTEXT
-        room -= sum(_given_bytes(need_beside, card) for need_beside in neighbours if number in need_beside[1])
-        rooms.append(_Room(number, card, room, split=split))
-    tightest = min(rooms, key=lambda room: room.bytes)
-    fixed = _fixed(need, tightest.card, split)
-    length, cache = _size_cache(need, tightest, neighbour=trainer if shares_with_trainer else None)
+            held = ((trainer.resident if sleeps else trainer.peak) or 0) + CONTEXT
+        held += sum(_given_bytes(need_beside, card) for need_beside in neighbours if number in need_beside[1])
+        rooms.append(_card_to_room(machine, number, held=held))
+    even = _even_room(rooms)
+    # a cache of a given size is the same on every card, whatever share that is
+    room = even if options.kv_cache_gib is None else min(rooms, key=lambda room: room.bytes)
+    fixed = _fixed(need, _largest([machine.cards[number] for number in devices]), split)
+    length, cache = _size_cache(
+        need, room, split=split, fixed=fixed, neighbour=trainer if shares_with_trainer else None
+    )
     share = replace(fixed, cache=cache, tokens=cache // _token_bytes(need, split))
     # vLLM looks whether so much is free before it starts, also where the size of the cache is given
-    utilization = options.gpu_memory_utilization or int(1000 * share.total / tightest.card.total) / 1000
+    wanted = min(share.total, even.bytes)
+    utilization = options.gpu_memory_utilization or int(1000 * wanted / even.card.total) / 1000
     return EnginePlan(devices, split, utilization, longest_call=length, sleeps=sleeps, share=share)
 
 
-def _size_cache(need: EngineNeed, room: _Room, *, neighbour: TrainerNeed | None) -> tuple[int | None, int]:
+def _card_to_room(machine: Machine, number: int, *, held: int) -> _Room:
+    """A card beside what others hold of it."""
+    card = machine.cards[number]
+    return _Room(number, card, bytes=_usable(card) - held, by_hand=card.free - held)
+
+
+def _even_room(rooms: Sequence[_Room]) -> _Room:
+    """The smallest of these cards, with the bytes that may be taken of it where every card gives the same share."""
+    smallest = min(rooms, key=lambda room: (room.card.total, room.bytes))
+
+    def at_same_share(size: int, room: _Room) -> int:
+        return size * smallest.card.total // room.card.total
+
+    binding = min(rooms, key=lambda room: at_same_share(room.bytes, room))
+    return replace(
+        smallest,
+        bytes=at_same_share(binding.bytes, binding),
+        by_hand=min(at_same_share(room.by_hand, room) for room in rooms),
+        bound_by=binding if binding.card.total != smallest.card.total else None,
+    )
+
+
+def _size_cache(
+    need: EngineNeed, room: _Room, *, split: int, fixed: EngineShare, neighbour: TrainerNeed | None
+) -> tuple[int | None, int]:
     """The longest call, and the bytes of the cache, that fit into the room.
+
+    Args:
+        fixed: what the server takes without a cache.
 
     Raises:
         ServingError: not even one call fits, or what the options give.
     """
-    options, split = need.options, room.split
+    options = need.options
     token_bytes = _token_bytes(need, split)
-    fixed = _fixed(need, room.card, split).total
     limit = room.bytes
+    beside = room.bound_text + _neighbour_text(neighbour)
     if options.gpu_memory_utilization is not None:
         limit = int(options.gpu_memory_utilization * room.card.total)
-        largest = _free_for_engine(room)
+        largest = room.by_hand
         if limit > largest:
             raise ServingError(
                 f"{need.table}.gpu_memory_utilization {options.gpu_memory_utilization:g} is {bytes_to_text(limit)} of "
                 f"{room.title}, and {bytes_to_text(max(0, largest))} are there for the model server"
-                f"{_neighbour_text(neighbour)}: set it to {_floor(largest / room.card.total)} or less"
+                f"{beside}: set it to {_floor(largest / room.card.total)} or less"
             )
-    cache, least_tokens = limit - fixed, _least_tokens(need)
+    cache, least_tokens = limit - fixed.total, _least_tokens(need)
     if options.kv_cache_gib is not None:
         cache = int(options.kv_cache_gib * _GIB)
     held = max(0, cache) // token_bytes // _BLOCK * _BLOCK
-    if held < least_tokens or fixed + cache > limit:
+    if held < least_tokens or fixed.total + cache > limit:
         is_call = held < least_tokens
-        least = fixed + (least_tokens * token_bytes if is_call else cache)
+        least = fixed.total + (least_tokens * token_bytes if is_call else cache)
         purpose = f"one call of {least_tokens:,} tokens" if is_call else f"{options.kv_cache_gib:g} GiB of KV cache"
-        available = limit if options.kv_cache_gib is None or not is_call else fixed + cache
-        way = _way_to_fit(need, room, limit - fixed, least=least, neighbour=neighbour)
-        weights, adapters, rest = (bytes_to_text(size) for size in _parts(_fixed(need, room.card, split)))
+        available = limit if options.kv_cache_gib is None or not is_call else fixed.total + cache
+        way = _way_to_fit(need, room, split=split, left=limit - fixed.total, least=least, neighbour=neighbour)
+        weights, adapters, rest = (bytes_to_text(size) for size in _parts(fixed))
         raise ServingError(
             f"the model server of {need.table} needs {bytes_to_text(least)} of {room.title} for {purpose} "
             f"(weights {weights}, adapters {adapters}, the rest {rest}), and "
-            f"{bytes_to_text(max(0, available))} are there for it{_neighbour_text(neighbour)}: {way}"
+            f"{bytes_to_text(max(0, available))} are there for it"
+            f"{beside}: {way}"
         )
     length = options.max_model_len or (None if need.context is None else min(need.context, held))
     return length, cache
@@ -388,7 +431,9 @@ def _parts(share: EngineShare) -> tuple[int, int, int]:
     return share.weights, share.adapters, share.rest
 
 
-def _way_to_fit(need: EngineNeed, room: _Room, left: int, *, least: int, neighbour: TrainerNeed | None) -> str:
+def _way_to_fit(
+    need: EngineNeed, room: _Room, *, split: int, left: int, least: int, neighbour: TrainerNeed | None
+) -> str:
     """A setting with which the server fits.
 
     Args:
@@ -396,9 +441,8 @@ def _way_to_fit(need: EngineNeed, room: _Room, left: int, *, least: int, neighbo
         least: what the server needs as it is set now.
     """
     options, table = need.options, need.table
-    split = room.split
     held = max(0, left) // _token_bytes(need, split) // _BLOCK * _BLOCK
-    if options.gpu_memory_utilization is not None and least <= _free_for_engine(room):
+    if options.gpu_memory_utilization is not None and least <= room.by_hand:
         return f"set {table}.gpu_memory_utilization to {_ceil(least / room.card.total)} or more"
     if options.kv_cache_gib is not None and held >= _least_tokens(need):
         wanted = _least_tokens(need) * _token_bytes(need, split)
@@ -407,6 +451,8 @@ def _way_to_fit(need: EngineNeed, room: _Room, left: int, *, least: int, neighbo
         return f"set {table}.kv_cache_gib to {_floor(left / _GIB)} or less"
     if options.max_model_len is not None and held >= _BLOCK:
         return f"set {table}.max_model_len to {held} or less"
+    if room.bound_by is not None:
+        return f"take a smaller base model, or cards of one size with more of them free ({table}.devices)"
     if neighbour is not None and not neighbour.takes_turns:
         in_turns = _usable(room.card) - (neighbour.resident or 0) - CONTEXT
         if least <= in_turns:
@@ -446,9 +492,9 @@ def _usable(card: Card) -> int:
     return min(card.free, int(_USABLE * card.total))
 
 
-def _free_for_engine(room: _Room) -> int:
-    """What an engine may be given by hand: up to all that is free, beside what the trainer holds."""
-    return room.bytes + (room.card.free - _usable(room.card))
+def _largest(cards: Sequence[Card]) -> Card:
+    """The card by which vLLM takes the most tokens in one step."""
+    return max(cards, key=lambda card: card.total)
 
 
 def _asleep(plan: EnginePlan) -> int:
@@ -488,10 +534,6 @@ def _given_bytes(neighbour: tuple[EngineNeed, tuple[int, ...], int], card: Card)
         return int(need.options.gpu_memory_utilization * card.total)
     cache = int((need.options.kv_cache_gib or 0) * _GIB)
     return cache + (_fixed(need, card, split).total if need.shape is not None else 0)
-
-
-def _fits(need: EngineNeed, card: Card, split: int, *, room: int, tokens: int) -> bool:
-    return _fixed(need, card, split).total + tokens * _token_bytes(need, split) <= room
 
 
 def _token_bytes(need: EngineNeed, split: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from marft_bridge.common.progress import Reporter
-from marft_bridge.common.terminal_text import print_uncut
+from marft_bridge.common.terminal_text import print_uncut, text_to_cell
 from marft_bridge.fork_credit.estimates import Estimate, ForkCredit
 from marft_bridge.fork_credit.leave_one_out import LeaveOneOut
 
@@ -46,7 +46,7 @@ class CreditReport:
     def _table(self, first: str, interval: str, credits_: Sequence[ForkCredit]) -> Table:
         has_difference = self.substitute is not None
         title = f"what each {first} decides of {self.metric}" + (", and adds to it" if has_difference else "")
-        table = Table(title=title)
+        table = Table(title=text_to_cell(title, "table.title"))
         columns = [first, "calls per run", "decides", interval]
         if has_difference:
             columns += ["difference", interval]
@@ -56,7 +56,7 @@ class CreditReport:
             if self.leave_one_out is not None:
                 columns.append(f"leave-one-out ({self.leave_one_out.run_id}, {self.leave_one_out.substitute})")
         for column in columns:
-            table.add_column(column)
+            table.add_column(text_to_cell(column))
         for credit in credits_:
             name = credit.node if credit.number is None else f"{credit.node}:{credit.number}"
             cells = [name, f"{credit.calls:.2f}", *_share_cells(credit)]
@@ -66,7 +66,7 @@ class CreditReport:
                 cells.append(credit.finding or "")
                 if self.leave_one_out is not None:
                     cells.append(" ".join(_difference_cells(self.leave_one_out.estimates.get(credit.node))))
-            table.add_row(*cells)
+            table.add_row(*map(text_to_cell, cells))
         return table
 
     def _finding_lines(self) -> Iterator[str]:

@@ -35,7 +35,7 @@ from marft_bridge.promotion.safety import (
 from marft_bridge.rewards.contract import RewardEnvironment, RunView
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.runs.run_store import open_run_store
-from marft_bridge.serving.adapter_checks import check_weights
+from marft_bridge.serving.adapter_checks import CONFIG_FILE, check_files, folder_to_hashes
 from marft_bridge.serving.model_versions import ModelVersions, config_to_versions
 from marft_bridge.serving.served_bases import serve_bases
 from marft_bridge.serving.server_file import server_options
@@ -203,9 +203,13 @@ def _signed_weights(versions: ModelVersions, variant: Variant) -> dict[str, Prom
     adapters = {}
     for node, version in sorted(variant.adapters.items()):
         row = versions.registry.get(node, version)
-        check_weights(Path(row.path), row.sha256)
+        folder = Path(row.path)
+        check_files(folder, versions.registry.hashes(node, version))
+        config_sha256 = folder_to_hashes(folder).get(CONFIG_FILE)
         base_sha256 = row.base_sha256 if row.base_sha256 != versions.lineage["base"] else None
-        adapters[node] = PromotedAdapter(version=version, sha256=row.sha256, base_sha256=base_sha256)
+        adapters[node] = PromotedAdapter(
+            version=version, sha256=row.sha256, config_sha256=config_sha256, base_sha256=base_sha256
+        )
     return adapters
 
 

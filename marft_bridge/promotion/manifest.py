@@ -36,6 +36,7 @@ from pydantic import (
 
 from marft_bridge.common.errors import ConfigError, ServingError
 from marft_bridge.common.files import write_atomically
+from marft_bridge.serving.adapter_checks import CONFIG_FILE, WEIGHTS_FILE, folder_to_hashes
 from trace_store.files import make_folder, sync
 from trace_store.records import AdapterRow
 
@@ -49,17 +50,24 @@ class _Record(BaseModel):
 
 
 class PromotedAdapter(_Record):
-    """One node's adapter version, with the hashes of its weights and of its base model's."""
+    """One node's adapter version, with the hashes of its two files and of its base model's weights."""
 
     version: int = Field(ge=0)
     sha256: str  # of its weights
+    config_sha256: str | None = None  # of its adapter_config.json, which scales them; earlier releases did not sign it
     base_sha256: str | None = None  # of its base model's, where that is not the manifest's
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out `base_sha256` where it is None, so that signatures from before there was this field stay valid."""
+        """Leaves out what is None, so that signatures from before there were these fields stay valid."""
         content: dict[str, Any] = serialise(self)
-        return {name: value for name, value in content.items() if name != "base_sha256" or value is not None}
+        return {name: value for name, value in content.items() if value is not None}
+
+    @property
+    def file_hashes(self) -> dict[str, str]:
+        """Name of a file of the adapter's folder -> the SHA-256 that is signed."""
+        config = {} if self.config_sha256 is None else {CONFIG_FILE: self.config_sha256}
+        return {WEIGHTS_FILE: self.sha256} | config
 
 
 class SignedFinding(_Record):
@@ -163,13 +171,15 @@ def newest_manifest(folder: Path, key_env: str | None) -> Manifest | None:
 
 def refuse_other_weights(manifest: Manifest, node: str, row: AdapterRow) -> None:
     """Raises ServingError where a registered version of a node is not what the manifest signs off: a version is only a
-    number, and whoever exchanges weights can exchange the record beside them."""
+    number, and whoever exchanges weights or configuration can exchange the record beside them."""
     adapter = manifest.adapters[node]
     signed = (adapter.version, adapter.sha256, manifest.bases[node])
-    if (row.version, row.sha256, row.base_sha256) != signed:
+    is_signed = (row.version, row.sha256, row.base_sha256) == signed
+    # the files themselves: a record of an earlier release says nothing of the configuration, and any can be made to
+    if not is_signed or folder_to_hashes(Path(row.path), adapter.file_hashes) != adapter.file_hashes:
         raise ServingError(
             f"adapter v{row.version} of node {node!r} is not the one that promotion {manifest.number} signed off: "
-            "other weights or another base model; see `marft-bridge promote --verify`"
+            "other weights, another adapter_config.json or another base model; see `marft-bridge promote --verify`"
         )
 
 

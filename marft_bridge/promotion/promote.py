@@ -34,7 +34,7 @@ from marft_bridge.promotion.manifest import (
 )
 from marft_bridge.promotion.safety import SuiteOutcome
 from marft_bridge.runs.run_folder import RunFolder
-from marft_bridge.serving.adapter_checks import check_weights
+from marft_bridge.serving.adapter_checks import check_files
 from marft_bridge.serving.model_versions import config_to_versions
 
 Confirm = Callable[[str], bool]
@@ -144,7 +144,7 @@ def roll_back(config: BridgeConfig, number: int, signed_by: str | None, confirm:
 
 
 def verify(config: BridgeConfig, reporter: Reporter) -> int:
-    """Checks the chain of manifests, their signatures, and the weights of the newest one. Returns the exit code 0.
+    """Checks the chain of manifests, their signatures, and the newest one's adapters. Returns the exit code 0.
 
     Raises:
         BridgeError: something is not as it was signed off; the message names it.
@@ -232,7 +232,7 @@ def _check_manifest_weights(config: BridgeConfig, folder: RunFolder, manifest: M
     if any(registry.base_of(node) != sha256 for node, sha256 in manifest.bases.items()):
         raise ConfigError(f"promote: manifest {manifest.number} is of another base model than {config.model.path}")
     for node, adapter in manifest.adapters.items():
-        check_weights(Path(registry.get(node, adapter.version).path), adapter.sha256)
+        check_files(Path(registry.get(node, adapter.version).path), adapter.file_hashes)
 
 
 def _outcomes_to_result(outcomes: Sequence[SuiteOutcome], output: bytes) -> SafetyResult | None:

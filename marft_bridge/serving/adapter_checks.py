@@ -87,11 +87,6 @@ def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
             )
 
 
-def check_weights(folder: Path, sha256: str) -> None:
-    """Raises ServingError when the weights in an adapter folder do not have this hash."""
-    check_files(folder, {WEIGHTS_FILE: sha256})
-
-
 def adapter_layers(weights: Path) -> dict[str, tuple[int, int]]:
     """Layer name from "layers.N." on -> (outputs, inputs) of its LoRA product B A."""
     shapes = {name: shape for name, shape in weight_shapes(weights).items() if ".lora_A." in name or ".lora_B." in name}

@@ -12,6 +12,7 @@ import os
 import sys
 
 from marft_bridge.common.errors import USER_ERRORS
+from marft_bridge.common.printable import text_to_line
 
 READY = b"ready\n"
 
@@ -28,7 +29,7 @@ def main(meeting_place: str, rank: int, count: int) -> int:
         join_group(rank, count, meeting_place=meeting_place)
         follow()
     except USER_ERRORS as error:
-        sys.stderr.write(f"learner {rank}: {error}\n")
+        sys.stderr.write(f"learner {rank}: {text_to_line(str(error))}\n")
         return 1
     leave_group()
     return 0

@@ -1,13 +1,14 @@
 """Two episodes -> their calls beside each other, with what differs marked.
 
 Invariants: each call stands in one row; a row has calls of the same node, by how often that node had acted before. A
-text is compared word by word up to MAX_WORDS; a longer one is shown without marks. Markup is only what this module
-writes, around escaped text.
+text is compared word by word up to MAX_WORDS and MAX_MATCHES, which bound the time; beyond them it is shown without
+marks. Markup is only what this module writes, around escaped text.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -19,7 +20,10 @@ from marft_bridge.comparison.wording import visible
 from marft_bridge.view.episode import ActionCard, EpisodePage, MessageText
 
 MAX_WORDS = 3000  # of both texts together
-_WORD = re.compile(r"\s+|[^\s]+")
+MAX_MATCHES = 50_000  # pairs of equal words, one of each text; two texts that differ in 5 of 100 words have 40,000
+# A word with the space behind it, as (word, space). Space is no token: being equal everywhere, it made the comparison
+# cubic in the number of words.
+_WORD = re.compile(r"(\S*)(\s*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +90,65 @@ def texts_side_by_side(left: str | None, right: str | None) -> SideBySide:
     """Two texts, compared word by word."""
     if left is None or right is None or left == right:
         return SideBySide(_escaped(left), _escaped(right), differs=left != right)
-    words = [_WORD.findall(text) for text in (left, right)]
-    if sum(map(len, words)) > MAX_WORDS:
+    a, b = (_text_to_words(text) for text in (left, right))
+    if len(a) + len(b) > MAX_WORDS or count_matches(a, b) > MAX_MATCHES:
         return SideBySide(_escaped(left), _escaped(right), differs=True)
-    marked: tuple[list[Markup], list[Markup]] = ([], [])
-    marks = (Markup("<del>{}</del>"), Markup("<ins>{}</ins>"))
-    matcher = SequenceMatcher(a=words[0], b=words[1], autojunk=False)
+    marked_a, marked_b = _MarkedText("del"), _MarkedText("ins")
+    matcher = SequenceMatcher(a=[word for word, _ in a], b=[word for word, _ in b], autojunk=False)
     for kind, from_a, to_a, from_b, to_b in matcher.get_opcodes():
-        parts = ("".join(words[0][from_a:to_a]), "".join(words[1][from_b:to_b]))
-        for side, part, mark in zip(marked, parts, marks, strict=True):
-            if part:
-                text = escape(visible(part))
-                side.append(text if kind == "equal" else mark.format(text))
-    return SideBySide(Markup().join(marked[0]), Markup().join(marked[1]), differs=True)
+        if kind != "equal":
+            marked_a.add_marked(a[from_a:to_a])
+            marked_b.add_marked(b[from_b:to_b])
+            continue
+        for (word, space_a), (_, space_b) in zip(a[from_a:to_a], b[from_b:to_b], strict=True):
+            marked_a.add_equal_word(word, space_a, is_space_marked=space_a != space_b)
+            marked_b.add_equal_word(word, space_b, is_space_marked=space_a != space_b)
+    return SideBySide(marked_a.to_markup(), marked_b.to_markup(), differs=True)
+
+
+def _text_to_words(text: str) -> list[tuple[str, str]]:
+    """(word, space behind it) of each word; the first word is empty where the text begins with space."""
+    return [(word, space) for word, space in _WORD.findall(text) if word or space]
+
+
+def count_matches(left: Sequence[tuple[str, str]], right: Sequence[tuple[str, str]]) -> int:
+    """The pairs of equal words that a comparison looks at, once for each part that differs."""
+    counts = Counter(word for word, _ in right)
+    return sum(counts[word] for word, _ in left)
+
+
+class _MarkedText:
+    """One side of a comparison as it grows: runs of text, each marked or not."""
+
+    def __init__(self, tag: str) -> None:
+        self._mark = Markup(f"<{tag}>{{}}</{tag}>")  # noqa: S704 - the tag is this module's
+        self._runs: list[tuple[bool, list[str]]] = []
+
+    def add_marked(self, words: Sequence[tuple[str, str]]) -> None:
+        """Words that the other side has not; the space behind the last of them stays outside of the mark."""
+        if not words:
+            return
+        text = "".join(word + space for word, space in words)
+        kept = text.rstrip() or text
+        self._add(kept, is_marked=True)
+        self._add(text[len(kept) :], is_marked=False)
+
+    def add_equal_word(self, word: str, space: str, *, is_space_marked: bool) -> None:
+        """A word that the other side has too, with the space behind it, which may be another there."""
+        self._add(word, is_marked=False)
+        self._add(space, is_marked=is_space_marked)
+
+    def _add(self, text: str, *, is_marked: bool) -> None:
+        if not text:
+            return
+        if not self._runs or self._runs[-1][0] != is_marked:
+            self._runs.append((is_marked, []))
+        self._runs[-1][1].append(text)
+
+    def to_markup(self) -> Markup:
+        """The whole side."""
+        runs = [(is_marked, escape(visible("".join(texts)))) for is_marked, texts in self._runs]
+        return Markup().join(self._mark.format(text) if is_marked else text for is_marked, text in runs)
 
 
 def _escaped(text: str | None) -> Markup | None:

@@ -37,7 +37,8 @@ from support.tiny_policy import save_tiny_llama
 from transformers import AutoModelForCausalLM
 
 from marft_bridge import cli
-from marft_bridge.config.bridge import toml_to_config
+from marft_bridge.commands.model_card import OPTIONS_OF_TRAINING
+from marft_bridge.config.bridge import BridgeConfig, toml_to_config
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving.adapter_registry import AdapterRegistry
 from marft_bridge.serving.vllm_arguments import server_environment, vllm_runs_on_cpu
@@ -191,6 +192,45 @@ def test_the_card_has_tasks_training_and_the_comparison_and_nothing_private(cach
     assert "- `trained`: the adapters `reasoner@10`, `actor@10`" in card
     for secret in (private, "jane", str(tmp_path), "archive", "State the final answer", "chain_sum-", "The answer is"):
         assert secret not in card, secret
+
+
+def test_the_card_of_a_public_repository_says_nothing_of_the_machine_and_of_who_trained(
+    cached: Path, tmp_path: Path
+) -> None:
+    mlflow = {"name": "mlflow", "tracking_uri": "https://mlflow.corp.example:5000", "experiment": "quarter"}
+    changes = {
+        "train.loggers": [mlflow, {"name": "wandb", "mode": "online", "entity": "quiet-team"}],
+        "train.start_from": str(tmp_path / "client-run"),
+        "train.devices": [3, 5],
+        "train.learners": 2,
+        "train.trainer.system.threads": 7,
+        "train.trainer.system.load_in_4bit": True,
+    }
+    given = make_run(tmp_path, NAME, cached, **changes)
+    notes = tmp_path / "run/bridge.json"  # as a run of before the refusal of passwords has it
+    notes.write_text(notes.read_text().replace("https://mlflow", "https://ci-bot:S3cretPw@mlflow"))
+    card, _ = exported(tmp_path / "out", *given)
+    assert "| `train.trainer.system.load_in_4bit` | `true` | `false` |" in card
+    for private in (
+        "mlflow",
+        "corp",
+        "S3cretPw",
+        "quiet-team",
+        "quarter",
+        "client-run",
+        "devices",
+        "learners",
+        "threads",
+    ):
+        assert private not in card, private
+
+
+def test_every_option_that_a_card_may_have_exists() -> None:
+    for name in OPTIONS_OF_TRAINING:
+        options: Any = BridgeConfig
+        for part in name.split("."):
+            assert part in options.model_fields, name
+            options = options.model_fields[part].annotation
 
 
 def test_what_was_not_recorded_or_is_of_another_version_is_left_out(

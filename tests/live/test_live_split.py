@@ -234,6 +234,22 @@ def test_a_promoted_version_with_other_weights_than_were_signed_off_is_refused(
     assert text_to_versions("--base", "1", NODES, registry, lambda: newest)  # by its number it is what it is
 
 
+@pytest.mark.parametrize("record_says", ["another", "nothing"])
+def test_a_promoted_version_with_another_scale_than_was_signed_off_is_refused_whatever_its_record_says(
+    record_says: str, registry: AdapterRegistry
+) -> None:
+    folder = Path(registry.get("planner", 1).path)
+    config, record = folder / "adapter_config.json", folder / "marft.json"
+    signed = hashlib.sha256(config.read_bytes()).hexdigest()
+    newest = promotion(registry, {"planner": 1}, config_sha256=signed)
+    assert text_to_versions("--base", "planner=promoted,team/writer=0", NODES, registry, lambda: newest)
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"lora_alpha": 3200}))
+    digest = hashlib.sha256(config.read_bytes()).hexdigest() if record_says == "another" else None
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"config_sha256": digest}))
+    with pytest.raises(ServingError, match=r"is not the one that promotion 7 signed off: .* another adapter_config"):
+        text_to_versions("--base", "planner=promoted,team/writer=0", NODES, registry, lambda: newest)
+
+
 @pytest.mark.parametrize(
     ("text", "named", "expected"),
     [

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import stat
 import sys
@@ -219,6 +220,42 @@ def test_weights_that_changed_since_are_refused(lab: Lab, capsys: pytest.Capture
     finally:
         weights.write_bytes(content)
     assert promoted(lab) == ["1.json", "current.json"]
+
+
+def test_another_scale_than_was_signed_is_found_though_its_record_was_put_right(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PROMOTION_KEY", KEY)
+    assert promote(lab, *JANE, key_env="PROMOTION_KEY") == 0
+    folder = lab.run / "adapters/actor/2"
+    config, record = folder / "adapter_config.json", folder / "marft.json"
+    whole = {path: path.read_bytes() for path in (config, record)}
+    try:
+        changed(config, {"lora_alpha": 100 * json.loads(whole[config])["lora_alpha"]})
+        changed(record, {"config_sha256": hashlib.sha256(config.read_bytes()).hexdigest()})
+        for flags in (("--verify",), ("--rollback", "1", *JANE)):
+            assert promote(lab, *flags, key_env="PROMOTION_KEY") == 2
+            assert "adapter_config.json' is not what was registered" in capsys.readouterr().err
+    finally:
+        for path, content in whole.items():
+            path.write_bytes(content)
+    assert promote(lab, "--verify", key_env="PROMOTION_KEY") == 0
+
+
+def test_a_promotion_that_was_signed_before_it_named_the_scale_stays_valid(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROMOTION_KEY", KEY)
+    assert promote(lab, *JANE) == 0
+    content = json.loads((lab.run / "promoted/1.json").read_text())
+    for adapter in content["adapters"].values():
+        del adapter["config_sha256"]
+    text = json.dumps({k: v for k, v in content.items() if k != "signature"}, sort_keys=True, separators=(",", ":"))
+    signature = hmac.new(KEY.encode(), text.encode(), hashlib.sha256).hexdigest()  # as that release made it
+    changed(lab.run / "promoted/1.json", {"adapters": content["adapters"], "signature": signature})
+    digest = hashlib.sha256((lab.run / "promoted/1.json").read_bytes()).hexdigest()
+    (lab.run / "promoted/current.json").write_text(json.dumps({"number": 1, "sha256": digest}))
+    assert promote(lab, "--verify", key_env="PROMOTION_KEY") == 0
 
 
 @pytest.mark.slow

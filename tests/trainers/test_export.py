@@ -413,7 +413,19 @@ def test_weights_that_changed_after_registration_are_not_exported(
     run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "run/adapters/actor/2/adapter_model.safetensors").write_bytes(b"other")
-    assert "changed after it was registered" in said(["actor", str(tmp_path / "out"), *run], capsys)
+    error = said(["actor", str(tmp_path / "out"), *run], capsys)
+    assert "adapter_model.safetensors' is not what was registered" in error
+
+
+def test_a_scale_that_changed_after_registration_is_not_exported(
+    run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "run/adapters/actor/2/adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"lora_alpha": 600}))
+    for flags in ((), ("--merged",)):
+        error = said(["actor", str(tmp_path / "out"), *flags, *run], capsys)
+        assert "adapter_config.json' is not what was registered" in error
+    assert not (tmp_path / "out").exists()
 
 
 def test_help_ends_with_an_example_that_parses(capsys: pytest.CaptureFixture[str]) -> None:

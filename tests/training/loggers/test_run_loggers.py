@@ -75,6 +75,16 @@ def test_what_is_no_logger_is_refused_in_one_line(loggers: list[Any], message: s
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "uri",
+    ["https://bot:S3cretPw@mlflow.corp:5000", "https://S3cretPw@mlflow.corp", "postgresql://a:S3cretPw@db/mlflow"],
+)
+def test_an_address_of_a_tracking_server_holds_no_user_and_the_refusal_does_not_repeat_it(uri: str) -> None:
+    with pytest.raises(ConfigError, match=r"tracking_uri: .*MLFLOW_TRACKING_PASSWORD") as refused:
+        config_with({"name": "mlflow", "tracking_uri": uri})
+    assert "S3cretPw" not in str(refused.value)
+
+
 def test_the_option_of_old_is_refused_with_what_is_written_now() -> None:
     with pytest.raises(ConfigError, match=r'tensorboard is one of the loggers now: loggers = \["tensorboard"\]'):
         toml_to_config(DUO, {"train.tensorboard": True})

@@ -1,0 +1,136 @@
+"""Owns: the share of a model server on several cards: vLLM takes the same fraction of each, and it fits every one.
+
+- On unlike cards the fraction is what the card allows of which the smallest part is free, and the cache is sized by the
+  smallest card; equal cards are planned as one. Where no fraction serves all, it is refused with the numbers of both.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from marft_bridge.common.errors import ServingError
+from marft_bridge.config.serve import ServeOptions
+from marft_bridge.devices.machine import Card, Machine
+from marft_bridge.devices.plan import CONTEXT, EngineNeed, EnginePlan, TrainerNeed, plan_devices
+from trainers.checks.memory_plan import LayerShape, ModelShape
+
+GIB = 2**30
+_LAYER = LayerShape(
+    normed=4096,
+    read=1,
+    low=1,
+    query=4096,
+    keys=2048,
+    heads=32,
+    inner=14336,
+    plain_silu=True,
+    adapter=100_000,
+    linear=(1,),
+)
+SHAPE = ModelShape(weights=8_000_000_000, vocabulary=128_256, width=4096, layers=(_LAYER,) * 32)
+
+
+def machine_of(*cards: tuple[str, float, float]) -> Machine:
+    """Cards of (name, GiB, GiB that are free)."""
+    return Machine(
+        tuple(
+            Card(name, int(total * GIB), int(free * GIB), str(number))
+            for number, (name, total, free) in enumerate(cards)
+        )
+    )
+
+
+def planned(machine: Machine, trainer: TrainerNeed | None = None, **options: Any) -> EnginePlan:
+    devices = tuple(range(len(machine.cards)))
+    need = EngineNeed("serve", ServeOptions(**{"devices": devices} | options), SHAPE, context=8192)
+    (plan,) = plan_devices(machine, [need], trainer).engines
+    assert plan is not None
+    return plan
+
+
+UNLIKE = (("L40S", 48, 47), ("H100", 80, 45))
+
+
+@pytest.mark.parametrize(
+    ("cards", "options", "utilization"),
+    [
+        (UNLIKE, {}, 0.562),  # 45 / 80
+        (UNLIKE, {"tensor_parallel": 1}, 0.562),  # each copy takes the same fraction
+        (tuple(reversed(UNLIKE)), {}, 0.562),
+        ((("L40S", 48, 47), ("H100", 80, 30)), {}, 0.375),
+        ((("L40S", 48, 20), ("H100", 80, 79)), {}, 0.416),  # 20 / 48
+        ((("L40S", 48, 47), ("L40S", 48, 47)), {}, 0.919),  # equal cards, as before
+        ((("L40S", 48, 47), ("L40S", 48, 30)), {}, 0.625),
+        ((("L40S", 48, 47),), {}, 0.919),
+    ],
+)
+def test_the_share_that_vllm_takes_of_each_card_is_free_on_each(
+    cards: tuple[tuple[str, float, float], ...], options: dict[str, Any], utilization: float
+) -> None:
+    machine = machine_of(*cards)
+    plan = planned(machine, **options)
+    assert plan.utilization == utilization
+    assert plan.share is not None
+    for card in machine.cards:
+        assert plan.utilization * card.total <= card.free
+        # what it counts with is there on each, but for the three digits of the fraction
+        assert plan.share.total <= (plan.utilization + 0.001) * card.total
+
+
+def test_a_cache_of_a_given_size_needs_no_more_of_a_larger_card() -> None:
+    machine = machine_of(("L40S", 48, 47), ("H100", 80, 30))
+    plan = planned(machine, kv_cache_gib=12)
+    assert plan.share is not None
+    assert plan.utilization is not None
+    assert plan.share.cache == 12 * GIB
+    assert 0.375 * 48 * GIB < plan.share.total <= 30 * GIB  # more than the largest share of the smaller card
+    assert all(plan.utilization * card.total <= card.free for card in machine.cards)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {},
+            r"needs \d+\.\d GiB of card 0 \(L40S, 48\.0 GiB\) for one call .*, and 7\.8 GiB are there for it, the same "
+            r"share as of card 1 \(H100, 80\.0 GiB\), which has 13\.0 GiB: take a smaller base model, or cards of one",
+        ),
+        (
+            {"gpu_memory_utilization": 0.5},
+            r"0\.5 is 24\.0 GiB of card 0 \(L40S, 48\.0 GiB\), and 7\.8 GiB are there for the model server, the same "
+            r"share as of card 1 \(H100, 80\.0 GiB\), which has 13\.0 GiB: set it to 0\.16 or less",
+        ),
+    ],
+)
+def test_where_no_share_serves_both_cards_it_is_refused_with_the_numbers_of_both(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ServingError) as refused:
+        planned(machine_of(("L40S", 48, 47), ("H100", 80, 13)), **options)
+    assert re.search(message, str(refused.value)), str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_beside_the_servers_share_of_a_larger_card_an_update_fits_too() -> None:
+    machine = machine_of(("L40S", 48, 47), ("H100", 80, 79))
+    trainer = TrainerNeed(resident=20 * GIB, peak=30 * GIB, takes_turns=False, devices=(1,))
+    plan = planned(machine, trainer)
+    assert plan.utilization is not None
+    beside = int(0.92 * 80 * GIB) - int(plan.utilization * 80 * GIB) - CONTEXT
+    assert beside >= 30 * GIB
+    # in turns the share is that beside what stays on the card between updates
+    in_turns = planned(machine, replace(trainer, takes_turns=True))
+    assert in_turns.utilization is not None
+    assert in_turns.utilization > plan.utilization
+
+
+def test_a_model_is_split_over_more_cards_where_the_same_share_of_fewer_does_not_hold_it() -> None:
+    machine = machine_of(("L40S", 48, 47), ("H100", 80, 41), ("L40S", 48, 47), ("L40S", 48, 47))
+    need = EngineNeed("serve", ServeOptions(), replace(SHAPE, weights=25_000_000_000), context=8192)
+    (plan,) = plan_devices(machine, [need]).engines  # half of it is 23.3 GiB, and 41 / 80 of 48 GiB are 24.6
+    assert plan is not None
+    assert plan.tensor_parallel == 4
