@@ -133,7 +133,7 @@ def text_to_move(text: str) -> Move:
     line = first_line(text)
     command, _, message = re.split(r"\b(SAY)\b", line, maxsplit=1) if re.search(r"\bSAY\b", line) else (line, "", "")
     message = message.strip(" :.")[:MESSAGE_CHARACTERS]
-    match = re.match(r"\W*(GO|TAKE)\b(?: to| the)*\W+(\w+)", command, flags=re.IGNORECASE)
+    match = re.match(r"\W*(GO|TAKE)\b(?:\s+(?:to|the)\b)*\W+(\w+)", command, flags=re.IGNORECASE)
     if match is None:
         return Move("NONE", "", message)
     return Move("GO" if match[1].upper() == "GO" else "TAKE", match[2].lower(), message)

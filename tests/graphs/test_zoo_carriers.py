@@ -92,6 +92,9 @@ def test_a_carrier_that_never_moved_has_no_reward_of_its_own() -> None:
     [
         ("GO attic", ("GO", "attic", "")),
         ("go to the Attic.\nTAKE cup", ("GO", "attic", "")),
+        ("GO  to\tthe  attic", ("GO", "attic", "")),
+        ("GO to  the", ("GO", "the", "")),  # no such room
+        ("TAKE the  thermos", ("TAKE", "thermos", "")),
         ("TAKE cup SAY hat in attic.", ("TAKE", "cup", "hat in attic")),
         ("SAY hat in attic", ("NONE", "", "hat in attic")),
         ("TAKE SAY GO hall", ("NONE", "", "GO hall")),
