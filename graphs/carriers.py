@@ -11,6 +11,10 @@ estimates. Simplified: five rooms with doors between all, instead of kitchens an
 is a reward to learn from, and not a judge that has a plan written again; LIET's utility function and its shared
 list of what was learned about cooperation are left out.
 
+A message is part of a move, so nobody can tell what it alone is worth. In `build_with_voices` each carrier has a second
+node that writes it after the move; `marft-bridge credit --substitute silent` tells a message that helps from one that
+nobody heeds.
+
 Invariant: a line that is no move, or cannot be done, leaves the world as it is and costs its carrier alone.
 """
 
@@ -20,7 +24,7 @@ import itertools
 import random
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict
 
 from langchain_core.language_models import BaseChatModel
 from langgraph.graph import END, START, StateGraph
@@ -44,11 +48,20 @@ CARRIER = FewShotPrompt(
         ("Room: garden. Here: flag. You carry: nothing. Partner says: rug in kitchen.\nMove?", "TAKE flag"),
     ),
 )
+VOICE = FewShotPrompt(
+    "You carry things to the hall. Say in a few words what your partner should know.",
+    (
+        ("Room: attic. Here: coat. You carry: bell.\nMessage?", "coat in attic"),
+        ("Room: kitchen. Here: rug, flag. You carry: nothing.\nMessage?", "rug in kitchen"),
+        ("Room: cellar. Here: nothing. You carry: nothing.\nMessage?", "nothing in cellar"),
+    ),
+)
 
 HALL = "hall"
 ROOMS = (HALL, "kitchen", "garden", "attic", "cellar")
 THINGS = ("cup", "hat", "pen", "lamp", "book", "vase", "drum", "rope")
 NAMES = ("carrier_a", "carrier_b")
+VOICES = ("voice_a", "voice_b")  # of each carrier, in `build_with_voices`
 THINGS_OF_TASK = 2
 MAX_ROUNDS = 4
 MESSAGE_CHARACTERS = 30  # that reach the partner
@@ -82,39 +95,76 @@ class HouseState(TypedDict, total=False):
     spoken: dict[str, int]
 
 
+class HouseNode(Protocol):
+    """A node of the house."""
+
+    async def __call__(self, state: HouseState) -> HouseState:
+        """Makes a move or writes a message."""
+
+
 def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The compiled house, in which both carriers call `model`."""
-
-    def make_carrier(name: str, partner: str) -> Any:
-        async def carrier(state: HouseState) -> HouseState:
-            messages = state.get("messages", {})
-            view = world_to_view(state["world"], name)
-            prompt = f"{view} Partner says: {messages.get(partner) or 'nothing'}.\nMove?"
-            reply = await model.ainvoke(CARRIER.messages(prompt))
-            move = text_to_move(str(reply.text))
-            world, is_done = apply_move(state["world"], name, move)
-            return {
-                "world": world,
-                "messages": messages | {name: move.message},
-                "bad": _count(state.get("bad", {}), name, not is_done),
-                "spoken": _count(state.get("spoken", {}), name, bool(move.message)),
-            }
-
-        return carrier
-
-    def route_to_partner(state: HouseState) -> Literal["partner", "__end__"]:
-        world = state["world"]
-        is_over = not things_left(world) or world["moves"] == MAX_ROUNDS * len(NAMES)
-        return "__end__" if is_over else "partner"
-
     first, second = NAMES
     graph = StateGraph(HouseState)
-    graph.add_node(first, make_carrier(first, second))
-    graph.add_node(second, make_carrier(second, first))
+    graph.add_node(first, _make_carrier(model, first, second))
+    graph.add_node(second, _make_carrier(model, second, first))
     graph.add_edge(START, first)
-    graph.add_conditional_edges(first, route_to_partner, {"partner": second, "__end__": END})
-    graph.add_conditional_edges(second, route_to_partner, {"partner": first, "__end__": END})
+    graph.add_conditional_edges(first, route_next, {"next": second, "__end__": END})
+    graph.add_conditional_edges(second, route_next, {"next": first, "__end__": END})
     return graph.compile(name="carriers")
+
+
+def build_with_voices(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """The same house, in which a second node of each carrier writes its message after its move.
+
+    What a carrier itself says after SAY reaches nobody.
+    """
+    graph = StateGraph(HouseState)
+    graph.add_edge(START, NAMES[0])
+    for (name, partner), voice in zip(itertools.permutations(NAMES), VOICES, strict=True):
+        graph.add_node(name, _make_carrier(model, name, partner, has_voice=True))
+        graph.add_node(voice, _make_voice(model, name))
+        graph.add_conditional_edges(name, route_next, {"next": voice, "__end__": END})
+        graph.add_edge(voice, partner)
+    return graph.compile(name="carriers_with_voices")
+
+
+def _make_carrier(model: BaseChatModel, name: str, partner: str, has_voice: bool = False) -> HouseNode:
+    async def carrier(state: HouseState) -> HouseState:
+        messages = state.get("messages", {})
+        view = world_to_view(state["world"], name)
+        prompt = f"{view} Partner says: {messages.get(partner) or 'nothing'}.\nMove?"
+        reply = await model.ainvoke(CARRIER.messages(prompt))
+        move = text_to_move(str(reply.text))
+        world, is_done = apply_move(state["world"], name, move)
+        message = "" if has_voice else move.message
+        return {
+            "world": world,
+            "messages": messages | {name: message},
+            "bad": _count(state.get("bad", {}), name, not is_done),
+            "spoken": _count(state.get("spoken", {}), name, bool(message)),
+        }
+
+    return carrier
+
+
+def _make_voice(model: BaseChatModel, name: str) -> HouseNode:
+    async def voice(state: HouseState) -> HouseState:
+        reply = await model.ainvoke(VOICE.messages(f"{world_to_view(state['world'], name)}\nMessage?"))
+        message = text_to_message(first_line(str(reply.text)))
+        return {
+            "messages": state["messages"] | {name: message},
+            "spoken": _count(state["spoken"], name, bool(message)),
+        }
+
+    return voice
+
+
+def route_next(state: HouseState) -> Literal["next", "__end__"]:
+    """To whoever acts after a move, until all things are in the hall or all moves are made."""
+    world = state["world"]
+    is_over = not things_left(world) or world["moves"] == MAX_ROUNDS * len(NAMES)
+    return "__end__" if is_over else "next"
 
 
 def _count(counts: Mapping[str, int], name: str, applies: bool) -> dict[str, int]:
@@ -132,11 +182,16 @@ def text_to_move(text: str) -> Move:
     """The move that the first line of a text begins with, and what it says after SAY."""
     line = first_line(text)
     command, _, message = re.split(r"\b(SAY)\b", line, maxsplit=1) if re.search(r"\bSAY\b", line) else (line, "", "")
-    message = message.strip(" :.")[:MESSAGE_CHARACTERS]
-    match = re.match(r"\W*(GO|TAKE)\b(?: to| the)*\W+(\w+)", command, flags=re.IGNORECASE)
+    message = text_to_message(message)
+    match = re.match(r"\W*(GO|TAKE)\b(?:\s+(?:to|the)\b)*\W+(\w+)", command, flags=re.IGNORECASE)
     if match is None:
         return Move("NONE", "", message)
     return Move("GO" if match[1].upper() == "GO" else "TAKE", match[2].lower(), message)
+
+
+def text_to_message(text: str) -> str:
+    """What reaches the partner of a text."""
+    return text.strip(" :.")[:MESSAGE_CHARACTERS]
 
 
 def apply_move(world: World, name: str, move: Move) -> tuple[World, bool]:

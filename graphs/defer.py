@@ -25,6 +25,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command, interrupt
 
 from graphs.few_shot import profile_to_messages
+from graphs.last_number import last_number
 
 AGENT = "If you can work it out, reply with the number only. If you cannot know it, reply DEFER: an expert will answer."
 AGENT_EXAMPLES = (("On which shelf is the old map?", "DEFER"), ("What is 10 + 2?", "12"))
@@ -138,7 +139,6 @@ def reward(task: dict[str, Any], result: dict[str, Any]) -> dict[str, float]:
     deferring it (1 against 0.7), deferring a shelf more than guessing it (0.7 against 0), and a deferred question that
     is answered wrongly less than nothing.
     """
-    numbers = re.findall(r"-?\d{1,9}", result.get("answer", ""))
-    correct = float(bool(numbers) and int(numbers[-1]) == task["answer"])
+    correct = float(last_number(result.get("answer", "")) == task["answer"])
     deferred = float(bool(result.get("deferred", False)))
     return {"correct": correct, "deferred": deferred, "reward": correct - DEFER_COST * deferred}

@@ -20,6 +20,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Send
 
 from graphs.few_shot import profile_to_messages
+from graphs.last_number import last_number
 
 WORKER = "Add the two numbers. Reply with the result only."
 WORKER_EXAMPLES = (("What is 10 + 2?", "12"), ("What is 5 + 10?", "15"))
@@ -103,12 +104,7 @@ def reward(task: dict[str, Any], result: dict[str, Any]) -> dict[str, float]:
     1 where the reducer's last number is the largest sum. `reward`, which is trained on, is 1 for a correct answer and
     otherwise 0.4 * parts: a worker earns something for a right part although the answer is wrong.
     """
-    worker_numbers = {index: _last_number(text) for index, text in result.get("results", [])}
+    worker_numbers = {index: last_number(text) for index, text in result.get("results", [])}
     parts = sum(worker_numbers.get(index) == value for index, value in enumerate(task["sums"])) / len(task["sums"])
-    correct = float(_last_number(result.get("answer", "")) == task["answer"])
+    correct = float(last_number(result.get("answer", "")) == task["answer"])
     return {"correct": correct, "parts": parts, "reward": 1.0 if correct else 0.4 * parts}
-
-
-def _last_number(text: str) -> int | None:
-    numbers = re.findall(r"-?\d{1,9}", text)
-    return int(numbers[-1]) if numbers else None

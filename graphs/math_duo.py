@@ -9,7 +9,6 @@ which so small a model almost never produces.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Iterator
 from typing import Any, TypedDict
 
@@ -17,6 +16,8 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage, SystemMessage
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
+
+from graphs.last_number import number_credit
 
 REASONER = (
     "Two LLM agents (Reasoner -> Actor) collaborate to solve math problems. You are the Reasoner: guide the Actor "
@@ -88,6 +89,5 @@ def reward(task: dict[str, Any], result: dict[str, Any]) -> dict[str, float]:
     `correct` is 1 where the last number of the Actor's answer is the right one. `reward`, which is trained on,
     adds partial credit: 0.1 where the right number occurs at all, so that rounds without a correct answer still teach.
     """
-    numbers = [int(number) for number in re.findall(r"-?\d+", result.get("answer", ""))]
-    correct = bool(numbers) and numbers[-1] == task["answer"]
-    return {"correct": float(correct), "reward": 1.0 if correct else 0.1 * (task["answer"] in numbers)}
+    credit = number_credit(result.get("answer", ""), task["answer"])
+    return {"correct": float(credit == 1.0), "reward": credit}

@@ -118,7 +118,7 @@ def reply_to_route(text: str) -> str:
 
 def reply_to_numbers(text: str) -> tuple[int, int] | None:
     """The first two numbers of a reply, of at most six digits each; None where there are not two."""
-    numbers = re.findall(r"(?<!\d)\d{1,6}(?!\d)", text)
+    numbers = re.findall(r"(?<![0-9])[0-9]{1,6}(?![0-9])", text)
     return (int(numbers[0]), int(numbers[1])) if len(numbers) >= 2 else None
 
 

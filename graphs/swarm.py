@@ -22,6 +22,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command
 
 from graphs.few_shot import Example, profile_to_messages
+from graphs.last_number import last_number
 
 PRODUCTS = {
     "kitchen": ("pot", "pan", "cup", "bowl"),
@@ -92,7 +93,7 @@ def desk_to_profile(name: str, day: int) -> tuple[str, list[Example]]:
 
 def reply_to_handoff(text: str, name: str) -> str | None:
     """The desk that a reply of desk `name` hands over to, the first that it names; None where it is an answer."""
-    if re.search(r"\d", text) and "handoff" not in text.lower():
+    if re.search(r"[0-9]", text) and "handoff" not in text.lower():
         return None
     desks = [word for word in re.findall(r"[a-z]+", text.lower()) if word in DESKS and word != name]
     return desks[0] if desks else None
@@ -128,8 +129,7 @@ def reward(task: dict[str, Any], result: dict[str, Any]) -> dict[str, float]:
     desk was asked last; less LOOP_PENALTY for every loop. A handoff to a desk that was not asked yet costs nothing.
     """
     path = result.get("path", [])
-    numbers = re.findall(r"\d{1,9}", result.get("answer", ""))
-    correct = bool(numbers) and int(numbers[-1]) == task["answer"]
+    correct = last_number(result.get("answer", "")) == task["answer"]
     loops = len(path) - len(set(path))
     earned = 1.0 if correct else 0.2 * (path[-1:] == [task["desk"]])
     return {

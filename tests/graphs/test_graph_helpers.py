@@ -2,14 +2,17 @@
 
 - The world says one thing of everybody, and search ranks as BM25 worked out by hand.
 - Exact match and F1 are the fractions worked out by hand, for hostile texts too.
+- Digits of other scripts, and numbers too long to be read, are no numbers to any graph that reads them.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
+from graphs import defer, map_reduce, math_duo, supervisor, swarm
 from graphs.few_shot import FewShotPrompt
 from graphs.last_number import last_number, number_credit, numbers_in
 from graphs.local_corpus import corpus, people, query_to_sentences, search
@@ -102,3 +105,42 @@ def test_what_is_asked_comes_after_the_duty_and_the_examples() -> None:
         *(("human", "2 2"), ("ai", "4")),
         ("human", "3 3"),
     ]
+
+
+def _correct_of_sum(answer: str) -> float:
+    return map_reduce.reward({"sums": [7], "answer": 7}, {"results": [(0, answer)], "answer": answer})["parts"]
+
+
+def _correct_of_price(answer: str) -> float:
+    return swarm.reward({"answer": 7, "desk": "x"}, {"path": ["y"], "answer": answer})["correct"]
+
+
+@pytest.mark.parametrize(
+    "correct",
+    [
+        lambda answer: math_duo.reward({"answer": 7}, {"answer": answer})["correct"],
+        lambda answer: defer.reward({"answer": 7}, {"answer": answer})["correct"],
+        _correct_of_sum,
+        _correct_of_price,
+    ],
+    ids=["math_duo", "defer", "map_reduce", "swarm"],
+)
+def test_an_answer_of_another_scripts_digits_or_of_thousands_of_them_is_no_number_to_a_reward(
+    correct: Callable[[str], float],
+) -> None:
+    assert correct("so it is 7.") == 1.0
+    assert correct("\u0667") == 0.0  # Arabic 7
+    assert correct("9" * 4301) == 0.0
+    assert correct("9" * 9 + "7") == 0.0  # one number of ten digits, which does not end in a number of one
+
+
+def test_two_numbers_of_a_specialist_are_of_ascii_digits_and_of_six_at_most() -> None:
+    assert supervisor.reply_to_numbers("12 and 7") == (12, 7)
+    assert supervisor.reply_to_numbers("\u0661\u0662, \u0667") is None
+    assert supervisor.reply_to_numbers(f"{'9' * 4301} 3, 4") == (3, 4)
+
+
+def test_a_reply_without_ascii_digits_may_be_a_handoff() -> None:
+    first, second, *_ = swarm.DESKS
+    assert swarm.reply_to_handoff(f"{second}, price 7", first) is None
+    assert swarm.reply_to_handoff(f"{second}, price \u0667", first) == second

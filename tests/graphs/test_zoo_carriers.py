@@ -1,18 +1,30 @@
-"""Owns: the zoo's two carriers in a small world (ReAd, LIET): D, sight, messages, moves, and whom a bad one costs."""
+"""Owns: the zoo's two carriers in a small world (ReAd, LIET): D, sight, messages, moves, and whom a bad one costs.
+
+Where messages have nodes of their own, `marft-bridge credit` tells one that helps from one that nobody heeds.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 import random
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.edge_rig import recorded_edges, recorded_trajectories
+from rich.console import Console
+from support.compare_rig import save_model
+from support.edge_rig import recorded_edges, recorded_trajectories, run_recorded
+from support.fake_vllm import FakeVllm, running
 from support.zoo_rig import ZOO, train_zoo
 
 from graphs import carriers
+from marft_bridge.agent_credit.command import CreditOptions, credit
+from marft_bridge.commands.collect import collect
+from marft_bridge.common.progress import Reporter
+from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.wrap import wrap
@@ -58,6 +70,32 @@ def test_a_carrier_sees_its_room_and_hears_the_last_message_and_depends_on_the_m
     }
 
 
+def test_a_voice_tells_the_partner_what_its_carrier_sees_after_the_move_and_the_move_tells_nothing(
+    recorder: Recorder,
+) -> None:
+    answers = {
+        "carrier_a": ["TAKE cup SAY go home", "GO hall", "zzz"],
+        "voice_a": ["hat in attic.\nand more", "", "x" * 99],
+        "carrier_b": ["GO attic", "TAKE hat", "GO hall"],
+        "voice_b": ["here I am", "thanks"],
+    }
+    policy = ScriptedPolicy(answers=answers)
+    result = run_recorded(carriers.build_with_voices(policy), carriers.task_to_input(TASK), recorder)
+    nodes = [call.node for call in policy.asked]
+    assert nodes == [*("carrier_a", "voice_a", "carrier_b", "voice_b") * 2, "carrier_a", "voice_a", "carrier_b"]
+    asked = [call.prompt.split("human: ")[-1].splitlines()[0] for call in policy.asked]
+    assert asked[:5] == [
+        "Room: attic. Here: cup, hat. You carry: nothing. Partner says: nothing.",
+        "Room: attic. Here: hat. You carry: cup.",
+        "Room: kitchen. Here: nothing. You carry: nothing. Partner says: hat in attic.",
+        "Room: attic. Here: hat. You carry: nothing.",
+        "Room: attic. Here: hat. You carry: cup. Partner says: here I am.",
+    ]
+    assert asked[-1].endswith(f"Partner says: {'x' * carriers.MESSAGE_CHARACTERS}.")
+    earned = carriers.reward(TASK, result)
+    assert (earned["correct"], earned["moves"], earned["messages"]) == (1.0, 6.0, 4.0)
+
+
 @pytest.mark.parametrize(
     ("a", "b", "reward", "bad"),
     [
@@ -92,6 +130,9 @@ def test_a_carrier_that_never_moved_has_no_reward_of_its_own() -> None:
     [
         ("GO attic", ("GO", "attic", "")),
         ("go to the Attic.\nTAKE cup", ("GO", "attic", "")),
+        ("GO  to\tthe  attic", ("GO", "attic", "")),
+        ("GO to  the", ("GO", "the", "")),  # no such room
+        ("TAKE the  thermos", ("TAKE", "thermos", "")),
         ("TAKE cup SAY hat in attic.", ("TAKE", "cup", "hat in attic")),
         ("SAY hat in attic", ("NONE", "", "hat in attic")),
         ("TAKE SAY GO hall", ("NONE", "", "GO hall")),
@@ -156,3 +197,59 @@ def test_training_pulls_both_carriers_towards_what_was_brought_and_their_own_bad
     for node in carriers.NAMES:
         assert trained.pull(node) > 0
         assert trained.rounds[-1]["agents"][node]["gradient_share"]["bad_moves"] > 0
+
+
+def follows(body: dict[str, Any]) -> str:
+    """A carrier_a that brings what lies beside it and heeds nobody, and a carrier_b that goes where it is told."""
+    node, view = body["model"].split("@")[0], body["messages"][-1]["content"]
+    room, here, carried = re.findall(r": ([^.]+)\.", view)[:3]
+    if node in carriers.VOICES:
+        return f"{here.split(', ')[0]} in {room}"
+    if carried != "nothing":
+        return "GO hall"
+    if here != "nothing":
+        return f"TAKE {here.split(', ')[0]}"
+    told = re.search(r"Partner says: (?!nothing)\w+ in (\w+)\.", view)
+    return f"GO {told[1]}" if told and node == "carrier_b" else "zzz"
+
+
+@pytest.mark.slow
+def test_credit_tells_a_message_that_helps_from_one_that_nobody_heeds(tmp_path: Path) -> None:
+    tasks = [
+        {"id": f"{room}-{start}-{thing}", "lies_in": {thing: room, "rope": room}}
+        | {"starts": {"carrier_a": room, "carrier_b": start}}
+        for room in carriers.ROOMS[1:]
+        for start in carriers.ROOMS
+        if start != room
+        for thing in ("cup", "hat", "pen")
+    ]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    save_model(tmp_path / "model")
+    with running(FakeVllm()) as server:
+        server.answer = follows
+        path = tmp_path / "bridge.toml"
+        path.write_text(f"""
+run = "{tmp_path / "run"}"
+[graph]
+app = "graphs.carriers:build_with_voices"
+nodes = ["carrier_a", "voice_a", "carrier_b", "voice_b"]
+tasks = "{tmp_path / "tasks.jsonl"}"
+task_to_input = "graphs.carriers:task_to_input"
+reward = "graphs.carriers:reward"
+[model]
+path = "{tmp_path / "model"}"
+[serve]
+attach = "{server.url}"
+[collect]
+episodes = 24
+""")
+        config = toml_to_config(path)
+        text = io.StringIO()
+        reporter = Reporter(Console(file=text, width=300))
+        collect(config, reporter, False)
+        options = CreditOptions(nodes=carriers.VOICES, substitute="silent", run_of="collect", min_contribution=0.2)
+        credit(config, options, reporter, False)
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.getvalue().splitlines() if "│" in line]
+    findings = {row[0]: row[-1] for row in rows}
+    assert [findings[voice] for voice in carriers.VOICES] == ["adds", "lazy"]
+    assert {row[0]: row[2] for row in rows}["voice_a"] == "+0.500"
