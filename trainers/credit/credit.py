@@ -220,8 +220,8 @@ class Credit:
         """The trees with an episode from which the estimator learns whatever the others of its group earned."""
         own_A = sum_of(action_rewards(data), len(data.items))
         by_call: list[list[float]] = [[] for _ in data.episodes]
-        for episode, own in zip(data.episode_A, own_A.tolist(), strict=True):
-            by_call[episode].append(own)
+        for position, own in zip(data.episode_A, own_A.tolist(), strict=True):
+            by_call[position].append(own)
         mode, trees = self.options.advantage.normalization, set()
         for episode, tree, calls in zip(data.episodes, data.tree_E, by_call, strict=True):
             private = (value for by_agent in episode.rewards.private.values() for value in by_agent.values())
