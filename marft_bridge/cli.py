@@ -78,6 +78,12 @@ def _dotted(**overrides: Any) -> dict[str, Any]:
     return {key.replace("__", "."): value for key, value in overrides.items()}
 
 
+def _typed(context: typer.Context, *names: str) -> list[str]:
+    """Which of these options the command line has, as they are typed there; not what a variable or a default gives."""
+    sources = {name: context.get_parameter_source(name) for name in names}
+    return [f"--{name}" for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+
+
 class _CommandBeforeAnother(typer.core.TyperCommand):
     """A command that takes another one behind `--`, of whose words none is its own RUN."""
 
@@ -271,6 +277,7 @@ def compare(
     epilog='Example: marft-bridge promote --config examples/math_duo/bridge.toml --if "correct>0" --by "Jane Doe"'
 )
 def promote(
+    context: typer.Context,
     run_folder: RunArgument = None,
     config: Config = None,
     run: Run = None,
@@ -308,6 +315,8 @@ def promote(
 
     if sum([verify, rollback is not None, candidate is not None or gate is not None or efficient]) > 1:
         raise ConfigError("promote: --verify, --rollback and a candidate with its condition are three ways; choose one")
+    if verify and (unused := _typed(context, "by", "yes")):
+        raise ConfigError(f"promote --verify signs nothing off; leave out {' and '.join(unused)}")
     with open_reporter(as_json) as reporter:
         if verify:
             exit_code = run_verify(settings, reporter)
@@ -487,6 +496,7 @@ def score(
 
 @app.command(epilog="Example: marft-bridge plan langfuse.duckdb --prices prices.toml --model smollm2-135m")
 def plan(
+    context: typer.Context,
     run_folder: RunOrStore = None,
     config: Config = None,
     run: Run = None,
@@ -524,8 +534,9 @@ def plan(
 
     choice = RunChoice("plan", run_folder, config=config, run=run)
     path = path_to_store(choice.to_folder())
-    if calibration is not None and (prices is not None or model is not None or metric is not None):
-        raise ConfigError("plan --calibration makes no plan; leave out --prices, --model and --metric")
+    unused = _typed(context, "prices", "model", "calls", "metric", "seed")
+    if calibration is not None and unused:
+        raise ConfigError(f"plan --calibration makes no plan; leave out {' and '.join(unused)}")
     with open_reporter(as_json) as reporter:
         if calibration is not None:
             show_calibration(path, calibration, reporter)
