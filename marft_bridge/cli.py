@@ -5,6 +5,8 @@ A user error is one line on stderr and exit code 2; Ctrl-C is 130; anything else
 
 from __future__ import annotations
 
+import errno
+import shlex
 import signal
 import sys
 import time
@@ -56,6 +58,20 @@ Seed = Annotated[int | None, typer.Option("--seed", min=0, envvar="MARFT_SEED", 
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")]
 RESUMABLE = ("collect", "train", "compare", "credit", "fork")
 INTERRUPTED = 130
+_NOT_ALLOWED = "let its owner run this, or name another place"
+_NO_ROOM = "make room there, or name another place"
+FILE_PROBLEMS = {
+    errno.EACCES: _NOT_ALLOWED,
+    errno.EPERM: _NOT_ALLOWED,
+    errno.ENOTDIR: "a part of the path is a file; name another place",
+    errno.EISDIR: "name a file",
+    errno.EROFS: "name a place that can be written",
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+    errno.ENAMETOOLONG: "name a shorter path",
+}
+"""Numbers of system errors that a place of the user's brings about -> what to do."""
+_OF_OPEN_FILES = (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)  # these may come without the file's name
 
 
 def _print_version(is_given: bool) -> None:
@@ -913,10 +929,11 @@ def run(arguments: Sequence[str]) -> int:
         message = "\n".join(text_to_lines(str(error)))
         stderr.print(f"marft-bridge: {message}", markup=False, style="red", soft_wrap=True)
         return error.exit_code if isinstance(error, BridgeError) else 2
-    except PermissionError as error:
-        place = text_to_lines(str(error.filename or "a file"))[0]
-        message = f"{place}: {error.strerror}; let its owner run this, or name another place"
-        stderr.print(f"marft-bridge: {message}", markup=False, style="red", soft_wrap=True)
+    except OSError as error:
+        line = _file_error_to_line(error)
+        if line is None:
+            raise
+        stderr.print(f"marft-bridge: {line}", markup=False, style="red", soft_wrap=True)
         return 2
     except ModuleNotFoundError as error:
         line = missing_module_to_line(error.name)
@@ -926,11 +943,26 @@ def run(arguments: Sequence[str]) -> int:
         return 2
     except SystemExit as system_exit:
         if system_exit.code == INTERRUPTED:
-            resume_command = " ".join(["marft-bridge", *(word for word in arguments if word != "--resume"), "--resume"])
-            hint = f"; go on with: {resume_command}" if arguments[0] in RESUMABLE else ""
+            hint = f"; go on with: {_resume_command(arguments)}" if arguments[0] in RESUMABLE else ""
             stderr.print(f"stopped; what was finished is kept{hint}", markup=False, soft_wrap=True)
         return system_exit.code if isinstance(system_exit.code, int) else 0
     return 0
+
+
+def _file_error_to_line(error: OSError) -> str | None:
+    """What the system refuses to do with a file, and what to do; None for an error that is not about a place."""
+    remedy = FILE_PROBLEMS.get(error.errno or 0)
+    if remedy is None or (error.filename is None and error.errno not in _OF_OPEN_FILES):
+        return None
+    place = text_to_lines(str(error.filename or "a file"))[0]
+    return f"{place}: {error.strerror}; {remedy}"
+
+
+def _resume_command(arguments: Sequence[str]) -> str:
+    """What a shell takes for the same arguments with --resume."""
+    words = [word for word in arguments if word != "--resume"]
+    at = words.index("--") if "--" in words else len(words)  # what stands behind it is no option
+    return shlex.join(["marft-bridge", *words[:at], "--resume", *words[at:]])
 
 
 def main() -> None:
