@@ -12,10 +12,14 @@ import json
 import os
 import re
 import shlex
+import shutil
 import tomllib
 from pathlib import Path
 
+import huggingface_hub.constants
 import pytest
+from support import fault_server
+from support.hub_cache import NAME, put_in_cache
 from support.paths import ROOT
 
 from marft_bridge import cli
@@ -27,6 +31,7 @@ from marft_bridge.erasure.command import Erasure, _erasure_to_lines
 from marft_bridge.runs.run_choice import RunChoice
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.sandbox.programs import WALLS, Isolation, wall_refusal
+from marft_bridge.serving.adapter_registry import AdapterRegistry
 from trace_store.store import TraceStore
 
 EXAMPLE = ROOT / "examples/math_duo/bridge.toml"
@@ -208,6 +213,39 @@ def test_status_tells_what_a_folder_holds(tmp_path: Path, capsys: pytest.Capture
     assert "  offline, reasoner: not 2: episode failed\n" in shown
     assert "reasoner: no adapter yet" in shown
     assert "server: none running" in shown
+
+
+def test_status_lists_the_versions_that_are_registered_whatever_their_node_is_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = ["team/planner", "math expert"]
+    flags = variant(tmp_path, ('nodes = ["reasoner", "actor"]', f"nodes = {json.dumps(nodes)}"))
+    run = RunFolder(tmp_path / "run")
+    run.create()
+    registry = AdapterRegistry(run.adapters, "b" * 64)
+    for node in nodes:
+        for version in (0, 2, 10):
+            (registry.new_folder(node, version) / "adapter_model.safetensors").touch()
+            registry.register(node, version, None, {})
+    shutil.copytree(run.adapters / "team.2Fplanner/2", run.adapters / "team.2Fplanner/2-backup")
+    assert cli.run(["status", *flags, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["adapters"] == {node: [0, 2, 10] for node in nodes}
+    for node in nodes:
+        assert f"  {node}: adapters 0, 2, 10\n" in captured.err
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_status_says_the_devices_of_a_name_of_the_hub_once_it_is_in_the_cache(
+    is_cached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    if is_cached:
+        put_in_cache(tmp_path / "hub", fault_server.write_model(tmp_path / "model"), "a" * 40)
+    flags = variant(tmp_path, ('path = "smollm2-135m"', f'path = "{NAME}"'))
+    (tmp_path / "run").mkdir(mode=0o700)
+    assert cli.run(["status", *flags, "--json"]) == 0
+    assert bool(json.loads(capsys.readouterr().out)["devices"]) is is_cached
 
 
 # -- commands to paste ---------------------------------------------------------------------------------------------
