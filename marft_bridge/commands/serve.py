@@ -22,7 +22,7 @@ from marft_bridge.serving.model_versions import bases_to_versions
 from marft_bridge.serving.placement import Placement
 from marft_bridge.serving.served_base import start_server
 from marft_bridge.serving.served_bases import refuse_whole_gpus
-from marft_bridge.serving.server_file import running_servers, write_server_file
+from marft_bridge.serving.server_file import announced_servers, running_servers
 from marft_bridge.serving.supervisor import Supervisor
 from marft_bridge.serving.vllm_server import ModelServer
 
@@ -66,8 +66,7 @@ def serve(config: BridgeConfig, reporter: Reporter, command: Sequence[str], live
             for base, placed_options in zip(bases, options, strict=True)
         ]
         endpoints = {base.name: server.endpoint for server, base in zip(servers, bases, strict=True)}
-        write_server_file(folder, endpoints)
-        stack.callback(folder.server.unlink, missing_ok=True)
+        stack.enter_context(announced_servers(folder, endpoints))
         for base in bases:
             log = folder.server_log_of(base.name)
             reporter.say(f"serving {base.directory.name} at {endpoints[base.name].base_url}, log {log}")
