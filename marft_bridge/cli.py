@@ -965,11 +965,20 @@ def _resume_command(arguments: Sequence[str]) -> str:
     return shlex.join(["marft-bridge", *words[:at], "--resume", *words[at:]])
 
 
+def _end_after_hangup(*_: object) -> None:
+    """Ends as Ctrl-C does. A terminal that closes says so more than once, by its shell and by itself."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.raise_signal(signal.SIGINT)
+
+
 def main() -> None:
     """Entry point of the console script."""
-    # SIGTERM ends as cleanly as Ctrl-C; and both do where a shell put the command in the background, ignoring SIGINT.
+    # SIGTERM and a closed terminal end as cleanly as Ctrl-C; and all do where a shell put the command in the
+    # background, ignoring SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # which nohup sets
+        signal.signal(signal.SIGHUP, _end_after_hangup)
     sys.exit(run(sys.argv[1:]))
 
 
