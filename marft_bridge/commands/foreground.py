@@ -20,6 +20,26 @@ _STOPPING_S = 0.1  # until a signal to the own group has stopped the threads of 
 _OF_BACKGROUND = (signal.SIGTTIN, signal.SIGTTOU)  # what stops a process that reads or changes a terminal of others
 
 
+class PutOffInterrupts:
+    """From its making to `let_come`, what SIGINT does, as SIGTERM and SIGHUP do by it, is put off. In the main thread,
+    which alone is interrupted; what is started meanwhile is interrupted as ever."""
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._handler = (
+            signal.signal(signal.SIGINT, lambda number, _: self._numbers.append(number))
+            if threading.current_thread() is threading.main_thread()
+            else None
+        )
+
+    def let_come(self) -> None:
+        """Interrupts now, where something did meanwhile."""
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+        if self._numbers:
+            signal.raise_signal(signal.SIGINT)
+
+
 class LentTerminal:
     """Lends the terminal on standard input inside a `with` block; does nothing where there is none.
 

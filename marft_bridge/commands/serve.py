@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
-from marft_bridge.commands.foreground import LentTerminal
+from marft_bridge.commands.foreground import LentTerminal, PutOffInterrupts
 from marft_bridge.common.errors import ConfigError, ServingError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
@@ -133,11 +133,14 @@ def _run_beside(checks: Sequence[Check], command: Sequence[str], environment: Ma
     The terminal is lent to it. Ctrl-C is its own then: when it ends by that, so does this process; 128 + N is the code
     of a command that signal N ended, as in a shell.
     """
+    interrupts = PutOffInterrupts()  # one inside Popen would leave a process that nobody knows
     try:
         child = subprocess.Popen(command, process_group=0, env={**os.environ, **environment})
     except OSError as error:
+        interrupts.let_come()
         raise ConfigError(f"serve: cannot run {command[0]!r}: {error.strerror}") from None
     try:
+        interrupts.let_come()
         with LentTerminal(child) as terminal:
             while child.poll() is None:
                 for check in checks:

@@ -18,8 +18,11 @@ import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import pytest
+
+from marft_bridge.commands import serve
 
 BESIDE = """
 import sys
@@ -130,6 +133,18 @@ def is_running(pid: int) -> bool:
     return True
 
 
+def end_group(group: int) -> bool:
+    """Ends what is left of a process group some seconds after it was told to end; whether anything was."""
+    deadline = time.monotonic() + 10
+    with suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(group, 0)
+            time.sleep(0.05)
+        os.killpg(group, signal.SIGKILL)
+        return True
+    return False
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
@@ -208,9 +223,28 @@ def test_a_signal_to_serve_leaves_no_command_behind(number: signal.Signals, is_s
             os.killpg(pid, signal.SIGSTOP)
         process.send_signal(number)
         process.send_signal(number if number == signal.SIGHUP else 0)  # a terminal that closes says so twice
-        assert process.stdout.read() == "ended as by Ctrl-C\n"
-        assert process.wait(60) == 130
-        assert not is_running(pid)
+        try:
+            said, _ = process.communicate(timeout=60)
+        finally:
+            was_left = end_group(pid)
+        assert (said, process.returncode, was_left) == ("ended as by Ctrl-C\n", 130, False)
+
+
+def test_an_interruption_while_the_command_starts_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self.pid)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        serve._run_beside([lambda: None], ["sleep", "600"], {})
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert not end_group(started[0])
 
 
 def test_a_terminal_that_closes_ends_serve_and_the_command() -> None:
@@ -218,8 +252,11 @@ def test_a_terminal_that_closes_ends_serve_and_the_command() -> None:
         shown.wait_for("pid=")
         pid = int(shown.wait_for("."))
         shown.close()
-        shown.process.wait(60)
-        wait_until(lambda: not is_running(pid))
+        try:
+            shown.process.wait(60)
+        finally:
+            was_left = end_group(pid)
+        assert not was_left
 
 
 def test_under_nohup_a_closed_terminal_ends_nothing() -> None:
