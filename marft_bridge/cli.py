@@ -5,6 +5,8 @@ A user error is one line on stderr and exit code 2; Ctrl-C is 130; anything else
 
 from __future__ import annotations
 
+import errno
+import shlex
 import signal
 import sys
 import time
@@ -56,6 +58,20 @@ Seed = Annotated[int | None, typer.Option("--seed", min=0, envvar="MARFT_SEED", 
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")]
 RESUMABLE = ("collect", "train", "compare", "credit", "fork")
 INTERRUPTED = 130
+_NOT_ALLOWED = "let its owner run this, or name another place"
+_NO_ROOM = "make room there, or name another place"
+FILE_PROBLEMS = {
+    errno.EACCES: _NOT_ALLOWED,
+    errno.EPERM: _NOT_ALLOWED,
+    errno.ENOTDIR: "a part of the path is a file; name another place",
+    errno.EISDIR: "name a file",
+    errno.EROFS: "name a place that can be written",
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+    errno.ENAMETOOLONG: "name a shorter path",
+}
+"""Numbers of system errors that a place of the user's brings about -> what to do."""
+_OF_OPEN_FILES = (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)  # these may come without the file's name
 
 
 def _print_version(is_given: bool) -> None:
@@ -76,6 +92,12 @@ def _options_before_the_command(
 def _dotted(**overrides: Any) -> dict[str, Any]:
     """`train__rounds` -> `train.rounds`: the keys of options that flags override."""
     return {key.replace("__", "."): value for key, value in overrides.items()}
+
+
+def _typed(context: typer.Context, *names: str) -> list[str]:
+    """Which of these options the command line has, as they are typed there; not what a variable or a default gives."""
+    sources = {name: context.get_parameter_source(name) for name in names}
+    return [f"--{name}" for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
 
 
 class _CommandBeforeAnother(typer.core.TyperCommand):
@@ -271,6 +293,7 @@ def compare(
     epilog='Example: marft-bridge promote --config examples/math_duo/bridge.toml --if "correct>0" --by "Jane Doe"'
 )
 def promote(
+    context: typer.Context,
     run_folder: RunArgument = None,
     config: Config = None,
     run: Run = None,
@@ -308,6 +331,8 @@ def promote(
 
     if sum([verify, rollback is not None, candidate is not None or gate is not None or efficient]) > 1:
         raise ConfigError("promote: --verify, --rollback and a candidate with its condition are three ways; choose one")
+    if verify and (unused := _typed(context, "by", "yes")):
+        raise ConfigError(f"promote --verify signs nothing off; leave out {' and '.join(unused)}")
     with open_reporter(as_json) as reporter:
         if verify:
             exit_code = run_verify(settings, reporter)
@@ -487,6 +512,7 @@ def score(
 
 @app.command(epilog="Example: marft-bridge plan langfuse.duckdb --prices prices.toml --model smollm2-135m")
 def plan(
+    context: typer.Context,
     run_folder: RunOrStore = None,
     config: Config = None,
     run: Run = None,
@@ -524,8 +550,9 @@ def plan(
 
     choice = RunChoice("plan", run_folder, config=config, run=run)
     path = path_to_store(choice.to_folder())
-    if calibration is not None and (prices is not None or model is not None or metric is not None):
-        raise ConfigError("plan --calibration makes no plan; leave out --prices, --model and --metric")
+    unused = _typed(context, "prices", "model", "calls", "metric", "seed")
+    if calibration is not None and unused:
+        raise ConfigError(f"plan --calibration makes no plan; leave out {' and '.join(unused)}")
     with open_reporter(as_json) as reporter:
         if calibration is not None:
             show_calibration(path, calibration, reporter)
@@ -902,10 +929,11 @@ def run(arguments: Sequence[str]) -> int:
         message = "\n".join(text_to_lines(str(error)))
         stderr.print(f"marft-bridge: {message}", markup=False, style="red", soft_wrap=True)
         return error.exit_code if isinstance(error, BridgeError) else 2
-    except PermissionError as error:
-        place = text_to_lines(str(error.filename or "a file"))[0]
-        message = f"{place}: {error.strerror}; let its owner run this, or name another place"
-        stderr.print(f"marft-bridge: {message}", markup=False, style="red", soft_wrap=True)
+    except OSError as error:
+        line = _file_error_to_line(error)
+        if line is None:
+            raise
+        stderr.print(f"marft-bridge: {line}", markup=False, style="red", soft_wrap=True)
         return 2
     except ModuleNotFoundError as error:
         line = missing_module_to_line(error.name)
@@ -915,18 +943,42 @@ def run(arguments: Sequence[str]) -> int:
         return 2
     except SystemExit as system_exit:
         if system_exit.code == INTERRUPTED:
-            resume_command = " ".join(["marft-bridge", *(word for word in arguments if word != "--resume"), "--resume"])
-            hint = f"; go on with: {resume_command}" if arguments[0] in RESUMABLE else ""
+            hint = f"; go on with: {_resume_command(arguments)}" if arguments[0] in RESUMABLE else ""
             stderr.print(f"stopped; what was finished is kept{hint}", markup=False, soft_wrap=True)
         return system_exit.code if isinstance(system_exit.code, int) else 0
     return 0
 
 
+def _file_error_to_line(error: OSError) -> str | None:
+    """What the system refuses to do with a file, and what to do; None for an error that is not about a place."""
+    remedy = FILE_PROBLEMS.get(error.errno or 0)
+    if remedy is None or (error.filename is None and error.errno not in _OF_OPEN_FILES):
+        return None
+    place = text_to_lines(str(error.filename or "a file"))[0]
+    return f"{place}: {error.strerror}; {remedy}"
+
+
+def _resume_command(arguments: Sequence[str]) -> str:
+    """What a shell takes for the same arguments with --resume."""
+    words = [word for word in arguments if word != "--resume"]
+    at = words.index("--") if "--" in words else len(words)  # what stands behind it is no option
+    return shlex.join(["marft-bridge", *words[:at], "--resume", *words[at:]])
+
+
+def _end_after_hangup(*_: object) -> None:
+    """Ends as Ctrl-C does. A terminal that closes says so more than once, by its shell and by itself."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.raise_signal(signal.SIGINT)
+
+
 def main() -> None:
     """Entry point of the console script."""
-    # SIGTERM ends as cleanly as Ctrl-C; and both do where a shell put the command in the background, ignoring SIGINT.
+    # SIGTERM and a closed terminal end as cleanly as Ctrl-C; and all do where a shell put the command in the
+    # background, ignoring SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # which nohup sets
+        signal.signal(signal.SIGHUP, _end_after_hangup)
     sys.exit(run(sys.argv[1:]))
 
 

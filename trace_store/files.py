@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -174,7 +175,9 @@ def refuse_unsafe_folder(folder: Path, names: Iterable[str]) -> None:
         if not stat.S_ISDIR(status.st_mode):
             _refuse_irregular(path, status.st_mode)
         if status.st_mode & _OTHERS_WRITE:
-            raise StoreError(f"others may write {path}: {stat.filemode(status.st_mode)}; `chmod -R go-w {folder}`")
+            raise StoreError(
+                f"others may write {path}: {stat.filemode(status.st_mode)}; `chmod -R go-w {shlex.quote(str(folder))}`"
+            )
         if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
             inode = (status.st_dev, status.st_ino)
             counts_by_inode[inode] = counts_by_inode.get(inode, 0) + 1

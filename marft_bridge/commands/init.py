@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import json
 import re
+import shlex
 import sys
 import textwrap
 import tomllib
@@ -82,9 +83,11 @@ def init(app: str, flags: Flags, reporter: Reporter, ask_user: Callable[[str, st
         ask_user: (question, default or None) -> answer; called only when standard input is a terminal.
 
     Raises:
-        ConfigError: a choice is missing and there is no terminal, or the file exists already.
+        ConfigError: a choice is missing and there is no terminal, or the file exists already or is a folder.
         GraphError: the app, its tasks or the reward do not load, or a node does not exist.
     """
+    if flags.out.is_dir():
+        raise ConfigError(f"init: {str(flags.out)!r} is a folder; name a file in it with --out")
     if flags.out.exists() and not flags.force:
         raise ConfigError(f"init: {str(flags.out)!r} exists; name another file with --out, or say --force")
     if not flags.out.absolute().parent.is_dir():
@@ -197,7 +200,7 @@ def init(app: str, flags: Flags, reporter: Reporter, ask_user: Callable[[str, st
             f"{', '.join(nodes_with_tools)} offers tools: serve.tool_call_parser is {_PARSER!r}; set the parser of "
             "your model"
         )
-    reporter.say(f"next: marft-bridge collect --config {flags.out}")
+    reporter.say(f"next: marft-bridge collect --config {shlex.quote(str(flags.out))}")
     reporter.give(
         {
             "file": str(flags.out),

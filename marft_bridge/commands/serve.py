@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
+from marft_bridge.commands.foreground import LentTerminal, PutOffInterrupts
 from marft_bridge.common.errors import ConfigError, ServingError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
@@ -22,7 +23,7 @@ from marft_bridge.serving.model_versions import bases_to_versions
 from marft_bridge.serving.placement import Placement
 from marft_bridge.serving.served_base import start_server
 from marft_bridge.serving.served_bases import refuse_whole_gpus
-from marft_bridge.serving.server_file import running_servers, write_server_file
+from marft_bridge.serving.server_file import announced_servers, running_servers
 from marft_bridge.serving.supervisor import Supervisor
 from marft_bridge.serving.vllm_server import ModelServer
 
@@ -66,8 +67,7 @@ def serve(config: BridgeConfig, reporter: Reporter, command: Sequence[str], live
             for base, placed_options in zip(bases, options, strict=True)
         ]
         endpoints = {base.name: server.endpoint for server, base in zip(servers, bases, strict=True)}
-        write_server_file(folder, endpoints)
-        stack.callback(folder.server.unlink, missing_ok=True)
+        stack.enter_context(announced_servers(folder, endpoints))
         for base in bases:
             log = folder.server_log_of(base.name)
             reporter.say(f"serving {base.directory.name} at {endpoints[base.name].base_url}, log {log}")
@@ -128,22 +128,33 @@ def _run_or_serve(checks: Sequence[Check], command: Sequence[str], environment: 
 
 
 def _run_beside(checks: Sequence[Check], command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Runs the command in a process group of its own, so that a signal from here reaches all its processes once."""
+    """Runs the command in a process group of its own, so that a signal from here reaches all its processes once.
+
+    The terminal is lent to it. Ctrl-C is its own then: when it ends by that, so does this process; 128 + N is the code
+    of a command that signal N ended, as in a shell.
+    """
+    interrupts = PutOffInterrupts()  # one inside Popen would leave a process that nobody knows
     try:
         child = subprocess.Popen(command, process_group=0, env={**os.environ, **environment})
     except OSError as error:
+        interrupts.let_come()
         raise ConfigError(f"serve: cannot run {command[0]!r}: {error.strerror}") from None
     try:
-        while child.poll() is None:
-            for check in checks:
-                check()
-            time.sleep(0.5)
-    except BaseException:  # Ctrl-C, SIGTERM, or the server died: the command ends before the server does
+        interrupts.let_come()
+        with LentTerminal(child) as terminal:
+            while child.poll() is None:
+                for check in checks:
+                    check()
+                terminal.follow()
+                time.sleep(0.5)
+            terminal.pass_on_interrupt()
+    except BaseException:  # Ctrl-C, SIGTERM, SIGHUP, or the server died: the command ends before the server does
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGTERM)  # SIGINT is ignored by what a shell put in the background
+            os.killpg(child.pid, signal.SIGCONT)  # a process that is stopped ends only once it goes on
         child.wait()
         raise
-    return child.returncode
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
 def _serve_until_interrupted(checks: Sequence[Check]) -> int:

@@ -15,6 +15,7 @@ from marft_bridge.runs.imitation_lines import updates_to_imitation_lines
 from marft_bridge.runs.named_version import read_named_version
 from marft_bridge.runs.run_folder import RunFolder, read_forecast, read_metrics
 from marft_bridge.sandbox.programs import WALLS, Isolation, NotStarted, wall_refusal
+from marft_bridge.serving.adapter_registry import AdapterRegistry
 from marft_bridge.serving.base_models import config_to_bases, is_prepared
 from marft_bridge.serving.placement import Placement
 from marft_bridge.serving.server_file import running_servers
@@ -36,13 +37,14 @@ def status(config: BridgeConfig, reporter: Reporter) -> None:
     folder.refuse_unsafe()
     lines = read_metrics(folder.metrics)
     named = read_named_version(folder)
+    registry = AdapterRegistry(folder.adapters, "")  # of whatever base model: only the versions are listed
     report_page = folder.path / "report.html"
     walls_text = _walls_to_text(_required_walls(config))
     state: dict[str, Any] = {
         "run_folder": str(folder.path),
         "store": None,
         "episodes": None,
-        "adapters": {node: _trained_versions(folder, node) for node in config.graph.nodes},
+        "adapters": {node: registry.versions(node) for node in config.graph.nodes},
         "forecast": (read_forecast(folder.metrics) or {"lines": []})["lines"],
         "imitation": updates_to_imitation_lines(lines),
         "last_update": {key: lines[-1][key] for key in ("round", "phase")} if lines else None,
@@ -75,10 +77,6 @@ def status(config: BridgeConfig, reporter: Reporter) -> None:
         reporter.say(f"  report: {report_page}")
     reporter.say(f"  programs that models write: {walls_text}")
     reporter.give(state)
-
-
-def _trained_versions(folder: RunFolder, node: str) -> list[int]:
-    return sorted(int(file.parent.name) for file in (folder.adapters / node).glob("*/marft.json"))
 
 
 def _device_lines(config: BridgeConfig, folder: RunFolder) -> list[str]:

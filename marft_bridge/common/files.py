@@ -1,7 +1,8 @@
 """A text or bytes -> a whole file: a reader sees the old one or the new one, never a part; only its owner can read it.
 
 Invariants: once it is written, a power cut takes neither its bytes nor its name away; what a killed writer left of an
-earlier try is deleted by the next writer of the same file, and nothing of a writer that lives is.
+earlier try is deleted by the next writer of the same file, and nothing of a writer that lives is. A file that tells of
+its writer while it runs is known by the lock for one that the writer left behind.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import re
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from trace_store.files import sync
+from trace_store.files import open_to_read, sync
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -43,6 +44,35 @@ def replacing(path: Path) -> Iterator[tuple[int, Path]]:
         raise
     finally:
         os.close(handle)
+
+
+@contextmanager
+def held_file(path: Path, content: str) -> Iterator[None]:
+    """Writes a text as `write_atomically`, and holds the file until the block ends or this process does."""
+    with ExitStack() as stack:
+        with replacing(path) as (handle, _), os.fdopen(handle, "wb", closefd=False) as file:
+            file.write(content.encode())
+            stack.callback(os.close, os.dup(handle))  # the lock stays until its last descriptor is closed
+        yield
+
+
+def read_held(path: Path) -> str | None:
+    """The text of a file that its writer holds; None for one that nobody holds, which is of a writer that is gone, and
+    where there is none.
+
+    The lock is that of the very bytes that are read: no writer who comes or goes meanwhile is taken for another. Raises
+    StoreError for a link, a FIFO and the like.
+    """
+    try:
+        file = open_to_read(path)
+    except FileNotFoundError:
+        return None
+    with file:
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return file.read().decode()
+    return None
 
 
 def _make_temporary(path: Path) -> tuple[int, Path]:

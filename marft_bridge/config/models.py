@@ -43,13 +43,19 @@ class OtherModelOptions(_Options):
 def config_to_paths(config: Mapping[str, Any]) -> dict[str, str]:
     """Base model paths in a recorded configuration: that of `[model]` under "", those of `[models.<name>]` by node.
 
-    Empty where the configuration names no model, as for an app's own runs.
+    Empty where the configuration names no model, as for an app's own runs. A table of another shape than today's counts
+    as missing: anybody may have written the record.
     """
     path = config.get("model", {}).get("path") if isinstance(config.get("model"), dict) else None
     if not isinstance(path, str):
         return {}
-    model_tables = config.get("models") or {}
-    return {"": path, **{node: table["path"] for table in model_tables.values() for node in table["nodes"]}}
+    model_tables = config.get("models")
+    paths = {"": path}
+    for table in model_tables.values() if isinstance(model_tables, dict) else ():
+        table_path, nodes = (table.get("path"), table.get("nodes")) if isinstance(table, dict) else (None, None)
+        if isinstance(table_path, str) and isinstance(nodes, (list, tuple)):
+            paths |= {node: table_path for node in nodes if isinstance(node, str)}
+    return paths
 
 
 def refuse_unservable(

@@ -9,6 +9,7 @@ not be erased is in the report, by path.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -291,7 +292,8 @@ def _erasure_to_lines(erasure: Erasure) -> list[str]:
     lines += [f"{verb} {count} records in {segment}" for segment, count in erasure.segments.items()]
     lines += [f"{verb} {count} parts of {file}" for file, count in erasure.files.items()]
     for folder, files in erasure.exports_left.items():
-        lines.append(f"left: export {folder} has {sum(files.values())} such rows; erase them with --exports {folder}")
+        rest = f"{sum(files.values())} such rows; erase them with --exports {shlex.quote(folder)}"
+        lines.append(f"left: export {folder} has {rest}")
         lines += [f"  {file}: {count} rows" for file, count in files.items()]
     lines += [f"left: export {target} cannot be looked into; see to it yourself" for target in erasure.exports_unread]
     for store, episodes in erasure.distilled_left.items():
@@ -299,7 +301,8 @@ def _erasure_to_lines(erasure: Erasure) -> list[str]:
             lines.append(f"left: {store}, distilled from this, cannot be looked into; see to it yourself")
         else:
             lines.append(
-                f"left: {store} has {episodes} episodes distilled from it; erase there too, with --store {store}"
+                f"left: {store} has {episodes} episodes distilled from it; erase there too, with --store "
+                f"{shlex.quote(store)}"
             )
     for segment, count in erasure.segments_left.items():
         if Path(segment).suffix == FOREIGN_SUFFIX:

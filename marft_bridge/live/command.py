@@ -78,13 +78,10 @@ class LiveTraffic:
                     mirrored=self._options.mirror,
                     fallback=self._fallback,
                 ) as proxy,
+                self._live_file.announced(proxy_to_base_url(proxy)),
             ):
-                self._live_file.save_base_url(proxy_to_base_url(proxy))
-                try:
-                    self._announce(proxy, reporter)
-                    yield proxy
-                finally:
-                    self._live_file.save_base_url(None)
+                self._announce(proxy, reporter)
+                yield proxy
         finally:
             journal.close()
             take_in_journal(self._folder, reporter)

@@ -2,7 +2,8 @@
 
 The key's position on [0, 1) is a keyed hash; positions below the candidate's share are the candidate's. So raising the
 share from 10 to 20 % moves a tenth of all keys to the candidate and none back, and without the salt nobody can choose a
-key for a team. Invariant: salt and API key of a run folder are made once and stay (live.json, 0600).
+key for a team. Invariant: salt and API key of a run folder are made once and stay (live.json, 0600), and the
+file is held by the proxy as long as it tells of its address.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import json
 import math
 import re
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from marft_bridge.common.errors import ConfigError
-from marft_bridge.common.files import write_atomically
+from marft_bridge.common.files import held_file, read_held, write_atomically
 
 BASE, CANDIDATE, MIRRORED = "base", "candidate", "candidate (mirror)"
 _SHARES = re.compile(r"(\d{1,3}(?:\.\d+)?)/(\d{1,3}(?:\.\d+)?)")
@@ -64,12 +67,22 @@ class LiveFile:
     api_key: str = field(repr=False)
     base_url: str | None = None  # ends with /v1
 
-    def save_base_url(self, base_url: str | None) -> LiveFile:
-        """Writes the file with this address, None for no proxy; returns the new content."""
-        updated = replace(self, base_url=base_url)
-        content = {"salt": self.salt.hex(), "api_key": self.api_key, "base_url": base_url}
-        write_atomically(self.path, json.dumps(content) + "\n")
-        return updated
+    @contextmanager
+    def announced(self, base_url: str) -> Iterator[None]:
+        """Other commands find the proxy at this address until the block ends, or this process does."""
+        with held_file(self.path, replace(self, base_url=base_url)._to_text()):
+            try:
+                yield
+            finally:
+                replace(self, base_url=None).save()
+
+    def save(self) -> LiveFile:
+        """Writes the file."""
+        write_atomically(self.path, self._to_text())
+        return self
+
+    def _to_text(self) -> str:
+        return json.dumps({"salt": self.salt.hex(), "api_key": self.api_key, "base_url": self.base_url}) + "\n"
 
 
 def read_live_file(path: Path) -> LiveFile | None:
@@ -79,18 +92,37 @@ def read_live_file(path: Path) -> LiveFile | None:
         ConfigError: it is unreadable; a new salt would move users to the other team, so none is made up.
     """
     try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-        salt, api_key, base_url = bytes.fromhex(content["salt"]), content["api_key"], content["base_url"]
+        return _text_to_live_file(path, path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"serve: {path} is unreadable ({type(error).__name__}); put it back, or delete it and assign every key anew"
-        ) from None
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def read_running_file(path: Path) -> LiveFile | None:
+    """The content of the file while the proxy runs that it tells of; else None. Raises as `read_live_file`."""
+    try:
+        text = read_held(path)
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
+    return None if text is None else _text_to_live_file(path, text)
+
+
+def _text_to_live_file(path: Path, text: str) -> LiveFile:
+    try:
+        content: Any = json.loads(text)
+        salt, api_key, base_url = bytes.fromhex(content["salt"]), content["api_key"], content["base_url"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _unreadable(path, error) from None
     return LiveFile(path, salt, api_key, base_url=base_url)
+
+
+def _unreadable(path: Path, error: Exception) -> ConfigError:
+    reason = type(error).__name__
+    return ConfigError(f"serve: {path} is unreadable ({reason}); put it back, or delete it and assign every key anew")
 
 
 def read_or_make_live_file(path: Path) -> LiveFile:
     """The content of the file, made with a fresh salt and key when there is none. Raises as `read_live_file`."""
     live_file = read_live_file(path)
-    return live_file or LiveFile(path, secrets.token_bytes(32), secrets.token_urlsafe(32)).save_base_url(None)
+    return live_file or LiveFile(path, secrets.token_bytes(32), secrets.token_urlsafe(32)).save()

@@ -1,6 +1,6 @@
 """A run folder -> the state of its live proxy, as lines for `marft-bridge status`.
 
-Invariant: a proxy that does not answer within seconds counts as not running.
+Invariant: a proxy that does not answer within seconds counts as not running; the key is sent to one that runs only.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Any
 
 import httpx
 
-from marft_bridge.live.split import BASE, CANDIDATE, LiveFile, read_live_file
+from marft_bridge.live.split import BASE, CANDIDATE, LiveFile, read_running_file
 from marft_bridge.runs.run_folder import RunFolder
 
 
 def read_live_lines(folder: RunFolder) -> list[str]:
-    """The state of the proxy of this folder; no line where none runs. Raises as `read_live_file`."""
-    live_file = read_live_file(folder.live)
+    """The state of the proxy of this folder; no line where none runs. Raises as `read_running_file`."""
+    live_file = read_running_file(folder.live)
     report = _fetch_report(live_file) if live_file is not None and live_file.base_url is not None else None
     if live_file is None or report is None:
         return []

@@ -9,6 +9,7 @@ opened.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,7 +106,7 @@ class RunChoice:
                 remedy = "leave one out"
                 if second_title.startswith("the run folder of"):
                     second_title = f"{second_path}, {second_title},"
-                    remedy = f"leave one out, or say --run {path} to use these options there"
+                    remedy = f"leave one out, or say --run {shlex.quote(str(path))} to use these options there"
                 raise ConfigError(f"{self.command}: {title} and {second_title} are two runs; {remedy}")
 
     def _refuse_file(self) -> None:

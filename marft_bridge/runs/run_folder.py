@@ -230,9 +230,12 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            lines.append(json.loads(line))
+            content = json.loads(line)
         except json.JSONDecodeError:
             break
+        if not isinstance(content, dict):
+            break
+        lines.append(content)
     return lines
 
 

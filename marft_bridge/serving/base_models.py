@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from marft_bridge.common.errors import ServingError
+from marft_bridge.common.errors import ConfigError, ServingError
 from marft_bridge.common.hub_names import model_to_directory, text_to_hub_name
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.config.models import ModelOptions
@@ -56,11 +56,16 @@ def config_to_bases(config: BridgeConfig, report: Callable[[str], None] = lambda
 
 
 def is_prepared(config: BridgeConfig) -> bool:
-    """Whether every base model's directory is there, so that `config_to_bases` takes no time."""
+    """Whether every base model's directory is there, a name's in the Hub's cache, so that `config_to_bases` takes no
+    time."""
     paths = [config.model.path, *(model.path for model in config.models.values())]
-    return all(
-        (_cache_of(config.model) / SMOLLM2_NAME if path == PREPARED_MODEL else Path(path)).is_dir() for path in paths
-    )
+    try:
+        return all(
+            (_cache_of(config.model) / SMOLLM2_NAME if path == PREPARED_MODEL else model_to_directory(path)).is_dir()
+            for path in paths
+        )
+    except ConfigError:  # not in the cache, or without huggingface_hub
+        return False
 
 
 def directory_of(bases: Sequence[BaseModelSpec], node: str) -> Path:

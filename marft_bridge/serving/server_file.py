@@ -1,17 +1,20 @@
 """server.json of a run folder: addresses and keys of the servers of `marft-bridge serve`, for other commands to attach.
 
-Invariant: only its owner can read the file, because it holds keys; a server that does not answer is not used.
+Invariants: only its owner can read the file, because it holds keys; a server that does not answer is not used. `serve`
+holds the file as long as it serves: no key of one that was left behind is sent to whoever has the port by now.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import httpx
 
-from marft_bridge.common.files import write_atomically
+from marft_bridge.common.errors import StoreError
+from marft_bridge.common.files import held_file, read_held
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.serve import ServeOptions
 from marft_bridge.runs.run_folder import RunFolder
@@ -21,18 +24,27 @@ from marft_bridge.serving.vllm_server import Endpoint
 _KEY_VARIABLE = "MARFT_SERVER_KEY"
 
 
-def write_server_file(folder: RunFolder, endpoints: Mapping[str, Endpoint]) -> None:
-    """Writes the address and key of each server, by the name of its base model; 0600, because keys are in it."""
+@contextmanager
+def announced_servers(folder: RunFolder, endpoints: Mapping[str, Endpoint]) -> Iterator[None]:
+    """Other commands find the address and key of each server, by the name of its base model, until the block ends."""
     servers = {
         name: {"base_url": endpoint.base_url, "api_key": endpoint.api_key} for name, endpoint in endpoints.items()
     }
-    write_atomically(folder.server, json.dumps({"servers": servers, "pid": os.getpid()}) + "\n")
+    with held_file(folder.server, json.dumps({"servers": servers, "pid": os.getpid()}) + "\n"):
+        try:
+            yield
+        finally:
+            folder.server.unlink(missing_ok=True)
 
 
 def running_servers(folder: RunFolder) -> dict[str, tuple[str, str]]:
-    """Name -> address and key of each server that `marft-bridge serve` runs for this folder; {} when one is down."""
+    """Name -> address and key of each server that `marft-bridge serve` runs for this folder; {} when one is down, and
+    when `serve` has ended, however it did."""
     try:
-        content = json.loads(folder.server.read_text(encoding="utf-8"))
+        text = read_held(folder.server)
+        if text is None:
+            return {}
+        content = json.loads(text)
         servers = {
             name: (server["base_url"].removesuffix("/v1"), server["api_key"])
             for name, server in content["servers"].items()
@@ -40,7 +52,7 @@ def running_servers(folder: RunFolder) -> dict[str, tuple[str, str]]:
         for address, key in servers.values():
             headers = {"Authorization": f"Bearer {key}"}
             httpx.get(f"{address}/v1/models", headers=headers, timeout=5.0, trust_env=False).raise_for_status()
-    except (AttributeError, OSError, TypeError, ValueError, KeyError, httpx.HTTPError):
+    except (AttributeError, OSError, StoreError, TypeError, ValueError, KeyError, httpx.HTTPError):
         return {}
     return servers
 

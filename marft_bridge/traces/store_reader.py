@@ -6,6 +6,7 @@ and named in the error.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -44,6 +45,6 @@ def open_for_reading(
         with store:
             if journal.bytes_read and unread is None and time.monotonic() - started > SLOW_S:
                 megabytes = journal.bytes_read / 2**20
-                hint = f"`marft-bridge traces take-in --store {path}` spares that"
+                hint = f"`marft-bridge traces take-in --store {shlex.quote(str(path))}` spares that"
                 reporter.say(f"{megabytes:.0f} MiB of the journal were read; {hint}")
             yield store

@@ -62,7 +62,8 @@ class ViewSource:
 
         Empty where no command noted its base model.
         """
-        cache = os.environ.get("MARFT_CACHE") or self.setting("model", "cache") or ModelOptions().cache
+        noted = self.setting("model", "cache")
+        cache = os.environ.get("MARFT_CACHE") or (noted if isinstance(noted, str) else "") or ModelOptions().cache
         return {
             node: (Path(cache) / SMOLLM2_NAME if path == _BUILT_IN_MODEL else _directory_of(path)) / "tokenizer.json"
             for node, path in config_to_paths(self.config()).items()
@@ -91,8 +92,9 @@ class ViewSource:
 
 
 def _directory_of(model: str) -> Path:
-    """The directory of a noted model; the name itself, below which nothing is, for one that is gone from the cache."""
-    with suppress(ConfigError):
+    """The directory of a noted model; the name itself, below which nothing is, for one that is gone from the cache or
+    that no file system takes."""
+    with suppress(ConfigError, OSError, ValueError):
         return model_to_directory(model)
     return Path(model)
 

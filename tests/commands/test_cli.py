@@ -2,23 +2,36 @@
 
 - Every command has --help with an example, and the example parses.
 - A user error is one line on stderr and exit code 2, never a traceback, and leaves nothing half written.
+- What the system says of a file or a folder is a user error too; commands that are to be pasted are words of a shell.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
 import shlex
+import shutil
 import tomllib
 from pathlib import Path
 
+import huggingface_hub.constants
 import pytest
+from support import fault_server
+from support.hub_cache import NAME, put_in_cache
 from support.paths import ROOT
 
 from marft_bridge import cli
+from marft_bridge.cli import FILE_PROBLEMS
 from marft_bridge.commands import status as status_command
+from marft_bridge.common.errors import ConfigError, StoreError
 from marft_bridge.config.bridge import toml_to_config
+from marft_bridge.erasure.command import Erasure, _erasure_to_lines
+from marft_bridge.runs.run_choice import RunChoice
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.sandbox.programs import WALLS, Isolation, wall_refusal
+from marft_bridge.serving.adapter_registry import AdapterRegistry
 from trace_store.store import TraceStore
 
 EXAMPLE = ROOT / "examples/math_duo/bridge.toml"
@@ -200,6 +213,122 @@ def test_status_tells_what_a_folder_holds(tmp_path: Path, capsys: pytest.Capture
     assert "  offline, reasoner: not 2: episode failed\n" in shown
     assert "reasoner: no adapter yet" in shown
     assert "server: none running" in shown
+
+
+def test_status_lists_the_versions_that_are_registered_whatever_their_node_is_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = ["team/planner", "math expert"]
+    flags = variant(tmp_path, ('nodes = ["reasoner", "actor"]', f"nodes = {json.dumps(nodes)}"))
+    run = RunFolder(tmp_path / "run")
+    run.create()
+    registry = AdapterRegistry(run.adapters, "b" * 64)
+    for node in nodes:
+        for version in (0, 2, 10):
+            (registry.new_folder(node, version) / "adapter_model.safetensors").touch()
+            registry.register(node, version, None, {})
+    shutil.copytree(run.adapters / "team.2Fplanner/2", run.adapters / "team.2Fplanner/2-backup")
+    assert cli.run(["status", *flags, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["adapters"] == {node: [0, 2, 10] for node in nodes}
+    for node in nodes:
+        assert f"  {node}: adapters 0, 2, 10\n" in captured.err
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_status_says_the_devices_of_a_name_of_the_hub_once_it_is_in_the_cache(
+    is_cached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    if is_cached:
+        put_in_cache(tmp_path / "hub", fault_server.write_model(tmp_path / "model"), "a" * 40)
+    flags = variant(tmp_path, ('path = "smollm2-135m"', f'path = "{NAME}"'))
+    (tmp_path / "run").mkdir(mode=0o700)
+    assert cli.run(["status", *flags, "--json"]) == 0
+    assert bool(json.loads(capsys.readouterr().out)["devices"]) is is_cached
+
+
+# -- commands to paste ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["compare", "--config", "my runs/b.toml", "--promote-if", "correct>0 and tokens<1.2x"],
+        ["fork", "4be1", "--at", "actor", "--say", "it's $HOME; rm *"],
+        ["train", "", "--rounds", "2"],
+    ],
+)
+def test_the_hint_of_a_stopped_command_is_for_a_shell_the_same_arguments_with_resume(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(_: list[str]) -> None:
+        raise SystemExit(cli.INTERRUPTED)
+
+    monkeypatch.setattr(cli, "app", stopped)
+    for given in (arguments, [arguments[0], "--resume", *arguments[1:]]):
+        assert cli.run(given) == cli.INTERRUPTED
+        hint = capsys.readouterr().err.split("go on with: ")[1]
+        assert shlex.split(hint) == ["marft-bridge", *arguments, "--resume"]
+    cli.run(["collect", "--", "--run"])
+    assert shlex.split(capsys.readouterr().err.split("go on with: ")[1])[1:] == ["collect", "--resume", "--", "--run"]
+
+
+def test_a_path_in_a_command_to_paste_is_one_word_of_a_shell(tmp_path: Path) -> None:
+    folder = tmp_path / "my run; x"
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    with pytest.raises(StoreError) as refused:
+        RunFolder(folder).refuse_unsafe()
+    (command,) = re.findall("`(.*)`", str(refused.value))
+    assert shlex.split(command) == ["chmod", "-R", "go-w", str(folder)]
+    variant(tmp_path)
+    with pytest.raises(ConfigError) as refused:
+        RunChoice("train", folder, config=tmp_path / "bridge.toml").to_config()
+    assert shlex.split(str(refused.value).split("or say ")[1])[:2] == ["--run", str(folder)]
+    left = Erasure(dry_run=True, exports_left={str(folder): {"a": 1}}, distilled_left={str(folder): 1})
+    of_export, of_store = (line for line in _erasure_to_lines(left) if line.startswith("left: "))
+    assert shlex.split(of_export)[-2:] == ["--exports", str(folder)]
+    assert shlex.split(of_store)[-2:] == ["--store", str(folder)]
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", sorted(FILE_PROBLEMS))
+def test_what_the_system_says_of_a_file_of_the_user_is_one_line(
+    number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(_: list[str]) -> None:
+        raise OSError(number, os.strerror(number), "some\nfile")
+
+    monkeypatch.setattr(cli, "app", failing)
+    error = refused(["collect"], capsys)
+    assert error.count("\n") == 1
+    assert error.startswith(f"marft-bridge: some: {os.strerror(number)}; ")
+
+
+def test_an_error_of_the_system_that_no_place_explains_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (OSError(errno.EBADF, "bad"), OSError(errno.EISDIR, "of no file"), OSError("no number")):
+
+        def failing(_: list[str], error: OSError = error) -> None:
+            raise error
+
+        monkeypatch.setattr(cli, "app", failing)
+        with pytest.raises(OSError, match=re.escape(str(error))):
+            cli.run(["collect"])
+
+
+@pytest.mark.parametrize("command", ["collect", "train", "compare", "credit", "serve", "score", "status", "promote"])
+@pytest.mark.parametrize("name", ["file/run", "n" * 300])
+def test_a_run_folder_below_a_file_or_of_a_name_too_long_is_one_line(
+    command: str, name: str, tmp_path: Path, smollm2_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    flags = variant(tmp_path)
+    words = ["--by", "Jane"] if command == "promote" else []
+    error = refused([command, *flags[:2], "--run", str(tmp_path / name), *words], capsys)
+    assert error.count("\n") == 1
 
 
 def test_the_version_is_that_of_the_project(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import io
 import json
 import re
+import shlex
 import stat
 import sys
 import tomllib
@@ -495,6 +496,24 @@ def test_a_file_that_is_there_is_replaced_only_when_told(here: Path, capsys: pyt
     assert line == "marft-bridge: init: 'bridge.toml' exists; name another file with --out, or say --force"
     assert Path("bridge.toml").read_text() == "mine"
     assert written("my_app.py:graph", "--yes", "--force")["name"] == "my_app"
+
+
+def test_a_folder_is_no_file_to_write_whether_told_to_replace_it_or_not(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "configs").mkdir()
+    for force in ([], ["--force"]):
+        line = refused(capsys, "my_app.py:graph", *GIVEN, "--yes", "--out", "configs", *force)
+        assert line == "marft-bridge: init: 'configs' is a folder; name a file in it with --out"
+    assert list((here / "configs").iterdir()) == []
+
+
+def test_the_next_command_is_for_a_shell_whatever_the_file_is_called(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["init", "my_app.py:graph", *GIVEN, "--yes", "--out", "my app.toml"]) == 0
+    command = capsys.readouterr().out.split("next: ")[1]
+    assert shlex.split(command)[-2:] == ["--config", "my app.toml"]
 
 
 @pytest.mark.parametrize(

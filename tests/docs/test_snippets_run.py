@@ -42,7 +42,7 @@ from marft_bridge import cli
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving.adapter_registry import AdapterRegistry
 from marft_bridge.serving.prepare_model import SMOLLM2_NAME
-from marft_bridge.serving.server_file import write_server_file
+from marft_bridge.serving.server_file import announced_servers
 from marft_bridge.serving.vllm_server import Endpoint
 from marft_bridge.serving.zero_adapter import write_zero_adapter
 from trace_store.store import TraceStore
@@ -276,9 +276,9 @@ def tiny_model_served(model: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -
     with running(StudyServer(str(model), 0, "a-key-of-the-test")) as server:
         assert isinstance(server, StudyServer)
         run.mkdir(parents=True)
-        write_server_file(RunFolder(run), {"": Endpoint(f"{server.url}/v1", "a-key-of-the-test", "base")})
         try:
-            yield server
+            with announced_servers(RunFolder(run), {"": Endpoint(f"{server.url}/v1", "a-key-of-the-test", "base")}):
+                yield server
         finally:
             torch.set_num_threads(threads)
 

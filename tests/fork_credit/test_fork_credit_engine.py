@@ -12,7 +12,7 @@ from support.commands import finish_command
 from support.paths import ROOT
 
 from marft_bridge.runs.run_folder import RunFolder
-from marft_bridge.serving.server_file import write_server_file
+from marft_bridge.serving.server_file import announced_servers
 from trace_store.store import TraceStore
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -23,7 +23,8 @@ def test_forks_around_each_call_run_on_the_engine_with_the_seeds_of_their_number
 ) -> None:
     run = RunFolder(tmp_path / "run")
     run.create()
-    write_server_file(run, {"": vllm_server.endpoint})
+    announced = announced_servers(run, {"": vllm_server.endpoint})
+    announced.__enter__()  # as long as there is this test
     for name in vllm_server.server.adapter_names():  # of other run folders, by the same names
         vllm_server.server.unload_adapter(name)
     config = tmp_path / "bridge.toml"

@@ -94,8 +94,10 @@ def test_a_failed_call_is_answered_by_the_hosted_model_and_both_are_one_episode(
 def test_status_says_what_share_fell_back_and_why(tmp_path: Path, hosted: FakeVllm) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
-    with live_rig(tmp_path, (100, 0), fallback=options(hosted)) as rig:
-        LiveFile(folder.live, SALT, KEY).save_base_url(rig.base_url)
+    with (
+        live_rig(tmp_path, (100, 0), fallback=options(hosted)) as rig,
+        LiveFile(folder.live, SALT, KEY).announced(rig.base_url),
+    ):
         for fails in (1, 0, 0, 0):
             rig.engine.fail_next = fails
             rig.say()

@@ -94,9 +94,14 @@ def test_salt_and_key_are_made_once_and_are_their_owners_only(tmp_path: Path) ->
     first = read_or_make_live_file(path)
     assert path.stat().st_mode & 0o777 == 0o600
     assert len(first.salt) == 32
-    first.save_base_url("http://127.0.0.1:1/v1")
-    again = read_or_make_live_file(path)
-    assert (again.salt, again.api_key, again.base_url) == (first.salt, first.api_key, "http://127.0.0.1:1/v1")
+    with first.announced("http://127.0.0.1:1/v1"):
+        again = read_or_make_live_file(path)
+        assert (again.salt, again.api_key, again.base_url) == (first.salt, first.api_key, "http://127.0.0.1:1/v1")
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert read_or_make_live_file(path) == first
+    with again.announced("http://127.0.0.1:2/v1"):  # of a proxy that was killed
+        pass
+    assert read_or_make_live_file(path) == first
     assert first.api_key not in repr(first)
     other = read_or_make_live_file(tmp_path / "other.json")
     assert other.salt != first.salt

@@ -138,7 +138,10 @@ def test_an_export_is_only_read(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--metric", "other"], "no run of the app has a reward 'other'; there are: right"),
         (["--prices", "nowhere.toml"], "cannot read nowhere.toml"),
         (["--model", "nowhere"], "nowhere"),
-        (["--calibration", "x", "--model", "x"], "plan --calibration makes no plan; leave out"),
+        (["--calibration", "x", "--model", "x"], "plan --calibration makes no plan; leave out --model"),
+        (["--calibration", "x", "--calls", "48"], "plan --calibration makes no plan; leave out --calls"),
+        (["--seed", "3", "--calibration", "x"], "plan --calibration makes no plan; leave out --seed"),
+        (["--calibration", "x", "--prices", "p", "--metric", "m"], "leave out --prices and --metric"),
         (["--calibration", "nowhere"], "there is no run folder nowhere; name that of `train` and `compare`"),
     ],
 )
@@ -152,6 +155,14 @@ def test_what_cannot_be_used_is_one_line_and_nothing_is_kept(
     assert error.count("\n") == 1
     with TraceStore.open(path) as store:
         assert store.predictions() == store.runs() == []
+
+
+def test_a_seed_of_the_environment_does_not_stand_in_the_way_of_a_calibration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MARFT_SEED", "3")
+    path = small_store(tmp_path / "store.duckdb")
+    assert planned(capsys, path, "--calibration", tmp_path)[0]["calibration"] == []
 
 
 def test_the_model_of_a_bridge_toml_is_taken_and_none_turns_it_off(

@@ -174,6 +174,16 @@ def test_what_the_gate_does_not_let_through_is_not_promoted(
     assert promoted(lab) == []
 
 
+@pytest.mark.parametrize("flags", [("--yes",), ("--by", "Jane Doe"), ("--by", "Jane Doe", "--yes")])
+def test_verify_refuses_what_belongs_to_signing_by_name(
+    lab: Lab, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert promote(lab, "--verify", *flags) == 2
+    error = capsys.readouterr().err
+    names = " and ".join(flag for flag in flags if flag.startswith("--"))
+    assert error == f"marft-bridge: promote --verify signs nothing off; leave out {names}\n"
+
+
 def test_the_configuration_s_condition_holds_unless_the_flag_says_otherwise(
     lab: Lab, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -290,13 +290,13 @@ WRITING_CALLS = frozenset(
         write_text write_bytes touch mkdir makedirs symlink_to hardlink_to rename mkstemp mkdtemp TemporaryDirectory
         NamedTemporaryFile TemporaryFile copyfile copy2 copytree rmtree symlink truncate pwrite ftruncate save_file
         save_pretrained chmod fchmod mkfifo create_file open_to_write make_folder make_folder_unsynced locked_file
-        write_atomically replacing
+        write_atomically held_file replacing
         whole_folder changing private_files
         """,
     )
 )
 
-ATOMIC = "write_atomically or replacing: a new file takes the name, which replaces a link itself"
+ATOMIC = "write_atomically, held_file or replacing: a new file takes the name, which replaces a link itself"
 IN_PLACE = "open_to_write or locked_file: no link, no second name, no FIFO; folders by make_folder, which takes no link"
 NEW = "a new name in a folder of ours (make_folder), refused where it is taken"
 INSIDE = "into a folder that was just made, by whole_folder or new_folder"
@@ -307,7 +307,7 @@ OUTSIDE = "no run folder: a path that the user named, or the system's folder for
 WRITERS = {
     "marft_bridge/commands/init.py": ("write_atomically", OUTSIDE),
     "marft_bridge/commands/probe.py": ("TemporaryDirectory", OUTSIDE),
-    "marft_bridge/common/files.py": ("mkstemp open replace replacing", SAFE),
+    "marft_bridge/common/files.py": ("mkstemp open*2 replace replacing*2", SAFE),
     "marft_bridge/comparison/page.py": ("make_folder write_atomically", ATOMIC),
     "marft_bridge/distillation/command.py": ("rmtree*2", INSIDE),
     "marft_bridge/distillation/team_adapters.py": ("copyfile", INSIDE),
@@ -315,7 +315,7 @@ WRITERS = {
     "marft_bridge/commands/propose_rubric.py": ("open", OUTSIDE),
     "marft_bridge/ingest/trace_spool.py": ("make_folder open_to_write", IN_PLACE),
     "marft_bridge/ingest/writer.py": ("mkdir", OUTSIDE),
-    "marft_bridge/live/split.py": ("write_atomically", ATOMIC),
+    "marft_bridge/live/split.py": ("held_file write_atomically", ATOMIC),
     "marft_bridge/promotion/candidate_check.py": ("make_folder write_atomically", ATOMIC),
     "marft_bridge/promotion/manifest.py": ("link make_folder mkstemp open write_atomically", NEW),
     "marft_bridge/rewards/judge.py": ("make_folder write_atomically", ATOMIC),
@@ -334,7 +334,7 @@ WRITERS = {
         IN_PLACE,
     ),
     "marft_bridge/serving/prepare_model.py": ("TemporaryDirectory chmod*2 mkdir rename save_pretrained*2", OUTSIDE),
-    "marft_bridge/serving/server_file.py": ("write_atomically", ATOMIC),
+    "marft_bridge/serving/server_file.py": ("held_file", ATOMIC),
     "marft_bridge/serving/vllm_process.py": ("make_folder open_to_write*2 truncate", IN_PLACE),
     "marft_bridge/serving/zero_adapter.py": ("save_file write_text", INSIDE),
     "marft_bridge/traces/copies.py": ("write_atomically", ATOMIC),

@@ -55,7 +55,7 @@ from marft_bridge.serving import vllm_process as server_process
 from marft_bridge.serving.base_models import config_to_bases
 from marft_bridge.serving.model_versions import config_to_versions
 from marft_bridge.serving.served_bases import serve_bases
-from marft_bridge.serving.server_file import server_options, write_server_file
+from marft_bridge.serving.server_file import announced_servers, server_options
 from marft_bridge.serving.vllm_server import Endpoint
 from marft_bridge.serving.zero_adapter import write_zero_adapter
 from marft_bridge.training.external_traces import config_to_names
@@ -156,8 +156,11 @@ def test_commands_on_the_server_of_serve_know_whether_it_parses_tool_calls(
     folder.create()
     changes = {"model.path": str(fault_server.write_model(tmp_path / "one")), "serve.tool_call_parser": parser}
     config = toml_to_config(DUO, changes)
-    with running(FakeVllm("a key")) as server, asyncio.Runner() as loop:
-        write_server_file(folder, {"": Endpoint(f"{server.url}/v1", "a key", "base")})
+    with (
+        running(FakeVllm("a key")) as server,
+        asyncio.Runner() as loop,
+        announced_servers(folder, {"": Endpoint(f"{server.url}/v1", "a key", "base")}),
+    ):
         versions = config_to_versions(config, folder.adapters, quiet.say)
         options = server_options(versions.bases, folder, quiet)
         assert [each.attach for each in options] == [server.url]

@@ -46,7 +46,7 @@ from marft_bridge.rollouts.collector import Collector
 from marft_bridge.rollouts.episode_plan import plan_episodes
 from marft_bridge.runs.run_folder import RunFolder, read_metrics
 from marft_bridge.serving.adapter_registry import AdapterRegistry, publish
-from marft_bridge.serving.server_file import write_server_file
+from marft_bridge.serving.server_file import announced_servers
 from marft_bridge.serving.zero_adapter import write_zero_adapter
 from trace_store.journal import Journal, read_segment
 from trace_store.records import Action, Reward, Trajectory
@@ -224,7 +224,8 @@ class Shell:
     def __init__(self, server: RunningServer, folder: Path) -> None:
         self.run = RunFolder(folder / "run")
         self.run.create()
-        write_server_file(self.run, {"": server.endpoint})
+        self._announced = announced_servers(self.run, {"": server.endpoint})
+        self._announced.__enter__()  # as long as there is the shell
         text = (ROOT / "examples/math_duo/bridge.toml").read_text()
         text = text.replace("evaluation_episodes = 64", "evaluation_episodes = 0")
         self.config = folder / "bridge.toml"

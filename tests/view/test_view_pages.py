@@ -23,6 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import huggingface_hub.constants
 import pytest
+from starlette.datastructures import QueryParams
 from support.edge_rig import calls_tool, says
 from support.growth_rig import fill
 from support.hub_cache import NAME, put_in_cache
@@ -52,7 +53,8 @@ from marft_bridge.traces import store_reader
 from marft_bridge.training.advantage_log import StoredAdvantage, credits_to_file
 from marft_bridge.view.colours import STEPS, ColourScale, action_to_spans, fits
 from marft_bridge.view.curves import lines_to_charts
-from marft_bridge.view.source import ViewSource
+from marft_bridge.view.pages import Pages
+from marft_bridge.view.source import ViewSource, path_to_source
 from marft_bridge.view.store_queries import spans_to_tools
 from marft_bridge.view.token_texts import TextsByNode, TokenTexts
 from trace_store.assemble import spans_to_trajectory
@@ -375,6 +377,47 @@ def test_each_nodes_ids_are_read_with_the_tokenizer_of_its_own_base_model(tmp_pa
     texts = TextsByNode(tokenizers)
     assert [texts.for_node(node).ids_to_pieces([4]) for node in ("reasoner", "actor")] == [["left"], ["right"]]
     assert TextsByNode({}).for_node("actor").unavailable_reason == "no command noted which base model this was"
+
+
+MODEL = {"path": "somewhere"}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model": MODEL, "models": {"a": 5}},
+        {"model": MODEL, "models": {"a": {"path": "x"}}},
+        {"model": MODEL, "models": {"a": {"path": ["x"], "nodes": ["actor"]}}},
+        {"model": MODEL, "models": {"a": {"path": "x", "nodes": 7}}},
+        {"model": MODEL, "models": {"a": {"path": "x", "nodes": "actor"}}},
+        {"model": MODEL, "models": {"a": {"path": "x", "nodes": [["actor"], None]}}},
+        {"model": MODEL, "models": ["a"]},
+        {"model": {"path": "smollm2-135m", "cache": 7}},
+        {"model": {"path": "smollm2-135m", "cache": ["x"]}},
+        {"model": {"path": "owner/" + "n" * 300}},
+        {"model": {"path": "nul\0"}},
+        {"model": {"path": 5}, "models": {"a": MODEL}},
+        {"model": "x"},
+        {"model": MODEL, "train": {"trainer": {"reward": ["x"]}}},
+        [1],
+        None,
+    ],
+)
+@pytest.mark.parametrize("is_whole_file", [False, True])
+def test_a_run_whose_notes_have_odd_shapes_is_shown_as_one_without(
+    config: object, is_whole_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MARFT_CACHE", raising=False)
+    monkeypatch.chdir(tmp_path)  # the default cache lies below
+    many_episodes(tmp_path / "store.duckdb", 1)
+    notes = config if is_whole_file else {"train": {"config": config}}
+    (tmp_path / "bridge.json").write_text(json.dumps(notes))
+    (tmp_path / "metrics.jsonl").write_text("5\n")
+    pages = Pages(path_to_source(tmp_path))
+    assert pages.token_texts.for_node("actor").ids_to_pieces([4]) is None
+    assert "train" in pages.runs()
+    assert "train" in pages.training(QueryParams())
+    pages.close()
 
 
 def test_a_base_model_may_be_a_name_of_the_hub(
