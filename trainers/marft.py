@@ -382,7 +382,7 @@ class MarftTrainer:
             self.policies,
             options=self.options,
             tick_of=self._tick,
-            reread=lambda refused: self._join(trajectories, replayed, refused, data),
+            reread=lambda refused: self._join(trajectories, replayed, refused, read=data),
             note=self.credit.note,
             newest=newest,
         )
