@@ -226,6 +226,8 @@ class Shell:
         self.run.create()
         self._announced = announced_servers(self.run, {"": server.endpoint})
         self._announced.__enter__()  # as long as there is the shell
+        for name in server.server.adapter_names():  # of other run folders, by the same names
+            server.server.unload_adapter(name)
         text = (ROOT / "examples/math_duo/bridge.toml").read_text()
         text = text.replace("evaluation_episodes = 64", "evaluation_episodes = 0")
         self.config = folder / "bridge.toml"
