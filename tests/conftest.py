@@ -7,7 +7,8 @@ import signal
 import threading
 import weakref
 from asyncio import selector_events
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 from support.paths import ROOT
 
 from marft_bridge.config.serve import ServeOptions
+from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving.prepare_model import SMOLLM2_NAME, installed_gguf, prepare_smollm2
+from marft_bridge.serving.server_file import announced_servers
 from marft_bridge.serving.vllm_server import Endpoint, ModelServer
 
 _CACHE = Path(os.environ.get("MARFT_CACHE") or ROOT / ".cache")
@@ -112,3 +115,19 @@ def no_connection_outlives_its_loop(connections_are_counted: None) -> Iterator[N
         connection._sock.close()
         connection._sock = None
     assert not left, f"{len(left)} connections were still open when their event loop ended: close their client"
+
+
+@pytest.fixture
+def announce(vllm_server: RunningServer) -> Iterator[Callable[[RunFolder], None]]:
+    """Has commands on a run folder find the session's server, as `serve` does, until the test ends.
+
+    Without the adapters of other run folders, which have the same names.
+    """
+    with ExitStack() as stack:
+
+        def announce_in(run: RunFolder) -> None:
+            stack.enter_context(announced_servers(run, {"": vllm_server.endpoint}))
+            for name in vllm_server.server.adapter_names():
+                vllm_server.server.unload_adapter(name)
+
+        yield announce_in

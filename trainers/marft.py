@@ -311,11 +311,10 @@ class MarftTrainer:
             groups = [rows.tolist() for rows in rows_by_key(samples_of).values() if len(rows) > 1]
         else:
             groups = [[i] for i in range(len(samples_of))]
-        drawn: list[int] = []
-        for group in torch.randperm(len(groups), generator=self.replay_generator).tolist() if largest_count else []:
-            if len(drawn) + len(groups[group]) <= largest_count:
-                drawn += groups[group]
-        return sorted(drawn)
+        if not largest_count:
+            return []
+        order = torch.randperm(len(groups), generator=self.replay_generator).tolist()
+        return _whole_groups([groups[group] for group in order], largest_count)
 
     def draw_successes(self, weights: Sequence[float], fresh: int) -> list[int]:
         """Which older episodes join a round of `fresh` ones for what they earned: as many as `replay.successes` allows.
@@ -532,11 +531,8 @@ class MarftTrainer:
         if not self.credit.estimator.needs_groups or self.options.replay.successes:
             return list(episodes[:largest_count])
         group_of = {t.episode.episode_id: (t.episode.task_id, t.episode.round) for t in trajectories}
-        kept: set[int] = set()
-        for rows in rows_by_key([group_of[episode.episode_id] for episode in episodes]).values():
-            if len(kept) + len(rows) <= largest_count:
-                kept.update(rows.tolist())
-        return [episode for i, episode in enumerate(episodes) if i in kept]
+        groups = rows_by_key([group_of[episode.episode_id] for episode in episodes]).values()
+        return [episodes[i] for i in _whole_groups([rows.tolist() for rows in groups], largest_count)]
 
     def _nothing_learned(self, data: Round, reason: str, flat_groups: float | None) -> dict[str, Any]:
         """A round in which every group earned the same, or nothing was decided: it counts, and moves nothing."""
@@ -651,6 +647,15 @@ class MarftTrainer:
                 self.progress(phase, done, total)
 
         return tick
+
+
+def _whole_groups(groups: Sequence[Sequence[int]], largest_count: int) -> list[int]:
+    """Sorted rows of as many groups as fit into the count, the first ones first, none of them in part."""
+    kept: list[int] = []
+    for rows in groups:
+        if len(kept) + len(rows) <= largest_count:
+            kept += rows
+    return sorted(kept)
 
 
 def _to_lesson(trajectory: Trajectory) -> Trajectory:

@@ -205,7 +205,7 @@ def _signed_weights(versions: ModelVersions, variant: Variant) -> dict[str, Prom
         row = versions.registry.get(node, version)
         folder = Path(row.path)
         check_files(folder, versions.registry.hashes(node, version))
-        config_sha256 = folder_to_hashes(folder).get(CONFIG_FILE)
+        config_sha256 = folder_to_hashes(folder, [CONFIG_FILE]).get(CONFIG_FILE)
         base_sha256 = row.base_sha256 if row.base_sha256 != versions.lineage["base"] else None
         adapters[node] = PromotedAdapter(
             version=version, sha256=row.sha256, config_sha256=config_sha256, base_sha256=base_sha256

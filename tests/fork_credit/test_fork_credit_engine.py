@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import RunningServer
 from support.commands import finish_command
 from support.paths import ROOT
 
 from marft_bridge.runs.run_folder import RunFolder
-from marft_bridge.serving.server_file import announced_servers
 from trace_store.store import TraceStore
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_forks_around_each_call_run_on_the_engine_with_the_seeds_of_their_numbers(
-    vllm_server: RunningServer, tmp_path: Path
+    announce: Callable[[RunFolder], None], tmp_path: Path
 ) -> None:
     run = RunFolder(tmp_path / "run")
     run.create()
-    announced = announced_servers(run, {"": vllm_server.endpoint})
-    announced.__enter__()  # as long as there is this test
-    for name in vllm_server.server.adapter_names():  # of other run folders, by the same names
-        vllm_server.server.unload_adapter(name)
+    announce(run)
     config = tmp_path / "bridge.toml"
     config.write_text((ROOT / "examples/math_duo/bridge.toml").read_text())
     finish_command("collect", config, run.path, "--episodes", "2")

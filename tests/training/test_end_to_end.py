@@ -20,7 +20,7 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +46,6 @@ from marft_bridge.rollouts.collector import Collector
 from marft_bridge.rollouts.episode_plan import plan_episodes
 from marft_bridge.runs.run_folder import RunFolder, read_metrics
 from marft_bridge.serving.adapter_registry import AdapterRegistry, publish
-from marft_bridge.serving.server_file import announced_servers
 from marft_bridge.serving.zero_adapter import write_zero_adapter
 from trace_store.journal import Journal, read_segment
 from trace_store.records import Action, Reward, Trajectory
@@ -221,13 +220,10 @@ def test_a_streamed_answer_has_the_same_exact_tokens(vllm_server: RunningServer,
 class Shell:
     """Runs `marft-bridge` on one run folder, against the session's server."""
 
-    def __init__(self, server: RunningServer, folder: Path) -> None:
+    def __init__(self, announce: Callable[[RunFolder], None], folder: Path) -> None:
         self.run = RunFolder(folder / "run")
         self.run.create()
-        self._announced = announced_servers(self.run, {"": server.endpoint})
-        self._announced.__enter__()  # as long as there is the shell
-        for name in server.server.adapter_names():  # of other run folders, by the same names
-            server.server.unload_adapter(name)
+        announce(self.run)
         text = (ROOT / "examples/math_duo/bridge.toml").read_text()
         text = text.replace("evaluation_episodes = 64", "evaluation_episodes = 0")
         self.config = folder / "bridge.toml"
@@ -280,8 +276,10 @@ def rewarded_ids(episodes: Sequence[Trajectory]) -> set[str]:
 
 
 @pytest.mark.slow
-def test_killed_commands_resume_without_loss_and_end_in_a_report(vllm_server: RunningServer, tmp_path: Path) -> None:
-    shell = Shell(vllm_server, tmp_path)
+def test_killed_commands_resume_without_loss_and_end_in_a_report(
+    announce: Callable[[RunFolder], None], tmp_path: Path
+) -> None:
+    shell = Shell(announce, tmp_path)
     collect = ("--episodes", "16", "--in-flight", "4")
 
     # (d) collect, killed in the middle.
@@ -388,12 +386,12 @@ def reward(task, result):
 
 @pytest.mark.slow
 def test_rounds_are_sampled_while_the_trainer_updates_and_are_never_older_than_allowed(
-    vllm_server: RunningServer, tmp_path: Path
+    announce: Callable[[RunFolder], None], tmp_path: Path
 ) -> None:
     """(g) Names of nodes are this test's own: the server's cache goes by the names of adapters."""
     nodes = ("drafter", "closer")
     (tmp_path / "ahead_app.py").write_text(AHEAD)
-    shell = Shell(vllm_server, tmp_path)
+    shell = Shell(announce, tmp_path)
     shell.change(
         ('app = "graphs.math_duo:build"', f'app = "{tmp_path}/ahead_app.py:build"'),
         ('nodes = ["reasoner", "actor"]', 'nodes = ["drafter", "closer"]'),
@@ -403,8 +401,6 @@ def test_rounds_are_sampled_while_the_trainer_updates_and_are_never_older_than_a
         ('proximal = "engine"', 'proximal = "recomputed"'),
         ('mismatch = "none"', 'mismatch = "truncate"'),
     )
-    for name in vllm_server.server.adapter_names():  # of the tests before: six of the eight places are needed here
-        vllm_server.server.unload_adapter(name)
     shell.finish("collect", "--episodes", "8")
     shell.finish("train", "--rounds", "4", "--without-signal")
     trained = shell.stored("train")

@@ -43,8 +43,9 @@ class AdapterRound:
     stands_A: Sequence[Sequence[tuple[int, float]]] | None = (
         None  # runs of each action and their weights; None: no forks
     )
-    shaped_A: Tensor | None = None  # bool: successes of before, where they have a loss of their own
-    success_A: Sequence[bool] | None = None  # of before: `old_T` is no policy of this round; None: no successes joined
+    success_A: Tensor | None = (
+        None  # bool: successes of before, whose `old_T` is no policy of this round; None: none may
+    )
     teacher_T: Sequence[Tensor] | None = None  # log-probs by a teacher; `advantage_U` is then that of the start only
 
 
@@ -70,6 +71,7 @@ class PreparedRound:
         if options.experimental.logprob_norm == "word":
             words = [sum(model.word_counts(item.decided_stretches)) for item in data.items]
             self.words_A = torch.tensor(words, dtype=torch.float32, device=self.device)
+        self._shapes_successes = options.experimental.success_shaping is not None
         self.needs_behaviour = options.importance.mismatch != "none" or options.experimental.masks_actions
 
     def _granularities(self) -> tuple[Granularity, Granularity]:
@@ -105,23 +107,20 @@ class PreparedRound:
             factor_A=data.factor_A[rows],
             positive_A=data.positive_A[rows],
             words_A=None if self.words_A is None else self.words_A[rows],
-            shaped_A=None if data.shaped_A is None else data.shaped_A[rows],
+            shaped_A=data.success_A[rows] if data.success_A is not None and self._shapes_successes else None,
         )
 
     def moved_tokens(self, rows: Sequence[int]) -> int:
         """How many tokens of these actions tell how far the policy has moved from that at the start of the round."""
-        return sum(len(self.data.items[i].decided) for i in rows if not self._is_success(i))
+        success_A = self.data.success_A
+        return sum(len(self.data.items[i].decided) for i in rows if success_A is None or not success_A[i])
 
     def kl_sum(self, scored: Scored, batch: MicroBatch) -> float:
         """The micro-batch's KL to the policy at the start of the round: k3, the sum over `moved_tokens`."""
         kl_T = k3(scored.new_T.detach() - scored.old_T)
         if self.data.success_A is not None:
-            is_fresh_A = torch.tensor([not self._is_success(i) for i in batch.items], device=kl_T.device)
-            kl_T = kl_T[is_fresh_A[scored.row_T]]
+            kl_T = kl_T[~self.data.success_A[list(batch.items)][scored.row_T]]
         return float(kl_T.sum())
-
-    def _is_success(self, row: int) -> bool:
-        return self.data.success_A is not None and self.data.success_A[row]
 
     def with_source(self, scored: Scored, batch: MicroBatch, source: str) -> Scored:
         """The same with one part of the advantage in place of the whole, weighted as the whole is."""

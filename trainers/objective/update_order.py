@@ -107,18 +107,17 @@ class UpdateContext:
             positive_A=torch.tensor(positive, dtype=torch.float32, device=device),
             source_U={source: self.units.split(part_U, rows, device) for source, part_U in sources.items()},
             stands_A=None if stands_A is None else [stands_A[i] for i in rows],
-            shaped_A=self._shaped_A(rows, device),
-            success_A=[self._is_success(i) for i in rows] if self.options.replay.successes else None,
+            success_A=self._success_A(rows, device),
             teacher_T=None if self.teacher_T is None else [self.teacher_T[i] for i in rows],
         )
 
     def _is_success(self, row: int) -> bool:
         return self.options.replay.successes > 0 and self.data.is_replayed(row)
 
-    def _shaped_A(self, rows: Sequence[int], device: torch.device) -> Tensor | None:  # noqa: N802 - shape suffix
-        if self.options.experimental.success_shaping is None:
+    def _success_A(self, rows: Sequence[int], device: torch.device) -> Tensor | None:  # noqa: N802 - shape suffix
+        if self.options.replay.successes == 0:
             return None
-        return torch.tensor([self.data.is_replayed(i) for i in rows], dtype=torch.bool, device=device)
+        return torch.tensor([self._is_success(i) for i in rows], dtype=torch.bool, device=device)
 
 
 def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
