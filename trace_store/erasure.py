@@ -40,6 +40,7 @@ from trace_store.journal import (
     json_text,
     lines_from,
     record_of,
+    record_to_rewards,
 )
 from trace_store.manifest import (
     Manifest,
@@ -52,7 +53,7 @@ from trace_store.manifest import (
 )
 from trace_store.migrations import newest_version
 from trace_store.parquet import EXPORTED_TABLES, FORMAT, quoted, trace_column
-from trace_store.records import Reward, SpanRow
+from trace_store.records import SpanRow
 from trace_store.store import TraceStore
 
 RETAINED_TABLE = "adapter_episodes"  # about traces, and yet not erased
@@ -336,10 +337,10 @@ def _is_chosen(chosen: SegmentTraces, line: bytes) -> bool:
         if chosen.subject is not None:
             needles.append(f"{json_text(c.SUBJECT_ID)}:{json_text(chosen.subject)}".encode())
         return any(needle in line for needle in needles)
-    if isinstance(record, Reward):
-        return record.episode_id in chosen.trace_ids
-    if not isinstance(record, SpanRow):
+    if record is None:
         return False
+    if not isinstance(record, SpanRow):
+        return any(reward.episode_id in chosen.trace_ids for reward in record_to_rewards(record))
     names_subject = chosen.subject is not None and record.attributes.get(c.SUBJECT_ID) == chosen.subject
     return names_subject or record.trace_id in chosen.trace_ids
 

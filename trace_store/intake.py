@@ -30,11 +30,13 @@ from trace_store.journal import (
     ForeignLine,
     JournalLine,
     JournalRecord,
+    RewardGroup,
     folder_to_odd_paths,
     folder_to_segments,
     line_of,
     lines_from,
     lock_if_abandoned,
+    record_to_rewards,
     return_known,
     set_aside,
 )
@@ -217,8 +219,8 @@ def records_to_rows(con: duckdb.DuckDBPyConnection, records: Iterable[JournalRec
     for record in records:
         if isinstance(record, SpanRow):
             spans.setdefault((record.trace_id, record.span_id), record)
-        elif isinstance(record, Reward):
-            rewards.append(record)
+        elif isinstance(record, Reward | RewardGroup):
+            rewards.extend(record_to_rewards(record))
         elif isinstance(record, RunRow):
             runs.append(record)
         else:

@@ -2,7 +2,8 @@
 
 A line is `crc32 SPACE compact-JSON NEWLINE`. Invariants: a record whose `append()` returned can be read back after
 the process is killed, and one that a `sync()` covered after the machine is; a line that a crash or a full disk
-left half written is dropped and counted, never half read; a whole line that holds no record of this version is no
+left half written is dropped and counted, never half read; what must never be there in part is one line, because a
+crash may fall between two lines that were written in one go; a whole line that holds no record of this version is no
 reason to stop. Each writer has its own segments and holds an exclusive lock on the last one, so a reader knows whether
 it may still grow. A segment that a `sync()` finds full is let go, so that whoever takes it in can delete it.
 """
@@ -36,7 +37,15 @@ from trace_store.records import AdapterRow, Reward, RunRow, SpanRow
 
 log = logging.getLogger("marft_bridge")
 
-JournalRecord = RunRow | SpanRow | Reward | AdapterRow
+
+@dataclass(frozen=True, slots=True)
+class RewardGroup:
+    """Rewards of which a crash leaves all or none: those that one computation gave one episode."""
+
+    rewards: tuple[Reward, ...]
+
+
+JournalRecord = RunRow | SpanRow | Reward | RewardGroup | AdapterRow
 
 SUFFIX = ".segment"
 FOREIGN_SUFFIX = ".foreign"  # of lines that an intake set aside
@@ -44,7 +53,13 @@ HIDDEN_SUFFIX = ".new"  # of either, before it is whole
 SEGMENT_BYTES = 8 * 2**20  # a segment of this size is full; it is larger by what came since the last sync
 BATCH_S = 0.1  # syncs that nobody waits for are at least this far apart
 IDLE_S = 1.0  # after this long without a request for a sync, the thread that syncs ends
-_KINDS: dict[str, type[JournalRecord]] = {"run": RunRow, "span": SpanRow, "reward": Reward, "adapter": AdapterRow}
+_GROUP = "rewards"  # the kind of a line that holds several records, each with its fields, under the same name
+_KINDS: dict[str, type[RunRow | SpanRow | Reward | AdapterRow]] = {
+    "run": RunRow,
+    "span": SpanRow,
+    "reward": Reward,
+    "adapter": AdapterRow,
+}
 _NAMES = {record_class: kind for kind, record_class in _KINDS.items()}
 _FIELDS = {kind: tuple(field.name for field in fields(record_class)) for kind, record_class in _KINDS.items()}
 _LINE_KEYS = {kind: ("kind", *names) for kind, names in _FIELDS.items()}
@@ -183,7 +198,10 @@ class Journal:
         self.append_all((record,))
 
     def append_all(self, records: Sequence[JournalRecord]) -> None:
-        """Write records in one go: all, or none when StoreError is raised (NotJsonError where one is to blame)."""
+        """Write records in one go: all, or none when StoreError is raised (NotJsonError where one is to blame).
+
+        A crash may leave the first of them: see `rewards_to_record`.
+        """
         self.append_lines(b"".join(map(line_of, records)))
 
     def append_lines(self, lines: bytes) -> None:
@@ -380,13 +398,31 @@ def lock_if_abandoned(file: BinaryIO) -> bool:
     return True
 
 
+def rewards_to_record(rewards: Sequence[Reward]) -> Reward | RewardGroup:
+    """What is appended so that a crash leaves all of these rewards or none."""
+    return rewards[0] if len(rewards) == 1 else RewardGroup(tuple(rewards))
+
+
+def record_to_rewards(record: JournalRecord) -> tuple[Reward, ...]:
+    """The rewards of a line; none of one that holds another record."""
+    if isinstance(record, RewardGroup):
+        return record.rewards
+    return (record,) if isinstance(record, Reward) else ()
+
+
 def line_of(record: JournalRecord) -> bytes:
     """One record -> its journal line. Raises NotJsonError when it holds something that JSON cannot."""
-    kind = _NAMES.get(type(record))
-    if kind is None:
-        raise StoreError(f"a journal takes runs, spans, rewards and adapters, not {type(record).__name__}")
-    values = (kind, *_GETTERS[kind](record))
-    body = _json_bytes(dict(zip(_LINE_KEYS[kind], values, strict=True)), none_count=values.count(None))
+    if isinstance(record, RewardGroup):
+        rows = [_GETTERS["reward"](reward) for reward in record.rewards]
+        members = [dict(zip(_FIELDS["reward"], values, strict=True)) for values in rows]
+        none_count = sum(values.count(None) for values in rows)
+        body = _json_bytes({"kind": _GROUP, _GROUP: members}, none_count=none_count)
+    else:
+        kind = _NAMES.get(type(record))
+        if kind is None:
+            raise StoreError(f"a journal takes runs, spans, rewards and adapters, not {type(record).__name__}")
+        values = (kind, *_GETTERS[kind](record))
+        body = _json_bytes(dict(zip(_LINE_KEYS[kind], values, strict=True)), none_count=values.count(None))
     return b"%08x %s\n" % (zlib.crc32(body), body)
 
 
@@ -398,18 +434,30 @@ def record_of(line: bytes) -> JournalLine:
     try:
         values = json.loads(body)
         kind = values.pop("kind", None)
-        if kind == "reward":
-            values["value"] = float(values["value"])  # NaN and infinities travel as text
-        record = _KINDS[kind](**values)
+        if kind == _GROUP:
+            members = values.pop(_GROUP)
+            if values or not members:
+                return ForeignLine(line, f"a line of {_GROUP} has one field, and at least one of them in it")
+            record: JournalRecord = RewardGroup(tuple(_values_to_record("reward", member) for member in members))
+        else:
+            record = _values_to_record(kind, values)
     except KeyError as error:
         return ForeignLine(line, f"the kind or field {error} is not known")
     except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         return ForeignLine(line, f"{type(error).__name__}: {error}")
+    if b"\\u" in body and not _is_storable(json.loads(body)):
+        return ForeignLine(line, "half of a surrogate pair, which no text can hold")
+    return record
+
+
+def _values_to_record(kind: Any, values: dict[str, Any]) -> RunRow | SpanRow | Reward | AdapterRow:
+    """Raises KeyError, TypeError or ValueError for what is no record of this version."""
+    if kind == "reward":
+        values["value"] = float(values["value"])  # NaN and infinities travel as text
+    record = _KINDS[kind](**values)
     for value, allowed, name in zip(_GETTERS[kind](record), _ALLOWED[kind], _FIELDS[kind], strict=True):
         if type(value) not in allowed or (type(value) is int and not -_MAX_INT <= value <= _MAX_INT):
-            return ForeignLine(line, f"the field {name!r} of a {kind} is not what it should be")
-    if b"\\u" in body and not _is_storable(values):
-        return ForeignLine(line, "half of a surrogate pair, which no text can hold")
+            raise TypeError(f"the field {name!r} of a {kind} is not what it should be")
     return record
 
 

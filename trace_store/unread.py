@@ -27,9 +27,9 @@ from trace_store import intake, schema
 from trace_store.connection import one_line_errors, private_files
 from trace_store.errors import StoreError
 from trace_store.files import open_to_read
-from trace_store.journal import JournalRecord, journal_segments, lines_from
+from trace_store.journal import JournalRecord, journal_segments, lines_from, record_to_rewards
 from trace_store.migrations import newest_version
-from trace_store.records import Reward, SpanRow
+from trace_store.records import SpanRow
 from trace_store.relations import attached_relation, empty_relation
 
 _FOLDER_PREFIX = "marft-unread-"
@@ -242,7 +242,7 @@ def _copy_touched(
             )
             hidden_ids = [trace_id for (trace_id,) in cursor.fetchall()]
             _copy_rows(cursor, hidden_ids, relations, trace_columns=_TRACE_COLUMNS)
-    rewarded_ids = list({record.episode_id for record in records if isinstance(record, Reward)})
+    rewarded_ids = list({reward.episode_id for record in records for reward in record_to_rewards(record)})
     if rewarded_ids:
         cursor.execute(
             "INSERT INTO hidden_rewards SELECT DISTINCT episode_id"

@@ -40,7 +40,9 @@ from marft_bridge.rollouts.app import split_tasks
 from marft_bridge.rollouts.episode_plan import plan_episodes, task_order, unfinished_requests
 from marft_bridge.rollouts.graph_loop import open_graph_loop
 from marft_bridge.rollouts.user_code import UserCode
+from trace_store.journal import journal_of
 from trace_store.records import Trajectory
+from trace_store.store import TraceStore
 
 
 def test_a_plan_is_reproducible_and_every_request_has_its_own_seed() -> None:
@@ -93,6 +95,31 @@ def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
     with rig.store() as store:
         assert unfinished_requests(store, plan) == plan[5:]
         assert unfinished_requests(store, plan_episodes(TASKS, 8, 1, seed=0, round=1, **COMMON)) != []
+
+
+def test_a_crash_at_any_byte_leaves_an_episode_all_of_its_rewards_or_none_and_then_it_is_played_again(
+    tmp_path: Path,
+) -> None:
+    rig = Rig(tmp_path / "whole")
+    plan = plan_episodes(TASKS, 1, 1, seed=0, **COMMON)
+    rig.run(plan)
+    (segment,) = journal_of(rig.path).glob("*.segment")
+    written = segment.read_bytes()
+    root_end = written.index(b'"marft.outcome"')  # the episode itself is whole from the end of this line on
+    left = Counter[tuple[str, ...]]()
+    for end in (*range(written.index(b"\n", root_end) + 1, len(written), 9), len(written)):
+        path = tmp_path / f"{end}.duckdb"
+        journal_of(path).mkdir()
+        (journal_of(path) / segment.name).write_bytes(written[:end])
+        with TraceStore.open(path) as store:
+            store.take_in()
+            ((count,),) = store.sql("SELECT count(*) FROM episodes")
+            names = tuple(name for (name,) in store.sql("SELECT name FROM rewards ORDER BY name"))
+            assert count == 1
+            assert (unfinished_requests(store, plan) == []) == (names == ("correct", "reward"))
+        left[names] += 1
+        path.unlink()
+    assert left.keys() == {(), ("correct", "reward")}
 
 
 def test_an_episode_that_fails_is_a_row_with_a_reason_and_the_others_go_on(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from marft_bridge.traces.exports import export
 from trace_store import conventions as c
 from trace_store import schema
 from trace_store.erasure import ERASED_TABLES, RETAINED_TABLE
-from trace_store.journal import Journal
+from trace_store.journal import Journal, RewardGroup
 from trace_store.parquet import EXPORTED_TABLES, trace_column
 from trace_store.readers import folder_to_reader
 from trace_store.records import AdapterRow, Reward
@@ -213,14 +213,17 @@ def test_an_export_that_is_gone_or_cannot_be_looked_into_is_listed(store_path: P
 def test_a_segment_that_is_still_written_is_cleaned_and_its_other_lines_are_as_they_were(store_path: Path) -> None:
     journal = Journal(store_path.with_name(store_path.name + ".journal"))
     journal.append_all(secret_trace("a2", MARKER, IDS, SUBJECT_ID="ann"))
+    group = RewardGroup((Reward(trace_id("a2"), "r", 0.5, "s", START), Reward(trace_id("a2"), "t", 0.5, "s", START)))
+    journal.append(group)
     journal.append_all(secret_trace("b0b", "Bob", [1]))
+    journal.append(RewardGroup(tuple(replace(reward, episode_id=trace_id("b0b")) for reward in group.rewards)))
     journal.sync()
     (segment,) = store_path.with_name(store_path.name + ".journal").iterdir()
     lines = segment.read_bytes().splitlines(keepends=True)
     erased = erase_quietly(store_path, ANN)
-    assert (erased.segments, erased.segments_left) == ({str(segment): 3}, {})
-    blanks = [b" " * (len(line) - 1) + b"\n" for line in lines[:3]]
-    assert segment.read_bytes() == b"".join([*blanks, *lines[3:]])
+    assert (erased.segments, erased.segments_left) == ({str(segment): 4}, {})
+    blanks = [b" " * (len(line) - 1) + b"\n" for line in lines[:4]]
+    assert segment.read_bytes() == b"".join([*blanks, *lines[4:]])
     assert_nothing_of_ann(store_path.parent)
     journal.close()
     assert erase_quietly(store_path, ANN).segments == {}

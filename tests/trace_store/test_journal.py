@@ -25,7 +25,7 @@ from support.sample_spans import chain
 
 import trace_store.journal as journal_module
 from trace_store.errors import StoreError
-from trace_store.journal import ForeignLine, Journal, line_of, lock_if_abandoned, read_segment, record_of
+from trace_store.journal import ForeignLine, Journal, RewardGroup, line_of, lock_if_abandoned, read_segment, record_of
 from trace_store.records import AdapterRow, Reward, RunRow, SpanRow
 
 WRITER = """
@@ -86,6 +86,7 @@ def test_every_kind_of_record_comes_back_equal(tmp_path: Path) -> None:
         *chain().spans(),
         Reward("e", "reward", 1 / 3, "f", 2, "agent", None, "solver"),
         Reward("e", "reward", math.inf, "f", 3),
+        RewardGroup((Reward("e", "reward", -math.inf, "f", 3), Reward("e", "correct", 1.0, "f", 3, "step", "x"))),
         AdapterRow("solver", 1, None, "adapters/1", "aa", "bb", 4, {"loss": 0.25}),
     ]
     journal = Journal(tmp_path / "j")
@@ -367,6 +368,13 @@ def test_with_no_delay_a_record_is_synced_when_the_request_returns(
         b'{"kind":"reward","episode_id":null,"name":"n","value":1,"source":"s","created_ns":1}',
         b'{"kind":"reward","episode_id":"\\ud800","name":"n","value":1,"source":"s","created_ns":1}',
         b'{"kind":"reward","episode_id":"e","name":"n","value":1,"source":"s","created_ns":1,"colour":"red"}',
+        b'{"kind":"rewards"}',
+        b'{"kind":"rewards","rewards":[]}',
+        b'{"kind":"rewards","rewards":{}}',
+        b'{"kind":"rewards","rewards":[3]}',
+        b'{"kind":"rewards","rewards":[{"episode_id":"e","name":"n","value":1,"source":"s","created_ns":"1"}]}',
+        b'{"kind":"rewards","rewards":[{"episode_id":"\\ud800","name":"n","value":1,"source":"s","created_ns":1}]}',
+        b'{"kind":"rewards","rewards":[{"episode_id":"e","name":"n","value":1,"source":"s","created_ns":1}],"of":"e"}',
         b'{"kind":"run","run_id":"r","command":"c","started_ns":1,"config":[]}',
         b'{"kind":"run","run_id":"r","command":"c","started_ns":1' + b"0" * 5000 + b"}",
     ],

@@ -22,7 +22,7 @@ from support.sample_spans import START, chain
 from trace_store import schema
 from trace_store.checkup import store_to_faults
 from trace_store.errors import StoreError
-from trace_store.journal import Journal, JournalRecord, journal_of, line_of
+from trace_store.journal import Journal, JournalRecord, RewardGroup, journal_of, line_of
 from trace_store.records import AdapterRow, Reward, RunRow
 from trace_store.store import TraceStore
 from trace_store.unread import UnreadJournal
@@ -72,6 +72,8 @@ def mixed_records() -> list[JournalRecord]:
     records += chain("8", START + 8).spans(OUTCOME="sideways")  # refused
     records += [*chain("1", START + 1).spans(), Reward(chain("1").trace_id, "reward", 1 / 8, "test", 1)]
     records += [Reward(chain("2").trace_id, "late", 1.0, "test", 9), RunRow("run", "collect", 1)]
+    group = RewardGroup(tuple(Reward(chain("3").trace_id, name, 0.5, "test", 10) for name in ("correct", "reward")))
+    records += [group, group]
     return records
 
 

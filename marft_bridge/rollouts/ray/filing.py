@@ -10,7 +10,7 @@ from marft_bridge.common.errors import ClusterError
 from marft_bridge.recording.episode_context import CANCELLED
 from marft_bridge.rollouts.episode_plan import ForkPoint, Key
 from trace_store import conventions as names
-from trace_store.journal import ForeignLine, Journal, JournalRecord, record_of
+from trace_store.journal import ForeignLine, Journal, JournalRecord, RewardGroup, record_of, record_to_rewards
 from trace_store.records import Reward, SpanRow
 
 
@@ -51,10 +51,10 @@ class Filing:
         return key in self._done
 
     def _track(self, record: JournalRecord, sender: str) -> None:
-        if isinstance(record, Reward):
-            if record.scope == "episode":
-                self._rewarded.add(record.episode_id)
-                self._mark_if_rewarded(record.episode_id)
+        if isinstance(record, Reward | RewardGroup):
+            for episode_id in {each.episode_id for each in record_to_rewards(record) if each.scope == "episode"}:
+                self._rewarded.add(episode_id)
+                self._mark_if_rewarded(episode_id)
             return
         if not isinstance(record, SpanRow):
             raise ClusterError(f"{sender} sent a {type(record).__name__}; workers send spans and rewards only")
