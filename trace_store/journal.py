@@ -531,6 +531,8 @@ def lines_from(file: BinaryIO, offset: int, *, growing: bool) -> Iterator[tuple[
     file.seek(offset)
     damaged_ends: list[int] = []
     for line in file:
+        if growing and not line.endswith(b"\n"):
+            return  # the file may have grown since: what comes next would be the rest of this line
         offset += len(line)
         if line.isspace():
             continue  # erased: see `blank_lines`

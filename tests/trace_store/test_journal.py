@@ -6,6 +6,7 @@ The writer that is killed, and the one whose disk is full, are real processes.
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import random
@@ -25,7 +26,16 @@ from support.sample_spans import chain
 
 import trace_store.journal as journal_module
 from trace_store.errors import StoreError
-from trace_store.journal import ForeignLine, Journal, RewardGroup, line_of, lock_if_abandoned, read_segment, record_of
+from trace_store.journal import (
+    ForeignLine,
+    Journal,
+    RewardGroup,
+    line_of,
+    lines_from,
+    lock_if_abandoned,
+    read_segment,
+    record_of,
+)
 from trace_store.records import AdapterRow, Reward, RunRow, SpanRow
 
 WRITER = """
@@ -184,6 +194,34 @@ def test_a_damaged_line_costs_itself_only(tmp_path: Path) -> None:
     damaged[middle] ^= 1
     segment.write_bytes(damaged)
     assert read_segment(segment) == ([reward(0), reward(2)], 1)
+
+
+class _GrowingFile(io.RawIOBase):
+    """A file of which every read finds the next part, as one that a writer goes on with."""
+
+    def __init__(self, *parts: bytes) -> None:
+        self._parts = list(parts)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        return offset + whence
+
+    def readinto(self, buffer: Any, /) -> int:
+        part = self._parts.pop(0) if self._parts else b""
+        buffer[: len(part)] = part
+        return len(part)
+
+
+@pytest.mark.parametrize("cut", [1, 40])
+def test_a_line_that_is_written_while_it_is_read_is_held_back_and_not_taken_for_two_torn_ones(cut: int) -> None:
+    first, second, third = (line_of(reward(number)) for number in range(3))
+    file = io.BufferedReader(_GrowingFile(first + second[:cut], b"", second[cut:] + third))
+    assert list(lines_from(file, 0, growing=True)) == [(reward(0), len(first))]
 
 
 def test_a_line_of_a_newer_version_is_not_taken_for_damage(tmp_path: Path) -> None:
