@@ -20,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-from examples.zoo.exploitability import Exploitability, folder_to_compared
+from examples.zoo.exploitability import Compared, folder_to_compared
 from marft_bridge.comparison.records import Contrast, MarginOutcome, Report, Tournament
 from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.runs.run_folder import RunFolder
@@ -87,7 +87,7 @@ def config_to_moved(config: Path, first_folder: Path, moved: Path) -> Path:
 def report_to_line(
     report: Report,
     minutes: float,
-    exploitability: tuple[Exploitability, Exploitability] | None = None,
+    exploitability: Compared | None = None,
     shown: str | None = None,
 ) -> str:
     """The figures that a reader who runs the same should see, by and large.
@@ -102,11 +102,7 @@ def report_to_line(
     rewards = ", ".join("-" if mean is None else f"{mean:.2f}" for mean in rounds)
     more = contrast_to_parts(contrast, None if shown is None else report.contrast(contrast.variant, shown))
     if exploitability is not None:
-        before, after = exploitability
-        games = (
-            f"{before.games} games each" if before.games == after.games else f"{before.games} and {after.games} games"
-        )
-        more.append(f"exploitability {before.text} -> {after.text} chips a game, by {games}")
+        more.append(exploitability.text)
     if report.tournament is not None:
         more += tournament_to_parts(report.tournament, report.base, contrast.variant)
     parts = [

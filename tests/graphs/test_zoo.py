@@ -19,7 +19,7 @@ from support.sample_report import bare_report
 from support.zoo_answers import DUO, sometimes_right
 from support.zoo_rig import ZOO, train_zoo
 
-from examples.zoo.exploitability import Exploitability
+from examples.zoo.exploitability import Compared, Exploitability
 from examples.zoo.run import OPPONENTS, SHOWN, config_to_moved, main, report_to_line, tournament_to_parts
 from examples.zoo.twins import TWINS, scores_to_line, write_line
 from marft_bridge.comparison.records import Contrast, Match, NonInferiority, Rated, Report, Tournament
@@ -146,10 +146,12 @@ def test_the_line_of_a_game_has_its_tournament_and_the_table_shows_it(tmp_path: 
         "Elo +53 against the base at 0"
     )
     report = report_of_a_run().model_copy(update={"tournament": tournament})
-    told = (Exploitability(240, low=0.5, high=0.5), Exploitability(240, low=0.125, high=0.25, unmet=("one", "two")))
+    after = Exploitability(240, low=0.125, high=0.25, unmet=("one", "two"))
+    told = Compared(Exploitability(240, low=0.5, high=0.5), after, (0.25, 0.625))
     line = report_to_line(report, 4.6, exploitability=told)
     chips = "0.500 -> 0.125 to 0.250 (2 of 12 decisions never met)"
-    more = f"exploitability {chips} chips a game, by 240 games each; {more}"
+    left = "0.25 to 0.62 of it left (95 % over the deals)"
+    more = f"exploitability {chips} chips a game, by 240 games each, {left}; {more}"
     assert f"; reward by round 0.25, -, 0.50; {more}; seed " in line
     path = tmp_path / "game.toml"
     text = (ZOO / "defer.toml").read_text(encoding="utf-8")

@@ -15,10 +15,15 @@ from support.edge_rig import recorded_edges, recorded_trajectories, run_recorded
 from support.tiny_policy import make_action, make_trajectory
 from support.zoo_rig import ZOO, train_zoo
 
-from examples.zoo.exploitability import trajectories_to_compared, trajectories_to_rows, trajectories_to_versions
+from examples.zoo.exploitability import (
+    trajectories_to_compared,
+    trajectories_to_rows,
+    trajectories_to_versions,
+    trajectory_to_game,
+)
 from graphs import kuhn_poker
 from graphs.kuhn_poker import Move
-from graphs.kuhn_rules import DECISIONS, PLAYERS, exploitability
+from graphs.kuhn_rules import DECISIONS, PLAYERS, exploitability, exploitability_bounds, games_to_strategies
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.recording.recorder import Recorder
 from trace_store.journal import Journal
@@ -163,16 +168,46 @@ def test_a_comparison_tells_of_the_base_and_the_trained_version_by_all_their_gam
         return [replace(game, episode=replace(game.episode, variant=variant)) for game in games]
 
     bold, calm = compared("before", (0, 0), "yes", "yes"), compared("after", (4, 4), "no", "no")
-    before, after = trajectories_to_compared([*bold, *calm, *compared("version 2", (2, 2), "yes", "no")])
+    told = trajectories_to_compared([*bold, *calm, *compared("version 2", (2, 2), "yes", "no")], resamples=3)
+    before, after = told.before, told.after
     assert (before.games, after.games, len(before.unmet), len(after.unmet)) == (6, 6, 6, 6)
     assert f"exploitability {before.text}" in trajectories_to_rows(bold)[0]
     assert f"exploitability {after.text}" in trajectories_to_rows(calm)[0]
     seated = compared("before as first, after as second", (0, 4), "yes", "no")
     seated += compared("after as first, before as second", (4, 0), "no", "yes", "no")
-    before, after = trajectories_to_compared([*bold, *calm, *seated])
+    told = trajectories_to_compared([*bold, *calm, *seated], resamples=3)
+    before, after = told.before, told.after
     assert (before.games, after.games, len(before.unmet), len(after.unmet)) == (18, 18, 3, 0)
     with pytest.raises(ValueError, match="the comparison has no game of after"):
         trajectories_to_compared(bold)
+
+
+def test_the_share_of_exploitability_that_is_left_is_told_by_deals_drawn_anew() -> None:
+    """Two deals: a draw is one of them twice, the other twice, or both; the interval is from the least to the most."""
+    bold, meek = [("yes", "yes"), ("no", "yes", "yes")], [("yes", "no"), ("no", "yes", "no")]
+    replies = {
+        "before": {DEALS[0]: bold, DEALS[2]: [*bold, *meek]},
+        "after": {DEALS[0]: [*bold, *meek], DEALS[2]: meek},
+    }
+
+    def games(variant: str, deal: str) -> list[Trajectory]:
+        version = dict.fromkeys(PLAYERS, ("before", "after").index(variant))
+        each = [played(version, deal, *game) for game in replies[variant][deal]]
+        return [replace(game, episode=replace(game.episode, variant=variant)) for game in each]
+
+    def bounds(variant: str, deals: tuple[str, ...]) -> tuple[float, float]:
+        told = [trajectory_to_game(game) for deal in deals for game in games(variant, deal)]
+        strategies = games_to_strategies([game for game in told if game is not None])
+        return exploitability_bounds(strategies["first"], strategies["second"])
+
+    draws = [(first, first), (first, second), (second, second)]
+    shares = [(bounds("after", draw), bounds("before", draw)) for draw in draws]
+    every = [game for variant in replies for deal in (first, second) for game in games(variant, deal)]
+    left = trajectories_to_compared(every, resamples=16).share_left
+    assert left == (
+        pytest.approx(min(after[0] / before[1] for after, before in shares)),
+        pytest.approx(max(after[1] / before[0] for after, before in shares)),
+    )
 
 
 def plays(node: str, messages: list[dict[str, Any]], chance: random.Random) -> str:
