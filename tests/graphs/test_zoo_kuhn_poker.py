@@ -185,10 +185,8 @@ def test_a_comparison_tells_of_the_base_and_the_trained_version_by_all_their_gam
 def test_the_share_of_exploitability_that_is_left_is_told_by_deals_drawn_anew() -> None:
     """Two deals: a draw is one of them twice, the other twice, or both; the interval is from the least to the most."""
     bold, meek = [("yes", "yes"), ("no", "yes", "yes")], [("yes", "no"), ("no", "yes", "no")]
-    replies = {
-        "before": {DEALS[0]: bold, DEALS[2]: [*bold, *meek]},
-        "after": {DEALS[0]: [*bold, *meek], DEALS[2]: meek},
-    }
+    both, first, second = [*bold, *meek], DEALS[0], DEALS[2]
+    replies = {"before": {first: bold, second: both}, "after": {first: both, second: meek}}
 
     def games(variant: str, deal: str) -> list[Trajectory]:
         version = dict.fromkeys(PLAYERS, ("before", "after").index(variant))
