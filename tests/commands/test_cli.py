@@ -23,8 +23,8 @@ from support.hub_cache import NAME, put_in_cache
 from support.paths import ROOT
 
 from marft_bridge import cli
-from marft_bridge.cli import FILE_PROBLEMS
 from marft_bridge.commands import status as status_command
+from marft_bridge.commands.command_end import FILE_PROBLEMS, INTERRUPTED
 from marft_bridge.common.errors import ConfigError, StoreError
 from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.erasure.command import Erasure, _erasure_to_lines
@@ -263,11 +263,11 @@ def test_the_hint_of_a_stopped_command_is_for_a_shell_the_same_arguments_with_re
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stopped(_: list[str]) -> None:
-        raise SystemExit(cli.INTERRUPTED)
+        raise SystemExit(INTERRUPTED)
 
     monkeypatch.setattr(cli, "app", stopped)
     for given in (arguments, [arguments[0], "--resume", *arguments[1:]]):
-        assert cli.run(given) == cli.INTERRUPTED
+        assert cli.run(given) == INTERRUPTED
         hint = capsys.readouterr().err.split("go on with: ")[1]
         assert shlex.split(hint) == ["marft-bridge", *arguments, "--resume"]
     cli.run(["collect", "--", "--run"])

@@ -28,6 +28,7 @@ from support.traces_rig import sound_store
 from support.two_node_graph import fake_model, graph_of
 
 from marft_bridge import cli
+from marft_bridge.commands.command_end import RESUMABLE
 from marft_bridge.config.bridge import notes_to_config, toml_to_config
 from marft_bridge.recording.wrap import wrap
 from marft_bridge.runs.run_folder import RunFolder
@@ -166,6 +167,13 @@ def test_what_a_served_program_is_called_with_is_no_run(
 
 
 # -- JSON ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_stopped_command_that_can_resume_says_so_and_no_other() -> None:
+    resumable = {
+        name for name, command in COMMANDS.items() if any("--resume" in option.opts for option in command.params)
+    }
+    assert resumable == set(RESUMABLE)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
