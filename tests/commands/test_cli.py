@@ -32,6 +32,7 @@ from marft_bridge.runs.run_choice import RunChoice
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.sandbox.programs import WALLS, Isolation, wall_refusal
 from marft_bridge.serving.adapter_registry import AdapterRegistry
+from trace_store.migrations import newest_version
 from trace_store.store import TraceStore
 
 EXAMPLE = ROOT / "examples/math_duo/bridge.toml"
@@ -166,7 +167,7 @@ def test_a_store_of_a_newer_version_is_refused_with_both_versions(
         connection.execute("UPDATE schema_version SET version = 99")
     error = refused(["train", *flags], capsys)
     assert "99" in error
-    assert "knows up to 6" in error
+    assert f"knows up to {newest_version()}" in error
 
 
 @pytest.mark.parametrize(
