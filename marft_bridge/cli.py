@@ -1,13 +1,11 @@
 """The command line: parse, call one function, print. What the commands do is in the modules named after them.
 
-A user error is one line on stderr and exit code 2; Ctrl-C is 130; anything else is a bug and shows a traceback.
+Invariant: nothing is decided here but what the words of a command line mean; how a command ends, and with which exit
+code, is in `command_end`.
 """
 
 from __future__ import annotations
 
-import errno
-import shlex
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -18,8 +16,9 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from marft_bridge.common.errors import USER_ERRORS, BridgeError, ConfigError
-from marft_bridge.common.extras import missing_module_to_line, require_extra, require_trainer
+from marft_bridge.commands.command_end import end_by_signals_as_by_interrupt, run_to_exit_code
+from marft_bridge.common.errors import ConfigError
+from marft_bridge.common.extras import require_extra, require_trainer
 from marft_bridge.common.progress import Reporter, open_reporter
 from marft_bridge.common.terminal_text import text_to_lines
 from marft_bridge.runs.run_choice import DEFAULT_CONFIG, RunChoice, run_folders_below
@@ -56,22 +55,6 @@ Run = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, envvar="MARFT_SEED", help="Overrides `seed`.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")]
-RESUMABLE = ("collect", "train", "compare", "credit", "fork")
-INTERRUPTED = 130
-_NOT_ALLOWED = "let its owner run this, or name another place"
-_NO_ROOM = "make room there, or name another place"
-FILE_PROBLEMS = {
-    errno.EACCES: _NOT_ALLOWED,
-    errno.EPERM: _NOT_ALLOWED,
-    errno.ENOTDIR: "a part of the path is a file; name another place",
-    errno.EISDIR: "name a file",
-    errno.EROFS: "name a place that can be written",
-    errno.ENOSPC: _NO_ROOM,
-    errno.EDQUOT: _NO_ROOM,
-    errno.ENAMETOOLONG: "name a shorter path",
-}
-"""Numbers of system errors that a place of the user's brings about -> what to do."""
-_OF_OPEN_FILES = (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)  # these may come without the file's name
 
 
 def _print_version(is_given: bool) -> None:
@@ -922,63 +905,12 @@ def fork(
 def run(arguments: Sequence[str]) -> int:
     """Runs one command line and returns its exit code: 0, 1 where all or most episodes failed or say nothing of what is
     better, 2 for another user error, 130 after Ctrl-C."""
-    stderr = Console(stderr=True, highlight=False)
-    try:
-        app(list(arguments))
-    except USER_ERRORS as error:
-        message = "\n".join(text_to_lines(str(error)))
-        stderr.print(f"marft-bridge: {message}", markup=False, style="red", soft_wrap=True)
-        return error.exit_code if isinstance(error, BridgeError) else 2
-    except OSError as error:
-        line = _file_error_to_line(error)
-        if line is None:
-            raise
-        stderr.print(f"marft-bridge: {line}", markup=False, style="red", soft_wrap=True)
-        return 2
-    except ModuleNotFoundError as error:
-        line = missing_module_to_line(error.name)
-        if line is None:
-            raise
-        stderr.print(f"marft-bridge: {line}", markup=False, style="red", soft_wrap=True)
-        return 2
-    except SystemExit as system_exit:
-        if system_exit.code == INTERRUPTED:
-            hint = f"; go on with: {_resume_command(arguments)}" if arguments[0] in RESUMABLE else ""
-            stderr.print(f"stopped; what was finished is kept{hint}", markup=False, soft_wrap=True)
-        return system_exit.code if isinstance(system_exit.code, int) else 0
-    return 0
-
-
-def _file_error_to_line(error: OSError) -> str | None:
-    """What the system refuses to do with a file, and what to do; None for an error that is not about a place."""
-    remedy = FILE_PROBLEMS.get(error.errno or 0)
-    if remedy is None or (error.filename is None and error.errno not in _OF_OPEN_FILES):
-        return None
-    place = text_to_lines(str(error.filename or "a file"))[0]
-    return f"{place}: {error.strerror}; {remedy}"
-
-
-def _resume_command(arguments: Sequence[str]) -> str:
-    """What a shell takes for the same arguments with --resume."""
-    words = [word for word in arguments if word != "--resume"]
-    at = words.index("--") if "--" in words else len(words)  # what stands behind it is no option
-    return shlex.join(["marft-bridge", *words[:at], "--resume", *words[at:]])
-
-
-def _end_after_hangup(*_: object) -> None:
-    """Ends as Ctrl-C does. A terminal that closes says so more than once, by its shell and by itself."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.raise_signal(signal.SIGINT)
+    return run_to_exit_code(lambda: app(list(arguments)), arguments)
 
 
 def main() -> None:
     """Entry point of the console script."""
-    # SIGTERM and a closed terminal end as cleanly as Ctrl-C; and all do where a shell put the command in the
-    # background, ignoring SIGINT.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # which nohup sets
-        signal.signal(signal.SIGHUP, _end_after_hangup)
+    end_by_signals_as_by_interrupt()
     sys.exit(run(sys.argv[1:]))
 
 

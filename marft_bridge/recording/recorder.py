@@ -1,10 +1,8 @@
 """LangChain callbacks of a LangGraph run -> spans: run, node, LLM call and tool call.
 
-One root run is one trace and one episode. Invariants: a parent is found by its run id, and where LangChain names none
-by the task in whose context the call was made, never by a name that two runs may share, so that threads, asyncio and
-runs from one checkpoint cannot mix episodes; every span ends, at the latest with its run; the root ends last and holds
-the number of spans, so a reader can tell a whole episode from a torn one. A failure in here is counted, logged once,
-and never reaches the app.
+One root run is one trace and one episode; which run a callback belongs under is told by `open_runs`. Invariants: every
+span ends, at the latest with its run; the root ends last and holds the number of spans, so a reader can tell a whole
+episode from a torn one. A failure in here is counted, logged once, and never reaches the app.
 """
 
 from __future__ import annotations
@@ -29,9 +27,8 @@ from langgraph.errors import GraphBubbleUp, GraphInterrupt, ParentCommand
 from langgraph.types import Command, PregelExecutableTask
 
 from marft_bridge.common.error_handlers import failed_task
-from marft_bridge.common.library_internals import var_child_runnable_config
 from marft_bridge.common.node_names import lacks_task_id, namespace_in_task
-from marft_bridge.common.running_routers import in_router, own_namespace
+from marft_bridge.common.running_routers import own_namespace
 from marft_bridge.config.record import RecordOptions
 from marft_bridge.model_calls.token_capture import ExactTokens, announce_call
 from marft_bridge.recording.dependency_evidence import reads_to_attributes, sources_to_attributes
@@ -44,12 +41,12 @@ from marft_bridge.recording.episode_context import (
 )
 from marft_bridge.recording.format_check import answer_fits, request_to_format
 from marft_bridge.recording.given_tasks import GivenTask, OpenGivenTasks
-from marft_bridge.recording.inner_calls import answers_a_call, latest_call
+from marft_bridge.recording.inner_calls import latest_call
 from marft_bridge.recording.langgraph_hooks import NodeKind, loop_to_position
+from marft_bridge.recording.open_runs import OpenRuns
 from marft_bridge.recording.open_span import OpenSpan, open_span
 from marft_bridge.recording.redaction import Redact
 from marft_bridge.recording.run_facts import loop_to_run_config, run_to_attributes, value_to_text
-from marft_bridge.recording.running_task import running_task
 from marft_bridge.recording.span_attributes import (
     answer_to_attributes,
     decision_to_attributes,
@@ -130,7 +127,7 @@ class Recorder(BaseCallbackHandler):
         self.journal = journal
         self._processor = options_to_processor(journal, options, redact)
         self._processor.on_episode = on_episode
-        self._runs: dict[UUID, OpenRun] = {}
+        self._open_runs = OpenRuns()
         self._lock = threading.Lock()
         self._begin_session()
         self._checkpoint_writers = CheckpointWriters()
@@ -167,7 +164,7 @@ class Recorder(BaseCallbackHandler):
     @_never_raise
     def end_episode(self, episode: EpisodeContext) -> None:
         """Ends the record of a run that does not end, as of one that was cancelled; nothing more of it is recorded."""
-        for run_id, run in list(self._runs.items()):
+        for run_id, run in self._open_runs.snapshot().items():
             if run.is_root and run.trace.episode is episode:
                 self._close(run_id, asyncio.CancelledError())
 
@@ -181,10 +178,11 @@ class Recorder(BaseCallbackHandler):
         for value in arguments:
             run_id: Any = value if isinstance(value, UUID) else getattr(getattr(value, "manager", None), "run_id", None)
             with suppress(Exception):  # what broke the callback may break this
-                self._runs[run_id].trace.span_count += 1
-                return
-        task = running_task.get()
-        node_run = None if task is None else task.node_runs.get(self)
+                run = self._open_runs.get(run_id)
+                if run is not None:
+                    run.trace.span_count += 1
+                    return
+        node_run = self._open_runs.node_run()
         if node_run is not None:
             node_run.trace.span_count += 1
 
@@ -204,7 +202,7 @@ class Recorder(BaseCallbackHandler):
     ) -> None:
         """A root run opens a trace, a node execution a span; any other chain run shares its parent's span."""
         metadata = metadata or {}
-        parent = self._find_parent(parent_run_id)
+        parent = self._open_runs.find_parent(parent_run_id)
         if parent is None:
             self._open_trace(run_id, str(kwargs.get("name") or "graph"), tags, metadata=metadata, inputs=inputs)
             return
@@ -218,17 +216,15 @@ class Recorder(BaseCallbackHandler):
             checkpoint_ns = namespace_in_task(checkpoint_ns, parent.checkpoint_ns)
         if checkpoint_ns and checkpoint_ns != parent.checkpoint_ns and kwargs.get("name") == metadata["langgraph_node"]:
             node_run = self._open_node(run_id, parent, checkpoint_ns, metadata=metadata)
-            task = running_task.get()
-            if task is not None and task.graph_run == parent_run_id:  # the hooks may have been removed meanwhile
-                task.node_runs[self] = node_run
+            self._open_runs.note_node_run(parent_run_id, node_run)
         else:
             router = None if parent.owns_span else parent.router
-            self._add_run(run_id, replace(parent, owns_span=False, is_root=False, router=router))
+            self._open_runs.add(run_id, replace(parent, owns_span=False, is_root=False, router=router))
 
     @_never_raise
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """Ends the node's span, or the whole trace."""
-        run = self._runs.get(run_id)
+        run = self._open_runs.get(run_id)
         if run is not None and run.is_root:
             run.span.set({names.OUTPUT: value_to_text(outputs)})
         if run is not None and run.is_call:
@@ -238,7 +234,7 @@ class Recorder(BaseCallbackHandler):
     @_never_raise
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """Ends it with an error; LangGraph's own control flow (interrupts, handoffs) is no error."""
-        run = self._runs.get(run_id)
+        run = self._open_runs.get(run_id)
         if run is not None and isinstance(error, GraphInterrupt):
             run.trace.interrupted = True
         if run is not None and run.owns_span and run.checkpoint_ns and isinstance(error, ParentCommand):
@@ -267,7 +263,7 @@ class Recorder(BaseCallbackHandler):
         episode.episode_id = span.trace_id
         if episode.spans is not None:
             self._processor.copy_rows_to(span, episode.spans)
-        self._add_run(run_id, OpenRun(open_trace, span, True, checkpoint_ns="", is_root=True))
+        self._open_runs.add(run_id, OpenRun(open_trace, span, True, checkpoint_ns="", is_root=True))
 
     def _make_live_episode(self) -> EpisodeContext:
         """The episode of a run that no command started. A forked child has a session and a count of its own."""
@@ -293,7 +289,7 @@ class Recorder(BaseCallbackHandler):
         if task is not None:
             task.span = span
         node_run = OpenRun(parent.trace, span, True, checkpoint_ns=checkpoint_ns, task=task)
-        self._add_run(run_id, node_run)
+        self._open_runs.add(run_id, node_run)
         return node_run
 
     def _start_node_span(
@@ -316,7 +312,7 @@ class Recorder(BaseCallbackHandler):
     def own_namespace(self, graph_run: UUID, checkpoint_ns: str) -> str:
         """Our namespace of a task of this graph; LangGraph's where the graph is not recorded."""
         try:
-            run = self._runs.get(graph_run)
+            run = self._open_runs.get(graph_run)
             return checkpoint_ns if run is None else task_to_own(checkpoint_ns, run.checkpoint_ns)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is not the app's
             self.note_failure("own_namespace", error)
@@ -325,7 +321,7 @@ class Recorder(BaseCallbackHandler):
     @_never_raise
     def note_task_start(self, graph_run: UUID, task: PregelExecutableTask, reads: Reads | None) -> None:
         """Notes the sources of a task that is about to run, before its node span opens."""
-        run = self._runs.get(graph_run)
+        run = self._open_runs.get(graph_run)
         if run is not None:
             run.trace.start_task(task, reads, run.checkpoint_ns)
 
@@ -334,7 +330,7 @@ class Recorder(BaseCallbackHandler):
         self, graph_run: UUID, task: PregelExecutableTask, given_task: GivenTask, open_tasks: OpenGivenTasks
     ) -> None:
         """Notes a task that does not run, with copies of the spans of the recorded one."""
-        run = self._runs.get(graph_run)
+        run = self._open_runs.get(graph_run)
         if run is None:
             return
         start = run.trace.start_task(task, None, run.checkpoint_ns).start
@@ -365,8 +361,7 @@ class Recorder(BaseCallbackHandler):
         self, graph_run: UUID, task: PregelExecutableTask, ns: str, keys: Sequence[str] | None
     ) -> None:
         """Notes the sources of a router that is about to run, inside its node's span."""
-        run, running = self._runs.get(graph_run), running_task.get()
-        node_run = None if running is None else running.node_runs.get(self)
+        run, node_run = self._open_runs.get(graph_run), self._open_runs.node_run()
         if run is not None and node_run is not None:
             run.trace.start_router(task, ns, keys, outer_ns=run.checkpoint_ns, node_span=node_run.span)
 
@@ -375,7 +370,7 @@ class Recorder(BaseCallbackHandler):
         self, graph_run: UUID, task: PregelExecutableTask, ns: str, error: BaseException | None
     ) -> None:
         """Ends the router's span, if it asked a model, and notes which writes were its own."""
-        run = self._runs.get(graph_run)
+        run = self._open_runs.get(graph_run)
         router = run.trace.routers.get(ns) if run is not None else None
         if router is not None:
             router.end_write = len(task.writes)
@@ -396,14 +391,14 @@ class Recorder(BaseCallbackHandler):
                 run.trace, router.node_span, start.ns, step=start.step, attributes=attributes
             )
             router_run = OpenRun(run.trace, router.task.span, True, checkpoint_ns=start.ns, task=router.task)
-            self._add_run(router.run_id, router_run)
+            self._open_runs.add(router.run_id, router_run)
         assert router.task.span is not None
         return router.task.span
 
     @_never_raise
     def note_task_writes(self, loop: Any, task: PregelExecutableTask, writes: Any, cached: bool) -> None:
         """Notes what a task wrote, before the next superstep starts. A cached task, which did not run, gets a span."""
-        graph_run = self._runs.get(loop.manager.run_id)
+        graph_run = self._open_runs.get(loop.manager.run_id)
         if graph_run is None:
             return
         open_trace = graph_run.trace
@@ -425,7 +420,7 @@ class Recorder(BaseCallbackHandler):
     @_never_raise
     def note_run_config(self, loop: Any) -> None:
         """Notes how the run was started, so that it can be started again."""
-        run = self._runs.get(loop.manager.run_id)
+        run = self._open_runs.get(loop.manager.run_id)
         if run is not None and run.is_root:
             run.span.set({names.RUN_CONFIG: value_to_text(loop_to_run_config(loop))})
 
@@ -434,7 +429,7 @@ class Recorder(BaseCallbackHandler):
     @_never_raise
     def note_loop_start(self, loop: Any) -> None:
         """Notes where the run begins on its thread, and the episode that it goes on with."""
-        run = self._runs.get(loop.manager.run_id)
+        run = self._open_runs.get(loop.manager.run_id)
         if run is None or not run.is_root:
             return
         run.trace.position = position = loop_to_position(loop)
@@ -450,7 +445,7 @@ class Recorder(BaseCallbackHandler):
     @_never_raise
     def note_checkpoint(self, loop: Any) -> None:
         """Notes a checkpoint that the run has made, so that later runs find who made it."""
-        run = self._runs.get(loop.manager.run_id)
+        run = self._open_runs.get(loop.manager.run_id)
         if run is None or not run.is_root or run.trace.position is None:
             return
         checkpoints, checkpoint_id = run.trace.position.checkpoints, loop.checkpoint["id"]
@@ -501,13 +496,13 @@ class Recorder(BaseCallbackHandler):
         prompt: str,
         messages: list[BaseMessage],
     ) -> None:
-        parent = self._find_parent(parent_run_id)
+        parent = self._open_runs.find_parent(parent_run_id)
         if parent is None:  # called outside any recorded graph, it is no action of a game
             self._count_if_lost("a call")
             return
-        outer_call = self._call_around(parent)
+        outer_call = self._open_runs.find_outer_call(parent)
         if outer_call is not None:
-            self._add_run(run_id, replace(outer_call, owns_span=False, is_call=False, part_of=outer_call))
+            self._open_runs.add(run_id, replace(outer_call, owns_span=False, is_call=False, part_of=outer_call))
             return
         latest_call.set(run_id)
         parameters = kwargs.get("invocation_params") or {}
@@ -541,7 +536,7 @@ class Recorder(BaseCallbackHandler):
             self._span_around(parent),
             attributes=attributes,
         )
-        self._add_run(
+        self._open_runs.add(
             run_id,
             OpenRun(
                 parent.trace,
@@ -554,29 +549,21 @@ class Recorder(BaseCallbackHandler):
             ),
         )
 
-    def _call_around(self, parent: OpenRun) -> OpenRun | None:
-        """The call of a model that asks another one to answer, for the call of that one: both are one action."""
-        if parent.is_call or parent.part_of is not None:
-            return parent.part_of or parent
-        outer_id = latest_call.get()
-        outer_call = None if outer_id is None else self._runs.get(outer_id)
-        return outer_call if outer_call is not None and answers_a_call() else None
-
     def open_span_of(self, run_id: UUID | None) -> OpenSpan | None:
         """The span of a call or tool that is under way; None where it is none of a recorded graph's."""
-        run = self._runs.get(run_id) if run_id is not None else None
+        run = self._open_runs.get(run_id)
         return None if run is None else run.span
 
     def tools_of_call(self, run_id: UUID) -> frozenset[str]:
         """The tools that the node of a call under way has offered in its run so far, each as canonical JSON."""
-        run = self._runs.get(run_id)
+        run = self._open_runs.get(run_id)
         node = None if run is None else run.span.attributes.get(names.NODE)
         return frozenset() if run is None or node is None else frozenset(run.trace.offered_tools.get(node, ()))
 
     @_never_raise
     def note_exact_tokens(self, run_id: UUID, tokens: ExactTokens) -> None:
         """Keeps the engine's token ids and log-probs of a call until the call ends; see `token_capture`."""
-        run = self._runs.get(run_id)
+        run = self._open_runs.get(run_id)
         if run is None:
             return
         call = run.part_of or run
@@ -586,7 +573,7 @@ class Recorder(BaseCallbackHandler):
     @_never_raise
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Writes the answer and the exact tokens, and ends the chat span."""
-        run = self._runs.get(run_id)
+        run = self._open_runs.get(run_id)
         if run is None or run.part_of is not None:
             self._close(run_id, None)
             return
@@ -618,7 +605,7 @@ class Recorder(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """Opens a tool span: an environment transition, never an action."""
-        parent = self._find_parent(parent_run_id)
+        parent = self._open_runs.find_parent(parent_run_id)
         if parent is None:
             self._count_if_lost("a tool")
             return
@@ -634,12 +621,14 @@ class Recorder(BaseCallbackHandler):
         span = self._start_span(
             parent.trace, f"{names.EXECUTE_TOOL} {name}", self._span_around(parent), attributes=attributes
         )
-        self._add_run(run_id, OpenRun(parent.trace, span, True, checkpoint_ns=parent.checkpoint_ns, task=parent.task))
+        self._open_runs.add(
+            run_id, OpenRun(parent.trace, span, True, checkpoint_ns=parent.checkpoint_ns, task=parent.task)
+        )
 
     @_never_raise
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """Ends the tool span with its result as text."""
-        run = self._runs.get(run_id)
+        run = self._open_runs.get(run_id)
         if run is not None:
             run.span.set({names.TOOL_RESULT: output_to_result(output)})
             run.span.set({names.TOOL_OUTPUT: output_to_text(output)})
@@ -666,54 +655,15 @@ class Recorder(BaseCallbackHandler):
             attributes = attributes | {names.SUBJECT_ID: open_trace.episode.subject_id}
         return open_span(name, parent, attributes)
 
-    def _find_parent(self, parent_run_id: UUID | None) -> OpenRun | None:
-        """The run around a new one; None outside any graph run, and where that has ended."""
-        parent = self._runs.get(parent_run_id) if parent_run_id is not None else None
-        if parent is None:
-            parent = self._run_of_context()
-        if parent is None:
-            return None
-        if not in_router():
-            return parent
-        ns = own_namespace(parent.checkpoint_ns)
-        router = parent.trace.routers.get(ns) if ns != parent.checkpoint_ns else None
-        if router is None:
-            return parent
-        return replace(parent, owns_span=False, is_root=False, checkpoint_ns=ns, task=router.task, router=router)
-
-    def _run_of_context(self) -> OpenRun | None:
-        """The run in whose context the caller is, for one that names no parent: a call with callbacks of its own, or
-        `model.generate`; or whose parent has ended: work that a node started. Then it is the node's, while the graph
-        runs."""
-        config = var_child_runnable_config.get()
-        run_id = None if config is None else getattr(config.get("callbacks"), "parent_run_id", None)
-        run: OpenRun | None = None if run_id is None else self._runs.get(run_id)
-        if run is not None:
-            return run
-        task = running_task.get()
-        node_run: OpenRun | None = None if task is None else task.node_runs.get(self)
-        if node_run is None or node_run.trace.has_ended:
-            return None
-        return replace(node_run, owns_span=False)
-
     def _count_if_lost(self, name: str) -> None:
         """Counts a start without a parent where a node of a run that we recorded has made it, after that run's end."""
-        task = running_task.get()
-        if task is not None and self in task.node_runs:
+        if self._open_runs.node_run() is not None:
             self.note_failure(name, LookupError("the run that started it has ended"))
 
-    def _add_run(self, run_id: UUID, run: OpenRun) -> None:
-        with run.trace.lock:
-            if run.trace.has_ended:  # meanwhile, in another thread
-                raise LookupError("the run around it has ended")
-            run.trace.runs[run] = run_id
-            self._runs[run_id] = run
-
     def _close(self, run_id: UUID, error: BaseException | None) -> None:
-        run = self._runs.pop(run_id, None)
+        run = self._open_runs.remove(run_id)
         if run is None:
             return
-        run.trace.runs.pop(run, None)
         if run.is_root:
             self._close_trace(run, error)
             return

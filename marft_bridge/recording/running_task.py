@@ -19,7 +19,7 @@ class RunningTask:
     """One task, from its start on for as long as anything refers to its context."""
 
     graph_run: UUID  # callback run of its graph
-    node_runs: dict[Any, Any]  # recorder -> its run of the node's latest attempt
+    node_runs: dict[Any, Any]  # a recorder's `OpenRuns` -> its run of the node's latest attempt
 
 
 running_task: ContextVar[RunningTask | None] = ContextVar("marft_running_task", default=None)

@@ -145,8 +145,7 @@ class _Recorder(Recorder):
 
     def tools_around(self, span: OpenSpan) -> tuple[str, ...]:
         """The tools that an open span is inside of; see `RecordedCall.tools`."""
-        # A copy first, in one step: other threads open and close runs meanwhile.
-        open_by_id = {run.span.span_id: run.span for run in self._runs.copy().values()}
+        open_by_id = {run.span.span_id: run.span for run in self._open_runs.snapshot().values()}
         keys = []
         while span.parent_span_id is not None and span.parent_span_id in open_by_id:
             span = open_by_id[span.parent_span_id]

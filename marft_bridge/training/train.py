@@ -32,7 +32,6 @@ from marft_bridge.rollouts.episode_plan import (
     EpisodeRequest,
     finished_keys,
     in_planned_order,
-    plan_collection,
     plan_episodes,
     replaced_attempts,
     requests_to_versions,
@@ -43,12 +42,10 @@ from marft_bridge.rollouts.held_out import HeldOutTasks, record_learned_tasks
 from marft_bridge.rollouts.ray.connection import connect_ray, refuse_unusable_cluster
 from marft_bridge.rollouts.ray.session import ClusterSession, open_cluster_session, refuse_unusable_rollouts
 from marft_bridge.rollouts.session import Session, open_session
-from marft_bridge.runs.imitation_lines import updates_to_imitation_lines
 from marft_bridge.runs.ledger import begin_run, refuse_second_run
 from marft_bridge.runs.named_version import NamedVersion, write_named_version
 from marft_bridge.runs.run_folder import (
     COLLECT,
-    DISTIL,
     EVALUATE,
     MEASURE,
     TRAIN,
@@ -64,37 +61,30 @@ from marft_bridge.serving.server_file import server_options
 from marft_bridge.training.advantage_log import credits_to_file, delete_rounds_after
 from marft_bridge.training.async_rollouts import BackgroundRollouts
 from marft_bridge.training.child_learners import ChildLearners
-from marft_bridge.training.external_traces import EpisodeReader, config_to_names, traces_to_episodes
-from marft_bridge.training.hosted_answers import (
-    AnswerPool,
-    hosted_metrics_to_text,
-    trajectories_to_hosted_metrics,
-)
+from marft_bridge.training.hosted_answers import AnswerPool, trajectories_to_hosted_metrics
+from marft_bridge.training.known_rounds import KnownRounds
 from marft_bridge.training.league_draw import draw_opponents
 from marft_bridge.training.learners import Followers, Learners, go_on_after_losses, open_learners
 from marft_bridge.training.loggers.run_loggers import RunLoggers, open_loggers, require_loggers
-from marft_bridge.training.planned_forks import forks_in_planned_order, known_runs_to_reach, read_waves
+from marft_bridge.training.planned_forks import forks_in_planned_order, read_waves
 from marft_bridge.training.progress import (
     change_to_metrics,
     join_settled,
     plan_measurement,
     settle_round,
-    split_measured,
 )
 from marft_bridge.training.ray_learners import OPTION as RAY_OPTION
 from marft_bridge.training.ray_learners import RayLearners, config_to_needs, devices_on_cluster
 from marft_bridge.training.regression_check import run_to_regression_text
-from marft_bridge.training.retokenise import bases_to_retokeniser, bases_to_tokenizers
+from marft_bridge.training.retokenise import bases_to_tokenizers
 from marft_bridge.training.round_plan import (
     RoundPlan,
     next_wave,
     plan_round,
-    rewards_of_rounds,
-    rewards_of_stored,
     wasted_share,
 )
 from marft_bridge.training.round_timings import PUBLISH, ROLLOUT, SCORE, RoundClock
-from marft_bridge.training.scoring_teacher import config_to_teacher, round_to_distilled_text
+from marft_bridge.training.scoring_teacher import config_to_teacher
 from marft_bridge.training.served_checks import check_staleness, served_versions
 from marft_bridge.training.signal_check import SignalCheck, check_forecast
 from marft_bridge.training.start_adapters import (
@@ -103,8 +93,9 @@ from marft_bridge.training.start_adapters import (
     refuse_other_start,
     start_to_text,
 )
+from marft_bridge.training.stored_episodes import StoredEpisodes, read_stored_episodes
 from marft_bridge.training.success_draw import rewards_to_draw_weights
-from marft_bridge.training.task_draw import DrawRule, TaskReward, rewards_to_weights, round_to_task_order
+from marft_bridge.training.task_draw import TaskReward
 from marft_bridge.training.teacher_labels import TeacherLabels, teacher_metrics_to_text
 from marft_bridge.training.torchrun_learners import (
     TorchrunLearners,
@@ -113,17 +104,22 @@ from marft_bridge.training.torchrun_learners import (
     refuse_torchrun,
     torchrun_rank,
 )
-from marft_bridge.training.tree_metrics import round_to_tree_metrics, tree_metrics_to_text
-from marft_bridge.training.tree_plan import ForkRules, KnownBefore, RoundForks, siblings_of_rounds
+from marft_bridge.training.tree_metrics import round_to_tree_metrics
+from marft_bridge.training.tree_plan import ForkRules, RoundForks
+from marft_bridge.training.update_lines import (
+    LearnedRound,
+    offline_to_lines,
+    round_to_figures,
+    round_to_lines,
+)
 from marft_bridge.training.version_naming import lines_to_stop_text, named_to_metrics, named_to_text, store_to_named
 from trace_store.files import open_to_write
-from trace_store.records import SpanRow, Trajectory
+from trace_store.records import Trajectory
 from trace_store.store import TraceStore
 from trainers import checkpoint
 from trainers.checks.memory_guard import MemoryGuard
 from trainers.common.free_memory import give_back_card_memory
 from trainers.config import TrainerOptions
-from trainers.marft import DISTIL_ON_POLICY
 
 # Episodes of this run's rounds, and the collected ones, which version 0 sampled. Episodes that failed, or have no
 # reward, are not drawn: nothing could be learned from them.
@@ -192,42 +188,16 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
         with open_run_store(folder, reporter) as store:
             refuse_second_run(store, TRAIN, "train", folder=folder, resume=resume)
             refuse_other_start(config, store)
-            retokeniser = bases_to_retokeniser(
-                versions.bases, config.graph.nodes, config.train.trainer.offline.retokenise
-            )
-            tasks = heldout.drop_held_out_tasks(app.train_tasks, reporter.say)
-            routed = (*config.graph.nodes, *app.frozen)
-            hosted = _config_to_pool(config, routed)
-
-            def read_episode(trajectory: Trajectory, spans_of: Callable[[str], Sequence[SpanRow]]) -> Trajectory:
-                if hosted is not None:
-                    hosted.add(trajectory, spans_of)
-                return retokeniser.trajectory_to_retokenised(trajectory, spans_of)
-
-            stored = in_planned_order(
-                store.trajectories(run_ids=[COLLECT], split="train"),
-                plan_collection(config, tasks),
-                replaced_attempts(store, COLLECT),
-            )
-            collected = [read_episode(trajectory, store.spans) for trajectory in stored]
-            own_ids = {trajectory.episode.episode_id for trajectory in collected}
-            distil_ids = [run.run_id for run in store.runs() if run.command == DISTIL]
-            collected += [read_episode(t, store.spans) for t in store.trajectories(run_ids=distil_ids)]
-            collected += _external_episodes(config, collected, read_episode, reporter=reporter)
-            collected = heldout.drop_held_out(collected, "stored episodes", reporter.say)
-            if (line := retokeniser.summary()) is not None:
-                reporter.say(line)
-            if hosted is not None:
-                _say_pool(hosted, reporter)
-            measured, tasks = split_measured(tasks, config.train.progress, config.seed)
-            measured_ids = {str(task["id"]) for task in measured}
-            collected = [each for each in collected if each.episode.task_id not in measured_ids]
-            if not collected:
-                raise ConfigError(f"train: {folder.store} holds no collected episode; run `marft-bridge collect` first")
-            _refuse_unknown_reward(collected, config.train.trainer)
-            refuse_changed(runs_to_surfaces(collected), config.train.allow_tool_change, "train.allow_tool_change")
+            stored = read_stored_episodes(config, store, app, heldout=heldout, bases=versions.bases, reporter=reporter)
+            surfaces = runs_to_surfaces(stored.collected)
+            refuse_changed(surfaces, config.train.allow_tool_change, "train.allow_tool_change")
             signal = check_forecast(
-                config, collected, own_ids, resume=resume, without_signal=without_signal, reporter=reporter
+                config,
+                stored.collected,
+                stored.own_ids,
+                resume=resume,
+                without_signal=without_signal,
+                reporter=reporter,
             )
             if start:
                 refuse_learned_tasks(config, app.heldout_tasks)
@@ -242,7 +212,7 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
                     config, folder, versions, placement=placement, teacher_dir=teacher_dir, notify=reporter.say
                 ) as learners,
                 _open_session(
-                    config, folder, app, versions=versions, reporter=reporter, placement=placement, hosted=hosted
+                    config, folder, app, versions=versions, reporter=reporter, placement=placement, hosted=stored.hosted
                 ) as session,
                 BackgroundRollouts(session.stop) as rollouts,
                 open_loggers(config, folder, checkpoint.is_saved(folder.checkpoint), say=reporter.say) as loggers,
@@ -256,9 +226,7 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
                     rollouts=rollouts,
                     loggers=loggers,
                     heldout=heldout,
-                    tasks=tasks,
-                    measured=measured,
-                    collected=collected,
+                    stored=stored,
                     signal=signal,
                     teacher_dir=teacher_dir,
                     start={node: Path(row.path) for node, row in start.items()},
@@ -332,44 +300,6 @@ def _open_learners(
     return open_learners(devices, followers)
 
 
-def _external_episodes(
-    config: BridgeConfig, stored: Sequence[Trajectory], read_episode: EpisodeReader, reporter: Reporter
-) -> list[Trajectory]:
-    return traces_to_episodes(
-        config.train.traces,
-        known_ids={trajectory.episode.episode_id for trajectory in stored},
-        models=config_to_names(config.model_dump(mode="json")),
-        reporter=reporter,
-        read_episode=read_episode,
-    )
-
-
-def _config_to_pool(config: BridgeConfig, routed: Sequence[str]) -> AnswerPool | None:
-    """The pool of recorded answers, still empty; None where hosted nodes are answered by their provider."""
-    choice = config.train.hosted_answers
-    return None if choice == "provider" else AnswerPool(routed, only=choice == "recorded_only")
-
-
-def _say_pool(pool: AnswerPool, reporter: Reporter) -> None:
-    if not pool.counts:
-        raise ConfigError(
-            "train.hosted_answers: no stored episode has an answer of a node that is neither in graph.nodes nor in "
-            f"graph.frozen; leave it out, or name traces in train.traces ({pool.summary()})"
-        )
-    reporter.say(pool.summary())
-
-
-def _refuse_unknown_reward(collected: Sequence[Trajectory], options: TrainerOptions) -> None:
-    name = options.offline.reward
-    if name is None or any(trajectory.team_reward(name) is not None for trajectory in collected):
-        return
-    names = sorted({r.name for trajectory in collected for r in trajectory.rewards if r.scope == "episode"})
-    raise ConfigError(
-        f"train.trainer.offline.reward: no stored episode has a team reward {name!r}; they have: "
-        f"{', '.join(names) or 'none'}; `marft-bridge traces mark` and `marft-bridge rank` give some"
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Lessons:
     """The episodes of all taught rounds so far, with the teacher's answers, and the counts of the newest."""
@@ -392,18 +322,16 @@ class _Training:
         trainer_options: TrainerOptions,
         learners: Learners,
         heldout: HeldOutTasks,
-        tasks: Sequence[dict[str, Any]],
-        measured: Sequence[dict[str, Any]],
-        collected: Sequence[Trajectory],
+        stored: StoredEpisodes,
         signal: SignalCheck,
         teacher_dir: Path | None,
         start: Mapping[str, Path],
     ) -> None:
         self.teacher_dir = teacher_dir
         self.config, self.folder, self.session, self.rollouts = config, folder, session, rollouts
-        self.heldout, self.collected, self.signal, self.loggers = heldout, collected, signal, loggers
-        self.tasks = {str(task["id"]): task for task in tasks}
-        self.measured = measured
+        self.heldout, self.collected, self.signal, self.loggers = heldout, stored.collected, signal, loggers
+        self.tasks, self.measured = stored.tasks, stored.measured
+        self.known_rounds = KnownRounds(config, stored.tasks, stored.collected)
         self.models, self.registry = session.models, session.models.versions.registry
         self.reporter = session.reporter
         self.nodes = config.graph.nodes
@@ -412,8 +340,7 @@ class _Training:
         self.tokenizers = (
             bases_to_tokenizers(session.models.versions.bases, self.nodes) if config.train.asking_rounds else {}
         )
-        self.known_before: dict[int, KnownBefore] = {}
-        self.surface = trajectories_to_surface(collected)
+        self.surface = trajectories_to_surface(stored.collected)
         self.phase: Task | None = None
         self.clock = RoundClock()
         self.store_lock = Lock()  # rollouts open the store too, on their thread, to see what a round still lacks
@@ -505,13 +432,8 @@ class _Training:
         with self.clock.part(1, PUBLISH):
             line = {"phase": "offline", "round": 0, "warm_up": warm_up, "replay": replay}
             self._commit(line)
-        explained_variance = warm_up["critic"]["explained_variance"]
-        self.reporter.say(
-            f"offline: critic explains {_figure(explained_variance)} of the variance; "
-            f"{replay['mode']} replay of {replay['used']} actions from {len(collected)} stored episodes"
-        )
-        for imitation_line in updates_to_imitation_lines([line]):
-            self.reporter.say(imitation_line)
+        for text in offline_to_lines(line, len(collected)):
+            self.reporter.say(text)
 
     def _run_round(self, number: int) -> str:
         """Rollouts, update, publication; returns the figures for the progress bar.
@@ -576,9 +498,12 @@ class _Training:
         with self.clock.part(number + 1, PUBLISH):
             self._commit(line)
             self._publish()
-        figures = self._report_round(number, whole_runs, metrics)
+        waves = [] if self.options.trees is None else read_waves(self.folder.trees, number)
+        learned_round = LearnedRound(number, whole_runs, waves, metrics=metrics)
+        for text in round_to_lines(learned_round, self.options):
+            self.reporter.say(text)
         self.signal.refuse_silence(read_metrics(self.folder.metrics), whole_runs)
-        return figures
+        return round_to_figures(learned_round, self.options)
 
     def _measure(self) -> None:
         """Plays the measured tasks by the newest version, in a run of their own, from which nothing learns."""
@@ -661,7 +586,7 @@ class _Training:
                             self.fork_rules,
                             store,
                             plan,
-                            known=partial(self._known_before, store, number),
+                            known=partial(self.known_rounds.before, store, number),
                             number=number,
                         ).next_wave(played)
                     if not wave:
@@ -679,7 +604,7 @@ class _Training:
 
     def _plan(self, store: TraceStore, number: int) -> RoundPlan:
         plan = plan_round(
-            self._tasks_of(store, number),
+            self.known_rounds.ordered_tasks(store, number),
             self.options,
             self.config.seed,
             run_id=TRAIN,
@@ -707,22 +632,6 @@ class _Training:
         for node, versions in requests_to_versions(wave).items():
             for version in versions:
                 self.models.publish({node: version})
-
-    def _known_before(self, store: TraceStore, number: int) -> KnownBefore:
-        """What forks of a round are drawn by, of rounds that are over in any execution; read once a round."""
-        if number in self.known_before:
-            return self.known_before[number]
-        last_known, reward = self._draw_rule().last_known_round(number), self.options.trainer.reward
-        rewards = self._known_rewards(store, last_known)
-        runs = list(store.trajectories(run_ids=[TRAIN], round=last_known)) if last_known else []
-        reach = known_runs_to_reach(runs, self.collected, self.nodes)
-        known = KnownBefore(
-            rewards_to_weights(rewards, self.tasks, number, last_known=last_known),
-            reach,
-            siblings_of_rounds(store, TRAIN, last_known, reward=reward),
-        )
-        self.known_before = {number: known}
-        return known
 
     def _teaching_episodes(self, episodes: Sequence[Trajectory]) -> set[str]:
         return self.trainer.teaching_episodes([e for e in episodes if not self.heldout.is_held_out(e.episode)])
@@ -752,24 +661,6 @@ class _Training:
         refuse_changed(surfaces, self.options.allow_tool_change, "train.allow_tool_change")
         self.surface = {**surface, **self.surface}
 
-    def _tasks_of(self, store: TraceStore, number: int) -> list[dict[str, Any]]:
-        """The tasks in the order in which a round takes them, by what rounds taught that are over in any execution."""
-        rule = self._draw_rule()
-        rewards = self._known_rewards(store, rule.last_known_round(number))
-        return [self.tasks[task_id] for task_id in round_to_task_order(rewards, self.tasks, number, rule=rule)]
-
-    def _draw_rule(self) -> DrawRule:
-        tasks_per_round = -(-self.options.chains_per_round // self.options.samples_per_task)
-        return DrawRule(self.config.seed, tasks_per_round, self.options.max_staleness)
-
-    def _known_rewards(self, store: TraceStore, last_known: int) -> list[TaskReward]:
-        """What whole runs earned, those before the rounds and those of rounds up to one."""
-        reward = self.options.trainer.reward
-        return [
-            *rewards_of_stored(self.collected, reward),
-            *rewards_of_rounds(store, TRAIN, last_known, reward=reward),
-        ]
-
     # -- the named version -------------------------------------------------------------------------------------
 
     def _name_version(self, store: TraceStore) -> NamedVersion:
@@ -790,7 +681,7 @@ class _Training:
             return
         version = self._version()
         requests = plan_episodes(
-            task_order(list(self.tasks.values()), self.config.seed),
+            task_order(self.tasks, self.config.seed),
             self.options.evaluation_episodes,
             1,
             seed=self.config.seed + 1,  # a round of the same number, once there is one, samples otherwise
@@ -835,7 +726,7 @@ class _Training:
         self.models.retire_all_but(dict.fromkeys(self.nodes, kept_versions))
         self.models.publish(dict.fromkeys(self.nodes, version))
 
-    # -- progress and reports ---------------------------------------------------------------------------------
+    # -- progress ---------------------------------------------------------------------------------------------
 
     @contextmanager
     def _show_progress(self, name: str) -> Iterator[None]:
@@ -847,46 +738,8 @@ class _Training:
         if self.phase is not None:
             self.phase.update(figures=f"{phase} {done}/{total}")
 
-    def _report_round(self, number: int, episodes: Sequence[Trajectory], metrics: dict[str, Any]) -> str:
-        rewards = [r for e in episodes if (r := e.team_reward(self.options.trainer.reward)) is not None]
-        mean = sum(rewards) / len(rewards) if rewards else None
-        measured = [seconds for seconds in metrics["seconds"].values() if seconds is not None]
-        nodes = "  ".join(
-            f"{node}@{self._version()}: KL {_figure(agent.get('approx_kl'))} clip {_figure(agent.get('clipfrac'))}"
-            for node, agent in metrics["agents"].items()
-        )
-        self.reporter.say(
-            f"round {number}/{self.options.rounds}: reward {_figure(mean)} over {len(rewards)} episodes, "
-            f"{_percent(metrics['wasted_rollouts'])} wasted; "
-            f"{nodes}; update {sum(measured):.0f} s; rounds left: {self.options.rounds - number}"
-        )
-        if "teacher" in metrics:
-            self.reporter.say(f"round {number}: {teacher_metrics_to_text(metrics['teacher'])}")
-        if metrics.get("mode") == DISTIL_ON_POLICY:
-            self.reporter.say(f"round {number}: {round_to_distilled_text(metrics)}")
-        if self.options.progress is not None and (progress := metrics.get("progress")) is not None:
-            self.reporter.say(
-                f"round {number - 1} changed {self.options.progress.metric} by {progress['change']:+.3f}, from "
-                f"{progress['before']:.3f} to {progress['after']:.3f} on {progress['tasks']} measured tasks"
-            )
-        if "hosted" in metrics:
-            self.reporter.say(f"round {number}: {hosted_metrics_to_text(metrics['hosted'])}")
-        if "trees" in metrics:
-            waves = read_waves(self.folder.trees, number)
-            self.reporter.say(f"round {number}: {tree_metrics_to_text(metrics['trees'], waves)}")
-        kls = [agent["approx_kl"] for agent in metrics["agents"].values() if agent.get("approx_kl") is not None]
-        return f"reward {_figure(mean)}  KL {_figure(max(kls, default=None))}"
-
 
 def _wave_name(wave: Sequence[EpisodeRequest], played: Sequence[EpisodeRequest]) -> str:
     if wave[0].fork is not None:
         return "forks"
     return "refill" if played else "rollouts"
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"

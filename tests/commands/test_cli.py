@@ -23,8 +23,8 @@ from support.hub_cache import NAME, put_in_cache
 from support.paths import ROOT
 
 from marft_bridge import cli
-from marft_bridge.cli import FILE_PROBLEMS
 from marft_bridge.commands import status as status_command
+from marft_bridge.commands.command_end import FILE_PROBLEMS, INTERRUPTED
 from marft_bridge.common.errors import ConfigError, StoreError
 from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.erasure.command import Erasure, _erasure_to_lines
@@ -32,6 +32,7 @@ from marft_bridge.runs.run_choice import RunChoice
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.sandbox.programs import WALLS, Isolation, wall_refusal
 from marft_bridge.serving.adapter_registry import AdapterRegistry
+from trace_store.migrations import newest_version
 from trace_store.store import TraceStore
 
 EXAMPLE = ROOT / "examples/math_duo/bridge.toml"
@@ -166,7 +167,7 @@ def test_a_store_of_a_newer_version_is_refused_with_both_versions(
         connection.execute("UPDATE schema_version SET version = 99")
     error = refused(["train", *flags], capsys)
     assert "99" in error
-    assert "knows up to 6" in error
+    assert f"knows up to {newest_version()}" in error
 
 
 @pytest.mark.parametrize(
@@ -263,11 +264,11 @@ def test_the_hint_of_a_stopped_command_is_for_a_shell_the_same_arguments_with_re
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stopped(_: list[str]) -> None:
-        raise SystemExit(cli.INTERRUPTED)
+        raise SystemExit(INTERRUPTED)
 
     monkeypatch.setattr(cli, "app", stopped)
     for given in (arguments, [arguments[0], "--resume", *arguments[1:]]):
-        assert cli.run(given) == cli.INTERRUPTED
+        assert cli.run(given) == INTERRUPTED
         hint = capsys.readouterr().err.split("go on with: ")[1]
         assert shlex.split(hint) == ["marft-bridge", *arguments, "--resume"]
     cli.run(["collect", "--", "--run"])

@@ -28,9 +28,11 @@ from support.traces_rig import sound_store
 from support.two_node_graph import fake_model, graph_of
 
 from marft_bridge import cli
+from marft_bridge.commands.command_end import RESUMABLE
 from marft_bridge.config.bridge import notes_to_config, toml_to_config
 from marft_bridge.recording.wrap import wrap
 from marft_bridge.runs.run_folder import RunFolder
+from trace_store.migrations import newest_version
 
 COMMANDS = {" ".join(words): command for words, command in commands(typer.main.get_command(cli.app))}
 WITHOUT_RUN = {"init"}  # it writes the bridge.toml that names one
@@ -168,6 +170,13 @@ def test_what_a_served_program_is_called_with_is_no_run(
 # -- JSON ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_stopped_command_that_can_resume_says_so_and_no_other() -> None:
+    resumable = {
+        name for name, command in COMMANDS.items() if any("--resume" in option.opts for option in command.params)
+    }
+    assert resumable == set(RESUMABLE)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_says_which_keys_its_json_has(command: str) -> None:
     helps = [p.help for p in COMMANDS[command].params if "--json" in p.opts]
@@ -283,7 +292,7 @@ def test_a_store_of_another_version_is_one_line_with_both_versions(
     result = told(capsys, command, folder, *(["--no-browser"] if command == "view" else []))
     text = result[1] if command == "status" else one_line(command, result)
     assert "99" in text
-    assert "knows up to 6" in text
+    assert f"knows up to {newest_version()}" in text
 
 
 @pytest.mark.parametrize("command", WITH_RUN)

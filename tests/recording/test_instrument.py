@@ -99,7 +99,7 @@ def test_what_is_no_graph_run_opens_no_episode(instrumented: Recorder, store: Pa
     chain.invoke("in a chain")
     asyncio.run(chain.ainvoke("in a chain"))
     assert episodes_in(store) == []
-    assert instrumented._runs == {}
+    assert instrumented._open_runs.snapshot() == {}
 
 
 def test_a_graph_inside_a_chain_is_the_root_of_its_episode(instrumented: Recorder, store: Path) -> None:

@@ -259,7 +259,7 @@ class Broken(dict[Any, Any]):
 
 def test_a_recorder_that_breaks_in_every_callback_changes_no_result(tmp_path: Path) -> None:
     graph = wrap(numbered_graph(), tmp_path / "store.duckdb")
-    graph.recorder._runs = Broken()
+    graph.recorder._open_runs._runs = Broken()
     assert graph.invoke({"number": 1}) == {"number": 1}
     assert asyncio.run(graph.ainvoke({"number": 2})) == {"number": 2}
     assert list(graph.stream({"number": 3}, stream_mode="values"))[-1] == {"number": 3}

@@ -213,7 +213,7 @@ def test_concurrent_runs_do_not_mix(recorder: Recorder) -> None:
     assert {spans_to_trajectory(spans).episode.task_id for spans in traces.values()} == {f"task-{n}" for n in range(50)}
     assert all(len(spans) == 5 for spans in traces.values())
     assert recorder.failures == 0
-    assert recorder._runs == {}  # nothing is kept of a run that ended
+    assert recorder._open_runs.snapshot() == {}  # nothing is kept of a run that ended
 
 
 def test_a_run_that_raises_is_a_failed_episode_and_the_error_reaches_the_caller(recorder: Recorder) -> None:
@@ -347,7 +347,7 @@ def test_a_call_that_is_given_callbacks_of_its_own_is_an_action_of_its_node_all_
     assert len(heard) == 3
     nodes = [action.node for action in only_trajectory(recorder).actions]
     assert nodes == ["direct", "through_others", "through_others/x"]
-    assert recorder._runs == {}
+    assert recorder._open_runs.snapshot() == {}
 
 
 @tool
