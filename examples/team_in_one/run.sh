@@ -3,8 +3,8 @@
 #
 #     sh examples/team_in_one/run.sh runs/math_duo
 #
-# The team is a run folder of examples/math_duo that was trained. RUN: where the node's run goes; it must not exist yet. A
-# run that was stopped goes on with the commands themselves, `train` and `compare` with --resume.
+# The team is a run folder of examples/math_duo that was trained. RUN: where the node's run goes, a new one. A run that
+# was stopped goes on with the commands themselves, `train` and `compare` with --resume.
 set -eu
 here=examples/team_in_one
 run=${RUN:-runs/team_in_one}
@@ -13,8 +13,8 @@ bridge="$python -m marft_bridge"
 
 if [ -z "${SERVED:-}" ]; then
     team=${1:?name the run folder of a trained team, such as runs/math_duo}
-    if [ -e "$run" ]; then
-        echo "$run is there already: name another as RUN=..., or go on with train --resume and compare --resume" >&2
+    if [ -e "$run/adapters" ]; then  # a team was distilled: what an attempt leaves that failed before is no obstacle
+        echo "$run is begun already: name another as RUN=..., or go on with train --resume and compare --resume" >&2
         exit 2
     fi
     $bridge distil "$team" --into solver --config $here/bridge.toml --run "$run"

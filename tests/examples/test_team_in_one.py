@@ -213,8 +213,8 @@ case "$*" in *" serve "*) while [ "$1" != -- ]; do shift; done; shift; exec "$@"
         f"-m examples.team_in_one.figures {run}",
     ]
 
-    run.mkdir()
-    for argv, reason in (["runs/duo"], f"{run} is there already"), ([], "name the run folder of a trained team"):
+    (run / "adapters").mkdir(parents=True)
+    for argv, reason in (["runs/duo"], f"{run} is begun already"), ([], "name the run folder of a trained team"):
         script = ["sh", "examples/team_in_one/run.sh", *argv]
         refused = subprocess.run(script, check=False, cwd=ROOT, env=variables, capture_output=True, text=True)
         assert refused.returncode != 0
