@@ -1,7 +1,8 @@
 """The duo in one (Chain-of-Agents, arXiv 2508.13167): a single node that says what Reasoner and Actor said.
 
-Tasks, input and rewards are those of `graphs.math_duo`. `marft-bridge distil` makes the duo's good runs this node's
-training; the last number that it writes is its answer.
+Input and rewards are those of `graphs.math_duo`; so are the tasks, but for held-out ones that are too like a training
+task (`tasks.py`). `marft-bridge distil` makes the duo's good runs this node's training; the last number that it writes
+is its answer.
 """
 
 from __future__ import annotations

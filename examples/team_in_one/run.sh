@@ -3,7 +3,8 @@
 #
 #     sh examples/team_in_one/run.sh runs/math_duo
 #
-# The team is a run folder of examples/math_duo that was trained. RUN: where the node's run goes; it must not exist yet.
+# The team is a run folder of examples/math_duo that was trained. RUN: where the node's run goes, a new one. A run that
+# was stopped goes on with the commands themselves, `train` and `compare` with --resume.
 set -eu
 here=examples/team_in_one
 run=${RUN:-runs/team_in_one}
@@ -11,7 +12,12 @@ python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo pyth
 bridge="$python -m marft_bridge"
 
 if [ -z "${SERVED:-}" ]; then
-    $bridge distil "$1" --into solver --config $here/bridge.toml --run "$run"
+    team=${1:?name the run folder of a trained team, such as runs/math_duo}
+    if [ -e "$run/adapters" ]; then  # a team was distilled: what an attempt leaves that failed before is no obstacle
+        echo "$run is begun already: name another as RUN=..., or go on with train --resume and compare --resume" >&2
+        exit 2
+    fi
+    $bridge distil "$team" --into solver --config $here/bridge.toml --run "$run"
     SERVED=1 exec $bridge serve --config $here/bridge.toml --run "$run" -- sh "$0"
 fi
 $bridge train --config $here/bridge.toml --run "$run"

@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from examples.zoo.exploitability import Compared, folder_to_compared
@@ -89,14 +90,18 @@ def report_to_line(
     minutes: float,
     exploitability: Compared | None = None,
     shown: str | None = None,
+    gain: Contrast | None = None,
+    further: Sequence[str] = (),
 ) -> str:
     """The figures that a reader who runs the same should see, by and large.
 
     Args:
         exploitability: of the base model and of the trained version, in Kuhn poker.
         shown: a metric besides the deciding one.
+        gain: what training brought, where that is not the first contrast of the report.
+        further: what is told besides, in parts.
     """
-    contrast = report.contrasts[0]
+    contrast = gain or report.contrasts[0]
     low, high = contrast.ci95
     rounds = [point.reward_mean for point in report.learning_curve if point.phase == "online"]
     rewards = ", ".join("-" if mean is None else f"{mean:.2f}" for mean in rounds)
@@ -110,6 +115,7 @@ def report_to_line(
         f"({contrast.diff:+.3f}, 95 % {low:+.3f} to {high:+.3f})",
         f"reward by round {rewards}",
         *more,
+        *further,
         f"seed {report.setup.seed}, {minutes:.0f} min",
     ]
     return "; ".join(parts)

@@ -9,9 +9,9 @@ import pytest
 from apps.by_hand import SUITE
 from examples.test_wrapping import EXPECTED
 from replay.test_command import APP, ids, load
+from support.pages.zoo_page import configs
 from support.snippets import snippets
 from support.traces_rig import traces
-from support.zoo_rig import ZOO
 
 from marft_bridge import cli, wrap
 
@@ -54,7 +54,7 @@ def test_the_python_of_the_page_runs_on_the_file_that_it_names(
 
 
 def test_the_counts_of_the_page_are_those_of_the_tests() -> None:
-    counts = {"graphs of the [zoo]": len(list(ZOO.glob("*.toml"))), "[apps of the suite]": len(SUITE)}
+    counts = {"graphs of the [zoo]": len(configs()), "[apps of the suite]": len(SUITE)}
     for row, count in (counts | {"[guides]": len(EXPECTED)}).items():
         (line,) = (line for line in TEXT.splitlines() if line.startswith(f"| {row}"))
         assert line.split("|")[2].strip() == str(count)

@@ -1,6 +1,7 @@
 """Owns: what all graphs of the zoo have in common, and the rig that their own tests train them with.
 
-- Every file of examples/zoo/ is a configuration as it stands, says what figures to expect, and keeps whole tasks apart.
+- Every file of examples/zoo/, and team_in_one, is a configuration as it stands, says what figures to expect, and keeps
+  whole tasks apart.
 - docs/zoo.md is what the first lines of these files say; the line of a run is read from its report.
 - The rig trains: where reward depends on what a node says, its adapter is pulled towards what paid; without a
   learning rate worth its name nothing moves.
@@ -14,7 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.pages.zoo_page import NOT_TRAINED, PAGE, config_to_entry, entries_to_page, written
+from support.pages.zoo_page import (
+    NOT_TRAINED,
+    OWN_FOLDERS,
+    PAGE,
+    config_to_entry,
+    config_to_name,
+    configs,
+    entries_to_page,
+    written,
+)
+from support.paths import ROOT
 from support.sample_report import bare_report
 from support.zoo_answers import DUO, sometimes_right
 from support.zoo_rig import ZOO, train_zoo
@@ -27,10 +38,8 @@ from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.rollouts.app import load_app
 from marft_bridge.runs.learning_curve import LearningPoint
 
-FILES = sorted(ZOO.glob("*.toml"))
 
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", configs(), ids=config_to_name)
 def test_a_configuration_of_the_zoo_loads_with_enough_different_tasks(path: Path) -> None:
     config = toml_to_config(path)
     app = load_app(config)
@@ -42,6 +51,15 @@ def test_a_configuration_of_the_zoo_loads_with_enough_different_tasks(path: Path
 
 def test_the_page_says_what_the_configurations_say() -> None:
     assert PAGE.read_text(encoding="utf-8") == written()
+
+
+def test_an_example_with_a_folder_of_its_own_is_called_after_it_and_named_by_its_own_files() -> None:
+    (page,) = (entries_to_page([config_to_entry(path)]) for path in OWN_FOLDERS)
+    assert "\n## team_in_one\n" in page
+    assert "`examples/team_in_one/app.py`, `examples/team_in_one/bridge.toml`\n" in page
+    named = re.findall(r"^After .*`(\S+)`, `(\S+)`$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(named) == len(configs())
+    assert all((ROOT / path).is_file() for row in named for path in row)
 
 
 def test_a_configuration_without_figures_is_listed_and_counted_as_not_trained(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
+from support.pages.zoo_page import config_to_name, configs
 from support.zoo_answers import half_right
 from support.zoo_rig import ZOO, Trained, train_zoo
 
@@ -90,8 +91,8 @@ def test_what_is_compared_is_as_the_configurations_say() -> None:
     assert (comam.trainer.advantage.contribution, comam.samples_per_task) == ("rank_consistency", 4)
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in ZOO.glob("*.toml")))
-def test_every_configuration_can_be_run_to_the_end_of_its_comparison(name: str) -> None:
+@pytest.mark.parametrize("path", configs(), ids=config_to_name)
+def test_every_configuration_can_be_run_to_the_end_of_its_comparison(path: Path) -> None:
     """Training takes minutes, and what its comparison asks for is known before."""
-    app = load_app(toml_to_config(ZOO / f"{name}.toml"))
+    app = load_app(toml_to_config(path))
     assert min(len(app.train_tasks), len(app.heldout_tasks)) > 30

@@ -25,9 +25,9 @@ from hypothesis import HealthCheck, given, settings
 from langchain_core.tools import StructuredTool
 from langgraph.graph import START, StateGraph
 from support.own_process import hold_for_drawn_programs
+from support.pages.zoo_page import config_to_name, configs
 from support.random_programs import Drawing, Witness, drawing_to_graph, drawings
 from support.replay_rig import differences, record_runs, replay_all
-from support.zoo_rig import ZOO
 
 from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
@@ -37,7 +37,6 @@ from marft_bridge.rollouts.app_graph import call_app_factory, load_app_object, o
 from trace_store import conventions as c
 
 __all__ = ["sink"]  # a fixture
-FILES = sorted(ZOO.glob("*.toml"))
 
 
 def any_answer(node: str, prompt: str, _: random.Random) -> str:
@@ -52,7 +51,7 @@ def never(node: str, prompt: str, _: random.Random) -> str:
     raise AssertionError(f"a live call of {node}: {prompt}")
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", configs(), ids=config_to_name)
 def test_every_graph_of_the_zoo_comes_out_the_same(path: Path, tmp_path: Path) -> None:
     app = load_app(toml_to_config(path))
     graph, quiet_graph = (app.build(ScriptedPolicy(script=script)) for script in (any_answer, never))

@@ -1,4 +1,4 @@
-"""The files of examples/zoo/ -> docs/zoo.md: what each graph is after, its topology, how it learns, what to expect.
+"""The files of examples/zoo/, and team_in_one -> docs/zoo.md: after what, topology, how it learns, what to expect.
 
 `make pages` writes the page; test_zoo.py holds it equal to what is written.
 """
@@ -14,6 +14,8 @@ from marft_bridge.comparison.wording import EFFECT_MARKS, Effect
 from support.paths import ROOT
 
 ZOO = ROOT / "examples/zoo"
+OWN_FOLDERS = (ROOT / "examples/team_in_one/bridge.toml",)
+"""Configurations of the page that begin from what others trained, and so have a script, in a folder of their own."""
 PAGE = ROOT / "docs/zoo.md"
 _HEAD = re.compile(r"After (?P<after>.+?)\. Topology: (?P<topology>.+?)\.(?: (?P<more>[A-Z].*?))?$")
 
@@ -44,9 +46,14 @@ marft-bridge compare --config examples/zoo/defer.toml
 judged by a [tournament](comparison.md#a-tournament) too, and a configuration that begins
 [from another one's run](training.md#from-another-runs-adapters) has that run first. Where two configurations differ in
 the one thing that they are to tell apart, `python -m examples.zoo.twins prisma-two-stage` compares what the two runs
-trained, on the held-out tasks of both. The figures are of one run with one
+trained, on the held-out tasks of both. `team_in_one` begins from a trained duo:
+`sh examples/team_in_one/run.sh runs/math_duo`. The figures are of one run with one
 seed: by and large what to expect, no claim about a method. The runs marked with a circle settle nothing about their
 graph.
+
+Where the tasks are those of `graphs/math_duo.py` (its duos, solo, the chains, debate and verifier_refiner), of the
+125 tasks that are held out, 75 differ from a training task only in names, things and the order of the two numbers.
+`team_in_one` leaves these out.
 
 **The figures with an asterisk are of the defaults that the trainer had before**: one pass over a round, both signs of
 an advantage at their full weight, a learning rate of 0.0015, three steps a round. Their configurations name no learning
@@ -66,7 +73,8 @@ class Entry:
     """One configuration."""
 
     name: str
-    module: str
+    source: str  # of the graph, from the root of the checkout
+    config: str  # this file, from there
     after: str
     topology: str
     more: str  # what is special, if anything
@@ -105,8 +113,9 @@ def config_to_entry(path: Path) -> Entry:
     ]
     module = raw["graph"]["app"].split(":")[0]
     return Entry(
-        path.stem,
-        module,
+        config_to_name(path),
+        module if module.endswith(".py") else f"{module.replace('.', '/')}.py",
+        f"examples/{path.parent.name}/{path.name}",
         head["after"],
         head["topology"],
         head["more"] or "",
@@ -114,6 +123,11 @@ def config_to_entry(path: Path) -> Entry:
         expected[0],
         against[0] if against else None,
     )
+
+
+def config_to_name(path: Path) -> str:
+    """What a configuration is called: a bridge.toml after its folder, any other after itself."""
+    return path.parent.name if path.name == "bridge.toml" else path.stem
 
 
 def entries_to_table(entries: list[Entry]) -> str:
@@ -166,23 +180,26 @@ def names_to_links(names: list[str]) -> str:
 
 def entries_to_page(entries: list[Entry]) -> str:
     """The page."""
-    blocks = [INTRO, entries_to_table(entries)]
-    for entry in entries:
-        name, module = entry.name, entry.module.replace(".", "/")
-        blocks.append(
-            f"## {name}\n\n"
-            f"After {entry.after}. `{module}.py`, `examples/zoo/{name}.toml`\n\n"
-            f"- topology: {entry.topology}{'. ' + entry.more.rstrip('.') if entry.more else ''}\n"
-            f"- learns by: {entry.learns}\n"
-            f"- expected: {entry.expected}\n"
-            f"{'' if entry.against is None else f'- against its twin: {entry.against}' + chr(10)}"
-        )
-    return "\n".join(blocks)
+    blocks = [
+        f"## {entry.name}\n\n"
+        f"After {entry.after}. `{entry.source}`, `{entry.config}`\n\n"
+        f"- topology: {entry.topology}{'. ' + entry.more.rstrip('.') if entry.more else ''}\n"
+        f"- learns by: {entry.learns}\n"
+        f"- expected: {entry.expected}\n"
+        f"{'' if entry.against is None else f'- against its twin: {entry.against}' + chr(10)}"
+        for entry in entries
+    ]
+    return "\n".join([INTRO, entries_to_table(entries), *blocks])
+
+
+def configs() -> list[Path]:
+    """The configurations of the page, in its order."""
+    return sorted([*ZOO.glob("*.toml"), *OWN_FOLDERS], key=lambda path: f"{config_to_name(path)}.toml")
 
 
 def written() -> str:
     """The page as it should be now."""
-    return entries_to_page([config_to_entry(path) for path in sorted(ZOO.glob("*.toml"))])
+    return entries_to_page([config_to_entry(path) for path in configs()])
 
 
 def write() -> None:
