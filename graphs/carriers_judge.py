@@ -36,7 +36,7 @@ from graphs.carriers import HALL, MAX_ROUNDS, NAMES, ROOMS, TAKEN, HouseState, M
 from graphs.few_shot import FewShotPrompt
 from graphs.first_line import first_line
 
-AGAIN = FewShotPrompt(
+SECOND_LINE = FewShotPrompt(
     "You carry things to the hall. A judge refused your move. Reply with a better one: GO and a room or TAKE and a "
     "thing; SAY what your partner should know.",
     (
@@ -86,9 +86,9 @@ class Position(NamedTuple):
 
 
 class Outlook(NamedTuple):
-    """What is still earned from a position on, in things: `worth` has the time in it, `points` have not."""
+    """What is still earned from a position on, in things: `value` has the time in it, `points` have not."""
 
-    worth: float
+    value: float
     points: float
 
 
@@ -146,7 +146,7 @@ def _make_carrier(model: BaseChatModel, name: str, partner: str) -> LineNode:
         turn = carriers.describe_turn(state["world"], name, state.get("messages", {}).get(partner, ""))
         if reason := state.get("reason", ""):
             prompt = f"{turn}\nYou wrote: {first_line(state['line'])[:SHOWN_CHARACTERS]}\nJudge: {reason}\nMove?"
-            reply = await model.ainvoke(AGAIN.messages(prompt))
+            reply = await model.ainvoke(SECOND_LINE.messages(prompt))
         else:
             reply = await model.ainvoke(carriers.CARRIER.messages(f"{turn}\nMove?"))
         return {"line": str(reply.text)}
@@ -163,9 +163,9 @@ def judge_line(state: JudgedState) -> JudgedState:
     verdicts = [*state.get("verdicts", []), Verdict(name, judgement.advantage, is_rejected)]
     if is_rejected:
         return {"reason": judgement.reason, "verdicts": verdicts}
-    after, is_done = carriers.apply_move(world, name, move)
+    next_world, is_done = carriers.apply_move(world, name, move)
     return {
-        "world": after,
+        "world": next_world,
         "messages": state.get("messages", {}) | {name: move.message},
         "bad": carriers.count_for(name, state.get("bad", {}), not is_done),
         "spoken": carriers.count_for(name, state.get("spoken", {}), bool(move.message)),
@@ -194,11 +194,11 @@ def judge_move(world: World, name: str, move: Move) -> Judgement:
     """
     if carriers.is_over(world) or name != carrier_to_move(world):
         raise ValueError(f"{name} cannot move now: {world['moves']} moves are made, {carrier_to_move(world)} is next")
-    after, is_done = carriers.apply_move(world, name, move)
-    before = world_to_position(world)
-    best, chosen = find_outlook(before), _outlook_through(before, world_to_position(after))
+    next_world, is_done = carriers.apply_move(world, name, move)
+    position = world_to_position(world)
+    best, chosen = find_outlook(position), _outlook_through(position, world_to_position(next_world))
     # What the round has earned before this move stands in both Q alike, and falls out of the difference.
-    advantage = chosen.worth - best.worth
+    advantage = chosen.value - best.value
     if advantage >= LEAST_ADVANTAGE:
         return Judgement(advantage, "")
     # Points come before time, so a best play earns all the points that can still be earned.
@@ -221,15 +221,15 @@ def find_outlook(position: Position) -> Outlook:
     """What the best play of both carriers still earns from a position on, by search of all plays."""
     if not position.moves_left or not count_left(position):
         return Outlook(0.0, 0.0)
-    return max(_outlook_through(position, after) for after in _positions_after(position))
+    return max(_outlook_through(position, successor) for successor in _positions_after(position))
 
 
-def _outlook_through(before: Position, after: Position) -> Outlook:
+def _outlook_through(position: Position, successor: Position) -> Outlook:
     """What is earned by the move between two positions, and by the best play after it."""
-    delivered = count_left(before) - count_left(after)
-    earned = delivered + TAKEN * (sum(after.carries) - sum(before.carries))
-    rest = find_outlook(after)
-    return Outlook(earned - LATE * count_left(after) + rest.worth, earned + rest.points)
+    delivered = count_left(position) - count_left(successor)
+    earned = delivered + TAKEN * (sum(successor.carries) - sum(position.carries))
+    rest = find_outlook(successor)
+    return Outlook(earned - LATE * count_left(successor) + rest.value, earned + rest.points)
 
 
 def count_left(position: Position) -> int:
@@ -247,11 +247,11 @@ def _positions_after(position: Position) -> Iterator[Position]:
         if target != room:
             rooms = _replaced(position.rooms, mover, target)
             yield waited._replace(rooms=rooms, carries=_replaced(position.carries, mover, carries and target != HALL))
-    here = ROOMS.index(room)
-    if position.lying[here] and not carries:
+    room_index = ROOMS.index(room)
+    if position.lying[room_index] and not carries:
         yield waited._replace(
             carries=_replaced(position.carries, mover, True),
-            lying=_replaced(position.lying, here, position.lying[here] - 1),
+            lying=_replaced(position.lying, room_index, position.lying[room_index] - 1),
         )
 
 

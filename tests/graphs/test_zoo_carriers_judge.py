@@ -169,7 +169,7 @@ def test_the_worth_of_a_house_and_of_every_move_is_that_of_playing_all_plays() -
         texts = lines(task)
         base = len(world["delivered"]) + TAKEN * sum(map(bool, world["carried"].values()))
         best = play_all(world, texts)
-        assert find_outlook(world_to_position(world)).worth == pytest.approx(best - base)
+        assert find_outlook(world_to_position(world)).value == pytest.approx(best - base)
         for text in texts if not carriers.is_over(world) else []:
             after, _ = carriers.apply_move(world, NAMES[world["moves"] % 2], carriers.text_to_move(text))
             advantage = play_all(after, texts) - LATE * carriers.things_left(after) - best
@@ -220,7 +220,7 @@ def test_whatever_loses_anything_is_below_the_threshold_and_a_best_play_earns_th
         outlooks = [carriers_judge._outlook_through(position, after) for after in following]
         assert max(outlook.points for outlook in outlooks) == pytest.approx(best.points)
         for outlook in outlooks:
-            assert outlook.worth - best.worth <= 2 * LEAST_ADVANTAGE + 1e-9 or abs(outlook.worth - best.worth) < 1e-9
+            assert outlook.value - best.value <= 2 * LEAST_ADVANTAGE + 1e-9 or abs(outlook.value - best.value) < 1e-9
         open_positions |= set(following) - reached
     assert 1_000 < len(reached) < 1 << 16  # the cache holds all of them
 
