@@ -7,9 +7,9 @@ entering the hall. It knows its room, what it carries, what was said, and nothin
 After ReAd (Towards Efficient LLM Grounding for Embodied Multi-Agent Collaboration) and LIET (Learn as Individuals,
 Evolve as a Team). Theirs: bodies in a world with partial sight that plan by language, one after the other, and talk;
 ReAd's sequential advantage, by which a move is held against those before it, is what the trainer's GAE along D
-estimates. Simplified: five rooms with doors between all, instead of kitchens and simulated homes; ReAd's advantage
-is a reward to learn from, and not a judge that has a plan written again; LIET's utility function and its shared
-list of what was learned about cooperation are left out.
+estimates. Simplified: five rooms with doors between all, instead of kitchens and simulated homes; LIET's utility
+function and its shared list of what was learned about cooperation are left out. ReAd's judge, which has a move
+written again, is in `graphs.carriers_judge`.
 
 A message is part of a move, so nobody can tell what it alone is worth. In `build_with_voices` each carrier has a second
 node that writes it after the move; `marft-bridge credit --substitute silent` tells a message that helps from one that
@@ -132,17 +132,16 @@ def build_with_voices(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any,
 def _make_carrier(model: BaseChatModel, name: str, partner: str, has_voice: bool = False) -> HouseNode:
     async def carrier(state: HouseState) -> HouseState:
         messages = state.get("messages", {})
-        view = world_to_view(state["world"], name)
-        prompt = f"{view} Partner says: {messages.get(partner) or 'nothing'}.\nMove?"
-        reply = await model.ainvoke(CARRIER.messages(prompt))
+        turn = describe_turn(state["world"], name, messages.get(partner, ""))
+        reply = await model.ainvoke(CARRIER.messages(f"{turn}\nMove?"))
         move = text_to_move(str(reply.text))
         world, is_done = apply_move(state["world"], name, move)
         message = "" if has_voice else move.message
         return {
             "world": world,
             "messages": messages | {name: message},
-            "bad": _count(state.get("bad", {}), name, not is_done),
-            "spoken": _count(state.get("spoken", {}), name, bool(message)),
+            "bad": count_for(name, state.get("bad", {}), not is_done),
+            "spoken": count_for(name, state.get("spoken", {}), bool(message)),
         }
 
     return carrier
@@ -154,7 +153,7 @@ def _make_voice(model: BaseChatModel, name: str) -> HouseNode:
         message = text_to_message(first_line(str(reply.text)))
         return {
             "messages": state["messages"] | {name: message},
-            "spoken": _count(state["spoken"], name, bool(message)),
+            "spoken": count_for(name, state["spoken"], bool(message)),
         }
 
     return voice
@@ -162,13 +161,22 @@ def _make_voice(model: BaseChatModel, name: str) -> HouseNode:
 
 def route_next(state: HouseState) -> Literal["next", "__end__"]:
     """To whoever acts after a move, until all things are in the hall or all moves are made."""
-    world = state["world"]
-    is_over = not things_left(world) or world["moves"] == MAX_ROUNDS * len(NAMES)
-    return "__end__" if is_over else "next"
+    return "__end__" if is_over(state["world"]) else "next"
 
 
-def _count(counts: Mapping[str, int], name: str, applies: bool) -> dict[str, int]:
+def is_over(world: World) -> bool:
+    """Whether all things are in the hall, or all moves are made."""
+    return not things_left(world) or world["moves"] == MAX_ROUNDS * len(NAMES)
+
+
+def count_for(name: str, counts: Mapping[str, int], applies: bool) -> dict[str, int]:
+    """The counts by carrier, with one more for `name` where it applies; a carrier that is counted has an entry."""
     return {**counts, name: counts.get(name, 0) + applies}
+
+
+def describe_turn(world: World, name: str, message: str) -> str:
+    """What a carrier knows when it is to move: what it sees, and the last message of its partner."""
+    return f"{world_to_view(world, name)} Partner says: {message or 'nothing'}."
 
 
 def world_to_view(world: World, name: str) -> str:
