@@ -435,10 +435,7 @@ def record_of(line: bytes) -> JournalLine:
         values = json.loads(body)
         kind = values.pop("kind", None)
         if kind == _GROUP:
-            members = values.pop(_GROUP)
-            if values or not members:
-                return ForeignLine(line, f"a line of {_GROUP} has one field, and at least one of them in it")
-            record: JournalRecord = RewardGroup(tuple(_values_to_record("reward", member) for member in members))
+            record: JournalRecord = _values_to_group(values)
         else:
             record = _values_to_record(kind, values)
     except KeyError as error:
@@ -448,6 +445,14 @@ def record_of(line: bytes) -> JournalLine:
     if b"\\u" in body and not _is_storable(json.loads(body)):
         return ForeignLine(line, "half of a surrogate pair, which no text can hold")
     return record
+
+
+def _values_to_group(values: dict[str, Any]) -> RewardGroup:
+    """Raises KeyError, TypeError or ValueError for what is no group of this version."""
+    members = [_values_to_record("reward", member) for member in values.pop(_GROUP)]
+    if values or not members:
+        raise ValueError(f"a line of {_GROUP} has one field, and at least one of them in it")
+    return RewardGroup(tuple(member for member in members if isinstance(member, Reward)))
 
 
 def _values_to_record(kind: Any, values: dict[str, Any]) -> RunRow | SpanRow | Reward | AdapterRow:
