@@ -15,6 +15,7 @@ from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.outputs import ChatGeneration, LLMResult
 
 from marft_bridge.common.errors import GraphError
+from marft_bridge.common.server_events import EventReader, event_to_data
 
 Body = dict[str, Any]
 """A JSON object."""
@@ -76,9 +77,11 @@ def refusal(node: str, wish: str) -> GraphError:
 
 def bytes_to_events(stream: bytes) -> list[Body]:
     """The JSON events of a stream of server-sent events; what is cut off at its end is left out."""
+    reader = EventReader()
     events = []
-    for line in stream.decode("utf-8", errors="replace").splitlines():
-        if line.startswith("data:") and (text := line.removeprefix("data:").strip()).startswith("{"):
+    for event in (*reader.feed(stream), reader.rest):
+        text = (event_to_data(event) or b"").decode("utf-8", errors="replace")
+        if text.startswith("{"):
             try:
                 events.append(json.loads(text))
             except ValueError:
