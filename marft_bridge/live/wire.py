@@ -104,32 +104,46 @@ class _ToolCall:
     name: list[str] = field(default_factory=list)
     arguments: list[str] = field(default_factory=list)
 
+    def add(self, function: Mapping[str, Any]) -> None:
+        """Adds a piece of its function. Raises TypeError for one of something else than texts."""
+        self.name.append(_text(function.get("name")))
+        self.arguments.append(_text(function.get("arguments")))
+
 
 @dataclass(slots=True)
 class _Message:
     """One choice of an answer, likewise; pieces are joined once, since adding to a text copies it."""
 
     content: list[str] = field(default_factory=list)
+    refusal: list[str] = field(default_factory=list)
     tool_calls: list[_ToolCall] = field(default_factory=list)
+    function_call: _ToolCall | None = None  # the older form of one call, which has no id
 
     def add(self, delta: Mapping[str, Any]) -> None:
         """Adds a piece. Raises TypeError or ValueError for one that is none."""
         self.content.append(_text(delta.get("content")))
+        self.refusal.append(_text(delta.get("refusal")))
         for position, part in enumerate(delta.get("tool_calls") or ()):
             index = _check_index(part.get("index", position))
             self.tool_calls += [_ToolCall() for _ in range(index + 1 - len(self.tool_calls))]
             call, function = self.tool_calls[index], part.get("function") or {}
             call.call_id = part.get("id") or call.call_id
-            call.name.append(_text(function.get("name")))
-            call.arguments.append(_text(function.get("arguments")))
+            call.add(function)
+        if delta.get("function_call"):
+            self.function_call = self.function_call or _ToolCall()
+            self.function_call.add(delta["function_call"])
 
     def to_openai(self) -> dict[str, Any]:
-        """The message in OpenAI's form."""
+        """The message in OpenAI's form; what a model refuses with is its text."""
         calls = [
             {"id": call.call_id, "function": {"name": "".join(call.name), "arguments": "".join(call.arguments)}}
-            for call in self.tool_calls
+            for call in (*self.tool_calls, *([] if self.function_call is None else [self.function_call]))
         ]
-        return {"role": "assistant", "content": "".join(self.content), "tool_calls": calls}
+        return {
+            "role": "assistant",
+            "content": "".join(self.content) or "".join(self.refusal),
+            "tool_calls": calls,
+        }
 
 
 @dataclass(slots=True)

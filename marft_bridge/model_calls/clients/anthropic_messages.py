@@ -21,6 +21,7 @@ from marft_bridge.model_calls.clients.wire import (
     make_message,
     make_result,
     make_usage,
+    message_to_text,
     refusal,
 )
 from marft_bridge.model_calls.request_rules import options_to_openai
@@ -120,7 +121,8 @@ class AnthropicMessages:
         """The answer as a message."""
         choice = (chat.get("choices") or [{}])[0]
         message = choice.get("message") or {}
-        content: list[Body] = [{"type": "text", "text": message["content"]}] if message.get("content") else []
+        text = message_to_text(message)
+        content: list[Body] = [{"type": "text", "text": text}] if text else []
         content += [
             _to_block(call) | {"input": _read_arguments(call["function"].get("arguments") or "")}
             for call in message.get("tool_calls") or ()
@@ -160,9 +162,9 @@ class _MessageStream:
             if choice.get("finish_reason"):
                 self._choice = choice
             delta = choice.get("delta") or {}
-            if delta.get("content"):
+            if text := message_to_text(delta):
                 yield from self._open("text", {"type": "text", "text": ""})
-                yield self._delta({"type": "text_delta", "text": delta["content"]})
+                yield self._delta({"type": "text_delta", "text": text})
             for call in delta.get("tool_calls") or ():
                 yield from self._open(call.get("index", 0), _to_block(call) | {"input": {}})
                 if arguments := (call.get("function") or {}).get("arguments"):

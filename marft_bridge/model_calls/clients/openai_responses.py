@@ -20,6 +20,7 @@ from marft_bridge.model_calls.clients.wire import (
     make_message,
     make_result,
     make_usage,
+    message_to_text,
     refusal,
 )
 
@@ -108,7 +109,7 @@ class OpenAIResponses:
         choice = (chat.get("choices") or [{}])[0]
         output = _Output(str(chat.get("id")))
         message = choice.get("message") or {}
-        output.add_text(message.get("content") or "")
+        output.add_text(message_to_text(message))
         for number, call in enumerate(message.get("tool_calls") or ()):
             output.add_call({"index": number} | call)
         return output.to_response(chat, body, choice.get("finish_reason"), usage=chat.get("usage"))
@@ -202,8 +203,8 @@ class _ResponseStream:
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta") or {}
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
-            if delta.get("content"):
-                yield from self._text_events(delta["content"])
+            if text := message_to_text(delta):
+                yield from self._text_events(text)
             for part in delta.get("tool_calls") or ():
                 yield from self._call_events(part)
 

@@ -89,6 +89,11 @@ def bytes_to_events(stream: bytes) -> list[Body]:
     return events
 
 
+def message_to_text(message: Mapping[str, Any]) -> Any:
+    """What a message of a chat, or a streamed part of one, says: its content, or else its refusal."""
+    return message.get("content") or message.get("refusal") or ""
+
+
 def event_to_bytes(event: Mapping[str, Any], *, named: bool) -> bytes:
     """One server-sent event; `named`: with its type as the event's name."""
     head = f"event: {event['type']}\n" if named else ""

@@ -1,0 +1,93 @@
+"""Owns: what a client asks of its model and what its model says are read alike, whichever form the client speaks.
+
+- Every field of a request, of any value, reaches the served model, is decided and said, or is refused by name.
+- What goes into `extra_body` means the same through the openai package as through LangChain.
+- A refusal is a text, by every way to answer.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from langchain_core.messages import AIMessage
+
+from marft_bridge.ingest.messages import to_message
+from marft_bridge.live.wire import CHAT, Answer, body_to_engine
+from marft_bridge.model_calls.clients.openai_chat import OpenAIChat
+from marft_bridge.model_calls.clients.openai_responses import OpenAIResponses
+from marft_bridge.model_calls.clients.wire import Body, Wire
+from marft_bridge.recording.span_messages import message_to_parts, messages_to_text
+
+HELLO: Any = [{"role": "user", "content": "hello"}]
+
+# -- requests ------------------------------------------------------------------------------------------------------
+
+
+# -- answers -------------------------------------------------------------------------------------------------------
+
+REFUSAL = "I cannot help with that."
+
+
+def say_live(*, stream: bool, parts: list[Body]) -> str:
+    answer = Answer(body_to_engine(CHAT, {"messages": HELLO, "stream": stream}, "m")[1])
+    for part in parts:
+        content = json.dumps({"choices": [{"index": 0, ("delta" if stream else "message"): part}]}).encode()
+        assert answer.event_to_client(b"data: " + content) if stream else answer.body_to_client(content)
+    return str(answer.messages[0]["content"])
+
+
+def say_recorded(wire: Wire, answer: Body | None) -> str:
+    assert answer is not None
+    return str(wire.answer_to_result(answer).generations[0][0].text)
+
+
+def test_a_refusal_is_the_same_text_by_every_way_to_answer() -> None:
+    whole: Body = {"role": "assistant", "content": None, "refusal": REFUSAL}
+    parts: list[Body] = [{"role": "assistant", "content": ""}, {"refusal": REFUSAL[:9]}, {"refusal": REFUSAL[9:]}]
+    chunks: list[Body] = [{"choices": [{"index": 0, "delta": part}]} for part in parts]
+    chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    item = {"type": "message", "content": [{"type": "refusal", "refusal": REFUSAL}]}
+    chat, responses = OpenAIChat(), OpenAIResponses()
+    of_langchain = AIMessage("", additional_kwargs={"refusal": REFUSAL})
+    texts = {
+        "chat": say_recorded(chat, {"choices": [{"index": 0, "finish_reason": "stop", "message": whole}]}),
+        "chat stream": say_recorded(chat, chat.events_to_answer(chunks)),
+        "responses": say_recorded(responses, {"status": "completed", "output": [item]}),
+        "live": say_live(stream=False, parts=[whole]),
+        "live stream": say_live(stream=True, parts=parts),
+        "langchain": message_to_parts(of_langchain)["parts"][0]["content"],
+        "langchain as text": json.loads(messages_to_text([of_langchain]))[0]["parts"][0]["content"],
+        "ingested": (to_message(whole) or {})["parts"][0]["content"],
+        "earlier answer": chat.request_to_messages({"messages": [whole]})[0].text,
+        "earlier answer, served": chat.request_to_chat({"messages": [whole]}, "writer")["messages"][0]["content"],
+        "served to responses": say_recorded(
+            responses, responses.chat_to_answer({"choices": [{"message": whole, "finish_reason": "stop"}]}, {})
+        ),
+    }
+    assert texts == dict.fromkeys(texts, REFUSAL)
+
+
+def test_a_call_in_the_older_form_is_the_call_that_it_is_in_the_newer() -> None:
+    function = {"name": "look_up", "arguments": '{"word": "owl"}'}
+    parts: list[Body] = [{"function_call": {"name": "look_up", "arguments": ""}}]
+    parts.append({"function_call": {"arguments": function["arguments"]}})
+    chunks: list[Body] = [{"choices": [{"index": 0, "delta": part}]} for part in parts]
+    chunks[-1]["choices"][0]["finish_reason"] = "function_call"
+    whole = {"content": None, "function_call": function}
+    chat = OpenAIChat()
+    streamed = chat.events_to_answer(chunks)
+    assert streamed is not None
+    for answer in (streamed, {"choices": [{"index": 0, "message": whole, "finish_reason": "function_call"}]}):
+        message: Any = chat.answer_to_result(answer).generations[0][0]
+        ((name, arguments),) = [(call["name"], call["args"]) for call in message.message.tool_calls]
+        assert (name, arguments) == ("look_up", {"word": "owl"})
+    for stream, told in (True, parts), (False, [whole]):
+        live = Answer(body_to_engine(CHAT, {"messages": HELLO, "stream": stream}, "m")[1])
+        for part in told:
+            content = json.dumps({"choices": [{"index": 0, ("delta" if stream else "message"): part}]}).encode()
+            assert live.event_to_client(b"data: " + content) if stream else live.body_to_client(content)
+        assert live.messages[0]["tool_calls"] == [{"id": None, "function": function}]
+        recorded = to_message(live.messages[0])
+        assert recorded is not None
+        assert (recorded["parts"][0]["name"], recorded["parts"][0]["arguments"]) == ("look_up", {"word": "owl"})
