@@ -109,6 +109,17 @@ def _check_tools(payload: Mapping[str, Any], node: str, auto_tools: bool) -> Non
         raise GraphError(f"node {node!r} {_NO_PARSER}")
 
 
+def move_extras(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A request of the openai package, which puts `extra_body` among the other fields, with those that a model server
+    knows beside OpenAI's own in `extra_body` again."""
+    extra_names = (_CARRIED_EXTRAS | _ROUTE_EXTRAS) - _CARRIED_FIELDS - _ROUTE_FIELDS
+    extra_body = {name: value for name, value in body.items() if name in extra_names}
+    other_fields = {name: value for name, value in body.items() if name not in extra_names}
+    if extra_body:
+        other_fields["extra_body"] = {**(body.get("extra_body") or {}), **extra_body}
+    return other_fields
+
+
 def options_to_openai(call_options: Mapping[str, Any], node: str) -> dict[str, Any]:
     """Call options of `node` with tools and response format in any provider's form -> the same in OpenAI's form.
 

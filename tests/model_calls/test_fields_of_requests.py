@@ -8,9 +8,17 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import pytest
 from langchain_core.messages import AIMessage
+from langchain_openai import ChatOpenAI
+from openai import OpenAI
+from support.client_rig import ClientRig, client_rig, graph_of
+from support.fake_vllm import FakeVllm
 
 from marft_bridge.ingest.messages import to_message
 from marft_bridge.live.wire import CHAT, Answer, body_to_engine
@@ -22,6 +30,40 @@ from marft_bridge.recording.span_messages import message_to_parts, messages_to_t
 HELLO: Any = [{"role": "user", "content": "hello"}]
 
 # -- requests ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[ClientRig]:
+    with client_rig(tmp_path, FakeVllm()) as rig:
+        yield rig
+
+
+def test_an_extra_body_means_the_same_through_the_package_as_through_langchain(
+    rig: ClientRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    extra_body = {"chat_template_kwargs": {"enable_thinking": False}, "structured_outputs": {"choice": ["a"]}}
+    extra_body |= {"top_k": 5, "min_p": 0, "repetition_penalty": 1.1}
+    address: Any = {"base_url": f"{rig.hosted.url}/v1", "api_key": "k", "max_retries": 0}
+    model = ChatOpenAI(model="base", extra_body=extra_body, **address)
+
+    def by_package(_: Any) -> Any:
+        OpenAI(**address).chat.completions.create(model="base", messages=HELLO, extra_body=extra_body)
+        return {}
+
+    said: list[list[str]] = []
+    for node in (lambda _: {"out": model.invoke("hello").text}, by_package):
+        rig.chat._warnings.warned_settings.clear()
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "marft_bridge"):
+            rig.recorded(lambda app: app.invoke({}), graph_of(writer=node), redirected=True)
+        said.append([record.message for record in caplog.records])
+    first, second = (
+        {name: value for name, value in body.items() if name not in ("seed", "stream")} for body in rig.ours.asked
+    )
+    assert first == second
+    assert first["chat_template_kwargs"] == {"enable_thinking": False}
+    assert said[0] == said[1]
+    assert "min_p, repetition_penalty, top_k has no effect" in said[0][0]
 
 
 # -- answers -------------------------------------------------------------------------------------------------------

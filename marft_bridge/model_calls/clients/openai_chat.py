@@ -22,6 +22,7 @@ from marft_bridge.model_calls.clients.wire import (
     message_to_text,
     refusal,
 )
+from marft_bridge.model_calls.request_rules import move_extras
 
 # What vLLM adds to a choice or an answer.
 _ENGINE_FIELDS = ("token_ids", "stop_reason", "prompt_token_ids", "prompt_logprobs", "kv_transfer_params")
@@ -86,7 +87,8 @@ class OpenAIChat:
         """The same request, with roles that chat templates know. Raises GraphError."""
         if (body.get("n") or 1) > 1:
             raise refusal(node, f"n={body['n']} answers of one call")
-        return body | {"messages": [_check_message(message, node) for message in body.get("messages") or ()]}
+        messages = [_check_message(message, node) for message in body.get("messages") or ()]
+        return move_extras(body) | {"messages": messages}
 
     def chat_to_answer(self, chat: Body, body: Body) -> Body:
         """The answer without what the app did not request."""

@@ -23,6 +23,7 @@ from marft_bridge.model_calls.clients.wire import (
     message_to_text,
     refusal,
 )
+from marft_bridge.model_calls.request_rules import move_extras
 
 _ENDS = ("response.completed", "response.incomplete", "response.failed")
 _RENAMED_FIELDS = {"input", "instructions", "max_output_tokens", "text", "tools", "tool_choice"}
@@ -102,7 +103,7 @@ class OpenAIResponses:
         if (body.get("text") or {}).get("verbosity"):
             other_fields["verbosity"] = body["text"]["verbosity"]
         chat_messages = [{name: value for name, value in message.items() if name != "id"} for message in messages]
-        return other_fields | _rename_fields(body) | {"messages": chat_messages}
+        return move_extras(other_fields) | _rename_fields(body) | {"messages": chat_messages}
 
     def chat_to_answer(self, chat: Body, body: Body) -> Body:
         """The answer as a response."""
