@@ -54,10 +54,10 @@ def body_to_hosted(body: Mapping[str, Any], model: str) -> tuple[dict[str, Any],
     A stream counts its tokens, for us.
     """
     hosted_body = {**body, "model": model}
-    stream_options = body.get("stream_options")
+    stream_options, logprobs = body.get("stream_options"), body.get("logprobs")
     answer_options = AnswerOptions(
         stream=bool(body.get("stream")),
-        logprobs=body.get("logprobs") not in (None, False),
+        logprobs=logprobs is not None and logprobs is not False,  # 0 asks a completion for those of its own tokens
         token_ids=bool(body.get("return_token_ids")),
         usage=isinstance(stream_options, Mapping) and bool(stream_options.get("include_usage")),
     )

@@ -123,6 +123,17 @@ def test_the_tokens_of_a_plain_completion_are_read_where_the_engine_puts_them() 
     assert told["choices"] == [{"index": 0, "text": "hi", "finish_reason": "stop", "logprobs": None}]
 
 
+@pytest.mark.parametrize(("asked", "is_shown"), [(None, False), (False, False), (0, True), (1, True)])
+def test_a_completions_log_probs_are_shown_to_a_client_that_asks_for_them_also_for_none_besides(
+    asked: Any, is_shown: bool
+) -> None:
+    sent, shown = body_to_engine(COMPLETION, {"model": "m", "prompt": "x", "logprobs": asked}, "m@1")
+    assert sent["logprobs"] == (asked or 0)
+    choice = {"index": 0, "text": "h", "token_ids": [7], "logprobs": {"token_logprobs": [-0.5], "tokens": ["h"]}}
+    told = json.loads(Answer(shown).body_to_client(json.dumps({"model": "m@1", "choices": [choice]}).encode()))
+    assert (told["choices"][0]["logprobs"] == choice["logprobs"]) is is_shown
+
+
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [

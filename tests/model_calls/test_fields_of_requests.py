@@ -11,25 +11,110 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
+from anthropic.types.message_create_params import MessageCreateParamsBase
 from langchain_core.messages import AIMessage
 from langchain_openai import ChatOpenAI
 from openai import OpenAI
-from support.client_rig import ClientRig, client_rig, graph_of
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
+from support.client_rig import WRITER, ClientRig, client_rig, graph_of
 from support.fake_vllm import FakeVllm
 
+from marft_bridge.common.errors import GraphError
 from marft_bridge.ingest.messages import to_message
 from marft_bridge.live.wire import CHAT, Answer, body_to_engine
+from marft_bridge.model_calls.clients.anthropic_messages import AnthropicMessages
 from marft_bridge.model_calls.clients.openai_chat import OpenAIChat
 from marft_bridge.model_calls.clients.openai_responses import OpenAIResponses
 from marft_bridge.model_calls.clients.wire import Body, Wire
+from marft_bridge.model_calls.request_rules import payload_to_routed
 from marft_bridge.recording.span_messages import message_to_parts, messages_to_text
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
+EXTRAS = ("top_k", "min_p", "repetition_penalty", "chat_template_kwargs", "structured_outputs", "documents", "magic")
 
 # -- requests ------------------------------------------------------------------------------------------------------
+
+WIRES: dict[str, tuple[Wire, Any, Body]] = {
+    "chat": (OpenAIChat(), CompletionCreateParamsBase, {"model": "m", "messages": HELLO}),
+    "responses": (OpenAIResponses(), ResponseCreateParamsBase, {"model": "m", "input": "hello"}),
+    "messages": (AnthropicMessages(), MessageCreateParamsBase, {"model": "m", "messages": HELLO}),
+}
+VALUES: tuple[Any, ...] = (False, 0, -1, "", [], {}, True, 7, "x", ["x"], {"type": "x"})
+# How the answer travels, and hints to the hosted service's cache; what the client itself decides.
+_NOT_ASKED = {"model", "messages", "input", "stream_options", "cache_control"}
+# Fields that ask for nothing where they are empty or off.
+_SAY_NOTHING_WHEN_OFF = {
+    *("tools", "tool_choice", "system", "instructions", "stop_sequences", "text", "output_config", "thinking"),
+    *("max_tokens", "max_completion_tokens", "max_output_tokens", "store", "background", "messages"),
+}
+
+
+def route(wire: Wire, body: Body) -> tuple[Any, Any]:
+    """The request that the served model gets of a client's, and what is said of it; or how it is refused."""
+    try:
+        chat = wire.request_to_chat(body, "writer")
+        chat.pop("stream", None)
+        return payload_to_routed(chat, "writer", WRITER, seed=1, auto_tools=True)
+    except (GraphError, TypeError, AttributeError) as error:  # the others: of no type that the field may have
+        return None, str(error)
+
+
+@pytest.mark.parametrize("form", WIRES)
+def test_each_field_of_any_value_changes_the_request_or_is_said_or_refused(form: str) -> None:
+    wire, parameters, body = WIRES[form]
+    unchanged = route(wire, body)
+    assert unchanged[0] is not None
+    names = {*get_type_hints(parameters), *EXTRAS, "temperature", "top_p", "seed"} - _NOT_ASKED
+    assert len(names) > 20
+    silent = {
+        (name, str(value))
+        for name in names
+        for value in VALUES
+        if route(wire, body | {name: value}) == unchanged
+        and not (name in _SAY_NOTHING_WHEN_OFF and (not value or value == -1))
+    }
+    assert silent == set()
+
+
+@pytest.mark.parametrize("form", ["responses", "messages"])
+@pytest.mark.parametrize("inner", ["format", "verbosity", "effort", "magic"])
+def test_no_option_of_the_output_is_lost(form: str, inner: str) -> None:
+    wire, _, body = WIRES[form]
+    field = "text" if form == "responses" else "output_config"
+    value = {"type": "json_schema", "name": "n", "schema": {}} if inner == "format" else "low"
+    assert route(wire, body | {field: {inner: value}}) != route(wire, body)
+
+
+def test_one_call_at_a_time_reaches_the_served_model_from_every_form() -> None:
+    function = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+    tools: dict[str, Body] = {
+        "chat": {"tools": [{"type": "function", "function": function}], "parallel_tool_calls": False},
+        "responses": {"tools": [{"type": "function", **function}], "parallel_tool_calls": False},
+        "messages": {
+            "tools": [{"name": "f", "input_schema": function["parameters"]}],
+            "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+        },
+    }
+    for form, (wire, _, body) in WIRES.items():
+        payload, said = route(wire, body | tools[form])
+        assert (payload["parallel_tool_calls"], said) == (False, [])
+
+
+@pytest.mark.parametrize("content", ["no such word", [{"type": "text", "text": "no such word"}], None])
+def test_a_tools_result_says_that_the_tool_failed(content: Any) -> None:
+    def prompt(**fields: Any) -> Any:
+        block = {"type": "tool_result", "tool_use_id": "t", **fields} | ({"content": content} if content else {})
+        payload, _ = route(AnthropicMessages(), {"messages": [{"role": "user", "content": [block]}]})
+        return payload["messages"]
+
+    assert prompt(is_error=False) == prompt()
+    (told,) = prompt(is_error=True)
+    assert "Error:" in str(told["content"])
+    assert content is None or "no such word" in str(told["content"])
 
 
 @pytest.fixture

@@ -27,6 +27,8 @@ from marft_bridge.model_calls.request_rules import move_extras
 
 _ENDS = ("response.completed", "response.incomplete", "response.failed")
 _RENAMED_FIELDS = {"input", "instructions", "max_output_tokens", "text", "tools", "tool_choice"}
+_OFF_FIELDS = {"stream", "store", "background"}  # what a service does where they are True; False asks for nothing
+_TEXT_OPTIONS = {"format", "verbosity"}
 _OTHER = "other"  # key of an item that has no counterpart in a chat, in `input_to_chat`
 
 
@@ -98,10 +100,13 @@ class OpenAIResponses:
         other_fields = {
             name: value
             for name, value in body.items()
-            if name not in _RENAMED_FIELDS and value is not None and value is not False
+            if name not in _RENAMED_FIELDS and value is not None and not (value is False and name in _OFF_FIELDS)
         }
-        if (body.get("text") or {}).get("verbosity"):
-            other_fields["verbosity"] = body["text"]["verbosity"]
+        text_options = {name: value for name, value in (body.get("text") or {}).items() if value is not None}
+        if unknown_options := text_options.keys() - _TEXT_OPTIONS:
+            raise refusal(node, f"'text.{min(unknown_options)}'")
+        if "verbosity" in text_options:
+            other_fields["verbosity"] = text_options["verbosity"]
         chat_messages = [{name: value for name, value in message.items() if name != "id"} for message in messages]
         return move_extras(other_fields) | _rename_fields(body) | {"messages": chat_messages}
 
