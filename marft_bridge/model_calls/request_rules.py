@@ -3,7 +3,7 @@
 Invariant: every field of the app's request is carried, decided by the route, left out with a warning (once per node),
 or refused by name; none disappears silently. Carried: messages, tools, response format, stop sequences, n. Decided by
 the route: model, temperature, seed, and sampling from the whole distribution, because the trainer's ratios need it.
-The length is the smaller of both.
+The length is the smaller of both; one below 1 is none, as Ollama's -1 says.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def payload_to_routed(
             "take it out of the call, or leave the node out of graph.nodes"
         )
     _check_tools(payload, node, auto_tools)
-    length_limits = [payload[name] for name in _LENGTH_FIELDS if payload.get(name) is not None]
+    length_limits = [payload[name] for name in _LENGTH_FIELDS if is_length_limit(payload.get(name))]
     routed_payload = {name: value for name, value in payload.items() if name in _CARRIED_FIELDS}
     routed_payload |= {"model": route.model, "temperature": route.temperature, "top_p": 1.0}
     routed_payload["max_tokens"] = min([route.max_tokens, *length_limits])
@@ -98,6 +98,11 @@ def payload_to_routed(
     return routed_payload, sorted(
         (requested_fields & (_ROUTE_FIELDS | _HOSTED_FIELDS)) | (extra_body.keys() & _ROUTE_EXTRAS)
     )
+
+
+def is_length_limit(value: Any) -> bool:
+    """Whether a length that an app asks for limits anything."""
+    return value is not None and value >= 1
 
 
 def _check_tools(payload: Mapping[str, Any], node: str, auto_tools: bool) -> None:

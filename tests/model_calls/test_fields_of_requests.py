@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 
 import pytest
 from anthropic.types.message_create_params import MessageCreateParamsBase
+from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage
 from langchain_openai import ChatOpenAI
 from openai import OpenAI
@@ -30,6 +31,8 @@ from marft_bridge.model_calls.clients.anthropic_messages import AnthropicMessage
 from marft_bridge.model_calls.clients.openai_chat import OpenAIChat
 from marft_bridge.model_calls.clients.openai_responses import OpenAIResponses
 from marft_bridge.model_calls.clients.wire import Body, Wire
+from marft_bridge.model_calls.node_chat_model import NodeChat
+from marft_bridge.model_calls.redirect import make_stand_in
 from marft_bridge.model_calls.request_rules import payload_to_routed
 from marft_bridge.recording.span_messages import message_to_parts, messages_to_text
 
@@ -115,6 +118,25 @@ def test_a_tools_result_says_that_the_tool_failed(content: Any) -> None:
     (told,) = prompt(is_error=True)
     assert "Error:" in str(told["content"])
     assert content is None or "no such word" in str(told["content"])
+
+
+@pytest.mark.parametrize("length", [0, -1, -2])
+def test_a_length_below_one_leaves_the_routes_limit(length: int) -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        payload, _ = payload_to_routed({"messages": HELLO, name: length}, "writer", WRITER, seed=1, auto_tools=True)
+        assert payload["max_tokens"] == WRITER.max_tokens
+    chat = NodeChat(model="m", base_url="http://127.0.0.1:9/v1", api_key="x")
+    for model in (Ollama(responses=["a"], num_predict=length), OfOthers(responses=["a"], max_tokens=length)):
+        assert make_stand_in(model, chat, "writer").max_tokens is None
+    assert make_stand_in(Ollama(responses=["a"], num_predict=5), chat, "writer").max_tokens == 5
+
+
+class Ollama(FakeListChatModel):
+    num_predict: int | None = None
+
+
+class OfOthers(FakeListChatModel):
+    max_tokens: int | None = None
 
 
 @pytest.fixture
